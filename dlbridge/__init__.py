@@ -1,0 +1,1 @@
+"""dlbridge moves tensors between array libraries and devices."""

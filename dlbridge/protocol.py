@@ -1,0 +1,315 @@
+"""The contract between dlbridge and a device backend.
+
+A backend is a class that an entry point of the group ``dlbridge.backends``
+names; it is called once, without arguments, when a tensor or a call first needs
+its device. It provides `Backend`, and whichever ``Supports*`` protocols its
+device can honour: a capability is a protocol, not a flag.
+
+Rules that hold for every member:
+
+* Only integers, memoryviews and plain Python objects cross; no cffi types.
+* ``data`` is opaque to dlbridge: an address, a ``cl_mem``, a buffer handle. An
+  offset in bytes travels beside it and is never added by dlbridge, except on
+  devices whose ``data`` is an address (`ADDRESS_DEVICES`).
+* ``device_id`` counts from 0 to ``device_count() - 1``.
+* ``stream`` is the device's native stream handle as an integer, 0 for the
+  default. Work may be queued on it; it is complete after ``synchronize``. A
+  backend without `SupportsStreams` completes everything before it returns.
+* dlbridge never asks for 0 bytes.
+* Every member may be called from any thread, and ``free`` and
+  ``release_host_view`` from a finalizer: they must not raise there.
+* A driver that refuses is a `dlbridge.errors.DeviceError`, no room a
+  `dlbridge.errors.DeviceMemoryError`, something the device cannot do at all an
+  `dlbridge.errors.ExchangeError`. Nothing is leaked or half done by a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+__all__ = [
+    "ADDRESS_DEVICES",
+    "API",
+    "Backend",
+    "HOST_DEVICES",
+    "NativeArray",
+    "SupportsCopy",
+    "SupportsDeviceInfo",
+    "SupportsDeviceNames",
+    "SupportsFill",
+    "SupportsForeignData",
+    "SupportsHostImport",
+    "SupportsHostView",
+    "SupportsNative",
+    "SupportsStreams",
+    "SupportsStridedCopy",
+]
+
+API = 1
+"""Version of this contract; a backend states the one it was written for.
+
+A change to a member raises it. A new ``Supports*`` protocol does not.
+"""
+
+ADDRESS_DEVICES = frozenset({1, 2, 3, 10, 11, 13, 14})
+"""DLDeviceTypes whose ``data + byte_offset`` is an address: CPU, CUDA, CUDAHost,
+ROCM, ROCMHost, CUDAManaged, OneAPI (``IsDirectAddressDevice`` of tvm-ffi, and
+USM pointers)."""
+
+HOST_DEVICES = frozenset({1, 3, 11, 13})
+"""DLDeviceTypes that the CPU may read: CPU, CUDAHost, ROCMHost and, once the
+device is synchronised, CUDAManaged."""
+
+
+class Backend(Protocol):
+    """Memory on one kind of device: all that a backend must provide.
+
+    The class is called once, without arguments. Open the driver there, and
+    raise `dlbridge.errors.BackendUnavailable` with the reason and the remedy
+    if this machine has none.
+    """
+
+    api: int
+    """The `API` that the backend was written for."""
+
+    device_type: int
+    """Its DLDeviceType (``dlpack.h``). Several backends may share kDLExtDev."""
+
+    def device_count(self) -> int:
+        """Number of usable devices, at least 1."""
+
+    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        """New memory of *nbytes* > 0 bytes, usable by work on *stream*; its ``data``.
+
+        *alignment* (bytes, a power of two) is honoured where ``data`` is an
+        address and where the device can otherwise.
+        """
+
+    def free(self, device_id: int, data: int, stream: int) -> None:
+        """Give *data* back once the work already on *stream* has passed."""
+
+    def copy_from_host(
+        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
+    ) -> None:
+        """Copy the bytes of *source* to *data* at *offset* bytes.
+
+        *source* is flat bytes (``format 'B'``, C-contiguous, possibly
+        read-only). It may be read until ``synchronize``: dlbridge keeps it.
+        """
+
+    def copy_to_host(
+        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
+    ) -> None:
+        """Copy ``len(into)`` bytes at *offset* of *data* to *into* (flat, writable).
+
+        They are there after ``synchronize``.
+        """
+
+    def current_stream(self, device_id: int) -> int:
+        """The stream that work goes to now in this thread; 0: default, or none."""
+
+
+@runtime_checkable
+class SupportsStreams(Protocol):
+    """A backend whose work is queued: streams, and the order between them."""
+
+    def synchronize(self, device_id: int, stream: int) -> None:
+        """Block until the work on *stream* is done."""
+
+    def wait(self, device_id: int, stream: int, on: int) -> None:
+        """Make later work on *stream* wait for the work now on stream *on*.
+
+        By an event on the device, without blocking the host, where it can.
+        """
+
+    def normalize_stream(self, device_id: int, stream: object) -> int:
+        """The handle for what a caller passed as ``stream=``; -1: do not order.
+
+        Takes None (the default stream), integers by the device's rules
+        (array API 2024.12, ``__dlpack__``), and the ecosystem's own stream
+        objects. ValueError for integers that the device's rules forbid,
+        TypeError for what is no stream at all; a bool is none.
+        """
+
+
+@runtime_checkable
+class SupportsCopy(Protocol):
+    """A backend that copies inside its own devices, and between them."""
+
+    def copy(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        source_device_id: int,
+        source: int,
+        source_offset: int,
+        nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy *nbytes* from *source* to *data*, on *stream* of *device_id*.
+
+        Work on the source device is already ordered before *stream* when the
+        two devices are one, and synchronised by dlbridge when they are not.
+        """
+
+
+@runtime_checkable
+class SupportsStridedCopy(Protocol):
+    """A backend that copies strided regions in one call (rectangles, regions).
+
+    A region is *shape* runs of *run_nbytes* contiguous bytes each, *strides*
+    bytes apart, outermost first; *shape* has 1 to `max_strided_ndim` entries.
+    Strides are positive; where source or target is packed they say so too.
+    """
+
+    max_strided_ndim: int
+    """How many strided dimensions one call takes, beside the contiguous run."""
+
+    def copy_strided(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        strides: Sequence[int],
+        source: int,
+        source_offset: int,
+        source_strides: Sequence[int],
+        shape: Sequence[int],
+        run_nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy a region inside one device."""
+
+    def copy_strided_from_host(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        strides: Sequence[int],
+        source: memoryview,
+        source_strides: Sequence[int],
+        shape: Sequence[int],
+        run_nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy a region of host memory, from the first byte of *source* (flat)."""
+
+    def copy_strided_to_host(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        strides: Sequence[int],
+        into: memoryview,
+        into_strides: Sequence[int],
+        shape: Sequence[int],
+        run_nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy a region to host memory, at the first byte of *into* (flat)."""
+
+
+@runtime_checkable
+class SupportsFill(Protocol):
+    """A backend that fills memory with one byte value."""
+
+    def fill(
+        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
+    ) -> None:
+        """Set *nbytes* bytes at *offset* to *value* (0 to 255)."""
+
+
+@runtime_checkable
+class SupportsHostView(Protocol):
+    """A backend some of whose memory the host can address in place."""
+
+    def host_view_refusal(self, device_id: int, data: int) -> str:
+        """Why the host cannot address *data*; empty if it can. No side effect."""
+
+    def host_view(
+        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
+    ) -> int:
+        """The host address of *nbytes* bytes at *offset*, readable on return.
+
+        Work on *stream* is complete by then. Device work on *data* must wait
+        for `release_host_view`; host writes are visible to work after it.
+        """
+
+    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
+        """End the view that began at *address*. May run in a finalizer."""
+
+
+@runtime_checkable
+class SupportsHostImport(Protocol):
+    """A backend that can use host memory in place, where it lies well."""
+
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+        """Why this host memory cannot be used in place; empty if it can."""
+
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool
+    ) -> tuple[int, int]:
+        """``(data, offset)`` for host memory that dlbridge keeps alive until ``free``."""
+
+
+@dataclass(frozen=True)
+class NativeArray:
+    """An array of the device's own ecosystem, described for dlbridge.
+
+    *dtype* is a dtype string (``"float32"``, ``"bfloat16"``, ``"uint8"``);
+    *shape* is in elements; *strides* in bytes, None for C order; *owner* is
+    whatever object keeps *data* alive.
+    """
+
+    device_id: int
+    data: int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    readonly: bool
+    owner: object
+
+
+@runtime_checkable
+class SupportsNative(Protocol):
+    """A backend that takes and gives its ecosystem's own objects."""
+
+    def from_native(self, obj: object) -> NativeArray | None:
+        """*obj* described, or None if it is none of ours. Cheap for strangers."""
+
+    def to_native(self, array: NativeArray) -> object:
+        """The ecosystem's own object over the memory; it keeps *array.owner* alive."""
+
+
+@runtime_checkable
+class SupportsForeignData(Protocol):
+    """A backend that must look at ``data`` which another library exported."""
+
+    def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
+        """Our ``(device_id, data)`` for a foreign tensor's.
+
+        *module* is the name of the module of the object that exported it.
+        ExchangeError if the convention is not recognised; *data* is
+        never dereferenced on a guess.
+        """
+
+
+@runtime_checkable
+class SupportsDeviceNames(Protocol):
+    """A backend whose devices can be asked for by name (``"opencl:Intel"``)."""
+
+    def find_device(self, name: str) -> int:
+        """The device that *name* means; LookupError lists the devices if none."""
+
+
+@runtime_checkable
+class SupportsDeviceInfo(Protocol):
+    """A backend that describes its devices, for ``info`` and ``doctor``."""
+
+    def device_info(self, device_id: int) -> Mapping[str, object]:
+        """``name`` and, where known, ``memory`` (bytes), ``uuid``, ``pci``,
+        ``driver``, ``host_memory_shared`` (bool) and the device's limits."""
