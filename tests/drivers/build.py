@@ -1,0 +1,77 @@
+"""Compiles the driver doubles of this folder with gcc, and loads them.
+
+    from build import load
+    cuda = load("cuda")   # libcuda.so.1, before cuda.bindings is first used
+    hip = load("hip")     # libamdhip64.so.6, over the libcuda.so.1 of the process
+
+A library loaded here is what `dlopen("libcuda.so.1")` finds afterwards in this
+process: the loader knows it by its SONAME. Subprocesses that inherit
+`FOLDER` find the compiled libraries there instead of compiling again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+FOLDER = "DLBRIDGE_TEST_DRIVERS"
+"""Environment variable: the folder with the compiled libraries of this test run."""
+
+HERE = Path(__file__).resolve().parent
+
+# name: the source, and the SONAME that the driver's users ask the loader for
+DRIVERS = {
+    "cuda": ("fakecuda.c", "libcuda.so.1", ("-lpthread", "-ldl")),
+    "hip": ("hipshim.c", "libamdhip64.so.6", ("-ldl",)),
+}
+
+
+def compiler() -> str | None:
+    """The C compiler of this machine, or None."""
+    return shutil.which(os.environ.get("CC", "gcc"))
+
+
+def library(name: str) -> Path:
+    """The compiled double *name* (a key of `DRIVERS`), compiled at first use.
+
+    RuntimeError with the compiler's output if it fails or if there is none.
+    """
+    source, soname, libraries = DRIVERS[name]
+    target = _folder() / soname
+    if target.exists():
+        return target
+    cc = compiler()
+    if cc is None:
+        raise RuntimeError(f"{source} needs a C compiler: install gcc, or set CC")
+    new = target.with_name(f"{soname}.{os.getpid()}")
+    command = [cc, "-O1", "-g", "-shared", "-fPIC", f"-Wl,-soname,{soname}"]
+    done = subprocess.run(
+        [*command, "-o", str(new), str(HERE / source), *libraries],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{source} does not compile:\n{done.stderr}")
+    new.replace(target)  # whole or not at all, also beside another test process
+    return target
+
+
+@cache
+def load(name: str) -> ctypes.CDLL:
+    """The double *name*, loaded for this process; never unloaded."""
+    return ctypes.CDLL(str(library(name)), mode=ctypes.RTLD_GLOBAL)
+
+
+def _folder() -> Path:
+    if FOLDER not in os.environ:
+        folder = tempfile.mkdtemp(prefix="dlbridge-drivers-")
+        os.environ[FOLDER] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(os.environ[FOLDER])
