@@ -1,0 +1,69 @@
+"""Arithmetic on shapes and strides: what is compact, how far memory reaches, what merges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+__all__ = ["compact_strides", "is_compact", "merge", "reach"]
+
+
+def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides (elements) of a row-major compact array; zero extents count as one."""
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie row-major without gaps; size-1 dimensions do not matter."""
+    if 0 in shape:
+        return True
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1:
+            if stride != step:
+                return False
+            step *= extent
+    return True
+
+
+def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """Lowest and one past the highest element touched, from the first element."""
+    if prod(shape) == 0:
+        return 0, 0
+    steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    return sum(s for s in steps if s < 0), sum(s for s in steps if s > 0) + 1
+
+
+def merge(
+    shape: Sequence[int], strides: Sequence[Sequence[int]], itemsize: int
+) -> tuple[list[int], list[list[int]], int]:
+    """The same region as few strided dimensions around one contiguous run.
+
+    *strides* holds the byte strides of every side of a copy (source and
+    target). Returns ``(shape, strides, run_nbytes)``; neighbours are merged
+    only where all sides allow it, and size-1 dimensions are dropped.
+    """
+    extents: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    run = itemsize
+    for axis in reversed(range(len(shape))):
+        extent = shape[axis]
+        current = [side[axis] for side in strides]
+        if extent == 1:
+            continue
+        if not extents and all(stride == run for stride in current):
+            run *= extent
+        elif extents and all(
+            stride == side[0] * extents[0] for stride, side in zip(current, steps, strict=True)
+        ):
+            extents[0] *= extent
+        else:
+            extents.insert(0, extent)
+            for side, stride in zip(steps, current, strict=True):
+                side.insert(0, stride)
+    return extents, steps, run

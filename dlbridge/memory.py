@@ -1,0 +1,184 @@
+"""Who owns the bytes of a tensor, and the private arrays that carry its metadata.
+
+Every tensor keeps a numpy array, its *carrier*: shape and strides, and a base
+chain that ends at the `Memory`. Where the host may read the memory the carrier
+lies over it; elsewhere it lies at an address that nobody reads, and numpy is
+only asked for arithmetic (views, strides) and for capsules, which it makes in
+C. See ``capsule`` for why.
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import TYPE_CHECKING, Any
+
+from .capsule import ManagedTensor
+from .device import Device
+from .dtype import DType, fill_numpy_dtypes
+from .protocol import Backend, SupportsHostView
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "AllocatedMemory",
+    "HostViewMemory",
+    "ImportedMemory",
+    "Memory",
+    "carrier",
+    "carrier_dtype",
+    "memory_of",
+]
+
+# Where carriers of memory that the host cannot read begin: an aligned address
+# that is never dereferenced.
+NOWHERE = 1 << 40
+
+_exiting = False
+
+
+@atexit.register
+def _at_exit() -> None:
+    # Drivers may be gone before the last tensor is; the system reclaims both.
+    global _exiting
+    _exiting = True
+
+
+class Memory:
+    """Some bytes on *device*, alive as long as this object.
+
+    *data* is the address or the backend's handle; *origin* says for people
+    where the memory comes from; *owner* is whatever must live as long.
+    """
+
+    __slots__ = ("__weakref__", "data", "device", "nbytes", "origin", "owner")
+
+    def __init__(
+        self, device: Device, data: int, nbytes: int, origin: str, owner: object = None
+    ) -> None:
+        self.device = device
+        self.data = data
+        self.nbytes = nbytes
+        self.origin = origin
+        self.owner = owner
+
+
+class ImportedMemory(Memory):
+    """Memory that another library exported; its deleter runs when this dies."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, managed: ManagedTensor, device: Device, data: int, nbytes: int, origin: str
+    ) -> None:
+        # The cffi pointer's destructor is the producer's deleter.
+        super().__init__(device, data, nbytes, origin, managed.pointer)
+
+
+class AllocatedMemory(Memory):
+    """Memory that a backend gave (``allocate`` or ``import_host``) and gets back."""
+
+    __slots__ = ("backend", "stream")
+
+    def __init__(
+        self,
+        backend: Backend,
+        device: Device,
+        data: int,
+        nbytes: int,
+        stream: int,
+        origin: str,
+        owner: object = None,
+    ) -> None:
+        super().__init__(device, data, nbytes, origin, owner)
+        self.backend = backend
+        self.stream = stream
+
+    def __del__(self) -> None:
+        # Python sets a pending exception aside for __del__; a Python deleter
+        # called from C would clobber it.
+        if not _exiting:
+            self.backend.free(self.device.index, self.data, self.stream)
+
+
+class HostViewMemory(Memory):
+    """A device's memory as host memory, until this dies (`SupportsHostView`)."""
+
+    __slots__ = ("backend", "stream", "viewed")
+
+    def __init__(
+        self,
+        backend: SupportsHostView,
+        viewed: Memory,
+        host: Device,
+        address: int,
+        nbytes: int,
+        stream: int,
+    ) -> None:
+        super().__init__(host, address, nbytes, f"host view of {viewed.device}", viewed)
+        self.backend = backend
+        self.viewed = viewed
+        self.stream = stream
+
+    def __del__(self) -> None:
+        if not _exiting:
+            viewed = self.viewed
+            self.backend.release_host_view(
+                viewed.device.index, viewed.data, self.data, self.stream
+            )
+
+
+class _Holder:
+    """What numpy takes a carrier from, and keeps as its base."""
+
+    __slots__ = ("__array_interface__", "memory")
+
+
+def carrier(
+    memory: Memory,
+    byte_offset: int,
+    dtype: DType,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    readonly: bool,
+) -> np.ndarray[Any, Any]:
+    """A new carrier; *strides* in elements, None for compact.
+
+    Its type is the tensor's own where numpy has it, else an unsigned integer
+    (or void) of the element's size; a packed sub-byte element counts as a byte.
+    """
+    import numpy as np
+
+    kind = carrier_dtype(dtype)
+    address = memory.data + byte_offset if memory.device.is_host else NOWHERE
+    holder = _Holder()
+    holder.memory = memory
+    holder.__array_interface__ = {
+        "version": 3,
+        "data": (address or NOWHERE, readonly),  # empty tensors have none
+        "shape": shape,
+        "typestr": kind.str,
+        "strides": strides and tuple(step * kind.itemsize for step in strides),
+    }
+    return np.asarray(holder)
+
+
+def carrier_dtype(dtype: DType) -> np.dtype[Any]:
+    """The numpy dtype of carriers for *dtype*."""
+    found = _carrier_dtypes.get(dtype)
+    if found is None:
+        own = {ours: theirs for theirs, ours in fill_numpy_dtypes().items()}
+        found = _carrier_dtypes[dtype] = own.get(dtype) or dtype.carrier
+    return found
+
+
+_carrier_dtypes: dict[DType, np.dtype[Any]] = {}
+
+
+def memory_of(array: np.ndarray[Any, Any]) -> Memory | None:
+    """The memory under a carrier or a view of one; None for any other array."""
+    base: object = array
+    while (base := getattr(base, "base", None)) is not None:
+        if isinstance(base, _Holder):
+            return base.memory  # type: ignore[no-any-return]  # a slot without annotation
+    return None

@@ -1,0 +1,144 @@
+"""The producer's side of the standard: what ``__dlpack__`` checks, orders and copies.
+
+Source: array API 2024.12, ``__dlpack__`` and ``__dlpack_device__``; dlpack.h 1.3.
+Copies are made by modules that come later and fill `OPERATIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .capsule import FLAG_IS_COPIED, export_capsule
+from .device import Device
+from .errors import BackendUnavailable, ExchangeError
+from .protocol import SupportsStreams
+from .registry import backend
+
+if TYPE_CHECKING:
+    from .tensor import Tensor  # the type only; this module stands before it
+
+__all__ = ["OPERATIONS", "order_consumer", "produce"]
+
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+"""What a `Tensor` does through modules that stand after it, by name."""
+
+_CPU = (1, 0)
+
+
+def produce(
+    tensor: Tensor, stream: object, max_version: object, dl_device: object, copy: object
+) -> object:
+    """A new capsule of *tensor*: the body of ``__dlpack__``, see `Tensor.__dlpack__`."""
+    version = _check_version(max_version)
+    if copy is not None and not isinstance(copy, bool):
+        raise TypeError(f"copy must be True, False or None, not {copy!r}")
+    own = tensor.__dlpack_device__()
+    target = own if dl_device is None else _check_device(dl_device)
+    if target == own:
+        order_consumer(tensor.device, stream)
+        if copy is True:
+            tensor = OPERATIONS["copy"](tensor)
+            return _export(tensor, version, FLAG_IS_COPIED)
+        return _export_here(tensor, version, copy)
+    if target == _CPU:
+        return _export_to_host(tensor, version, stream, copy)
+    raise ExchangeError(
+        f"a tensor on {tensor.device} cannot be exported to the device {target}: the standard "
+        "asks for its own device or the CPU; use dlbridge.to_device first"
+    )
+
+
+def order_consumer(device: Device, stream: object) -> None:
+    """Make the consumer's *stream* wait for our work on *device*; -1: it does not ask.
+
+    The device's backend knows which values it may pass. Without a backend only
+    None and -1 are possible: the memory came ready on the default stream.
+    """
+    if device.is_host and device.type != 13:
+        _check_host_stream(stream)
+        return
+    if stream == -1 and not isinstance(stream, bool):
+        return
+    try:
+        plugin = backend(device.name)
+    except BackendUnavailable:
+        if stream is None:
+            return
+        raise
+    if isinstance(plugin, SupportsStreams):
+        consumer = plugin.normalize_stream(device.index, stream)
+        if consumer != -1:
+            producer = OPERATIONS["current_stream"](device)
+            if consumer != producer:
+                plugin.wait(device.index, consumer, producer)
+    elif stream is not None:
+        raise TypeError(f"{device} has no streams; stream must be None or -1, not {stream!r}")
+
+
+def _check_host_stream(stream: object) -> None:
+    if stream is None:
+        return
+    if isinstance(stream, bool) or not isinstance(stream, int):
+        raise TypeError(f"host memory has no streams; stream must be None or -1, not {stream!r}")
+    if stream != -1:
+        raise ValueError(f"host memory has no streams; stream must be None or -1, not {stream}")
+
+
+def _check_version(max_version: object) -> tuple[int, int] | None:
+    if max_version is None:
+        return None
+    if isinstance(max_version, (tuple, list)) and len(max_version) == 2:
+        major, minor = max_version
+        if isinstance(major, int) and isinstance(minor, int):
+            return major, minor
+    raise TypeError(f"max_version must be a tuple (major, minor) of two ints, not {max_version!r}")
+
+
+def _check_device(dl_device: object) -> tuple[int, int]:
+    if isinstance(dl_device, (tuple, list)) and len(dl_device) == 2:
+        kind, index = dl_device
+        if isinstance(kind, int) and isinstance(index, int):
+            return int(kind), int(index)
+    raise TypeError(
+        f"dl_device must be a tuple (device_type, device_id) of two ints, not {dl_device!r}"
+    )
+
+
+def _export_here(tensor: Tensor, version: tuple[int, int] | None, copy: bool | None) -> object:
+    if tensor.device.is_host and any(
+        stride < 0 and extent > 1
+        for stride, extent in zip(tensor.strides, tensor.shape, strict=True)
+    ):
+        # torch <= 2.13 aborts the process on negative strides, and a producer
+        # cannot know its consumer.
+        if copy is False:
+            raise ExchangeError(
+                f"negative strides {tensor.strides} are exported as a copy (some consumers "
+                "abort on them), and copy=False forbids it; pass copy=None"
+            )
+        return _export(OPERATIONS["copy"](tensor), version, FLAG_IS_COPIED)
+    return _export(tensor, version, 0)
+
+
+def _export_to_host(
+    tensor: Tensor, version: tuple[int, int] | None, stream: object, copy: bool | None
+) -> object:
+    if stream is not None:
+        raise ValueError(
+            f"a {tensor.device} tensor exported to the CPU is synchronised; stream must be None, "
+            f"not {stream!r}"
+        )
+    if copy is not True:
+        shared = OPERATIONS["as_host"](tensor)
+        if shared is not None:
+            return _export(shared, version, 0)
+    if copy is False:
+        raise ExchangeError(
+            f"{OPERATIONS['why_no_host_view'](tensor)}; copy=False forbids copying it to the CPU"
+        )
+    return _export(OPERATIONS["to_host"](tensor), version, FLAG_IS_COPIED)
+
+
+def _export(tensor: Tensor, version: tuple[int, int] | None, flags: int) -> object:
+    return export_capsule(tensor._array, version, tensor._image(flags))
