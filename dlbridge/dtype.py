@@ -10,7 +10,6 @@ None of these libraries is imported here, numpy only once it is needed.
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from enum import IntEnum
@@ -18,10 +17,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .errors import ExchangeError
+from .subbyte import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
     import numpy as np
-    import numpy.typing as npt
 
 __all__ = [
     "NUMPY_DTYPES",
@@ -407,7 +406,7 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
     found = NUMPY_DTYPES.get(np_dtype)
     if found is None:
         found = fill_numpy_dtypes().get(np_dtype)
-    if found is None and np_dtype.type.__module__.partition(".")[0] == "ml_dtypes":
+    if found is None and np_dtype.type.__module__ == "ml_dtypes" and np_dtype.isnative:
         numbers = _parse(np_dtype.name)
         if numbers is not None:
             found = NUMPY_DTYPES[np_dtype] = DType.of(*numbers)
@@ -468,62 +467,3 @@ def _find_numpy(ours: DType) -> np.dtype[Any]:
         found = np.dtype(scalar)
     object.__setattr__(ours, "_numpy", found)
     return found
-
-
-def unpack_bits(data: memoryview | bytes, dtype: DType, count: int) -> npt.NDArray[np.uint8]:
-    """The raw codes of *count* packed elements of a type of fewer than 8 bits, a byte each.
-
-    Little bit-endian, as ``dlpack.h`` wants it: code *i* is
-    ``(data >> (i * bits)) & mask``. A vector element gives a code per lane.
-    A negative ``int4`` keeps its two's complement: -1 is 15.
-    """
-    import numpy as np
-
-    word, nbytes, shifts = _groups(dtype)
-    need = dtype.nbytes(count)
-    packed = np.frombuffer(data, np.uint8)
-    if packed.size < need:
-        raise ValueError(f"{count} elements of {dtype} take {need} bytes; there are {packed.size}")
-    groups = np.zeros((-(-need // nbytes), nbytes), word)
-    groups.reshape(-1)[:need] = packed[:need]
-    words = np.zeros(len(groups), word)
-    for i in range(nbytes):
-        words |= groups[:, i] << word(8 * i)
-    codes = (words[:, None] >> shifts) & word((1 << dtype.bits) - 1)
-    return codes.reshape(-1)[: count * dtype.lanes].astype(np.uint8, copy=False)
-
-
-def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
-    """The inverse of `unpack_bits`: ``dtype.nbytes(count)`` bytes, unused bits zero.
-
-    Only the low bits of each code count, as in padded storage, whose high bits
-    DLPack leaves undefined.
-    """
-    import numpy as np
-
-    word, nbytes, shifts = _groups(dtype)
-    flat = np.asarray(codes, np.uint8).reshape(-1)
-    if flat.size % dtype.lanes:
-        raise ValueError(f"{flat.size} codes are no whole number of {dtype}: it has {dtype.lanes}")
-    lanes = np.zeros((-(-flat.size // len(shifts)), len(shifts)), word)
-    lanes.reshape(-1)[: flat.size] = flat & np.uint8((1 << dtype.bits) - 1)
-    words = np.bitwise_or.reduce(lanes << shifts, axis=1)
-    packed: npt.NDArray[np.uint8] = np.empty((len(words), nbytes), np.uint8)
-    for i in range(nbytes):
-        packed[:, i] = (words >> word(8 * i)) & word(255)
-    return bytes(packed.reshape(-1)[: dtype.nbytes(flat.size // dtype.lanes)])
-
-
-def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
-    """How codes fill whole bytes: the integer to work in, its bytes, the shift of each code.
-
-    6 bits: 4 codes in 3 bytes. 4 bits: 2 codes in 1 byte.
-    """
-    import numpy as np
-
-    if not 1 <= dtype.bits < 8:
-        raise ValueError(f"{dtype} has {dtype.bits} bits: only 1 to 7 are packed below a byte")
-    common = math.gcd(dtype.bits, 8)
-    nbytes = dtype.bits // common
-    word = np.uint8 if nbytes == 1 else np.uint64
-    return word, nbytes, np.arange(8 // common, dtype=word) * word(dtype.bits)
