@@ -1,0 +1,5 @@
+from dlbridge.testing import BackendTests
+
+
+class TestFake(BackendTests):
+    name = "ext_dev"

@@ -1,0 +1,26 @@
+"""The conformance kit: tests that a backend's author inherits.
+
+::
+
+    from dlbridge.testing import BackendTests
+
+
+    class TestOpenCL(BackendTests):
+        name = "opencl"
+
+It needs pytest (``pip install dlbridge[testing]``).
+"""
+
+import pytest
+
+# Before they are imported, so that a failed assert shows its values.
+pytest.register_assert_rewrite(
+    *(
+        f"dlbridge.testing.backend_{part}"
+        for part in ("base", "contract", "copy", "host", "memory", "streams")
+    )
+)
+
+from .backend import BackendTests  # noqa: E402 - must come after the line above
+
+__all__ = ["BackendTests"]
