@@ -375,17 +375,15 @@ def _from_type(cls: type) -> DType:
         return _from_name(_PYTHON_TYPES[cls])
     import numpy as np
 
-    if cls in (object, str, bytes):
+    if cls in (object, str, bytes) or cls in np.sctypeDict.values():
         return from_numpy(np.dtype(cls))
+    if cls.__module__ == "numpy" and issubclass(cls, np.generic):
+        raise TypeError(f"{cls.__name__} is no dtype: it stands for several; name one of them")
     # jax's scalar types are no numpy types, but carry the dtype.
-    scalar = getattr(cls, "dtype", None) if not issubclass(cls, np.generic) else cls
-    if not isinstance(scalar, np.dtype) and scalar is not cls:
+    theirs = np.dtype(cls) if issubclass(cls, np.generic) else getattr(cls, "dtype", None)
+    if not isinstance(theirs, np.dtype):
         raise _no_dtype(cls)
-    try:
-        found = np.dtype(scalar)
-    except TypeError as error:  # numpy.floating and the like
-        raise TypeError(f"{cls!r} is no dtype: it stands for several; name one of them") from error
-    return from_numpy(found)
+    return from_numpy(theirs)
 
 
 def fill_numpy_dtypes() -> dict[Any, DType]:

@@ -1,0 +1,28 @@
+"""The other libraries that tests run beside: imported, or their tests skipped.
+
+Only some Pythons have their wheels. ``DLBRIDGE_EXPECT=peers`` says that this
+one has: a missing peer is a failure then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import pytest
+
+__all__ = ["peer"]
+
+
+def peer(name: str) -> Any:
+    """The module *name*; without it the calling test is skipped, or failed if peers are expected.
+
+    At the top of a test module it skips, or fails, the whole module.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            pytest.fail(f"DLBRIDGE_EXPECT=peers, but {name} cannot be imported: {error}")
+        pytest.skip(f"{name} is not installed here", allow_module_level=True)
