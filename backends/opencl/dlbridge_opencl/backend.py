@@ -1,0 +1,62 @@
+"""The backend class: which function stands for which member of the contract."""
+
+from __future__ import annotations
+
+from dlbridge.protocol import API
+
+from . import copies, devices, foreign, memory, native, queues, regions, views
+
+__all__ = ["OpenCL"]
+
+
+class OpenCL:
+    """OpenCL devices of all platforms; ``data`` is a ``cl_mem``, a stream a ``cl_command_queue``.
+
+    BackendUnavailable if no driver has a device.
+    """
+
+    api = API
+    device_type = 4  # kDLOpenCL
+
+    def __init__(self) -> None:
+        devices.device_count()
+
+    # Backend
+    device_count = staticmethod(devices.device_count)
+    allocate = staticmethod(memory.allocate)
+    free = staticmethod(memory.free)
+    copy_from_host = staticmethod(copies.copy_from_host)
+    copy_to_host = staticmethod(copies.copy_to_host)
+    current_stream = staticmethod(queues.current_stream)
+
+    # SupportsStreams
+    synchronize = staticmethod(queues.synchronize)
+    wait = staticmethod(queues.wait)
+    normalize_stream = staticmethod(queues.normalize_stream)
+
+    # SupportsCopy, SupportsStridedCopy, SupportsFill
+    copy = staticmethod(copies.copy)
+    max_strided_ndim = regions.max_strided_ndim
+    copy_strided = staticmethod(regions.copy_strided)
+    copy_strided_from_host = staticmethod(regions.copy_strided_from_host)
+    copy_strided_to_host = staticmethod(regions.copy_strided_to_host)
+    fill = staticmethod(copies.fill)
+
+    # SupportsHostView, SupportsHostImport
+    host_view_refusal = staticmethod(views.host_view_refusal)
+    host_view = staticmethod(views.host_view)
+    release_host_view = staticmethod(views.release_host_view)
+    host_import_refusal = staticmethod(memory.host_import_refusal)
+    import_host = staticmethod(memory.import_host)
+
+    # SupportsNative, SupportsForeignData
+    from_native = staticmethod(native.from_native)
+    to_native = staticmethod(native.to_native)
+    import_data = staticmethod(foreign.import_data)
+
+    # SupportsDeviceNames, SupportsDeviceInfo
+    find_device = staticmethod(devices.find_device)
+    device_info = staticmethod(devices.device_info)
+
+    # for the conformance kit
+    live_allocations = staticmethod(memory.live_allocations)

@@ -1,0 +1,72 @@
+"""The demo's filter: a box blur of an image, as an OpenCL kernel."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pyopencl as cl
+
+from .memory import buffer_of
+from .queues import Commands
+
+__all__ = ["demo_filter"]
+
+SOURCE = """
+/* Each pixel becomes the mean of the (2 radius + 1) squared pixels around it,
+   as far as they are inside the image. uint8, height x width x channels. */
+__kernel void box_blur(__global const uchar *source, ulong source_offset,
+                       __global uchar *target, ulong target_offset,
+                       int height, int width, int channels, int radius)
+{
+    const int x = get_global_id(0), y = get_global_id(1), c = get_global_id(2);
+    source += source_offset;
+    target += target_offset;
+    uint sum = 0, count = 0;
+    for (int v = max(y - radius, 0); v <= min(y + radius, height - 1); ++v)
+        for (int u = max(x - radius, 0); u <= min(x + radius, width - 1); ++u) {
+            sum += source[((size_t)v * width + u) * channels + c];
+            ++count;
+        }
+    target[((size_t)y * width + x) * channels + c] = (sum + count / 2) / count;
+}
+"""
+
+
+def demo_filter(
+    device_id: int,
+    source: int,
+    source_offset: int,
+    target: int,
+    target_offset: int,
+    shape: tuple[int, int, int],
+    radius: int,
+    stream: int,
+) -> None:
+    """Enqueue the blur of the image *source* into *target*.
+
+    Both are uint8, C-contiguous, *shape* = (height, width, channels), of the
+    same context; *radius* is in pixels. Rounds halves up, so every device
+    gives the same bytes.
+    """
+    height, width, channels = shape
+    nbytes = height * width * channels
+    image = buffer_of(source, source_offset, nbytes)
+    blurred = buffer_of(target, target_offset, nbytes)
+    with Commands(device_id, stream, blurred, "blurring an image") as queue:
+        kernel = cl.Kernel(_program(queue.context), "box_blur")
+        kernel(
+            queue,
+            (width, height, channels),
+            None,
+            image,
+            np.uint64(source_offset),
+            blurred,
+            np.uint64(target_offset),
+            *map(np.int32, (height, width, channels, radius)),
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _program(context: cl.Context) -> cl.Program:
+    return cl.Program(context, SOURCE).build()

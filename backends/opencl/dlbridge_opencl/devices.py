@@ -1,0 +1,194 @@
+"""Which OpenCL devices there are, and the context of each."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyopencl as cl
+
+from dlbridge.errors import BackendUnavailable, ExchangeError
+
+from .errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Device", "context", "device", "device_count", "device_info", "find", "find_device"]
+
+INSTALL = (
+    "install the driver of your GPU's vendor, or for the CPU PoCL (Debian, Ubuntu: "
+    "apt install pocl-opencl-icd) or Intel's (pip install intel-opencl-rt); with pip alone "
+    "and no driver: pip install 'dlbridge-opencl[oclgrind]', a simulator, which is slow"
+)
+
+SIMULATORS = ("Oclgrind",)
+"""Platforms that are numbered last: correct, and thousands of times slower."""
+
+_lock = threading.RLock()
+_devices: list[Device] = []
+_contexts: dict[int, cl.Context] = {}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device, with what is asked about it often."""
+
+    handle: cl.Device
+    name: str
+    platform: str
+    memory: int
+    """Bytes."""
+    max_allocation: int
+    """Bytes in one buffer."""
+    is_cpu: bool
+    shares_memory: bool
+    """CL_DEVICE_HOST_UNIFIED_MEMORY: the host reaches its memory without a copy."""
+
+
+def device_count() -> int:
+    """Number of devices on all platforms; BackendUnavailable if there is none."""
+    return len(_all())
+
+
+def device(device_id: int) -> Device:
+    """The device; ExchangeError if there is none of that number."""
+    devices = _all()
+    if not 0 <= device_id < len(devices):
+        raise ExchangeError(f"there is no opencl:{device_id}, only 0 to {len(devices) - 1}")
+    return devices[device_id]
+
+
+def find(handle: cl.Device) -> int | None:
+    """The number of pyopencl's device *handle*; None for a sub-device, say."""
+    for device_id, candidate in enumerate(_all()):
+        if candidate.handle == handle:
+            return device_id
+    return None
+
+
+def context(device_id: int) -> cl.Context:
+    """The context in which the device's memory is made: the user's, or one of its own."""
+    found = _contexts.get(device_id)
+    if found is not None:
+        return found
+    chosen = device(device_id)
+    with _lock:
+        if device_id not in _contexts:
+            try:
+                _contexts[device_id] = cl.Context([chosen.handle])
+            except cl.Error as exc:
+                raise translated(exc, f"making a context on {chosen.name}") from exc
+        return _contexts[device_id]
+
+
+def use_context(context: cl.Context) -> None:
+    """Make memory in *context* from now on, on each of its devices.
+
+    For programs that have a context of their own: what dlbridge allocates can
+    then be given to their kernels. Call it at the start; a tensor stays in the
+    context in which it was made, and is copied to another through the host.
+    ExchangeError if none of the context's devices is known to dlbridge.
+    """
+    found = [number for number in map(find, context.devices) if number is not None]
+    if not found:
+        raise ExchangeError(f"{context!r} has no device that clGetDeviceIDs lists")
+    with _lock:
+        _contexts.update(dict.fromkeys(found, context))
+
+
+def find_device(name: str) -> int:
+    """The first device that is called *name*, or has it in its own or its platform's name."""
+    wanted = name.casefold()
+    devices = _all()
+    for device_id, candidate in enumerate(devices):
+        if candidate.name.casefold() == wanted:
+            return device_id
+    for device_id, candidate in enumerate(devices):
+        if wanted in f"{candidate.platform} {candidate.name}".casefold():
+            return device_id
+    known = ", ".join(f"{i}: {d.name} ({d.platform})" for i, d in enumerate(devices))
+    raise LookupError(f"no OpenCL device is called {name!r}; there are {known}")
+
+
+def device_info(device_id: int) -> Mapping[str, object]:
+    """What ``info`` and ``doctor`` print; sizes in bytes."""
+    chosen = device(device_id)
+    info: dict[str, object] = {
+        "name": chosen.name,
+        "platform": chosen.platform,
+        "driver": chosen.handle.driver_version,
+        "version": chosen.handle.version,
+        "memory": chosen.memory,
+        "max_allocation": chosen.max_allocation,
+        "host_memory_shared": chosen.shares_memory,
+        "compute_units": chosen.handle.max_compute_units,
+        "max_work_group_size": chosen.handle.max_work_group_size,
+        "svm": _svm(chosen.handle),
+    }
+    if chosen.platform in SIMULATORS:
+        info["advice"] = f"a simulator, correct but slow; {INSTALL.partition(';')[0]}"
+    return info
+
+
+def _all() -> list[Device]:
+    if not _devices:
+        with _lock:
+            if not _devices:
+                _devices.extend(_enumerate())
+    return _devices
+
+
+def _enumerate() -> list[Device]:
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error as exc:  # PLATFORM_NOT_FOUND_KHR: the loader found no driver
+        where = os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors"
+        raise BackendUnavailable(
+            f"opencl: no driver was found ({exc}; drivers are listed in {where}); {INSTALL}"
+        ) from exc
+    # The platforms' own order, the loader's, is kept otherwise.
+    platforms.sort(key=lambda platform: platform.name in SIMULATORS)
+    troubles: list[str] = []
+    found = [device for platform in platforms for device in _of_platform(platform, troubles)]
+    if not found:
+        reasons = "; ".join(troubles) or ", ".join(platform.name for platform in platforms)
+        raise BackendUnavailable(f"opencl: no driver has a device ({reasons}); {INSTALL}")
+    return found
+
+
+def _of_platform(platform: cl.Platform, troubles: list[str]) -> list[Device]:
+    try:
+        return [_describe(handle, platform.name) for handle in platform.get_devices()]
+    except cl.Error as exc:  # one broken driver must not hide the others
+        troubles.append(f"{platform.name}: {exc}")
+        return []
+
+
+def _describe(handle: cl.Device, platform: str) -> Device:
+    return Device(
+        handle=handle,
+        name=handle.name.strip(),
+        platform=platform.strip(),
+        memory=handle.global_mem_size,
+        max_allocation=handle.max_mem_alloc_size,
+        is_cpu=bool(handle.type & cl.device_type.CPU),
+        shares_memory=bool(handle.host_unified_memory),
+    )
+
+
+def _svm(handle: cl.Device) -> str:
+    try:
+        capabilities = handle.svm_capabilities
+    except cl.Error:  # older than OpenCL 2.0
+        return "none"
+    kinds = cl.device_svm_capabilities
+    names = {
+        "coarse-grain buffer": kinds.COARSE_GRAIN_BUFFER,
+        "fine-grain buffer": kinds.FINE_GRAIN_BUFFER,
+        "fine-grain system": kinds.FINE_GRAIN_SYSTEM,
+        "atomics": kinds.ATOMICS,
+    }
+    return ", ".join(name for name, bit in names.items() if capabilities & bit) or "none"

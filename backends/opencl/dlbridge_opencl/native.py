@@ -1,0 +1,162 @@
+"""pyopencl's own objects in and out: arrays, buffers, sub-buffers and SVM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import NativeArray
+
+from . import devices, foreign, memory, queues
+from .errors import translated
+
+__all__ = ["from_native", "to_native"]
+
+
+def from_native(obj: object) -> NativeArray | None:
+    """A pyopencl array, buffer or SVM pointer described; None for anything else.
+
+    Work that is on the array's own queue now comes before later work on this
+    thread's. SVM is given a buffer over its memory (CL_MEM_USE_HOST_PTR with an
+    SVM pointer shares it, OpenCL 2.0, 5.2.1), in the array's context, else in
+    the one of the queue that it is bound to, else in device 0's.
+    """
+    if not any(base.__module__.startswith("pyopencl") for base in type(obj).__mro__):
+        return None
+    if isinstance(obj, cl.MemoryObjectHolder):
+        if obj.type != cl.mem_object_type.BUFFER:
+            raise ExchangeError(f"opencl: {type(obj).__name__} is no linear memory; pass a Buffer")
+        return _buffer(obj, foreign.device_of(obj.get_info(cl.mem_info.CONTEXT)))
+    if isinstance(obj, cl.SVMPointer):
+        return _svm(obj)
+    from pyopencl.array import Array
+
+    return _array(obj) if isinstance(obj, Array) else None
+
+
+def _buffer(buffer: cl.MemoryObject, device_id: int) -> NativeArray:
+    return NativeArray(
+        device_id=device_id,
+        data=buffer.int_ptr,
+        offset=0,
+        dtype="uint8",
+        shape=(buffer.size,),
+        strides=None,
+        readonly=bool(buffer.flags & cl.mem_flags.READ_ONLY),
+        owner=buffer,
+    )
+
+
+def _svm(svm: cl.SVMPointer) -> NativeArray:
+    queue = getattr(svm, "_queue", None)  # an SVMAllocation bound to one
+    context = queue.context if queue else devices.context(0)
+    buffer = _over_svm(context, svm)
+    described = _buffer(buffer, foreign.device_of(context))
+    array = getattr(svm, "mem", None)  # what an SVM was made of, if of an array
+    if not isinstance(array, np.ndarray):
+        return _with(described, owner=(buffer, svm))
+    return _with(
+        described,
+        owner=(buffer, svm),
+        dtype=_dtype_name(array.dtype),
+        shape=array.shape,
+        strides=array.strides,
+        readonly=not array.flags.writeable,
+    )
+
+
+def _over_svm(context: cl.Context, svm: cl.SVMPointer) -> cl.Buffer:
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+    try:
+        host = memory.host_memory(svm.svm_ptr, svm.size, readonly=False)
+        return cl.Buffer(context, flags, hostbuf=host)
+    except cl.Error as exc:
+        raise translated(exc, f"a buffer over {svm.size} bytes of SVM") from exc
+
+
+def _array(array: Any) -> NativeArray:
+    base = array.base_data
+    if base is None:
+        raise ExchangeError("opencl: an array of size 0 has no buffer; make a new empty tensor")
+    if isinstance(base, cl.SVMPointer):
+        base = _over_svm(array.context, base)
+    device_id = (
+        devices.find(array.queue.device) if array.queue else foreign.device_of(array.context)
+    )
+    if device_id is None:
+        device_id = foreign.device_of(array.context)
+    _order(device_id, array)
+    return _with(
+        _buffer(base, device_id),
+        owner=(base, array),
+        offset=array.offset,
+        dtype=_dtype_name(array.dtype),
+        shape=tuple(array.shape),
+        strides=tuple(array.strides),
+    )
+
+
+def _order(device_id: int, array: Any) -> None:
+    """Put this thread's queue behind what the array still waits for."""
+    if array.queue is not None:
+        queues.wait(device_id, 0, queues.normalize_stream(device_id, array.queue))
+    for event in array.events:  # of other queues, perhaps of an array without one
+        event.wait()
+
+
+def to_native(array: NativeArray) -> object:
+    """A `pyopencl.array.Array` over the memory, on this thread's queue.
+
+    Its ``base_data`` is the `pyopencl.Buffer` and keeps the owner alive, so
+    that slices of the array do, too. ``queue`` and ``context`` are what a kernel
+    needs. ExchangeError if numpy has no dtype of that name.
+    """
+    from pyopencl.array import Array
+
+    memory.buffer_of(array.data)  # refuses what is none
+    buffer = cl.MemoryObject.from_int_ptr(array.data, True)
+    memory.share(array.data)
+    buffer.owner = array.owner
+    with queues.Commands(array.device_id, 0, buffer, "making an array") as queue:
+        return Array(
+            queue,
+            array.shape,
+            _dtype(array.dtype),
+            data=buffer,
+            offset=array.offset,
+            strides=array.strides,
+        )
+
+
+def _with(array: NativeArray, **changes: Any) -> NativeArray:
+    from dataclasses import replace
+
+    return replace(array, **changes)
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    if dtype.fields is not None:
+        raise ExchangeError(
+            f"opencl: dtype {dtype} has fields (OpenCL's vector types do); take "
+            "array.view() of its scalar type first"
+        )
+    return str(dtype.name)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes  # noqa: F401 - registers bfloat16 and the small floats
+
+        return np.dtype(name)
+    except (ImportError, TypeError) as exc:
+        raise ExchangeError(
+            f"opencl: a pyopencl array of {name} needs numpy to know {name}: "
+            "pip install ml_dtypes, or take a view as unsigned integers"
+        ) from exc

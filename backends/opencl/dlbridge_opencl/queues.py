@@ -1,0 +1,250 @@
+"""Command queues as dlbridge's streams: one in order per thread, and the user's own.
+
+A stream is a ``cl_command_queue`` as an integer, 0 the thread's own queue.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import operator
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pyopencl as cl
+
+from dlbridge.errors import ExchangeError
+
+from . import devices, handles
+from .errors import translated
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = [
+    "Commands",
+    "current",
+    "current_stream",
+    "finish_all",
+    "is_ours",
+    "normalize_stream",
+    "resolve",
+    "synchronize",
+    "wait",
+]
+
+USERS_KEPT = 64
+"""How many of the users' queues are kept alive, so that their handles stay good."""
+
+# Queues made here live as long as the process: a tensor may hold the handle of
+# one whose thread has ended. The next thread takes it over.
+_ours: dict[int, cl.CommandQueue] = {}
+_spare: dict[tuple[int, cl.Context], list[cl.CommandQueue]] = {}
+_users: dict[int, cl.CommandQueue] = {}
+
+
+class _QueuesOfThread(dict[int, tuple[cl.Context, cl.CommandQueue]]):
+    """device_id -> context and queue; gives the queues back when its thread ends."""
+
+    def __del__(self, spare: dict[Any, list[cl.CommandQueue]] = _spare) -> None:
+        # The default outlives the module, whose names are gone when the process ends.
+        for device_id, (context, queue) in self.items():
+            spare.setdefault((device_id, context), []).append(queue)
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.queues = _QueuesOfThread()
+
+
+_thread = _Thread()
+
+
+def current(device_id: int) -> cl.CommandQueue:
+    """The thread's in-order queue on the device, in the context of `devices.context`."""
+    context = devices.context(device_id)
+    found = _thread.queues.get(device_id)
+    if found is None or found[0] is not context:
+        found = _thread.queues[device_id] = context, _take(device_id, context)
+    return found[1]
+
+
+def _take(device_id: int, context: cl.Context) -> cl.CommandQueue:
+    try:
+        return _spare[device_id, context].pop()  # atomic: another thread may be here, too
+    except LookupError:
+        queue = _new(context, devices.device(device_id).handle)
+        _ours[queue.int_ptr] = queue
+        return queue
+
+
+def _new(context: cl.Context, handle: cl.Device) -> cl.CommandQueue:
+    try:
+        return cl.CommandQueue(context, handle)
+    except cl.Error as exc:
+        raise translated(exc, f"making a queue on {handle.name}") from exc
+
+
+def current_stream(device_id: int) -> int:
+    """The handle of this thread's queue."""
+    handle: int = current(device_id).int_ptr
+    return handle
+
+
+def is_ours(stream: int) -> bool:
+    """Whether *stream* is a queue made here, whose handle is never used again."""
+    return stream in _ours
+
+
+def resolve(device_id: int, stream: int) -> cl.CommandQueue:
+    """The queue *stream*, of which the device is *device_id*; 0 is `current`."""
+    if stream == 0:
+        return current(device_id)
+    queue = _ours.get(stream) or _users.get(stream)
+    if queue is None:
+        return _adopt(device_id, stream)
+    return queue
+
+
+def normalize_stream(device_id: int, stream: object) -> int:
+    """The handle for ``stream=``: None or 0 the thread's queue, -1 none, or a queue.
+
+    A queue is a `pyopencl.CommandQueue` or a ``cl_command_queue`` as an
+    integer, in order and on this device. It must live as long as work goes to
+    it, as any stream must; the last few are also kept alive here.
+    """
+    if stream is None:
+        return current_stream(device_id)
+    if isinstance(stream, cl.CommandQueue):
+        return _keep(device_id, stream)
+    try:
+        handle = operator.index(stream)  # type: ignore[arg-type] # what else it is raises
+    except TypeError:
+        handle = None
+    if handle is None or isinstance(stream, bool):
+        raise TypeError(
+            f"opencl: {stream!r} is no stream; pass None, -1, a pyopencl.CommandQueue, "
+            "or a cl_command_queue as an integer"
+        )
+    if handle == -1:
+        return -1
+    if handle == 0:
+        return current_stream(device_id)
+    if handle not in _ours:
+        _adopt(device_id, handle)
+    return handle
+
+
+def _adopt(device_id: int, handle: int) -> cl.CommandQueue:
+    if not handles.is_object(handle):
+        raise ValueError(
+            f"opencl: stream {handle:#x} is no cl_command_queue of the drivers in use; "
+            "pass None, -1, a pyopencl.CommandQueue or its int_ptr"
+        )
+    try:
+        queue = cl.CommandQueue.from_int_ptr(handle, True)
+        _keep(device_id, queue)
+    except cl.Error as exc:  # an object of another kind
+        raise ValueError(f"opencl: stream {handle:#x} is no cl_command_queue ({exc})") from exc
+    return queue
+
+
+def _keep(device_id: int, queue: cl.CommandQueue) -> int:
+    chosen = devices.device(device_id)
+    if queue.device != chosen.handle:
+        raise ValueError(f"opencl: {queue!r} is a queue of {queue.device.name}, not {chosen.name}")
+    if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+        raise ValueError(
+            f"opencl: {queue!r} runs out of order, and a stream is what runs in order; "
+            "make one without OUT_OF_ORDER_EXEC_MODE_ENABLE"
+        )
+    handle: int = queue.int_ptr
+    _users[handle] = queue
+    while len(_users) > USERS_KEPT:
+        _users.pop(next(iter(_users)), None)
+    return handle
+
+
+def synchronize(device_id: int, stream: int) -> None:
+    """Block until the work on *stream* is done."""
+    try:
+        resolve(device_id, stream).finish()
+    except cl.Error as exc:
+        raise translated(exc, "waiting for a queue") from exc
+
+
+def wait(device_id: int, stream: int, on: int) -> None:
+    """Make later work on *stream* wait for the work now on *on*.
+
+    By an event; the host waits only where the two are of different contexts,
+    between which OpenCL has no events.
+    """
+    later, earlier = resolve(device_id, stream), resolve(device_id, on)
+    if later == earlier:
+        return
+    try:
+        if later.context == earlier.context:
+            event = cl.enqueue_marker(earlier)
+            earlier.flush()  # an event of a queue that was never flushed may never come
+            cl.enqueue_barrier(later, wait_for=[event])
+        else:
+            earlier.finish()
+    except cl.Error as exc:
+        raise translated(exc, "ordering two queues") from exc
+
+
+def finish_all(context: cl.Context) -> None:
+    """Wait for every queue known here in *context*."""
+    for queue in [*_ours.values(), *_users.values()]:
+        if queue.context == context:
+            queue.finish()
+
+
+class Commands:
+    """Commands on *buffer*: ``with`` gives the queue for them, and translates errors.
+
+    That is the queue *stream* if it is of the buffer's context. A buffer of
+    another context (the user's own, a foreign library's) gets a queue made for
+    the occasion, after the work on *stream*, and is done with on return.
+    """
+
+    __slots__ = ("_doing", "_queue", "_temporary")
+
+    def __init__(self, device_id: int, stream: int, buffer: cl.MemoryObject, doing: str) -> None:
+        queue = resolve(device_id, stream)
+        self._doing = doing
+        self._temporary = queue.context != buffer.context
+        if self._temporary:
+            queue.finish()
+            queue = _new(buffer.context, _device_in(buffer.context, device_id))
+        self._queue = queue
+
+    def __enter__(self) -> cl.CommandQueue:
+        return self._queue
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(exc, cl.Error):
+            raise translated(exc, self._doing) from exc
+        if self._temporary:
+            self._queue.finish()
+
+
+def _device_in(context: cl.Context, device_id: int) -> cl.Device:
+    chosen = devices.device(device_id)
+    if chosen.handle not in context.devices:
+        names = ", ".join(handle.name for handle in context.devices)
+        raise ExchangeError(f"the memory is on {names}, not on opencl:{device_id}, {chosen.name}")
+    return chosen.handle
+
+
+@atexit.register
+def _finish_at_exit() -> None:
+    # A driver's threads must not run kernels while the process takes it down.
+    for queue in _ours.values():
+        with contextlib.suppress(cl.Error):  # a lost device at exit harms nobody
+            queue.finish()
