@@ -240,7 +240,7 @@ def _find(obj: Any, device_type: int | None) -> tuple[Device, bool]:
         return Device.of(obj.dlpack_device_type(), obj.index), True
     if hasattr(kind, "__dlpack_device__"):
         return _from_pair(obj.__dlpack_device__()), True
-    if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(kind, "platform"):
+    if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(obj, "platform"):
         return _from_jax(obj), True
     raise TypeError(
         f"a {kind.__name__} is no device: give a string such as 'cuda:0', (type, index), a device"
