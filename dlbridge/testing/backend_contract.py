@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import subprocess
 import sys
@@ -92,7 +91,7 @@ class ContractTests(BackendCase):
     def test_class_is_called_without_arguments(self) -> None:
         """As the registry does."""
         (point, *_) = entry_points(group=GROUP, name=self.name)
-        cls = getattr(importlib.import_module(point.module), point.attr)
+        cls = point.load()
         assert isinstance(cls, type)
         inspect.signature(cls).bind()
 

@@ -36,18 +36,26 @@ class HostTests(BackendCase):
         pages.close()
 
     def viewable(self, device: DeviceUnderTest, content: bytes) -> int:
-        """Memory with *content* that the host can address; a checked refusal ends the test."""
+        """Memory with *content* that the host can address, or a skip with the refusal."""
+        self.need(device.backend, SupportsHostView)
+        data = device.filled(content)
+        refusal = device.backend.host_view_refusal(device.device_id, data)
+        if refusal:
+            pytest.skip(f"no host views: {refusal}")
+        return data
+
+    def test_host_view_refusal(self, device: DeviceUnderTest) -> None:
+        """A refusal says why, `host_view` holds to it, and nothing has happened."""
         backend = device.backend
         self.need(backend, SupportsHostView)
-        data = device.filled(content)
+        data = device.filled(b"as before")
         refusal = backend.host_view_refusal(device.device_id, data)
-        if not refusal:
-            return data
-        assert refusal.strip(), "a refusal says why"
-        with pytest.raises(Error):
-            backend.host_view(device.device_id, data, 0, len(content), False, device.stream)
-        assert device.read(data, 0, len(content)) == content
-        pytest.skip(f"refused, as it should be: {refusal}")
+        assert isinstance(refusal, str)
+        assert refusal == refusal.strip()
+        if refusal:
+            with pytest.raises(Error):
+                backend.host_view(device.device_id, data, 0, 9, False, device.stream)
+        assert device.read(data, 0, 9) == b"as before"
 
     @pytest.mark.parametrize(("offset", "nbytes"), [(0, 5000), (1, 1), (3, 130), (4096, 904)])
     def test_host_view_reads(self, device: DeviceUnderTest, offset: int, nbytes: int) -> None:
@@ -73,6 +81,22 @@ class HostTests(BackendCase):
         backend.release_host_view(*where, address, device.stream)
         want = b"-" * offset + content + b"-" * (5000 - offset - nbytes)
         assert device.read(data, 0, 5000) == want
+
+    def test_host_view_waits_for_queued_work(self, device: DeviceUnderTest) -> None:
+        """Nobody synchronised, and the bytes are there; later work sees what the host wrote."""
+        data = self.viewable(device, b"old" * 10_000)
+        backend = device.backend
+        where, into = (device.device_id, data), bytearray(30_000)
+        for seed in range(5):
+            content = memoryview(random_bytes(30_000, seed))
+            backend.copy_from_host(*where, 0, content, device.stream)
+            address = backend.host_view(*where, 0, 30_000, True, device.stream)
+            assert ctypes.string_at(address, 30_000) == content
+            ctypes.memmove(address, b"host", 4)
+            backend.release_host_view(*where, address, device.stream)
+            backend.copy_to_host(*where, 0, memoryview(into), device.stream)
+            device.synchronize()
+            assert into == b"host" + content[4:]
 
     def test_two_host_views_at_once(self, device: DeviceUnderTest) -> None:
         """Two consumers may hold the same memory; the first to let go disturbs nobody."""
@@ -103,8 +127,8 @@ class HostTests(BackendCase):
         address += misaligned
         before = bytes(pages)
         refusal = backend.host_import_refusal(device.device_id, address, nbytes)
+        assert refusal == refusal.strip()
         if refusal:
-            assert refusal.strip(), "a refusal says why"
             with pytest.raises(Error):
                 backend.import_host(device.device_id, address, nbytes, False)
             assert bytes(pages) == before

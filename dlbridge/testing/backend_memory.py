@@ -128,12 +128,11 @@ class MemoryTests(BackendCase):
         def turn(count: int) -> None:
             for _ in range(count):
                 data = device.allocate(16384)
-                backend.copy_from_host(self.device_id, data, 0, content, device.stream)
+                device.write(data, 0, content)
                 device.free(data)
-            device.synchronize()
             gc.collect()
 
-        content = memoryview(bytes(16384))
+        content = bytes(16384)
         turn(self.allocations // 10)  # pools and caches fill up
         live, before = live_allocations(backend), resident_bytes()
         turn(self.allocations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -12,38 +13,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Stream", "by_handle"]
+    Queue = SimpleQueue[Callable[[], object] | None]
 
-_current = threading.local()
-_handles = itertools.count(0x5AFE_0000_0001)
+__all__ = ["Stream", "by_handle"]
 
 
 class Stream:
     """A queue of work on one device; what this ecosystem's users pass as ``stream=``.
 
-    With *delay* (seconds) each piece of work runs that much later, on the
-    stream's own thread; without it, before `enqueue` returns. In a ``with``
-    block it is the thread's current stream.
+    With ``DLBRIDGE_FAKE_DELAY_US=n`` in the environment each piece of work runs
+    n microseconds late, on the stream's own thread; without it, before
+    `enqueue` returns. In a ``with`` block it is the thread's current stream.
     """
 
-    def __init__(self, device_id: int = 0, delay: float = 0.0) -> None:
+    def __init__(self, device_id: int = 0) -> None:
         self.device_id = device_id
         self.handle = next(_handles)
-        self.delay = delay
-        self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._outer: list[Stream | None] = []
-        if delay:
+        self._work: Queue | None = None
+        if delay := int(os.environ.get("DLBRIDGE_FAKE_DELAY_US", "0")):
+            self._work = SimpleQueue()
             # The thread holds the queue and not the stream, so that a stream
             # which nobody holds ends, and its thread with it.
-            threading.Thread(target=_run, args=(self._work, delay), daemon=True).start()
+            threading.Thread(target=_run, args=(self._work, delay / 1e6), daemon=True).start()
         by_handle[self.handle] = self
 
     def enqueue(self, work: Callable[[], object]) -> None:
         """Do *work* after all that was enqueued before it."""
-        if self.delay:
-            self._work.put(work)  # re-entrant: a finalizer may call this
-        else:
+        if self._work is None:
             work()
+        else:
+            self._work.put(work)  # re-entrant, so a finalizer may come in here
 
     def synchronize(self) -> None:
         """Block until all that was enqueued is done."""
@@ -73,13 +73,16 @@ class Stream:
         _current.stream = self._outer.pop()
 
     def __del__(self) -> None:
-        self._work.put(None)
+        if self._work is not None:
+            self._work.put(None)
 
 
+_current = threading.local()
+_handles = itertools.count(0x5AFE_0000_0001)
 by_handle: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 
 
-def _run(queue: SimpleQueue[Callable[[], object] | None], delay: float) -> None:
+def _run(queue: Queue, delay: float) -> None:
     while (work := queue.get()) is not None:
         time.sleep(delay)
         work()

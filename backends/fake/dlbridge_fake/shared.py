@@ -1,0 +1,62 @@
+"""SupportsHostView and SupportsHostImport: memory that host and device share, if told to."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from dlbridge.errors import ExchangeError
+
+from .memory import Memory
+
+__all__ = ["SharedMemory"]
+
+IMPORT_ALIGNMENT = 64
+"""Bytes: host memory must begin at a multiple of it to be used in place."""
+
+
+class SharedMemory(Memory):
+    """Refused unless ``DLBRIDGE_FAKE_SHARED=1``, so that both kinds of device can be had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = os.environ.get("DLBRIDGE_FAKE_SHARED") == "1"
+        self.views: list[tuple[int, int]] = []  # data, address
+
+    def host_view_refusal(self, device_id: int, data: int) -> str:
+        """Not shared, unless the environment says so."""
+        return "" if self.shared else "the host cannot map it (set DLBRIDGE_FAKE_SHARED=1)"
+
+    def host_view(
+        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
+    ) -> int:
+        """Where the bytes lie, once the work on *stream* is done."""
+        if refusal := self.host_view_refusal(device_id, data):
+            raise ExchangeError(f"ext_dev:{device_id}: no host view of {data:#x}: {refusal}")
+        self.stream(device_id, stream).synchronize()
+        content = self.region(device_id, data, offset, nbytes, write=writable)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(content))
+        self.views.append((data, address))
+        return address
+
+    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
+        """Only counted: what the host wrote is in the device's memory already."""
+        self.views.remove((data, address))
+
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+        """Not shared, or not aligned."""
+        if not self.shared:
+            return "the device cannot reach host memory (set DLBRIDGE_FAKE_SHARED=1)"
+        if address % IMPORT_ALIGNMENT:
+            return f"its address {address:#x} is no multiple of {IMPORT_ALIGNMENT} bytes"
+        return ""
+
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool
+    ) -> tuple[int, int]:
+        """A handle for the host's bytes."""
+        if refusal := self.host_import_refusal(device_id, address, nbytes):
+            raise ExchangeError(f"ext_dev:{device_id}: cannot import host memory: {refusal}")
+        self.stream(device_id, 0)  # is there such a device?
+        content = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+        return self.add(device_id, content.toreadonly() if readonly else content), 0

@@ -1,0 +1,145 @@
+"""The delayed device: it passes the kit, and shows stale data wherever a wait is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from dlbridge_fake import Fake, Stream
+
+from dlbridge.testing import BackendTests
+
+NEW = memoryview(b"new!")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A device whose work is done late."""
+    monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "1000")
+    return Fake()
+
+
+@pytest.fixture
+def data(fake):
+    data = fake.allocate(0, 4, 1, 0)
+    yield data
+    fake.free(0, data, 0)
+
+
+@pytest.fixture
+def gate():
+    """Work enqueued as ``gate.wait`` holds a stream up until ``gate.set()``: no test is timed."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def read(fake, data, stream):
+    into = bytearray(4)
+    fake.copy_to_host(0, data, 0, memoryview(into), stream.handle)
+    fake.synchronize(0, stream.handle)
+    return bytes(into)
+
+
+def test_reading_without_synchronize_shows_stale_data(fake, data, gate):
+    into, stream = bytearray(b"old!"), Stream()
+    stream.enqueue(gate.wait)
+    fake.copy_from_host(0, data, 0, NEW, stream.handle)
+    fake.copy_to_host(0, data, 0, memoryview(into), stream.handle)
+    assert into == b"old!"
+    gate.set()
+    fake.synchronize(0, stream.handle)
+    assert into == b"new!"
+
+
+def test_a_missing_wait_between_streams_shows_stale_data(fake, data, gate):
+    first, second = Stream(), Stream()
+    first.enqueue(gate.wait)
+    fake.copy_from_host(0, data, 0, NEW, first.handle)
+    assert read(fake, data, second) == bytes(4)
+    gate.set()
+    fake.synchronize(0, first.handle)
+    assert read(fake, data, second) == b"new!"
+
+
+def test_wait_is_all_it_takes(fake, data, gate):
+    first, second, into = Stream(), Stream(), bytearray(4)
+    first.enqueue(gate.wait)
+    fake.copy_from_host(0, data, 0, NEW, first.handle)
+    fake.wait(0, second.handle, first.handle)  # and does not block the host
+    fake.copy_to_host(0, data, 0, memoryview(into), second.handle)
+    assert into == bytes(4)
+    gate.set()
+    fake.synchronize(0, second.handle)
+    assert into == b"new!"
+
+
+def test_a_source_that_changes_too_early_shows(fake, data, gate):
+    source, stream = bytearray(b"good"), Stream()
+    stream.enqueue(gate.wait)
+    fake.copy_from_host(0, data, 0, memoryview(source), stream.handle)
+    source[:] = b"gone"  # the contract: it may be read until synchronize
+    gate.set()
+    assert read(fake, data, stream) == b"gone"
+
+
+def test_threads_end_with_their_streams(monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "1")
+    before = threading.active_count()
+    streams = [Stream() for _ in range(20)]
+    running = [t for t in threading.enumerate() if t.name.endswith("(_run)")]
+    assert threading.active_count() == before + 20
+    del streams
+    for thread in running[-20:]:
+        thread.join(30)
+    assert threading.active_count() == before
+
+
+def test_with_block_makes_a_stream_current(fake):
+    outer, inner, elsewhere = Stream(), Stream(), Stream(1)
+    assert fake.current_stream(0) == 0
+    with outer:
+        with inner:
+            assert fake.current_stream(0) == inner.handle
+            with elsewhere:
+                assert (fake.current_stream(0), fake.current_stream(1)) == (0, elsewhere.handle)
+        assert fake.current_stream(0) == outer.handle
+    assert fake.current_stream(0) == 0
+
+
+@pytest.mark.parametrize(
+    "environment", [{"DLBRIDGE_FAKE_SHARED": "1"}, {"DLBRIDGE_FAKE_DELAY_US": "100"}], ids=repr
+)
+def test_conformance_of_the_other_kinds(environment):
+    """In a process of its own: the backend reads its environment when it is loaded."""
+    kit = Path(__file__).with_name("test_conformance.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", kit]
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+class TestTwoStreams(BackendTests):
+    """The kit again, with streams of one's own, each piece of work 2 ms late."""
+
+    name = "ext_dev"
+    allocations = 200
+
+    @pytest.fixture
+    def backend(self, monkeypatch):
+        monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "2000")
+        return Fake()
+
+    def make_stream(self, backend, device_id):
+        return Stream(device_id)
+
+    def slow_work(self, backend, device_id, stream):
+        data = backend.allocate(device_id, 1, 1, stream)
+        for _ in range(25):  # 50 ms
+            backend.fill(device_id, data, 0, 1, 0, stream)
+        backend.free(device_id, data, stream)
+        return data
