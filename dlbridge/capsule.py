@@ -34,6 +34,7 @@ __all__ = [
     "Fields",
     "Image",
     "ManagedTensor",
+    "capsule_pointer",
     "export_capsule",
     "export_managed",
     "open_capsule",
@@ -103,19 +104,15 @@ class ManagedTensor:
 
     __slots__ = ("fields", "pointer")
 
-    def __init__(self, pointer: Any) -> None:
+    def __init__(self, pointer: Any, fields: Fields) -> None:
         deleter = pointer.deleter
         self.pointer = ffi.gc(pointer, deleter) if deleter else pointer
-        try:
-            self.fields = _read(pointer)
-        except BaseException:
-            self.release()
-            raise
+        self.fields = fields
 
-    def release(self) -> None:
-        """Run the deleter now."""
-        if self.pointer.deleter:
-            ffi.release(self.pointer)
+    @property
+    def legacy(self) -> bool:
+        """Whether it came in the struct without version and flags."""
+        return ffi.typeof(self.pointer) is _LEGACY_POINTER
 
 
 def open_capsule(capsule: object) -> ManagedTensor:
@@ -133,12 +130,30 @@ def open_capsule(capsule: object) -> ManagedTensor:
     except ValueError as exc:
         raise ExchangeError(_why_no_tensor(capsule)) from exc
     _set_name(capsule, used)
-    return ManagedTensor(ffi.cast(kind, address))
+    pointer = ffi.cast(kind, address)
+    try:
+        return ManagedTensor(pointer, _read(pointer))
+    except BaseException:
+        if pointer.deleter:
+            pointer.deleter(pointer)
+        raise
+
+
+def capsule_pointer(value: object, name: bytes) -> int:
+    """The pointer in the capsule *value* if it is one of that *name*, else 0."""
+    if type(value).__name__ != "PyCapsule" or _get_name(value) != name:
+        return 0
+    pointer: int = _get_pointer(value, ctypes.cast(ctypes.c_char_p(name), ctypes.c_void_p))
+    return pointer
 
 
 def take_managed(address: int) -> ManagedTensor:
-    """Own the ``DLManagedTensorVersioned *`` at *address*, from an exchange table."""
-    return ManagedTensor(ffi.cast(_VERSIONED_POINTER, address))
+    """Own the ``DLManagedTensorVersioned *`` at *address*, from an exchange table.
+
+    If it breaks the standard, ExchangeError, and the caller still owns it.
+    """
+    pointer = ffi.cast(_VERSIONED_POINTER, address)
+    return ManagedTensor(pointer, _read(pointer))
 
 
 def export_capsule(

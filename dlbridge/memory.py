@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "NATIVE_DTYPES",
     "AllocatedMemory",
     "HostViewMemory",
     "ImportedMemory",
     "Memory",
     "carrier",
     "carrier_dtype",
+    "counts_elements",
     "memory_of",
+    "native_dtypes",
 ]
 
 # Where carriers of memory that the host cannot read begin: an aligned address
@@ -144,8 +147,7 @@ def carrier(
 ) -> np.ndarray[Any, Any]:
     """A new carrier; *strides* in elements, None for compact.
 
-    Its type is the tensor's own where numpy has it, else an unsigned integer
-    (or void) of the element's size; a packed sub-byte element counts as a byte.
+    Its type is `carrier_dtype`.
     """
     import numpy as np
 
@@ -164,15 +166,38 @@ def carrier(
 
 
 def carrier_dtype(dtype: DType) -> np.dtype[Any]:
-    """The numpy dtype of carriers for *dtype*."""
+    """The numpy dtype of carriers for *dtype*: one that numpy exports.
+
+    Of a type that has no numpy dtype of its size (packed sub-byte types, three
+    lanes) the carrier counts elements, a byte for each.
+    """
     found = _carrier_dtypes.get(dtype)
     if found is None:
-        own = {ours: theirs for theirs, ours in fill_numpy_dtypes().items()}
-        found = _carrier_dtypes[dtype] = own.get(dtype) or dtype.carrier
+        own = {ours: theirs for theirs, ours in native_dtypes().items()}
+        import numpy as np
+
+        found = own.get(dtype) or np.dtype(_CARRIERS.get(dtype.bits * dtype.lanes, "uint8"))
+        _carrier_dtypes[dtype] = found
     return found
 
 
+def native_dtypes() -> dict[np.dtype[Any], DType]:
+    """The dtypes that numpy has and exports by itself."""
+    if not NATIVE_DTYPES:
+        found = fill_numpy_dtypes()
+        NATIVE_DTYPES.update({their: ours for their, ours in found.items() if their.isbuiltin == 1})
+    return NATIVE_DTYPES
+
+
+_CARRIERS = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64", 128: "complex128"}
 _carrier_dtypes: dict[DType, np.dtype[Any]] = {}
+NATIVE_DTYPES: dict[np.dtype[Any], DType] = {}
+"""Filled by `native_dtypes`, for those who cannot wait for a call."""
+
+
+def counts_elements(dtype: DType) -> bool:
+    """Whether carriers for *dtype* have one byte per element, whatever its size."""
+    return dtype.bits * dtype.lanes not in _CARRIERS
 
 
 def memory_of(array: np.ndarray[Any, Any]) -> Memory | None:

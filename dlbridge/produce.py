@@ -18,7 +18,7 @@ from .registry import backend
 if TYPE_CHECKING:
     from .tensor import Tensor  # the type only; this module stands before it
 
-__all__ = ["OPERATIONS", "order_consumer", "produce"]
+__all__ = ["OPERATIONS", "has_negative_strides", "order_consumer", "produce"]
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """What a `Tensor` does through modules that stand after it, by name."""
@@ -106,12 +106,7 @@ def _check_device(dl_device: object) -> tuple[int, int]:
 
 
 def _export_here(tensor: Tensor, version: tuple[int, int] | None, copy: bool | None) -> object:
-    if tensor.device.is_host and any(
-        stride < 0 and extent > 1
-        for stride, extent in zip(tensor.strides, tensor.shape, strict=True)
-    ):
-        # torch <= 2.13 aborts the process on negative strides, and a producer
-        # cannot know its consumer.
+    if has_negative_strides(tensor):
         if copy is False:
             raise ExchangeError(
                 f"negative strides {tensor.strides} are exported as a copy (some consumers "
@@ -119,6 +114,15 @@ def _export_here(tensor: Tensor, version: tuple[int, int] | None, copy: bool | N
             )
         return _export(OPERATIONS["copy"](tensor), version, FLAG_IS_COPIED)
     return _export(tensor, version, 0)
+
+
+def has_negative_strides(tensor: Tensor) -> bool:
+    """Whether some stride runs backwards: torch <= 2.13 aborts the process on those,
+    and a producer cannot know its consumer, so they are exported as a copy."""
+    return any(step < 0 for step in tensor._array.strides) and any(
+        stride < 0 and extent > 1
+        for stride, extent in zip(tensor.strides, tensor.shape, strict=True)
+    )
 
 
 def _export_to_host(

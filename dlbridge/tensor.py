@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from .capsule import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, MAX_NDIM, Image
 from .device import Device
-from .dtype import NUMPY_DTYPES, DType, from_numpy
+from .dtype import DType, from_numpy
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
 from .layout import is_compact
-from .memory import Memory, carrier, carrier_dtype, memory_of
+from .memory import (
+    Memory,
+    carrier,
+    carrier_dtype,
+    counts_elements,
+    memory_of,
+    native_dtypes,
+)
 from .produce import OPERATIONS, produce
 
 if TYPE_CHECKING:
@@ -186,9 +193,8 @@ class Tensor:
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         """This tensor's memory through *array*, a view of its carrier."""
         moved = address_of(array) - address_of(self._array) if array.size else 0
-        bits = self._dtype.bits * self._dtype.lanes
-        if self._dtype.is_subbyte and not self.is_padded:
-            moved, rest = divmod(moved * bits, 8)  # a carrier has a byte per element
+        if counts_elements(self._dtype) and not self.is_padded:
+            moved, rest = divmod(moved * self._dtype.bits * self._dtype.lanes, 8)
             if rest:
                 raise ExchangeError(
                     f"a view of packed {self._dtype} must start at a whole byte, not {rest} bits "
@@ -294,6 +300,10 @@ class Tensor:
         flags = (self._flags & FLAG_SUBBYTE_PADDED) | extra_flags
         return Image(data, device.dlpack, self.ndim, self._dtype, offset, flags)
 
+    def _table_image(self, extra_flags: int) -> Image | None:
+        """`_image`, or None where numpy's export is right as it is."""
+        return self._image(extra_flags)
+
     # In other modules' hands --------------------------------------------------
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
@@ -336,8 +346,7 @@ class ArrayTensor(Tensor):
 
     @property
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
-        array_dtype = self._array.dtype
-        return NUMPY_DTYPES.get(array_dtype) or from_numpy(array_dtype)
+        return native_dtypes()[self._array.dtype]
 
     @property
     def _memory(self) -> Memory:  # type: ignore[override]  # a slot in Tensor
@@ -356,6 +365,9 @@ class ArrayTensor(Tensor):
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
+    def _table_image(self, extra_flags: int) -> Image | None:
+        return self._image(extra_flags) if extra_flags else None
+
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         if dtype is None:
             return wrap_array(array)
@@ -363,10 +375,12 @@ class ArrayTensor(Tensor):
 
 
 def wrap_array(array: Array) -> Tensor:
-    """The Tensor over a numpy *array* of a type of DLPack's, as it is now.
+    """The Tensor over a numpy *array*, which the caller gives away.
 
-    The caller gives the array away: nobody else may change its metadata.
+    ExchangeError for types that DLPack has not, naming the way out.
     """
+    if array.dtype not in native_dtypes():
+        return _wrap_foreign_dtype(array)
     # What torch aborts on, and what must have a NULL pointer, is not for numpy
     # to export; size-1 dimensions with odd strides are harmless (measured).
     if array.size and (array.flags.forc or min(array.strides) >= 0):
@@ -375,6 +389,13 @@ def wrap_array(array: Array) -> Tensor:
         tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
         return tensor
     return _general(array, _array_memory(array), from_numpy(array.dtype), 0, 0)
+
+
+def _wrap_foreign_dtype(array: Array) -> Tensor:
+    """The Tensor over an array of a type that numpy does not export (ml_dtypes')."""
+    dtype = from_numpy(array.dtype)
+    flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte else 0
+    return _build(array.view(carrier_dtype(dtype)), _array_memory(array), dtype, 0, flags)
 
 
 def make_tensor(
@@ -395,7 +416,7 @@ def make_tensor(
 
 
 def _build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
-    if not flags and memory.device is _CPU and NUMPY_DTYPES.get(array.dtype) is dtype:
+    if not flags and memory.device is _CPU and native_dtypes().get(array.dtype) is dtype:
         return wrap_array(array)
     return _general(array, memory, dtype, byte_offset, flags)
 

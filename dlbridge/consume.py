@@ -1,0 +1,358 @@
+"""Any library's tensor in: from_dlpack and asarray.
+
+Source: array API 2024.12, ``from_dlpack``; dlpack.h 1.3. What a producer did
+is looked at, not believed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .capsule import (
+    DLPACK_VERSION,
+    FLAG_IS_COPIED,
+    FLAG_READ_ONLY,
+    FLAG_SUBBYTE_PADDED,
+    ManagedTensor,
+    open_capsule,
+)
+from .device import Device, DLDeviceType
+from .devices import backend_of, find_device
+from .dtype import dtype as as_dtype
+from .errors import BackendUnavailable, ExchangeError
+from .exchange import ForeignTable, table_of
+from .layout import reach
+from .memory import NATIVE_DTYPES, ImportedMemory, Memory, native_dtypes
+from .produce import OPERATIONS
+from .protocol import NativeArray, SupportsForeignData, SupportsNative, SupportsStreams
+from .registry import backend, backends
+from .stream import consumer_stream, wait
+from .tensor import ArrayTensor, Tensor, make_tensor, wrap_array
+
+__all__ = ["adopt", "asarray", "from_dlpack"]
+
+_CPU = Device.of(1, 0)
+
+_FAST: dict[type, Callable[[Any], Tensor]] = {}
+"""Importers for exact types that need no protocol: numpy's and torch's arrays."""
+
+
+def from_dlpack(
+    x: Any, /, *, device: Any = None, copy: bool | None = None, stream: Any = None
+) -> Tensor:
+    """A Tensor on the memory of *x*: any object with ``__dlpack__``, or a capsule.
+
+    *device* moves it there, by the producer where it can and by the device's
+    backend otherwise. *copy*: True always copies, False never, None only to
+    reach *device*. *stream* is the one that you will use the tensor on, by the
+    rules of its device; the current one if None.
+
+    TypeError for what is no producer (`asarray` takes more), BufferError for
+    a tensor that cannot be had that way. A producer's own errors pass through.
+    """
+    if device is None and copy is None and stream is None:
+        importer = _FAST.get(type(x)) or _learn(type(x))
+        if importer is not None:
+            return importer(x)
+    if copy is not None and not isinstance(copy, bool):
+        raise TypeError(f"copy must be True, False or None, not {copy!r}")
+    target = None if device is None else find_device(device)
+    tensor = _import(x, target, copy, stream)
+    if copy is True or (target is not None and tensor.device is not target):
+        moved: Tensor = OPERATIONS["to_device"](tensor, target or tensor.device, copy=copy)
+        return moved
+    return tensor
+
+
+def asarray(x: Any, /, *, device: Any = None, dtype: Any = None, copy: bool | None = None) -> Tensor:
+    """A Tensor of whatever *x* is, without a copy where its memory can be shared.
+
+    Takes what `from_dlpack` takes, the objects of a backend's ecosystem
+    (pyopencl arrays, Vulkan buffers), ``__cuda_array_interface__``,
+    ``__array_interface__``, buffers (bytes, memoryview, array, mmap), Arrow
+    arrays, Python scalars and nested lists. *dtype* reads the memory as
+    another type of the same size.
+    """
+    tensor = _as_tensor(x)
+    if dtype is not None:
+        tensor = tensor.view(as_dtype(dtype))
+    if device is None and copy is not True:
+        return tensor
+    moved: Tensor = OPERATIONS["to_device"](tensor, device or tensor.device, copy=copy)
+    return moved
+
+
+def adopt(
+    managed: ManagedTensor, origin: str, *, name: str | None = None, immutable: bool = False
+) -> Tensor:
+    """The Tensor that owns *managed*. *origin* says where it came from, in words.
+
+    *name* is the backend of a device type that several share; *immutable*
+    marks memory read-only whose producer could not say so.
+    """
+    fields = managed.fields
+    kind, index, data = fields.device_type, fields.device_id, fields.data
+    device = _CPU if kind == DLDeviceType.kDLCPU else Device.of(kind, index, name)
+    if not device.is_address:
+        device, data = _bind(device, data, origin)
+    low, high = reach(fields.shape, fields.strides)
+    nbytes = fields.dtype.nbytes(high - low)
+    memory = ImportedMemory(managed, device, data, nbytes, origin)
+    return make_tensor(
+        memory,
+        fields.byte_offset,
+        fields.dtype,
+        fields.shape,
+        fields.strides,
+        readonly=immutable or bool(fields.flags & FLAG_READ_ONLY),
+        flags=fields.flags & (FLAG_IS_COPIED | FLAG_SUBBYTE_PADDED),
+    )
+
+
+# DLPack -------------------------------------------------------------------
+
+
+def _import(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
+    """A Tensor of *x*, on *target* only if the producer brought it there."""
+    if isinstance(x, Tensor):
+        OPERATIONS["order"](x, stream)
+        return x
+    if type(x).__name__ == "PyCapsule":
+        return adopt(open_capsule(x), "a capsule")
+    _refuse_hidden_state(x)
+    table = table_of(type(x))
+    if table is not None and target is None and copy is not False:
+        tensor = _import_by_table(table, x, stream)
+        if tensor is not None:
+            return tensor
+    return _import_by_method(x, target, copy, stream)
+
+
+def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor | None:
+    """By the C exchange API; None where the producer wants to be asked by ``__dlpack__``."""
+    try:
+        managed = table.export(x)
+    except BufferError:
+        return None
+    tensor = adopt(managed, _origin(x))
+    device = tensor.device
+    if not device.is_host:
+        _order_after(tensor, table.current_work_stream(device), stream)
+    return tensor
+
+
+def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
+    """Make our stream wait for *producer*'s; the table itself never synchronises."""
+    device = tensor.device
+    try:
+        plugin = backend_of(device)
+    except BackendUnavailable:
+        if producer:
+            raise  # memory that may not be ready, and nothing here to wait with
+        return
+    if stream is None:
+        wait(device, producer)
+    elif isinstance(plugin, SupportsStreams):
+        consumer = plugin.normalize_stream(device.index, stream)
+        if consumer not in (-1, producer):
+            plugin.wait(device.index, consumer, producer)
+
+
+def _import_by_method(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
+    cls = type(x)
+    if not (hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")):
+        missing = "__dlpack_device__" if hasattr(cls, "__dlpack__") else "__dlpack__"
+        raise TypeError(
+            f"{_origin(x)} has no {missing}, so it is no DLPack producer; dlbridge.asarray "
+            "also takes buffers, array interfaces and the objects of device backends"
+        )
+    source = _device_of(x)
+    wanted: dict[str, Any] = {}
+    if stream is None:
+        stream = consumer_stream(source)
+    if target is not None and target is not source and target is _CPU:
+        wanted["dl_device"] = target.dlpack
+        stream = None  # the producer synchronises (array API: dl_device on the CPU)
+    if copy is False:
+        wanted["copy"] = False
+    streams = {} if stream is None else {"stream": stream}
+    capsule = _call(x, streams, wanted, source)
+    managed = open_capsule(capsule)
+    if copy is False and managed.fields.flags & FLAG_IS_COPIED:
+        raise ExchangeError(f"{_origin(x)} exported a copy although copy=False was asked for")
+    immutable = managed.legacy and cls.__module__.partition(".")[0] in _IMMUTABLE
+    return adopt(managed, _origin(x), immutable=immutable)
+
+
+_IMMUTABLE = {"jax", "jaxlib"}
+"""Libraries of immutable arrays whose legacy capsules cannot say so."""
+
+
+def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Device) -> Any:
+    """The capsule; producers that do not know a keyword are asked once more, simply."""
+    try:
+        return x.__dlpack__(max_version=DLPACK_VERSION, **streams, **wanted)
+    except TypeError as first:
+        if wanted.get("copy") is False and "dl_device" in wanted:
+            raise ExchangeError(
+                f"{_origin(x)} on {source} cannot be had on the CPU without a copy: its "
+                "__dlpack__ takes no dl_device"
+            ) from first
+        try:
+            return x.__dlpack__(**streams)
+        except TypeError as second:
+            raise second from first
+    except (BufferError, ValueError):
+        # Crossing to the CPU is ours to do where the producer will not.
+        if "dl_device" not in wanted or "copy" in wanted:
+            raise
+        stream = consumer_stream(source)
+        again = {} if stream is None else {"stream": stream}
+        return x.__dlpack__(max_version=DLPACK_VERSION, **again)
+
+
+def _device_of(x: Any) -> Device:
+    pair = x.__dlpack_device__()
+    if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in pair):
+        raise TypeError(f"{_origin(x)}.__dlpack_device__() returned {pair!r}, not two ints")
+    if len(pair) != 2:
+        raise ValueError(f"{_origin(x)}.__dlpack_device__() returned {pair!r}, not two ints")
+    kind, index = pair
+    return _CPU if kind == DLDeviceType.kDLCPU else Device.of(int(kind), int(index))
+
+
+def _bind(device: Device, data: int, origin: str) -> tuple[Device, int]:
+    """The device and handle as its backend knows them; opaque if there is none."""
+    try:
+        plugin = backend(device.name)
+    except BackendUnavailable:
+        return device, data
+    if isinstance(plugin, SupportsForeignData):
+        index, data = plugin.import_data(device.index, data, origin.rpartition(".")[0])
+        device = Device.of(device.type, index, device.name)
+    return device, data
+
+
+def _origin(x: Any) -> str:
+    return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
+# Known libraries ------------------------------------------------------------
+
+
+def _learn(cls: type) -> Callable[[Any], Tensor] | None:
+    """The importer for exactly *cls*, remembered, if it needs no protocol."""
+    module = cls.__module__.partition(".")[0]
+    if module == "numpy" and cls is sys.modules["numpy"].ndarray:
+        native_dtypes()
+        _FAST[cls] = _from_numpy
+    elif module == "torch" and cls is sys.modules["torch"].Tensor:
+        _FAST[cls] = _from_torch
+    return _FAST.get(cls)
+
+
+def _from_numpy(x: Any) -> Tensor:
+    array = x[...]  # our own view: x's metadata may change, and x stays alive
+    if x.dtype in NATIVE_DTYPES and x.flags.forc and x.size:
+        tensor = ArrayTensor()
+        tensor._array = array
+        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
+        return tensor
+    if any(step % max(x.itemsize, 1) for step in x.strides) and x.size > 1:
+        raise ExchangeError(
+            f"byte strides {x.strides} are no multiples of the item size {x.itemsize}, which "
+            "DLPack counts in; make a compact copy: numpy.ascontiguousarray(x)"
+        )
+    return wrap_array(array)
+
+
+def _from_torch(x: Any) -> Tensor:
+    # torch's own C conversion refuses what would be wrong (grad, conj, neg,
+    # other devices, types that numpy has not) in half the time of __dlpack__.
+    try:
+        array = x.numpy()
+    except (RuntimeError, TypeError):
+        return _import(x, None, None, None)
+    return wrap_array(array)
+
+
+def _refuse_hidden_state(x: Any) -> None:
+    """What DLPack cannot say about *x* would be wrong data: lazy signs, masks, gradients."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if x.requires_grad:
+            raise ExchangeError("the torch tensor requires grad; pass x.detach()")
+        if x.is_conj() or x.is_neg():
+            raise ExchangeError(
+                "the torch tensor is lazily conjugated or negated, which other libraries do not "
+                "see; pass x.resolve_conj().resolve_neg()"
+            )
+    elif hasattr(type(x), "__array_ufunc__") and hasattr(x, "mask") and hasattr(x, "filled"):
+        raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
+
+
+# Everything else ---------------------------------------------------------------
+
+
+def _as_tensor(x: Any) -> Tensor:
+    if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
+        return from_dlpack(x)
+    native = _from_native(x)
+    if native is not None:
+        return native
+    for attribute, importer in _INTERFACES.items():
+        if getattr(x, attribute, None) is not None:
+            return importer(x)
+    import numpy as np
+
+    if hasattr(x, "__array_interface__") or hasattr(x, "__array__"):
+        return wrap_array(np.asarray(x)[...])
+    try:
+        view = memoryview(x)
+    except TypeError:
+        return wrap_array(np.asarray(_plain(x)))
+    return wrap_array(np.asarray(view))
+
+
+_INTERFACES: dict[str, Callable[[Any], Tensor]] = {}
+"""Importers by attribute, for interfaces that later modules bring."""
+
+
+def _plain(x: Any) -> Any:
+    """Python scalars and nested sequences of them; TypeError for anything else."""
+    if isinstance(x, (bool, int, float, complex, list, tuple)):
+        return x
+    raise TypeError(
+        f"{_origin(x)} is no tensor: it has neither __dlpack__, an array interface nor a buffer, "
+        f"and no installed backend knows it ({', '.join(backends())})"
+    )
+
+
+def _from_native(x: Any) -> Tensor | None:
+    """*x* as the tensor that one of the backends sees in it."""
+    if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
+        return None
+    for name in backends():
+        try:
+            plugin = backend(name)
+        except Exception:  # noqa: BLE001, S112 - a broken backend knows no objects
+            continue
+        if isinstance(plugin, SupportsNative):
+            array = plugin.from_native(x)
+            if array is not None:
+                return native_tensor(Device.of(plugin.device_type, array.device_id, name), array, x)
+    return None
+
+
+def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
+    """The Tensor that a backend's description of *x* means."""
+    dtype = as_dtype(array.dtype)
+    strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
+    low, high = reach(array.shape, strides) if strides else (0, 0)
+    memory = Memory(device, array.data, (high - low) * dtype.itemsize, _origin(x), array.owner)
+    return make_tensor(
+        memory, array.offset, dtype, array.shape, strides, readonly=array.readonly
+    )
+

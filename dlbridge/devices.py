@@ -1,0 +1,56 @@
+"""From what a user says to a device that exists, and from a device to its backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .device import Device, device, split
+from .errors import ExchangeError
+from .protocol import Backend, SupportsDeviceNames
+from .registry import backend, backends
+
+__all__ = ["backend_of", "find_device"]
+
+
+def backend_of(device: Device) -> Backend:
+    """The backend of *device*. BackendUnavailable or BackendError if there is none.
+
+    ExchangeError if it has no device of that index, or is for another type.
+    """
+    plugin = backend(device.name)
+    if plugin.device_type != device.type:
+        raise ExchangeError(
+            f"backend {device.name!r} is for device type {plugin.device_type}, "
+            f"not {device.type:d}"
+        )
+    count = plugin.device_count()
+    if device.index >= count:
+        raise ExchangeError(
+            f"there is no {device}: backend {device.name!r} has {count} "
+            f"device{'s' if count != 1 else ''} here, counted from 0"
+        )
+    return plugin
+
+
+def find_device(wanted: Any) -> Device:
+    """The device that *wanted* means, with a backend that can use it.
+
+    Takes what `dlbridge.device` takes, the names of installed backends, and
+    names that a backend knows (``"opencl:Intel"``).
+    """
+    if isinstance(wanted, str):
+        name, selector = split(wanted)
+        if name in backends():
+            plugin = backend(name)
+            if isinstance(selector, str):
+                if not isinstance(plugin, SupportsDeviceNames):
+                    raise ValueError(
+                        f"{wanted!r}: backend {name!r} finds devices by number only ('{name}:0')"
+                    )
+                selector = plugin.find_device(selector)
+            found = Device.of(plugin.device_type, selector or 0, name)
+            backend_of(found)
+            return found
+    found = device(wanted)
+    backend_of(found)
+    return found

@@ -1,0 +1,108 @@
+"""The current stream of each device in each thread, and the order between streams."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .device import Device, DLDeviceType
+from .devices import backend_of, find_device
+from .errors import BackendUnavailable
+from .produce import OPERATIONS
+from .protocol import SupportsStreams
+
+__all__ = [
+    "chosen_streams",
+    "consumer_stream",
+    "current_stream",
+    "synchronize",
+    "use_stream",
+    "wait",
+]
+
+
+class _Chosen(threading.local):
+    """What `use_stream` chose in this thread."""
+
+    def __init__(self) -> None:
+        self.streams: dict[Device, int] = {}
+
+
+_chosen = _Chosen()
+
+
+@contextmanager
+def use_stream(device: Any, stream: Any) -> Iterator[int]:
+    """Send this thread's work on *device* to *stream* inside the block.
+
+    *stream* is whatever the device's backend knows as one: an integer by the
+    device's rules, or the ecosystem's own object (a torch, cupy or cuda.core
+    stream, a pyopencl queue), which must outlive the block. Gives the handle.
+    """
+    where = find_device(device)
+    plugin = backend_of(where)
+    if not isinstance(plugin, SupportsStreams):
+        raise TypeError(f"{where} has no streams to choose from")
+    handle = plugin.normalize_stream(where.index, stream)
+    if handle == -1:
+        raise ValueError("stream -1 means 'do not synchronise'; it is no stream to work on")
+    before = _chosen.streams.get(where)
+    _chosen.streams[where] = handle
+    try:
+        yield handle
+    finally:
+        if before is None:
+            del _chosen.streams[where]
+        else:
+            _chosen.streams[where] = before
+
+
+def current_stream(device: Device) -> int:
+    """The native handle of the stream that our work on *device* goes to; 0: the default."""
+    handle = _chosen.streams.get(device)
+    return backend_of(device).current_stream(device.index) if handle is None else handle
+
+
+def chosen_streams() -> dict[Device, int]:
+    """The streams that `use_stream` chose in this thread (a copy)."""
+    return dict(_chosen.streams)
+
+
+def consumer_stream(device: Device) -> int | None:
+    """What we, as a consumer, pass to ``__dlpack__(stream=)``; None: nothing.
+
+    CUDA's and ROCm's values are the standard's (array API 2024.12): CUDA's
+    default is 1, as 0 is ambiguous there. Other devices' streams are known to
+    their own objects only, so foreign producers are not given any.
+    """
+    if device.type not in _STREAM_DEVICES:
+        return None
+    try:
+        handle = current_stream(device)
+    except BackendUnavailable:
+        return None
+    return handle or (None if device.type == DLDeviceType.kDLROCM else 1)
+
+
+_STREAM_DEVICES = {DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged, DLDeviceType.kDLROCM}
+
+
+def wait(device: Device, on: int) -> None:
+    """Make our stream on *device* wait for the work now on stream *on*."""
+    plugin = backend_of(device)
+    stream = current_stream(device)
+    if isinstance(plugin, SupportsStreams) and stream != on:
+        plugin.wait(device.index, stream, on)
+
+
+def synchronize(device: Any) -> None:
+    """Block until our work on *device* in this thread's current stream is done."""
+    where = find_device(device)
+    plugin = backend_of(where)
+    if isinstance(plugin, SupportsStreams):
+        plugin.synchronize(where.index, current_stream(where))
+
+
+OPERATIONS["current_stream"] = current_stream
