@@ -13,6 +13,7 @@ from .errors import BackendError, BackendUnavailable
 from .protocol import API, Backend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
 __all__ = ["GROUP", "backend", "backends", "owner", "register_backend"]
@@ -31,7 +32,9 @@ HINTS = {
 
 _loaded: dict[str, Backend] = {}
 _registered: dict[str, type] = {}
-_lock = threading.RLock()
+# One lock per name: a driver that takes a second to open holds up nobody who
+# wants another one.
+_locks: dict[str, threading.RLock] = {}
 
 
 def backends() -> list[str]:
@@ -49,7 +52,7 @@ def backend(name: str) -> Backend:
     found = _loaded.get(name)
     if found is not None:
         return found
-    with _lock:
+    with _locks.setdefault(name, threading.RLock()):
         if name not in _loaded:
             _loaded[name] = _load(name)
         return _loaded[name]
@@ -57,11 +60,10 @@ def backend(name: str) -> Backend:
 
 def register_backend(name: str, backend: type) -> None:
     """Add the class *backend* under *name*, by hand instead of by entry point."""
-    if name in backends():
+    if name in _entry_points() or _registered.setdefault(name, backend) is not backend:
         raise BackendError(
             f"backend {name!r} is already provided by {owner(name)}; choose another name"
         )
-    _registered[name] = backend
 
 
 def owner(name: str) -> str:
@@ -73,13 +75,12 @@ def owner(name: str) -> str:
 
 
 def _load(name: str) -> Backend:
-    cls = _find(name)
-    who = owner(name)
+    who, load = _find(name)
     try:
-        plugin: Backend = (cls.load() if not isinstance(cls, type) else cls)()
+        plugin: Backend = load()()
     except BackendUnavailable:
         raise
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:  # a plugin must not end the program either
         raise BackendError(
             f"{who} failed to load backend {name!r}: {type(exc).__name__}: {exc}"
         ) from exc
@@ -90,17 +91,21 @@ def _load(name: str) -> Backend:
             f"{who} speaks backend API {api}, this dlbridge speaks {API}; "
             f"upgrade {'that backend' if older else 'dlbridge'}"
         )
+    missing = [member for member in _members() if not hasattr(plugin, member)]
+    if missing:
+        raise BackendError(f"{who}: backend {name!r} lacks {', '.join(missing)}; report it there")
     return plugin
 
 
-def _find(name: str) -> EntryPoint | type:
+def _find(name: str) -> tuple[str, Callable[[], type]]:
+    """Who provides *name*, and how to get its class."""
     if not _allowed(name):
         raise BackendUnavailable(
             f"backend {name!r} is switched off by DLBRIDGE_BACKENDS="
             f"{os.environ['DLBRIDGE_BACKENDS']!r}; add it there or unset the variable"
         )
     if name in _registered:
-        return _registered[name]
+        return owner(name), lambda: _registered[name]
     found = _entry_points().get(name, [])
     if not found:
         hint = f"; try: {HINTS[name]}" if name in HINTS else ""
@@ -109,7 +114,13 @@ def _find(name: str) -> EntryPoint | type:
         )
     if len(found) > 1:
         raise BackendError(f"{owner(name)} both provide {name!r}; uninstall all but one")
-    return found[0]
+    return _distribution(found[0]), found[0].load
+
+
+def _members() -> list[str]:
+    """What the contract requires of every backend."""
+    methods = (name for name in vars(Backend) if not name.startswith("_"))
+    return sorted({*Backend.__annotations__, *methods})
 
 
 def _allowed(name: str) -> bool:

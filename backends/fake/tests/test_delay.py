@@ -89,14 +89,14 @@ def test_a_source_that_changes_too_early_shows(fake, data, gate):
 
 def test_threads_end_with_their_streams(monkeypatch):
     monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "1")
-    before = threading.active_count()
+    before = set(threading.enumerate())
     streams = [Stream() for _ in range(20)]
-    running = [t for t in threading.enumerate() if t.name.endswith("(_run)")]
-    assert threading.active_count() == before + 20
+    started = set(threading.enumerate()) - before
+    assert len(started) == 20
     del streams
-    for thread in running[-20:]:
-        thread.join(30)
-    assert threading.active_count() == before
+    for thread in started:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_with_block_makes_a_stream_current(fake):

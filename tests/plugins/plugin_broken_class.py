@@ -1,0 +1,22 @@
+"""Backends that are broken in every way but that of their module."""
+
+import sys
+
+from plugin_shared import Shared
+
+
+class Backend:
+    def __init__(self):
+        raise RuntimeError("boom")
+
+
+class Exits:
+    def __init__(self):
+        sys.exit("no licence")
+
+
+class Half:
+    api = 1
+    device_type = 12
+    free = Shared.free
+    device_count = Shared.device_count

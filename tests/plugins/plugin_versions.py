@@ -1,0 +1,11 @@
+"""Backends written for other versions of the contract."""
+
+from plugin_shared import Shared
+
+
+class Outdated(Shared):
+    api = 0
+
+
+class Newer(Shared):
+    api = 2
