@@ -1,0 +1,66 @@
+"""TVM-FFI from Python: compiled kernels, called with anybody's tensors.
+
+Names and behaviour are those of the tvm_ffi package where the thing is the
+same. Importing this loads nothing; the first name that is used loads
+libtvm_ffi.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ._lib import library_path, version
+    from .any import UNCHANGED
+    from .error import Error, register_error
+    from .function import (
+        BoundCall,
+        Function,
+        convert_func,
+        get_global_func,
+        get_global_func_metadata,
+        list_global_func_names,
+        register_global_func,
+        remove_global_func,
+    )
+    from .object import Object
+
+__all__ = [
+    "UNCHANGED",
+    "BoundCall",
+    "Error",
+    "Function",
+    "Object",
+    "convert_func",
+    "get_global_func",
+    "get_global_func_metadata",
+    "library_path",
+    "list_global_func_names",
+    "register_error",
+    "register_global_func",
+    "remove_global_func",
+    "version",
+]
+
+# In this order; each adds its part to the tables in `any`, `arguments` last.
+_MODULES: Final = ("_lib", "any", "object", "opaque", "error", "function", "arguments")
+
+
+def _load() -> None:
+    for module in _MODULES:
+        loaded = import_module(f"{__name__}.{module}")
+        for name in loaded.__all__:
+            if name in __all__:
+                globals()[name] = getattr(loaded, name)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _load()
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,179 @@
+"""Loads libtvm_ffi: where it is found, which symbols it must have, how each is called.
+
+Importing this module loads the library; nothing else in dlbridge does. Two
+views of the same library are given (measured; ``docs/ffi.md``):
+
+* `C`, by cffi, which drops the GIL around each call: for what may block, run
+  long, or call back into Python.
+* `py`, by ctypes, which keeps the GIL: for the registry and the type table,
+  which have no lock of their own, and for reference counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib.util
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dlbridge._cdefs import ffi
+from dlbridge.errors import LibraryUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["C", "address", "ffi", "has", "immortal", "library_path", "py", "version"]
+
+ENVIRONMENT: Final = "DLBRIDGE_TVM_FFI_LIB"
+FILE_NAME: Final = {"darwin": "libtvm_ffi.dylib", "win32": "tvm_ffi.dll"}.get(
+    sys.platform, "libtvm_ffi.so"
+)
+
+# The oldest interface whose TVMFFIErrorCell has cause_chain (read from an older
+# one, it is a bus error): this symbol came with it.
+_NEWEST_REQUIRED: Final = "TVMFFIErrorCreateWithCauseAndExtraContext"
+
+_POINTER: Final = ctypes.c_void_p
+_WITH_GIL: Final[dict[str, tuple[Any, ...]]] = {
+    # name: result, arguments
+    "TVMFFIObjectIncRef": (ctypes.c_int, _POINTER),
+    "TVMFFIObjectDecRef": (ctypes.c_int, _POINTER),
+    "TVMFFIErrorMoveFromRaised": (None, _POINTER),
+    "TVMFFIFunctionGetGlobal": (ctypes.c_int, _POINTER, _POINTER),
+    "TVMFFIFunctionSetGlobal": (ctypes.c_int, _POINTER, _POINTER, ctypes.c_int),
+    "TVMFFIFunctionSetGlobalFromMethodInfo": (ctypes.c_int, _POINTER, ctypes.c_int),
+    "TVMFFIFunctionCall": (ctypes.c_int, _POINTER, _POINTER, ctypes.c_int, _POINTER),
+    "TVMFFITypeKeyToIndex": (ctypes.c_int, _POINTER, _POINTER),
+    "TVMFFIGetTypeInfo": (ctypes.c_size_t, ctypes.c_int32),
+    "TVMFFIGetTypeAttrColumn": (ctypes.c_size_t, _POINTER),
+    "TVMFFIEnvModRegisterSystemLibSymbol": (ctypes.c_int, ctypes.c_char_p, _POINTER),
+}
+_REQUIRED: Final = (
+    *_WITH_GIL,
+    _NEWEST_REQUIRED,
+    "TVMFFIFunctionCreate",
+    "TVMFFIAnyViewToOwnedAny",
+    "TVMFFITensorFromDLPackVersioned",
+    "TVMFFITensorToDLPackVersioned",
+    "TVMFFIEnvRegisterCAPI",
+    "TVMFFIEnvSetStream",
+    "TVMFFIEnvTensorAlloc",
+)
+_FATAL_SIGNALS: Final = ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
+
+
+def address(pointer: Any) -> int:
+    """The address in the cffi *pointer*."""
+    return int(ffi.cast("intptr_t", pointer))
+
+
+def immortal(thing: Any) -> Any:
+    """*thing*, which is never freed now: C may use it after Python has forgotten it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
+
+
+def has(symbol: str) -> bool:
+    """Whether the library that was loaded has *symbol* (versions say too little)."""
+    return hasattr(C, symbol)
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    """``(path, where it comes from)``, the first that loads is taken."""
+    chosen = os.environ.get(ENVIRONMENT)
+    if chosen:
+        yield chosen, f"${ENVIRONMENT}"
+        return
+    loaded = getattr(sys.modules.get("tvm_ffi"), "LIB", None)
+    if loaded is not None:
+        yield loaded._name, "the imported tvm_ffi"
+    try:
+        # Finds the package without importing it.
+        spec = importlib.util.find_spec("tvm_ffi")
+    except ValueError:  # a tvm_ffi in sys.modules that is no package
+        spec = None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder, "lib", FILE_NAME)
+        if path.exists():
+            yield str(path), "the installed apache-tvm-ffi"
+    yield FILE_NAME, "the system's loader"
+
+
+def _load() -> tuple[Any, str]:
+    tried = []
+    for path, origin in _candidates():
+        try:
+            library = ffi.dlopen(path, ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
+        except OSError as exc:
+            tried.append(f"{origin}: {exc}")
+            continue
+        missing = [name for name in _REQUIRED if not hasattr(library, name)]
+        if not missing:
+            # Freed, it would unload under the objects that are still alive.
+            return immortal(library), path
+        tried.append(f"{origin}: {path} lacks {', '.join(missing)}; upgrade it")
+    raise LibraryUnavailable(
+        "libtvm_ffi cannot be loaded; pip install apache-tvm-ffi, or set "
+        f"{ENVIRONMENT} to the library's path. Tried:\n  " + "\n  ".join(tried)
+    )
+
+
+def _load_keeping_faulthandler() -> tuple[Any, str]:
+    """Load; the library's constructor replaces fatal signals' handlers, undo that."""
+    if not faulthandler.is_enabled() or sys.platform == "win32":
+        return _load()
+    sigaction = ctypes.CDLL(None).sigaction
+    # struct sigaction is opaque here, and below 256 bytes everywhere.
+    saved = []
+    for name in _FATAL_SIGNALS:
+        action = ctypes.create_string_buffer(256)
+        sigaction(getattr(signal, name), None, action)
+        saved.append((getattr(signal, name), action))
+    try:
+        return _load()
+    finally:
+        for number, action in saved:
+            sigaction(number, action, None)
+
+
+class _WithGIL:
+    """The functions of `_WITH_GIL`; arguments are integers: addresses and numbers."""
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.PyDLL(path)
+        for name, (result, *arguments) in _WITH_GIL.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+            setattr(self, name, function)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def _register_python() -> None:
+    """Give the library what it needs to notice Ctrl-C in long calls.
+
+    tvm_ffi registers the same three functions: the order does not matter.
+    """
+    for name in ("PyErr_CheckSignals", "PyGILState_Ensure", "PyGILState_Release"):
+        function = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p)
+        if C.TVMFFIEnvRegisterCAPI(name.encode(), ffi.cast("void *", function.value)):
+            raise LibraryUnavailable(f"{library_path} refused {name}")
+
+
+def _version() -> tuple[int, int, int]:
+    out = ffi.new("TVMFFIVersion *")
+    C.TVMFFIGetVersion(out)
+    return (out.major, out.minor, out.patch)
+
+
+C, library_path = _load_keeping_faulthandler()
+py = _WithGIL(library_path)
+version = _version()
+_register_python()

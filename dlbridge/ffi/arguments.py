@@ -1,0 +1,70 @@
+"""Which Python class becomes which value: the rules, in the order in which they are asked."""
+
+from __future__ import annotations
+
+import ctypes
+import numbers
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.dtype import dtype
+
+from . import any as values
+from .callback import callable_rule
+from .error import error_rule
+from .opaque import pack_opaque
+
+if TYPE_CHECKING:
+    from .any import Packer, Temporaries
+
+__all__: list[str] = []
+
+
+def _protocol(name: str, packer: Any) -> Any:
+    """A rule for classes with the method *name*: its result is packed by *packer*."""
+
+    def rule(cls: type) -> Packer | None:
+        if not values.defines(cls, name):
+            return None
+        return lambda value, keep: packer(getattr(value, name)(), keep)
+
+    return rule
+
+
+def _subclasses(base: type, packer: Packer) -> Any:
+    return lambda cls: packer if issubclass(cls, base) else None
+
+
+def _pack_foreign_dtype(value: Any, keep: Temporaries) -> tuple[int, int]:
+    return values.pack_dtype(dtype(value), keep)
+
+
+def _dtype_rule(cls: type) -> Packer | None:
+    for module, name in (("torch", "dtype"), ("numpy", "dtype")):
+        found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type) and issubclass(cls, found):
+            return _pack_foreign_dtype
+    return None
+
+
+def _pack_cuda_stream(value: tuple[int, int], keep: Temporaries) -> tuple[int, int]:
+    return values.pack_opaque_pointer(value[1], keep)  # (protocol version, handle)
+
+
+values.rules += [
+    _protocol("__tvm_ffi_object__", values.pack),
+    _protocol("__cuda_stream__", _pack_cuda_stream),
+    _subclasses(numbers.Integral, values.pack_int),
+    _subclasses(numbers.Real, values.pack_float),
+    _subclasses(str, values.pack_str),
+    _subclasses((bytes, bytearray), values.pack_bytes),  # type: ignore[arg-type]
+    _subclasses(ctypes.c_void_p, values.pack_opaque_pointer),
+    _protocol("__tvm_ffi_opaque_ptr__", values.pack_opaque_pointer),
+    _dtype_rule,
+    _protocol("__tvm_ffi_int__", values.pack_int),
+    _protocol("__tvm_ffi_float__", values.pack_float),
+    _protocol("__tvm_ffi_value__", values.pack),
+    error_rule,
+    callable_rule,
+    lambda _cls: pack_opaque,
+]

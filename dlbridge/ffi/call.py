@@ -1,0 +1,188 @@
+"""Calls: arguments packed into a frame, the frame passed to C, the result taken.
+
+A *frame* is the memory of one call: a result and up to `FAST` arguments. A call
+takes a frame out of a pool and puts it back when its result is read, so that
+neither recursion nor another thread ever sees it in between (`list.pop` and
+`list.append` are atomic); a call that fails leaves its frame to the collector.
+A frame in the pool has the result None.
+
+Most time goes to packing, so `Function.__call__` is generated: unrolled for up
+to `FAST` arguments, with integers, which every call has, stored in line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ._lib import C, ffi, py
+from .any import Temporaries, pack, pack_int, packer_of, packers, unpack
+from .error import interrupted, raised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["FAST", "Frame", "call", "call_with_gil", "make_fast_call", "new_frame", "on_streams"]
+
+FAST: Final = 6
+"""Arguments of a call that is unrolled; more of them take a loop."""
+
+Frame = tuple[memoryview, Any, Any]  # 64-bit words, TVMFFIAny *arguments, TVMFFIAny *result
+
+_frames: list[Frame] = []
+
+
+def new_frame(count: int) -> Frame:
+    """A frame for *count* arguments: word 0 and 1 the result, then two for each."""
+    memory = ffi.new("TVMFFIAny[]", count + 1)
+    words = memoryview(ffi.buffer(memory)).cast("B").cast("q")
+    # Pointer arithmetic does not keep the array alive; the memoryview does.
+    return words, memory + 1, memory + 0
+
+
+def call(pointer: Any, arguments: Sequence[Any]) -> Any:
+    """Call the function at *pointer* with any number of arguments."""
+    keep = Temporaries()
+    words, first, result = pack_frame(arguments, keep)
+    try:
+        if keep.streams:
+            failed = on_streams(keep.streams, pointer, first, len(arguments), result)
+        else:
+            failed = C.TVMFFIFunctionCall(pointer, first, len(arguments), result)
+    except SystemError as exc:
+        raise interrupted(exc) from None
+    if failed:
+        raise raised()
+    return unpack(words[0], words[1])
+
+
+def call_with_gil(handle: int, *arguments: Any) -> Any:
+    """Call a function that touches tables without a lock: the GIL is theirs.
+
+    The registry, the type table, and lists and dicts under change.
+    """
+    keep = Temporaries()
+    words, first, result = pack_frame(arguments, keep)
+    if py.TVMFFIFunctionCall(
+        handle, int(ffi.cast("intptr_t", first)), len(arguments), int(ffi.cast("intptr_t", result))
+    ):
+        raise raised()
+    return unpack(words[0], words[1])
+
+
+def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Frame:
+    """A new frame with *arguments*, good while *keep* lives."""
+    frame = new_frame(len(arguments))
+    words = frame[0]
+    place = 2
+    for argument in arguments:
+        words[place], words[place + 1] = pack(argument, keep)
+        place += 2
+    return frame
+
+
+def on_streams(
+    streams: dict[tuple[int, int], int], pointer: Any, first: Any, count: int, result: Any
+) -> int:
+    """Call with each device's stream set in the environment; put them back after."""
+    previous = []
+    out = ffi.new("void **")
+    try:
+        for (device_type, device_id), stream in streams.items():
+            handle = ffi.cast("void *", stream)
+            if C.TVMFFIEnvSetStream(device_type, device_id, handle, out):
+                raise raised()
+            previous.append((device_type, device_id, out[0]))
+        return C.TVMFFIFunctionCall(pointer, first, count, result)  # type: ignore[no-any-return]
+    finally:
+        for device_type, device_id, before in reversed(previous):
+            # Cannot fail: the place exists since it was set above.
+            C.TVMFFIEnvSetStream(device_type, device_id, before, ffi.NULL)
+
+
+_HEAD = """\
+def __call__(self, {parameters}, /, *rest):
+    if rest:
+        return call(self._pointer, ({names}, *rest))
+    try:
+        frame = take()
+    except IndexError:
+        frame = new_frame(FAST)
+    words, arguments, result = frame
+    keep = None
+"""
+_ARGUMENT = """\
+if a{i} is MISSING:
+    count = {i}
+else:
+    kind = type(a{i})
+    if kind is int:
+        words[{tag}] = INT
+        try:
+            words[{payload}] = a{i}
+        except ValueError:
+            if keep is None:
+                keep = Temporaries()
+            words[{tag}], words[{payload}] = pack_int(a{i}, keep)
+    else:
+        if keep is None:
+            keep = Temporaries()
+        words[{tag}], words[{payload}] = (packers.get(kind) or packer_of(kind))(a{i}, keep)
+"""
+_TAIL = """\
+    try:
+        if keep is None or keep.streams is None:
+            failed = CALL(self._pointer, arguments, count, result)
+        else:
+            failed = on_streams(keep.streams, self._pointer, arguments, count, result)
+    except SystemError as error:
+        raise interrupted(error) from None
+    if failed:
+        raise raised()
+    tag = words[0]
+    if not tag:
+        give(frame)
+        return None
+    payload = words[1]
+    words[0] = words[1] = 0
+    give(frame)
+    if tag == INT:
+        return payload
+    return unpack(tag, payload)
+"""
+
+
+def _indent(text: str, depth: int) -> str:
+    return "".join("    " * depth + line for line in text.splitlines(keepends=True))
+
+
+def make_fast_call() -> Callable[..., Any]:
+    """`Function.__call__`, compiled from the three templates above."""
+    names = [f"a{i}" for i in range(FAST)]
+    source = _HEAD.format(
+        parameters=", ".join(f"{name}=MISSING" for name in names), names=", ".join(names)
+    )
+    for i in range(FAST):
+        part = _ARGUMENT.format(i=i, tag=2 * i + 2, payload=2 * i + 3)
+        source += _indent(part, i + 1)
+    source += _indent(f"count = {FAST}\n", FAST + 1) + _TAIL
+    scope: dict[str, Any] = {
+        "CALL": C.TVMFFIFunctionCall,
+        "FAST": FAST,
+        "INT": C.kTVMFFIInt,
+        "MISSING": object(),
+        "Temporaries": Temporaries,
+        "call": call,
+        "give": _frames.append,
+        "interrupted": interrupted,
+        "new_frame": new_frame,
+        "on_streams": on_streams,
+        "pack_int": pack_int,
+        "packer_of": packer_of,
+        "packers": packers,
+        "raised": raised,
+        "take": _frames.pop,
+        "unpack": unpack,
+        "__name__": __name__,
+    }
+    exec(compile(source, "<dlbridge.ffi: generated call>", "exec"), scope)
+    return scope["__call__"]  # type: ignore[no-any-return]

@@ -1,0 +1,276 @@
+"""Function objects: calling, binding arguments, metadata and signatures."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ._lib import C, address, ffi, py
+from .any import ByteArray, Handle, Temporaries, constructors, unpack
+from .call import call_with_gil, make_fast_call, new_frame, on_streams, pack_frame
+from .callback import make_function
+from .error import interrupted, raised
+from .object import Object, wrap
+from .opaque import kept_pointer
+from .schema import signature_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "BoundCall",
+    "Function",
+    "convert_func",
+    "get_global_func",
+    "get_global_func_metadata",
+    "list_global_func_names",
+    "register_global_func",
+    "remove_global_func",
+]
+
+
+class Function(Object):
+    """A function of libtvm_ffi: call it with any values and anybody's tensors.
+
+    Positional arguments only, unless its metadata names the parameters.
+    """
+
+    __slots__ = ("_metadata", "_pointer")
+
+    _pointer: Any
+    _metadata: Mapping[str, Any]
+
+    def _adopt(self, handle: Handle | None) -> None:
+        super()._adopt(handle)
+        self._pointer = None if handle is None else ffi.cast("void *", handle)
+
+    __call__ = make_fast_call()
+
+    def bind(self, *arguments: Any) -> BoundCall:
+        """A call prepared once: ``step = f.bind(x, y)``, then ``step()`` as often as you like.
+
+        The arguments are packed now, and kept; tensors are not exported again,
+        so that a call costs little more than the C call itself.
+        ``step.replace(i, value)`` packs one of them anew. May be called from
+        any thread and while it runs.
+        """
+        return _bind(self, list(arguments))
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the registrar says about the function, as JSON; empty if nothing."""
+        return getattr(self, "_metadata", {})
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return signature_of(self.metadata)
+
+    @staticmethod
+    def __from_extern_c__(c_symbol: int, *, keep_alive_object: object = None) -> Function:
+        """A function from the address of a C function of type TVMFFISafeCallType.
+
+        *keep_alive_object*, a library perhaps, lives as long as the function.
+        """
+        symbol = ffi.cast("TVMFFISafeCallType", c_symbol)
+        out = ffi.new("void **")
+        owner, deleter = kept_pointer(keep_alive_object)
+        if C.TVMFFIFunctionCreate(owner, symbol, deleter, out):
+            raise MemoryError("libtvm_ffi could not allocate a function")
+        return wrap(address(out[0]), C.kTVMFFIFunction, Function)
+
+
+class KeywordFunction(Function):
+    """A function whose metadata names its parameters (``arg_names``)."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            try:
+                args = self.__signature__.bind(*args, **kwargs).args
+            except TypeError as exc:
+                raise TypeError(f"{exc}; the function takes {self.__signature__}") from None
+        return Function.__call__(self, *args)
+
+
+class BoundCall(Protocol):
+    """What `Function.bind` returns: a plain Python function, the fastest to call."""
+
+    def __call__(self) -> Any:
+        """Call with the bound arguments."""
+
+    def replace(self, index: int, value: Any) -> None:
+        """Bind *value* in place of argument *index*, for the calls that begin later."""
+
+
+def _pack_bound(bound: list[Any]) -> tuple[Any, Temporaries]:
+    """The packed arguments of a bound call; what they point to lives as long as they."""
+    keep = Temporaries()
+    words, first, _result = pack_frame(bound, keep)
+    # A call in another thread may still use the old arguments while they are
+    # replaced: C's own pointer must keep everything alive.
+    return ffi.gc(first, lambda _first, _words=words, _keep=keep: None), keep
+
+
+def _bind(function: Function, bound: list[Any]) -> BoundCall:
+    """The closure behind `Function.bind`; its cells are the prepared call."""
+    call_c, pointer, count = C.TVMFFIFunctionCall, function._pointer, len(bound)
+    arguments, keep = _pack_bound(bound)
+    streams = keep.streams
+    words, _none, result = new_frame(0)
+    busy = False
+
+    def call() -> Any:
+        nonlocal busy
+        # Between the two lines nothing is called, so no other thread and no
+        # signal handler can come in between.
+        if busy or streams:
+            return elsewhere()
+        busy = True
+        try:
+            if call_c(pointer, arguments, count, result):
+                busy = False
+                raise raised()
+        except SystemError as exc:
+            busy = False
+            raise interrupted(exc) from None
+        tag = words[0]
+        if not tag:
+            busy = False
+            return None
+        payload = words[1]
+        words[0] = words[1] = 0
+        busy = False
+        return unpack(tag, payload)
+
+    def elsewhere() -> Any:
+        words, _none, result = new_frame(0)
+        try:
+            failed = on_streams(streams or {}, pointer, arguments, count, result)
+        except SystemError as exc:
+            raise interrupted(exc) from None
+        if failed:
+            raise raised()
+        return unpack(words[0], words[1])
+
+    def replace(index: int, value: Any) -> None:
+        nonlocal arguments, streams
+        changed = [*bound]
+        changed[index] = value
+        packed, keep = _pack_bound(changed)
+        bound[:] = changed
+        arguments, streams = packed, keep.streams
+
+    call.replace = replace  # type: ignore[attr-defined]
+    call.__wrapped__ = function  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+constructors[C.kTVMFFIFunction] = lambda handle, index: wrap(handle, index, Function)
+
+
+def get_global_func(name: str, allow_missing: bool = False) -> Any:
+    """The global function *name*; None if *allow_missing*, else ValueError if there is none."""
+    out = ffi.new("void **")
+    if py.TVMFFIFunctionGetGlobal(ByteArray(name), address(out)):
+        raise raised()
+    if not out[0]:
+        if allow_missing:
+            return None
+        raise ValueError(
+            f"there is no global function {name!r}; list_global_func_names() lists them, and "
+            "a library that registers functions must be loaded first"
+        )
+    function = wrap(address(out[0]), C.kTVMFFIFunction, Function)
+    return _described(function, _metadata_of(name))
+
+
+def _described(function: Function, metadata: Mapping[str, Any]) -> Function:
+    """*function*, which knows its metadata, and takes keywords if that names them."""
+    function._metadata = metadata
+    if "arg_names" in metadata and type(function) is Function:
+        function.__class__ = KeywordFunction
+    return function
+
+
+def _metadata_of(name: str) -> Mapping[str, Any]:
+    text = call_with_gil(_builtin("ffi.GetGlobalFuncMetadata"), name)
+    return json.loads(text) if text else {}
+
+
+_builtins: dict[str, Handle] = {}
+
+
+def _builtin(name: str) -> Handle:
+    """The handle of a function of the library's own, kept."""
+    handle = _builtins.get(name)
+    if handle is None:
+        out = ffi.new("void **")
+        if py.TVMFFIFunctionGetGlobal(ByteArray(name), address(out)) or not out[0]:
+            raise ValueError(f"this libtvm_ffi has no {name}")
+        handle = _builtins[name] = Handle(address(out[0]))
+    return handle
+
+
+def get_global_func_metadata(name: str) -> Mapping[str, Any]:
+    """The metadata of the global function *name*; ValueError if there is none."""
+    return get_global_func(name).metadata  # type: ignore[no-any-return]
+
+
+def register_global_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
+    """Make the Python callable *f* the global function *func_name*.
+
+    ``register_global_func("name", f)``, or as a decorator: ``@register_global_func``
+    (the function's own name), ``@register_global_func("name")``. Positional
+    parameters are published by name, so that others can pass keywords.
+    RuntimeError if the name is taken and *override* is false.
+    """
+    if callable(func_name):
+        f, func_name = func_name, func_name.__name__
+    if f is None:
+        return lambda found: register_global_func(func_name, found, override)
+    handle = f._handle if isinstance(f, Function) else make_function(f)
+    metadata = ByteArray(json.dumps(_published(f)))
+    name, doc = ByteArray(func_name), ByteArray(inspect.getdoc(f) or "")
+    info = ffi.new("TVMFFIMethodInfo *")
+    info.name, info.doc, info.metadata = name.pointer[0], doc.pointer[0], metadata.pointer[0]
+    info.method.type_index = C.kTVMFFIFunction
+    info.method.v_ptr = ffi.cast("void *", handle)
+    if py.TVMFFIFunctionSetGlobalFromMethodInfo(address(info), int(override)):
+        raise raised()
+    return f
+
+
+def _published(function: Any) -> dict[str, Any]:
+    """What is registered beside *function*: a schema, and its parameters' names."""
+    if isinstance(function, Function):
+        return dict(function.metadata)
+    metadata: dict[str, Any] = {"type_schema": '{"type":"ffi.Function"}'}
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return metadata
+    if all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
+        metadata["arg_names"] = [parameter.name for parameter in parameters]
+        metadata["arg_optional"] = sum(
+            parameter.default is not parameter.empty for parameter in parameters
+        )
+    return metadata
+
+
+def remove_global_func(name: str) -> None:
+    """Remove the global function *name*; functions that were got keep working."""
+    call_with_gil(_builtin("ffi.FunctionRemoveGlobal"), name)
+
+
+def list_global_func_names() -> list[str]:
+    """The names of all global functions, sorted."""
+    # The list is copied when the functor is made: nothing changes in between.
+    functor = call_with_gil(_builtin("ffi.FunctionListGlobalNamesFunctor"))
+    return sorted(functor(i) for i in range(functor(-1)))
+
+
+def convert_func(pyfunc: Callable[..., Any]) -> Function:
+    """The Python callable as a `Function`."""
+    return wrap(make_function(pyfunc), C.kTVMFFIFunction, Function)

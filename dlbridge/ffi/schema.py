@@ -1,0 +1,80 @@
+"""Type schemas, the JSON in which functions and fields publish their types."""
+
+from __future__ import annotations
+
+import json
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["annotation_of", "parameters_of", "signature_of"]
+
+_NAMES: Final = {
+    "ffi.String": "str",
+    "ffi.Bytes": "bytes",
+    "ffi.Function": "Callable",
+    "ffi.Object": "Object",
+    "ffi.Tensor": "Tensor",
+    "ffi.Array": "Array",
+    "ffi.List": "List",
+    "ffi.Map": "Map",
+    "ffi.Dict": "Dict",
+    "ffi.Shape": "Shape",
+    "ffi.Module": "Module",
+    "DLTensor*": "Tensor",
+    "DataType": "dtype",
+    "ffi.OpaquePtr": "c_void_p",
+    "void*": "c_void_p",
+}
+
+
+def _typed(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The ``named_args`` of a function's schema; empty for a packed function."""
+    schema = metadata.get("type_schema")
+    found = json.loads(schema).get("named_args") if schema else None
+    return found or {}
+
+
+def parameters_of(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """The schema of each parameter; None for a packed function, which takes anything."""
+    return _typed(metadata).get("params")
+
+
+def signature_of(metadata: Mapping[str, Any]) -> Signature:
+    """The signature that *metadata* describes; ``(*args)`` where it says nothing."""
+    names = metadata.get("arg_names")
+    types = parameters_of(metadata)
+    returns = _typed(metadata).get("return")
+    result = annotation_of(returns[0]) if returns else Signature.empty
+    if names is None and types is None:
+        return Signature([Parameter("args", Parameter.VAR_POSITIONAL)], return_annotation=result)
+    count = len(names if names is not None else types or ())
+    required = count - metadata.get("arg_optional", 0)
+    parameters = [
+        Parameter(
+            names[i] if names else f"arg{i}",
+            Parameter.POSITIONAL_OR_KEYWORD if names else Parameter.POSITIONAL_ONLY,
+            default=Parameter.empty if i < required else ...,
+            annotation=annotation_of(types[i]) if types else Parameter.empty,
+        )
+        for i in range(count)
+    ]
+    return Signature(parameters, return_annotation=result)
+
+
+def annotation_of(schema: Mapping[str, Any]) -> str:
+    """A schema as an annotation: ``"Array[int | None]"``."""
+    name = schema["type"]
+    arguments = [annotation_of(part) for part in schema.get("args", ())]
+    if name == "Optional":
+        return f"{arguments[0]} | None"
+    if name == "Variant":
+        return " | ".join(arguments)
+    named = schema.get("named_args")
+    if named:
+        taken = ", ".join(annotation_of(part) for part in named["params"])
+        return f"Callable[[{taken}], {annotation_of(named['return'][0])}]"
+    name = _NAMES.get(name, name)
+    return f"{name}[{', '.join(arguments)}]" if arguments else name
