@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BoundCall",
     "Function",
+    "builtin",
     "convert_func",
+    "described",
     "get_global_func",
     "get_global_func_metadata",
     "list_global_func_names",
@@ -183,10 +185,10 @@ def get_global_func(name: str, allow_missing: bool = False) -> Any:
             "a library that registers functions must be loaded first"
         )
     function = wrap(address(out[0]), C.kTVMFFIFunction, Function)
-    return _described(function, _metadata_of(name))
+    return described(function, _metadata_of(name))
 
 
-def _described(function: Function, metadata: Mapping[str, Any]) -> Function:
+def described(function: Function, metadata: Mapping[str, Any]) -> Function:
     """*function*, which knows its metadata, and takes keywords if that names them."""
     function._metadata = metadata
     if "arg_names" in metadata and type(function) is Function:
@@ -195,14 +197,14 @@ def _described(function: Function, metadata: Mapping[str, Any]) -> Function:
 
 
 def _metadata_of(name: str) -> Mapping[str, Any]:
-    text = call_with_gil(_builtin("ffi.GetGlobalFuncMetadata"), name)
+    text = call_with_gil(builtin("ffi.GetGlobalFuncMetadata"), name)
     return json.loads(text) if text else {}
 
 
 _builtins: dict[str, Handle] = {}
 
 
-def _builtin(name: str) -> Handle:
+def builtin(name: str) -> Handle:
     """The handle of a function of the library's own, kept."""
     handle = _builtins.get(name)
     if handle is None:
@@ -261,13 +263,13 @@ def _published(function: Any) -> dict[str, Any]:
 
 def remove_global_func(name: str) -> None:
     """Remove the global function *name*; functions that were got keep working."""
-    call_with_gil(_builtin("ffi.FunctionRemoveGlobal"), name)
+    call_with_gil(builtin("ffi.FunctionRemoveGlobal"), name)
 
 
 def list_global_func_names() -> list[str]:
     """The names of all global functions, sorted."""
     # The list is copied when the functor is made: nothing changes in between.
-    functor = call_with_gil(_builtin("ffi.FunctionListGlobalNamesFunctor"))
+    functor = call_with_gil(builtin("ffi.FunctionListGlobalNamesFunctor"))
     return sorted(functor(i) for i in range(functor(-1)))
 
 
