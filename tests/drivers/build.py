@@ -25,10 +25,10 @@ FOLDER = "DLBRIDGE_TEST_DRIVERS"
 
 HERE = Path(__file__).resolve().parent
 
-# name: the source, and the SONAME that the driver's users ask the loader for
+# name: the sources, and the SONAME that the driver's users ask the loader for
 DRIVERS = {
-    "cuda": ("fakecuda.c", "libcuda.so.1", ("-lpthread", "-ldl")),
-    "hip": ("hipshim.c", "libamdhip64.so.6", ("-ldl",)),
+    "cuda": ("fakecuda/*.c", "libcuda.so.1"),
+    "hip": ("hipshim.c", "libamdhip64.so.6"),
 }
 
 
@@ -42,23 +42,19 @@ def library(name: str) -> Path:
 
     RuntimeError with the compiler's output if it fails or if there is none.
     """
-    source, soname, libraries = DRIVERS[name]
+    sources, soname = DRIVERS[name]
     target = _folder() / soname
     if target.exists():
         return target
     cc = compiler()
     if cc is None:
-        raise RuntimeError(f"{source} needs a C compiler: install gcc, or set CC")
+        raise RuntimeError(f"{sources} needs a C compiler: install gcc, or set CC")
     new = target.with_name(f"{soname}.{os.getpid()}")
-    command = [cc, "-O1", "-g", "-shared", "-fPIC", f"-Wl,-soname,{soname}"]
-    done = subprocess.run(
-        [*command, "-o", str(new), str(HERE / source), *libraries],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    flags = ["-O1", "-g", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{soname}"]
+    command = [cc, *flags, "-o", str(new), *map(str, sorted(HERE.glob(sources))), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{source} does not compile:\n{done.stderr}")
+        raise RuntimeError(f"{sources} does not compile:\n{done.stderr}")
     new.replace(target)  # whole or not at all, also beside another test process
     return target
 

@@ -1,0 +1,97 @@
+// Graph capture: what it forbids, and replaying what was captured on one stream.
+#include "fake.h"
+
+static __thread CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+// In the default mode, a call that is not safe beside a capture ends every capture.
+CUresult unsafe_during_capture(void) {
+  if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&lock);
+  for (CUstream s = streams; s; s = s->next)
+    if (s->capture && s->mode == CU_STREAM_CAPTURE_MODE_GLOBAL) {
+      s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+      result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+  INITIALIZED;
+  CUstreamCaptureMode before = thread_mode;
+  thread_mode = *mode;
+  *mode = before;
+  return CUDA_SUCCESS;
+}
+
+API cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+  WITH_CONTEXT;
+  if ((uintptr_t)stream <= CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  stream = stream_of(stream);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  stream->graph = calloc(1, sizeof *stream->graph);
+  stream->mode = mode;
+  stream->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  return CUDA_SUCCESS;
+}
+
+API cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+  WITH_CONTEXT;
+  stream = stream_of(stream);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  CUgraph captured = stream->graph;
+  int whole = stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  pthread_mutex_lock(&lock);
+  for (CUstream s = streams; s; s = s->next)  // the streams that joined are let go too
+    if (s->capture && s->graph == captured) {
+      s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
+      s->graph = NULL;
+    }
+  pthread_mutex_unlock(&lock);
+  *graph = whole ? captured : NULL;
+  return whole ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+}
+
+API cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+  WITH_CONTEXT;
+  stream = stream_of(stream);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  *status = stream->capture;
+  if (!stream->is_legacy) return CUDA_SUCCESS;
+  for (CUstream s = streams; s; s = s->next)
+    if (s->capture && s->context == stream->context && !(s->flags & CU_STREAM_NON_BLOCKING))
+      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  return CUDA_SUCCESS;
+}
+
+API cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, cuuint64_t flags) {
+  INITIALIZED;
+  *executable = graph;
+  return graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuGraphLaunch(CUgraphExec graph, CUstream stream) {
+  WITH_CONTEXT;
+  for (Operation *o = graph->first; o; o = o->next) {
+    CUresult result = push(stream, *o);
+    if (result) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+API cuGraphGetNodes(CUgraph graph, void *nodes, size_t *count) {
+  INITIALIZED;
+  *count = graph->nodes;
+  return CUDA_SUCCESS;
+}
+
+API cuGraphDestroy(CUgraph graph) {
+  INITIALIZED;
+  return CUDA_SUCCESS;  // leaked: an executable is the same object here
+}
+
+API cuGraphExecDestroy(CUgraphExec graph) {
+  INITIALIZED;
+  return CUDA_SUCCESS;
+}

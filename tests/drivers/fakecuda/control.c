@@ -1,0 +1,71 @@
+// How a test steers the double: delays, ordered errors, counts, device attributes.
+#include "fake.h"
+#include <stdio.h>
+
+enum { MAX_NAMES = 256 };
+static struct {
+  char name[48];
+  unsigned long calls;
+  CUresult error;  // what it returns ...
+  long skip;       // ... after this many calls more
+} functions[MAX_NAMES];
+static int known;
+static pthread_mutex_t names = PTHREAD_MUTEX_INITIALIZER;
+
+static int slot_of(const char *name) {  // under the lock
+  char plain[48];
+  snprintf(plain, sizeof plain, "%s", name);
+  char *suffix = strstr(plain, "_v");  // tests say cuMemAlloc, not cuMemAlloc_v2
+  if (suffix) *suffix = 0;
+  for (int i = 0; i < known; i++)
+    if (!strcmp(functions[i].name, plain)) return i;
+  if (known == MAX_NAMES) abort();
+  strcpy(functions[known].name, plain);
+  return known++;
+}
+
+CUresult entered(const char *function) {
+  pthread_mutex_lock(&names);
+  int i = slot_of(function);
+  functions[i].calls++;
+  CUresult error = functions[i].error;
+  if (error && functions[i].skip-- > 0) error = 0;
+  pthread_mutex_unlock(&names);
+  return error;
+}
+
+// Let the function return *error* (0: none any more) after *skip* calls that succeed.
+CONTROL void fake_cuda_fail(const char *function, CUresult error, long skip) {
+  pthread_mutex_lock(&names);
+  int i = slot_of(function);
+  functions[i].error = error;
+  functions[i].skip = skip;
+  pthread_mutex_unlock(&names);
+}
+
+// How often the function was called in this process.
+CONTROL unsigned long fake_cuda_calls(const char *function) {
+  pthread_mutex_lock(&names);
+  unsigned long calls = functions[slot_of(function)].calls;
+  pthread_mutex_unlock(&names);
+  return calls;
+}
+
+// Back to what the environment says: no ordered errors, no changed attributes.
+CONTROL void fake_cuda_reset(void) {
+  pthread_mutex_lock(&names);
+  for (int i = 0; i < known; i++) functions[i].error = 0;
+  pthread_mutex_unlock(&names);
+  for (int i = 0; i < CU_DEVICE_ATTRIBUTE_COUNT; i++) attributes[i] = -1;
+  const char *delay = getenv("FAKE_CUDA_DELAY_US");
+  delay_us = delay ? atoi(delay) : 0;
+  const char *is_strict = getenv("FAKE_CUDA_STRICT");
+  strict = is_strict && atoi(is_strict);
+  total_memory = (size_t)1 << 34;
+}
+
+CONTROL void fake_cuda_delay(int microseconds) { delay_us = microseconds; }
+CONTROL void fake_cuda_strict(int on) { strict = on; }
+CONTROL void fake_cuda_memory(size_t bytes) { total_memory = bytes; }
+CONTROL void fake_cuda_attribute(int attribute, int value) { attributes[attribute] = value; }
+CONTROL size_t fake_cuda_live(void) { return live_allocations; }

@@ -1,0 +1,118 @@
+// What the parts of the double share: its state, and the checks at every entry.
+//
+// A libcuda over host memory. Device pointers are mapped PROT_NONE (the host faults when it
+// touches them); copies go through a writable alias of the same pages. Every stream is a worker
+// thread, so a missing wait is a real race, and FAKE_CUDA_DELAY_US makes the race certain.
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+#define _GNU_SOURCE
+#include "cuda_api.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default"))) CUresult
+#define CONTROL __attribute__((visibility("default")))
+
+// Every driver function begins with one of these three. `entered` counts the call and gives the
+// error that a test has ordered for it.
+#define ENTERED                          \
+  do {                                   \
+    CUresult ordered = entered(__func__); \
+    if (ordered) return ordered;         \
+  } while (0)
+#define INITIALIZED                                            \
+  ENTERED;                                                     \
+  if (device_count < 0) return CUDA_ERROR_NOT_INITIALIZED
+#define WITH_CONTEXT                                           \
+  INITIALIZED;                                                 \
+  if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT
+#define VALID_DEVICE(d) \
+  if ((d) < 0 || (d) >= device_count) return CUDA_ERROR_INVALID_DEVICE
+
+enum { MAX_DEVICES = 8 };
+enum Kind { POOL = 1, DEVICE, HOST, MANAGED, REGISTERED };
+
+typedef struct Allocation {
+  struct Allocation *next;
+  char *pointer;  // what the caller gets
+  char *alias;    // what the host may write
+  size_t size;
+  enum Kind kind;
+  CUcontext context;  // NULL for pool memory, as in the driver
+  int device;
+  unsigned long long id;
+} Allocation;
+
+struct CUctx_st {
+  int device, references;
+  struct CUctx_st *next;  // created ones, not primary
+};
+
+struct CUmemPoolHandle_st {
+  int device;
+  unsigned long long threshold;
+  size_t kept;  // bytes freed and not given back
+};
+
+struct CUevent_st {
+  unsigned long long recorded, done;
+  CUstream captured_in;  // a captured event, until it is recorded outside a capture
+};
+
+// One piece of work on a stream. `sequence` is the order in which the host queued it.
+typedef struct Operation {
+  struct Operation *next;
+  void (*run)(struct Operation *);
+  unsigned long long sequence;
+  char *target, *source;
+  size_t nbytes, target_pitch, source_pitch, height, target_plane, source_plane, depth;
+  CUevent event;
+  unsigned long long generation;
+  CUhostFn function;
+  void *argument;
+  int value;
+} Operation;
+
+struct CUgraph_st {
+  Operation *first, *last;
+  int nodes;
+};
+
+struct CUstream_st {
+  struct CUstream_st *next;
+  pthread_t thread;
+  Operation *first, *last;  // the first one is the running one
+  CUcontext context;
+  unsigned flags;
+  int is_legacy, stop;
+  CUstreamCaptureStatus capture;
+  CUstreamCaptureMode mode;
+  CUgraph graph;
+};
+
+// Set by cuInit and by the control functions.
+extern int device_count, delay_us, strict;
+extern int attributes[CU_DEVICE_ATTRIBUTE_COUNT];
+extern size_t total_memory, used_memory, live_allocations;
+extern struct CUctx_st primaries[MAX_DEVICES];
+extern struct CUmemPoolHandle_st pools[MAX_DEVICES];
+extern CUstream streams;
+extern pthread_mutex_t lock;
+extern pthread_cond_t changed;
+
+CUresult entered(const char *function);
+
+CUcontext current_context(void);
+int current_device(void);
+
+Allocation *find_allocation(const void *pointer);  // under the lock
+char *host_alias(const void *pointer, size_t nbytes, int must_be_known);  // under the lock
+CUresult release(void *pointer, unsigned kinds);
+CUresult unsafe_during_capture(void);
+
+CUstream stream_of(CUstream handle);  // NULL if there is no such stream
+CUresult push(CUstream stream, Operation operation);
+void drain(CUstream stream);
+void synchronize_context(CUcontext context);
+#endif

@@ -1,0 +1,285 @@
+// Streams as worker threads, events, and the order that the driver documents between them.
+#include "fake.h"
+#include <unistd.h>
+
+CUstream streams;
+pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static unsigned long long queued;
+static CUstream legacy[MAX_DEVICES];
+static __thread CUstream per_thread[MAX_DEVICES];
+
+// Earlier work on the legacy stream holds up a blocking stream of its context, and the reverse.
+static int held_up(CUstream stream, Operation *operation) {
+  if (stream->flags & CU_STREAM_NON_BLOCKING) return 0;
+  for (CUstream s = streams; s; s = s->next) {
+    if (s == stream || s->context != stream->context || s->flags & CU_STREAM_NON_BLOCKING)
+      continue;
+    if ((s->is_legacy || stream->is_legacy) && s->first &&
+        s->first->sequence < operation->sequence)
+      return 1;
+  }
+  return 0;
+}
+
+static void *worker(void *argument) {
+  CUstream stream = argument;
+  pthread_mutex_lock(&lock);
+  for (;;) {
+    while (!stream->first && !stream->stop) pthread_cond_wait(&changed, &lock);
+    Operation *operation = stream->first;
+    if (!operation) break;
+    while (held_up(stream, operation)) pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    if (delay_us) usleep(delay_us);
+    operation->run(operation);
+    pthread_mutex_lock(&lock);
+    stream->first = operation->next;
+    if (!stream->first) stream->last = NULL;
+    free(operation);
+    pthread_cond_broadcast(&changed);
+  }
+  pthread_mutex_unlock(&lock);
+  return NULL;
+}
+
+static CUstream new_stream(CUcontext context, unsigned flags) {
+  CUstream stream = calloc(1, sizeof *stream);
+  stream->context = context;
+  stream->flags = flags;
+  pthread_mutex_lock(&lock);
+  stream->next = streams;
+  streams = stream;
+  pthread_mutex_unlock(&lock);
+  pthread_create(&stream->thread, NULL, worker, stream);
+  return stream;
+}
+
+static CUstream default_stream(CUstream *of_device) {
+  static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+  CUcontext context = current_context();
+  pthread_mutex_lock(&making);
+  CUstream *stream = &of_device[context->device];
+  if (!*stream) {
+    *stream = new_stream(context, 0);
+    (*stream)->is_legacy = of_device == legacy;
+  }
+  pthread_mutex_unlock(&making);
+  return *stream;
+}
+
+CUstream stream_of(CUstream handle) {
+  if ((uintptr_t)handle <= CU_STREAM_LEGACY) return default_stream(legacy);
+  if ((uintptr_t)handle == CU_STREAM_PER_THREAD) return default_stream(per_thread);
+  pthread_mutex_lock(&lock);
+  CUstream stream = streams;
+  while (stream && stream != handle) stream = stream->next;
+  pthread_mutex_unlock(&lock);
+  return stream;
+}
+
+// Queue work; while the stream is capturing it becomes a node of the graph instead.
+CUresult push(CUstream handle, Operation operation) {
+  CUstream stream = stream_of(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  Operation *new = malloc(sizeof *new);
+  *new = operation;
+  new->next = NULL;
+  pthread_mutex_lock(&lock);
+  int captured = stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  Operation **first = captured ? &stream->graph->first : &stream->first;
+  Operation **last = captured ? &stream->graph->last : &stream->last;
+  if (captured) stream->graph->nodes++;
+  new->sequence = ++queued;
+  if (*last) (*last)->next = new;
+  else *first = new;
+  *last = new;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+
+void drain(CUstream stream) {
+  pthread_mutex_lock(&lock);
+  while (stream->first) pthread_cond_wait(&changed, &lock);
+  pthread_mutex_unlock(&lock);
+}
+
+static int context_is_busy(CUcontext context) {
+  for (CUstream s = streams; s; s = s->next)
+    if (s->context == context && s->first) return 1;
+  return 0;
+}
+
+void synchronize_context(CUcontext context) {
+  pthread_mutex_lock(&lock);
+  while (context_is_busy(context)) pthread_cond_wait(&changed, &lock);
+  pthread_mutex_unlock(&lock);
+}
+
+API cuStreamCreate(CUstream *stream, unsigned flags) {
+  WITH_CONTEXT;
+  *stream = new_stream(current_context(), flags);
+  return CUDA_SUCCESS;
+}
+
+API cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
+  return cuStreamCreate(stream, flags);
+}
+
+API cuStreamDestroy_v2(CUstream stream) {
+  INITIALIZED;
+  if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || !stream_of(stream))
+    return CUDA_ERROR_INVALID_HANDLE;
+  drain(stream);
+  pthread_mutex_lock(&lock);
+  stream->stop = 1;
+  CUstream *link = &streams;
+  while (*link != stream) link = &(*link)->next;
+  *link = stream->next;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&lock);
+  pthread_join(stream->thread, NULL);
+  free(stream);
+  return CUDA_SUCCESS;
+}
+
+// Every query of a stream begins alike: it exists, and it is not being captured.
+#define IDLE_STREAM(stream)                                          \
+  WITH_CONTEXT;                                                      \
+  stream = stream_of(stream);                                        \
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;                     \
+  if (stream->capture) {                                             \
+    stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;          \
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                    \
+  }
+
+API cuStreamSynchronize(CUstream stream) {
+  IDLE_STREAM(stream);
+  drain(stream);
+  return CUDA_SUCCESS;
+}
+
+API cuStreamQuery(CUstream stream) {
+  IDLE_STREAM(stream);
+  pthread_mutex_lock(&lock);
+  int busy = stream->first != NULL;
+  pthread_mutex_unlock(&lock);
+  return busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+#define EXISTING_STREAM(stream) \
+  INITIALIZED;                  \
+  if ((uintptr_t)stream <= CU_STREAM_PER_THREAD && !current_context()) \
+    return CUDA_ERROR_INVALID_CONTEXT;                                 \
+  stream = stream_of(stream);   \
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE
+
+API cuStreamGetDevice(CUstream stream, CUdevice *device) {
+  EXISTING_STREAM(stream);
+  *device = stream->context->device;
+  return CUDA_SUCCESS;
+}
+
+API cuStreamGetCtx(CUstream stream, CUcontext *context) {
+  EXISTING_STREAM(stream);
+  *context = stream->context;
+  return CUDA_SUCCESS;
+}
+
+API cuStreamGetFlags(CUstream stream, unsigned *flags) {
+  EXISTING_STREAM(stream);
+  *flags = stream->flags;
+  return CUDA_SUCCESS;
+}
+
+API cuStreamGetPriority(CUstream stream, int *priority) {
+  EXISTING_STREAM(stream);
+  *priority = 0;
+  return CUDA_SUCCESS;
+}
+
+static void run_function(Operation *o) { o->function(o->argument); }
+
+API cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
+  WITH_CONTEXT;
+  return push(stream, (Operation){.run = run_function, .function = function,
+                                  .argument = argument});
+}
+
+static void run_record(Operation *o) {
+  pthread_mutex_lock(&lock);
+  if (o->event->done < o->generation) o->event->done = o->generation;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&lock);
+}
+
+static void run_wait(Operation *o) {
+  pthread_mutex_lock(&lock);
+  while (o->event->done < o->generation) pthread_cond_wait(&changed, &lock);
+  pthread_mutex_unlock(&lock);
+}
+
+API cuEventCreate(CUevent *event, unsigned flags) {
+  WITH_CONTEXT;
+  *event = calloc(1, sizeof **event);
+  return CUDA_SUCCESS;
+}
+
+API cuEventDestroy_v2(CUevent event) {
+  INITIALIZED;
+  return CUDA_SUCCESS;  // leaked: queued work may still name it
+}
+
+API cuEventRecord(CUevent event, CUstream stream) {
+  WITH_CONTEXT;
+  stream = stream_of(stream);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture) {
+    event->captured_in = stream;
+    return CUDA_SUCCESS;
+  }
+  pthread_mutex_lock(&lock);
+  event->captured_in = NULL;
+  Operation operation = {.run = run_record, .event = event, .generation = ++event->recorded};
+  pthread_mutex_unlock(&lock);
+  return push(stream, operation);
+}
+
+API cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  WITH_CONTEXT;
+  stream = stream_of(stream);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->captured_in) {  // the stream joins the capture
+    stream->capture = event->captured_in->capture;
+    stream->mode = event->captured_in->mode;
+    stream->graph = event->captured_in->graph;
+    return CUDA_SUCCESS;
+  }
+  if (stream->capture) {
+    stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  }
+  pthread_mutex_lock(&lock);
+  Operation operation = {.run = run_wait, .event = event, .generation = event->recorded};
+  pthread_mutex_unlock(&lock);
+  return push(stream, operation);
+}
+
+API cuEventQuery(CUevent event) {
+  INITIALIZED;
+  pthread_mutex_lock(&lock);
+  int pending = event->done < event->recorded;
+  pthread_mutex_unlock(&lock);
+  return pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+API cuEventSynchronize(CUevent event) {
+  INITIALIZED;
+  pthread_mutex_lock(&lock);
+  while (event->done < event->recorded) pthread_cond_wait(&changed, &lock);
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
