@@ -1,0 +1,294 @@
+"""The backend class: dlbridge's contract, answered by the modules beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import NativeArray
+
+from . import copies, host, native
+from .beyond import Beyond
+from .devices import Devices
+from .library import handle
+from .live import Live
+from .strided import span
+
+if TYPE_CHECKING:
+    from dlbridge.protocol import (
+        Backend,
+        SupportsCopy,
+        SupportsDeviceInfo,
+        SupportsDeviceNames,
+        SupportsFill,
+        SupportsForeignData,
+        SupportsHostImport,
+        SupportsHostView,
+        SupportsNative,
+        SupportsStreams,
+        SupportsStridedCopy,
+    )
+
+    from .memory import Allocation
+
+__all__ = ["Vulkan"]
+
+
+class Vulkan(Beyond):
+    """Tensors in VkBuffers, on every device that a Vulkan 1.2 driver offers.
+
+    *staged* treats device memory as if the host could not address it, as on a
+    discrete GPU; the environment's ``DLBRIDGE_VULKAN_STAGED=1`` does the same.
+    """
+
+    api = 1
+    device_type = 7  # kDLVulkan
+    max_strided_ndim = 32
+
+    def __init__(self, *, staged: bool | None = None) -> None:
+        if staged is None:
+            staged = os.environ.get("DLBRIDGE_VULKAN_STAGED") == "1"
+        self.devices = Devices(staged=staged)
+        self.live = Live()
+
+    # --- Backend ---
+
+    def device_count(self) -> int:
+        """The devices that Vulkan lists, and those that were adopted."""
+        return len(self.devices)
+
+    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        """The address of a new buffer's descriptor; see docs/vulkan.md."""
+        return self.live.enter(self.devices[device_id].allocate(nbytes, alignment))
+
+    def free(self, device_id: int, data: int, stream: int) -> None:
+        """Give the buffer back once its work is done; blocks only for imported memory."""
+        self.live.free(data)
+
+    def copy_from_host(
+        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
+    ) -> None:
+        """Copy the bytes of *source* into the buffer; *source* may change on return."""
+        copies.from_host(self.live.at(data, offset, len(source)), offset, source)
+
+    def copy_to_host(
+        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
+    ) -> None:
+        """Copy bytes of the buffer to *into*; they are there on return."""
+        copies.to_host(self.live.at(data, offset, len(into)), offset, into)
+
+    def current_stream(self, device_id: int) -> int:
+        """The VkQueue: each device has one, and it is every thread's stream."""
+        return handle(self.devices[device_id].queue.handle)
+
+    # --- SupportsStreams ---
+
+    def synchronize(self, device_id: int, stream: int) -> None:
+        """Block until all work on the device's queue is done."""
+        self.devices[device_id].queue.finish()
+
+    def wait(self, device_id: int, stream: int, on: int) -> None:
+        """Nothing: one queue per device, and its work is ordered as submitted."""
+
+    def normalize_stream(self, device_id: int, stream: object) -> int:
+        """The VkQueue for None, 0, itself as an integer or another package's handle."""
+        queue = self.current_stream(device_id)
+        if stream is None:
+            return queue
+        number = handle(stream)
+        if number == -1:
+            return -1
+        if number in (0, queue):
+            return queue
+        raise ValueError(
+            f"stream {number:#x} is not the queue of vulkan:{device_id} ({queue:#x}), the only "
+            "one that dlbridge submits to; pass None, 0 or that, or -1 for no ordering"
+        )
+
+    # --- SupportsCopy, SupportsStridedCopy, SupportsFill ---
+
+    def copy(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        source_device_id: int,
+        source: int,
+        source_offset: int,
+        nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy by the device; between two of them through mapped or staging memory."""
+        target = self.live.at(data, offset, nbytes)
+        copies.copy(
+            target, offset, self.live.at(source, source_offset, nbytes), source_offset, nbytes
+        )
+
+    def copy_strided(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        strides: Sequence[int],
+        source: int,
+        source_offset: int,
+        source_strides: Sequence[int],
+        shape: Sequence[int],
+        run_nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy a region inside one device, many runs per command."""
+        to, start = (offset, strides), (source_offset, source_strides)
+        copies.copy_strided(
+            self._over(data, to, shape, run_nbytes),
+            to,
+            self._over(source, start, shape, run_nbytes),
+            start,
+            shape,
+            run_nbytes,
+        )
+
+    def copy_strided_from_host(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        strides: Sequence[int],
+        source: memoryview,
+        source_strides: Sequence[int],
+        shape: Sequence[int],
+        run_nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy a region of host memory into the buffer; *source* may change on return."""
+        to = (offset, strides)
+        start = _region(source, source_strides, shape, run_nbytes)
+        target = self._over(data, to, shape, run_nbytes)
+        copies.strided_from_host(target, to, start, shape, run_nbytes)
+
+    def copy_strided_to_host(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        strides: Sequence[int],
+        into: memoryview,
+        into_strides: Sequence[int],
+        shape: Sequence[int],
+        run_nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy a region of the buffer to host memory; it is there on return."""
+        start = (offset, strides)
+        to = _region(into, into_strides, shape, run_nbytes)
+        source = self._over(data, start, shape, run_nbytes)
+        copies.strided_to_host(source, start, to, shape, run_nbytes)
+
+    def fill(
+        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
+    ) -> None:
+        """Set bytes of the buffer to *value*."""
+        copies.fill(self.live.at(data, offset, nbytes), offset, nbytes, value)
+
+    # --- SupportsHostView, SupportsHostImport ---
+
+    def host_view_refusal(self, device_id: int, data: int) -> str:
+        """Why the host cannot address the buffer in place; empty if it can."""
+        allocation = self.live.get(data)
+        name = allocation.device.physical.name
+        if not allocation.mapped:
+            return f"the host cannot address this memory of {name}"
+        if not allocation.cached:
+            return f"the host reads this memory of {name} uncached, slower than a copy"
+        return ""
+
+    def host_view(
+        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
+    ) -> int:
+        """The mapped address, after all work on the buffer.
+
+        The memory is coherent and stays mapped: what the host writes is seen
+        by every submission after it.
+        """
+        allocation = self.live.at(data, offset, nbytes)
+        refusal = self.host_view_refusal(device_id, data)
+        if refusal:
+            raise ExchangeError(f"no host view: {refusal}")
+        allocation.device.settle(allocation)
+        return allocation.mapped + offset
+
+    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
+        """Nothing: coherent memory needs no unmapping to be seen by the device."""
+
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+        """Why this host memory cannot be a VkBuffer in place; empty if it can."""
+        return host.import_refusal(self.devices[device_id], address, nbytes)
+
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool
+    ) -> tuple[int, int]:
+        """A VkBuffer on the host memory itself; *readonly* is the caller's to keep."""
+        return self.live.enter(host.import_memory(self.devices[device_id], address, nbytes)), 0
+
+    # --- SupportsNative, SupportsForeignData ---
+
+    def from_native(self, obj: object) -> NativeArray | None:
+        """A `VulkanArray` described."""
+        return obj.described() if isinstance(obj, native.VulkanArray) else None
+
+    def to_native(self, array: NativeArray) -> native.VulkanArray:
+        """The tensor's raw handles, as a `VulkanArray`."""
+        return native.describe(self.live.get(array.data), array)
+
+    def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
+        """Our own buffers only: a foreign kDLVulkan pointer says nothing about itself."""
+        allocation = self.live.find(data)
+        if allocation is None:
+            raise ExchangeError(
+                f"a kDLVulkan tensor from {module}: its data ({data:#x}) is not one of "
+                "dlbridge_vulkan's descriptors, and no standard says what else it may be. Pass "
+                'the raw handles to bridge.backend("vulkan").wrap_buffer() instead'
+            )
+        return allocation.device.index, data
+
+    # --- SupportsDeviceNames, SupportsDeviceInfo ---
+
+    def find_device(self, name: str) -> int:
+        """The device with this UUID, or the first whose name contains *name*."""
+        return self.devices.find(name)
+
+    def device_info(self, device_id: int) -> Mapping[str, object]:
+        """Name, kind, memory, UUID, driver, versions and limits. Opens nothing."""
+        return self.devices.info(device_id)
+
+    def _over(
+        self, data: int, side: copies.Side, shape: Sequence[int], run_nbytes: int
+    ) -> Allocation:
+        """The buffer, in which the whole region must lie."""
+        return self.live.at(data, side[0], span(side[1], shape, run_nbytes))
+
+
+def _region(
+    memory: memoryview, strides: Sequence[int], shape: Sequence[int], run_nbytes: int
+) -> copies.Side:
+    """Address and strides of a region of host memory, which must hold it."""
+    needed = span(strides, shape, run_nbytes)
+    if needed > len(memory):
+        raise ExchangeError(f"a region of {needed} bytes is outside {len(memory)} bytes of memory")
+    return host.address_of(memory), strides
+
+
+if TYPE_CHECKING:
+    _backend: Backend = Vulkan()
+    _streams: SupportsStreams = Vulkan()
+    _copy: SupportsCopy = Vulkan()
+    _strided: SupportsStridedCopy = Vulkan()
+    _fill: SupportsFill = Vulkan()
+    _view: SupportsHostView = Vulkan()
+    _import: SupportsHostImport = Vulkan()
+    _native: SupportsNative = Vulkan()
+    _foreign: SupportsForeignData = Vulkan()
+    _names: SupportsDeviceNames = Vulkan()
+    _info: SupportsDeviceInfo = Vulkan()

@@ -1,0 +1,230 @@
+"""The VkInstance, and the physical devices that it lists, in TVM's order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlbridge.errors import BackendUnavailable, DeviceError
+
+from .errors import check
+from .library import array, constant, ffi, load, struct, text
+
+__all__ = ["PhysicalDevice", "create_instance", "physical_devices", "version_text"]
+
+NEEDED = (1 << 22) | (2 << 12)
+"""Vulkan 1.2: timeline semaphores in the core."""
+
+NEWEST = (1 << 22) | (3 << 12)
+"""Vulkan 1.3: the newest version whose rules this package was written for; with
+it, user modules of SPIR-V 1.6 are allowed."""
+
+PORTABILITY = "VK_KHR_portability_enumeration"
+HOST_MEMORY = "VK_EXT_external_memory_host"
+
+KINDS = ("discrete", "integrated", "virtual", "cpu", "other")
+"""TVM's order of devices (src/runtime/vulkan/vulkan_device_api.cc)."""
+
+
+@dataclass(frozen=True)
+class PhysicalDevice:
+    """What is known of a device before it is opened."""
+
+    pointer: Any = field(repr=False)
+    """VkPhysicalDevice; lives as long as the instance, which is never destroyed."""
+    name: str
+    kind: str
+    version: int
+    """The Vulkan version to use it with: the lesser of its own and ours."""
+    uuid: str
+    driver: str
+    pci: str
+    extensions: frozenset[str]
+    queue_family: int
+    limits: Mapping[str, Any]
+    memory_types: tuple[tuple[int, int, int], ...]
+    """Per memory type: property flags, heap index, heap size in bytes."""
+    memory: int
+    """Bytes of its largest device-local heap."""
+
+
+def version_text(version: int) -> str:
+    """``1.3.230`` for an encoded Vulkan version."""
+    return f"{version >> 22 & 0x7F}.{version >> 12 & 0x3FF}.{version & 0xFFF}"
+
+
+def create_instance() -> tuple[Any, int]:
+    """A new VkInstance and the version it was made for.
+
+    It is immortal: layers and drivers may still use it while the process ends.
+    BackendUnavailable if there is no loader, or one older than Vulkan 1.2.
+    """
+    lib = load()
+    loader = ffi.new("uint32_t *")
+    try:
+        check(lib.vkEnumerateInstanceVersion(loader), "vkEnumerateInstanceVersion")
+    except AttributeError:  # a loader of Vulkan 1.0 does not export it
+        loader[0] = 1 << 22
+    if loader[0] < NEEDED:
+        raise BackendUnavailable(
+            f"the Vulkan loader speaks {version_text(loader[0])}; 1.2 or newer is needed"
+        )
+    version = min(loader[0], NEWEST)
+    offered = {
+        text(item.extensionName)
+        for item in array(
+            lib.vkEnumerateInstanceExtensionProperties, "VkExtensionProperties", ffi.NULL
+        )
+    }
+    # Without it the loader hides drivers that are not fully conformant (MoltenVK).
+    wanted = [ffi.new("char[]", PORTABILITY.encode())] if PORTABILITY in offered else []
+    names = ffi.new("char *[]", wanted)
+    engine = ffi.new("char[]", b"dlbridge")
+    application = struct("VkApplicationInfo", pEngineName=engine, apiVersion=version)
+    info = struct(
+        "VkInstanceCreateInfo",
+        flags=constant("VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR") if wanted else 0,
+        pApplicationInfo=application,
+        enabledExtensionCount=len(wanted),
+        ppEnabledExtensionNames=names,
+    )
+    instance = ffi.new("VkInstance *")
+    try:
+        check(lib.vkCreateInstance(info, ffi.NULL, instance), "vkCreateInstance")
+    except DeviceError as exc:
+        raise BackendUnavailable(
+            f"{exc}. Is a Vulkan driver installed? (Debian, Ubuntu: apt install "
+            "mesa-vulkan-drivers; VK_DRIVER_FILES names drivers by hand)"
+        ) from exc
+    return instance[0], version
+
+
+def physical_devices(instance: Any, version: int) -> list[PhysicalDevice]:
+    """The usable devices: Vulkan 1.2, timeline semaphores, a compute queue.
+
+    Sorted as TVM sorts them: discrete, integrated, virtual, cpu, other, and
+    within a kind as the loader lists them. BackendUnavailable, with what each
+    device lacks, if none is left.
+    """
+    usable, refused = [], []
+    for pointer in array(load().vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance):
+        found = describe(pointer, version)
+        if isinstance(found, str):
+            refused.append(found)
+        else:
+            usable.append(found)
+    if not usable:
+        raise BackendUnavailable(
+            f"no usable Vulkan device ({'; '.join(refused) or 'the loader found no driver'}). "
+            "Install your GPU's Vulkan driver, or the software one (Debian, Ubuntu: apt "
+            "install mesa-vulkan-drivers)"
+        )
+    return sorted(usable, key=lambda device: KINDS.index(device.kind))
+
+
+def describe(pointer: Any, version: int) -> PhysicalDevice | str:
+    """The device behind *pointer*, or the reason why it cannot be used."""
+    lib = load()
+    plain = ffi.new("VkPhysicalDeviceProperties *")
+    lib.vkGetPhysicalDeviceProperties(pointer, plain)
+    name = text(plain.deviceName)
+    if plain.apiVersion < NEEDED:
+        # Its version decides which structures may be asked for: nothing more is.
+        return f"{name} speaks Vulkan {version_text(plain.apiVersion)}, 1.2 is needed"
+    if not features(pointer)["VkPhysicalDeviceVulkan12Features"].timelineSemaphore:
+        return f"{name} has no timeline semaphores"
+    compute = constant("VK_QUEUE_COMPUTE_BIT")
+    families = array(
+        lib.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", pointer
+    )
+    family = next((i for i, f in enumerate(families) if f.queueFlags & compute), None)
+    if family is None:
+        return f"{name} has no compute queue"
+    extensions = frozenset(
+        text(item.extensionName)
+        for item in array(
+            lib.vkEnumerateDeviceExtensionProperties, "VkExtensionProperties", pointer, ffi.NULL
+        )
+    )
+    types, memory = _memory(pointer)
+    return PhysicalDevice(
+        pointer=pointer,
+        name=name,
+        version=min(plain.apiVersion, version),
+        queue_family=family,
+        extensions=extensions,
+        memory_types=types,
+        memory=memory,
+        **_properties(pointer, extensions),
+    )
+
+
+def features(pointer: Any) -> dict[str, Any]:
+    """The feature structures of Vulkan 1.2, filled in; chained in this order."""
+    twelve = struct("VkPhysicalDeviceVulkan12Features")
+    eleven = struct("VkPhysicalDeviceVulkan11Features", pNext=twelve)
+    first = struct("VkPhysicalDeviceFeatures2", pNext=eleven)
+    load().vkGetPhysicalDeviceFeatures2(pointer, first)
+    return {
+        "VkPhysicalDeviceFeatures2": first,
+        "VkPhysicalDeviceVulkan11Features": eleven,
+        "VkPhysicalDeviceVulkan12Features": twelve,
+    }
+
+
+def _properties(pointer: Any, extensions: frozenset[str]) -> dict[str, Any]:
+    identity = struct("VkPhysicalDeviceIDProperties")
+    driver = struct("VkPhysicalDeviceDriverProperties", pNext=identity)
+    sizes = struct("VkPhysicalDeviceMaintenance3Properties", pNext=driver)
+    # An extension's structure may be chained only where the extension is offered.
+    host = struct("VkPhysicalDeviceExternalMemoryHostPropertiesEXT", pNext=sizes)
+    last = host if HOST_MEMORY in extensions else sizes
+    pci = struct("VkPhysicalDevicePCIBusInfoPropertiesEXT", pNext=last)
+    last = pci if "VK_EXT_pci_bus_info" in extensions else last
+    first = struct("VkPhysicalDeviceProperties2", pNext=last)
+    load().vkGetPhysicalDeviceProperties2(pointer, first)
+    properties = first.properties
+    limits = properties.limits
+    uuid = bytes(identity.deviceUUID).hex()
+    return {
+        "kind": _kind(properties.deviceType),
+        "uuid": "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:])),
+        "driver": f"{text(driver.driverName)} {text(driver.driverInfo)}".strip(),
+        "pci": ""
+        if last is not pci
+        else f"{pci.pciDomain:04x}:{pci.pciBus:02x}:{pci.pciDevice:02x}.{pci.pciFunction}",
+        "limits": {
+            "max_allocation": sizes.maxMemoryAllocationSize,
+            "max_storage_buffer_range": limits.maxStorageBufferRange,
+            "min_storage_buffer_offset_alignment": limits.minStorageBufferOffsetAlignment,
+            "max_push_constants": limits.maxPushConstantsSize,
+            "max_work_groups": tuple(limits.maxComputeWorkGroupCount),
+            "max_work_group_size": tuple(limits.maxComputeWorkGroupSize),
+            "max_work_group_invocations": limits.maxComputeWorkGroupInvocations,
+            "max_storage_buffers": limits.maxPerStageDescriptorStorageBuffers,
+            "min_imported_host_pointer_alignment": host.minImportedHostPointerAlignment,
+        },
+    }
+
+
+def _kind(device_type: int) -> str:
+    names = {
+        constant("VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU"): "discrete",
+        constant("VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU"): "integrated",
+        constant("VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU"): "virtual",
+        constant("VK_PHYSICAL_DEVICE_TYPE_CPU"): "cpu",
+    }
+    return names.get(device_type, "other")
+
+
+def _memory(pointer: Any) -> tuple[tuple[tuple[int, int, int], ...], int]:
+    memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
+    load().vkGetPhysicalDeviceMemoryProperties(pointer, memory)
+    heaps = [memory.memoryHeaps[i] for i in range(memory.memoryHeapCount)]
+    types = tuple(
+        (kind.propertyFlags, kind.heapIndex, heaps[kind.heapIndex].size)
+        for kind in (memory.memoryTypes[i] for i in range(memory.memoryTypeCount))
+    )
+    local = constant("VK_MEMORY_HEAP_DEVICE_LOCAL_BIT")
+    return types, max((heap.size for heap in heaps if heap.flags & local), default=0)

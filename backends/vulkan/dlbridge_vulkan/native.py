@@ -1,0 +1,115 @@
+"""Raw Vulkan handles in and out, for users of the `vulkan` package and of C.
+
+Handles are integers here. `VulkanArray` is all that another user of the same
+VkDevice needs to use a tensor's memory, and to wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.protocol import NativeArray
+
+from .library import handle
+from .memory import Allocation
+
+if TYPE_CHECKING:
+    from .device import Device
+
+__all__ = ["VulkanArray", "describe", "wrap"]
+
+
+@dataclass(frozen=True, eq=False)
+class VulkanArray:
+    """A tensor in a VkBuffer, as raw handles. It keeps the memory alive.
+
+    The elements begin *offset* bytes into *buffer*. Work of dlbridge on it is
+    done when the timeline *semaphore* has reached *value*: wait for that in
+    your submission, or call ``synchronize``. Hold *lock* while you submit to
+    *queue*; dlbridge's later work then comes after yours.
+    """
+
+    instance: int
+    physical_device: int
+    device: int
+    queue: int
+    queue_family: int
+    buffer: int
+    memory: int
+    memory_offset: int
+    """Where *buffer* is bound in *memory*, in bytes. Several buffers share one memory."""
+    buffer_size: int
+    semaphore: int
+    value: int
+    lock: Any = field(repr=False)
+    mapped: int
+    """Host address of the buffer's first byte; 0 if there is none."""
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    readonly: bool
+    device_id: int
+    data: int
+    """What the DLTensor carries: the address of a DlbridgeVulkanBuffer (docs/vulkan.md)."""
+    owner: object = field(repr=False)
+
+    def described(self) -> NativeArray:
+        """The same tensor in dlbridge's terms."""
+        return NativeArray(
+            device_id=self.device_id,
+            data=self.data,
+            offset=self.offset,
+            dtype=self.dtype,
+            shape=self.shape,
+            strides=self.strides,
+            readonly=self.readonly,
+            owner=self,
+        )
+
+
+def describe(allocation: Allocation, array: NativeArray) -> VulkanArray:
+    """*array*, which lies in *allocation*, with its raw handles.
+
+    From now on others may use the queue, and dlbridge's waits cover their work too.
+    """
+    device = allocation.device
+    queue = device.queue
+    queue.shared = True
+    return VulkanArray(
+        instance=handle(device.instance),
+        physical_device=handle(device.physical.pointer),
+        device=handle(device.pointer),
+        queue=handle(queue.handle),
+        queue_family=queue.family,
+        buffer=allocation.buffer,
+        memory=allocation.memory,
+        memory_offset=allocation.start,
+        buffer_size=allocation.nbytes,
+        semaphore=queue.semaphore,
+        value=allocation.last_use,
+        lock=queue.lock,
+        mapped=allocation.mapped,
+        offset=array.offset,
+        dtype=array.dtype,
+        shape=array.shape,
+        strides=array.strides,
+        readonly=array.readonly,
+        device_id=array.device_id,
+        data=array.data,
+        owner=array.owner,
+    )
+
+
+def wrap(
+    device: Device, buffer: Any, memory: Any, nbytes: int, memory_offset: int, mapped: int
+) -> Allocation:
+    """An allocation over a VkBuffer of the caller's; nothing of it will be destroyed."""
+    allocation = Allocation(device, handle(buffer), handle(memory), memory_offset, nbytes)
+    if not allocation.buffer or nbytes <= 0:
+        raise ValueError(f"a VkBuffer of {nbytes} bytes with handle {allocation.buffer} is none")
+    allocation.owned = False
+    allocation.mapped = mapped
+    allocation.cached = bool(mapped)
+    return device.describe(allocation)
