@@ -156,15 +156,13 @@ def take_managed(address: int) -> ManagedTensor:
     return ManagedTensor(pointer, _read(pointer))
 
 
-def export_capsule(
-    array: np.ndarray[Any, Any], max_version: object, image: Image | None
-) -> object:
+def export_capsule(array: np.ndarray[Any, Any], max_version: object, image: Image | None) -> object:
     """A new capsule over *array*, its struct overwritten by *image*.
 
     *max_version* as in the standard: None or below (1, 0) gives the legacy
     struct. BufferError from numpy for a read-only array in a legacy capsule.
     """
-    capsule = array.__dlpack__(max_version=max_version)
+    capsule = array.__dlpack__(max_version=max_version)  # type: ignore[arg-type]  # numpy checks it
     if image is not None:
         if _is_valid(capsule, _CURRENT):
             image.write(_get_pointer(capsule, _CURRENT), versioned=True)
@@ -273,9 +271,7 @@ def _read(pointer: Any) -> Fields:
         raise ExchangeError(f"a DLTensor of {size} elements whose data is NULL")
     if data + byte_offset >= 1 << 64:
         raise ExchangeError(f"data {data:#x} + byte_offset {byte_offset} wraps around")
-    return Fields(
-        data, device_type, device_id, dtype, extents, steps, byte_offset, flags
-    )
+    return Fields(data, device_type, device_id, dtype, extents, steps, byte_offset, flags)
 
 
 def _extents(shape: int, ndim: int) -> tuple[int, ...]:

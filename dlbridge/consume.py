@@ -66,7 +66,9 @@ def from_dlpack(
     return tensor
 
 
-def asarray(x: Any, /, *, device: Any = None, dtype: Any = None, copy: bool | None = None) -> Tensor:
+def asarray(
+    x: Any, /, *, device: Any = None, dtype: Any = None, copy: bool | None = None
+) -> Tensor:
     """A Tensor of whatever *x* is, without a copy where its memory can be shared.
 
     Takes what `from_dlpack` takes, the objects of a backend's ecosystem
@@ -337,7 +339,7 @@ def _from_native(x: Any) -> Tensor | None:
     for name in backends():
         try:
             plugin = backend(name)
-        except Exception:  # noqa: BLE001, S112 - a broken backend knows no objects
+        except Exception:  # a broken backend knows no objects
             continue
         if isinstance(plugin, SupportsNative):
             array = plugin.from_native(x)
@@ -352,7 +354,4 @@ def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
     strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
     low, high = reach(array.shape, strides) if strides else (0, 0)
     memory = Memory(device, array.data, (high - low) * dtype.itemsize, _origin(x), array.owner)
-    return make_tensor(
-        memory, array.offset, dtype, array.shape, strides, readonly=array.readonly
-    )
-
+    return make_tensor(memory, array.offset, dtype, array.shape, strides, readonly=array.readonly)

@@ -20,8 +20,7 @@ def backend_of(device: Device) -> Backend:
     plugin = backend(device.name)
     if plugin.device_type != device.type:
         raise ExchangeError(
-            f"backend {device.name!r} is for device type {plugin.device_type}, "
-            f"not {device.type:d}"
+            f"backend {device.name!r} is for device type {plugin.device_type}, not {device.type:d}"
         )
     count = plugin.device_count()
     if device.index >= count:

@@ -126,15 +126,16 @@ class HostViewMemory(Memory):
     def __del__(self) -> None:
         if not _exiting:
             viewed = self.viewed
-            self.backend.release_host_view(
-                viewed.device.index, viewed.data, self.data, self.stream
-            )
+            self.backend.release_host_view(viewed.device.index, viewed.data, self.data, self.stream)
 
 
 class _Holder:
     """What numpy takes a carrier from, and keeps as its base."""
 
     __slots__ = ("__array_interface__", "memory")
+
+    __array_interface__: dict[str, Any]
+    memory: Memory
 
 
 def carrier(
@@ -205,5 +206,5 @@ def memory_of(array: np.ndarray[Any, Any]) -> Memory | None:
     base: object = array
     while (base := getattr(base, "base", None)) is not None:
         if isinstance(base, _Holder):
-            return base.memory  # type: ignore[no-any-return]  # a slot without annotation
+            return base.memory
     return None

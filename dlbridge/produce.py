@@ -117,8 +117,11 @@ def _export_here(tensor: Tensor, version: tuple[int, int] | None, copy: bool | N
 
 
 def has_negative_strides(tensor: Tensor) -> bool:
-    """Whether some stride runs backwards: torch <= 2.13 aborts the process on those,
-    and a producer cannot know its consumer, so they are exported as a copy."""
+    """Whether some stride runs backwards.
+
+    torch <= 2.13 aborts the process on those, and a producer cannot know its
+    consumer, so they are exported as a copy.
+    """
     return any(step < 0 for step in tensor._array.strides) and any(
         stride < 0 and extent > 1
         for stride, extent in zip(tensor.strides, tensor.shape, strict=True)

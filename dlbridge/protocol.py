@@ -32,8 +32,8 @@ from typing import Protocol, runtime_checkable
 __all__ = [
     "ADDRESS_DEVICES",
     "API",
-    "Backend",
     "HOST_DEVICES",
+    "Backend",
     "NativeArray",
     "SupportsCopy",
     "SupportsDeviceInfo",
@@ -311,5 +311,8 @@ class SupportsDeviceInfo(Protocol):
     """A backend that describes its devices, for ``info`` and ``doctor``."""
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
-        """``name`` and, where known, ``memory`` (bytes), ``uuid``, ``pci``,
-        ``driver``, ``host_memory_shared`` (bool) and the device's limits."""
+        """What is known of the device, by name.
+
+        Always ``name``; where known ``memory`` (bytes), ``uuid``, ``pci``,
+        ``driver``, ``host_memory_shared`` (bool) and the device's limits.
+        """

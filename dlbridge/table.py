@@ -45,7 +45,7 @@ def _export(tensor: Tensor) -> int:
 def _managed_tensor_from_py_object(tensor: Tensor, out: Any) -> int:
     try:
         out[0] = _export(tensor)
-    except BaseException:  # noqa: BLE001 - nothing may pass through C; ctypes would report success
+    except BaseException:  # nothing may pass through C; ctypes would report success
         return -1
     return 0
 
@@ -58,7 +58,7 @@ def _managed_tensor_to_py_object(address: int, out: Any) -> int:
         tensor = adopt(take_managed(address), "an exchange table")
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))  # the caller's reference
         out[0] = id(tensor)
-    except BaseException:  # noqa: BLE001 - as above
+    except BaseException:  # as above
         return -1
     return 0
 
@@ -75,7 +75,7 @@ def _dltensor_from_py_object(tensor: Tensor, out: int) -> int:
         if managed is None:
             managed = _borrowed[tensor] = take_managed(_export(tensor))
         ffi.cast("DLTensor *", out)[0] = managed.pointer.dl_tensor
-    except BaseException:  # noqa: BLE001 - as above
+    except BaseException:  # as above
         return -1
     return 0
 
@@ -92,7 +92,7 @@ def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error:
         out[0] = ffi.NULL
         tensor = OPERATIONS["empty"](*_prototype(prototype))
         out[0] = ffi.cast("DLManagedTensorVersioned *", _export(tensor))
-    except BaseException as exc:  # noqa: BLE001 - reported through set_error
+    except BaseException as exc:  # reported through set_error
         if set_error:
             kind, message = type(exc).__mro__, str(exc)
             name = next(cls.__name__ for cls in kind if cls.__module__ == "builtins")
@@ -118,7 +118,7 @@ def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
         if device_type != 1:
             stream = OPERATIONS["current_stream"](Device.of(device_type, device_id))
         out[0] = ffi.cast("void *", stream)
-    except BaseException:  # noqa: BLE001 - no backend, no stream
+    except BaseException:  # no backend, no stream
         return -1
     return 0
 

@@ -58,7 +58,8 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents, in elements."""
-        return self._array.shape
+        shape: tuple[int, ...] = self._array.shape
+        return shape
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -158,7 +159,7 @@ class Tensor:
         """
         sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         try:
-            array = self._array.reshape(sizes, copy=False)  # type: ignore[call-overload]
+            array = self._array.reshape(sizes, copy=False)
         except ValueError as exc:
             if prod(sizes) != self.size and -1 not in sizes:
                 raise ValueError(f"cannot reshape {self.shape} to {tuple(sizes)}: {exc}") from exc
@@ -191,7 +192,7 @@ class Tensor:
         return self._view(self._array.view(carrier_dtype(new)), new)
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
-        """This tensor's memory through *array*, a view of its carrier."""
+        """The same memory through *array*, a view of its carrier."""
         moved = address_of(array) - address_of(self._array) if array.size else 0
         if counts_elements(self._dtype) and not self.is_padded:
             moved, rest = divmod(moved * self._dtype.bits * self._dtype.lanes, 8)
@@ -232,11 +233,11 @@ class Tensor:
 
     def __buffer__(self, flags: int) -> memoryview:
         """For ``memoryview(t)`` on Python 3.12 and later (PEP 688)."""
-        return memoryview(self.numpy())
+        return self.numpy().data
 
     def tolist(self) -> Any:
         """The elements as nested Python lists; copied from the device if need be."""
-        host = self if self.device.is_host else OPERATIONS["to_host"](self)
+        host = self if self.device.is_host else OPERATIONS["to_host_compact"](self)
         return host.numpy().tolist()
 
     def item(self) -> Any:
@@ -255,7 +256,7 @@ class Tensor:
         import pickle
 
         compact = OPERATIONS["to_host_compact"](self)
-        raw: Any = memoryview(compact._array.reshape(-1).view("u1")) if self.size else b""
+        raw: Any = compact._array.reshape(-1).view("u1").data if self.size else b""
         if operator.index(protocol) < 5:
             raw = bytes(raw)
         elif self.size:
@@ -307,7 +308,7 @@ class Tensor:
     # In other modules' hands --------------------------------------------------
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        """This tensor on *device* (array API 2024.12); see `dlbridge.to_device`."""
+        """The tensor on *device* (array API 2024.12); see `dlbridge.to_device`."""
         moved: Tensor = OPERATIONS["to_device"](self, device, stream=stream)
         return moved
 
@@ -322,6 +323,14 @@ class Tensor:
     def to_native(self) -> Any:
         """The device ecosystem's own object over the same memory (a pyopencl array, ...)."""
         return OPERATIONS["to_native"](self)
+
+    def _forget(self) -> None:
+        """Let go of the memory and stay behind empty: a name may outlive a host view."""
+        import numpy as np
+
+        self._array = np.empty(0, self._array.dtype)
+        self._memory = _array_memory(self._array)
+        self._byte_offset = 0
 
     def _require_host(self) -> None:
         if not self.device.is_host:
@@ -354,12 +363,15 @@ class ArrayTensor(Tensor):
 
     @property
     def device(self) -> Device:
+        """The CPU."""
         return _CPU
 
     def data_ptr(self) -> int:
+        """The address of the first element."""
         return address_of(self._array)
 
     def numpy(self) -> Array:
+        """A numpy view."""
         return self._array[...]
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -367,6 +379,10 @@ class ArrayTensor(Tensor):
 
     def _table_image(self, extra_flags: int) -> Image | None:
         return self._image(extra_flags) if extra_flags else None
+
+    def _forget(self) -> None:
+        self._array = nothing = self._array[:0].copy()
+        self.__dlpack__ = nothing.__dlpack__  # type: ignore[method-assign]  # a slot
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         if dtype is None:

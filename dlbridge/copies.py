@@ -1,0 +1,325 @@
+"""Copies between two tensors of one shape and type, whatever memory they are in.
+
+Every copy of dlbridge ends here. Regions go to a backend as few strided
+dimensions around a contiguous run; what it cannot do in one call is packed in
+host memory, or copied run by run. Offsets and runs are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from .capsule import FLAG_SUBBYTE_PADDED
+from .devices import backend_of
+from .errors import ExchangeError
+from .layout import compact_strides, merge, reach
+from .memory import Memory, counts_elements
+from .pack import copy_host
+from .protocol import SupportsCopy, SupportsStreams, SupportsStridedCopy
+from .stream import current_stream
+from .tensor import Tensor, make_tensor, wrap_array
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["CHUNK", "Progress", "copy_tensor", "host_array", "packs_on_host"]
+
+CHUNK = 64 << 20
+"""Bytes after which a long copy reports progress and hears Ctrl-C."""
+
+Progress = Callable[[int, int], None]
+
+
+def copy_tensor(target: Tensor, source: Tensor, progress: Progress | None = None) -> None:
+    """Copy the elements of *source* to *target*, complete on return where the host takes part.
+
+    Same shape and dtype. On one device the copy is ordered on its current
+    stream; between two devices of one backend it is complete on return.
+    """
+    if not source.size:
+        return
+    if target.device.is_host and source.device.is_host:
+        copy_host(host_array(target), host_array(source), progress)
+    elif source.device.is_host:
+        _from_host(target, source, progress)
+    elif target.device.is_host:
+        _to_host(target, source, progress)
+    else:
+        _on_device(target, source, progress)
+
+
+def host_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor that the host can read, as an array with its true layout."""
+    import numpy as np
+
+    dtype = tensor.dtype
+    if not counts_elements(dtype) or tensor.is_padded:
+        return tensor._array
+    interface: dict[str, Any] = {
+        "version": 3,
+        "data": (tensor._memory.data + tensor._byte_offset, tensor.readonly),
+    }
+    if dtype.is_subbyte:
+        _require_compact(tensor)
+        interface.update(shape=(tensor.nbytes,), typestr="|u1")
+    else:
+        steps = tuple(step * dtype.itemsize for step in tensor.strides)
+        interface.update(shape=tensor.shape, typestr=f"|V{dtype.itemsize}", strides=steps)
+    return np.asarray(_Raw(interface, tensor))
+
+
+class _Raw:
+    """What numpy takes raw host memory from; keeps the tensor."""
+
+    def __init__(self, interface: dict[str, Any], tensor: Tensor) -> None:
+        self.__array_interface__ = interface
+        self.tensor = tensor
+
+
+def packs_on_host(device: Tensor, host: Tensor) -> bool:
+    """Whether the strides make a host-side packed temporary necessary."""
+    shape, (on_device, _), _ = _region(device, host)
+    if not shape:
+        return False
+    plugin = backend_of(device.device)
+    return not isinstance(plugin, SupportsStridedCopy) or any(step <= 0 for step in on_device)
+
+
+def _region(left: Tensor, right: Tensor) -> tuple[list[int], list[list[int]], int]:
+    """The region that both tensors cover, as `layout.merge` gives it."""
+    if left.dtype.is_subbyte and not left.is_padded:
+        _require_compact(left)
+        _require_compact(right)
+        return [], [[], []], left.nbytes
+    size = left.itemsize
+    steps = [[step * size for step in side.strides] for side in (left, right)]
+    return merge(left.shape, steps, size)
+
+
+def _require_compact(tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ExchangeError(
+            f"packed {tensor.dtype} elements with strides {tensor.strides}: only compact tensors "
+            "of packed sub-byte types can be copied"
+        )
+
+
+# Host and device ------------------------------------------------------------
+
+
+def _from_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+    shape, (there, _), run = _region(target, source)
+    index = target.device.index
+    stream = current_stream(target.device)
+    plugin = backend_of(target.device)
+    data, offset = target._memory.data, target._byte_offset
+    flat = _packed_bytes(source)
+    if not shape:
+        for start, stop in _chunks(run, progress):
+            plugin.copy_from_host(index, data, offset + start, flat[start:stop], stream)
+    else:
+        # The host side is packed, so its runs follow each other.
+        packed = _packed_strides(shape, run)
+        _strided(
+            plugin,
+            shape,
+            there,
+            packed,
+            lambda copy, at, begin, outer, steps, packs: copy.copy_strided_from_host(
+                index, data, offset + at, steps, flat[begin:], packs, outer, run, stream
+            ),
+            lambda at, begin: plugin.copy_from_host(
+                index, data, offset + at, flat[begin : begin + run], stream
+            ),
+        )
+    _finish(target, stream)
+
+
+def _to_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+    index = source.device.index
+    stream = current_stream(source.device)
+    plugin = backend_of(source.device)
+    data, offset = source._memory.data, source._byte_offset
+    if not target.is_contiguous():
+        _through_packed_host(target, source, progress)
+        return
+    flat = host_array(target).reshape(-1).view("u1").data
+    shape, (_, there), run = _region(target, source)
+    if not shape:
+        for start, stop in _chunks(run, progress):
+            plugin.copy_to_host(index, data, offset + start, flat[start:stop], stream)
+    elif packs_on_host(source, target):
+        _span_to_host(target, source)
+    else:
+        _strided(
+            plugin,
+            shape,
+            there,
+            _packed_strides(shape, run),
+            lambda copy, at, begin, outer, steps, packs: copy.copy_strided_to_host(
+                index, data, offset + at, steps, flat[begin:], packs, outer, run, stream
+            ),
+            lambda at, begin: plugin.copy_to_host(
+                index, data, offset + at, flat[begin : begin + run], stream
+            ),
+        )
+    _finish(source, stream)
+
+
+def _span_to_host(target: Tensor, source: Tensor) -> None:
+    """Copy the whole range that *source* reaches, and pick its elements out on the host."""
+    import numpy as np
+
+    low, high = reach(source.shape, source.strides)
+    size = source.itemsize
+    span = np.empty((high - low) * size, "u1")
+    stream = current_stream(source.device)
+    backend_of(source.device).copy_to_host(
+        source.device.index,
+        source._memory.data,
+        source._byte_offset + low * size,
+        span.data,
+        stream,
+    )
+    _finish(source, stream)
+    into = host_array(target)
+    picked = np.lib.stride_tricks.as_strided(
+        span[-low * size :].view(into.dtype) if size > 1 else span[-low:],
+        source.shape,
+        tuple(step * size for step in source.strides),
+    )
+    copy_host(into, picked)
+
+
+def _through_packed_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+    import numpy as np
+
+    into = host_array(target)
+    packed = np.empty(into.shape, into.dtype)
+    temporary = wrap_array(packed.view(target._array.dtype).reshape(target.shape))
+    copy_tensor(temporary, source, progress)
+    copy_host(into, packed)
+
+
+def _packed_bytes(source: Tensor) -> memoryview:
+    """The bytes of a host tensor, packed into a temporary if they are strided."""
+    import numpy as np
+
+    array = host_array(source)
+    if not array.flags.c_contiguous:
+        packed = np.empty(array.shape, array.dtype)
+        copy_host(packed, array)
+        array = packed
+    return array.reshape(-1).view("u1").data
+
+
+# Device and device ------------------------------------------------------------
+
+
+def _on_device(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+    plugin = backend_of(target.device)
+    if plugin is not backend_of(source.device) or not isinstance(plugin, SupportsCopy):
+        _staged(target, source, progress)
+        return
+    same = target.device is source.device
+    shape, (there, here), run = _region(target, source)
+    index, stream = target.device.index, current_stream(target.device)
+    data, offset = target._memory.data, target._byte_offset
+    other, start = source._memory.data, source._byte_offset
+    if shape and (not same or any(step <= 0 for step in (*there, *here))):
+        _staged(target, source, progress)
+        return
+    if not same:
+        _finish(source, current_stream(source.device))
+
+    def copy_run(at: int, begin: int) -> None:
+        plugin.copy(
+            index, data, offset + at, source.device.index, other, start + begin, run, stream
+        )
+
+    if not shape:
+        copy_run(0, 0)
+    else:
+        _strided(
+            plugin,
+            shape,
+            there,
+            here,
+            lambda copy, at, begin, outer, steps, froms: copy.copy_strided(
+                index, data, offset + at, steps, other, start + begin, froms, outer, run, stream
+            ),
+            copy_run,
+        )
+    if not same:
+        _finish(target, stream)
+
+
+def _staged(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+    """Through packed host memory."""
+    import numpy as np
+
+    if source.dtype.is_subbyte and not source.is_padded:
+        _require_compact(source)
+        _require_compact(target)
+    staging = wrap_array(np.empty(max(source.nbytes, 1), "u1"))
+    host = _restore(staging, source)
+    _to_host(host, source, progress)
+    _from_host(target, host, None)
+
+
+def _restore(staging: Tensor, like: Tensor) -> Tensor:
+    """The flat bytes of *staging* as a compact tensor of the shape and type of *like*."""
+    memory = Memory(staging.device, staging.data_ptr(), staging.nbytes, "a staging buffer", staging)
+    flags = FLAG_SUBBYTE_PADDED if like.is_padded else 0
+    return make_tensor(memory, 0, like.dtype, like.shape, flags=flags)
+
+
+# Pieces -----------------------------------------------------------------------
+
+
+def _strided(
+    plugin: Any,
+    shape: list[int],
+    left: list[int],
+    right: list[int],
+    in_one_call: Callable[..., None],
+    one_run: Callable[[int, int], None],
+) -> None:
+    """Copy a region by the backend's strided copy if it has one, else run by run."""
+    inner = 0
+    if isinstance(plugin, SupportsStridedCopy) and all(step > 0 for step in (*left, *right)):
+        inner = min(plugin.max_strided_ndim, len(shape))
+    cut = len(shape) - inner
+    for at, begin in _offsets(shape[:cut], left[:cut], right[:cut]):
+        if inner:
+            in_one_call(plugin, at, begin, shape[cut:], left[cut:], right[cut:])
+        else:
+            one_run(at, begin)
+
+
+def _offsets(shape: list[int], left: list[int], right: list[int]) -> Iterator[tuple[int, int]]:
+    for position in product(*map(range, shape)):
+        yield (
+            sum(i * step for i, step in zip(position, left, strict=True)),
+            sum(i * step for i, step in zip(position, right, strict=True)),
+        )
+
+
+def _packed_strides(shape: list[int], run: int) -> list[int]:
+    return [step * run for step in compact_strides(shape)]
+
+
+def _chunks(nbytes: int, progress: Progress | None) -> Iterator[tuple[int, int]]:
+    for start in range(0, nbytes, CHUNK):
+        stop = min(start + CHUNK, nbytes)
+        yield start, stop
+        if progress is not None:
+            progress(stop, nbytes)
+
+
+def _finish(tensor: Tensor, stream: int) -> None:
+    plugin = backend_of(tensor.device)
+    if isinstance(plugin, SupportsStreams):
+        plugin.synchronize(tensor.device.index, stream)

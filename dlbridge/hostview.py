@@ -1,0 +1,129 @@
+"""Device memory in the hands of the host, native objects, and pickles.
+
+What `Tensor` offers through modules that stand after it; see `OPERATIONS`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .device import Device
+from .devices import backend_of
+from .dtype import dtype as as_dtype
+from .errors import ExchangeError
+from .memory import Memory
+from .plan import make_plan, why_no_host_view
+from .produce import OPERATIONS, order_consumer
+from .protocol import NativeArray, SupportsNative
+from .tensor import Tensor, address_of, make_tensor
+from .transfer import run, to_device
+
+__all__ = ["HostView", "host_view", "to_native"]
+
+_CPU = Device.of(1, 0)
+
+
+class HostView:
+    """A tensor's memory as CPU memory, without a copy.
+
+    ``with t.host_view() as h`` gives the CPU tensor, and the memory back to
+    the device when the block ends: BufferError if arrays made from ``h`` are
+    still alive then. Without ``with`` it is a DLPack producer, and the memory
+    goes back when its last consumer is gone.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._references = 0
+
+    def __enter__(self) -> Tensor:
+        self._references = sys.getrefcount(self._tensor._array)
+        return self._tensor
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        tensor = self._tensor
+        extra = sys.getrefcount(tensor._array) - self._references
+        if extra > 0:
+            if kind is not None:
+                return  # the block's own error matters more; the view ends with its users
+            raise ExchangeError(
+                f"the host view is still used by {extra} array(s) or capsule(s) when its block "
+                "ends; drop them first, or copy what must stay (copy=True)"
+            )
+        tensor._forget()
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        """As `Tensor.__dlpack__`, on the CPU."""
+        return self._tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU."""
+        return self._tensor.__dlpack_device__()
+
+
+def host_view(tensor: Tensor) -> HostView:
+    """See `Tensor.host_view`."""
+    refusal = why_no_host_view(tensor)
+    if refusal:
+        raise ExchangeError(f"no host view of {tensor!r}: {refusal}; copy it: to_device(t, 'cpu')")
+    if tensor.device is _CPU:
+        return HostView(tensor[...])
+    return HostView(run(make_plan(tensor, _CPU, False), tensor))
+
+
+def to_native(tensor: Tensor) -> Any:
+    """See `Tensor.to_native`."""
+    device = tensor.device
+    if device is _CPU:
+        return tensor.numpy()
+    plugin = backend_of(device)
+    if not isinstance(plugin, SupportsNative):
+        raise ExchangeError(f"the backend of {device} has no native objects; use DLPack")
+    size = tensor.itemsize
+    return plugin.to_native(
+        NativeArray(
+            device_id=device.index,
+            data=tensor._memory.data,
+            offset=tensor._byte_offset,
+            dtype=tensor.dtype.name,
+            shape=tensor.shape,
+            strides=tuple(step * size for step in tensor.strides),
+            readonly=tensor.readonly,
+            owner=tensor,
+        )
+    )
+
+
+def unpickle(raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: int) -> Tensor:
+    """The tensor that `Tensor.__reduce_ex__` wrote."""
+    import numpy as np
+
+    # bytes came inside the pickle; a buffer of the receiver's is used in place.
+    array = np.frombuffer(bytearray(raw) if isinstance(raw, bytes) else raw, "u1")
+    memory = Memory(_CPU, address_of(array) if array.size else 0, array.size, "a pickle", array)
+    readonly = bool(array.size) and not array.flags.writeable
+    host = make_tensor(memory, 0, as_dtype(dtype), shape, readonly=readonly, flags=flags)
+    return host if device == str(_CPU) else to_device(host, device)
+
+
+def _as_host(tensor: Tensor) -> Tensor | None:
+    """The memory as a CPU tensor without a copy, None where that cannot be."""
+    if why_no_host_view(tensor):
+        return None
+    return run(make_plan(tensor, _CPU, False), tensor)
+
+
+def _order(tensor: Tensor, stream: object) -> None:
+    if stream is not None:
+        order_consumer(tensor.device, stream)
+
+
+OPERATIONS.update(
+    as_host=_as_host,
+    host_view=host_view,
+    order=_order,
+    to_native=to_native,
+    unpickle=unpickle,
+    why_no_host_view=why_no_host_view,
+)
