@@ -1,0 +1,223 @@
+"""Allocation: stream-ordered pools for device memory, pinned and managed memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from functools import cache
+from typing import Any, ClassVar
+
+from dlbridge.errors import DeviceMemoryError, Error
+
+from .capture import capturing, refuse_capture, relaxed
+from .contexts import attribute, current, primary
+from .driver import call, check, cu, status
+from .pointers import locate
+from .streams import LEGACY, PER_THREAD, handle
+
+__all__ = ["DeviceMemory", "ManagedMemory", "Memory", "PinnedMemory"]
+
+_log = logging.getLogger(__name__)
+_INVALID_HANDLE = 400  # CUDA_ERROR_INVALID_HANDLE: a stream that was destroyed meanwhile
+
+
+class Memory:
+    """One kind of memory: what its driver calls have in common."""
+
+    device_name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._base: dict[int, int] = {}  # over-aligned pointer -> what the driver gave
+        self._deferred: deque[tuple[int, int, int]] = deque()
+
+    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        """*nbytes* bytes at a multiple of *alignment*, for work on *stream*.
+
+        DeviceMemoryError if there is no room, also after the pool has given
+        back what it kept; ExchangeError while *stream* is capturing.
+        """
+        stream = handle(stream)
+        with current(primary(device_id)):
+            refuse_capture(stream, "allocated")
+            self._free_deferred()
+            pointer = self._obtain_or_trim(device_id, nbytes, stream)
+            if pointer % alignment == 0:  # 256 is what drivers give without being asked
+                return pointer
+            self._release(pointer, stream)
+            base = self._obtain_or_trim(device_id, nbytes + alignment, stream)
+            pointer = -(-base // alignment) * alignment
+            self._base[pointer] = base
+            return pointer
+
+    def free(self, device_id: int, pointer: int, stream: int) -> None:
+        """Give *pointer* back once the work now on *stream* has passed. Never raises.
+
+        While the stream is capturing, the memory is kept until later: a free
+        would become part of the graph, or break it.
+        """
+        stream = handle(stream)
+        if stream == PER_THREAD:
+            stream = LEGACY  # waits for every thread's; this may run in another thread
+        self._deferred.append((device_id, self._base.pop(pointer, pointer), stream))
+        try:
+            self._free_deferred()
+        except Error as exc:  # in a finalizer nobody could catch it
+            _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
+
+    def _free_deferred(self) -> None:
+        for _ in range(len(self._deferred)):
+            try:
+                device_id, pointer, stream = self._deferred.popleft()
+            except IndexError:  # another thread was faster
+                return
+            with current(primary(device_id)):
+                if capturing(stream):
+                    self._deferred.append((device_id, pointer, stream))
+                else:
+                    self._release(pointer, stream)
+
+    def _obtain_or_trim(self, device_id: int, nbytes: int, stream: int) -> int:
+        try:
+            return self._obtain(device_id, nbytes, stream)
+        except DeviceMemoryError:
+            self._trim(device_id)
+        try:
+            return self._obtain(device_id, nbytes, stream)
+        except DeviceMemoryError as exc:
+            free, total = call("cuMemGetInfo")
+            raise DeviceMemoryError(
+                f"no room for {nbytes} bytes of {self.device_name} memory (device {device_id} "
+                f"has {int(free)} of {int(total)} bytes free); {exc}"
+            ) from exc
+
+    def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+        raise NotImplementedError
+
+    def _release(self, pointer: int, stream: int) -> None:
+        raise NotImplementedError
+
+    def _trim(self, device_id: int) -> None:
+        """Give kept memory back to the driver, so that a second try has a chance."""
+        call("cuCtxSynchronize")
+
+
+class DeviceMemory(Memory):
+    """Memory of the device's default pool, allocated and freed in stream order."""
+
+    device_name = "cuda"
+
+    def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+        if default_pool(device_id) is None:
+            with relaxed():
+                return int(call("cuMemAlloc", nbytes))
+        return int(call("cuMemAllocAsync", nbytes, stream))
+
+    def _release(self, pointer: int, stream: int) -> None:
+        if default_pool(int(call("cuCtxGetDevice"))) is not None:
+            code, _ = status("cuMemFreeAsync", pointer, stream)
+            if code != _INVALID_HANDLE:
+                check("cuMemFreeAsync", code)
+                return
+        _wait_before_free(stream)
+        with relaxed():
+            call("cuMemFree", pointer)
+
+    def _trim(self, device_id: int) -> None:
+        super()._trim(device_id)
+        pool = default_pool(device_id)
+        if pool is not None:
+            call("cuMemPoolTrimTo", pool, 0)
+
+
+class PinnedMemory(Memory):
+    """Page-locked host memory that every device can use at its host address.
+
+    Not kept for re-use: another library's copies may still run on streams that
+    are unknown here, and only the driver's own free waits for those.
+    """
+
+    device_name = "cuda_host"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._imports: dict[int, int] = {}  # address -> imports alive
+        self._registered: set[int] = set()  # those of them that we page-locked
+        self._lock = threading.RLock()  # re-entered by a finalizer that frees
+
+    def borrow(self, device_id: int, address: int, nbytes: int, readonly: bool) -> None:
+        """Use somebody's memory in place until `free`, page-locked if it is not yet."""
+        with self._lock:
+            if locate(address).kind != "host":
+                self._register(device_id, address, nbytes, readonly)
+                self._registered.add(address)
+            self._imports[address] = self._imports.get(address, 0) + 1
+
+    def _register(self, device_id: int, address: int, nbytes: int, readonly: bool) -> None:
+        flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
+        if readonly and attribute(device_id, "READ_ONLY_HOST_REGISTER_SUPPORTED"):
+            flags |= cu.CU_MEMHOSTREGISTER_READ_ONLY
+        with current(primary(device_id)), relaxed():
+            call("cuMemHostRegister", address, nbytes, flags)
+
+    def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+        flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
+        with relaxed():
+            return int(call("cuMemHostAlloc", nbytes, flags))
+
+    def _release(self, pointer: int, stream: int) -> None:
+        with self._lock:
+            alive = self._imports.get(pointer, 0)
+            if alive > 1:
+                self._imports[pointer] = alive - 1
+                return
+            imported = self._imports.pop(pointer, 0) == 1
+            registered = pointer in self._registered
+            self._registered.discard(pointer)
+        if imported and not registered:
+            return  # was page-locked before, by somebody who will undo it
+        _wait_before_free(stream)
+        with relaxed():
+            call("cuMemHostUnregister" if registered else "cuMemFreeHost", pointer)
+
+
+class ManagedMemory(Memory):
+    """Memory that the driver moves between the host and every device."""
+
+    device_name = "cuda_managed"
+
+    def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+        flags = cu.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
+        with relaxed():
+            return int(call("cuMemAllocManaged", nbytes, flags))
+
+    def _release(self, pointer: int, stream: int) -> None:
+        _wait_before_free(stream)
+        with relaxed():
+            call("cuMemFree", pointer)
+
+
+def _wait_before_free(stream: int) -> None:
+    """Let the work on *stream* finish, or all work if its owner has destroyed it."""
+    code, _ = status("cuStreamSynchronize", stream)
+    if code == _INVALID_HANDLE:
+        call("cuCtxSynchronize")
+    else:
+        check("cuStreamSynchronize", code)
+
+
+@cache
+def default_pool(device_id: int) -> Any:
+    """The device's default pool, told to keep what is freed; None if it has none.
+
+    A release threshold of 0, the default, gives everything back to the system
+    at each synchronisation. One that somebody else has set is left alone: the
+    pool belongs to the whole process.
+    """
+    if not attribute(device_id, "MEMORY_POOLS_SUPPORTED"):
+        return None
+    pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", device_id))
+    threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    if int(call("cuMemPoolGetAttribute", pool, threshold)) == 0:
+        call("cuMemPoolSetAttribute", pool, threshold, cu.cuuint64_t(2**64 - 1))
+    return pool

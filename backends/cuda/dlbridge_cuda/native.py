@@ -1,0 +1,91 @@
+"""cuda.core's objects, in and out: a StridedMemoryView over a Buffer.
+
+cuda.core is not needed for anything else, and only imported when `to_native`
+is asked for; what it made is known by its module.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import NativeArray
+
+from .contexts import current, primary
+
+__all__ = ["from_native", "to_native"]
+
+
+def from_native(obj: Any) -> NativeArray | None:
+    """*obj* described, if cuda.core made it and it is on a device; else None."""
+    if not type(obj).__module__.startswith("cuda.core."):
+        return None
+    with current(primary(0)):  # cuda.core asks the driver about foreign memory, in any context
+        return _describe(obj)
+
+
+def _describe(obj: Any) -> NativeArray | None:
+    kind = type(obj).__name__
+    if kind not in ("Buffer", "StridedMemoryView") or not obj.is_device_accessible:
+        return None
+    if kind == "Buffer":
+        return NativeArray(
+            obj.device_id, int(obj.handle), 0, "uint8", (obj.size,), None, False, owner=obj
+        )
+    if obj.dtype is None:
+        raise ExchangeError("the StridedMemoryView has no dtype; make it with dtype=")
+    itemsize = obj.dtype.itemsize
+    strides = obj.strides and tuple(step * itemsize for step in obj.strides)  # theirs: elements
+    return NativeArray(
+        obj.device_id, int(obj.ptr), 0, obj.dtype.name, tuple(obj.shape), strides,
+        bool(obj.readonly), owner=obj,
+    )  # fmt: skip
+
+
+def to_native(array: NativeArray) -> object:
+    """A cuda.core StridedMemoryView over the memory, which keeps *array.owner* alive.
+
+    ExchangeError if cuda.core is not installed, or numpy does not know the dtype.
+    """
+    try:
+        from cuda.core import Buffer
+        from cuda.core.utils import StridedMemoryView
+    except ImportError as exc:
+        raise ExchangeError(
+            "CUDA's own arrays come from cuda.core; pip install 'dlbridge-cuda[cuda-core]'"
+        ) from exc
+    dtype = _numpy_dtype(array.dtype)
+    strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
+    if array.strides is None:
+        nbytes = dtype.itemsize * prod(array.shape)
+    else:
+        steps = zip(array.shape, array.strides, strict=True)
+        nbytes = dtype.itemsize + sum((extent - 1) * step for extent, step in steps)
+    buffer = Buffer.from_handle(array.data + array.offset, nbytes, owner=_Owner(array.owner))
+    with current(primary(array.device_id)):  # which cuda.core asks about the memory
+        return StridedMemoryView.from_buffer(
+            buffer, tuple(array.shape), strides, dtype=dtype, is_readonly=array.readonly
+        )
+
+
+class _Owner:
+    """Keeps *owner* alive: cuda.core takes None for "nobody owns it"."""
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+
+
+def _numpy_dtype(name: str) -> Any:
+    import numpy as np
+
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError) as exc:
+        raise ExchangeError(f"cuda.core has no dtype {name}; view the tensor as uint8") from exc

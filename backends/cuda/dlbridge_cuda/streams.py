@@ -1,0 +1,146 @@
+"""Streams: what a caller may pass, the order between two, and waiting for one.
+
+The values are those of ``__dlpack__`` (array API 2024.12): None or 1 is the
+legacy default stream, 2 the per-thread one, above 2 a handle, -1 no order. The
+driver takes 1 and 2 as handles (``CU_STREAM_LEGACY``, ``CU_STREAM_PER_THREAD``);
+its 0 means either, by a compile-time choice, and is never passed on from here.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.errors import ExchangeError
+
+from .capture import capturing, refuse_capture
+from .contexts import current, primary
+from .driver import call, cu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LEGACY", "NO_ORDER", "PER_THREAD", "handle", "normalize", "synchronize", "wait"]
+
+NO_ORDER = -1
+LEGACY = 1
+PER_THREAD = 2
+
+# The library that a stream object's class comes from, to its handle. Objects
+# with `__cuda_stream__` (cuda.core, and newer releases of the rest) need none.
+_HANDLE_OF: dict[str, Callable[[Any], object]] = {
+    "torch": operator.attrgetter("cuda_stream"),
+    "cupy": operator.attrgetter("ptr"),
+    "numba": int,
+    "numba_cuda": int,
+    "pycuda": operator.attrgetter("handle"),
+    "cuda": int,  # CUstream and cudaStream_t of cuda.bindings
+}
+
+_events: dict[int, list[Any]] = {}  # context -> events that nobody uses now
+
+
+def normalize(obj: object) -> int:
+    """The handle for what a caller passed as ``stream=``; -1: do not order.
+
+    ValueError for 0 (ambiguous between legacy and per-thread) and below -1,
+    TypeError for what is no stream; a bool is none.
+    """
+    if obj is None:
+        return LEGACY
+    if isinstance(obj, bool):
+        raise TypeError(f"stream={obj} is a bool, not a CUDA stream")
+    try:
+        value = operator.index(obj)  # type: ignore[arg-type]  # TypeError is the answer
+    except TypeError:
+        return _object_handle(obj) or LEGACY  # 0 from an object is its default stream
+    if value == 0:
+        raise ValueError(
+            "stream=0 is ambiguous for CUDA: pass 1 (legacy default), 2 (per-thread "
+            "default), a stream handle, or None"
+        )
+    if value < NO_ORDER:
+        raise ValueError(f"stream={value} is no CUDA stream: only -1 (no order) is negative")
+    return value
+
+
+def _object_handle(obj: object) -> int:
+    """The handle of a library's own stream object."""
+    protocol = getattr(obj, "__cuda_stream__", None)
+    library = type(obj).__module__.partition(".")[0]
+    try:
+        if protocol is not None:
+            _version, value = protocol() if callable(protocol) else protocol
+        elif library in _HANDLE_OF:
+            value = _HANDLE_OF[library](obj)
+        else:
+            raise TypeError("it has no __cuda_stream__")
+        return operator.index(value)
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise TypeError(
+            f"{type(obj).__module__}.{type(obj).__qualname__} is not a CUDA stream; pass None, "
+            "an integer, or an object with __cuda_stream__"
+        ) from exc
+
+
+def handle(stream: int) -> int:
+    """*stream* as the driver takes it without doubt: dlbridge's 0 is the legacy default."""
+    return stream or LEGACY
+
+
+def synchronize(device_id: int, stream: int) -> None:
+    """Block until the work on *stream* is done. The GIL is released meanwhile."""
+    stream = handle(stream)
+    with current(primary(device_id)):
+        refuse_capture(stream, "waited for")
+        if stream == PER_THREAD:  # of whichever thread queued the work: see `wait`
+            _synchronize_with_all_threads()
+        else:
+            call("cuStreamSynchronize", stream)
+
+
+def wait(device_id: int, stream: int, on: int) -> None:
+    """Make later work on *stream* wait for the work now on *on*, by an event.
+
+    *on* may belong to another device or context. The per-thread default stream
+    is a different stream in each thread, and a tensor may have been made in
+    another one; so work "on 2" is waited for through the legacy stream, which
+    the driver orders after every thread's (CUDA driver API, "Stream
+    synchronization behavior").
+    """
+    stream, on = handle(stream), handle(on)
+    if on == PER_THREAD:
+        on = LEGACY
+    if stream == on:
+        return
+    with current(primary(device_id)):
+        if capturing(stream) != capturing(on):
+            raise ExchangeError(
+                "one of two streams is capturing a CUDA graph, and the other is not: a graph "
+                "cannot wait for work outside it. Move the tensor before the capture begins, "
+                "or pass stream=-1 if its work is already done"
+            )
+        context = call("cuStreamGetCtx", on) if on > PER_THREAD else primary(device_id)
+        event = _record(context, on)
+        call("cuStreamWaitEvent", stream, event, 0)
+        # A wait takes the record that it finds; the event may be recorded again at once.
+        _events[int(context)].append(event)
+
+
+def _synchronize_with_all_threads() -> None:
+    context = call("cuCtxGetCurrent")
+    event = _record(context, LEGACY)
+    call("cuEventSynchronize", event)
+    _events[int(context)].append(event)
+
+
+def _record(context: Any, stream: int) -> Any:
+    """An event of *context*, recorded on its *stream*; back to `_events` after use."""
+    free = _events.setdefault(int(context), [])
+    with current(context):
+        try:
+            event = free.pop()
+        except IndexError:
+            event = call("cuEventCreate", cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        call("cuEventRecord", event, stream)
+    return event

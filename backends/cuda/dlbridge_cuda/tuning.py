@@ -1,0 +1,108 @@
+"""How to stage pageable copies on this machine: measured once, when it first matters."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+
+from cffi import FFI
+
+from dlbridge.errors import Error
+
+from .contexts import current, primary
+from .driver import call, cu
+from .staging import DIRECT, Plan, Stager
+
+__all__ = ["CANDIDATES", "DEFAULT", "SAMPLE", "measure", "plan_for"]
+
+SAMPLE = 32 << 20
+"""Bytes copied for a measurement, and the smallest copy that asks for one: all
+candidates together take about as long as a dozen such copies."""
+
+DEFAULT = Plan(2 << 20, 2)
+CANDIDATES = (
+    DIRECT,  # the driver's own staging may be the fastest
+    Plan(1 << 20, 1),
+    DEFAULT,
+    Plan(4 << 20, 2),
+    Plan(2 << 20, 4),
+    Plan(4 << 20, 4),
+)
+
+_measured: dict[tuple[int, str], Plan] = {}
+_measuring = threading.Lock()
+_ffi = FFI()
+
+
+def plan_for(device_id: int, nbytes: int, direct: str) -> Plan:
+    """The plan for pageable copies of *nbytes*; *direct* is the driver's function for them.
+
+    The first large copy in each direction measures; others meanwhile, and
+    small ones before, use `DEFAULT`.
+    """
+    found = _measured.get((device_id, direct))
+    if found is not None:
+        return found
+    if nbytes < SAMPLE or not _measuring.acquire(blocking=False):
+        return DEFAULT
+    try:
+        if (device_id, direct) not in _measured:
+            _measured[device_id, direct] = measure(device_id, direct)
+        return _measured[device_id, direct]
+    except Error:  # no room to measure in
+        return DEFAULT
+    finally:
+        _measuring.release()
+
+
+def measure(device_id: int, direct: str) -> Plan:
+    """The fastest of `CANDIDATES` with no more threads than this process has cores.
+
+    On a stream and memory of its own, so that nobody's work is waited for.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    plans = [plan for plan in CANDIDATES if plan.threads <= max(cores or 1, 1)]
+    host = mmap.mmap(-1, SAMPLE)
+    host[::] = bytes(SAMPLE)  # pages exist before the clock runs
+    view = _ffi.from_buffer(host)
+    address = int(_ffi.cast("uintptr_t", view))
+    with current(primary(device_id)):
+        stream = call("cuStreamCreate", cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        stager = Stager(device_id)
+        data = 0
+        try:
+            data = int(call("cuMemAlloc", SAMPLE))
+            times = {
+                plan: min(
+                    _seconds(stager, plan, direct, data, address, int(stream)) for _ in range(2)
+                )
+                for plan in plans
+            }
+        finally:
+            call("cuStreamSynchronize", stream)
+            stager.close()
+            if data:
+                call("cuMemFree", data)
+            call("cuStreamDestroy", stream)
+    _ffi.release(view)
+    host.close()
+    return min(times, key=lambda plan: times[plan])
+
+
+def _seconds(
+    stager: Stager, plan: Plan, direct: str, data: int, address: int, stream: int
+) -> float:
+    start = time.perf_counter()
+    if direct == "cuMemcpyHtoDAsync":
+        if plan == DIRECT:
+            call(direct, data, address, SAMPLE, stream)
+        else:
+            stager.to_device(data, address, SAMPLE, stream, plan)
+    elif plan == DIRECT:
+        call(direct, address, data, SAMPLE, stream)
+    else:
+        stager.to_host(address, data, SAMPLE, stream, plan)
+    call("cuStreamSynchronize", stream)
+    return time.perf_counter() - start

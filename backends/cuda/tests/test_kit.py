@@ -1,0 +1,65 @@
+"""The conformance kit for the three names, at every pace of the double."""
+
+import ctypes
+import gc
+
+import pytest
+
+from dlbridge.testing import BackendTests
+
+SLOW_US = 60_000
+
+
+class Slow(BackendTests):
+    """How the kit gets streams and slow work here: a host function that sleeps in the stream."""
+
+    @pytest.fixture(autouse=True)
+    def _pace(self, pace):
+        self.streams_made = []
+        yield
+        from dlbridge_cuda.driver import call
+
+        gc.collect()
+        for stream in self.streams_made:
+            call("cuStreamDestroy", stream)
+
+    def make_stream(self, backend, device_id):
+        from dlbridge_cuda.contexts import current, primary
+        from dlbridge_cuda.driver import call, cu
+
+        with current(primary(device_id)):
+            stream = call("cuStreamCreate", cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self.streams_made.append(stream)
+        return stream
+
+    def slow_work(self, backend, device_id, stream):
+        from dlbridge_cuda.contexts import current, primary
+        from dlbridge_cuda.driver import call
+
+        usleep = ctypes.CDLL(None).usleep  # a C function: nothing of Python runs in the stream
+        address = ctypes.cast(usleep, ctypes.c_void_p).value
+        with current(primary(device_id)):
+            call("cuLaunchHostFunc", stream or 1, address, SLOW_US)
+        return usleep
+
+
+class TestCUDA(Slow):
+    name = "cuda"
+
+
+class TestCUDASecondDevice(Slow):
+    name = "cuda"
+    device_id = 1
+
+    @pytest.fixture(autouse=True)
+    def _two(self, backend):
+        if backend.device_count() < 2:
+            pytest.skip("one device here")
+
+
+class TestCUDAHost(Slow):
+    name = "cuda_host"
+
+
+class TestCUDAManaged(Slow):
+    name = "cuda_managed"
