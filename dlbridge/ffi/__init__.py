@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # In this order; each adds its part to the tables in `any`, `arguments` last.
-_MODULES: Final = ("_lib", "any", "object", "opaque", "error", "function", "arguments")
+_MODULES: Final = ("_lib", "any", "object", "opaque", "error", "function", "tensor", "arguments")
 
 
 def _load() -> None:

@@ -13,6 +13,7 @@ from . import any as values
 from .callback import callable_rule
 from .error import error_rule
 from .opaque import pack_opaque
+from .tensor import tensor_rule
 
 if TYPE_CHECKING:
     from .any import Packer, Temporaries
@@ -51,8 +52,22 @@ def _pack_cuda_stream(value: tuple[int, int], keep: Temporaries) -> tuple[int, i
     return values.pack_opaque_pointer(value[1], keep)  # (protocol version, handle)
 
 
+def _pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
+    handle = value.__chandle__()
+    if not handle:
+        raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
+    return values.native_type_index(handle), handle
+
+
+def _peer_rule(cls: type) -> Packer | None:
+    """The objects of the tvm_ffi package, in one process with us, are what they are."""
+    return _pack_peer if values.defines(cls, "__chandle__") else None
+
+
 values.rules += [
+    _peer_rule,
     _protocol("__tvm_ffi_object__", values.pack),
+    tensor_rule,
     _protocol("__cuda_stream__", _pack_cuda_stream),
     _subclasses(numbers.Integral, values.pack_int),
     _subclasses(numbers.Real, values.pack_float),

@@ -1,0 +1,207 @@
+"""Tensors as arguments and results: anybody's in, ours (or a library's of your choice) out.
+
+An argument becomes a Tensor object of libtvm_ffi over the same memory: our own
+and torch's by the C exchange tables, other libraries' by ``__dlpack__``. The
+stream of every device that an argument lies on is noted for the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from dlbridge._cdefs import ffi
+from dlbridge.capsule import DLPACK_VERSION, export_managed, take_managed
+from dlbridge.consume import adopt, from_dlpack
+from dlbridge.device import Device
+from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.exchange import ForeignTable, delete_managed, table_of
+from dlbridge.stream import chosen_streams, current_stream, wait
+from dlbridge.tensor import Tensor
+
+from ._lib import C, address
+from .any import HEADER, Handle, Temporaries, constructors, defines, views
+from .error import raised
+
+if TYPE_CHECKING:
+    from .any import Packer
+
+__all__ = ["note_devices", "tensor_rule"]
+
+_TENSOR: Final[int] = C.kTVMFFITensor
+_CPU: Final = 1
+_FLAG_READ_ONLY: Final = 1
+
+
+# --- Arguments -----------------------------------------------------------------
+
+
+def tensor_rule(cls: type) -> Packer | None:
+    """Packers for tensors: ours, those with an exchange table, those with ``__dlpack__``."""
+    if issubclass(cls, Tensor):
+        return _pack_own
+    if not defines(cls, "__dlpack__"):
+        return None
+    table = table_of(cls)
+    if table is None:
+        return _pack_producer
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(cls, torch.Tensor):
+        return _torch_packer(table)
+    return _table_packer(table)
+
+
+def _pack_own(value: Tensor, keep: Temporaries) -> tuple[int, int]:
+    handle = _native.get(value)
+    if handle is None:
+        # As it is, with negative strides too: a copy would lose what a kernel writes.
+        managed = export_managed(value._array, value._table_image(0))
+        handle = _native[value] = _tensor_object(managed)
+    keep.append(handle)
+    if value.readonly:
+        keep.append(_Readonly(handle))
+    device = value.device
+    if device.type != _CPU:
+        _note(keep, device, None)
+    return _TENSOR, handle
+
+
+def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
+    tensor = from_dlpack(value)
+    keep.append(tensor)
+    return _pack_own(tensor, keep)
+
+
+def _export(table: ForeignTable, value: Any) -> int:
+    out = ctypes.c_void_p()
+    if table._from_py_object(value, ctypes.addressof(out)) != 0 or not out.value:
+        raise BufferError(f"{type(value).__name__}: its exchange table failed without an error")
+    return out.value
+
+
+def _table_packer(table: ForeignTable) -> Packer:
+    def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
+        try:
+            managed = _export(table, value)
+        except BufferError:
+            return _pack_producer(value, keep)
+        handle = _tensor_object(managed)
+        keep.append(handle)
+        where = ffi.cast("DLTensor *", handle + HEADER).device
+        if where.device_type != _CPU:
+            device = Device.of(where.device_type, where.device_id)
+            _note(keep, device, table.current_work_stream(device))
+        return _TENSOR, handle
+
+    return pack_by_table
+
+
+def _torch_packer(table: ForeignTable) -> Packer:
+    pack_by_table = _table_packer(table)
+
+    def pack_torch(value: Any, keep: Temporaries) -> tuple[int, int]:
+        # A gradient is no obstacle to reading the memory; lazy signs are.
+        if value.is_conj() or value.is_neg():
+            raise ExchangeError(
+                "the torch tensor is lazily conjugated or negated, which a kernel does not see; "
+                "pass x.resolve_conj().resolve_neg()"
+            )
+        return pack_by_table(value, keep)
+
+    return pack_torch
+
+
+def _tensor_object(managed: int) -> Handle:
+    """The Tensor object that owns the ``DLManagedTensorVersioned *`` at *managed*."""
+    pointer = ffi.cast("DLManagedTensorVersioned *", managed)
+    if pointer.version.major != DLPACK_VERSION[0]:  # libtvm_ffi does not look
+        found = pointer.version.major
+        delete_managed(managed)
+        raise ExchangeError(f"the tensor comes by DLPack {found}, libtvm_ffi speaks 1")
+    out = ffi.new("void **")
+    if C.TVMFFITensorFromDLPackVersioned(pointer, 0, 0, out):
+        refusal = raised()
+        delete_managed(managed)
+        raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
+    return Handle(address(out[0]))
+
+
+def _note(keep: Temporaries, device: Device, producer: int | None) -> None:
+    """Note the stream for *device*: the one chosen, the producer's, or the backend's."""
+    chosen = chosen_streams().get(device)
+    if chosen is not None:
+        if producer is not None:
+            wait(device, producer)
+        producer = chosen
+    elif producer is None:
+        try:
+            producer = current_stream(device)
+        except BackendUnavailable:
+            return  # nobody knows of a stream: the one that is set remains
+    keep.on_device(device.type, device.index, producer)
+
+
+def note_devices(handle: int, keep: Temporaries) -> None:
+    """Note the stream for the device of the Tensor object at *handle*."""
+    where = ffi.cast("DLTensor *", handle + HEADER).device
+    if where.device_type != _CPU:
+        _note(keep, Device.of(where.device_type, where.device_id), None)
+
+
+# --- Results -------------------------------------------------------------------
+
+# Tensor objects that stand for memory which must not be written, while they are
+# arguments: libtvm_ffi forgets the flag (it exports them with flags 0).
+_readonly: dict[int, int] = {}
+
+
+class _Readonly:
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        _readonly[handle] = _readonly.get(handle, 0) + 1
+
+    def __del__(self) -> None:
+        _readonly[self.handle] -= 1
+        if not _readonly[self.handle]:
+            del _readonly[self.handle]
+
+
+_tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+"""Address of a Tensor object -> our Tensor over it, which keeps it alive."""
+
+_native: weakref.WeakKeyDictionary[Tensor, Handle] = weakref.WeakKeyDictionary()
+"""Our Tensor -> its Tensor object: the one it came from, or was first passed as."""
+
+
+def _tensor(handle: int, _index: int) -> Tensor:
+    """Our Tensor over the Tensor object at *handle*, whose one reference is taken over."""
+    owned = Handle(handle)
+    known = _tensors.get(handle)
+    if known is not None:
+        return known
+    out = ffi.new("DLManagedTensorVersioned **")
+    if C.TVMFFITensorToDLPackVersioned(ffi.cast("void *", owned), out):
+        raise raised()
+    if handle in _readonly:
+        out[0].flags |= _FLAG_READ_ONLY
+    tensor = adopt(take_managed(address(out[0])), "libtvm_ffi")
+    _tensors[handle] = tensor
+    _native[tensor] = owned
+    return tensor
+
+
+def _borrowed(_tag: int, payload: int) -> Tensor:
+    """A Tensor over a DLTensor that C owns: good until the callback returns."""
+    managed = ffi.new("DLManagedTensorVersioned *")
+    managed.version.major = DLPACK_VERSION[0]
+    managed.dl_tensor = ffi.cast("DLTensor *", payload)[0]
+    return adopt(take_managed(address(managed)), "a borrowed DLTensor")
+
+
+constructors[_TENSOR] = _tensor
+views[C.kTVMFFIDLTensorPtr] = _borrowed
