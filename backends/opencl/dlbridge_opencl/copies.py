@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyopencl as cl
 
+from .commands import Commands
 from .memory import buffer_of
-from .queues import Commands, resolve
+from .queues import finish, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,21 +30,21 @@ copy of what is mapped."""
 def copy_from_host(device_id: int, data: int, offset: int, source: memoryview, stream: int) -> None:
     """Copy the bytes of *source* to *data*; done on return."""
     buffer = buffer_of(data, offset, source.nbytes)
-    with Commands(device_id, stream, buffer, "copying from the host") as queue:
+    with Commands(device_id, stream, "copying from the host", buffer) as queue:
         cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=True)
 
 
 def copy_to_host(device_id: int, data: int, offset: int, into: memoryview, stream: int) -> None:
     """Copy to the host; done on return."""
     buffer = buffer_of(data, offset, into.nbytes)
-    with Commands(device_id, stream, buffer, "copying to the host") as queue:
+    with Commands(device_id, stream, "copying to the host", buffer) as queue:
         cl.enqueue_copy(queue, into, buffer, src_offset=offset, is_blocking=True)
 
 
 def fill(device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int) -> None:
     """Enqueue a fill with one byte value."""
     buffer = buffer_of(data, offset, nbytes)
-    with Commands(device_id, stream, buffer, "filling") as queue:
+    with Commands(device_id, stream, "filling", buffer) as queue:
         cl.enqueue_fill_buffer(queue, buffer, bytes([value]), offset, nbytes)
 
 
@@ -60,7 +61,7 @@ def copy(
     """Enqueue a copy inside a context, or do one between contexts through the host."""
     target, origin = buffer_of(data, offset, nbytes), buffer_of(source, source_offset, nbytes)
     if target.context == origin.context:
-        with Commands(device_id, stream, target, "copying on the device") as queue:
+        with Commands(device_id, stream, "copying on the device", target, origin) as queue:
             cl.enqueue_copy(
                 queue,
                 target,
@@ -70,11 +71,11 @@ def copy(
                 dst_offset=offset,
             )
         return
-    resolve(device_id, stream).finish()  # what orders the source's work before the copy
+    finish(resolve(device_id, stream))  # what orders the source's work before the copy
     doing = "copying between contexts"
     with (
-        Commands(source_device_id, 0, origin, doing) as reading,
-        Commands(device_id, stream, target, doing) as writing,
+        Commands(source_device_id, 0, doing, origin) as reading,
+        Commands(device_id, stream, doing, target) as writing,
     ):
         for start in range(0, nbytes, CHUNK):
             size = min(CHUNK, nbytes - start)

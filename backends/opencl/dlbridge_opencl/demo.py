@@ -7,8 +7,8 @@ import functools
 import numpy as np
 import pyopencl as cl
 
+from .commands import Commands
 from .memory import buffer_of
-from .queues import Commands
 
 __all__ = ["demo_filter"]
 
@@ -53,7 +53,7 @@ def demo_filter(
     nbytes = height * width * channels
     image = buffer_of(source, source_offset, nbytes)
     blurred = buffer_of(target, target_offset, nbytes)
-    with Commands(device_id, stream, blurred, "blurring an image") as queue:
+    with Commands(device_id, stream, "blurring an image", blurred, image) as queue:
         kernel = cl.Kernel(_program(queue.context), "box_blur")
         kernel(
             queue,

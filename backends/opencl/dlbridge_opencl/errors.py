@@ -6,7 +6,7 @@ import pyopencl as cl
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, Error, ExchangeError
 
-__all__ = ["translated"]
+__all__ = ["no_room", "translated"]
 
 _code = cl.status_code
 
@@ -29,6 +29,11 @@ LOST = {
     _code.OUT_OF_RESOURCES: "the device ran out of resources, "
     "or an earlier kernel reached outside its memory",
 }
+
+
+def no_room(exc: cl.Error) -> bool:
+    """Whether *exc* says that memory is short."""
+    return exc.code in MEMORY
 
 
 def translated(exc: cl.Error, doing: str) -> Error:

@@ -14,7 +14,7 @@ import pyopencl as cl
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 
 from . import devices, handles, queues
-from .errors import translated
+from .errors import no_room, translated
 
 __all__ = [
     "allocate",
@@ -23,6 +23,7 @@ __all__ = [
     "host_import_refusal",
     "host_memory",
     "import_host",
+    "is_ours",
     "live_allocations",
     "share",
 ]
@@ -143,6 +144,11 @@ def share(data: int) -> None:
         _shared.add(data)
 
 
+def is_ours(buffer: cl.MemoryObject) -> bool:
+    """Whether *buffer* was made here, and has not been freed."""
+    return buffer.int_ptr in _owned
+
+
 def live_allocations() -> int:
     """How many of `allocate` and `import_host` have not been freed."""
     return len(_owned)
@@ -220,11 +226,15 @@ def host_memory(address: int, nbytes: int, readonly: bool) -> memoryview:
 def _new_buffer(device_id: int, queue: cl.CommandQueue, nbytes: int) -> cl.Buffer:
     flags = _flags.READ_WRITE
     if devices.device(device_id).shares_memory:
-        flags |= _flags.ALLOC_HOST_PTR  # so that mapping it for the host copies nothing
+        # So that mapping it for the host copies nothing; and PoCL allocates now,
+        # where it would abort the process if there is no room at the first use.
+        flags |= _flags.ALLOC_HOST_PTR
     try:
         try:
             return cl.Buffer(queue.context, flags, size=nbytes)
-        except cl.MemoryError:
+        except cl.Error as exc:
+            if not no_room(exc):
+                raise
             _pool.clear()
             queue.finish()  # released buffers go when their work is done
             return cl.Buffer(queue.context, flags, size=nbytes)

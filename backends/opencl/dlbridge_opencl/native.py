@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ __all__ = ["from_native", "to_native"]
 def from_native(obj: object) -> NativeArray | None:
     """A pyopencl array, buffer or SVM pointer described; None for anything else.
 
-    Work that is on the array's own queue now comes before later work on this
-    thread's. SVM is given a buffer over its memory (CL_MEM_USE_HOST_PTR with an
-    SVM pointer shares it, OpenCL 2.0, 5.2.1), in the array's context, else in
-    the one of the queue that it is bound to, else in device 0's.
+    Work that is on the array's own queue comes before ours on its memory.
+    SVM gets a buffer over its memory (CL_MEM_USE_HOST_PTR with an SVM pointer
+    shares it: OpenCL 2.0, 5.2.1), in the context of its array or of the queue
+    that it is bound to, else in device 0's.
     """
     if not any(base.__module__.startswith("pyopencl") for base in type(obj).__mro__):
         return None
@@ -57,8 +58,8 @@ def _svm(svm: cl.SVMPointer) -> NativeArray:
     described = _buffer(buffer, foreign.device_of(context))
     array = getattr(svm, "mem", None)  # what an SVM was made of, if of an array
     if not isinstance(array, np.ndarray):
-        return _with(described, owner=(buffer, svm))
-    return _with(
+        return replace(described, owner=(buffer, svm))
+    return replace(
         described,
         owner=(buffer, svm),
         dtype=_dtype_name(array.dtype),
@@ -72,39 +73,39 @@ def _over_svm(context: cl.Context, svm: cl.SVMPointer) -> cl.Buffer:
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
     try:
         host = memory.host_memory(svm.svm_ptr, svm.size, readonly=False)
-        return cl.Buffer(context, flags, hostbuf=host)
+        buffer = cl.Buffer(context, flags, hostbuf=host)
+        if buffer.uses_svm_pointer:
+            return buffer
     except cl.Error as exc:
         raise translated(exc, f"a buffer over {svm.size} bytes of SVM") from exc
+    raise ExchangeError(
+        f"opencl: {svm!r} is over memory that is no SVM of {context!r}; allocate it there "
+        "(pyopencl.fsvm_empty), or hand the numpy array itself to dlbridge"
+    )
 
 
 def _array(array: Any) -> NativeArray:
-    base = array.base_data
-    if base is None:
-        raise ExchangeError("opencl: an array of size 0 has no buffer; make a new empty tensor")
-    if isinstance(base, cl.SVMPointer):
-        base = _over_svm(array.context, base)
-    device_id = (
-        devices.find(array.queue.device) if array.queue else foreign.device_of(array.context)
-    )
+    layout: dict[str, Any] = {
+        "dtype": _dtype_name(array.dtype),
+        "shape": tuple(array.shape),
+        "strides": tuple(array.strides),
+    }
+    queue = array.queue
+    device_id = devices.find(queue.device) if queue is not None else None
     if device_id is None:
         device_id = foreign.device_of(array.context)
-    _order(device_id, array)
-    return _with(
-        _buffer(base, device_id),
-        owner=(base, array),
-        offset=array.offset,
-        dtype=_dtype_name(array.dtype),
-        shape=tuple(array.shape),
-        strides=tuple(array.strides),
-    )
-
-
-def _order(device_id: int, array: Any) -> None:
-    """Put this thread's queue behind what the array still waits for."""
-    if array.queue is not None:
-        queues.wait(device_id, 0, queues.normalize_stream(device_id, array.queue))
-    for event in array.events:  # of other queues, perhaps of an array without one
+    base = array.base_data
+    if base is None:  # pyopencl makes no buffer for no elements
+        return NativeArray(device_id, 0, 0, readonly=False, owner=array, **layout)
+    if isinstance(base, cl.SVMPointer):
+        base = _over_svm(array.context, base)
+    for event in array.events:  # perhaps of queues that we shall never see
         event.wait()
+    if queue is not None:
+        queues.remember(queue)
+        queues.order(queues.current(device_id), queue)
+    described = _buffer(base, device_id)
+    return replace(described, owner=(base, array), offset=array.offset, **layout)
 
 
 def to_native(array: NativeArray) -> object:
@@ -116,25 +117,18 @@ def to_native(array: NativeArray) -> object:
     """
     from pyopencl.array import Array
 
-    memory.buffer_of(array.data)  # refuses what is none
+    dtype = _dtype(array.dtype)
+    if not array.data:
+        return Array(queues.current(array.device_id), array.shape, dtype)
+    context = memory.buffer_of(array.data).context
     buffer = cl.MemoryObject.from_int_ptr(array.data, True)
-    memory.share(array.data)
     buffer.owner = array.owner
-    with queues.Commands(array.device_id, 0, buffer, "making an array") as queue:
-        return Array(
-            queue,
-            array.shape,
-            _dtype(array.dtype),
-            data=buffer,
-            offset=array.offset,
-            strides=array.strides,
-        )
-
-
-def _with(array: NativeArray, **changes: Any) -> NativeArray:
-    from dataclasses import replace
-
-    return replace(array, **changes)
+    memory.share(array.data)
+    queue = queues.current(array.device_id)
+    if queue.context != context:
+        queue = queues.new(context, devices.device(array.device_id).handle)
+        queues.remember(queue)
+    return Array(queue, array.shape, dtype, data=buffer, offset=array.offset, strides=array.strides)
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:

@@ -5,31 +5,29 @@ A stream is a ``cl_command_queue`` as an integer, 0 the thread's own queue.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import operator
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyopencl as cl
 
-from dlbridge.errors import ExchangeError
-
 from . import devices, handles
+from .ending import InDriver
 from .errors import translated
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
 __all__ = [
-    "Commands",
     "current",
     "current_stream",
+    "finish",
     "finish_all",
     "is_ours",
+    "new",
     "normalize_stream",
+    "order",
+    "remember",
     "resolve",
     "synchronize",
+    "users",
     "wait",
 ]
 
@@ -73,12 +71,13 @@ def _take(device_id: int, context: cl.Context) -> cl.CommandQueue:
     try:
         return _spare[device_id, context].pop()  # atomic: another thread may be here, too
     except LookupError:
-        queue = _new(context, devices.device(device_id).handle)
+        queue = new(context, devices.device(device_id).handle)
         _ours[queue.int_ptr] = queue
         return queue
 
 
-def _new(context: cl.Context, handle: cl.Device) -> cl.CommandQueue:
+def new(context: cl.Context, handle: cl.Device) -> cl.CommandQueue:
+    """A queue in order, for the caller alone."""
     try:
         return cl.CommandQueue(context, handle)
     except cl.Error as exc:
@@ -111,7 +110,9 @@ def normalize_stream(device_id: int, stream: object) -> int:
 
     A queue is a `pyopencl.CommandQueue` or a ``cl_command_queue`` as an
     integer, in order and on this device. It must live as long as work goes to
-    it, as any stream must; the last few are also kept alive here.
+    it, as any stream must; the last few are also kept alive here. An integer
+    that is no OpenCL object is refused, one that is another kind of object only
+    if the driver finds out.
     """
     if stream is None:
         return current_stream(device_id)
@@ -152,14 +153,20 @@ def _adopt(device_id: int, handle: int) -> cl.CommandQueue:
 def _keep(device_id: int, queue: cl.CommandQueue) -> int:
     chosen = devices.device(device_id)
     if queue.device != chosen.handle:
-        raise ValueError(f"opencl: {queue!r} is a queue of {queue.device.name}, not {chosen.name}")
+        raise ValueError(f"opencl: stream {queue!r} is on {queue.device.name}, not {chosen.name}")
     if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
         raise ValueError(
             f"opencl: {queue!r} runs out of order, and a stream is what runs in order; "
             "make one without OUT_OF_ORDER_EXEC_MODE_ENABLE"
         )
+    return remember(queue)
+
+
+def remember(queue: cl.CommandQueue) -> int:
+    """Keep a user's queue alive and known (the last `USERS_KEPT`); its handle."""
     handle: int = queue.int_ptr
-    _users[handle] = queue
+    if handle not in _ours:
+        _users[handle] = queue
     while len(_users) > USERS_KEPT:
         _users.pop(next(iter(_users)), None)
     return handle
@@ -167,84 +174,49 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> int:
 
 def synchronize(device_id: int, stream: int) -> None:
     """Block until the work on *stream* is done."""
+    finish(resolve(device_id, stream))
+
+
+def finish(queue: cl.CommandQueue) -> None:
+    """Block until the work on *queue* is done."""
     try:
-        resolve(device_id, stream).finish()
+        with InDriver():
+            queue.finish()
     except cl.Error as exc:
         raise translated(exc, "waiting for a queue") from exc
 
 
 def wait(device_id: int, stream: int, on: int) -> None:
-    """Make later work on *stream* wait for the work now on *on*.
+    """Make later work on *stream* wait for the work now on *on*."""
+    order(resolve(device_id, stream), resolve(device_id, on))
+
+
+def order(later: cl.CommandQueue, earlier: cl.CommandQueue) -> None:
+    """Make later work on one queue wait for the work now on another.
 
     By an event; the host waits only where the two are of different contexts,
     between which OpenCL has no events.
     """
-    later, earlier = resolve(device_id, stream), resolve(device_id, on)
     if later == earlier:
         return
+    if later.context != earlier.context:
+        finish(earlier)
+        return
     try:
-        if later.context == earlier.context:
-            event = cl.enqueue_marker(earlier)
-            earlier.flush()  # an event of a queue that was never flushed may never come
-            cl.enqueue_barrier(later, wait_for=[event])
-        else:
-            earlier.finish()
+        event = cl.enqueue_marker(earlier)
+        earlier.flush()  # an event of a queue that was never flushed may never come
+        cl.enqueue_barrier(later, wait_for=[event])
     except cl.Error as exc:
         raise translated(exc, "ordering two queues") from exc
 
 
+def users(context: cl.Context) -> list[cl.CommandQueue]:
+    """The users' queues that are known here, in *context*."""
+    return [queue for queue in list(_users.values()) if queue.context == context]
+
+
 def finish_all(context: cl.Context) -> None:
     """Wait for every queue known here in *context*."""
-    for queue in [*_ours.values(), *_users.values()]:
+    for queue in [*list(_ours.values()), *users(context)]:
         if queue.context == context:
-            queue.finish()
-
-
-class Commands:
-    """Commands on *buffer*: ``with`` gives the queue for them, and translates errors.
-
-    That is the queue *stream* if it is of the buffer's context. A buffer of
-    another context (the user's own, a foreign library's) gets a queue made for
-    the occasion, after the work on *stream*, and is done with on return.
-    """
-
-    __slots__ = ("_doing", "_queue", "_temporary")
-
-    def __init__(self, device_id: int, stream: int, buffer: cl.MemoryObject, doing: str) -> None:
-        queue = resolve(device_id, stream)
-        self._doing = doing
-        self._temporary = queue.context != buffer.context
-        if self._temporary:
-            queue.finish()
-            queue = _new(buffer.context, _device_in(buffer.context, device_id))
-        self._queue = queue
-
-    def __enter__(self) -> cl.CommandQueue:
-        return self._queue
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(exc, cl.Error):
-            raise translated(exc, self._doing) from exc
-        if self._temporary:
-            self._queue.finish()
-
-
-def _device_in(context: cl.Context, device_id: int) -> cl.Device:
-    chosen = devices.device(device_id)
-    if chosen.handle not in context.devices:
-        names = ", ".join(handle.name for handle in context.devices)
-        raise ExchangeError(f"the memory is on {names}, not on opencl:{device_id}, {chosen.name}")
-    return chosen.handle
-
-
-@atexit.register
-def _finish_at_exit() -> None:
-    # A driver's threads must not run kernels while the process takes it down.
-    for queue in _ours.values():
-        with contextlib.suppress(cl.Error):  # a lost device at exit harms nobody
-            queue.finish()
+            finish(queue)

@@ -13,9 +13,10 @@ import pyopencl as cl
 
 from dlbridge.errors import ExchangeError
 
+from .commands import Commands
 from .copies import mapped
 from .memory import buffer_of
-from .queues import Commands, resolve
+from .queues import finish, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,17 +43,17 @@ def copy_strided(
     target = buffer_of(data, offset, _extent(shape, strides, run_nbytes))
     origin = buffer_of(source, source_offset, _extent(shape, source_strides, run_nbytes))
     if target.context != origin.context:
-        resolve(device_id, stream).finish()  # what orders the source's work before the copy
+        finish(resolve(device_id, stream))  # what orders the source's work before the copy
         extent = _extent(shape, source_strides, run_nbytes)
         with (
-            Commands(device_id, 0, origin, "copying a region between contexts") as reading,
+            Commands(device_id, 0, "copying a region between contexts", origin) as reading,
             mapped(reading, origin, source_offset, extent) as bytes_,
         ):
             copy_strided_from_host(
                 device_id, data, offset, strides, bytes_, source_strides, shape, run_nbytes, stream
             )
         return
-    with Commands(device_id, stream, target, "copying a region on the device") as queue:
+    with Commands(device_id, stream, "copying a region on the device", target, origin) as queue:
         for at in _rectangles(shape, run_nbytes, strides, source_strides):
             cl.enqueue_copy(
                 queue,
@@ -80,7 +81,7 @@ def copy_strided_from_host(
     """Copy rectangles from the host; done on return."""
     target = buffer_of(data, offset, _extent(shape, strides, run_nbytes))
     _check_host(source, _extent(shape, source_strides, run_nbytes))
-    with Commands(device_id, stream, target, "copying a region from the host") as queue:
+    with Commands(device_id, stream, "copying a region from the host", target) as queue:
         for at in _rectangles(shape, run_nbytes, strides, source_strides):
             cl.enqueue_copy(
                 queue,
@@ -109,7 +110,7 @@ def copy_strided_to_host(
     """Copy rectangles to the host; done on return."""
     origin = buffer_of(data, offset, _extent(shape, strides, run_nbytes))
     _check_host(into, _extent(shape, into_strides, run_nbytes))
-    with Commands(device_id, stream, origin, "copying a region to the host") as queue:
+    with Commands(device_id, stream, "copying a region to the host", origin) as queue:
         for at in _rectangles(shape, run_nbytes, strides, into_strides):
             cl.enqueue_copy(
                 queue,

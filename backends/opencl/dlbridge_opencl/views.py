@@ -10,8 +10,8 @@ import pyopencl as cl
 from dlbridge.errors import ExchangeError
 
 from . import devices
+from .commands import Commands
 from .memory import buffer_of
-from .queues import Commands
 
 __all__ = ["host_view", "host_view_refusal", "release_host_view"]
 
@@ -49,7 +49,7 @@ def host_view(
         raise ExchangeError(f"opencl:{device_id}: the host cannot address {data:#x}: {refusal}")
     buffer = buffer_of(data, offset, nbytes)
     access = cl.map_flags.READ | (cl.map_flags.WRITE if writable else 0)
-    with Commands(device_id, stream, buffer, "mapping for the host") as queue:
+    with Commands(device_id, stream, "mapping for the host", buffer) as queue:
         array, _ = cl.enqueue_map_buffer(
             queue, buffer, access, offset, (nbytes,), np.uint8, is_blocking=True
         )

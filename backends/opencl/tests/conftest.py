@@ -1,0 +1,129 @@
+"""The device under test, and kernels that take their time."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from dlbridge.errors import BackendUnavailable
+from dlbridge.registry import backend
+
+SPIN = """
+/* Some nanoseconds per turn that no compiler can take away. */
+__kernel void spin(__global uint *out, uint turns) {
+    uint x = out[0] | 1;
+    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
+    out[0] = x;
+}
+/* out[i] = value, after as long a delay. */
+__kernel void late_fill(__global uint *out, uint n, uint value, uint turns) {
+    uint x = value | 1;
+    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
+    for (uint i = 0; i < n; ++i) out[i] = x ? value : 0;
+}
+/* out[i] = in[i], after as long a delay. */
+__kernel void late_copy(__global const uint *in, __global uint *out, uint n, uint turns) {
+    uint x = 1;
+    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
+    for (uint i = 0; i < n; ++i) out[i] = x ? in[i] : 0;
+}
+"""
+
+
+@pytest.fixture
+def opencl():
+    """The backend, or a skip with the reason (a failure under DLBRIDGE_EXPECT)."""
+    try:
+        return backend("opencl")
+    except BackendUnavailable as exc:
+        if "opencl" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            raise
+        pytest.skip(str(exc))
+
+
+@pytest.fixture
+def simulated(opencl):
+    """Whether device 0 is a simulator: no threads, one turn of a loop takes a microsecond."""
+    return opencl.device_info(0)["platform"] == "Oclgrind"
+
+
+@pytest.fixture
+def shared(opencl):
+    """Skips unless device 0 shares the host's memory."""
+    if not opencl.device_info(0)["host_memory_shared"]:
+        pytest.skip(f"{opencl.device_info(0)['name']} has memory of its own")
+
+
+class Memory:
+    """A buffer on device 0, freed at the end of the test."""
+
+    def __init__(self, opencl, nbytes, stream=0):
+        self.opencl, self.nbytes = opencl, nbytes
+        self.stream = stream or opencl.current_stream(0)
+        self.data = opencl.allocate(0, nbytes, 64, self.stream)
+
+    @property
+    def buffer(self):
+        import pyopencl as cl
+
+        return cl.Buffer.from_int_ptr(self.data, True)
+
+    def write(self, array, stream=None):
+        source = memoryview(np.ascontiguousarray(array)).cast("B")
+        self.opencl.copy_from_host(0, self.data, 0, source, stream or self.stream)
+        return self
+
+    def read(self, dtype="u1", stream=None):
+        into = bytearray(self.nbytes)
+        self.opencl.copy_to_host(0, self.data, 0, memoryview(into), stream or self.stream)
+        self.opencl.synchronize(0, stream or self.stream)
+        return np.frombuffer(into, dtype)
+
+    def free(self):
+        if self.data:
+            self.opencl.free(0, self.data, self.stream)
+            self.data = 0
+
+
+@pytest.fixture
+def make(opencl):
+    """Makes buffers on device 0."""
+    made = []
+
+    def make(nbytes, stream=0):
+        made.append(Memory(opencl, nbytes, stream))
+        return made[-1]
+
+    yield make
+    for memory in made:
+        memory.free()
+
+
+@pytest.fixture
+def context(opencl):
+    """The context that the backend uses on device 0."""
+    import pyopencl as cl
+
+    return cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True).context
+
+
+@pytest.fixture
+def kernels(context):
+    """``kernels(name, queue, *args)`` enqueues one of `SPIN`; integers become uint."""
+    import pyopencl as cl
+
+    program = cl.Program(context, SPIN).build()
+
+    def enqueue(name, queue, *args):
+        args = [np.uint32(a) if isinstance(a, int) else a for a in args]
+        return cl.Kernel(program, name)(queue, (1,), None, *args)
+
+    return enqueue
+
+
+@pytest.fixture
+def turns(simulated):
+    """How many turns of a kernel's loop take some 200 microseconds."""
+    return 30 if simulated else 100_000

@@ -1,0 +1,99 @@
+"""The user's own context, with one device or several."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+# In a process of its own: a context is chosen for good.
+OWN = """
+import numpy as np, pyopencl as cl, dlbridge_opencl
+from dlbridge.registry import backend
+
+opencl = backend("opencl")
+count = sum(opencl.device_info(i)["platform"] == opencl.device_info(0)["platform"]
+            for i in range(opencl.device_count()))
+before = opencl.allocate(0, 64, 64, 0)
+opencl.copy_from_host(0, before, 0, memoryview(b"b" * 64), 0)
+old = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+context = cl.Context(old.device.platform.get_devices()[:count])
+dlbridge_opencl.use_context(context)
+stream = opencl.current_stream(0)
+assert cl.CommandQueue.from_int_ptr(stream, True).context == context
+for device_id in range(count):
+    data = opencl.allocate(device_id, 64, 64, 0)
+    assert cl.Buffer.from_int_ptr(data, True).context == context
+    for source_id, source in ((0, before), (device_id, data)):
+        into = opencl.allocate(0, 64, 64, stream)
+        opencl.copy_from_host(source_id, source, 0, memoryview(b"c" * 64), 0)
+        opencl.synchronize(source_id, 0)
+        opencl.copy(0, into, 0, source_id, source, 0, 64, stream)
+        out = bytearray(64)
+        opencl.copy_to_host(0, into, 0, memoryview(out), stream)
+        opencl.synchronize(0, stream)
+        assert out == b"c" * 64
+opencl.free(0, before, old.int_ptr)
+print("devices:", count)
+"""
+
+
+def test_the_users_context_is_used():
+    done = subprocess.run(
+        [sys.executable, "-c", OWN], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "devices: " in done.stdout
+
+
+def test_memory_is_made_in_the_context_of_the_stream(opencl, context):
+    queue = cl.CommandQueue(cl.Context(context.devices))
+    stream = opencl.normalize_stream(0, queue)
+    data = opencl.allocate(0, 64, 64, stream)
+    assert cl.Buffer.from_int_ptr(data, True).context == queue.context
+    opencl.copy_from_host(0, data, 0, memoryview(b"x" * 64), stream)
+    into = bytearray(64)
+    opencl.copy_to_host(0, data, 0, memoryview(into), 0)  # on a queue of another context
+    assert into == b"x" * 64
+    opencl.free(0, data, stream)
+
+
+def test_a_large_copy_between_contexts(opencl, context, make):
+    from dlbridge_opencl import copies
+
+    nbytes = copies.CHUNK + 12345
+    host = np.random.default_rng(0).integers(0, 256, nbytes, "u1")
+    source = make(nbytes).write(host)
+    queue = cl.CommandQueue(cl.Context(context.devices))
+    stream = opencl.normalize_stream(0, queue)
+    target = make(nbytes, stream)
+    opencl.copy(0, target.data, 0, 0, source.data, 0, nbytes, stream)
+    assert (target.read(stream=stream) == host).all()
+
+
+def test_memory_of_another_device_is_refused(opencl):
+    if opencl.device_count() < 2:
+        pytest.skip("one device")
+    data = opencl.allocate(1, 64, 64, 0)
+    with pytest.raises(BufferError, match="not on opencl:0"):
+        opencl.copy_from_host(0, data, 0, memoryview(b"x"), 0)
+    opencl.free(1, data, 0)
+
+
+def test_the_demos_filter(opencl, make):
+    from dlbridge_opencl import demo_filter
+
+    shape = height, width, channels = 7, 9, 3
+    image = np.random.default_rng(0).integers(0, 256, shape, "u1")
+    source, target = make(image.size + 5), make(image.size + 3)
+    source.write(np.concatenate([np.zeros(5, "u1"), image.ravel()]))
+    demo_filter(0, source.data, 5, target.data, 3, shape, 2, source.stream)
+    got = target.read()[3:].reshape(shape)
+    for y in range(height):
+        for x in range(width):
+            part = image[max(y - 2, 0) : y + 3, max(x - 2, 0) : x + 3].reshape(-1, channels)
+            total = part.sum(0, dtype="u4")
+            assert (got[y, x] == (total + len(part) // 2) // len(part)).all()

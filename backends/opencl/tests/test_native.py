@@ -1,0 +1,249 @@
+"""pyopencl's objects in and out, and what other libraries export as kDLOpenCL."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array
+import pytest
+
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import NativeArray
+
+
+@pytest.fixture
+def queue(context):
+    """A queue of the user's own."""
+    return cl.CommandQueue(context, context.devices[0])
+
+
+@pytest.fixture
+def elsewhere(context):
+    """A queue in a context of the user's own, on the same device."""
+    return cl.CommandQueue(cl.Context(context.devices))
+
+
+def contents(opencl, array, nbytes):
+    into = bytearray(nbytes)
+    opencl.copy_to_host(array.device_id, array.data, array.offset, memoryview(into), 0)
+    opencl.synchronize(array.device_id, 0)
+    return into
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u2", "f2", "f4", "f8", "c8", "c16", "?", "i8"])
+def test_arrays_of_every_dtype(opencl, queue, dtype):
+    host = np.arange(12).reshape(3, 4).astype(dtype)
+    array = opencl.from_native(cl.array.to_device(queue, host))
+    assert (array.dtype, array.shape, array.strides) == (host.dtype.name, (3, 4), host.strides)
+    assert contents(opencl, array, host.nbytes) == host.tobytes()
+
+
+def test_views_have_offset_and_strides(opencl, queue):
+    host = np.arange(12, dtype="f4").reshape(3, 4)
+    array = opencl.from_native(cl.array.to_device(queue, host)[1:, 1:3])
+    assert (array.offset, array.shape, array.strides) == (20, (2, 2), (16, 4))
+    assert contents(opencl, array, 8) == host[1, 1:3].tobytes()
+
+
+def test_the_owner_keeps_the_memory(opencl, queue):
+    host = np.arange(1000, dtype="f4")
+    array = opencl.from_native(cl.array.to_device(queue, host))
+    gc.collect()
+    assert contents(opencl, array, 4000) == host.tobytes()
+
+
+def test_empty_arrays(opencl, queue):
+    array = opencl.from_native(cl.array.empty(queue, (0, 3), "f4"))
+    assert (array.data, array.shape, array.dtype) == (0, (0, 3), "float32")
+    again = opencl.to_native(array)
+    assert (again.shape, again.dtype) == ((0, 3), np.float32)
+
+
+def test_vector_types_are_refused(opencl, queue):
+    vectors = cl.array.empty(queue, 4, cl.cltypes.float4)
+    with pytest.raises(ExchangeError, match="view"):
+        opencl.from_native(vectors)
+
+
+def test_images_are_refused(opencl, context):
+    if not context.devices[0].image_support:
+        pytest.skip("the device has no images")
+    pixels = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNORM_INT8)
+    image = cl.create_image(context, cl.mem_flags.READ_WRITE, pixels, shape=(4, 4))
+    with pytest.raises(ExchangeError, match="no linear memory"):
+        opencl.from_native(image)
+
+
+@pytest.mark.parametrize("stranger", ["queue", "context", "event", "module", "class"])
+def test_other_objects_of_pyopencl_are_strangers(opencl, queue, stranger):
+    event = cl.enqueue_marker(queue)
+    objects = {"context": queue.context, "event": event, "module": cl, "class": cl.Buffer}
+    assert opencl.from_native(objects.get(stranger, queue)) is None
+
+
+def test_buffers_are_bytes(opencl, context):
+    host = np.arange(256, dtype="u1")
+    flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+    array = opencl.from_native(cl.Buffer(context, flags, hostbuf=host))
+    assert (array.dtype, array.shape, array.offset) == ("uint8", (256,), 0)
+    assert array.readonly
+    assert contents(opencl, array, 256) == host.tobytes()
+
+
+def test_sub_buffers(opencl, context):
+    host = np.arange(1024, dtype="u2").view("u1")
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    part = cl.Buffer(context, flags, hostbuf=host).get_sub_region(256, 512)
+    array = opencl.from_native(part)
+    assert array.shape == (512,)
+    assert contents(opencl, array, 512) == host[256:768].tobytes()
+
+
+def test_pooled_buffers(opencl, queue):
+    pool = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(queue))
+    host = np.arange(100, dtype="f4")
+    array = opencl.from_native(cl.array.to_device(queue, host, allocator=pool))
+    assert contents(opencl, array, 400) == host.tobytes()
+
+
+@pytest.fixture
+def fine_grain(opencl):
+    """Skips unless device 0 has fine-grain SVM."""
+    if "fine-grain buffer" not in opencl.device_info(0)["svm"]:
+        pytest.skip(f"SVM of {opencl.device_info(0)['name']}: {opencl.device_info(0)['svm']}")
+
+
+def test_svm_is_one_memory(opencl, context, kernels, fine_grain):
+    host = cl.fsvm_empty(context, 64, "u4")
+    array = opencl.from_native(cl.SVM(host))
+    assert (array.dtype, array.shape) == ("uint32", (64,))
+    queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+    kernels("late_fill", queue, cl.Buffer.from_int_ptr(array.data, True), 64, 7, 0)
+    queue.finish()
+    assert (host == 7).all()
+
+
+def test_svm_allocations_are_bytes(opencl, context, fine_grain):
+    flags = cl.svm_mem_flags.READ_WRITE | cl.svm_mem_flags.SVM_FINE_GRAIN_BUFFER
+    svm = cl.SVMAllocation(context, 256, 64, flags)
+    array = opencl.from_native(svm)
+    assert (array.dtype, array.shape) == ("uint8", (256,))
+    opencl.copy_from_host(0, array.data, 0, memoryview(b"x" * 256), 0)
+    assert ctypes.string_at(svm.svm_ptr, 256) == b"x" * 256
+
+
+def test_arrays_over_svm(opencl, queue, fine_grain):
+    flags = cl.svm_mem_flags.READ_WRITE | cl.svm_mem_flags.SVM_FINE_GRAIN_BUFFER
+    allocator = cl.tools.SVMAllocator(queue.context, flags=flags, queue=queue)
+    host = np.arange(100, dtype="f4")
+    array = opencl.from_native(cl.array.to_device(queue, host, allocator=allocator))
+    assert contents(opencl, array, 400) == host.tobytes()
+
+
+def test_plain_memory_is_no_svm(opencl, fine_grain):
+    with pytest.raises(ExchangeError, match="no SVM"):
+        opencl.from_native(cl.SVM(np.zeros(64, "u4")))
+
+
+def test_work_on_the_arrays_queue_comes_first(opencl, queue, kernels, turns):
+    """At the import, and at every use after it."""
+    array = cl.array.zeros(queue, 4096, "u4")
+    kernels("late_fill", queue, array.data, 4096, 1, 100 * turns)
+    described = opencl.from_native(array)
+    for value in range(2, 20):
+        assert (np.frombuffer(contents(opencl, described, 4096 * 4), "u4") == value - 1).all()
+        kernels("late_fill", queue, array.data, 4096, value, 10 * turns)
+
+
+def test_work_in_another_context(opencl, elsewhere, make):
+    """Copies to, from and beside the user's own context go through its queues."""
+    host = np.arange(1000, dtype="f4")
+    theirs = opencl.from_native(cl.array.to_device(elsewhere, host))
+    assert contents(opencl, theirs, 4000) == host.tobytes()
+    ours = make(4000)
+    opencl.copy(0, ours.data, 0, 0, theirs.data, 0, 4000, 0)
+    assert (ours.read("f4") == host).all()
+    ours.write(host * 2)
+    opencl.copy(0, theirs.data, 0, 0, ours.data, 0, 4000, 0)
+    assert contents(opencl, theirs, 4000) == (host * 2).tobytes()
+    opencl.fill(0, theirs.data, 0, 8, 0, 0)
+    opencl.copy_strided(0, ours.data, 0, (4,), theirs.data, 0, (8,), (500,), 4, 0)
+    assert (ours.read("f4")[:500] == [0, *(host * 2)[2::2]]).all()
+
+
+def test_arrays_out_have_offset_and_strides(opencl, make, queue):
+    host = np.arange(12, dtype="f4")
+    memory = make(48).write(host)
+    array = NativeArray(0, memory.data, 4, "float32", (2, 2), (16, 4), False, memory)
+    out = opencl.to_native(array)
+    assert isinstance(out, cl.array.Array)
+    assert (out.offset, out.strides, out.queue.int_ptr) == (4, (16, 4), memory.stream)
+    assert (out[1].get() == [5, 6]).all()
+    assert (out[0].with_queue(queue).get() == [1, 2]).all()
+
+
+def test_slices_of_arrays_keep_the_owner(opencl, make):
+    class Owner:
+        pass
+
+    owner, memory = Owner(), make(48)
+    alive = weakref.ref(owner)
+    part = opencl.to_native(NativeArray(0, memory.data, 0, "float32", (12,), None, False, owner))
+    part = part[2:4]
+    del owner
+    gc.collect()
+    assert alive() is not None
+    del part
+    gc.collect()
+    assert alive() is None
+
+
+def test_small_floats_need_ml_dtypes(opencl, make):
+    memory = make(64)
+    array = NativeArray(0, memory.data, 0, "bfloat16", (32,), None, False, memory)
+    assert opencl.to_native(array).dtype.name == "bfloat16"
+    with pytest.raises(ExchangeError, match="float4_e2m1fn_x2"):
+        opencl.to_native(
+            NativeArray(0, memory.data, 0, "float4_e2m1fn_x2", (32,), None, False, memory)
+        )
+
+
+def test_foreign_cl_mem(opencl, elsewhere):
+    buffer = cl.Buffer(elsewhere.context, cl.mem_flags.READ_WRITE, size=256)
+    assert opencl.import_data(77, buffer.int_ptr, "somebody") == (0, buffer.int_ptr)
+
+
+def test_foreign_device_ids_are_not_believed(opencl):
+    for device_id in range(opencl.device_count()):
+        data = opencl.allocate(device_id, 256, 64, 0)
+        assert opencl.import_data(5, data, "somebody") == (device_id, data)
+        opencl.free(device_id, data, 0)
+
+
+def test_tvms_descriptor(opencl, context):
+    """A struct with the cl_mem in front, and whatever behind it."""
+    buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, size=256)
+    descriptor = (ctypes.c_size_t * 4)(buffer.int_ptr, 1, 2, 3)
+    data = ctypes.addressof(descriptor)
+    assert opencl.import_data(0, data, "tvm") == (0, buffer.int_ptr)
+
+
+@pytest.mark.parametrize("data", [0, 1, 3, 4095, 0x7FFF_0000_0000, (1 << 64) - 8, 1 << 70, -8])
+def test_what_is_neither_is_refused(opencl, data):
+    with pytest.raises(ExchangeError, match="neither a cl_mem nor"):
+        opencl.import_data(0, data, "somebody")
+    with pytest.raises(ExchangeError, match="no cl_mem"):
+        opencl.copy_from_host(0, data, 0, memoryview(b"x"), 0)
+
+
+def test_host_addresses_are_refused(opencl):
+    host = np.zeros(64, "u8")
+    with pytest.raises(ExchangeError, match="neither a cl_mem nor"):
+        opencl.import_data(0, host.ctypes.data, "somebody")
+    host[0] = host.ctypes.data  # a pointer to a pointer to nothing of a driver's
+    with pytest.raises(ExchangeError, match="neither a cl_mem nor"):
+        opencl.import_data(0, host.ctypes.data, "somebody")

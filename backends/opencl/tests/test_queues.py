@@ -1,0 +1,128 @@
+"""Queues: whose they are, and the order between them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+N = 4096
+
+
+@pytest.fixture
+def two(opencl, context):
+    """Two queues of the user's, with their streams."""
+    queues = [cl.CommandQueue(context, context.devices[0]) for _ in range(2)]
+    return [(queue, opencl.normalize_stream(0, queue)) for queue in queues]
+
+
+def test_each_thread_has_a_queue_of_its_own(opencl):
+    streams = [opencl.current_stream(0)]
+    thread = threading.Thread(target=lambda: streams.append(opencl.current_stream(0)))
+    thread.start()
+    thread.join()
+    assert streams[0] != streams[1]
+    assert opencl.current_stream(0) == streams[0]
+    assert opencl.normalize_stream(0, None) == streams[0]
+    assert opencl.normalize_stream(0, 0) == streams[0]
+
+
+def test_queues_of_ended_threads_are_used_again(opencl):
+    streams = set()
+    for _ in range(20):
+        thread = threading.Thread(target=lambda: streams.add(opencl.current_stream(0)))
+        thread.start()
+        thread.join()
+    assert len(streams) == 1
+
+
+def test_streams_are_queues_or_their_handles(opencl, two):
+    queue, stream = two[0]
+    assert stream == queue.int_ptr
+    assert opencl.normalize_stream(0, queue.int_ptr) == stream
+
+
+@pytest.mark.parametrize("stream", [1, 2, 4095, -2, 1 << 62, 1 << 70, 0x7FFF_0000_0008])
+def test_integers_that_are_no_queue(opencl, stream):
+    with pytest.raises(ValueError, match="no cl_command_queue"):
+        opencl.normalize_stream(0, stream)
+
+
+def test_queues_out_of_order_are_refused(opencl, context):
+    properties = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    queue = cl.CommandQueue(context, context.devices[0], properties=properties)
+    with pytest.raises(ValueError, match="out of order"):
+        opencl.normalize_stream(0, queue)
+
+
+def test_queues_of_another_device_are_refused(opencl):
+    if opencl.device_count() < 2:
+        pytest.skip("one device")
+    other = cl.CommandQueue.from_int_ptr(opencl.current_stream(1), True)
+    with pytest.raises(ValueError, match="not "):
+        opencl.normalize_stream(0, cl.CommandQueue(other.context, other.device))
+
+
+def test_users_queues_are_not_kept_for_ever(opencl, context):
+    queues = [cl.CommandQueue(context, context.devices[0]) for _ in range(100)]
+    for queue in queues:
+        opencl.normalize_stream(0, queue)
+    assert sys.getrefcount(queues[0]) < sys.getrefcount(queues[-1])
+
+
+def test_1000_rounds_on_two_queues(opencl, make, kernels, turns, two):
+    """A slow kernel on one queue, copies on the other; then the roles change."""
+    a, b = make(N * 4), make(N * 4)
+    (one, first), (other, second) = two
+    got = np.empty(N, "u4")
+    for value in range(1, 1001):
+        kernels("late_fill", one, a.buffer, N, value, turns if value % 3 else 0)
+        opencl.wait(0, second, first)
+        opencl.copy(0, b.data, 0, 0, a.data, 0, N * 4, second)
+        if value % 2:
+            opencl.wait(0, first, second)
+            opencl.copy_to_host(0, b.data, 0, memoryview(got).cast("B"), first)
+            opencl.synchronize(0, first)
+        else:
+            opencl.copy_to_host(0, b.data, 0, memoryview(got).cast("B"), second)
+            opencl.synchronize(0, second)
+        assert (got == value).all(), f"round {value}"
+        opencl.wait(0, first, second)  # the next kernel writes what this copy reads
+        (one, first), (other, second) = (other, second), (one, first)
+
+
+def test_without_the_wait_the_data_is_stale(make, kernels, simulated, two):
+    """What the test above would see if `wait` did nothing."""
+    if simulated:
+        pytest.skip("Oclgrind runs one command at a time, in the order of the calls")
+    a = make(N * 4).write(np.zeros(N, "u4"))
+    (one, _), (_, second) = two
+    event = kernels("late_fill", one, a.buffer, N, 7, 100_000_000)
+    one.flush()
+    assert (a.read("u4", second) == 0).all()
+    event.wait()
+    assert (a.read("u4", second) == 7).all()
+
+
+def test_wait_does_not_block_the_host(opencl, make, kernels, simulated, two):
+    if simulated:
+        pytest.skip("Oclgrind runs every command in the call that needs it")
+    a = make(N * 4)
+    (one, first), (_, second) = two
+    event = kernels("late_fill", one, a.buffer, N, 7, 100_000_000)
+    opencl.wait(0, second, first)
+    assert event.command_execution_status != cl.command_execution_status.COMPLETE
+    assert (a.read("u4", second) == 7).all()
+
+
+def test_wait_between_contexts_blocks_until_done(opencl, make, kernels, turns, context):
+    elsewhere = cl.Context(context.devices)
+    queue = cl.CommandQueue(elsewhere, elsewhere.devices[0])
+    a = make(N * 4)
+    own = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+    event = kernels("late_fill", own, a.buffer, N, 7, 10 * turns)
+    opencl.wait(0, opencl.normalize_stream(0, queue), own.int_ptr)
+    assert event.command_execution_status == cl.command_execution_status.COMPLETE
