@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ._lib import library_path, version
     from .any import UNCHANGED
+    from .env import get_raw_stream, use_raw_stream, use_stream, use_torch_stream
     from .error import Error, register_error
     from .function import (
         BoundCall,
@@ -35,16 +36,30 @@ __all__ = [
     "convert_func",
     "get_global_func",
     "get_global_func_metadata",
+    "get_raw_stream",
     "library_path",
     "list_global_func_names",
     "register_error",
     "register_global_func",
     "remove_global_func",
+    "use_raw_stream",
+    "use_stream",
+    "use_torch_stream",
     "version",
 ]
 
 # In this order; each adds its part to the tables in `any`, `arguments` last.
-_MODULES: Final = ("_lib", "any", "object", "opaque", "error", "function", "tensor", "arguments")
+_MODULES: Final = (
+    "_lib",
+    "any",
+    "object",
+    "opaque",
+    "error",
+    "tensor",
+    "function",
+    "env",
+    "arguments",
+)
 
 
 def _load() -> None:

@@ -14,6 +14,7 @@ from .error import interrupted, raised
 from .object import Object, wrap
 from .opaque import kept_pointer
 from .schema import signature_of
+from .tensor import converter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,6 +59,14 @@ class Function(Object):
         any thread and while it runs.
         """
         return _bind(self, list(arguments))
+
+    def like(self, library: Any) -> Callable[..., Any]:
+        """The function, returning tensors of *library*: a name, or a tensor class.
+
+        ``f.like("torch")(x)``. The memory is the same; dlbridge's Tensor is the default.
+        """
+        convert = converter(library)
+        return lambda *arguments: convert(self(*arguments))
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -273,6 +282,17 @@ def list_global_func_names() -> list[str]:
     return sorted(functor(i) for i in range(functor(-1)))
 
 
-def convert_func(pyfunc: Callable[..., Any]) -> Function:
-    """The Python callable as a `Function`."""
-    return wrap(make_function(pyfunc), C.kTVMFFIFunction, Function)
+def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function:
+    """The Python callable as a `Function`.
+
+    Tensor arguments come as instances of *tensor_cls*, a class or a library's
+    name; as dlbridge's Tensor by default.
+    """
+    target = pyfunc
+    if tensor_cls is not None:
+        convert = converter(tensor_cls)
+
+        def target(*arguments: Any) -> Any:
+            return pyfunc(*map(convert, arguments))
+
+    return wrap(make_function(target), C.kTVMFFIFunction, Function)

@@ -13,11 +13,13 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge._cdefs import ffi
-from dlbridge.capsule import DLPACK_VERSION, export_managed, take_managed
+from dlbridge.capsule import export_managed, take_managed
 from dlbridge.consume import adopt, from_dlpack
 from dlbridge.device import Device
 from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.exchange import ForeignTable, delete_managed, table_of
+from dlbridge.fields import DLPACK_VERSION
+from dlbridge.like import as_library
 from dlbridge.stream import chosen_streams, current_stream, wait
 from dlbridge.tensor import Tensor
 
@@ -26,9 +28,11 @@ from .any import HEADER, Handle, Temporaries, constructors, defines, views
 from .error import raised
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .any import Packer
 
-__all__ = ["note_devices", "tensor_rule"]
+__all__ = ["converter", "note_devices", "tensor_rule"]
 
 _TENSOR: Final[int] = C.kTVMFFITensor
 _CPU: Final = 1
@@ -57,8 +61,7 @@ def _pack_own(value: Tensor, keep: Temporaries) -> tuple[int, int]:
     handle = _native.get(value)
     if handle is None:
         # As it is, with negative strides too: a copy would lose what a kernel writes.
-        managed = export_managed(value._array, value._table_image(0))
-        handle = _native[value] = _tensor_object(managed)
+        handle = _native[value] = _tensor_object(_managed_of(value))
     keep.append(handle)
     if value.readonly:
         keep.append(_Readonly(handle))
@@ -201,6 +204,26 @@ def _borrowed(_tag: int, payload: int) -> Tensor:
     managed.version.major = DLPACK_VERSION[0]
     managed.dl_tensor = ffi.cast("DLTensor *", payload)[0]
     return adopt(take_managed(address(managed)), "a borrowed DLTensor")
+
+
+def converter(like: Any) -> Callable[[Any], Any]:
+    """A function that makes a Tensor a tensor of *like*, and leaves other values alone.
+
+    *like* is a class whose type has an exchange table (``torch.Tensor``), any
+    other class of a library, or a library's name.
+    """
+    if isinstance(like, type):
+        table = table_of(like)
+        if table is not None:
+            return lambda value: (
+                table.wrap(_managed_of(value)) if isinstance(value, Tensor) else value
+            )
+        like = like.__module__.partition(".")[0]
+    return lambda value: as_library(value, like, None) if isinstance(value, Tensor) else value
+
+
+def _managed_of(tensor: Tensor) -> int:
+    return export_managed(tensor._array, tensor._table_image(0))
 
 
 constructors[_TENSOR] = _tensor
