@@ -14,42 +14,36 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from ._cdefs import ffi
-from .dtype import DType, check
+from .dtype import DType
 from .errors import ExchangeError
-from .layout import compact_strides, reach
-from .protocol import ADDRESS_DEVICES
+from .fields import DLPACK_VERSION, MAX_NDIM, TENSOR, Fields, read_fields
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "DLPACK_VERSION",
     "FLAG_IS_COPIED",
     "FLAG_READ_ONLY",
     "FLAG_SUBBYTE_PADDED",
-    "Fields",
     "Image",
     "ManagedTensor",
     "capsule_pointer",
     "export_capsule",
     "export_managed",
+    "numpy_takes",
     "open_capsule",
     "take_managed",
 ]
 
-DLPACK_VERSION: Final = (1, 3)
 FLAG_READ_ONLY: Final = 1
 FLAG_IS_COPIED: Final = 2
 FLAG_SUBBYTE_PADDED: Final = 4
-MAX_NDIM: Final = 64  # numpy's limit
 
 # struct DLTensor from data to dtype: what makes a numpy export ours.
 _HEAD = struct.Struct("=QiiiBBH")
-_TENSOR = struct.Struct("=QiiiBBHQQQ")  # struct DLTensor
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
 _FLAGS_OFFSET = 24
 _BYTE_OFFSET_OFFSET = 40  # of byte_offset, from dl_tensor
@@ -79,19 +73,6 @@ _get_pointer = _python_api(
     "PyCapsule_GetPointer", ctypes.c_size_t, ctypes.py_object, ctypes.c_void_p
 )
 _set_name = _python_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-
-
-class Fields(NamedTuple):
-    """A DLTensor's fields as plain values, checked. Strides in elements."""
-
-    data: int
-    device_type: int
-    device_id: int
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    byte_offset: int
-    flags: int
 
 
 class ManagedTensor:
@@ -132,11 +113,48 @@ def open_capsule(capsule: object) -> ManagedTensor:
     _set_name(capsule, used)
     pointer = ffi.cast(kind, address)
     try:
-        return ManagedTensor(pointer, _read(pointer))
+        return ManagedTensor(pointer, read_fields(pointer))
     except BaseException:
         if pointer.deleter:
             pointer.deleter(pointer)
         raise
+
+
+def numpy_takes(capsule: object, immutable: bool) -> bool:
+    """Whether `np.from_dlpack` makes of *capsule* exactly what we would.
+
+    That is: CPU memory of a type that numpy has, no flags but READ_ONLY. What
+    else can be wrong with a tensor (extents, strides, NULL) numpy checks as
+    well. A legacy capsule becomes read-only there, which is right only for
+    *immutable* arrays.
+    """
+    try:
+        address = _get_pointer(capsule, _LEGACY if immutable else _CURRENT)
+    except (ValueError, ctypes.ArgumentError):
+        return False
+    size = _TENSOR_OFFSET + TENSOR.size
+    start = 0 if immutable else _TENSOR_OFFSET
+    memory = ffi.buffer(ffi.cast(_BYTES, address), size if start else TENSOR.size)
+    if start and (memory[0:4] != _MAJOR or memory[_FLAGS_OFFSET : _FLAGS_OFFSET + 8] not in _PLAIN):
+        return False
+    data, kind, _, ndim, code, bits, lanes, shape, strides, _ = TENSOR.unpack_from(memory, start)
+    return (
+        kind == 1
+        and (code, bits) in _NUMPY_TYPES
+        and lanes == 1
+        and data != 0
+        and 0 <= ndim <= MAX_NDIM
+        and (ndim == 0 or (shape != 0 and strides != 0))
+    )
+
+
+_BYTES = ffi.typeof("char *")
+_MAJOR = DLPACK_VERSION[0].to_bytes(4, sys.byteorder)
+_PLAIN = {flag.to_bytes(8, sys.byteorder) for flag in (0, FLAG_READ_ONLY)}
+_NUMPY_TYPES = frozenset(
+    [(code, bits) for code in (0, 1) for bits in (8, 16, 32, 64)]
+    + [(2, 16), (2, 32), (2, 64), (5, 64), (5, 128), (6, 8)]
+)
 
 
 def capsule_pointer(value: object, name: bytes) -> int:
@@ -153,7 +171,7 @@ def take_managed(address: int) -> ManagedTensor:
     If it breaks the standard, ExchangeError, and the caller still owns it.
     """
     pointer = ffi.cast(_VERSIONED_POINTER, address)
-    return ManagedTensor(pointer, _read(pointer))
+    return ManagedTensor(pointer, read_fields(pointer))
 
 
 def export_capsule(array: np.ndarray[Any, Any], max_version: object, image: Image | None) -> object:
@@ -207,7 +225,7 @@ class Image:
     def write(self, address: int, *, versioned: bool) -> None:
         """Overwrite the struct at *address*, which nobody else has seen yet."""
         start = _TENSOR_OFFSET if versioned else 0
-        memory = ffi.buffer(ffi.cast("char *", address), start + _TENSOR.size)
+        memory = ffi.buffer(ffi.cast("char *", address), start + TENSOR.size)
         memory[start : start + _HEAD.size] = self._head
         offset = start + _BYTE_OFFSET_OFFSET
         memory[offset : offset + 8] = self._byte_offset
@@ -237,51 +255,3 @@ def _why_no_tensor(capsule: object) -> str:
             "pass the array itself, or call __dlpack__() again"
         )
     return f"a capsule named {name!r} is no DLPack tensor ('dltensor', 'dltensor_versioned')"
-
-
-def _read(pointer: Any) -> Fields:
-    """The checked fields of a managed tensor. ExchangeError says which rule is broken."""
-    flags = 0
-    if ffi.typeof(pointer) is _VERSIONED_POINTER:
-        major = pointer.version.major
-        if major != DLPACK_VERSION[0]:
-            # Nothing past flags may be read (dlpack.h, DLPackVersion).
-            raise ExchangeError(
-                f"the producer speaks DLPack {major}.{pointer.version.minor}, dlbridge speaks "
-                f"{DLPACK_VERSION[0]}.{DLPACK_VERSION[1]}; ask it for max_version={DLPACK_VERSION}"
-            )
-        flags = pointer.flags
-    data, device_type, device_id, ndim, code, bits, lanes, shape, strides, byte_offset = (
-        _TENSOR.unpack_from(ffi.buffer(ffi.addressof(pointer, "dl_tensor"), _TENSOR.size))
-    )
-    if not 0 <= ndim <= MAX_NDIM:
-        raise ExchangeError(f"a DLTensor with ndim {ndim}; 0 to {MAX_NDIM} can be used (numpy's)")
-    if device_id < 0:
-        raise ExchangeError(f"a DLTensor with device_id {device_id}; ids count from 0")
-    dtype = check(code, bits, lanes)
-    extents = _extents(shape, ndim)
-    steps = _read_int64(strides, ndim) if strides else compact_strides(extents)
-    size = prod(extents)
-    low, high = reach(extents, steps)
-    if max(size, high - low) * dtype.itemsize >= 1 << 63:
-        raise ExchangeError(
-            f"shape {extents} with strides {steps} of {dtype} spans more bytes than memory has"
-        )
-    if size and device_type in ADDRESS_DEVICES and not data:
-        raise ExchangeError(f"a DLTensor of {size} elements whose data is NULL")
-    if data + byte_offset >= 1 << 64:
-        raise ExchangeError(f"data {data:#x} + byte_offset {byte_offset} wraps around")
-    return Fields(data, device_type, device_id, dtype, extents, steps, byte_offset, flags)
-
-
-def _extents(shape: int, ndim: int) -> tuple[int, ...]:
-    if ndim and not shape:
-        raise ExchangeError(f"a DLTensor with ndim {ndim} whose shape is NULL")
-    extents = _read_int64(shape, ndim)
-    if any(extent < 0 for extent in extents):
-        raise ExchangeError(f"a DLTensor with the negative extent in shape {extents}")
-    return extents
-
-
-def _read_int64(address: int, count: int) -> tuple[int, ...]:
-    return tuple(ffi.unpack(ffi.cast("int64_t *", address), count)) if count else ()

@@ -13,8 +13,9 @@ import weakref
 from typing import Any
 
 from ._cdefs import ffi
-from .capsule import DLPACK_VERSION, ManagedTensor, capsule_pointer, take_managed
+from .capsule import ManagedTensor, capsule_pointer, take_managed
 from .device import Device
+from .fields import DLPACK_VERSION
 
 __all__ = ["NAMES", "ForeignTable", "table_of"]
 

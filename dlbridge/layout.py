@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 __all__ = ["compact_strides", "is_compact", "merge", "reach"]
 
@@ -33,10 +32,15 @@ def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     """Lowest and one past the highest element touched, from the first element."""
-    if prod(shape) == 0:
-        return 0, 0
-    steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-    return sum(s for s in steps if s < 0), sum(s for s in steps if s > 0) + 1
+    low = high = 0
+    for extent, stride in zip(shape, strides, strict=True):
+        if extent == 0:
+            return 0, 0
+        if stride > 0:
+            high += (extent - 1) * stride
+        else:
+            low += (extent - 1) * stride
+    return low, high + 1
 
 
 def merge(

@@ -14,11 +14,12 @@ import weakref
 from typing import Any
 
 from ._cdefs import ffi
-from .capsule import DLPACK_VERSION, FLAG_IS_COPIED, export_managed, take_managed
+from .capsule import FLAG_IS_COPIED, export_managed, take_managed
 from .consume import adopt
 from .device import Device
 from .dtype import DType, check
 from .exchange import CAPSULE_NAME, NAMES
+from .fields import DLPACK_VERSION
 from .produce import OPERATIONS, has_negative_strides
 from .tensor import Tensor
 

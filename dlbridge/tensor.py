@@ -6,11 +6,12 @@ import operator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .capsule import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, MAX_NDIM, Image
+from .capsule import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, Image
 from .device import Device
 from .dtype import DType, from_numpy
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
+from .fields import MAX_NDIM
 from .layout import is_compact
 from .memory import (
     Memory,
@@ -348,7 +349,7 @@ class ArrayTensor(Tensor):
     method). Only `_array` and that slot are set, so making one is cheap too.
     """
 
-    __slots__ = ("__dlpack__",)
+    __slots__ = ("__dlpack__", "_producer")
 
     _byte_offset = 0
     _flags = 0
@@ -359,7 +360,7 @@ class ArrayTensor(Tensor):
 
     @property
     def _memory(self) -> Memory:  # type: ignore[override]  # a slot in Tensor
-        return _array_memory(self._array)
+        return _array_memory(self._array, getattr(self, "_producer", None))
 
     @property
     def device(self) -> Device:
@@ -386,12 +387,15 @@ class ArrayTensor(Tensor):
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         if dtype is None:
-            return wrap_array(array)
-        return _build(array, _array_memory(array), dtype, 0, 0)
+            return wrap_array(array, getattr(self, "_producer", None))
+        return _build(array, self._memory, dtype, 0, 0)
 
 
-def wrap_array(array: Array) -> Tensor:
+def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     """The Tensor over a numpy *array*, which the caller gives away.
+
+    *producer* is the type that the memory came from, where the array's base
+    does not tell.
 
     ExchangeError for types that DLPack has not, naming the way out.
     """
@@ -403,8 +407,10 @@ def wrap_array(array: Array) -> Tensor:
         tensor = ArrayTensor()
         tensor._array = array
         tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
+        if producer is not None:
+            tensor._producer = producer
         return tensor
-    return _general(array, _array_memory(array), from_numpy(array.dtype), 0, 0)
+    return _general(array, _array_memory(array, producer), from_numpy(array.dtype), 0, 0)
 
 
 def _wrap_foreign_dtype(array: Array) -> Tensor:
@@ -447,11 +453,11 @@ def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags
     return tensor
 
 
-def _array_memory(array: Array) -> Memory:
-    """The memory under *array*, which begins at its first element unless it is ours."""
-    base = array if array.base is None else array.base
+def _array_memory(array: Array, producer: type | None = None) -> Memory:
+    """The memory under *array*, from its first element on."""
     known = memory_of(array)
-    origin = known.origin if known else f"{type(base).__module__}.{type(base).__qualname__}"
+    kind = producer or type(array if array.base is None else array.base)
+    origin = known.origin if known else f"{kind.__module__}.{kind.__qualname__}"
     return Memory(_CPU, address_of(array), array.nbytes, origin, array)
 
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from math import prod
 from typing import Any
 
-from .capsule import FLAG_SUBBYTE_PADDED, MAX_NDIM
+from .capsule import FLAG_SUBBYTE_PADDED
 from .consume import asarray
 from .copies import Progress, copy_tensor
 from .device import Device
@@ -16,6 +16,7 @@ from .devices import backend_of, find_device
 from .dtype import DType
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
+from .fields import MAX_NDIM
 from .like import as_library, library_step
 from .memory import AllocatedMemory, HostViewMemory, Memory
 from .plan import Plan, host_span, make_plan
