@@ -24,9 +24,9 @@ class Commands:
     context get a queue made for the occasion, after the work on *stream*, and
     the commands are done on return.
 
-    So are commands on a buffer that was not made here, and they begin after
-    the work that is now on its context's queues, as far as we have seen them:
-    its owner knows nothing of our queues, and orders nothing.
+    On a buffer that users have, too, they begin after the work that is now on
+    the users' queues, as far as we know them. If it was not made here they are
+    also done on return: its owner knows nothing of our queues.
     """
 
     __slots__ = ("_doing", "_done_on_return", "_queue")
@@ -38,13 +38,12 @@ class Commands:
         if elsewhere:
             queues.finish(queue)
             queue = queues.new(context, _device_in(context, device_id))
-        foreign = not all(map(memory.is_ours, buffers))
-        if foreign:
-            for user in queues.users(context):
-                queues.order(queue, user)
+        for buffer in buffers:
+            for other in memory.queues_beside_ours(buffer):
+                queues.order(queue, other)
         self._doing = doing
         self._queue = queue
-        self._done_on_return = elsewhere or foreign
+        self._done_on_return = elsewhere or not all(map(memory.is_ours, buffers))
 
     def __enter__(self) -> cl.CommandQueue:
         ending.enter(self)

@@ -25,6 +25,7 @@ __all__ = [
     "import_host",
     "is_ours",
     "live_allocations",
+    "queues_beside_ours",
     "share",
 ]
 
@@ -53,7 +54,7 @@ class _Owned:
 
 
 _owned: dict[int, _Owned] = {}  # data -> what is behind it
-_shared: set[int] = set()  # data that others may be using still when it is freed
+_shared: dict[int, cl.CommandQueue] = {}  # data that users hold, too -> the queue they got
 
 
 class _Pool:
@@ -126,27 +127,35 @@ def free(device_id: int, data: int, stream: int) -> None:
     owned = _owned.pop(data, None)
     if owned is None:
         return
-    shared = data in _shared
-    _shared.discard(data)
+    shared = _shared.pop(data, None)
     try:
         if owned.over_host:
             queues.finish_all(owned.buffer.context)
-        elif not shared and queues.is_ours(stream):
+        elif shared is None and queues.is_ours(stream):
             limit = devices.device(device_id).memory // IDLE_PART
             _pool.put(stream, owned.nbytes, owned.buffer, limit)
     except (Error, cl.Error):  # the context is lost, and the memory with it
         return
 
 
-def share(data: int) -> None:
-    """Note that others hold *data*: once freed it is released, never used again."""
+def share(data: int, queue: cl.CommandQueue) -> None:
+    """Note that a user got *data*, with *queue*: once freed it is never used again."""
     if data in _owned:
-        _shared.add(data)
+        _shared[data] = queue
 
 
 def is_ours(buffer: cl.MemoryObject) -> bool:
     """Whether *buffer* was made here, and has not been freed."""
     return buffer.int_ptr in _owned
+
+
+def queues_beside_ours(buffer: cl.MemoryObject) -> list[cl.CommandQueue]:
+    """The queues on which users may have work on *buffer*, as far as we know them."""
+    data = buffer.int_ptr
+    if data in _owned and data not in _shared:
+        return []
+    handed_out = [_shared[data]] if data in _shared else []
+    return [*handed_out, *queues.users(buffer.context)]
 
 
 def live_allocations() -> int:

@@ -123,11 +123,13 @@ def to_native(array: NativeArray) -> object:
     context = memory.buffer_of(array.data).context
     buffer = cl.MemoryObject.from_int_ptr(array.data, True)
     buffer.owner = array.owner
-    memory.share(array.data)
     queue = queues.current(array.device_id)
     if queue.context != context:
         queue = queues.new(context, devices.device(array.device_id).handle)
         queues.remember(queue)
+    for user in queues.users(context):  # our work may be on one, by `use_stream`
+        queues.order(queue, user)
+    memory.share(array.data, queue)
     return Array(queue, array.shape, dtype, data=buffer, offset=array.offset, strides=array.strides)
 
 

@@ -247,3 +247,18 @@ def test_host_addresses_are_refused(opencl):
     host[0] = host.ctypes.data  # a pointer to a pointer to nothing of a driver's
     with pytest.raises(ExchangeError, match="neither a cl_mem nor"):
         opencl.import_data(0, host.ctypes.data, "somebody")
+
+
+def test_work_on_the_queue_that_was_handed_out_comes_first(opencl, make, kernels, turns, queue):
+    """Though ours goes to another queue, as inside ``use_stream``; and the other way round."""
+    stream = opencl.normalize_stream(0, queue)
+    source, memory = make(4096 * 4), make(4096 * 4, stream)
+    for value in range(1, 20):
+        source.write(np.full(4096, value, "u4"), stream)
+        opencl.copy(0, memory.data, 0, 0, source.data, 0, 4096 * 4, stream)
+        array = opencl.to_native(
+            NativeArray(0, memory.data, 0, "uint32", (4096,), None, False, memory)
+        )
+        assert (array.get() == value).all()
+        kernels("late_fill", array.queue, array.base_data, 4096, 100 + value, 10 * turns)
+        assert (memory.read("u4") == 100 + value).all()

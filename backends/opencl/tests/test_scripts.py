@@ -1,0 +1,191 @@
+"""What users write: other libraries' tensors, OpenCL kernels, and back, with the trace of it."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array
+import pytest
+
+import dlbridge as bridge
+
+N = 1 << 16
+DOUBLE = "__kernel void twice(__global float *x) { x[get_global_id(0)] *= 2; }"
+
+
+def torch_range():
+    torch = pytest.importorskip("torch")
+    return torch.arange(N, dtype=torch.float32)
+
+
+def numpy_range():
+    array = bridge.empty(N, "float32").numpy()  # aligned, as plain numpy memory seldom is
+    array[:] = np.arange(N)
+    return array
+
+
+def jax_range():
+    return pytest.importorskip("jax.numpy").arange(N, dtype="float32")
+
+
+def address(x):
+    return x.data_ptr() if hasattr(x, "data_ptr") else x.__array_interface__["data"][0]
+
+
+def device_that_shares(opencl, shares):
+    for i in range(opencl.device_count()):
+        if opencl.device_info(i)["host_memory_shared"] == shares:
+            return f"opencl:{i}"
+    return pytest.skip(f"no device with host_memory_shared={shares} here")
+
+
+def double(tensor):
+    array = tensor.to_native()
+    program = cl.Program(array.context, DOUBLE).build()
+    program.twice(array.queue, (N,), None, array.base_data)
+
+
+@pytest.mark.parametrize("source", [torch_range, numpy_range])
+def test_one_memory_and_no_copy(opencl, source):
+    """Script S1: into a kernel and out to numpy, one address throughout, zero bytes."""
+    device = device_that_shares(opencl, True)
+    x = source()
+    with bridge.trace() as trace:
+        tensor = bridge.to_device(x, device, copy=False)
+        double(tensor)
+        y = np.from_dlpack(tensor.host_view())
+    assert address(y) == address(x)
+    assert (y == 2 * np.arange(N)).all()
+    assert (trace.copies, trace.nbytes) == (0, 0)
+    del y, tensor
+    assert x[3] == 6
+
+
+@pytest.mark.parametrize("source", [torch_range, numpy_range, jax_range])
+def test_copies_are_those_that_explain_predicted(opencl, source):
+    """The same on a device with memory of its own."""
+    device = device_that_shares(opencl, False)
+    x = source()
+    there = bridge.plan(x, device)
+    with pytest.raises(BufferError, match="memory of its own"):
+        bridge.to_device(x, device, copy=False)
+    with bridge.trace() as trace:
+        tensor = bridge.to_device(x, device)
+        back = bridge.plan(tensor, "cpu")
+        double(tensor)
+        y = bridge.to_device(tensor, "cpu").numpy()
+    assert (y == 2 * np.arange(N)).all()
+    assert x[3] == 3
+    ran = [[(step.kind, step.nbytes) for step in plan.steps] for plan in trace.plans]
+    assert ran == [[(step.kind, step.nbytes) for step in plan.steps] for plan in (there, back)]
+    assert ran == [[("upload", 4 * N)], [("download", 4 * N)]]
+    assert trace.nbytes == 8 * N
+    with pytest.raises(BufferError, match="memory of its own"):
+        tensor.host_view()
+
+
+def test_the_host_writes_and_a_kernel_reads(opencl):
+    device = device_that_shares(opencl, True)
+    tensor = bridge.empty(N, "float32", device)
+    for value in range(1, 20):
+        with tensor.host_view() as host:
+            host.numpy()[:] = value
+        double(tensor)
+        with tensor.host_view() as host:
+            assert (host.numpy() == 2 * value).all()
+
+
+def test_immutable_sources_stay_as_they_are(opencl):
+    """A jax array on a device that shares memory: read-only, whatever the road."""
+    device = device_that_shares(opencl, True)
+    x = jax_range()
+    tensor = bridge.to_device(x, device)
+    assert tensor.readonly or address(np.from_dlpack(tensor.host_view())) != address(np.asarray(x))
+    assert (bridge.to_device(tensor, "cpu").numpy() == np.arange(N)).all()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_pyopencl_arrays_go_anywhere(opencl, shares):
+    device = device_that_shares(opencl, shares)
+    number = int(device.partition(":")[2])
+    handle = cl.CommandQueue.from_int_ptr(opencl.current_stream(number), True).device
+    queue = cl.CommandQueue(cl.Context([handle]))  # all the user's own
+    array = cl.array.to_device(queue, np.arange(N, dtype="f4").reshape(-1, 16))
+    tensor = bridge.asarray(array[4:8, 2:6])
+    assert (tensor.shape, str(tensor.device)) == ((4, 4), device)
+    array += 1
+    want = np.arange(N, dtype="f4").reshape(-1, 16)[4:8, 2:6] + 1
+    assert (bridge.to_device(tensor, "cpu").numpy() == want).all()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_strided_tensors(opencl, shares):
+    device = device_that_shares(opencl, shares)
+    host = np.arange(24 * 36, dtype="i2").reshape(24, 36)
+    for view in (host[::2, ::3], host.T, host[3:7], host[:, 5:6], host[::-1, ::-1]):
+        tensor = bridge.to_device(view, device, copy=True)
+        assert (bridge.to_device(tensor, "cpu", copy=True).numpy() == view).all()
+        part = bridge.to_device(host, device, copy=True)[::2, 1::5]
+        assert (bridge.to_device(part, "cpu", copy=True).numpy() == host[::2, 1::5]).all()
+
+
+def test_between_all_devices(opencl):
+    host = np.arange(N, dtype="f4")
+    for source in range(opencl.device_count()):
+        for target in range(opencl.device_count()):
+            there = bridge.to_device(host, f"opencl:{source}", copy=True)
+            again = bridge.to_device(there, f"opencl:{target}", copy=True)
+            assert (bridge.to_device(again, "cpu").numpy() == host).all()
+
+
+class Producer:
+    """Another library's kDLOpenCL tensor, with device numbers of its own."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **keywords):
+        return self.tensor.__dlpack__()
+
+    def __dlpack_device__(self):
+        return (4, 0)
+
+
+def test_capsules_of_other_libraries(opencl):
+    tensor = bridge.to_device(np.arange(N, dtype="f4"), "opencl:0", copy=True)
+    again = bridge.from_dlpack(Producer(tensor))
+    del tensor
+    gc.collect()
+    assert str(again.device) == "opencl:0"
+    assert (bridge.to_device(again, "cpu").numpy() == np.arange(N)).all()
+
+
+def test_the_users_queue_by_use_stream(opencl, context, kernels, turns):
+    queue = cl.CommandQueue(context, context.devices[0])
+    for value in range(1, 50):
+        with bridge.use_stream("opencl:0", queue):
+            tensor = bridge.to_device(np.zeros(N, "u4"), "opencl:0", copy=True)
+            array = tensor.to_native()
+            kernels("late_fill", queue, array.base_data, N, value, turns)
+            got = bridge.to_device(tensor, "cpu", copy=True).numpy()
+        assert (got == value).all()
+
+
+def test_devices_have_names(opencl):
+    first = str(opencl.device_info(0)["platform"]).split()[0]
+    assert str(bridge.empty(3, "float32", f"opencl:{first}").device) == "opencl:0"
+
+
+def test_dropping_everything_while_a_kernel_runs(opencl, kernels, turns):
+    """The host memory outlives the kernel that writes it."""
+    device = device_that_shares(opencl, True)
+    if device != "opencl:0":
+        pytest.skip("the kernels are for device 0")
+    for _ in range(50):
+        x = bridge.empty(N, "uint32")
+        array = bridge.to_device(x, device, copy=False).to_native()
+        kernels("late_fill", array.queue, array.base_data, N, 1, turns)
+        del x, array
+        gc.collect()
