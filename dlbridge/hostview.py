@@ -43,6 +43,7 @@ class HostView:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         tensor = self._tensor
+        tensor._release_shared()
         extra = sys.getrefcount(tensor._array) - self._references
         if extra > 0:
             if kind is not None:

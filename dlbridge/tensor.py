@@ -42,9 +42,18 @@ class Tensor:
     never changes, so a tensor may be used from any thread.
     """
 
-    __slots__ = ("__weakref__", "_array", "_byte_offset", "_dtype", "_flags", "_memory")
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_byte_offset",
+        "_dtype",
+        "_flags",
+        "_memory",
+        "_shared",
+    )
 
     _array: Array
+    _shared: Any  # what the exchange table hands out; set at the first such export
     _memory: Memory
     _dtype: DType
     _byte_offset: int
@@ -332,6 +341,11 @@ class Tensor:
         self._array = np.empty(0, self._array.dtype)
         self._memory = _array_memory(self._array)
         self._byte_offset = 0
+
+    def _release_shared(self) -> None:
+        """Drop the exchange table's struct, unless a consumer still has it."""
+        if hasattr(self, "_shared") and not self._shared.exports:
+            del self._shared
 
     def _require_host(self) -> None:
         if not self.device.is_host:
