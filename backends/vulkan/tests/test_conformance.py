@@ -1,7 +1,47 @@
-"""The conformance kit, on memory that the host addresses and on memory that it does not."""
+"""The conformance kit: on mapped memory, on staged memory, on a second device."""
+
+import struct
+from pathlib import Path
+
+import pytest
 
 from dlbridge.testing import BackendTests
 
+SCALE = Path(__file__).parent / "shaders" / "scale.spv"
 
-class TestVulkan(BackendTests):
+
+class VulkanTests(BackendTests):
     name = "vulkan"
+
+    def slow_work(self, backend, device_id, stream):
+        """One shader invocation that multiplies for a while: 100 ms on lavapipe."""
+        kernel = backend.kernel(
+            SCALE.read_bytes(), buffers=1, push_nbytes=12, device_id=device_id
+        )
+        allocation = backend.devices[device_id].allocate(4, 4)
+        data = backend.live.enter(allocation)
+        kernel.run([(allocation, 0, 4)], (1,), struct.pack("=IIf", 1, 100_000_000, 1.0))
+        backend.free(device_id, data, stream)  # deferred until the shader is done
+        return kernel
+
+
+class TestMapped(VulkanTests):
+    """As the driver offers it: lavapipe's memory is all mapped."""
+
+
+class TestStaged(VulkanTests):
+    """As on a discrete GPU: everything goes through the staging ring."""
+
+    @pytest.fixture
+    def backend(self, staged):
+        return staged
+
+
+class TestSecondDevice(VulkanTests):
+    """The same, on another driver."""
+
+    device_id = 1
+
+    @pytest.fixture
+    def backend(self, vulkan, second):
+        return vulkan

@@ -1,0 +1,226 @@
+"""The whole suite runs under Vulkan's validation layer, and beside SwiftShader where it is.
+
+Both must be asked for before the first VkInstance is made, and so when this
+file is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dlbridge.errors import BackendUnavailable
+
+HERE = Path(__file__).resolve().parent
+TEMPORARY = tempfile.TemporaryDirectory(prefix="dlbridge-vulkan-")
+LOG = Path(TEMPORARY.name) / "validation.txt"
+
+SETTINGS = f"""\
+khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG
+khronos_validation.report_flags = error,warn,perf
+khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
+khronos_validation.log_filename = {LOG}
+"""
+
+VALIDATION = {
+    "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation",
+    "VK_LAYER_SETTINGS_PATH": TEMPORARY.name,
+}
+
+OPEN = "from dlbridge_vulkan.instance import create_instance; create_instance()"
+
+
+def is_expected(name: str) -> bool:
+    """Whether DLBRIDGE_EXPECT forbids to go without *name*."""
+    return name in [part.strip() for part in os.environ.get("DLBRIDGE_EXPECT", "").split(",")]
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run *code* in a new process, whose crash is then only its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def swiftshader() -> Path | None:
+    """The second driver: DLBRIDGE_SWIFTSHADER, or what swiftshader.py has fetched."""
+    named = os.environ.get("DLBRIDGE_SWIFTSHADER")
+    fetched = HERE.parents[2] / "build" / "swiftshader" / "libvk_swiftshader.so"
+    found = Path(named) if named else fetched
+    return found if found.is_file() else None
+
+
+def _drivers() -> list[str]:
+    """The driver files that the loader would read."""
+    named = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES")
+    if named:
+        return named.split(":")
+    folders = map(Path, ("/etc/vulkan/icd.d", "/usr/share/vulkan/icd.d"))
+    return [str(file) for folder in folders for file in sorted(folder.glob("*.json"))]
+
+
+def _prepare() -> bool:
+    """Set the environment of every VkInstance to come; whether the layer is there."""
+    (Path(TEMPORARY.name) / "vk_layer_settings.txt").write_text(SETTINGS)
+    second = swiftshader()
+    if second is not None:
+        driver = Path(TEMPORARY.name) / "swiftshader_icd.json"
+        content = {"library_path": str(second), "api_version": "1.3.0"}
+        driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
+        # After the machine's own: VK_ADD_DRIVER_FILES would list it first.
+        os.environ["VK_DRIVER_FILES"] = ":".join([*_drivers(), str(driver)])
+    if run(OPEN, **VALIDATION).returncode:
+        return False
+    os.environ.update(VALIDATION)
+    return True
+
+
+VALIDATED = _prepare()
+
+
+def messages() -> str:
+    """What the validation layer has said so far."""
+    return LOG.read_text() if LOG.exists() else ""
+
+
+@pytest.fixture(scope="session")
+def expected():
+    return is_expected
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    return run
+
+
+@pytest.fixture(scope="session")
+def validated():
+    """Whether the validation layer watches."""
+    return VALIDATED
+
+
+@pytest.fixture(scope="session")
+def second(vulkan):
+    """The device_id of a second device, or a skip."""
+    if vulkan.device_count() < 2:
+        if is_expected("swiftshader"):
+            pytest.fail("SwiftShader was promised, and there is one device only")
+        pytest.skip("one Vulkan device only; tests/swiftshader.py fetches a second")
+    return 1
+
+
+@pytest.fixture(scope="session")
+def scale_spirv():
+    return (HERE / "shaders" / "scale.spv").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def scale(scale_spirv):
+    """``scale(backend, data, count, factor)``: values *= factor, rounds times."""
+    kernels = {}
+
+    def run_scale(backend, data, count, factor, rounds=1, device_id=0):
+        key = id(backend), device_id
+        if key not in kernels:
+            kernels[key] = backend.kernel(
+                scale_spirv, buffers=1, push_nbytes=12, device_id=device_id
+            )
+        binding = (backend.live.get(data), 0, 4 * count)
+        push = struct.pack("=IIf", count, rounds, factor)
+        return kernels[key].run([binding], (-(-count // 64),), push)
+
+    return run_scale
+
+
+@pytest.fixture(autouse=True)
+def validation_is_silent():
+    """Each test fails on the layer's first word about it."""
+    before = len(messages())
+    yield
+    assert messages()[before:] == ""
+
+
+@pytest.fixture(scope="session")
+def vulkan():
+    """The backend as users get it, or a skip with the reason."""
+    from dlbridge.registry import backend
+
+    try:
+        return backend("vulkan")
+    except BackendUnavailable as exc:
+        if is_expected("vulkan"):
+            raise
+        pytest.skip(str(exc))
+
+
+@pytest.fixture(scope="session")
+def staged(vulkan):
+    """A backend of its own that treats all device memory as unmapped."""
+    from dlbridge_vulkan import Vulkan
+
+    return Vulkan(staged=True)
+
+
+@pytest.fixture(params=["mapped", "staged"])
+def either(request):
+    """Both backends, one after the other."""
+    return request.getfixturevalue({"mapped": "vulkan", "staged": "staged"}[request.param])
+
+
+class Tensors:
+    """Allocations of one backend, freed at the end of the test."""
+
+    def __init__(self, backend, device_id=0):
+        self.backend = backend
+        self.device_id = device_id
+        self.live = []
+
+    def new(self, nbytes, alignment=256):
+        data = self.backend.allocate(self.device_id, nbytes, alignment, 0)
+        self.live.append(data)
+        return data
+
+    def of(self, content):
+        view = memoryview(content).cast("B")
+        data = self.new(len(view))
+        self.backend.copy_from_host(self.device_id, data, 0, view, 0)
+        return data
+
+    def bytes(self, data, nbytes, offset=0):
+        into = bytearray(nbytes)
+        self.backend.copy_to_host(self.device_id, data, offset, memoryview(into), 0)
+        self.backend.synchronize(self.device_id, 0)
+        return bytes(into)
+
+    def allocation(self, data):
+        return self.backend.live.get(data)
+
+    def close(self):
+        for data in self.live:
+            self.backend.free(self.device_id, data, 0)
+
+
+@pytest.fixture
+def tensors(vulkan):
+    made = Tensors(vulkan)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def each(either):
+    made = Tensors(either)
+    yield made
+    made.close()

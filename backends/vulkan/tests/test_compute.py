@@ -1,0 +1,193 @@
+"""Kernels: SPIR-V modules over tensors, their push constants, and what is refused."""
+
+import gc
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlbridge.errors import ExchangeError
+from dlbridge_vulkan import demo
+from dlbridge_vulkan.compute import SETS
+
+HERE = Path(__file__).parent
+SOURCES = [HERE / "shaders" / "scale.comp", demo.SHADER.with_suffix(".comp")]
+
+
+def push(count, factor, rounds=1):
+    return struct.pack("=IIf", count, rounds, factor)
+
+
+@pytest.fixture
+def kernel(either, scale_spirv):
+    return either.kernel(scale_spirv, buffers=1, push_nbytes=12)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 10_000])
+def test_a_kernel_over_a_tensor(each, kernel, count):
+    values = np.arange(count + 1, dtype=np.float32)
+    data = each.of(values)
+    groups = -(-count // 64)
+    kernel.run([(each.allocation(data), 0, 4 * count)], (groups,), push(count, 3.0))
+    got = np.frombuffer(each.bytes(data, values.nbytes), np.float32)
+    assert (got[:count] == 3 * values[:count]).all()
+    assert got[count] == count
+
+
+def test_an_offset_that_the_device_can_bind(each, kernel):
+    step = each.backend.device_info(0)["min_storage_buffer_offset_alignment"]
+    values = np.arange(step, dtype=np.float32)
+    data = each.of(values)
+    kernel.run([(each.allocation(data), step, 40)], (1,), push(10, 2.0))
+    got = np.frombuffer(each.bytes(data, values.nbytes), np.float32)
+    first = step // 4
+    want = values.copy()
+    want[first : first + 10] *= 2
+    assert (got == want).all()
+
+
+def test_more_dispatches_than_descriptor_sets(each, kernel):
+    """Each dispatch binds its own tensor, though the sets go round."""
+    made = [each.of(np.full(1, i, np.float32)) for i in range(3 * SETS)]
+    for data in made:
+        kernel.run([(each.allocation(data), 0, 4)], (1,), push(1, 2.0))
+    got = [np.frombuffer(each.bytes(data, 4), np.float32)[0] for data in made]
+    assert got == [2 * i for i in range(3 * SETS)]
+
+
+def test_a_dropped_kernel_finishes_its_work(vulkan, tensors, scale_spirv):
+    """Its pipeline is in use until then: the validation layer would name it."""
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+    data = tensors.of(np.ones(1, np.float32))
+    kernel.run([(tensors.allocation(data), 0, 4)], (1,), push(1, 1.0, 20_000_000))
+    kernel.run([(tensors.allocation(data), 0, 4)], (1,), push(1, 5.0))
+    del kernel
+    gc.collect()
+    assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 5
+
+
+def test_out_of_bounds_stays_inside(each, kernel):
+    """robustBufferAccess: a shader that counts too far harms no neighbour."""
+    guard = [each.of(np.ones(64, np.float32)) for _ in range(3)]
+    middle = each.allocation(guard[1])
+    kernel.run([(middle, 0, 256)], (64,), push(4096, 9.0))
+    assert np.frombuffer(each.bytes(guard[1], 256), np.float32).tolist() == [9.0] * 64
+    for data in (guard[0], guard[2]):
+        assert np.frombuffer(each.bytes(data, 256), np.float32).tolist() == [1.0] * 64
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("module", [b"", b"x" * 100, b"\x03\x02\x23\x07" + b"\0" * 17])
+def test_what_is_no_spirv(vulkan, module):
+    with pytest.raises(ValueError, match=r"no SPIR-V module.*glslangValidator"):
+        vulkan.kernel(module, buffers=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"buffers": 0}, "buffers=0: 1 to"),
+        ({"buffers": 10**6}, "buffers=1000000: 1 to"),
+        ({"buffers": 1, "push_nbytes": 6}, "push_nbytes=6: a multiple of 4"),
+        ({"buffers": 1, "push_nbytes": 1 << 20}, "push_nbytes=1048576: .* at most"),
+    ],
+)
+def test_beyond_the_limits(vulkan, scale_spirv, options, message):
+    with pytest.raises(ValueError, match=message):
+        vulkan.kernel(scale_spirv, **options)
+
+
+def test_wrong_arguments(vulkan, tensors, scale_spirv):
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+    a = tensors.allocation(tensors.new(64))
+    one = [(a, 0, 64)]
+    with pytest.raises(ValueError, match="2 tensors given; the kernel binds 1"):
+        kernel.run(one * 2, (1,), push(1, 1.0))
+    with pytest.raises(ValueError, match="3 bytes of push constants given; the kernel takes 12"):
+        kernel.run(one, (1,), b"abc")
+    for groups in ((0,), (1, -1), (1, 1, 10**6)):
+        with pytest.raises(ValueError, match="each must be 1 to"):
+            kernel.run(one, groups, push(1, 1.0))
+    with pytest.raises(ExchangeError, match="begins 4 bytes into its buffer.*multiples of"):
+        kernel.run([(a, 4, 60)], (1,), push(1, 1.0))
+    with pytest.raises(ExchangeError, match="shaders see at most"):
+        kernel.run([(a, 0, 1 << 40)], (1,), push(1, 1.0))
+
+
+@pytest.mark.parametrize("stranger", [None, 5, b"bytes", np.ones(3)])
+def test_what_is_no_tensor(vulkan, scale_spirv, stranger):
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+    with pytest.raises(TypeError, match="is no dlbridge tensor"):
+        kernel(stranger, groups=1, push=push(1, 1.0))
+
+
+def test_a_tensor_of_another_device(vulkan, second, tensors, scale_spirv):
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12, device_id=second)
+    data = tensors.new(64)
+    with pytest.raises(ExchangeError, match="on vulkan:0, the kernel on vulkan:1"):
+        kernel.run([(tensors.allocation(data), 0, 64)], (1,), push(1, 1.0))
+
+
+# The demo's filter
+
+
+def blur(image, radius):
+    """The mean of the window, halves rounded up, by numpy."""
+    height, width, _ = image.shape
+    edge = ((radius, radius), (radius, radius), (0, 0))
+    values = np.pad(image.astype(np.int64), edge)
+    inside = np.pad(np.ones_like(image, dtype=np.int64), edge)
+    size = 2 * radius + 1
+    windows = [(y, x) for y in range(size) for x in range(size)]
+    total = sum(values[y : y + height, x : x + width] for y, x in windows)
+    count = sum(inside[y : y + height, x : x + width] for y, x in windows)
+    return ((total + count // 2) // count).astype(np.uint8)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (40, 33, 4), (64, 64, 1)])
+@pytest.mark.parametrize("radius", [0, 1, 3])
+@pytest.mark.parametrize(("source_offset", "target_offset"), [(0, 0), (5, 4)])
+def test_the_demos_filter(either, second, shape, radius, source_offset, target_offset):
+    """Equal to numpy's to the byte on both drivers, and nothing around it is touched."""
+    image = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    nbytes = image.nbytes
+    for device_id in (0, second):
+        a = either.allocate(device_id, nbytes + source_offset, 16, 0)
+        b = either.allocate(device_id, nbytes + target_offset + 5, 16, 0)
+        either.copy_from_host(device_id, a, source_offset, memoryview(image).cast("B"), 0)
+        either.fill(device_id, b, 0, nbytes + target_offset + 5, 0x77, 0)
+        either.demo_filter(device_id, a, source_offset, b, target_offset, shape, radius, 0)
+        got = bytearray(nbytes + target_offset + 5)
+        either.copy_to_host(device_id, b, 0, memoryview(got), 0)
+        rest = b"\x77" * target_offset, b"\x77" * 5
+        assert got == rest[0] + blur(image, radius).tobytes() + rest[1]
+        either.free(device_id, a, 0)
+        either.free(device_id, b, 0)
+
+
+def test_the_demos_filter_wants_words(vulkan, tensors):
+    data = tensors.new(100)
+    with pytest.raises(ExchangeError, match="begins 2 bytes into its buffer.*multiple of 4"):
+        vulkan.demo_filter(0, data, 0, data, 2, (3, 3, 3), 1, 0)
+
+
+# The modules themselves
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_the_committed_modules_are_fresh(source, tmp_path, expected):
+    """The same compiler makes the same bytes of the committed source."""
+    tool = shutil.which("glslangValidator")
+    version = tool and subprocess.run([tool, "--version"], capture_output=True, text=True).stdout
+    if not version or ":12.0.0\n" not in version:
+        assert not expected("glslang"), f"glslang 12.0.0 was promised, found {version!r}"
+        pytest.skip("needs glslangValidator 12.0.0 (Debian 12: glslang-tools)")
+    made = tmp_path / "made.spv"
+    command = [tool, "-V", "--target-env", "vulkan1.1", str(source), "-o", str(made)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert made.read_bytes() == source.with_suffix(".spv").read_bytes()

@@ -1,0 +1,235 @@
+"""Copies and fills beyond the kit: chunk borders, overlaps, many regions, two devices."""
+
+import random
+
+import numpy as np
+import pytest
+
+from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge_vulkan import strided
+from dlbridge_vulkan.staging import CHUNK, SLOTS
+from dlbridge_vulkan.strided import packed_strides, parts, span
+
+SEED = 5
+
+
+def noise(nbytes):
+    return random.Random(SEED).randbytes(nbytes)
+
+
+@pytest.mark.parametrize(
+    "nbytes", [1, CHUNK - 1, CHUNK, CHUNK + 1, SLOTS * CHUNK, (SLOTS + 1) * CHUNK + 3]
+)
+@pytest.mark.parametrize("offset", [0, 3])
+def test_round_trips_across_the_rings_chunks(each, nbytes, offset):
+    content = noise(nbytes)
+    data = each.of(b"-" * (nbytes + offset + 5))
+    each.backend.copy_from_host(0, data, offset, memoryview(content), 0)
+    assert each.bytes(data, nbytes + offset + 5) == b"-" * offset + content + b"-" * 5
+
+
+def test_the_source_may_change_at_once(each):
+    """A staged copy has left the source when it returns."""
+    source = bytearray(noise(3 * CHUNK))
+    want = bytes(source)
+    data = each.new(len(source))
+    each.backend.copy_from_host(0, data, 0, memoryview(source), 0)
+    source[:] = bytes(len(source))
+    assert each.bytes(data, len(want)) == want
+
+
+def test_a_mapped_copy_waits_for_the_device(vulkan, tensors, scale):
+    """The host must not write under a running shader, nor read before it is done."""
+    data = tensors.of(np.ones(1, np.float32))
+    scale(vulkan, data, 1, 2.0, rounds=1)
+    scale(vulkan, data, 1, 1.0, rounds=20_000_000)
+    assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 2
+    scale(vulkan, data, 1, 3.0, rounds=1)
+    scale(vulkan, data, 1, 1.0, rounds=20_000_000)
+    vulkan.copy_from_host(0, data, 0, memoryview(np.float32(7).tobytes()), 0)
+    assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 7
+
+
+@pytest.mark.parametrize("shift", [1, 4, -1, -700, 4999])
+def test_overlapping_copies(each, shift):
+    """As memmove: vkCmdCopyBuffer itself must not be given overlapping regions."""
+    content = noise(10_000)
+    data = each.of(content)
+    to, start = (5000, 5000 - shift)
+    each.backend.copy(0, data, to, 0, data, start, 5000 - abs(shift), 0)
+    want = bytearray(content)
+    nbytes = 5000 - abs(shift)
+    want[to : to + nbytes] = content[start : start + nbytes]
+    assert each.bytes(data, 10_000) == want
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 4, 5, 7, 8, 4099])
+def test_fill_touches_no_neighbour(each, offset, nbytes):
+    data = each.of(b"-" * 5000)
+    each.backend.fill(0, data, offset, nbytes, 0xA5, 0)
+    want = b"-" * offset + b"\xa5" * nbytes + b"-" * (5000 - offset - nbytes)
+    assert each.bytes(data, 5000) == want
+
+
+# Strided
+
+
+def test_parts_cover_the_shape_once():
+    """Every index in exactly one part, none above the limit."""
+    for shape in [(5,), (3, 4), (2, 3, 4), (1, 7, 1), (6, 1)]:
+        for limit in (1, 2, 3, 5, 12, 100):
+            seen = np.zeros(shape, int)
+            for low, extent in parts(shape, limit):
+                assert np.prod(extent) <= limit
+                seen[tuple(slice(a, a + n) for a, n in zip(low, extent, strict=True))] += 1
+            assert (seen == 1).all()
+
+
+def test_span_and_packed_strides():
+    assert span((100, 10), (3, 4), 8) == 200 + 30 + 8
+    assert packed_strides((3, 4), 8) == (32, 8)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 3, 4, 8, 16])
+def test_a_transposed_image_both_ways(each, monkeypatch, itemsize):
+    """Few regions per command, so that there are many commands; odd runs."""
+    monkeypatch.setattr(strided, "MAX_REGIONS", 7)
+    backend, rows, columns = each.backend, 23, 31
+    image = np.frombuffer(noise(rows * columns * itemsize), f"V{itemsize}").reshape(rows, columns)
+    flat = image.tobytes()
+    row = (columns * itemsize, itemsize)
+    turned = (itemsize, rows * itemsize)  # of the transposed target
+    want = image.T.tobytes()
+    shape = (rows, columns)
+    source, target = each.of(flat), each.of(bytes(len(flat)))
+    backend.copy_strided(0, target, 0, turned, source, 0, row, shape, itemsize, 0)
+    assert each.bytes(target, len(flat)) == want
+    target = each.of(bytes(len(flat)))
+    backend.copy_strided_from_host(
+        0, target, 0, turned, memoryview(flat), row, shape, itemsize, 0
+    )
+    assert each.bytes(target, len(flat)) == want
+    into = bytearray(len(flat))
+    backend.copy_strided_to_host(
+        0, source, 0, row, memoryview(into), turned, shape, itemsize, 0
+    )
+    backend.synchronize(0, 0)
+    assert into == want
+
+
+def test_runs_longer_than_a_chunk(each):
+    """A run that does not fit a slot of the ring is copied by itself."""
+    run, gap = CHUNK + 5, 11
+    content = noise(3 * (run + gap))
+    source, target = each.of(content), each.of(bytes(3 * run))
+    strides, packed = (run + gap,), (run,)
+    want = b"".join(content[i * (run + gap) :][:run] for i in range(3))
+    each.backend.copy_strided(0, target, 0, packed, source, 0, strides, (3,), run, 0)
+    assert each.bytes(target, 3 * run) == want
+    into = bytearray(3 * run)
+    each.backend.copy_strided_to_host(
+        0, source, 0, strides, memoryview(into), packed, (3,), run, 0
+    )
+    assert into == want
+    target = each.of(bytes(3 * run))
+    each.backend.copy_strided_from_host(
+        0, target, 0, packed, memoryview(content), strides, (3,), run, 0
+    )
+    assert each.bytes(target, 3 * run) == want
+
+
+def test_strided_inside_one_buffer(each):
+    """Interleaved regions, and regions that overlap: as if the source were read first."""
+    content = noise(1000)
+    data = each.of(content)
+    each.backend.copy_strided(0, data, 0, (10,), data, 5, (10,), (100,), 5, 0)
+    want = np.frombuffer(content, np.uint8).reshape(100, 2, 5).copy()
+    want[:, 0] = want[:, 1]
+    assert each.bytes(data, 1000) == want.tobytes()
+    data = each.of(content)
+    each.backend.copy_strided(0, data, 8, (8,), data, 0, (8,), (100,), 8, 0)
+    assert each.bytes(data, 1000) == content[:8] + content[:800] + content[808:]
+
+
+# Bounds
+
+
+def test_outside_of_a_buffer(each):
+    """Refused before anything happens: the device would write to a neighbour."""
+    backend, data = each.backend, each.of(bytes(100))
+    view = memoryview(bytearray(60))
+    for call in (
+        lambda: backend.copy_from_host(0, data, 50, view, 0),
+        lambda: backend.copy_to_host(0, data, 41, view, 0),
+        lambda: backend.copy_to_host(0, data, -1, view, 0),
+        lambda: backend.copy(0, data, 0, 0, data, 90, 20, 0),
+        lambda: backend.fill(0, data, 99, 2, 0, 0),
+        lambda: backend.copy_strided(0, data, 0, (50,), data, 0, (8,), (3,), 8, 0),
+        lambda: backend.copy_strided_to_host(0, data, 0, (8,), view, (50,), (3,), 8, 0),
+        lambda: backend.copy_strided_from_host(0, data, 0, (8,), view, (50,), (3,), 8, 0),
+    ):
+        with pytest.raises(ExchangeError, match="outside"):
+            call()
+
+
+def test_a_freed_buffer_is_no_buffer(vulkan):
+    data = vulkan.allocate(0, 16, 16, 0)
+    vulkan.free(0, data, 0)
+    with pytest.raises(DeviceError, match=f"{data:#x} is no live Vulkan buffer"):
+        vulkan.copy_to_host(0, data, 0, memoryview(bytearray(16)), 0)
+
+
+# Two devices
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, 9 * CHUNK + 1])
+def test_between_two_devices(either, second, nbytes):
+    """There and back, between two drivers: lavapipe and SwiftShader."""
+    backend, content = either, noise(nbytes)
+    a = backend.allocate(0, nbytes, 16, 0)
+    b = backend.allocate(second, nbytes + 3, 16, 0)
+    c = backend.allocate(0, nbytes, 16, 0)
+    backend.copy_from_host(0, a, 0, memoryview(content), 0)
+    backend.synchronize(0, 0)
+    backend.copy(second, b, 3, 0, a, 0, nbytes, 0)
+    backend.synchronize(second, 0)
+    backend.copy(0, c, 0, second, b, 3, nbytes, 0)
+    backend.synchronize(0, 0)
+    got = bytearray(nbytes)
+    backend.copy_to_host(0, c, 0, memoryview(got), 0)
+    assert got == content
+    for device_id, data in ((0, a), (second, b), (0, c)):
+        backend.free(device_id, data, 0)
+
+
+@pytest.mark.parametrize("direction", ["into mapped", "out of mapped"])
+def test_between_mapped_and_unmapped_memory(vulkan, second, monkeypatch, direction):
+    """One side through its ring, straight to the other side's memory."""
+    content = noise(3 * CHUNK)
+    a = vulkan.allocate(0, len(content), 16, 0)
+    b = vulkan.allocate(second, len(content), 16, 0)
+    vulkan.copy_from_host(0, a, 0, memoryview(content), 0)
+    hidden = vulkan.live.get(a if direction == "into mapped" else b)
+    monkeypatch.setattr(hidden, "mapped", 0)
+    monkeypatch.setattr(hidden, "cached", False)
+    vulkan.copy(second, b, 0, 0, a, 0, len(content), 0)
+    vulkan.synchronize(second, 0)
+    got = bytearray(len(content))
+    vulkan.copy_to_host(second, b, 0, memoryview(got), 0)
+    assert got == content
+    vulkan.free(0, a, 0)
+    vulkan.free(second, b, 0)
+
+
+def test_memory_that_is_written_directly_and_read_by_staging(vulkan, tensors, monkeypatch):
+    """A discrete GPU with a resizable BAR: mapped, and not cached."""
+    content = noise(CHUNK + 7)
+    data = tensors.new(len(content))
+    monkeypatch.setattr(tensors.allocation(data), "cached", False)
+    vulkan.copy_from_host(0, data, 0, memoryview(content), 0)
+    staging = vulkan.devices[0].staging
+    before = staging._slots[0].last_use, vulkan.devices[0].queue.submitted
+    assert tensors.bytes(data, len(content)) == content
+    assert vulkan.devices[0].queue.submitted == before[1] + 2  # two chunks
+    assert "uncached" in vulkan.host_view_refusal(0, data)

@@ -1,0 +1,159 @@
+"""Devices: which are taken, in what order, under which names; and what is said where none is."""
+
+import json
+
+import pytest
+
+from dlbridge.errors import BackendUnavailable, DeviceError
+from dlbridge_vulkan import instance as instances
+from dlbridge_vulkan import library
+from dlbridge_vulkan.devices import Devices
+from dlbridge_vulkan.instance import KINDS, version_text
+
+
+def test_importing_opens_no_library(run_python):
+    """Nothing of Vulkan is mapped before the backend is called."""
+    code = (
+        "import dlbridge_vulkan, dlbridge_vulkan.backend\n"
+        "print('libvulkan' in open('/proc/self/maps').read())\n"
+        "dlbridge_vulkan.Vulkan()\n"
+        "print('libvulkan' in open('/proc/self/maps').read())\n"
+    )
+    assert run_python(code).stdout.split() == ["False", "True"]
+
+
+def test_no_loader(monkeypatch):
+    """Every name that was tried, and what to install."""
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "NAMES", ("libnone-a.so", "libnone-b.so"))
+    with pytest.raises(BackendUnavailable, match=r"libnone-a\.so .*libnone-b\.so .*apt install"):
+        library.load()
+
+
+def test_no_driver(run_python, tmp_path):
+    """A loader without a driver is unavailable, not broken."""
+    driver = tmp_path / "driver.json"
+    content = {"library_path": str(tmp_path / "no.so"), "api_version": "1.3.0"}
+    driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
+    done = run_python(
+        "from dlbridge_vulkan import Vulkan\n"
+        "from dlbridge.errors import BackendUnavailable\n"
+        "try: Vulkan()\n"
+        "except BackendUnavailable as exc: print(exc)\n",
+        VK_DRIVER_FILES=str(driver),
+        VK_INSTANCE_LAYERS="",
+    )
+    assert "Vulkan driver" in done.stdout, done.stderr
+
+
+class Loader:
+    """The library, with one answer changed."""
+
+    def __init__(self, **changed):
+        self.__dict__.update(changed)
+
+    def __getattr__(self, name):
+        return getattr(library.load(), name)
+
+
+def test_an_old_loader(vulkan, monkeypatch):
+    def old(version):
+        version[0] = 1 << 22 | 1 << 12
+        return 0
+
+    monkeypatch.setattr(instances, "load", lambda: Loader(vkEnumerateInstanceVersion=old))
+    with pytest.raises(BackendUnavailable, match=r"loader speaks 1\.1\.0; 1\.2 or newer"):
+        instances.create_instance()
+
+
+def test_an_old_device_is_asked_nothing_new(vulkan, monkeypatch):
+    """On a 1.1 driver only 1.0 functions are called: newer ones would crash it."""
+    table = vulkan.devices
+
+    def old(pointer, properties):
+        library.load().vkGetPhysicalDeviceProperties(pointer, properties)
+        properties.apiVersion = 1 << 22 | 1 << 12
+
+    def never(*arguments):
+        raise AssertionError("called on a device of Vulkan 1.1")
+
+    changed = Loader(
+        vkGetPhysicalDeviceProperties=old,
+        vkGetPhysicalDeviceProperties2=never,
+        vkGetPhysicalDeviceFeatures2=never,
+    )
+    monkeypatch.setattr(instances, "load", lambda: changed)
+    with pytest.raises(BackendUnavailable, match=r"speaks Vulkan 1\.1\.0, 1\.2 is needed"):
+        instances.physical_devices(table.instance, instances.NEEDED)
+
+
+def test_tvms_order(vulkan, monkeypatch):
+    """discrete, integrated, virtual, cpu, other; as listed within a kind."""
+    listed = ["cpu", "other", "discrete", "virtual", "cpu", "integrated", "discrete"]
+    real = vulkan.devices._physical[0]
+    made = [
+        instances.PhysicalDevice(**{**vars(real), "kind": kind, "name": f"{kind} {i}"})
+        for i, kind in enumerate(listed)
+    ]
+    monkeypatch.setattr(instances, "array", lambda *_: made)
+    monkeypatch.setattr(instances, "describe", lambda pointer, version: pointer)
+    names = [d.name for d in instances.physical_devices(None, instances.NEEDED)]
+    assert names == [
+        "discrete 2", "discrete 6", "integrated 5", "virtual 3", "cpu 0", "cpu 4", "other 1",
+    ]  # fmt: skip
+    assert set(listed) == set(KINDS)
+
+
+def test_devices_by_name(vulkan):
+    for index in range(vulkan.device_count()):
+        info = vulkan.device_info(index)
+        assert vulkan.find_device(info["uuid"]) == index
+        assert vulkan.find_device(info["uuid"].replace("-", "").upper()) == index
+        assert vulkan.find_device(info["name"].upper()) == index
+    with pytest.raises(LookupError, match=r"'no such'.*vulkan:0 "):
+        vulkan.find_device("no such")
+    with pytest.raises(LookupError, match="''"):
+        vulkan.find_device("")
+
+
+def test_device_info(vulkan):
+    """Plain values, which `info --json` can print, and sizes that are true."""
+    for index in range(vulkan.device_count()):
+        info = vulkan.device_info(index)
+        json.dumps(info)
+        assert info["name"]
+        assert info["memory"] > 0
+        assert info["kind"] in KINDS
+        assert len(info["uuid"]) == 36
+        assert info["max_push_constants"] >= 128  # the specification's minimum
+
+
+def test_unknown_devices(vulkan):
+    for wrong in (-1, vulkan.device_count()):
+        with pytest.raises(DeviceError, match=f"no vulkan:{wrong}.*vulkan:0 "):
+            vulkan.allocate(wrong, 16, 16, 0)
+        with pytest.raises(DeviceError, match=f"no vulkan:{wrong}"):
+            vulkan.device_info(wrong)
+
+
+def test_two_backends_are_two_instances(vulkan):
+    """Nothing is global but the library."""
+    assert Devices(staged=False).instance != vulkan.devices.instance
+
+
+def test_version_text():
+    assert version_text(1 << 22 | 3 << 12 | 230) == "1.3.230"
+
+
+def test_a_closed_device_says_so(vulkan):
+    from dlbridge_vulkan import Vulkan
+
+    own = Vulkan()
+    data = own.allocate(0, 16, 16, 0)
+    with pytest.raises(DeviceError, match="1 tensors"):
+        own.close_device(0)
+    own.free(0, data, 0)
+    own.close_device(0)  # the validation layer would name what is left in it
+    with pytest.raises(DeviceError, match="vulkan:0 has been closed"):
+        own.allocate(0, 16, 16, 0)
+    own.free(0, data, 0)  # late, and harmless

@@ -1,0 +1,246 @@
+"""Suballocation: blocks and their ranges, which memory type, what is freed when."""
+
+import gc
+import random
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from dlbridge.errors import DeviceMemoryError
+from dlbridge_vulkan import Vulkan, memory
+from dlbridge_vulkan.memory import Block
+from dlbridge_vulkan.memory_types import MemoryType
+
+LOCAL, VISIBLE, COHERENT, CACHED = 1, 2, 4, 8
+GIB = 1 << 30
+
+
+# Blocks
+
+
+def test_ranges_never_overlap_and_join_again():
+    """A thousand random takes and gives, against a set of bytes."""
+    pick = random.Random(1)
+    block = Block(0, 4096, 64 * 7)
+    used, taken = set(), []
+    for _ in range(1000):
+        if taken and pick.random() < 0.5:
+            start, end = taken.pop(pick.randrange(len(taken)))
+            block.give(start, end)
+            used -= set(range(start, end))
+        else:
+            size, alignment = pick.randrange(1, 300), 1 << pick.randrange(9)
+            fit = block.fit(size, alignment, 16)
+            if fit is None:
+                continue
+            start = fit[1]
+            assert (block.mapped + start) % alignment == 0
+            block.take(start, start + size)
+            assert not used & set(range(start, start + size))
+            used |= set(range(start, start + size))
+            taken.append((start, start + size))
+        free = {i for low, high in block.free for i in range(low, high)}
+        assert free == set(range(4096)) - used
+        assert all(a[1] < b[0] for a, b in zip(block.free, block.free[1:], strict=False))
+    for start, end in taken:
+        block.give(start, end)
+    assert block.empty
+
+
+def test_the_tightest_range_is_taken():
+    block = Block(0, 1000, 0)
+    block.free = [(0, 400), (500, 560), (600, 1000)]
+    assert block.fit(50, 4, 4) == (10, 500)
+    assert block.fit(401, 4, 4) is None
+
+
+# Memory types
+
+
+def device(*types, local=8 * GIB):
+    return SimpleNamespace(memory_types=types, memory=local, limits={})
+
+
+DISCRETE = device(
+    (LOCAL, 0, 8 * GIB),
+    (VISIBLE | COHERENT, 1, 16 * GIB),
+    (VISIBLE | COHERENT | CACHED, 1, 16 * GIB),
+    (LOCAL | VISIBLE | COHERENT, 2, 256 << 20),
+)
+RESIZABLE = device(
+    (LOCAL, 0, 8 * GIB),
+    (VISIBLE | COHERENT | CACHED, 1, 16 * GIB),
+    (LOCAL | VISIBLE | COHERENT, 0, 8 * GIB),
+)
+INTEGRATED = device(
+    (LOCAL, 0, 8 * GIB),
+    (LOCAL | VISIBLE | COHERENT, 0, 8 * GIB),
+    (LOCAL | VISIBLE | COHERENT | CACHED, 0, 8 * GIB),
+    (LOCAL | VISIBLE | CACHED, 0, 8 * GIB),
+)
+
+
+@pytest.mark.parametrize(
+    ("physical", "bits", "index", "mapped", "cached"),
+    [
+        (DISCRETE, 0b1111, 0, False, False),  # the small window is not for tensors
+        (RESIZABLE, 0b111, 2, True, False),  # written directly, read by staging
+        (INTEGRATED, 0b1111, 2, True, True),  # coherent before all
+        (INTEGRATED, 0b0011, 1, True, False),  # only what the buffer allows
+        (INTEGRATED, 0b1001, 0, False, False),  # not coherent: not mapped
+    ],
+)
+def test_the_memory_type_for_tensors(physical, bits, index, mapped, cached):
+    """Made-up tables: no such hardware has confirmed the choice."""
+    kind = MemoryType.for_tensors(physical, bits, staged=False)
+    assert (kind.index, kind.mapped, kind.cached) == (index, mapped, cached)
+
+
+def test_the_memory_type_for_staging():
+    assert MemoryType.for_staging(DISCRETE, 0b1111).index == 2
+    assert MemoryType.for_staging(RESIZABLE, 0b111).index == 1
+    assert MemoryType.for_staging(INTEGRATED, 0b1111).index == 2
+
+
+# Heaps
+
+
+@pytest.fixture
+def own():
+    """A backend of the test's own, whose device is closed at the end."""
+    backend = Vulkan()
+    yield backend
+    backend.close_device(0)
+
+
+def test_many_tensors_take_few_allocations(own, monkeypatch):
+    """The driver's count of allocations is what runs out first."""
+    own.allocate(0, 16, 16, 0)
+    heap = own.devices[0].heap
+    data = [own.allocate(0, 1000, 256, 0) for _ in range(5000)]
+    assert len(heap.blocks) == 1
+    for one in [*data, *list(own.live._table)]:
+        own.free(0, one, 0)
+
+
+@pytest.mark.parametrize("alignment", [1, 16, 64, 4096, 1 << 16])
+def test_alignment_holds_for_the_host_address(vulkan, tensors, alignment):
+    for nbytes in (1, 100, 5000):
+        allocation = tensors.allocation(tensors.new(nbytes, alignment))
+        assert allocation.mapped % alignment == 0
+
+
+def test_live_buffers_share_memory_and_no_byte(tensors):
+    """Own VkBuffers, bound at different places of few VkDeviceMemory."""
+    made = [tensors.allocation(tensors.new(100 + i)) for i in range(50)]
+    assert len({a.buffer for a in made}) == 50
+    places = sorted((a.memory, a.start, a.end) for a in made)
+    for low, high in zip(places, places[1:], strict=False):
+        assert low[0] != high[0] or low[2] <= high[1]
+
+
+def test_empty_blocks_are_kept_up_to_a_limit(own, monkeypatch):
+    monkeypatch.setattr(memory, "KEEP", 100 << 20)
+    heap_of = lambda: own.devices[0].heap  # noqa: E731 - the device opens at first use
+    data = [own.allocate(0, 40 << 20, 16, 0) for _ in range(4)]
+    assert len(heap_of().blocks) == 4
+    for one in data:
+        own.free(0, one, 0)
+    assert sum(block.size for block in heap_of().blocks) <= 100 << 20
+    assert len(heap_of().blocks) == 2
+
+
+def test_too_much_says_how_much(vulkan):
+    limit = vulkan.device_info(0)["max_allocation"]
+    with pytest.raises(DeviceMemoryError, match=rf"{limit + 1} bytes .* at most {limit}"):
+        vulkan.allocate(0, limit + 1, 16, 0)
+
+
+def test_out_of_memory_frees_what_is_pending_and_tries_again(own, monkeypatch):
+    """The first vkAllocateMemory fails: the second finds the kept blocks given back."""
+    data = own.allocate(0, 80 << 20, 16, 0)
+    own.free(0, data, 0)
+    heap = own.devices[0].heap
+    assert len(heap.blocks) == 1
+    grow, sizes = heap._grow, []
+
+    def full(size):
+        sizes.append(size)
+        if len(sizes) == 1:
+            raise DeviceMemoryError("full")
+        return grow(size)
+
+    monkeypatch.setattr(heap, "_grow", full)
+    again = own.allocate(0, 90 << 20, 16, 0)
+    assert len(sizes) == 2
+    assert len(heap.blocks) == 1  # the kept one is gone
+    monkeypatch.setattr(heap, "_grow", fail)
+    before = len(own.live._table)
+    with pytest.raises(DeviceMemoryError):
+        own.allocate(0, 100 << 20, 16, 0)
+    assert len(own.live._table) == before
+    own.free(0, again, 0)
+
+
+def fail(size):
+    raise DeviceMemoryError("full")
+
+
+def test_free_waits_for_the_device_without_blocking(vulkan, tensors, scale):
+    """A buffer in use goes back when its work is done, not before."""
+    data = vulkan.allocate(0, 4, 4, 0)
+    allocation = tensors.allocation(data)
+    heap, queue = allocation.device.heap, allocation.device.queue
+    scale(vulkan, data, 1, 1.0, rounds=30_000_000)
+    vulkan.free(0, data, 0)
+    assert allocation in heap._pending
+    queue.finish()
+    tensors.new(4)
+    assert allocation not in heap._pending
+
+
+def test_free_in_a_finalizer_during_an_allocation(vulkan, tensors):
+    """The lock is held by this very thread: the buffer is noted, and freed later."""
+    data = vulkan.allocate(0, 4, 4, 0)
+    allocation = tensors.allocation(data)
+    heap = allocation.device.heap
+    with heap._lock:
+        vulkan.free(0, data, 0)  # would wait for ever, if it waited
+    assert allocation in heap._pending
+    tensors.new(4)
+    assert allocation not in heap._pending
+
+
+def test_free_of_strangers_is_harmless(vulkan):
+    for stranger in (0, 1, 0xDEADBEEF):
+        vulkan.free(0, stranger, 0)
+
+
+def test_threads(vulkan):
+    """Eight threads allocate, write, read back and free: nobody sees another's bytes."""
+    wrong = []
+
+    def work(seed):
+        pick = random.Random(seed)
+        for _ in range(60):
+            nbytes = pick.randrange(1, 50_000)
+            want = pick.randbytes(nbytes)
+            data = vulkan.allocate(0, nbytes, 64, 0)
+            other = vulkan.allocate(0, nbytes, 64, 0)
+            vulkan.copy_from_host(0, data, 0, memoryview(want), 0)
+            vulkan.copy(0, other, 0, 0, data, 0, nbytes, 0)
+            got = bytearray(nbytes)
+            vulkan.copy_to_host(0, other, 0, memoryview(got), 0)
+            if got != want:
+                wrong.append(seed)
+            vulkan.free(0, data, 0)
+            vulkan.free(0, other, 0)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert wrong == []

@@ -1,0 +1,151 @@
+"""Submission and waiting: order, the timeline, interrupted and failed submissions."""
+
+import signal
+import threading
+
+import pytest
+
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge_vulkan.errors import RESULTS, check
+from dlbridge_vulkan.library import ffi
+
+
+def test_later_work_sees_earlier_work(each, scale):
+    """Two hundred dependent steps, copies and shaders mixed, and one wait at the end."""
+    import numpy as np
+
+    backend = each.backend
+    a, b = each.of(np.ones(1000, np.float32)), each.new(4000)
+    for _ in range(100):
+        scale(backend, a, 1000, 1.5)
+        backend.copy(0, b, 0, 0, a, 0, 4000, 0)
+        scale(backend, b, 1000, 0.5)
+        backend.copy(0, a, 0, 0, b, 0, 4000, 0)
+    got = np.frombuffer(each.bytes(a, 4000), np.float32)
+    want = np.float32(1)
+    for _ in range(100):
+        want = np.float32(np.float32(want * np.float32(1.5)) * np.float32(0.5))
+    assert (got == want).all()
+
+
+def test_synchronize_waits_for_everything(vulkan, tensors, scale):
+    data = tensors.new(4)
+    value = scale(vulkan, data, 1, 1.0, rounds=20_000_000)
+    queue = vulkan.devices[0].queue
+    assert not queue.done(value)
+    vulkan.synchronize(0, 0)
+    assert queue.done(value)
+
+
+def test_one_queue_from_many_threads(vulkan, tensors):
+    """vkQueueSubmit wants one thread at a time; the validation layer would tell."""
+    import numpy as np
+
+    rows = 16
+    source = tensors.of(np.arange(rows * 1000, dtype=np.int32))
+    target = tensors.new(rows * 4000)
+
+    def copy(row):
+        for _ in range(50):
+            vulkan.copy(0, target, row * 4000, 0, source, row * 4000, 4000, 0)
+
+    threads = [threading.Thread(target=copy, args=(row,)) for row in range(rows)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    got = np.frombuffer(tensors.bytes(target, rows * 4000), np.int32)
+    assert (got == np.arange(rows * 1000)).all()
+
+
+def test_a_recording_that_fails_submits_nothing(vulkan, tensors):
+    """The command buffer is used again, the timeline goes on."""
+    queue = vulkan.devices[0].queue
+    before = queue.submitted
+
+    def broken(commands):
+        raise KeyError("recording")
+
+    with pytest.raises(KeyError):
+        queue.submit(broken)
+    assert queue.submitted == before
+    assert not queue.lock.locked()
+    data = tensors.new(64)
+    vulkan.copy(0, data, 32, 0, data, 0, 32, 0)
+    queue.finish()
+
+
+def test_a_submission_that_fails_is_an_error_and_leaves_no_gap(vulkan, tensors, monkeypatch):
+    """Nobody waits for a value that will never come."""
+    queue = vulkan.devices[0].queue
+    data = tensors.of(bytes(64))
+    real = queue._lib
+
+    class Refusing:
+        def __getattr__(self, name):
+            return (lambda *_: -1) if name == "vkQueueSubmit" else getattr(real, name)
+
+    monkeypatch.setattr(queue, "_lib", Refusing())
+    with pytest.raises(DeviceMemoryError, match="vkQueueSubmit failed: VK_ERROR_OUT_OF_HOST"):
+        vulkan.copy(0, data, 32, 0, data, 0, 32, 0)
+    monkeypatch.undo()
+    assert tensors.allocation(data).last_use > queue.submitted  # marked, never submitted
+    assert tensors.bytes(data, 64) == bytes(64)  # and yet nobody hangs
+
+
+def test_work_of_others_on_the_queue_is_waited_for(vulkan, tensors, scale):
+    """Once handles are out, `synchronize` covers what others submit to the VkQueue."""
+    queue = vulkan.devices[0].queue
+    queue.shared, before = True, queue.shared
+    try:
+        first = queue.mark()
+        assert queue.mark() > first
+        queue.finish()
+    finally:
+        queue.shared = before
+
+
+def test_ctrl_c_is_answered_while_waiting(vulkan, tensors, scale):
+    """A wait is cut into slices of 100 ms; the work goes on."""
+    value = scale(vulkan, tensors.new(4), 1, 1.0, rounds=300_000_000)
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        vulkan.synchronize(0, 0)
+    assert not vulkan.devices[0].queue.done(value)
+    vulkan.synchronize(0, 0)
+
+
+@pytest.mark.parametrize("stream", [None, 0])
+def test_the_default_stream_is_the_queue(vulkan, stream):
+    queue = vulkan.current_stream(0)
+    assert vulkan.normalize_stream(0, stream) == queue != 0
+    assert vulkan.normalize_stream(0, queue) == queue
+    assert vulkan.normalize_stream(0, ffi.cast("VkQueue", queue)) == queue
+    assert vulkan.normalize_stream(0, -1) == -1
+
+
+def test_other_queues_are_refused(vulkan):
+    with pytest.raises(ValueError, match=r"0x1234 is not the queue of vulkan:0"):
+        vulkan.normalize_stream(0, 0x1234)
+
+
+@pytest.mark.parametrize("code", RESULTS)
+def test_every_error_has_its_exception(code):
+    """The code in the table is the code of the name in the header."""
+    name, meaning, exception = RESULTS[code]
+    assert ffi.integer_const(name) == code
+    with pytest.raises(exception, match=f"vkCall failed: {name}: {meaning}"):
+        check(code, "vkCall")
+
+
+def test_unknown_results():
+    assert check(5, "vkCall") == 5
+    with pytest.raises(DeviceError, match="vkCall failed: VkResult -77"):
+        check(-77, "vkCall")
+
+
+def test_the_classes_that_matter():
+    assert RESULTS[-2][2] is DeviceMemoryError
+    assert RESULTS[-1000072003][2] is ExchangeError
