@@ -109,12 +109,9 @@ class CUDAHost(Base):
         return address, 0
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
-        """*data* as it is; ExchangeError if it is device memory, which the host cannot read.
-
-        Pageable memory is let through: producers call memory pinned that is not.
-        """
+        """*data* as it is; ExchangeError if it is not page-locked host memory."""
         self.check_device(device_id)
-        checked(data, device_id, self.name, ("host", "managed", "pageable"))
+        checked(data, device_id, self.name, ("host",))
         return device_id, data
 
 

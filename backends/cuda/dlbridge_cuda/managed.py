@@ -34,9 +34,9 @@ class CUDAManaged(Queued):
         return 1
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
-        """*data* as it is; ExchangeError if it is no managed memory, which hosts cannot read."""
+        """*data* as it is; ExchangeError if it is not managed memory."""
         self.check_device(device_id)
-        checked(data, device_id, self.name, ("managed", "host"))
+        checked(data, device_id, self.name, ("managed",))
         return device_id, data
 
     def host_view_refusal(self, device_id: int, data: int) -> str:

@@ -60,7 +60,11 @@ def checked(address: int, device_id: int, label: str, kinds: tuple[str, ...]) ->
     own holds it, which our primary contexts cannot reach.
     """
     found = locate(address)
-    if found.kind == "pageable" and attribute(device_id, "PAGEABLE_MEMORY_ACCESS"):
+    if (
+        found.kind == "pageable"
+        and "device" in kinds
+        and attribute(device_id, "PAGEABLE_MEMORY_ACCESS")
+    ):
         return found._replace(device_id=device_id)  # HMM, ATS: every address works
     if found.kind not in kinds:
         raise ExchangeError(
