@@ -29,10 +29,10 @@ from .memory import NATIVE_DTYPES, ImportedMemory, Memory, native_dtypes
 from .produce import OPERATIONS
 from .protocol import NativeArray, SupportsForeignData, SupportsNative, SupportsStreams
 from .registry import backend, backends
-from .stream import consumer_stream, wait
+from .stream import consumer_stream, current_use, wait
 from .tensor import ArrayTensor, Tensor, make_tensor, wrap_array
 
-__all__ = ["adopt", "asarray", "from_dlpack"]
+__all__ = ["adopt", "asarray", "from_dlpack", "native_tensor", "refuse_hidden_state"]
 
 _CPU = Device.of(1, 0)
 
@@ -123,7 +123,7 @@ def _import(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Te
         return x
     if type(x).__name__ == "PyCapsule":
         return adopt(open_capsule(x), "a capsule")
-    _refuse_hidden_state(x)
+    refuse_hidden_state(x)
     table = table_of(type(x))
     if table is not None and target is None and copy is not False:
         tensor = _import_by_table(table, x, stream)
@@ -156,6 +156,7 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
         return
     if stream is None:
         wait(device, producer)
+        tensor._memory.last_use = current_use(device)
     elif isinstance(plugin, SupportsStreams):
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer not in (-1, producer):
@@ -172,8 +173,9 @@ def _import_by_method(x: Any, target: Device | None, copy: bool | None, stream: 
         )
     source = _device_of(x)
     wanted: dict[str, Any] = {}
+    ours = None
     if stream is None:
-        stream = consumer_stream(source)
+        stream = ours = consumer_stream(source)
     if target is not None and target is not source and target is _CPU:
         wanted["dl_device"] = target.dlpack
         stream = None  # the producer synchronises (array API: dl_device on the CPU)
@@ -187,7 +189,10 @@ def _import_by_method(x: Any, target: Device | None, copy: bool | None, stream: 
     managed = open_capsule(capsule)
     if copy is False and managed.fields.flags & FLAG_IS_COPIED:
         raise ExchangeError(f"{_origin(x)} exported a copy although copy=False was asked for")
-    return adopt(managed, _origin(x), immutable=immutable and managed.legacy)
+    tensor = adopt(managed, _origin(x), immutable=immutable and managed.legacy)
+    if ours is not None and tensor.device is source:
+        tensor._memory.last_use = current_use(source)  # the producer ordered it so
+    return tensor
 
 
 _IMMUTABLE = {"jax", "jaxlib"}
@@ -198,6 +203,8 @@ class _Once:
     """What numpy takes a capsule from that is already made."""
 
     __slots__ = ("capsule",)
+
+    capsule: Any
 
     def __dlpack__(self, **_keywords: Any) -> Any:
         return self.capsule
@@ -319,8 +326,8 @@ def _from_torch(x: Any) -> Tensor:
 _TORCH_NATIVE: set[Any] = set()
 
 
-def _refuse_hidden_state(x: Any) -> None:
-    """What DLPack cannot say about *x* would be wrong data: lazy signs, masks, gradients."""
+def refuse_hidden_state(x: Any) -> None:
+    """ExchangeError for what DLPack cannot say about *x*: lazy signs, masks, gradients."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         if x.requires_grad:

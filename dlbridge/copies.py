@@ -18,7 +18,7 @@ from .layout import compact_strides, merge, reach
 from .memory import Memory, counts_elements
 from .pack import copy_host
 from .protocol import SupportsCopy, SupportsStreams, SupportsStridedCopy
-from .stream import current_stream
+from .stream import access
 from .tensor import Tensor, make_tensor, wrap_array
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _require_compact(tensor: Tensor) -> None:
 def _from_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
     shape, (there, _), run = _region(target, source)
     index = target.device.index
-    stream = current_stream(target.device)
+    stream = access(target._memory)
     plugin = backend_of(target.device)
     data, offset = target._memory.data, target._byte_offset
     flat = _packed_bytes(source)
@@ -139,7 +139,7 @@ def _from_host(target: Tensor, source: Tensor, progress: Progress | None) -> Non
 
 def _to_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
     index = source.device.index
-    stream = current_stream(source.device)
+    stream = access(source._memory)
     plugin = backend_of(source.device)
     data, offset = source._memory.data, source._byte_offset
     if not target.is_contiguous():
@@ -175,7 +175,7 @@ def _span_to_host(target: Tensor, source: Tensor) -> None:
     low, high = reach(source.shape, source.strides)
     size = source.itemsize
     span = np.empty((high - low) * size, "u1")
-    stream = current_stream(source.device)
+    stream = access(source._memory)
     backend_of(source.device).copy_to_host(
         source.device.index,
         source._memory.data,
@@ -225,14 +225,15 @@ def _on_device(target: Tensor, source: Tensor, progress: Progress | None) -> Non
         return
     same = target.device is source.device
     shape, (there, here), run = _region(target, source)
-    index, stream = target.device.index, current_stream(target.device)
+    index, stream = target.device.index, access(target._memory)
     data, offset = target._memory.data, target._byte_offset
     other, start = source._memory.data, source._byte_offset
     if shape and (not same or any(step <= 0 for step in (*there, *here))):
         _staged(target, source, progress)
         return
+    source_stream = access(source._memory)
     if not same:
-        _finish(source, current_stream(source.device))
+        _finish(source, source_stream)
 
     def copy_run(at: int, begin: int) -> None:
         plugin.copy(

@@ -34,12 +34,23 @@ _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(
 class ForeignTable:
     """Another library's exchange table, as Python methods."""
 
-    __slots__ = ("_current_work_stream", "_from_py_object", "_to_py_object", "address")
+    __slots__ = (
+        "_current_work_stream",
+        "_dltensor_from_py_object",
+        "_from_py_object",
+        "_to_py_object",
+        "address",
+        "has_view",
+    )
 
     def __init__(self, table: Any) -> None:
         self.address = int(ffi.cast("uintptr_t", table))
         self._from_py_object = _FROM_PY_OBJECT(
             _address(table.managed_tensor_from_py_object_no_sync)
+        )
+        self.has_view = bool(table.dltensor_from_py_object_no_sync)
+        self._dltensor_from_py_object = _FROM_PY_OBJECT(
+            _address(table.dltensor_from_py_object_no_sync)
         )
         self._to_py_object = _TO_PY_OBJECT(_address(table.managed_tensor_to_py_object_no_sync))
         self._current_work_stream = _CURRENT_WORK_STREAM(_address(table.current_work_stream))
@@ -50,14 +61,24 @@ class ForeignTable:
         The library's own exception if it refuses; BufferError means: ask by
         ``__dlpack__`` instead.
         """
+        address = self.export_address(x)
+        try:
+            return take_managed(address)
+        except BaseException:
+            delete_managed(address)
+            raise
+
+    def export_address(self, x: object) -> int:
+        """`export`, as the address of a ``DLManagedTensorVersioned``, unchecked."""
         out = ctypes.c_void_p()
         if self._from_py_object(x, ctypes.addressof(out)) != 0 or not out.value:
             raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
-        try:
-            return take_managed(out.value)
-        except BaseException:
-            delete_managed(out.value)
-            raise
+        return out.value
+
+    def export_view(self, x: object, address: int) -> None:
+        """Fill the DLTensor at *address*, which is valid as long as *x* (if `has_view`)."""
+        if self._dltensor_from_py_object(x, address) != 0:
+            raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
 
     def wrap(self, address: int) -> Any:
         """The library's own tensor over the ``DLManagedTensorVersioned *`` at *address*.

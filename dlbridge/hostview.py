@@ -117,7 +117,7 @@ def _as_host(tensor: Tensor) -> Tensor | None:
 
 def _order(tensor: Tensor, stream: object) -> None:
     if stream is not None:
-        order_consumer(tensor.device, stream)
+        order_consumer(tensor, stream)
 
 
 OPERATIONS.update(

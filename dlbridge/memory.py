@@ -26,6 +26,7 @@ __all__ = [
     "HostViewMemory",
     "ImportedMemory",
     "Memory",
+    "StreamUse",
     "carrier",
     "carrier_dtype",
     "counts_elements",
@@ -47,14 +48,29 @@ def _at_exit() -> None:
     _exiting = True
 
 
+class StreamUse:
+    """A stream that work went to: its native handle, and whether any did.
+
+    Shared by all memory that was touched under one ``use_stream`` block, whose
+    end replaces the handle: the stream itself may be gone afterwards.
+    """
+
+    __slots__ = ("handle", "used")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.used = False
+
+
 class Memory:
     """Some bytes on *device*, alive as long as this object.
 
     *data* is the address or the backend's handle; *origin* says for people
     where the memory comes from; *owner* is whatever must live as long.
+    `last_use` is where our last work on it went, None if there was none.
     """
 
-    __slots__ = ("__weakref__", "data", "device", "nbytes", "origin", "owner")
+    __slots__ = ("__weakref__", "data", "device", "last_use", "nbytes", "origin", "owner")
 
     def __init__(
         self, device: Device, data: int, nbytes: int, origin: str, owner: object = None
@@ -64,6 +80,7 @@ class Memory:
         self.nbytes = nbytes
         self.origin = origin
         self.owner = owner
+        self.last_use: StreamUse | None = None
 
 
 class ImportedMemory(Memory):
@@ -81,7 +98,9 @@ class ImportedMemory(Memory):
 class AllocatedMemory(Memory):
     """Memory that a backend gave (``allocate`` or ``import_host``) and gets back."""
 
-    __slots__ = ("backend", "stream")
+    __slots__ = ("backend",)
+
+    last_use: StreamUse
 
     def __init__(
         self,
@@ -89,19 +108,19 @@ class AllocatedMemory(Memory):
         device: Device,
         data: int,
         nbytes: int,
-        stream: int,
+        last_use: StreamUse,
         origin: str,
         owner: object = None,
     ) -> None:
         super().__init__(device, data, nbytes, origin, owner)
         self.backend = backend
-        self.stream = stream
+        self.last_use = last_use
 
     def __del__(self) -> None:
         # Python sets a pending exception aside for __del__; a Python deleter
         # called from C would clobber it.
         if not _exiting:
-            self.backend.free(self.device.index, self.data, self.stream)
+            self.backend.free(self.device.index, self.data, self.last_use.handle)
 
 
 class HostViewMemory(Memory):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .capsule import FLAG_IS_COPIED, export_capsule
-from .device import Device
+from .device import DLDeviceType
 from .errors import BackendUnavailable, ExchangeError
 from .protocol import SupportsStreams
 from .registry import backend
@@ -36,7 +36,7 @@ def produce(
     own = tensor.__dlpack_device__()
     target = own if dl_device is None else _check_device(dl_device)
     if target == own:
-        order_consumer(tensor.device, stream)
+        order_consumer(tensor, stream)
         if copy is True:
             tensor = OPERATIONS["copy"](tensor)
             return _export(tensor, version, FLAG_IS_COPIED)
@@ -49,13 +49,14 @@ def produce(
     )
 
 
-def order_consumer(device: Device, stream: object) -> None:
-    """Make the consumer's *stream* wait for our work on *device*; -1: it does not ask.
+def order_consumer(tensor: Tensor, stream: object) -> None:
+    """Make the consumer's *stream* wait for our work on *tensor*; -1: it does not ask.
 
     The device's backend knows which values it may pass. Without a backend only
     None and -1 are possible: the memory came ready on the default stream.
     """
-    if device.is_host and device.type != 13:
+    device = tensor.device
+    if device.is_host and device.type != DLDeviceType.kDLCUDAManaged:
         _check_host_stream(stream)
         return
     if stream == -1 and not isinstance(stream, bool):
@@ -69,8 +70,10 @@ def order_consumer(device: Device, stream: object) -> None:
     if isinstance(plugin, SupportsStreams):
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer != -1:
-            producer = OPERATIONS["current_stream"](device)
-            if consumer != producer:
+            # The last work of ours, and what may have been queued beside it.
+            last = tensor._memory.last_use
+            ours = {OPERATIONS["current_stream"](device)} | ({last.handle} if last else set())
+            for producer in ours - {consumer}:
                 plugin.wait(device.index, consumer, producer)
     elif stream is not None:
         raise TypeError(f"{device} has no streams; stream must be None or -1, not {stream!r}")

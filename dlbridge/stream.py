@@ -9,14 +9,18 @@ from typing import Any
 
 from .device import Device, DLDeviceType
 from .devices import backend_of, find_device
-from .errors import BackendUnavailable
+from .errors import BackendUnavailable, ExchangeError
+from .memory import Memory, StreamUse
 from .produce import OPERATIONS
 from .protocol import SupportsStreams
 
 __all__ = [
+    "access",
     "chosen_streams",
     "consumer_stream",
     "current_stream",
+    "current_use",
+    "stream_for",
     "synchronize",
     "use_stream",
     "wait",
@@ -27,7 +31,7 @@ class _Chosen(threading.local):
     """What `use_stream` chose in this thread."""
 
     def __init__(self) -> None:
-        self.streams: dict[Device, int] = {}
+        self.streams: dict[Device, StreamUse] = {}
 
 
 _chosen = _Chosen()
@@ -40,6 +44,7 @@ def use_stream(device: Any, stream: Any) -> Iterator[int]:
     *stream* is whatever the device's backend knows as one: an integer by the
     device's rules, or the ecosystem's own object (a torch, cupy or cuda.core
     stream, a pyopencl queue), which must outlive the block. Gives the handle.
+    What comes after the block is ordered after what was done in it.
     """
     where = find_device(device)
     plugin = backend_of(where)
@@ -49,7 +54,7 @@ def use_stream(device: Any, stream: Any) -> Iterator[int]:
     if handle == -1:
         raise ValueError("stream -1 means 'do not synchronise'; it is no stream to work on")
     before = _chosen.streams.get(where)
-    _chosen.streams[where] = handle
+    inside = _chosen.streams[where] = StreamUse(handle)
     try:
         yield handle
     finally:
@@ -57,17 +62,47 @@ def use_stream(device: Any, stream: Any) -> Iterator[int]:
             del _chosen.streams[where]
         else:
             _chosen.streams[where] = before
+        outer = current_stream(where)
+        if inside.used and outer != handle:
+            plugin.wait(where.index, outer, handle)
+        inside.handle = outer
+
+
+def current_use(device: Device) -> StreamUse:
+    """The stream that our work on *device* goes to."""
+    chosen = _chosen.streams.get(device)
+    return StreamUse(backend_of(device).current_stream(device.index)) if chosen is None else chosen
 
 
 def current_stream(device: Device) -> int:
     """The native handle of the stream that our work on *device* goes to; 0: the default."""
-    handle = _chosen.streams.get(device)
-    return backend_of(device).current_stream(device.index) if handle is None else handle
+    return current_use(device).handle
+
+
+def stream_for(device: Device) -> int | None:
+    """`current_stream`, or None where the device has no backend here."""
+    try:
+        return current_stream(device)
+    except (BackendUnavailable, ExchangeError):
+        return None
+
+
+def access(memory: Memory) -> int:
+    """The stream for work on *memory* now, ordered after the last work on it."""
+    device = memory.device
+    now, last = current_use(device), memory.last_use
+    if last is not None and last.handle != now.handle:
+        plugin = backend_of(device)
+        if isinstance(plugin, SupportsStreams):
+            plugin.wait(device.index, now.handle, last.handle)
+    now.used = True
+    memory.last_use = now
+    return now.handle
 
 
 def chosen_streams() -> dict[Device, int]:
     """The streams that `use_stream` chose in this thread (a copy)."""
-    return dict(_chosen.streams)
+    return {device: use.handle for device, use in _chosen.streams.items()}
 
 
 def consumer_stream(device: Device) -> int | None:

@@ -23,7 +23,7 @@ from .fields import DLPACK_VERSION
 from .produce import OPERATIONS, has_negative_strides
 from .tensor import Tensor
 
-__all__ = ["install"]
+__all__ = ["export_tensor", "install"]
 
 _POINTER = ctypes.POINTER(ctypes.c_void_p)
 
@@ -92,14 +92,15 @@ def _at_exit() -> None:
 
 def _shared(tensor: Tensor) -> Shared:
     try:
-        return tensor._shared
+        shared: Shared = tensor._shared
+        return shared
     except AttributeError:
         found = tensor._shared = Shared(tensor)
         return found
 
 
-def _export(tensor: Tensor) -> int:
-    """The address of a managed tensor for whoever called the table."""
+def export_tensor(tensor: Tensor) -> int:
+    """The address of a ``DLManagedTensorVersioned`` of *tensor* that the caller owns."""
     shared = _shared(tensor)
     shared.exports.append(tensor)
     return shared.address
@@ -114,7 +115,7 @@ def _managed_tensor_from_py_object(tensor: Tensor, out: Any) -> int:
         out[0] = shared.address
     except AttributeError:
         try:
-            out[0] = _export(tensor)
+            out[0] = export_tensor(tensor)
         except BaseException:  # nothing may pass through C; ctypes would report success
             return -1
     return 0
@@ -155,7 +156,7 @@ def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error:
     try:
         out[0] = ffi.NULL
         tensor = OPERATIONS["empty"](*_prototype(prototype))
-        out[0] = ffi.cast("DLManagedTensorVersioned *", _export(tensor))
+        out[0] = ffi.cast("DLManagedTensorVersioned *", export_tensor(tensor))
     except BaseException as exc:  # reported through set_error
         if set_error:
             kind, message = type(exc).__mro__, str(exc)

@@ -49,10 +49,12 @@ class Tensor:
         "_dtype",
         "_flags",
         "_memory",
+        "_native",
         "_shared",
     )
 
     _array: Array
+    _native: Any  # what dlbridge.ffi exported or got, so that it is the same object again
     _shared: Any  # what the exchange table hands out; set at the first such export
     _memory: Memory
     _dtype: DType
@@ -367,6 +369,7 @@ class ArrayTensor(Tensor):
 
     _byte_offset = 0
     _flags = 0
+    _producer: type
 
     @property
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor

@@ -23,7 +23,7 @@ from .plan import Plan, host_span, make_plan
 from .produce import OPERATIONS
 from .progress import reporter
 from .protocol import SupportsFill, SupportsStreams
-from .stream import current_stream, use_stream
+from .stream import access, current_stream, current_use, use_stream
 from .tensor import Tensor, make_tensor
 from .trace import record
 
@@ -101,7 +101,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = "float32", device: Any = "cpu
         return tensor
     if isinstance(plugin, SupportsFill):
         data, offset = tensor._memory.data, tensor._byte_offset
-        plugin.fill(where.index, data, offset, tensor.nbytes, 0, current_stream(where))
+        plugin.fill(where.index, data, offset, tensor.nbytes, 0, access(tensor._memory))
     else:
         copy_tensor(tensor, zeros(shape, dtype, "cpu"))
     return tensor
@@ -163,7 +163,7 @@ def _copy(tensor: Tensor, target: Device, progress: Progress | None) -> Tensor:
 def _host_view(tensor: Tensor, target: Device, progress: Progress | None) -> Tensor:
     source = tensor.device
     plugin: Any = backend_of(source)
-    stream = current_stream(source)
+    stream = access(tensor._memory)
     low, nbytes = _span(tensor)
     address = plugin.host_view(
         source.index,
@@ -181,9 +181,8 @@ def _host_import(tensor: Tensor, target: Device, progress: Progress | None) -> T
     plugin: Any = backend_of(target)
     start, nbytes = host_span(tensor)
     data, offset = plugin.import_host(target.index, start, nbytes, tensor.readonly)
-    stream = current_stream(target)
     origin = f"host memory of {tensor.origin}"
-    memory = AllocatedMemory(plugin, target, data, nbytes, stream, origin, tensor)
+    memory = AllocatedMemory(plugin, target, data, nbytes, current_use(target), origin, tensor)
     return _same_layout(tensor, memory, offset + tensor.data_ptr() - start)
 
 
@@ -227,9 +226,9 @@ def _allocate(
     if not nbytes:
         memory = Memory(where, 0, 0, "dlbridge.empty")
     else:
-        stream = current_stream(where)
-        data = plugin.allocate(where.index, nbytes, alignment, stream)
-        memory = AllocatedMemory(plugin, where, data, nbytes, stream, "dlbridge.empty")
+        use = current_use(where)
+        data = plugin.allocate(where.index, nbytes, alignment, use.handle)
+        memory = AllocatedMemory(plugin, where, data, nbytes, use, "dlbridge.empty")
     return make_tensor(memory, 0, dtype, shape, flags=padded)
 
 
