@@ -52,6 +52,11 @@ def _pack_cuda_stream(value: tuple[int, int], keep: Temporaries) -> tuple[int, i
     return values.pack_opaque_pointer(value[1], keep)  # (protocol version, handle)
 
 
+def _numpy_bool_rule(cls: type) -> Packer | None:
+    numpy = sys.modules.get("numpy")
+    return values.pack_bool if numpy is not None and issubclass(cls, numpy.bool_) else None
+
+
 def _pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
     handle = value.__chandle__()
     if not handle:
@@ -69,6 +74,7 @@ values.rules += [
     _protocol("__tvm_ffi_object__", values.pack),
     tensor_rule,
     _protocol("__cuda_stream__", _pack_cuda_stream),
+    _numpy_bool_rule,
     _subclasses(numbers.Integral, values.pack_int),
     _subclasses(numbers.Real, values.pack_float),
     _subclasses(str, values.pack_str),

@@ -97,9 +97,10 @@ class Error(Object):
     def __new__(cls, kind: str = "RuntimeError", message: str = "", backtrace: str = "") -> Error:
         """A new error; *backtrace* lists the most recent call first."""
         error = object.__new__(cls)
-        error._handle = _create(kind, message, backtrace, None, None)
+        handle = _create(kind, message, backtrace, None, None)
+        error._adopt(handle)
         error._index = C.kTVMFFIError
-        return remember(error, error._handle)  # type: ignore[no-any-return]
+        return remember(error, int(handle))  # type: ignore[no-any-return]
 
     @property
     def kind(self) -> str:

@@ -11,8 +11,8 @@ from .any import ByteArray, Handle, Temporaries, constructors, unpack
 from .call import call_with_gil, make_fast_call, new_frame, on_streams, pack_frame
 from .callback import make_function
 from .error import interrupted, raised
-from .object import Object, wrap
-from .opaque import kept_pointer
+from .object import Object, own, wrap
+from .symbol import from_mlir_symbol, from_symbol
 from .schema import signature_of
 from .tensor import converter
 
@@ -83,12 +83,18 @@ class Function(Object):
 
         *keep_alive_object*, a library perhaps, lives as long as the function.
         """
-        symbol = ffi.cast("TVMFFISafeCallType", c_symbol)
-        out = ffi.new("void **")
-        owner, deleter = kept_pointer(keep_alive_object)
-        if C.TVMFFIFunctionCreate(owner, symbol, deleter, out):
-            raise MemoryError("libtvm_ffi could not allocate a function")
-        return wrap(address(out[0]), C.kTVMFFIFunction, Function)
+        return own(from_symbol(c_symbol, keep_alive_object), C.kTVMFFIFunction, Function)
+
+    @staticmethod
+    def __from_mlir_packed_safe_call__(
+        mlir_packed_symbol: int, *, keep_alive_object: object = None
+    ) -> Function:
+        """A function from the address of one that MLIR's C interface wraps: ``void(void **)``.
+
+        Each call goes through Python here; a TVMFFISafeCallType symbol does not.
+        """
+        handle = from_mlir_symbol(mlir_packed_symbol, keep_alive_object)
+        return own(handle, C.kTVMFFIFunction, Function)
 
 
 class KeywordFunction(Function):
@@ -295,4 +301,4 @@ def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function
         def target(*arguments: Any) -> Any:
             return pyfunc(*map(convert, arguments))
 
-    return wrap(make_function(target), C.kTVMFFIFunction, Function)
+    return own(make_function(target), C.kTVMFFIFunction, Function)

@@ -12,7 +12,7 @@ from .any import Handle, Temporaries, constructors, rules, text_of
 if TYPE_CHECKING:
     from .any import Packer
 
-__all__ = ["MovedObject", "Object", "borrow", "remember", "type_key_of", "wrap"]
+__all__ = ["MovedObject", "Object", "borrow", "own", "remember", "type_key_of", "wrap"]
 
 
 class Object:
@@ -86,15 +86,20 @@ def wrap(handle: int, index: int, cls: type[_Wrapper]) -> _Wrapper:
 
     The one that lives, of whatever class, or a new *cls*.
     """
-    known = _wrappers.get(handle)
+    return own(Handle(handle), index, cls)
+
+
+def own(owned: Handle, index: int, cls: type[_Wrapper]) -> _Wrapper:
+    """Like `wrap`, for a reference that has its owner already."""
+    key = int(owned)  # the table must own nothing
+    known = _wrappers.get(key)
     wrapper: Any = known() if known is not None else None
     if wrapper is not None:
-        py.TVMFFIObjectDecRef(handle)
         return wrapper  # type: ignore[no-any-return]
     wrapper = object.__new__(cls)
-    wrapper._adopt(Handle(handle))
+    wrapper._adopt(owned)
     wrapper._index = index
-    return remember(wrapper, handle)  # type: ignore[no-any-return]
+    return remember(wrapper, key)  # type: ignore[no-any-return]
 
 
 def remember(wrapper: Any, handle: int) -> Any:
@@ -150,14 +155,14 @@ class _Slot:
         py.TVMFFIObjectIncRef(handle)
         self.slot[0] = ffi.cast("void *", handle)
         # Whoever asks for the object from now on gets a new wrapper.
-        _wrappers.pop(handle, None)
+        _wrappers.pop(int(handle), None)
         moved._adopt(None)
 
     def __del__(self) -> None:
         if self.slot[0]:
             handle = Handle(address(self.slot[0]))
             self.moved._adopt(handle)
-            remember(self.moved, handle)
+            remember(self.moved, int(handle))
 
 
 def object_rule(cls: type) -> Packer | None:
