@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from . import ffi as ffi
     from .consume import asarray, from_dlpack
+    from .cuda_array import from_cuda_array_interface
     from .device import Device, DLDeviceType, device
     from .dtype import DLDataTypeCode, DType, dtype
     from .errors import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "consume": ("asarray", "from_dlpack"),
+    "cuda_array": ("from_cuda_array_interface",),
     "device": ("Device", "DLDeviceType", "device"),
     "dtype": ("DLDataTypeCode", "DType", "dtype"),
     "errors": (
@@ -94,6 +96,7 @@ __all__ = [
     "empty",
     "explain",
     "ffi",
+    "from_cuda_array_interface",
     "from_dlpack",
     "pack_bits",
     "plan",
@@ -129,9 +132,9 @@ def _load(name: str) -> Any:
     found = _values.get(name)
     if found is not None:
         return found
-    # These two fill tables that the rest asks: every use of the package has them.
-    importlib.import_module(".hostview", __name__)
-    importlib.import_module(".table", __name__)
+    # These fill tables that the rest asks: every use of the package has them.
+    for module in ("hostview", "table", "cuda_array"):
+        importlib.import_module(f".{module}", __name__)
     found = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     _values[name] = found
     return found

@@ -35,7 +35,8 @@ def unpack_bits(data: memoryview | bytes, dtype: DType, count: int) -> npt.NDArr
     for i in range(nbytes):
         words |= groups[:, i] << word(8 * i)
     codes = (words[:, None] >> shifts) & word((1 << dtype.bits) - 1)
-    return codes.reshape(-1)[: count * dtype.lanes].astype(np.uint8, copy=False)
+    raw: np.ndarray[Any, np.dtype[np.uint8]] = codes.reshape(-1)[: count * dtype.lanes].astype("u1")
+    return raw
 
 
 def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:

@@ -305,6 +305,12 @@ class Tensor:
         """``(device_type, device_id)`` as plain ints."""
         return self.device.dlpack
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The CUDA Array Interface, version 3; AttributeError off CUDA (`hasattr` is False)."""
+        interface: dict[str, Any] = OPERATIONS["cuda_array_interface"](self)
+        return interface
+
     def _image(self, extra_flags: int) -> Image:
         """What turns numpy's export of the carrier into this tensor's."""
         device = self.device
