@@ -89,6 +89,9 @@ class BackendCase:
     allocations = 10_000
     """How often the leak test allocates; fewer only where one takes milliseconds."""
 
+    patience = 60
+    """Seconds until something that does not return counts as a deadlock."""
+
     def make_stream(self, backend: Any, device_id: int) -> object | None:
         """A new stream of the ecosystem, as a user would pass it; None: there are none."""
         return None

@@ -154,18 +154,18 @@ class MemoryTests(BackendCase):
                 backend.free(device.device_id, self.data, device.stream)
 
         def work() -> None:
-            threshold = gc.get_threshold()
-            gc.set_threshold(1)
-            try:
-                for _ in range(200):
-                    Owner()
-                    device.write(held, 0, b"w" * 100)
-            finally:
-                gc.set_threshold(*threshold)
+            for _ in range(200):
+                Owner()
+                device.write(held, 0, b"w" * 100)
 
         thread = threading.Thread(target=work, daemon=True)  # a deadlock must not hang pytest
-        thread.start()
-        thread.join(60)
+        threshold = gc.get_threshold()
+        gc.set_threshold(1)
+        try:
+            thread.start()
+            thread.join(self.patience)
+        finally:
+            gc.set_threshold(*threshold)
         assert not thread.is_alive(), "deadlock: a finalizer waits for a lock of its own thread"
         gc.collect()
         device.synchronize()
