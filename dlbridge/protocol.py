@@ -36,6 +36,7 @@ __all__ = [
     "Backend",
     "NativeArray",
     "SupportsCopy",
+    "SupportsDemo",
     "SupportsDeviceInfo",
     "SupportsDeviceNames",
     "SupportsFill",
@@ -315,4 +316,28 @@ class SupportsDeviceInfo(Protocol):
 
         Always ``name``; where known ``memory`` (bytes), ``uuid``, ``pci``,
         ``driver``, ``host_memory_shared`` (bool) and the device's limits.
+        """
+
+
+@runtime_checkable
+class SupportsDemo(Protocol):
+    """A backend that runs the filter of ``python -m dlbridge demo`` on its device."""
+
+    def box_blur(
+        self,
+        device_id: int,
+        source: int,
+        source_offset: int,
+        target: int,
+        target_offset: int,
+        shape: tuple[int, int, int],
+        radius: int,
+        stream: int,
+    ) -> None:
+        """Blur the image at *source* into *target*, on *stream*.
+
+        Both are uint8, compact, *shape* = (height, width, channels). Each
+        pixel becomes the mean of the ``2 * radius + 1`` squared pixels around
+        it, as far as they are inside the image, halves rounded up:
+        ``(sum + count // 2) // count``.
         """
