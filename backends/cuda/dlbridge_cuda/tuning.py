@@ -81,7 +81,6 @@ def measure(device_id: int, direct: str) -> Plan:
                 for plan in plans
             }
         finally:
-            call("cuStreamSynchronize", stream)
             stager.close()
             if data:
                 call("cuMemFree", data)
@@ -94,15 +93,18 @@ def measure(device_id: int, direct: str) -> Plan:
 def _seconds(
     stager: Stager, plan: Plan, direct: str, data: int, address: int, stream: int
 ) -> float:
+    """How long one copy of `SAMPLE` bytes takes, to its end on the device."""
     start = time.perf_counter()
-    if direct == "cuMemcpyHtoDAsync":
-        if plan == DIRECT:
-            call(direct, data, address, SAMPLE, stream)
+    try:
+        if direct == "cuMemcpyHtoDAsync":
+            if plan == DIRECT:
+                call(direct, data, address, SAMPLE, stream)
+            else:
+                stager.to_device(data, address, SAMPLE, stream, plan)
+        elif plan == DIRECT:
+            call(direct, address, data, SAMPLE, stream)
         else:
-            stager.to_device(data, address, SAMPLE, stream, plan)
-    elif plan == DIRECT:
-        call(direct, address, data, SAMPLE, stream)
-    else:
-        stager.to_host(address, data, SAMPLE, stream, plan)
-    call("cuStreamSynchronize", stream)
+            stager.to_host(address, data, SAMPLE, stream, plan)
+    finally:
+        call("cuStreamSynchronize", stream)  # also after a failure: its memory is freed next
     return time.perf_counter() - start

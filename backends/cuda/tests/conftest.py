@@ -8,11 +8,17 @@ them count as `gpu`.
 import ctypes
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-DRIVERS = Path(__file__).resolve().parents[3] / "tests" / "drivers" / "build.py"
+import dlbridge
+from dlbridge.errors import BackendUnavailable
+
+HERE = Path(__file__).resolve().parent
+DRIVERS = HERE.parents[2] / "tests" / "drivers" / "build.py"
+sys.path.insert(0, str(HERE))  # for cuda_support
 
 
 def wants_gpu(config):
@@ -24,7 +30,7 @@ def load_double():
     spec = importlib.util.spec_from_file_location("dlbridge_test_drivers", DRIVERS)
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
-    if build.compiler() is None and "cuda" not in os.environ.get("DLBRIDGE_EXPECT", ""):
+    if build.compiler() is None and "cuda" not in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
         return None
     library = build.load("cuda")
     library.fake_cuda_calls.restype = ctypes.c_ulong
@@ -39,8 +45,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    here = Path(__file__).parent
-    mine = [item for item in items if here in item.path.parents]
+    mine = [item for item in items if HERE in item.path.parents]
     if wants_gpu(config):
         for item in mine:
             if "fake" not in item.fixturenames:
@@ -75,13 +80,54 @@ class Fake:
         self.library.fake_cuda_memory(nbytes)
 
     def attribute(self, attribute, value):
-        self.library.fake_cuda_attribute(int(attribute), value)
+        """From now on every device's *attribute* (its name in CUdevice_attribute) is *value*."""
+        from dlbridge_cuda.driver import cu
+
+        number = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
+        self.library.fake_cuda_attribute(int(number), value)
+        _forget_pretences()
 
     def delay(self, microseconds):
         self.library.fake_cuda_delay(microseconds)
 
     def strict(self, on):
         self.library.fake_cuda_strict(on)
+
+
+def backend_or_skip(name):
+    try:
+        return dlbridge.backend(name)
+    except BackendUnavailable as exc:
+        if name in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            raise
+        pytest.skip(str(exc))
+
+
+@pytest.fixture
+def cuda():
+    return backend_or_skip("cuda")
+
+
+@pytest.fixture
+def cuda_host():
+    return backend_or_skip("cuda_host")
+
+
+@pytest.fixture
+def cuda_managed():
+    return backend_or_skip("cuda_managed")
+
+
+@pytest.fixture(params=["cuda", "cuda_host", "cuda_managed"])
+def kind(request):
+    """Each of the three backends."""
+    return backend_or_skip(request.param)
+
+
+@pytest.fixture
+def two_devices(cuda):
+    if cuda.device_count() < 2:
+        pytest.skip("one device here")
 
 
 @pytest.fixture
@@ -91,22 +137,30 @@ def fake(pytestconfig):
     library.fake_cuda_reset()
     yield Fake(library)
     library.fake_cuda_reset()
-    from dlbridge_cuda import contexts
+    _forget_pretences()
 
-    contexts.attribute.cache_clear()  # what `Fake.attribute` pretended
+
+def _forget_pretences():
+    """What the backend remembers of attributes that `Fake.attribute` changed."""
+    from dlbridge_cuda import contexts, copies, memory
+
+    contexts.attribute.cache_clear()
+    memory.default_pool.cache_clear()
+    copies._let_see.cache_clear()
 
 
 @pytest.fixture(params=["at once", "delayed", "strict"])
 def pace(request, pytestconfig):
-    """How the double behaves; a real driver has its own pace, so it is one there."""
+    """How the double behaves: microseconds before each piece of work, pageable copies too if strict."""
     library = pytestconfig.dlbridge_fake_cuda
     if library is None:
         if request.param != "at once":
             pytest.skip("only the double can be slowed down")
-        yield
+        yield 0
         return
+    delay_us = 0 if request.param == "at once" else 50
     library.fake_cuda_reset()
-    library.fake_cuda_delay(0 if request.param == "at once" else 50)
+    library.fake_cuda_delay(delay_us)
     library.fake_cuda_strict(request.param == "strict")
-    yield
+    yield delay_us
     library.fake_cuda_reset()

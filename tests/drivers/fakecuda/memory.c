@@ -103,11 +103,12 @@ API cuMemAlloc_v2(CUdeviceptr *pointer, size_t size) {
   return refused ? refused : allocate((void **)pointer, size, DEVICE, current_device());
 }
 
+// A driver usually waits for the device in cuMemFree and cuMemFreeHost, but does not promise it.
+// The double does not, so work that still needs the memory crashes.
 API cuMemFree_v2(CUdeviceptr pointer) {
   WITH_CONTEXT;
   CUresult refused = unsafe_during_capture();
   if (refused || !pointer) return refused;
-  synchronize_context(current_context());
   return release((void *)pointer, 1 << POOL | 1 << DEVICE | 1 << MANAGED);
 }
 
@@ -196,9 +197,7 @@ API cuMemAllocHost_v2(void **pointer, size_t size) { return cuMemHostAlloc(point
 API cuMemFreeHost(void *pointer) {
   WITH_CONTEXT;
   CUresult refused = unsafe_during_capture();
-  if (refused) return refused;
-  synchronize_context(current_context());
-  return release(pointer, 1 << HOST);
+  return refused ? refused : release(pointer, 1 << HOST);
 }
 
 API cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags) {

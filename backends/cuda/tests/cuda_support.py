@@ -1,0 +1,92 @@
+"""What the CUDA tests share: streams, slow work, and Python processes of their own."""
+
+import ctypes
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+USLEEP = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+
+
+@contextmanager
+def stream(device_id=0, flags=1, context=None):
+    """A new stream (flags 1: not ordered with the default one); its handle."""
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.driver import call
+
+    context = context or primary(device_id)
+    with current(context):
+        handle = int(call("cuStreamCreate", flags))
+    try:
+        yield handle
+    finally:
+        with current(context):
+            call("cuStreamSynchronize", handle)
+            call("cuStreamDestroy", handle)
+
+
+def slow(on, seconds=0.08, device_id=0):
+    """Queue work of *seconds* on the stream *on*: a host function that sleeps, in C."""
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.driver import call
+
+    with current(primary(device_id)):
+        call("cuLaunchHostFunc", on, USLEEP, int(seconds * 1e6))
+
+
+def write(backend, data, content, on=1, device_id=0):
+    """Bytes to the device, there on return."""
+    backend.copy_from_host(device_id, data, 0, memoryview(content), on)
+    backend.synchronize(device_id, on)
+
+
+def read(backend, data, nbytes, on=1, device_id=0):
+    """Bytes from the device, after the work on *on*."""
+    into = bytearray(nbytes)
+    backend.copy_to_host(device_id, data, 0, memoryview(into), on)
+    backend.synchronize(device_id, on)
+    return bytes(into)
+
+
+@contextmanager
+def memory(backend, content, on=1, device_id=0):
+    """Device memory that holds *content* (bytes, or how many)."""
+    nbytes = content if isinstance(content, int) else len(content)
+    data = backend.allocate(device_id, nbytes, 256, on)
+    if not isinstance(content, int):
+        write(backend, data, content, on, device_id)
+    try:
+        yield data
+    finally:
+        backend.free(device_id, data, on)
+        backend.synchronize(device_id, on)
+
+
+PRELUDE = f"""
+import importlib.util, os, sys
+sys.path.insert(0, {str(HERE)!r})
+def load_double():
+    path = {str(HERE.parents[2] / "tests" / "drivers" / "build.py")!r}
+    spec = importlib.util.spec_from_file_location("dlbridge_test_drivers", path)
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    return build.load("cuda")
+"""
+
+
+def python(code, double=True, **environment):
+    """Run *code* in a Python of its own; the finished process. With the double loaded, or none."""
+    import os
+
+    source = PRELUDE + ("load_double()\n" if double else "") + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
