@@ -145,8 +145,8 @@ def _import(like: object) -> ModuleType:
     else:
         cls = like if isinstance(like, type) else type(like)
         name = _package(cls.__module__)
-        if not hasattr(cls, "__dlpack__"):
-            name = ""
+        if not (hasattr(cls, "__dlpack__") or (cls is like and name in _KNOWN)):
+            name = ""  # jax.Array is abstract: it has no methods
     if not all(part.isidentifier() for part in name.split(".")):
         raise TypeError(
             f"like={like!r} is neither a library's name, nor a module with from_dlpack, nor an "
