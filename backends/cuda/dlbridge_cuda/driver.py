@@ -81,6 +81,10 @@ def status(name: str, *args: Any) -> tuple[int, Any]:
         raise ExchangeError(
             f"the CUDA driver {_version_text(version())} has no {name}; update the driver"
         ) from exc
+    except ValueError as exc:  # a status that this cuda.bindings does not list
+        raise DeviceError(
+            f"{name}: {exc}; upgrade cuda-bindings to one as new as the driver"
+        ) from exc
     return int(answer[0]), (answer[1] if len(answer) == 2 else answer[1:] or None)
 
 
@@ -125,10 +129,7 @@ def _open() -> int:
 
 def _text(code: int) -> str:
     """``CUDA_ERROR_OUT_OF_MEMORY (2): out of memory``, in the driver's words."""
-    try:
-        result = cu.CUresult(code)
-    except ValueError:  # newer than the bindings
-        return f"CUresult {code}"
+    result = cu.CUresult(code)
     words = cu.cuGetErrorString(result)[1]
     meaning = words.decode("utf-8", "replace") if isinstance(words, bytes) else ""
     return f"{result.name} ({code})" + (f": {meaning}" if meaning else "")

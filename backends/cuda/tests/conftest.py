@@ -133,7 +133,10 @@ def two_devices(cuda):
 @pytest.fixture
 def fake(pytestconfig):
     """The double, as the environment wants it again afterwards."""
+    from dlbridge_cuda.driver import device_count
+
     library = pytestconfig.dlbridge_fake_cuda
+    device_count()  # what opens it also resets it
     library.fake_cuda_reset()
     yield Fake(library)
     library.fake_cuda_reset()

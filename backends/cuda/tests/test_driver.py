@@ -1,0 +1,192 @@
+"""Opening the driver, and what each refusal becomes."""
+
+import pytest
+from cuda_support import memory, python
+
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+
+OPEN = """
+import dlbridge
+try:
+    dlbridge.backend({name!r})
+except dlbridge.BackendUnavailable as exc:
+    print("unavailable:", exc)
+"""
+NAMES = ["cuda", "cuda_host", "cuda_managed"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_driver(fake, name):
+    """No libcuda anywhere: said with the remedy, and nothing else is affected."""
+    code = (
+        OPEN.format(name=name) + "print(dlbridge.from_dlpack(__import__('numpy').ones(3)).tolist())"
+    )
+    code = "import cuda.pathfinder\n" + code if name == "cuda" else code
+    done = python(HIDE_DRIVER + code, double=False)
+    assert done.returncode == 0, done.stderr
+    assert "unavailable: no CUDA driver: libcuda could not be loaded; install" in done.stdout
+    assert "[1.0, 1.0, 1.0]" in done.stdout
+
+
+# On a machine with a driver the loader must not find it.
+HIDE_DRIVER = """
+from cuda.pathfinder import DynamicLibNotFoundError
+from cuda.bindings import driver
+def missing(*_):
+    raise DynamicLibNotFoundError("no libcuda")
+if os.path.exists("/proc/driver/nvidia"):
+    driver.cuDriverGetVersion = missing
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_driver_too_old(fake, name):
+    done = python(OPEN.format(name=name), FAKE_CUDA_VERSION="11080")
+    assert "unavailable: the CUDA driver is too old: it speaks CUDA 11.8" in done.stdout
+    assert "needs 12.0; update" in done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_device(fake, name):
+    done = python(OPEN.format(name=name), FAKE_CUDA_DEVICES="0", CUDA_VISIBLE_DEVICES="")
+    assert (
+        "unavailable: no usable CUDA device: cuInit gave CUDA_ERROR_NO_DEVICE (100)" in done.stdout
+    )
+    assert "(CUDA_VISIBLE_DEVICES='')" in done.stdout
+
+
+def test_a_driver_that_comes_later_is_found(fake):
+    """A refusal is not kept."""
+    done = python(
+        OPEN.format(name="cuda")
+        + "load_double()\nprint('now:', dlbridge.backend('cuda').device_count())",
+        double=False,
+        FAKE_CUDA_DEVICES="3",
+    )
+    assert "now: 3" in done.stdout, done.stdout + done.stderr
+
+
+def test_no_managed_memory(fake):
+    from dlbridge_cuda import CUDAManaged
+
+    from dlbridge.errors import BackendUnavailable
+
+    fake.attribute("MANAGED_MEMORY", 0)
+    with pytest.raises(BackendUnavailable, match="no managed memory; use"):
+        CUDAManaged()
+
+
+def test_a_function_that_the_driver_has_not(fake):
+    from dlbridge_cuda.driver import call
+
+    with pytest.raises(ExchangeError, match=r"driver 13.0 has no cuGraphicsMapResources; update"):
+        call("cuGraphicsMapResources", 0, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (1, DeviceError, r"CUDA_ERROR_INVALID_VALUE \(1\): said by the double"),
+        (3, DeviceError, r"NOT_INITIALIZED \(3\).*fork\(\)"),
+        (4, DeviceError, "DEINITIALIZED.*exiting"),
+        (201, DeviceError, "INVALID_CONTEXT.*reset the device"),
+        (400, DeviceError, "INVALID_HANDLE.*destroyed"),
+        (700, DeviceError, "ILLEGAL_ADDRESS.*restart the process"),
+        (801, ExchangeError, "NOT_SUPPORTED.*cannot do that"),
+        (900, ExchangeError, "STREAM_CAPTURE_UNSUPPORTED.*capturing a CUDA graph"),
+        (908, ExchangeError, "WRONG_THREAD.*capturing a CUDA graph"),
+        (54321, DeviceError, "54321 is not a valid CUresult; upgrade cuda-bindings"),
+    ],
+)
+def test_codes_become_exceptions(fake, cuda, code, kind, words):
+    """By a table; the call, the code's name, the driver's words and the way out."""
+    data = cuda.allocate(0, 64, 1, 1)
+    fake.fail("cuMemsetD8Async", code)
+    with pytest.raises(kind, match=f"cuMemsetD8Async: .*{words}") as caught:
+        cuda.fill(0, data, 0, 64, 0, 1)
+    assert type(caught.value) is kind
+    fake.fail("cuMemsetD8Async", 0)
+    cuda.free(0, data, 1)
+
+
+def test_every_known_code_has_a_name(cuda):
+    """Codes that the bindings know are said by name."""
+    from dlbridge_cuda import driver
+
+    for result in driver.cu.CUresult:
+        if result:
+            kind, _ = driver._ERRORS.get(int(result), (DeviceError, ""))
+            with pytest.raises(kind, match=f"call: {result.name} \\({int(result)}\\)"):
+                driver.check("call", int(result))
+    assert set(driver._ERRORS) <= {int(result) for result in driver.cu.CUresult}
+
+
+def test_fork(fake):
+    """A child of fork() is told, and does not crash."""
+    done = python("""
+    import dlbridge
+    cuda = dlbridge.backend("cuda")
+    sys.modules  # the double survives a fork; the driver does not, so say what it says
+    from dlbridge_cuda import driver
+    if os.fork() == 0:
+        import ctypes
+        load_double().fake_cuda_fail(b"cuMemAllocAsync", 3, 0)
+        try:
+            cuda.allocate(0, 16, 1, 1)
+        except dlbridge.DeviceError as exc:
+            print(exc, flush=True)
+        os._exit(0)
+    os.wait()
+    """)
+    assert "start processes with 'spawn'" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("address", [8, 0x1000, (1 << 47) - 64])
+def test_a_bad_pointer(cuda, address):
+    """What is no device memory is refused by the driver, and later work is not disturbed."""
+    for call in (
+        lambda: cuda.copy_from_host(0, address, 0, memoryview(b"x" * 64), 1),
+        lambda: cuda.copy_to_host(0, address, 0, memoryview(bytearray(64)), 1),
+        lambda: cuda.fill(0, address, 0, 64, 0, 1),
+    ):
+        with pytest.raises(DeviceError, match="INVALID_VALUE"):
+            call()
+    with memory(cuda, b"still here") as data:
+        into = bytearray(10)
+        cuda.copy_to_host(0, data, 0, memoryview(into), 1)
+        cuda.synchronize(0, 1)
+        assert into == b"still here"
+
+
+def test_freeing_a_bad_pointer_is_logged(kind, caplog):
+    """`free` may run in a finalizer, where nobody catches."""
+    kind.free(0, 0x1000, 1)
+    assert "memory at 0x1000 is not freed" in caplog.text
+    assert "INVALID_VALUE" in caplog.text
+
+
+def test_out_of_memory_says_how_much(fake, cuda):
+    fake.memory(1 << 20)
+    with pytest.raises(
+        DeviceMemoryError, match=r"no room for 2097152 bytes of cuda memory \(device 0 has"
+    ):
+        cuda.allocate(0, 2 << 20, 256, 1)
+    assert fake.live() == 0 or cuda.allocate(0, 1 << 10, 256, 1)
+
+
+@pytest.mark.parametrize("exit_with", ["exit", "os._exit", "daemon"])
+def test_tensors_alive_at_exit(fake, exit_with):
+    """Nothing crashes when the interpreter goes before the tensors."""
+    done = python(f"""
+    import threading, numpy as np, dlbridge
+    kept = [dlbridge.to_device(np.ones(100_000), name) for name in ("cuda", "cuda_managed")]
+    kept.append(dlbridge.empty(1000, device="cuda_host"))
+    big = dlbridge.to_device(np.ones(8 << 20), "cuda:1")   # staged: its helpers live
+    if {exit_with!r} == "daemon":
+        threading.Thread(target=lambda: [dlbridge.to_device(big, "cpu") for _ in range(1000)],
+                         daemon=True).start()
+    if {exit_with!r} == "os._exit":
+        os._exit(0)
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr, done.stderr
