@@ -2,7 +2,7 @@
 
 numpy's own copy is the best of all for nearly everything, so what is done here
 is to see the cases where it is not (measured by ``python -m
-dlbridge.cli.bench_pack``, figures in ``docs/benchmarks/pack.md``):
+dlbridge bench pack``, figures in ``docs/benchmarks/pack.md``):
 
 * Transposed pairs whose rows lie a power of two apart: each column that numpy
   reads falls into a few cache sets, and one line is fetched again for each of
@@ -63,13 +63,13 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
         raise ValueError(
             f"copy_host: the target's shape is {target.shape}, the source's {source.shape}"
         )
-    if target.itemsize != source.itemsize:
-        raise ValueError(
-            f"copy_host: elements of {target.itemsize} and {source.itemsize} bytes cannot be "
-            "copied without a conversion"
-        )
     kind = target.dtype
     if kind is not source.dtype or kind.kind not in "biufc":
+        if target.itemsize != source.itemsize:
+            raise ValueError(
+                f"copy_host: elements of {target.itemsize} and {source.itemsize} bytes cannot "
+                "be copied without a conversion"
+            )
         target, source = _raw(target), _raw(source)
     nbytes = target.nbytes
     if nbytes < _SMALL or (nbytes <= _CHUNK and _runs_alike(target, source)):
