@@ -20,7 +20,7 @@ from .layout import is_compact, reach
 from .memory import Memory
 from .produce import OPERATIONS
 from .protocol import SupportsForeignData
-from .stream import current_stream, wait
+from .stream import current_stream, current_use, wait
 from .tensor import Tensor, make_tensor
 
 __all__ = ["Interface", "describe", "from_cuda_array_interface", "parse"]
@@ -78,6 +78,7 @@ def from_cuda_array_interface(
     tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
     if sync and said.stream is not None and said.data and os.environ.get(SYNC) != "0":
         wait(device, said.stream)
+        memory.last_use = current_use(device)
     return tensor
 
 
@@ -238,7 +239,7 @@ def describe(tensor: Tensor) -> dict[str, Any]:
         "typestr": typestr,
         "data": (tensor.data_ptr(), tensor.readonly),
         "strides": None if compact else steps,
-        "stream": _exported_stream(device),
+        "stream": _exported_stream(tensor),
         "version": VERSION,
     }
     if "V" in typestr:
@@ -264,14 +265,18 @@ def _typestr(tensor: Tensor) -> str:
     )
 
 
-def _exported_stream(device: Device) -> int | None:
-    """What a consumer must wait for: our current stream, never 0."""
+def _exported_stream(tensor: Tensor) -> int | None:
+    """What a consumer must wait for: our current stream, after all our work; never 0."""
+    device, last = tensor.device, tensor._memory.last_use
     if device.type == _ON_HOST_TOO or os.environ.get(EXPORT_STREAM) == "0":
         return None  # work on pinned memory is done when our calls return
     try:
-        return current_stream(device) or LEGACY_STREAM
+        stream = current_stream(device)
     except BackendUnavailable:  # no work of ours is on it; it came ready on the default stream
         return LEGACY_STREAM
+    if last is not None:
+        wait(device, last.handle)
+    return stream or LEGACY_STREAM
 
 
 _INTERFACES["__cuda_array_interface__"] = from_cuda_array_interface

@@ -321,8 +321,10 @@ def test_export_toggle(monkeypatch):  # I27
 
 @pytest.mark.parametrize(
     ("shape", "strides", "name"),
-    list(itertools.product(
-        [(), (3,), (2, 3), (0,), (1, 5)], [None, "double"], ["float32", "int8", "complex128"]
+    list(
+        itertools.product(
+            [(), (3,), (2, 3), (0,), (1, 5)], [None, "double"], ["float32", "int8", "complex128"]
+        )
     ),
 )
 def test_what_goes_out_comes_back(shape, strides, name):

@@ -6,39 +6,57 @@ are asked first (200 ns), and the refusal is ours.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import ExchangeError
 
-from .driver import call, cu, status
+from .driver import call, check, cu, status
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["capturing", "refuse_capture", "relaxed"]
+__all__ = ["State", "idle", "refuse_capture", "relaxed", "state"]
 
-_FIRST_CAPTURE_ERROR, _LAST_CAPTURE_ERROR = 900, 908
+_IMPLICIT, _NOT_READY = 906, 600  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_NOT_READY
 
 
-def capturing(stream: int) -> bool:
-    """Whether work on *stream* would be captured, or would break a capture.
+class State(Enum):
+    """What becomes of work that is queued on a stream now."""
 
-    The legacy stream answers CUDA_ERROR_STREAM_CAPTURE_IMPLICIT while a
-    blocking stream of the same context is capturing.
-    """
-    code, state = status("cuStreamIsCapturing", stream)
-    if _FIRST_CAPTURE_ERROR <= code <= _LAST_CAPTURE_ERROR:
-        return True
-    return code == 0 and int(state) != 0  # another error is the next call's to report
+    RUNS = "runs"
+    CAPTURED = "captured"
+    """It becomes a node of a graph, and runs when that is launched."""
+    BLOCKED = "blocked"
+    """It would end a capture: the legacy stream, while a stream that it waits for captures."""
+
+
+def state(stream: int) -> State:
+    """Whether work on *stream* runs; asking changes nothing."""
+    code, captured = status("cuStreamIsCapturing", stream)
+    if code == _IMPLICIT:
+        return State.BLOCKED
+    if code == 0 and int(captured) != 0:
+        return State.CAPTURED
+    return State.RUNS  # any other error is the next call's to report
 
 
 def refuse_capture(stream: int, what: str) -> None:
-    """ExchangeError if *stream* is capturing: memory or work cannot be *what* then."""
-    if capturing(stream):
+    """ExchangeError if work on *stream* would not run: nothing can be *what* then."""
+    if state(stream) is not State.RUNS:
         raise ExchangeError(
-            f"stream {stream:#x} is capturing a CUDA graph: memory and work on it cannot be "
-            f"{what} now. Do it before the capture begins"
+            f"stream {stream:#x} is capturing a CUDA graph, or would disturb one: memory and work "
+            f"on it cannot be {what} now. Do it before the capture begins"
         )
+
+
+def idle(stream: int) -> bool:
+    """Whether all work on *stream* is done, asked without disturbing a capture."""
+    with relaxed():
+        code, _ = status("cuStreamQuery", stream)
+    if code != _NOT_READY:
+        check("cuStreamQuery", code)
+    return code == 0
 
 
 class relaxed:  # noqa: N801  # reads as a function in `with relaxed():`

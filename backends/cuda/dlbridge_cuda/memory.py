@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from dlbridge.errors import DeviceMemoryError, Error
 
-from .capture import capturing, refuse_capture, relaxed
+from .capture import State, refuse_capture, relaxed, state
 from .contexts import attribute, current, primary
 from .driver import call, check, cu, status
 from .pointers import locate
@@ -72,7 +72,7 @@ class Memory:
             except IndexError:  # another thread was faster
                 return
             with current(primary(device_id)):
-                if capturing(stream):
+                if state(stream) is not State.RUNS:
                     self._deferred.append((device_id, pointer, stream))
                 else:
                     self._release(pointer, stream)

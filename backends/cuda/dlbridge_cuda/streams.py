@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import ExchangeError
 
-from .capture import capturing, refuse_capture
+from .capture import State, idle, refuse_capture, state
 from .contexts import current, primary
 from .driver import call, cu
 
@@ -114,17 +114,29 @@ def wait(device_id: int, stream: int, on: int) -> None:
     if stream == on:
         return
     with current(primary(device_id)):
-        if capturing(stream) != capturing(on):
-            raise ExchangeError(
-                "one of two streams is capturing a CUDA graph, and the other is not: a graph "
-                "cannot wait for work outside it. Move the tensor before the capture begins, "
-                "or pass stream=-1 if its work is already done"
-            )
+        if _nothing_to_wait_for(stream, on):
+            return
         context = call("cuStreamGetCtx", on) if on > PER_THREAD else primary(device_id)
         event = _record(context, on)
         call("cuStreamWaitEvent", stream, event, 0)
         # A wait takes the record that it finds; the event may be recorded again at once.
         _events[int(context)].append(event)
+
+
+def _nothing_to_wait_for(stream: int, on: int) -> bool:
+    """Whether graph capture leaves no order to make; ExchangeError if it forbids one."""
+    waiting, working = state(stream), state(on)
+    if waiting is working is not State.BLOCKED:
+        return False  # both run; or both are captured, and the wait is an edge of the graph
+    if working is State.CAPTURED:
+        return True  # that work does not run now: who wants its result waits for the launch
+    if waiting is State.CAPTURED and working is State.RUNS and idle(on):
+        return True
+    raise ExchangeError(
+        f"stream {stream:#x} cannot wait for stream {on:#x} while a CUDA graph is captured: a "
+        "graph cannot wait for work outside it. Synchronize before the capture begins, or pass "
+        "stream=-1 if the work is known to be done"
+    )
 
 
 def _synchronize_with_all_threads() -> None:

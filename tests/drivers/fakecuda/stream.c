@@ -164,6 +164,8 @@ API cuStreamSynchronize(CUstream stream) {
 
 API cuStreamQuery(CUstream stream) {
   IDLE_STREAM(stream);
+  CUresult refused = unsafe_during_capture();
+  if (refused) return refused;
   pthread_mutex_lock(&lock);
   int busy = stream->first != NULL;
   pthread_mutex_unlock(&lock);
