@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from dlbridge_fake import Fake, Stream
 
+from dlbridge import registry
 from dlbridge.testing import BackendTests
 
 NEW = memoryview(b"new!")
@@ -132,7 +133,9 @@ class TestTwoStreams(BackendTests):
     @pytest.fixture
     def backend(self, monkeypatch):
         monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "2000")
-        return Fake()
+        backend = Fake()
+        monkeypatch.setitem(registry._loaded, "ext_dev", backend)  # for the public functions
+        return backend
 
     def make_stream(self, backend, device_id):
         return Stream(device_id)

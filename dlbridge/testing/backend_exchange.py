@@ -1,0 +1,332 @@
+"""The backend through dlbridge's public functions: tensors moved, exported and imported."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.protocol import (
+    ADDRESS_DEVICES,
+    HOST_DEVICES,
+    SupportsHostView,
+    SupportsNative,
+    SupportsStreams,
+)
+
+from .backend_base import BackendCase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ExchangeTests"]
+
+DTYPES = [
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+]
+VERSIONS = [None, (1, 0), (1, 3)]
+"""What consumers say as ``max_version``: the first gets the legacy capsule."""
+
+
+def numbers(shape: tuple[int, ...], dtype: str = "float32") -> Any:
+    """An array without equal neighbours."""
+    return np.arange(int(np.prod(shape)) + 1)[1:].reshape(shape).astype(dtype)
+
+
+def on_host(tensor: Any) -> Any:
+    """The elements of a tensor on any device as a numpy array.
+
+    Copied over other bytes: fresh memory may by chance hold the right ones.
+    """
+    nbytes = max(tensor.nbytes, 1)
+    host = np.full(nbytes, 0xEE, "u1")[: tensor.nbytes].view(str(tensor.dtype))
+    dlbridge.copy_(host.reshape(tensor.shape), tensor)
+    return host.reshape(tensor.shape)
+
+
+def count_frees(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Count, from now on, how often *backend* is told to free each memory that it gives."""
+    allocate, free = backend.allocate, backend.free
+    count: Counter[int] = Counter()
+
+    def counting_allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        data: int = allocate(device_id, nbytes, alignment, stream)
+        count[data] = 0
+        return data
+
+    def counting_free(device_id: int, data: int, stream: int) -> None:
+        count[data] += 1
+        free(device_id, data, stream)
+
+    monkeypatch.setattr(backend, "allocate", counting_allocate)
+    monkeypatch.setattr(backend, "free", counting_free)
+    return count
+
+
+class ExchangeTests(BackendCase):
+    """What users of the device do."""
+
+    @pytest.fixture
+    def where(self, backend: Any) -> str:
+        """The device under test as a device string."""
+        return f"{self.name}:{self.device_id}"
+
+    @pytest.fixture
+    def frees(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
+        """How often each memory has been freed since it was allocated."""
+        count = count_frees(backend, monkeypatch)
+        yield count
+        gc.collect()
+        assert set(count.values()) <= {1}, "each allocation is freed exactly once"
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_to_device_and_back(self, where: str, dtype: str) -> None:
+        """Every type that numpy has."""
+        array = numbers((3, 5), dtype)
+        tensor = dlbridge.to_device(array, where, copy=True)
+        assert (str(tensor.device), str(tensor.dtype), tensor.shape) == (where, dtype, (3, 5))
+        assert np.array_equal(on_host(tensor), array)
+        assert np.array_equal(dlbridge.to_device(tensor, "cpu", copy=True).numpy(), array)
+
+    @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5), (300_007,)])
+    def test_shapes(self, where: str, shape: tuple[int, ...]) -> None:
+        """No dimensions, no elements, odd sizes."""
+        array = numbers(shape)
+        back = on_host(dlbridge.to_device(array, where, copy=True))
+        assert back.shape == shape
+        assert np.array_equal(back, array)
+
+    def test_zeros_and_empty(self, where: str) -> None:
+        """New memory, with and without content."""
+        assert not on_host(dlbridge.zeros((7, 9), "int32", where)).any()
+        empty = dlbridge.empty((7, 9), "int32", where)
+        dlbridge.copy_(empty, numbers((7, 9), "int32"))
+        assert np.array_equal(on_host(empty), numbers((7, 9), "int32"))
+
+    @pytest.mark.parametrize(
+        "index",
+        [np.s_[1:], np.s_[:, 2:5], np.s_[::2], np.s_[:, ::3], np.s_[1:5:2, 1:6:2], np.s_[3]],
+        ids=str,
+    )
+    def test_strided_both_ways(self, where: str, index: Any) -> None:
+        """Slices of the source, and slices on the device; transposed as well."""
+        array = numbers((6, 7))
+        assert np.array_equal(on_host(dlbridge.to_device(array[index], where)), array[index])
+        tensor = dlbridge.to_device(array, where, copy=True)
+        assert np.array_equal(on_host(tensor[index]), array[index])
+        assert np.array_equal(on_host(tensor.T), array.T)
+        assert np.array_equal(on_host(dlbridge.to_device(array.T, where)), array.T)
+
+    @pytest.mark.parametrize("index", [np.s_[2:4], np.s_[:, 1:3], np.s_[::2, ::3]], ids=str)
+    def test_copy_into_a_view(self, where: str, index: Any) -> None:
+        """Only the view's elements change, whether the source is here or on the host."""
+        want = numbers((6, 7))
+        tensor = dlbridge.to_device(want, where, copy=True)
+        new = -numbers(want[index].shape)
+        want[index] = new
+        dlbridge.copy_(tensor[index], new)
+        assert np.array_equal(on_host(tensor), want)
+        want[index] = 2 * new
+        dlbridge.copy_(tensor[index], dlbridge.to_device(2 * new, where, copy=True))
+        assert np.array_equal(on_host(tensor), want)
+
+    def test_a_copy_is_one(self, where: str) -> None:
+        """copy=True on the same device gives other memory with the same content."""
+        tensor = dlbridge.to_device(numbers((100,)), where, copy=True)
+        other = dlbridge.to_device(tensor, where, copy=True)
+        dlbridge.copy_(tensor, np.zeros(100, "float32"))
+        assert np.array_equal(on_host(other), numbers((100,)))
+        assert dlbridge.to_device(tensor, where, copy=False).data_ptr() == tensor.data_ptr()
+
+    def test_the_source_may_change_or_go_at_once(self, where: str) -> None:
+        """The call has taken what it needs, or keeps it."""
+        array = numbers((100_000,))
+        tensor = dlbridge.to_device(array, where, copy=True)
+        array[:] = 0
+        other = dlbridge.to_device(numbers((100_000,)), where, copy=True)
+        gc.collect()
+        assert np.array_equal(on_host(tensor), numbers((100_000,)))
+        assert np.array_equal(on_host(other), numbers((100_000,)))
+
+    def test_between_devices(self, backend: Any) -> None:
+        """Every device to every device."""
+        array = numbers((50, 3))
+        for source in range(backend.device_count()):
+            tensor = dlbridge.to_device(array, f"{self.name}:{source}", copy=True)
+            for target in range(backend.device_count()):
+                moved = dlbridge.to_device(tensor, f"{self.name}:{target}")
+                assert str(moved.device) == f"{self.name}:{target}"
+                assert np.array_equal(on_host(moved), array)
+
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_export_and_import(self, where: str, version: Any, frees: Counter[int]) -> None:
+        """The same memory comes back from a capsule, and lives as long as its last user."""
+        array = numbers((6, 7))
+        tensor = dlbridge.to_device(array, where, copy=True)[1:, 2:5]
+        kept = tensor.data_ptr(), tensor.byte_offset, tensor.shape, tensor.strides, tensor.device
+        assert not frees[tensor._memory.data]
+        capsule = tensor.__dlpack__(max_version=version)
+        again = dlbridge.from_dlpack(capsule)
+        assert "used_dltensor" in repr(capsule)
+        del tensor, capsule
+        gc.collect()
+        assert (
+            again.data_ptr(),
+            again.byte_offset,
+            again.shape,
+            again.strides,
+            again.device,
+        ) == kept
+        assert set(frees.values()) == {0}
+        assert np.array_equal(on_host(again), array[1:, 2:5])
+
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_deleters_run_once(self, where: str, version: Any, frees: Counter[int]) -> None:
+        """A capsule nobody took, one that was taken, and one that was taken twice in vain."""
+        for taken in (0, 1, 2):
+            tensor = dlbridge.empty(100, "uint8", where)
+            data = tensor._memory.data
+            capsule = tensor.__dlpack__(max_version=version)
+            del tensor
+            users = [dlbridge.from_dlpack(capsule) for _ in range(min(taken, 1))]
+            if taken == 2:
+                with pytest.raises(BufferError):
+                    dlbridge.from_dlpack(capsule)
+            assert frees[data] == 0
+            del capsule
+            assert frees[data] == (not taken)
+            users.clear()
+            gc.collect()
+            assert frees[data] == 1
+
+    def test_offsets_of_views(self, backend: Any, where: str) -> None:
+        """Added to an address, kept beside a handle."""
+        tensor = dlbridge.to_device(numbers((100,), "uint8"), where, copy=True)
+        view = tensor[3:]
+        if backend.device_type in ADDRESS_DEVICES:
+            assert (view.data_ptr(), view.byte_offset) == (tensor.data_ptr() + 3, 0)
+        else:
+            assert (view.data_ptr(), view.byte_offset) == (tensor.data_ptr(), 3)
+        assert on_host(view)[0] == 4
+
+    def test_dlpack_device(self, backend: Any, where: str) -> None:
+        """Two plain ints, as consumers ask for them."""
+        pair = dlbridge.empty(1, "uint8", where).__dlpack_device__()
+        assert pair == (backend.device_type, self.device_id)
+        assert [type(part) for part in pair] == [int, int]
+
+    def test_export_to_the_host(self, backend: Any, where: str) -> None:  # S12
+        """A consumer that asks for the CPU gets finished work there, and passes no stream."""
+        tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
+        capsule = tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 3))
+        host = dlbridge.from_dlpack(capsule)
+        assert str(host.device) == "cpu:0"
+        assert np.array_equal(host.numpy(), numbers((6, 7)))
+        if backend.device_type not in HOST_DEVICES:
+            with pytest.raises(ValueError, match="stream"):
+                tensor.__dlpack__(dl_device=(1, 0), stream=1)
+
+    def test_consumers_streams(self, backend: Any, where: str) -> None:  # S3 S9 S10
+        """None and -1 are taken, what is no stream is refused before anything is made."""
+        if self.name == "cpu":
+            pytest.skip("CPU tensors are exported by numpy, which refuses streams its own way")
+        tensor = dlbridge.to_device(numbers((10,)), where, copy=True)
+        for stream in (None, -1):
+            assert dlbridge.from_dlpack(tensor.__dlpack__(stream=stream)).shape == (10,)
+        if isinstance(backend, SupportsStreams):
+            for no_stream in (True, object(), "0"):
+                with pytest.raises(TypeError):
+                    tensor.__dlpack__(stream=no_stream)
+
+    def test_consumers_stream_waits(self, backend: Any, where: str) -> None:  # S17
+        """Work that a consumer queues on its own stream comes after ours."""
+        self.need(backend, SupportsStreams)
+        mine, theirs = (self.make_stream(backend, self.device_id) for _ in range(2))
+        array = numbers((100_000,))
+        source = dlbridge.to_device(array, where, copy=True)
+        with dlbridge.use_stream(where, mine) as handle:
+            alive = self.slow_work(backend, self.device_id, handle)
+            tensor = dlbridge.to_device(source, where, copy=True)
+            capsule = tensor.__dlpack__(stream=theirs)
+        with dlbridge.use_stream(where, theirs):
+            assert np.array_equal(on_host(dlbridge.from_dlpack(capsule)), array)
+        del alive
+
+    def test_host_view_of_a_tensor(self, backend: Any, where: str) -> None:
+        """What the host writes in the block, the device has after it."""
+        tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
+        if not isinstance(backend, SupportsHostView) or backend.host_view_refusal(
+            self.device_id, tensor._memory.data
+        ):
+            with pytest.raises(BufferError), tensor.host_view():
+                pytest.fail("there is no host view")
+            return
+        with tensor[1:, 2:5].host_view() as host:
+            assert np.array_equal(host.numpy(), numbers((6, 7))[1:, 2:5])
+            host.numpy()[:] = -1
+            del host
+        want = numbers((6, 7))
+        want[1:, 2:5] = -1
+        assert np.array_equal(on_host(tensor), want)
+
+    def test_native_objects_share_memory(self, backend: Any, where: str) -> None:
+        """The ecosystem's object over our memory, and our tensor over the ecosystem's."""
+        self.need(backend, SupportsNative)
+        tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
+        native = tensor.to_native()
+        again = dlbridge.asarray(native)
+        assert (again.shape, str(again.dtype), str(again.device)) == ((6, 7), "float32", where)
+        dlbridge.copy_(again, np.zeros((6, 7), "float32"))
+        assert not on_host(tensor).any()
+        del tensor, again
+        gc.collect()
+        assert not on_host(dlbridge.asarray(native)).any()
+
+    def test_moving_leaks_nothing(self, where: str, frees: Counter[int]) -> None:
+        """All that a hundred moves there and back needed is given back."""
+        array = numbers((1000,))
+        for _ in range(100):
+            moved = dlbridge.to_device(array, where, copy=True)
+            assert np.array_equal(on_host(dlbridge.to_device(moved[::2], where)), array[::2])
+        del moved
+        gc.collect()
+        assert set(frees.values()) == {1}
+
+    def test_threads_move_tensors(self, where: str) -> None:
+        """Eight threads at once each get their own elements back."""
+        failures: list[object] = []
+
+        def work(seed: int) -> None:
+            try:
+                for turn in range(20):
+                    array = numbers((10 + 100 * turn, 3)) * (seed + 1)
+                    tensor = dlbridge.to_device(array, where, copy=True)
+                    again = dlbridge.from_dlpack(tensor.__dlpack__(max_version=(1, 3)))
+                    if not np.array_equal(on_host(again), array):
+                        failures.append(f"thread {seed}, turn {turn}: other elements")
+            except BaseException as exc:
+                failures.append(exc)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+    def test_errors_leave_all_in_order(self, where: str, frees: Counter[int]) -> None:
+        """Wrong shapes, read-only targets, no room: refused, and the device works on."""
+        tensor = dlbridge.to_device(numbers((10,)), where, copy=True)
+        with pytest.raises(ValueError, match="shape"):
+            dlbridge.copy_(tensor, numbers((11,)))
+        with pytest.raises(MemoryError):
+            dlbridge.empty(1 << 60, "uint8", where)
+        with pytest.raises(dlbridge.ExchangeError, match="there is no"):
+            dlbridge.empty(1, "uint8", f"{self.name}:1000")
+        assert np.array_equal(on_host(tensor), numbers((10,)))
