@@ -8,12 +8,11 @@ from dlbridge.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from .backend import OpenCL
-    from .demo import demo_filter
     from .devices import use_context
 
-__all__ = ["OpenCL", "demo_filter", "use_context"]
+__all__ = ["OpenCL", "use_context"]
 
-_HOMES = {"OpenCL": "backend", "demo_filter": "demo", "use_context": "devices"}
+_HOMES = {"OpenCL": "backend", "use_context": "devices"}
 
 
 def __getattr__(name: str) -> Any:

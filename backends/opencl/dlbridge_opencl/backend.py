@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlbridge.protocol import API
 
-from . import copies, devices, foreign, memory, native, queues, regions, views
+from . import copies, demo, devices, foreign, memory, native, queues, regions, views
 
 __all__ = ["OpenCL"]
 
@@ -57,6 +57,9 @@ class OpenCL:
     # SupportsDeviceNames, SupportsDeviceInfo
     find_device = staticmethod(devices.find_device)
     device_info = staticmethod(devices.device_info)
+
+    # SupportsDemo
+    box_blur = staticmethod(demo.box_blur)
 
     # for the conformance kit
     live_allocations = staticmethod(memory.live_allocations)

@@ -34,16 +34,17 @@ class Commands:
     def __init__(self, device_id: int, stream: int, doing: str, *buffers: cl.MemoryObject) -> None:
         context = buffers[0].context
         queue = queues.resolve(device_id, stream)
-        elsewhere = queue.context != context
-        if elsewhere:
+        self._doing = doing
+        self._done_on_return = queue.context != context
+        if self._done_on_return:
             queues.finish(queue)
             queue = queues.new(context, _device_in(context, device_id))
         for buffer in buffers:
-            for other in memory.queues_beside_ours(buffer):
-                queues.order(queue, other)
-        self._doing = doing
+            if not memory.is_ours_alone(buffer):
+                self._done_on_return |= not memory.is_ours(buffer)
+                for other in memory.queues_beside_ours(buffer):
+                    queues.order(queue, other)
         self._queue = queue
-        self._done_on_return = elsewhere or not all(map(memory.is_ours, buffers))
 
     def __enter__(self) -> cl.CommandQueue:
         ending.enter(self)

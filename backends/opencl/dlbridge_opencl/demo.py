@@ -10,11 +10,9 @@ import pyopencl as cl
 from .commands import Commands
 from .memory import buffer_of
 
-__all__ = ["demo_filter"]
+__all__ = ["box_blur"]
 
 SOURCE = """
-/* Each pixel becomes the mean of the (2 radius + 1) squared pixels around it,
-   as far as they are inside the image. uint8, height x width x channels. */
 __kernel void box_blur(__global const uchar *source, ulong source_offset,
                        __global uchar *target, ulong target_offset,
                        int height, int width, int channels, int radius)
@@ -33,7 +31,7 @@ __kernel void box_blur(__global const uchar *source, ulong source_offset,
 """
 
 
-def demo_filter(
+def box_blur(
     device_id: int,
     source: int,
     source_offset: int,
@@ -43,12 +41,7 @@ def demo_filter(
     radius: int,
     stream: int,
 ) -> None:
-    """Enqueue the blur of the image *source* into *target*.
-
-    Both are uint8, C-contiguous, *shape* = (height, width, channels), of the
-    same context; *radius* is in pixels. Rounds halves up, so every device
-    gives the same bytes.
-    """
+    """Enqueue the blur of the image *source* into *target*, of the same context."""
     height, width, channels = shape
     nbytes = height * width * channels
     image = buffer_of(source, source_offset, nbytes)

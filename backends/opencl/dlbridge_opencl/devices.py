@@ -20,8 +20,8 @@ __all__ = ["Device", "context", "device", "device_count", "device_info", "find",
 
 INSTALL = (
     "install the driver of your GPU's vendor, or for the CPU PoCL (Debian, Ubuntu: "
-    "apt install pocl-opencl-icd) or Intel's (pip install intel-opencl-rt); with pip alone "
-    "and no driver: pip install 'dlbridge-opencl[oclgrind]', a simulator, which is slow"
+    "apt install pocl-opencl-icd); with pip alone and no driver: "
+    "pip install 'dlbridge-opencl[oclgrind]', a simulator, which is slow"
 )
 
 SIMULATORS = ("Oclgrind",)

@@ -24,6 +24,7 @@ __all__ = [
     "host_memory",
     "import_host",
     "is_ours",
+    "is_ours_alone",
     "live_allocations",
     "queues_beside_ours",
     "share",
@@ -149,11 +150,15 @@ def is_ours(buffer: cl.MemoryObject) -> bool:
     return buffer.int_ptr in _owned
 
 
+def is_ours_alone(buffer: cl.MemoryObject) -> bool:
+    """Whether it was made here, and no user ever got it."""
+    data = buffer.int_ptr
+    return data in _owned and data not in _shared
+
+
 def queues_beside_ours(buffer: cl.MemoryObject) -> list[cl.CommandQueue]:
     """The queues on which users may have work on *buffer*, as far as we know them."""
     data = buffer.int_ptr
-    if data in _owned and data not in _shared:
-        return []
     handed_out = [_shared[data]] if data in _shared else []
     return [*handed_out, *queues.users(buffer.context)]
 

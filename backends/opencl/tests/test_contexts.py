@@ -84,13 +84,11 @@ def test_memory_of_another_device_is_refused(opencl):
 
 
 def test_the_demos_filter(opencl, make):
-    from dlbridge_opencl import demo_filter
-
     shape = height, width, channels = 7, 9, 3
     image = np.random.default_rng(0).integers(0, 256, shape, "u1")
     source, target = make(image.size + 5), make(image.size + 3)
     source.write(np.concatenate([np.zeros(5, "u1"), image.ravel()]))
-    demo_filter(0, source.data, 5, target.data, 3, shape, 2, source.stream)
+    opencl.box_blur(0, source.data, 5, target.data, 3, shape, 2, source.stream)
     got = target.read()[3:].reshape(shape)
     for y in range(height):
         for x in range(width):

@@ -1,0 +1,18 @@
+"""The examples of docs/opencl.md, in order, as one program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[3] / "docs" / "opencl.md"
+
+
+def test_the_examples_run(opencl):
+    if not opencl.device_info(0)["host_memory_shared"]:
+        pytest.skip("one example is about shared memory")
+    examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(examples) == 3
+    exec("\n".join(examples), {})
