@@ -38,18 +38,30 @@ def find_device(wanted: Any) -> Device:
     names that a backend knows (``"opencl:Intel"``).
     """
     if isinstance(wanted, str):
+        known = _found.get(wanted)
+        if known is not None:
+            return known
         name, selector = split(wanted)
         if name in backends():
-            plugin = backend(name)
-            if isinstance(selector, str):
-                if not isinstance(plugin, SupportsDeviceNames):
-                    raise ValueError(
-                        f"{wanted!r}: backend {name!r} finds devices by number only ('{name}:0')"
-                    )
-                selector = plugin.find_device(selector)
-            found = Device.of(plugin.device_type, selector or 0, name)
-            backend_of(found)
+            found = _found[wanted] = _of_backend(wanted, name, selector)
             return found
     found = device(wanted)
+    backend_of(found)
+    return found
+
+
+_found: dict[str, Device] = {}
+"""Devices by what they were asked for: a look at the installed backends takes 2 ms."""
+
+
+def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:
+    plugin = backend(name)
+    if isinstance(selector, str):
+        if not isinstance(plugin, SupportsDeviceNames):
+            raise ValueError(
+                f"{wanted!r}: backend {name!r} finds devices by number only ('{name}:0')"
+            )
+        selector = plugin.find_device(selector)
+    found = Device.of(plugin.device_type, selector or 0, name)
     backend_of(found)
     return found

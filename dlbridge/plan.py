@@ -11,6 +11,7 @@ from typing import Any
 
 from .device import Device
 from .devices import backend_of
+from .dtype import DType
 from .errors import BackendUnavailable, ExchangeError
 from .layout import reach
 from .protocol import SupportsCopy, SupportsHostImport, SupportsHostView
@@ -46,7 +47,9 @@ class Step:
 class Plan:
     """The steps of one move, in order. ``print(plan)`` explains them."""
 
-    what: str
+    dtype: DType
+    shape: tuple[int, ...]
+    origin: str
     source: Device
     target: Device
     steps: list[Step] = field(default_factory=list)
@@ -56,6 +59,11 @@ class Plan:
     """Where it is: `Tensor.data_ptr` of the result; 0 until it ran."""
     seconds: float = 0.0
     """How long it took; 0 until it ran."""
+
+    @property
+    def what(self) -> str:
+        """The tensor in words."""
+        return f"{self.dtype} {self.shape} from {self.origin}"
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +111,7 @@ def make_plan(tensor: Tensor, target: Device, copy: bool | None) -> Plan:
     ExchangeError where *copy* is False and a step would copy, naming it; or
     where the tensor is on a device that no backend here can use.
     """
-    plan = Plan(repr(tensor), tensor.device, target)
+    plan = Plan(tensor.dtype, tensor.shape, tensor.origin, tensor.device, target)
     if tensor.size == 0:
         plan.add("share", tensor.device, target, 0, "it has no elements")
     elif target is tensor.device:

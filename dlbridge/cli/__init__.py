@@ -1,0 +1,41 @@
+"""The command line: python -m dlbridge info | explain | demo | bench | new-backend."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from ..errors import Error
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "info": "what a bug report needs: versions, libraries, backends and their devices",
+    "explain": "the steps that would bring a tensor somewhere, the bytes copied, and why",
+    "demo": "a photograph through every backend of this machine, filtered on each",
+    "bench": "figures side by side with the other libraries, in one run",
+    "new-backend": "a working skeleton of a backend for a device of your own",
+}
+"""Each is a module of this package with ``add_arguments(parser)`` and ``run(arguments)``."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the process's exit code. Errors of ours are one line, not a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m dlbridge", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    given = sys.argv[1:] if arguments is None else arguments
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        # Only the command that runs is loaded.
+        if given[:1] == [name]:
+            module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    parsed = parser.parse_args(given)
+    try:
+        code: int = parsed.run(parsed)
+    except (Error, ImportError, OSError, ValueError) as exc:
+        print(f"dlbridge {parsed.command}: {exc}", file=sys.stderr)
+        return 1
+    return code

@@ -1,0 +1,152 @@
+"""bench exchange: what an import, an export and a call cost, beside the other libraries."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import dlbridge
+
+from .timing import Row, best_of, floors
+
+__all__ = ["rows"]
+
+Function = Callable[[], object]
+
+
+def rows() -> list[Row]:
+    """One row per operation; peers that are not installed are left out."""
+    peers = {
+        name: _module(name) for name in ("numpy", "torch", "tvm_ffi", "jax", "cuda.core.utils")
+    }
+    python_floor, cffi_floor = floors().values()
+    found = [
+        Row("floor: empty Python call", python_floor),
+        Row("floor: empty cffi call", cffi_floor),
+    ]
+    for operation, contenders in _operations(peers).items():
+        times = best_of(contenders)
+        ours = times.pop("dlbridge")
+        found.append(Row(operation, ours, times, python_floor))
+    return found
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _operations(peers: dict[str, Any]) -> dict[str, dict[str, Function]]:
+    numpy = peers["numpy"]
+    array = numpy.arange(6, dtype="float32").reshape(2, 3)
+    ours = dlbridge.from_dlpack(array)
+    operations = {
+        "from_dlpack(numpy)": _imports(peers, array),
+        "__dlpack__(max_version=(1, 3))": {
+            "dlbridge": lambda: ours.__dlpack__(max_version=(1, 3)),
+            "numpy": lambda: array.__dlpack__(max_version=(1, 3)),
+        },
+        "numpy.from_dlpack(x)": {
+            "dlbridge": lambda: numpy.from_dlpack(ours),
+            "numpy": lambda: numpy.from_dlpack(array),
+        },
+    }
+    if peers["torch"]:
+        operations.update(_with_torch(peers, array, ours))
+    if peers["jax"]:
+        operations.update(_with_jax(peers, array, ours))
+    if peers["torch"] and peers["tvm_ffi"]:
+        operations.update(_with_tvm_ffi(peers, array, ours))
+    return operations
+
+
+def _imports(peers: dict[str, Any], x: Any) -> dict[str, Function]:
+    """Everybody's from_dlpack of *x*."""
+    found: dict[str, Function] = {"dlbridge": lambda: dlbridge.from_dlpack(x)}
+    for name in ("numpy", "torch", "tvm_ffi"):
+        if peers[name]:
+            found[name] = lambda take=peers[name].from_dlpack: take(x)
+    if peers["jax"]:
+        found["jax"] = lambda take=peers["jax"].dlpack.from_dlpack: take(x)
+    if peers["cuda.core.utils"]:
+        view = peers["cuda.core.utils"].StridedMemoryView.from_dlpack
+        found["cuda.core"] = lambda: view(x, stream_ptr=-1)
+    return {name: function for name, function in found.items() if _works(function)}
+
+
+def _works(function: Function) -> bool:
+    try:
+        function()
+    except Exception:  # a peer that does not take this array is left out of the row
+        return False
+    return True
+
+
+def _with_torch(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dict[str, Function]]:
+    torch = peers["torch"]
+    tensor = torch.arange(6.0).reshape(2, 3)
+    bfloat16 = tensor.to(torch.bfloat16)
+    return {
+        "from_dlpack(torch)": _imports(peers, tensor),
+        "from_dlpack(torch bfloat16)": _imports(peers, bfloat16),
+        "torch.from_dlpack(x)": {
+            "dlbridge": lambda: torch.from_dlpack(ours),
+            "numpy": lambda: torch.from_dlpack(array),
+            "torch": lambda: torch.from_dlpack(tensor),
+        },
+        "to_device(numpy, 'cpu', like='torch')": {
+            "dlbridge": lambda: dlbridge.to_device(array, "cpu", like="torch"),
+            "torch": lambda: torch.from_dlpack(array),
+        },
+    }
+
+
+def _with_jax(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dict[str, Function]]:
+    jax = peers["jax"]
+    tensor = jax.numpy.arange(6.0).reshape(2, 3)
+    take = jax.dlpack.from_dlpack
+    return {
+        "from_dlpack(jax)": _imports(peers, tensor),
+        "jax.dlpack.from_dlpack(x)": {
+            "dlbridge": lambda: take(ours),
+            "numpy": lambda: take(array),
+        },
+    }
+
+
+class _Route:
+    """The methods of a Tensor without its exchange table: tvm_ffi takes the other route."""
+
+    __slots__ = ("__dlpack__", "__dlpack_device__")
+
+
+def _with_tvm_ffi(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dict[str, Function]]:
+    tvm_ffi, torch = peers["tvm_ffi"], peers["torch"]
+    nop = tvm_ffi.get_global_func("testing.nop")
+    tensor, theirs = torch.arange(6.0).reshape(2, 3), tvm_ffi.from_dlpack(array)
+    route = _Route()
+    route.__dlpack__, route.__dlpack_device__ = ours.__dlpack__, ours.__dlpack_device__
+    calls: dict[str, Function] = {
+        "torch": lambda: nop(tensor, tensor, tensor),
+        "numpy": lambda: nop(array, array, array),
+        "tvm_ffi": lambda: nop(theirs, theirs, theirs),
+    }
+    return {
+        "from_dlpack(tvm_ffi)": _imports(peers, theirs),
+        "tvm_ffi.from_dlpack(x)": {
+            "dlbridge": lambda: tvm_ffi.from_dlpack(ours),
+            "numpy": lambda: tvm_ffi.from_dlpack(array),
+            "torch": lambda: tvm_ffi.from_dlpack(tensor),
+        },
+        "tvm_ffi call with 3 tensors, by __dlpack__": {
+            "dlbridge": lambda: nop(route, route, route),
+            **calls,
+        },
+        "tvm_ffi call with 3 tensors, by our exchange table": {
+            "dlbridge": lambda: nop(ours, ours, ours),
+            **calls,
+        },
+    }

@@ -1,0 +1,199 @@
+"""demo: a photograph through every backend of this machine, filtered on each.
+
+The filter is a box blur; every result is compared with numpy's, byte by byte,
+and all of them go side by side into one picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..device import Device
+from ..devices import backend_of
+from ..errors import BackendUnavailable, Error
+from ..protocol import SupportsDemo
+from ..registry import backend, backends
+from ..stream import access, synchronize
+from ..trace import trace
+from ..transfer import empty, to_device
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Image = np.ndarray[Any, np.dtype[np.uint8]]
+
+__all__ = ["add_arguments", "run"]
+
+RADIUS = 5  # pixels
+
+
+@dataclass
+class Result:
+    """What one place made of the photograph."""
+
+    place: str
+    image: Image
+    filtered_by: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``demo``."""
+    parser.add_argument("photo", nargs="?", help="a picture; matplotlib's portrait by default")
+    parser.add_argument("--output", default="demo.png", help="the picture to write (demo.png)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Filter the photograph everywhere, compare, and write the picture."""
+    photo = _photo(arguments.photo)
+    expected = box_blur(photo)
+    print(f"photograph: {photo.shape[1]} x {photo.shape[0]}, {photo.nbytes} bytes")
+    results = [Result("photograph", photo, ""), Result("numpy", expected, "numpy")]
+    for name in backends():
+        try:
+            plugin = backend(name)
+        except BackendUnavailable as exc:
+            print(f"\n{name}: not usable here: {exc}")
+            continue
+        for index in range(plugin.device_count()):
+            results.append(_on_device(Device.of(plugin.device_type, index, name), photo))
+    if importlib.util.find_spec("torch") is not None:
+        results.append(_in_torch(photo))
+    wrong = [result.place for result in results[1:] if not _same(result.image, expected)]
+    _picture(results, Path(arguments.output))
+    print(f"\n{len(results) - 1} results, side by side in {arguments.output}")
+    if wrong:
+        raise Error(f"these differ from numpy's: {', '.join(wrong)}")
+    print("every result equals numpy's, byte by byte")
+    return 0
+
+
+def _photo(path: str | None) -> Image:
+    import numpy as np
+
+    try:
+        from PIL import Image as pillow
+    except ImportError as exc:
+        raise ImportError(
+            f"the demo reads pictures with pillow: pip install pillow ({exc})"
+        ) from exc
+    if path is None:
+        try:
+            from matplotlib import get_data_path
+        except ImportError as exc:
+            raise ImportError(
+                "name a picture, or pip install matplotlib, whose sample photograph is the default"
+            ) from exc
+        path = str(Path(get_data_path(), "sample_data", "grace_hopper.jpg"))
+    return np.asarray(pillow.open(path).convert("RGB")).copy()
+
+
+def box_blur(image: Image) -> Image:
+    """numpy's: the mean of the square around each pixel, as `SupportsDemo` says."""
+    import numpy as np
+
+    ones = np.ones(image.shape, "int64")
+    total, count = _box_sum(image.astype("int64")), _box_sum(ones)
+    blurred: Image = ((total + count // 2) // count).astype("u1")
+    return blurred
+
+
+def _box_sum(values: Any) -> Any:
+    """Sums over the square around each pixel, by differences of running sums."""
+    import numpy as np
+
+    for axis in (0, 1):
+        size = values.shape[axis]
+        running = (
+            np.concatenate([np.zeros_like(values[:1]), values.cumsum(0)])
+            if axis == 0
+            else (np.concatenate([np.zeros_like(values[:, :1]), values.cumsum(1)], axis=1))
+        )
+        high = np.minimum(np.arange(size) + RADIUS + 1, size)
+        low = np.maximum(np.arange(size) - RADIUS, 0)
+        values = running.take(high, axis) - running.take(low, axis)
+    return values
+
+
+def _on_device(device: Device, photo: Image) -> Result:
+    """There, filtered there if the backend can, and back."""
+    print(f"\n{device}")
+    plugin = backend_of(device)
+    with trace() as moves:
+        source = to_device(photo, device)
+        if isinstance(plugin, SupportsDemo):
+            target = empty(photo.shape, "uint8", device)
+            access(source._memory)
+            stream = access(target._memory)
+            plugin.box_blur(
+                device.index,
+                source._memory.data,
+                source._byte_offset,
+                target._memory.data,
+                target._byte_offset,
+                photo.shape,
+                RADIUS,
+                stream,
+            )
+            synchronize(device)
+            filtered_by = str(device)
+        else:
+            back = to_device(source, "cpu", like="numpy")
+            target = to_device(box_blur(back), device)
+            filtered_by = "numpy, as this backend runs no kernels"
+        image = to_device(target, "cpu", like="numpy").copy()
+    for plan in moves.plans:
+        print(f"  {plan.source} {plan.address:#x} -> {plan.target} {plan.result_address:#x}")
+        for step in plan.steps:
+            print(f"    {step}")
+    print(f"  filtered by {filtered_by}")
+    return Result(str(device), image, filtered_by)
+
+
+def _in_torch(photo: Image) -> Result:
+    import torch
+
+    print("\ntorch")
+    with trace() as moves:
+        tensor = to_device(photo, "cpu", like="torch")
+    print(f"  numpy {photo.ctypes.data:#x} -> torch {tensor.data_ptr():#x}")
+    for plan in moves.plans:
+        for step in plan.steps:
+            print(f"    {step}")
+    planes = tensor.permute(2, 0, 1).to(torch.float64)
+    window = {"kernel_size": 2 * RADIUS + 1, "stride": 1, "padding": RADIUS, "divisor_override": 1}
+    total = torch.nn.functional.avg_pool2d(planes, **window)
+    count = torch.nn.functional.avg_pool2d(torch.ones_like(planes), **window)
+    blurred = torch.floor((total + torch.floor(count / 2)) / count).to(torch.uint8)
+    image = to_device(blurred.permute(1, 2, 0).contiguous(), "cpu", like="numpy")
+    print("  filtered by torch")
+    return Result("torch", image, "torch")
+
+
+def _same(image: Image, expected: Image) -> bool:
+    import numpy as np
+
+    return bool(np.array_equal(image, expected))
+
+
+def _picture(results: list[Result], path: Path) -> None:
+    """All images side by side, each under its name."""
+    from PIL import Image as pillow
+    from PIL import ImageDraw
+
+    height, width = results[0].image.shape[:2]
+    scale = min(1.0, 320 / width)
+    size = (int(width * scale), int(height * scale))
+    sheet = pillow.new("RGB", (len(results) * (size[0] + 8) + 8, size[1] + 44), "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, result in enumerate(results):
+        left = 8 + number * (size[0] + 8)
+        sheet.paste(pillow.fromarray(result.image).resize(size), (left, 36))
+        draw.text((left, 4), result.place, fill="black")
+        by = result.filtered_by.partition(",")[0]
+        if by:
+            draw.text((left, 18), f"filtered by {by}", fill="gray")
+    sheet.save(path)

@@ -1,0 +1,49 @@
+"""explain: the steps that would bring a tensor of some library or device to another."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from typing import Any
+
+from ..registry import backends
+from ..transfer import empty, plan
+
+__all__ = ["add_arguments", "run"]
+
+LIBRARIES = ("numpy", "torch", "jax", "tvm_ffi", "cupy")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``explain``."""
+    places = f"a library ({', '.join(LIBRARIES)}) or a device ({', '.join(backends())})"
+    parser.add_argument("source", help=places)
+    parser.add_argument("target", help=places)
+    parser.add_argument("--shape", default="1024x1024", help="such as 1024x1024 (the default)")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make a tensor at the source, and print the plan for it."""
+    shape = tuple(int(extent) for extent in arguments.shape.split("x"))
+    source = _make(arguments.source, shape, arguments.dtype)
+    like = arguments.target if arguments.target in LIBRARIES else None
+    steps = plan(source, "cpu" if like else arguments.target, like=like)
+    if arguments.json:
+        json.dump(steps.as_dict(), sys.stdout, indent=2)
+        print()
+    else:
+        print(steps)
+    return 0
+
+
+def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
+    if place not in LIBRARIES:
+        return empty(shape, dtype, place)
+    if place == "tvm_ffi":
+        return importlib.import_module(place).from_dlpack(empty(shape, dtype))
+    library = importlib.import_module("jax.numpy" if place == "jax" else place)
+    return library.zeros(shape, dtype=getattr(library, dtype))
