@@ -11,6 +11,7 @@ from dlbridge.protocol import NativeArray
 
 from . import copies, host, native
 from .beyond import Beyond
+from .demo import box_blur
 from .devices import Devices
 from .library import handle
 from .live import Live
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dlbridge.protocol import (
         Backend,
         SupportsCopy,
+        SupportsDemo,
         SupportsDeviceInfo,
         SupportsDeviceNames,
         SupportsFill,
@@ -263,6 +265,25 @@ class Vulkan(Beyond):
         """Name, kind, memory, UUID, driver, versions and limits. Opens nothing."""
         return self.devices.info(device_id)
 
+    # --- SupportsDemo ---
+
+    def box_blur(
+        self,
+        device_id: int,
+        source: int,
+        source_offset: int,
+        target: int,
+        target_offset: int,
+        shape: tuple[int, int, int],
+        radius: int,
+        stream: int,
+    ) -> None:
+        """The demo's filter as a compute shader; done on return."""
+        image, blurred = (source, source_offset), (target, target_offset)
+        box_blur(self.devices[device_id], self.live, image, blurred, shape, radius)
+
+    # --- Inside ---
+
     def _over(
         self, data: int, side: copies.Side, shape: Sequence[int], run_nbytes: int
     ) -> Allocation:
@@ -292,3 +313,4 @@ if TYPE_CHECKING:
     _foreign: SupportsForeignData = Vulkan()
     _names: SupportsDeviceNames = Vulkan()
     _info: SupportsDeviceInfo = Vulkan()
+    _demo: SupportsDemo = Vulkan()

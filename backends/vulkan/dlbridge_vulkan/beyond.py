@@ -11,7 +11,6 @@ from dlbridge.protocol import NativeArray
 
 from . import native
 from .compute import Kernel
-from .demo import box_blur
 
 if TYPE_CHECKING:
     from .devices import Devices
@@ -116,23 +115,3 @@ class Beyond:
         array = native.describe(allocation, described)
         weakref.finalize(array, self.live.free, allocation.data).atexit = False
         return array
-
-    def demo_filter(
-        self,
-        device_id: int,
-        source: int,
-        source_offset: int,
-        target: int,
-        target_offset: int,
-        shape: tuple[int, int, int],
-        radius: int,
-        stream: int,
-    ) -> None:
-        """The demo's box blur of the image *source* into *target*, done on return.
-
-        Both are uint8, C-contiguous, *shape* = (height, width, channels);
-        *radius* is in pixels. Rounds halves up, so every device gives the same
-        bytes.
-        """
-        device = self.devices[device_id]
-        box_blur(device, self.live, (source, source_offset), (target, target_offset), shape, radius)

@@ -64,6 +64,11 @@ class Kernel:
         except BaseException:
             self._free()
             raise
+        device.kernels.add(self)
+
+    def close(self) -> None:
+        """Wait for the kernel's work and free it now, not when it is dropped."""
+        self._free()
 
     def _create(self, name: str, kind: str, info: Any) -> int:
         lib, device = self.device.lib, self.device.pointer
@@ -171,6 +176,8 @@ class Kernel:
 
     def run(self, bindings: Sequence[Binding], groups: Sequence[int], push: bytes) -> int:
         """Enqueue one dispatch over allocations; the queue's value for it."""
+        if not self._free.alive or not self.device.alive:
+            raise DeviceError("this kernel is closed, its device is, or the process forked")
         groups = (*groups, 1, 1)[:3]
         self._check(bindings, groups, push)
         block = ffi.new("char[]", push) if push else ffi.NULL

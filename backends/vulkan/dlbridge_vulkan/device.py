@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from .staging import Staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .compute import Kernel
 
 __all__ = ["MAGIC", "Device", "adopt_device", "open_device"]
 
@@ -80,6 +83,8 @@ class Device:
         self.heap = Heap(self, self.memory_type)
         self._staging_heap = Heap(self, MemoryType.for_staging(physical, bits))
         self._staging: Staging | None = None
+        self.kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
+        """Those made for this device, which must be freed before it."""
         self._lock = threading.Lock()
 
     @property
@@ -132,8 +137,10 @@ class Device:
     def close(self) -> None:
         """Wait for the device, destroy what is ours in it, and the device if it is ours.
 
-        No tensor may be left on it.
+        No tensor may be left on it; its kernels are closed.
         """
+        for kernel in list(self.kernels):
+            kernel.close()
         self.alive = False
         self.queue.finish()
         if self._staging is not None:

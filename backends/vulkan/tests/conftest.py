@@ -42,10 +42,10 @@ def is_expected(name: str) -> bool:
     return name in [part.strip() for part in os.environ.get("DLBRIDGE_EXPECT", "").split(",")]
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run *code* in a new process, whose crash is then only its own."""
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a new process, whose crash is then only its own."""
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -75,13 +75,15 @@ def _prepare() -> bool:
     """Set the environment of every VkInstance to come; whether the layer is there."""
     (Path(TEMPORARY.name) / "vk_layer_settings.txt").write_text(SETTINGS)
     second = swiftshader()
-    if second is not None:
+    if second is not None and "VK_LOADER_DISABLE_SELECT" not in os.environ:
         driver = Path(TEMPORARY.name) / "swiftshader_icd.json"
         content = {"library_path": str(second), "api_version": "1.3.0"}
         driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
-        # After the machine's own: VK_ADD_DRIVER_FILES would list it first.
-        os.environ["VK_DRIVER_FILES"] = ":".join([*_drivers(), str(driver)])
-    if run(OPEN, **VALIDATION).returncode:
+        # The loader lists the last file's devices first, unless it sorts them by
+        # vendor: the machine's own driver shall be vulkan:0.
+        os.environ["VK_DRIVER_FILES"] = ":".join([str(driver), *_drivers()])
+        os.environ["VK_LOADER_DISABLE_SELECT"] = "1"
+    if run("-c", OPEN, **VALIDATION).returncode:
         return False
     os.environ.update(VALIDATION)
     return True
@@ -102,7 +104,14 @@ def expected():
 
 @pytest.fixture(scope="session")
 def run_python():
-    return run
+    """``run_python(code, **environment)``: in a new process."""
+    return lambda code, **environment: run("-c", code, **environment)
+
+
+@pytest.fixture(scope="session")
+def run_tests():
+    """``run_tests(which, **environment)``: pytest in a new process."""
+    return lambda which, **environment: run("-m", "pytest", "-q", which, **environment)
 
 
 @pytest.fixture(scope="session")
@@ -128,10 +137,10 @@ def scale_spirv():
 
 @pytest.fixture(scope="session")
 def scale(scale_spirv):
-    """``scale(backend, data, count, factor)``: values *= factor, rounds times."""
+    """``scale(backend, data, count, factor)``: values *= factor."""
     kernels = {}
 
-    def run_scale(backend, data, count, factor, rounds=1, device_id=0):
+    def run_scale(backend, data, count, factor, rounds=1, repeats=1, device_id=0):
         key = id(backend), device_id
         if key not in kernels:
             kernels[key] = backend.kernel(
@@ -139,9 +148,19 @@ def scale(scale_spirv):
             )
         binding = (backend.live.get(data), 0, 4 * count)
         push = struct.pack("=IIf", count, rounds, factor)
-        return kernels[key].run([binding], (-(-count // 64),), push)
+        return kernels[key].run([binding], (-(-count // 64), repeats), push)
 
     return run_scale
+
+
+@pytest.fixture(scope="session")
+def delay(scale):
+    """``delay(backend, data)``: work of 100 ms or more on *data*, which it leaves as it is."""
+
+    def run_delay(backend, data, repeats=30, device_id=0):
+        return scale(backend, data, 1, 1.0, 60_000, repeats, device_id)
+
+    return run_delay
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from dlbridge_vulkan.library import _structure_type, ffi, load
 
 CDEFS = Path(__file__).resolve().parents[1] / "cdefs"

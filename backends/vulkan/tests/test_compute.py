@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from dlbridge.errors import ExchangeError
 from dlbridge_vulkan import demo
 from dlbridge_vulkan.compute import SETS
+
+from dlbridge.errors import DeviceError, ExchangeError
 
 HERE = Path(__file__).parent
 SOURCES = [HERE / "shaders" / "scale.comp", demo.SHADER.with_suffix(".comp")]
@@ -62,7 +62,7 @@ def test_a_dropped_kernel_finishes_its_work(vulkan, tensors, scale_spirv):
     """Its pipeline is in use until then: the validation layer would name it."""
     kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
     data = tensors.of(np.ones(1, np.float32))
-    kernel.run([(tensors.allocation(data), 0, 4)], (1,), push(1, 1.0, 20_000_000))
+    kernel.run([(tensors.allocation(data), 0, 4)], (1, 30), push(1, 1.0, 60_000))
     kernel.run([(tensors.allocation(data), 0, 4)], (1,), push(1, 5.0))
     del kernel
     gc.collect()
@@ -77,6 +77,14 @@ def test_out_of_bounds_stays_inside(each, kernel):
     assert np.frombuffer(each.bytes(guard[1], 256), np.float32).tolist() == [9.0] * 64
     for data in (guard[0], guard[2]):
         assert np.frombuffer(each.bytes(data, 256), np.float32).tolist() == [1.0] * 64
+
+
+def test_a_closed_kernel_says_so(vulkan, tensors, scale_spirv):
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+    kernel.close()
+    kernel.close()
+    with pytest.raises(DeviceError, match="this kernel is closed"):
+        kernel.run([(tensors.allocation(tensors.new(64)), 0, 64)], (1,), push(1, 1.0))
 
 
 # What is refused
@@ -113,7 +121,7 @@ def test_wrong_arguments(vulkan, tensors, scale_spirv):
     for groups in ((0,), (1, -1), (1, 1, 10**6)):
         with pytest.raises(ValueError, match="each must be 1 to"):
             kernel.run(one, groups, push(1, 1.0))
-    with pytest.raises(ExchangeError, match="begins 4 bytes into its buffer.*multiples of"):
+    with pytest.raises(ExchangeError, match=r"begins 4 bytes into its buffer.*multiples of"):
         kernel.run([(a, 4, 60)], (1,), push(1, 1.0))
     with pytest.raises(ExchangeError, match="shaders see at most"):
         kernel.run([(a, 0, 1 << 40)], (1,), push(1, 1.0))
@@ -161,7 +169,7 @@ def test_the_demos_filter(either, second, shape, radius, source_offset, target_o
         b = either.allocate(device_id, nbytes + target_offset + 5, 16, 0)
         either.copy_from_host(device_id, a, source_offset, memoryview(image).cast("B"), 0)
         either.fill(device_id, b, 0, nbytes + target_offset + 5, 0x77, 0)
-        either.demo_filter(device_id, a, source_offset, b, target_offset, shape, radius, 0)
+        either.box_blur(device_id, a, source_offset, b, target_offset, shape, radius, 0)
         got = bytearray(nbytes + target_offset + 5)
         either.copy_to_host(device_id, b, 0, memoryview(got), 0)
         rest = b"\x77" * target_offset, b"\x77" * 5
@@ -172,18 +180,23 @@ def test_the_demos_filter(either, second, shape, radius, source_offset, target_o
 
 def test_the_demos_filter_wants_words(vulkan, tensors):
     data = tensors.new(100)
-    with pytest.raises(ExchangeError, match="begins 2 bytes into its buffer.*multiple of 4"):
-        vulkan.demo_filter(0, data, 0, data, 2, (3, 3, 3), 1, 0)
+    with pytest.raises(ExchangeError, match=r"begins 2 bytes into its buffer.*multiple of 4"):
+        vulkan.box_blur(0, data, 0, data, 2, (3, 3, 3), 1, 0)
 
 
 # The modules themselves
+
+
+def _version(tool):
+    command = [tool, "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_the_committed_modules_are_fresh(source, tmp_path, expected):
     """The same compiler makes the same bytes of the committed source."""
     tool = shutil.which("glslangValidator")
-    version = tool and subprocess.run([tool, "--version"], capture_output=True, text=True).stdout
+    version = tool and _version(tool)
     if not version or ":12.0.0\n" not in version:
         assert not expected("glslang"), f"glslang 12.0.0 was promised, found {version!r}"
         pytest.skip("needs glslangValidator 12.0.0 (Debian 12: glslang-tools)")

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-
-from dlbridge.errors import BackendUnavailable, DeviceError
 from dlbridge_vulkan import instance as instances
 from dlbridge_vulkan import library
 from dlbridge_vulkan.devices import Devices
 from dlbridge_vulkan.instance import KINDS, version_text
+
+from dlbridge.errors import BackendUnavailable, DeviceError
 
 
 def test_importing_opens_no_library(run_python):

@@ -4,10 +4,10 @@ import signal
 import threading
 
 import pytest
-
-from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge_vulkan.errors import RESULTS, check
 from dlbridge_vulkan.library import ffi
+
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 
 def test_later_work_sees_earlier_work(each, scale):
@@ -28,9 +28,8 @@ def test_later_work_sees_earlier_work(each, scale):
     assert (got == want).all()
 
 
-def test_synchronize_waits_for_everything(vulkan, tensors, scale):
-    data = tensors.new(4)
-    value = scale(vulkan, data, 1, 1.0, rounds=20_000_000)
+def test_synchronize_waits_for_everything(vulkan, tensors, delay):
+    value = delay(vulkan, tensors.new(4))
     queue = vulkan.devices[0].queue
     assert not queue.done(value)
     vulkan.synchronize(0, 0)
@@ -93,7 +92,7 @@ def test_a_submission_that_fails_is_an_error_and_leaves_no_gap(vulkan, tensors, 
     assert tensors.bytes(data, 64) == bytes(64)  # and yet nobody hangs
 
 
-def test_work_of_others_on_the_queue_is_waited_for(vulkan, tensors, scale):
+def test_work_of_others_on_the_queue_is_waited_for(vulkan):
     """Once handles are out, `synchronize` covers what others submit to the VkQueue."""
     queue = vulkan.devices[0].queue
     queue.shared, before = True, queue.shared
@@ -105,12 +104,11 @@ def test_work_of_others_on_the_queue_is_waited_for(vulkan, tensors, scale):
         queue.shared = before
 
 
-def test_ctrl_c_is_answered_while_waiting(vulkan, tensors, scale):
+def test_ctrl_c_is_answered_while_waiting(vulkan, tensors, delay):
     """A wait is cut into slices of 100 ms; the work goes on."""
-    value = scale(vulkan, tensors.new(4), 1, 1.0, rounds=300_000_000)
+    value = delay(vulkan, tensors.new(4), repeats=300)
     main = threading.main_thread().ident
-    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
+    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         vulkan.synchronize(0, 0)
     assert not vulkan.devices[0].queue.done(value)

@@ -1,5 +1,7 @@
 #version 450
-// Multiplies every value by a factor, again and again if asked to: then it takes its time.
+// Multiplies every value by a factor. To take its time, it does so `rounds` times, in as many
+// rows of work groups as are dispatched along y, of which the first one's results count
+// (lavapipe ends any loop after 65535 turns).
 layout(local_size_x = 64) in;
 
 layout(set = 0, binding = 0) buffer Values { float values[]; };
@@ -12,10 +14,9 @@ layout(push_constant) uniform Push {
 void main()
 {
     uint i = gl_GlobalInvocationID.x;
-    if (i >= count)
-        return;
-    float value = values[i];
+    float value = values[min(i, count - 1)];
     for (uint round = 0; round < rounds; ++round)
         value *= factor;
-    values[i] = value;
+    if (i < count && gl_WorkGroupID.y == 0)
+        values[i] = value;
 }

@@ -1,0 +1,113 @@
+"""What users write: S2, zero copies and the one copy that was predicted, two devices."""
+
+import ctypes
+import struct
+
+import numpy as np
+import pytest
+
+import dlbridge as bridge
+from dlbridge.errors import ExchangeError
+
+
+@pytest.fixture
+def double(vulkan, scale_spirv):
+    """``double(tensor)`` by a user's own SPIR-V module."""
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+
+    def run(tensor):
+        push = struct.pack("=IIf", tensor.size, 1, 2.0)
+        kernel(tensor, groups=-(-tensor.size // 64), push=push)
+
+    return run
+
+
+def test_s2_a_shader_writes_into_torchs_memory(vulkan, double):
+    """Page-aligned memory: no byte copied on any way, one address."""
+    torch = pytest.importorskip("torch")
+    x = torch.from_dlpack(bridge.empty(5000, "float32", alignment=4096))
+    x[:] = torch.arange(5000)
+    with bridge.trace() as trace:
+        g = bridge.to_device(x, "vulkan:0", copy=False)
+        double(g)
+        with g.host_view() as host:
+            assert host.data_ptr() == x.data_ptr()
+    assert "0 bytes copied" in str(trace)
+    assert bool((x == 2 * torch.arange(5000)).all())
+
+
+def test_s2_on_memory_that_lies_badly(vulkan, double):
+    """`explain` predicts one copy and says why; that is what happens."""
+    torch = pytest.importorskip("torch")
+    x = torch.arange(1001, dtype=torch.float32)[1:]
+    said = bridge.explain(x, "vulkan:0")
+    assert "4000 bytes copied: pointer not page aligned" in said
+    with pytest.raises(BufferError, match="pointer not page aligned"):
+        bridge.to_device(x, "vulkan:0", copy=False)
+    with bridge.trace() as trace:
+        g = bridge.to_device(x, "vulkan:0")
+    assert "4000 bytes copied" in str(trace)
+    double(g)
+    y = bridge.to_device(g, "cpu", like="torch", copy=False)  # mapped: a view, no copy
+    assert bool((y == 2 * x).all())
+
+
+def test_a_view_of_device_memory_for_everybody(vulkan, double):
+    """Mapped device memory as kDLCPU: numpy writes, the shader sees it."""
+    g = bridge.empty((8, 8), "float32", "vulkan:0")
+    with g.host_view() as host:
+        np.from_dlpack(host)[:] = np.arange(64).reshape(8, 8)
+    double(g)
+    got = bridge.to_device(g, "cpu", like="numpy")
+    assert (got == 2 * np.arange(64).reshape(8, 8)).all()
+
+
+def test_a_kernel_on_part_of_a_tensor(vulkan, double):
+    """A slice is bound at its offset; one that the device cannot bind is refused."""
+    g = bridge.to_device(np.ones(1024, np.float32), "vulkan:0", copy=True)
+    double(g[512:768])
+    want = np.ones(1024)
+    want[512:768] = 2
+    assert (bridge.to_device(g, "cpu", like="numpy") == want).all()
+    with pytest.raises(ExchangeError, match="begins 4 bytes into its buffer"):
+        double(g[1:])
+
+
+def test_a_kernel_wants_vulkan_memory(vulkan, double):
+    with pytest.raises(ExchangeError, match=r"on cpu:0 is not in Vulkan memory.*vulkan:0"):
+        double(bridge.empty(4, "float32"))
+
+
+def test_strided_tensors(vulkan):
+    """Packed on the way, in either direction."""
+    x = np.arange(600, dtype=np.int32).reshape(20, 30)
+    g = bridge.to_device(x[::2, ::3], "vulkan:0")
+    assert (bridge.to_device(g, "cpu", like="numpy") == x[::2, ::3]).all()
+    g = bridge.to_device(x, "vulkan:0", copy=True)
+    assert (bridge.to_device(g.T, "cpu", like="numpy", copy=True) == x.T).all()
+
+
+def test_to_another_device(vulkan, second):
+    x = np.random.default_rng(0).random((100, 100))
+    a = bridge.to_device(x, "vulkan:0", copy=True)
+    b = bridge.to_device(a, f"vulkan:{second}")
+    assert b.device == bridge.device(f"vulkan:{second}")
+    assert (bridge.to_device(b, "cpu", like="numpy", copy=True) == x).all()
+
+
+def test_by_name(vulkan):
+    for index in range(vulkan.device_count()):
+        info = vulkan.device_info(index)
+        for name in (info["name"], info["uuid"]):
+            assert bridge.empty(1, "uint8", f"vulkan:{name}").device.index == index
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "complex64", "bool", "float64"])
+def test_any_dtype(vulkan, dtype):
+    x = bridge.empty((3, 5), dtype)
+    content = bytes(range(1, x.nbytes + 1)) if dtype != "bool" else b"\0\1\1" * 5
+    ctypes.memmove(x.data_ptr(), content, x.nbytes)
+    g = bridge.to_device(x, "vulkan:0", copy=True)
+    assert (g.dtype, g.shape) == (x.dtype, x.shape)
+    y = bridge.to_device(g, "cpu", copy=True)
+    assert ctypes.string_at(y.data_ptr(), y.nbytes) == content

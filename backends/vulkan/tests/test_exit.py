@@ -1,0 +1,92 @@
+"""The end of a process: work still queued, tensors still alive, forks."""
+
+import os
+
+import pytest
+
+START = """
+import struct
+from dlbridge_vulkan import Vulkan
+backend = Vulkan()
+data = backend.allocate(0, 4, 4, 0)
+kernel = backend.kernel(open({spirv!r}, "rb").read(), buffers=1, push_nbytes=12)
+def work(repeats, data=data):
+    allocation = backend.live.get(data)
+    kernel.run([(allocation, 0, 4)], (1, repeats), struct.pack("=IIf", 1, 60_000, 1.0))
+"""
+
+SCENES = {
+    "work is queued": "work(60)",
+    "a tensor is alive": "keep = data",
+    "a tensor is freed while the interpreter ends": """
+class Owner:
+    def __init__(self, free=backend.free): self.free = free
+    def __del__(self): self.free(0, data, 0)
+import builtins
+builtins.keep = Owner()
+work(30)
+""",
+    "a daemon thread works": """
+import threading
+def forever():
+    while True: work(1)
+threading.Thread(target=forever, daemon=True).start()
+import time; time.sleep(0.2)
+""",
+    "host memory is imported": """
+import mmap, numpy as np
+pages = mmap.mmap(-1, 8192)
+address = np.frombuffer(pages, "u1").__array_interface__["data"][0]
+imported, _ = backend.import_host(0, address, 8192, False)
+work(60, imported)
+""",
+    "an exception ends it": "work(30); print('ok', flush=True); raise SystemExit(0)",
+    "the device is closed first": "backend.free(0, data, 0); backend.close_device(0)",
+    "threads free at once": """
+import threading
+made = [backend.allocate(0, 1000, 4, 0) for _ in range(400)]
+threads = [threading.Thread(target=lambda i=i: [backend.free(0, d, 0) for d in made[i::4]])
+           for i in range(4)]
+for thread in threads: thread.start()
+""",
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_the_process_ends_cleanly(run_python, scale_spirv, tmp_path, scene):
+    """Exit status 0 and nothing on stderr."""
+    spirv = tmp_path / "scale.spv"
+    spirv.write_bytes(scale_spirv)
+    code = START.format(spirv=str(spirv)) + SCENES[scene] + "\nprint('ok')\n"
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "ok" in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
+def test_after_a_fork(run_python, scale_spirv, tmp_path):
+    """The child is told so at every use, frees without harm, and ends; the parent goes on."""
+    spirv = tmp_path / "scale.spv"
+    spirv.write_bytes(scale_spirv)
+    code = START.format(spirv=str(spirv)) + (
+        "import os, gc\n"
+        "from dlbridge.errors import DeviceError\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    said = 0\n"
+        "    for call in (lambda: backend.allocate(0, 4, 4, 0),\n"
+        "                 lambda: backend.fill(0, data, 0, 4, 0, 0),\n"
+        "                 lambda: backend.synchronize(0, 0)):\n"
+        "        try: call()\n"
+        "        except DeviceError as exc: said += 'fork' in str(exc)\n"
+        "    backend.free(0, data, 0)\n"
+        "    del kernel; gc.collect()\n"
+        "    raise SystemExit(10 + said)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "work(1)\n"
+        "backend.synchronize(0, 0)\n"
+        "print('ok')\n"
+    )
+    done = run_python(code)
+    assert done.stdout.split() == ["13", "ok"], done.stderr

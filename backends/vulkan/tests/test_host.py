@@ -1,0 +1,148 @@
+"""Host memory in place: imported where it lies well, refused with the reason elsewhere."""
+
+import ctypes
+import mmap
+
+import numpy as np
+import pytest
+from dlbridge_vulkan import host
+
+from dlbridge.errors import ExchangeError
+
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture
+def pages():
+    """``pages(n)``: a float32 array on *n* fresh pages."""
+
+    def make(n):
+        return np.frombuffer(mmap.mmap(-1, n * PAGE), np.float32)
+
+    return make
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_a_shader_writes_host_memory_in_place(vulkan, pages, scale):
+    """S2: no byte is copied, the address is the same, the host sees it after the wait."""
+    values = pages(4)
+    values[:] = np.arange(len(values))
+    data, offset = vulkan.import_host(0, address(values), values.nbytes, False)
+    assert offset == 0
+    scale(vulkan, data, len(values), 2.0)
+    vulkan.synchronize(0, 0)
+    assert (values == 2 * np.arange(len(values))).all()
+    assert vulkan.host_view(0, data, 8, 4, True, 0) == address(values) + 8
+    vulkan.free(0, data, 0)
+
+
+def test_torch_sees_what_the_shader_wrote(vulkan, pages, scale):
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(pages(2))
+    tensor.fill_(3)
+    data, _ = vulkan.import_host(0, tensor.data_ptr(), 2 * PAGE, False)
+    scale(vulkan, data, tensor.numel(), 7.0)
+    vulkan.free(0, data, 0)  # waits for the shader
+    assert bool((tensor == 21).all())
+
+
+def test_free_waits_before_the_memory_goes(vulkan, delay):
+    """dlbridge lets the memory go as soon as `free` returns: nothing may use it then."""
+    memory = mmap.mmap(-1, PAGE)
+    array = np.frombuffer(memory, np.float32)
+    data, _ = vulkan.import_host(0, address(array), PAGE, False)
+    value = delay(vulkan, data)
+    queue = vulkan.devices[0].queue
+    assert not queue.done(value)
+    vulkan.free(0, data, 0)
+    assert queue.done(value)
+    del array
+    memory.close()
+
+
+@pytest.mark.parametrize("misaligned", [1, 4, 64, PAGE // 2])
+def test_memory_inside_a_page_is_refused(vulkan, pages, misaligned):
+    where = address(pages(2)) + misaligned
+    refusal = vulkan.host_import_refusal(0, where, 64)
+    assert refusal.startswith(f"pointer not page aligned: {where:#x} is no multiple of 4096")
+    with pytest.raises(ExchangeError, match="pointer not page aligned"):
+        vulkan.import_host(0, where, 64, False)
+
+
+@pytest.mark.parametrize("nbytes", [1, 100, PAGE - 1, PAGE + 4])
+def test_a_last_page_is_imported_whole(vulkan, pages, nbytes):
+    """The tensor's end need not be a page's: the page is there."""
+    values = pages(2)
+    raw = values.view(np.uint8)
+    raw[:] = 5
+    data, _ = vulkan.import_host(0, address(values), nbytes, False)
+    vulkan.fill(0, data, 0, nbytes, 9, 0)
+    vulkan.free(0, data, 0)
+    assert (raw[:nbytes] == 9).all()
+    assert (raw[nbytes:] == 5).all()
+
+
+def test_a_driver_with_larger_pages_than_the_system(vulkan, monkeypatch):
+    """Then the end of the last page might not be mapped: refused (no such driver was met)."""
+    monkeypatch.setattr(host.mmap, "PAGESIZE", 1024)
+    assert "no multiple of the 4096" in vulkan.host_import_refusal(0, 1 << 20, 100)
+    assert vulkan.host_import_refusal(0, 1 << 20, 4096) == ""
+
+
+def test_a_device_without_the_extension(vulkan, monkeypatch):
+    monkeypatch.setattr(vulkan.devices[0], "host_pointer_properties", None)
+    assert "has no VK_EXT_external_memory_host" in vulkan.host_import_refusal(0, 1 << 20, 4096)
+
+
+def test_an_import_that_the_driver_refuses_leaves_nothing(vulkan, pages, monkeypatch):
+    """VK_ERROR_INVALID_EXTERNAL_HANDLE: an ExchangeError, and no buffer is left behind."""
+    from dlbridge_vulkan import Vulkan
+
+    own = Vulkan()
+    device = own.devices[0]
+    values = pages(1)
+    real = host.load()
+
+    class Refusing:
+        def __getattr__(self, name):
+            if name == "vkAllocateMemory":
+                return lambda *_: -1000072003
+            return getattr(real, name)
+
+    monkeypatch.setattr(host, "load", Refusing)
+    with pytest.raises(ExchangeError, match="VK_ERROR_INVALID_EXTERNAL_HANDLE"):
+        own.import_host(0, address(values), values.nbytes, False)
+    monkeypatch.undo()
+    assert own.live.on(device) == 0
+    own.close_device(0)  # the validation layer would name a buffer that is left
+
+
+def test_views_of_unmapped_memory_are_refused(staged):
+    data = staged.allocate(0, 64, 16, 0)
+    refusal = staged.host_view_refusal(0, data)
+    assert refusal.startswith("the host cannot address this memory of ")
+    with pytest.raises(ExchangeError, match="no host view: the host cannot address"):
+        staged.host_view(0, data, 0, 4, False, 0)
+    staged.free(0, data, 0)
+
+
+def test_a_view_is_the_mapped_memory(vulkan, tensors):
+    data = tensors.of(b"abcdefgh")
+    where = vulkan.host_view(0, data, 2, 4, True, 0)
+    assert ctypes.string_at(where, 4) == b"cdef"
+    ctypes.memmove(where, b"CDEF", 4)
+    vulkan.release_host_view(0, data, where, 0)
+    target = tensors.new(8)
+    vulkan.copy(0, target, 0, 0, data, 0, 8, 0)
+    assert tensors.bytes(target, 8) == b"abCDEFgh"
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, host.HOLD_GIL, host.HOLD_GIL + 1])
+def test_move(nbytes):
+    source, target = bytearray(b"x" * nbytes), bytearray(nbytes)
+    if nbytes:
+        host.move(host.address_of(memoryview(target)), host.address_of(memoryview(source)), nbytes)
+    assert source == target

@@ -1,0 +1,318 @@
+"""Raw handles out, and an instance, a device and buffers of the user's own in."""
+
+import gc
+import struct
+import threading
+
+import numpy as np
+import pytest
+from dlbridge_vulkan import Vulkan, VulkanArray
+from dlbridge_vulkan.device import MAGIC
+from dlbridge_vulkan.library import ffi, handle, load
+from dlbridge_vulkan.library import struct as vk
+
+import dlbridge as bridge
+from dlbridge.errors import DeviceError, ExchangeError
+
+
+def lib():
+    return load()
+
+
+class Own:
+    """What a user of the `vulkan` package has: an instance, a device, a queue, a buffer."""
+
+    def __init__(self, version=1 << 22 | 2 << 12):
+        application = vk("VkApplicationInfo", apiVersion=version)
+        info = vk("VkInstanceCreateInfo", pApplicationInfo=application)
+        self.instance = ffi.new("VkInstance *")
+        assert lib().vkCreateInstance(info, ffi.NULL, self.instance) == 0
+        count = ffi.new("uint32_t *", 1)
+        self.physical = ffi.new("VkPhysicalDevice *")
+        lib().vkEnumeratePhysicalDevices(self.instance[0], count, self.physical)
+        priority = ffi.new("float *", 1.0)
+        queue = vk("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=priority)
+        features = vk("VkPhysicalDeviceVulkan12Features", timelineSemaphore=1)
+        name = ffi.new("char[]", b"VK_EXT_external_memory_host")
+        names = ffi.new("char *[]", [name])
+        info = vk(
+            "VkDeviceCreateInfo",
+            pNext=features,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=queue,
+            enabledExtensionCount=1,
+            ppEnabledExtensionNames=names,
+        )
+        self.device = ffi.new("VkDevice *")
+        assert lib().vkCreateDevice(self.physical[0], info, ffi.NULL, self.device) == 0
+        self.queue = ffi.new("VkQueue *")
+        lib().vkGetDeviceQueue(self.device[0], 0, 0, self.queue)
+
+    def handles(self):
+        return (self.instance[0], self.physical[0], self.device[0], self.queue[0], 0)
+
+    def buffer(self, nbytes):
+        """A mapped buffer: its handle, its memory, its address."""
+        device = self.device[0]
+        info = vk("VkBufferCreateInfo", size=nbytes, usage=0x23)
+        buffer = ffi.new("VkBuffer *")
+        assert lib().vkCreateBuffer(device, info, ffi.NULL, buffer) == 0
+        needs = ffi.new("VkMemoryRequirements *")
+        lib().vkGetBufferMemoryRequirements(device, buffer[0], needs)
+        memory = ffi.new("VkDeviceMemory *")
+        info = vk("VkMemoryAllocateInfo", allocationSize=needs.size)
+        assert lib().vkAllocateMemory(device, info, ffi.NULL, memory) == 0
+        assert lib().vkBindBufferMemory(device, buffer[0], memory[0], 0) == 0
+        address = ffi.new("void **")
+        assert lib().vkMapMemory(device, memory[0], 0, needs.size, 0, address) == 0
+        return buffer[0], memory[0], handle(address[0])
+
+    def destroy(self, *made):
+        for buffer, memory, _ in made:
+            lib().vkDestroyBuffer(self.device[0], buffer, ffi.NULL)
+            lib().vkFreeMemory(self.device[0], memory, ffi.NULL)
+        lib().vkDestroyDevice(self.device[0], ffi.NULL)
+        lib().vkDestroyInstance(self.instance[0], ffi.NULL)
+
+
+@pytest.fixture
+def own(vulkan):
+    return Own()
+
+
+# Out
+
+
+def test_raw_handles_of_a_tensor(vulkan):
+    """Enough to use the memory from C, and to wait for it."""
+    tensor = bridge.to_device(np.arange(6, dtype=np.float32).reshape(2, 3), "vulkan:0", copy=True)
+    array = tensor[1:].to_native()
+    assert isinstance(array, VulkanArray)
+    device = vulkan.devices[0]
+    assert array.device == handle(device.pointer)
+    assert array.queue == vulkan.current_stream(0)
+    assert (array.offset, array.dtype, array.shape) == (12, "float32", (1, 3))
+    assert array.buffer_size == 24
+    again = bridge.asarray(array)
+    assert again.device == tensor.device
+    assert np.from_dlpack(again.host_view()).tolist() == [[3, 4, 5]]
+
+
+def test_the_descriptor_behind_data(vulkan):
+    """TVM's three words, our magic, and the rest: what docs/vulkan.md promises to C users."""
+    tensor = bridge.empty(1000, "uint8", "vulkan:0")
+    array = tensor.to_native()
+    seen = ffi.cast("DlbridgeVulkanBuffer *", tensor.data_ptr())
+    assert seen.magic == MAGIC
+    assert MAGIC.to_bytes(8, "little") == b"bridgeVk"
+    got = (handle(seen.device), seen.buffer, seen.memory, handle(seen.queue), handle(seen.mapped))
+    assert got == (array.device, array.buffer, array.memory, array.queue, array.mapped)
+    assert (seen.size, seen.offset, seen.version) == (1000, array.memory_offset, 1)
+    assert handle(seen.instance) == array.instance
+    assert handle(seen.physical_device) == array.physical_device
+
+
+def test_anothers_submission_to_our_queue(vulkan):
+    """A user's own command on the shared queue: dlbridge's next copy comes after it."""
+    tensor = bridge.zeros(1 << 20, "uint8", "vulkan:0")
+    array = tensor.to_native()
+    pool, commands = ffi.new("VkCommandPool *"), ffi.new("VkCommandBuffer[1]")
+    device = ffi.cast("VkDevice", array.device)
+    info = vk("VkCommandPoolCreateInfo", queueFamilyIndex=array.queue_family)
+    assert lib().vkCreateCommandPool(device, info, ffi.NULL, pool) == 0
+    info = vk("VkCommandBufferAllocateInfo", commandPool=pool[0], commandBufferCount=1)
+    assert lib().vkAllocateCommandBuffers(device, info, commands) == 0
+    assert lib().vkBeginCommandBuffer(commands[0], vk("VkCommandBufferBeginInfo")) == 0
+    lib().vkCmdFillBuffer(commands[0], array.buffer, 0, 1 << 20, 0x07070707)
+    assert lib().vkEndCommandBuffer(commands[0]) == 0
+    submission = vk("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=commands)
+    with array.lock:
+        queue = ffi.cast("VkQueue", array.queue)
+        assert lib().vkQueueSubmit(queue, 1, submission, 0) == 0
+    assert (bridge.to_device(tensor, "cpu", like="numpy", copy=True) == 7).all()
+    vulkan.synchronize(0, 0)
+    lib().vkDestroyCommandPool(device, pool[0], ffi.NULL)
+
+
+def test_the_timeline_of_an_array(vulkan, delay):
+    """*semaphore* reaches *value* when dlbridge's work on the tensor is done."""
+    tensor = bridge.to_device(np.ones(4, np.float32), "vulkan:0", copy=True)
+    delay(vulkan, tensor.data_ptr())
+    array = tensor.to_native()
+    counter = ffi.new("uint64_t *")
+    device = ffi.cast("VkDevice", array.device)
+    assert lib().vkGetSemaphoreCounterValue(device, array.semaphore, counter) == 0
+    assert counter[0] < array.value
+    vulkan.synchronize(0, 0)
+    assert lib().vkGetSemaphoreCounterValue(device, array.semaphore, counter) == 0
+    assert counter[0] >= array.value
+
+
+def test_an_array_keeps_the_memory(vulkan):
+    tensor = bridge.to_device(np.arange(5, dtype=np.int32), "vulkan:0", copy=True)
+    array, data = tensor.to_native(), tensor.data_ptr()
+    del tensor
+    gc.collect()
+    assert vulkan.live.find(data) is not None
+    del array
+    gc.collect()
+    assert vulkan.live.find(data) is None
+
+
+# In
+
+
+def test_a_device_of_the_users_own(own, scale_spirv):
+    """Adopt it, use tensors and kernels on it, close it; then the user destroys it."""
+    backend = Vulkan()
+    count = backend.device_count()
+    lock = threading.Lock()
+    index = backend.adopt_device(*own.handles(), lock=lock, host_import=True)
+    assert index == count
+    assert backend.device_count() == count + 1
+    assert backend.device_info(index)["name"] == backend.device_info(0)["name"]
+    assert backend.devices[index].queue.lock is lock
+    data = backend.allocate(index, 400, 16, 0)
+    values = np.arange(100, dtype=np.float32)
+    backend.copy_from_host(index, data, 0, memoryview(values).cast("B"), 0)
+    kernel = backend.kernel(scale_spirv, buffers=1, push_nbytes=12, device_id=index)
+    kernel.run([(backend.live.get(data), 0, 400)], (2,), struct.pack("=IIf", 100, 1, 3.0))
+    got = np.empty_like(values)
+    backend.copy_to_host(index, data, 0, memoryview(got).cast("B"), 0)
+    assert (got == 3 * values).all()
+    assert backend.host_import_refusal(index, 1 << 20, 4096) == ""
+    other = backend.allocate(0, 400, 16, 0)  # the same GPU, another VkDevice
+    backend.copy(0, other, 0, index, data, 0, 400, 0)
+    backend.copy_to_host(0, other, 0, memoryview(got).cast("B"), 0)
+    assert (got == 3 * values).all()
+    backend.free(0, other, 0)
+    with pytest.raises(DeviceError, match="still has 1 tensors"):
+        backend.close_device(index)
+    backend.free(index, data, 0)
+    backend.close_device(index)
+    with pytest.raises(DeviceError, match="has been closed"):
+        backend.allocate(index, 4, 4, 0)
+    own.destroy()  # the validation layer would name what is left of ours
+
+
+def test_a_buffer_of_the_users_own(own):
+    """In place: dlbridge reads and writes it, and destroys nothing."""
+    backend = Vulkan()
+    index = backend.adopt_device(*own.handles())
+    made = own.buffer(4096)
+    buffer, memory, address = made
+    owner = type("Owner", (), {})()
+    array = backend.wrap_buffer(
+        index, buffer, memory, 4096, mapped=address, dtype="float32", shape=(32, 32), owner=owner
+    )
+    values = np.random.default_rng(0).random((32, 32), np.float32)
+    backend.copy_from_host(index, array.data, 0, memoryview(values).cast("B"), 0)
+    assert bytes(ffi.buffer(ffi.cast("char *", address), 4096)) == values.tobytes()
+    described = backend.from_native(array)
+    assert described.owner is array
+    assert array.owner is owner
+    assert backend.host_view(index, array.data, 4, 4, False, 0) == address + 4
+    data = array.data
+    del array, described
+    gc.collect()
+    assert backend.live.find(data) is None
+    backend.close_device(index)
+    own.destroy(made)
+
+
+def test_a_buffer_that_the_host_cannot_address(own):
+    """Without *mapped* its bytes go through the staging ring."""
+    backend = Vulkan()
+    index = backend.adopt_device(*own.handles())
+    made = own.buffer(1000)
+    array = backend.wrap_buffer(index, made[0], made[1], 1000)
+    assert (array.dtype, array.shape) == ("uint8", (1000,))
+    assert "cannot address" in backend.host_view_refusal(index, array.data)
+    content = bytes(range(250)) * 4
+    backend.copy_from_host(index, array.data, 0, memoryview(content), 0)
+    got = bytearray(1000)
+    backend.copy_to_host(index, array.data, 0, memoryview(got), 0)
+    assert got == content
+    del array
+    gc.collect()
+    backend.close_device(index)
+    own.destroy(made)
+
+
+def test_handles_that_are_none(vulkan, own):
+    with pytest.raises(ValueError, match="one of them is 0"):
+        vulkan.adopt_device(*own.handles()[:3], 0, 0)
+    with pytest.raises(TypeError, match="no Vulkan handle"):
+        vulkan.adopt_device(*own.handles()[:3], "queue", 0)
+    with pytest.raises(ValueError, match="is none"):
+        vulkan.wrap_buffer(0, 0, 1, 100)
+    with pytest.raises(ValueError, match="is none"):
+        vulkan.wrap_buffer(0, 5, 1, 0)
+    own.destroy()
+
+
+def test_a_device_that_is_too_old(vulkan, own, monkeypatch):
+    """Its own version is what counts, not the driver's."""
+
+    class Old:
+        def __getattr__(self, name):
+            if name == "vkGetDeviceProcAddr":
+                return lambda *_: ffi.NULL
+            return getattr(load(), name)
+
+    from dlbridge_vulkan import device
+
+    monkeypatch.setattr(device, "load", Old)
+    with pytest.raises(DeviceError, match=r"created for a Vulkan older than 1\.2"):
+        vulkan.adopt_device(*own.handles())
+    monkeypatch.setattr(device, "describe", lambda *_: "it has no compute queue")
+    with pytest.raises(DeviceError, match="cannot be adopted: it has no compute queue"):
+        vulkan.adopt_device(*own.handles())
+    monkeypatch.undo()
+    own.destroy()
+
+
+# Foreign tensors
+
+
+def test_foreign_pointers_are_refused_unread(vulkan):
+    """An address that would crash whoever reads it: it is only looked up."""
+    for data in (0, 8, 0xDEAD0000):
+        with pytest.raises(ExchangeError, match=rf"from tvm: its data \({data:#x}\) is not one"):
+            vulkan.import_data(0, data, "tvm")
+
+
+def test_a_descriptor_with_the_magic_that_is_not_ours(vulkan):
+    """Anybody can write the magic: only the table of live allocations counts."""
+    fake = ffi.new("DlbridgeVulkanBuffer *", {"magic": MAGIC})
+    with pytest.raises(ExchangeError, match="not one of dlbridge_vulkan's descriptors"):
+        vulkan.import_data(0, handle(fake), "someone")
+
+
+def test_our_own_come_back(vulkan, second):
+    """Whatever device_id the way back claims."""
+    tensor = bridge.empty(16, "uint8", f"vulkan:{second}")
+    assert vulkan.import_data(0, tensor.data_ptr(), "tvm_ffi") == (second, tensor.data_ptr())
+
+
+def test_through_dlpack(vulkan):
+    """A capsule of a Vulkan tensor, consumed by dlbridge again: the same buffer."""
+
+    class Foreign:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __dlpack__(self, **keywords):
+            return self.tensor.__dlpack__(**keywords)
+
+        def __dlpack_device__(self):
+            return self.tensor.__dlpack_device__()
+
+    tensor = bridge.to_device(np.arange(4, dtype=np.int16), "vulkan:0", copy=True)
+    again = bridge.from_dlpack(Foreign(tensor))
+    assert again.data_ptr() == tensor.data_ptr()
+    assert bridge.to_device(again, "cpu", like="numpy").tolist() == [0, 1, 2, 3]
+
+
+def test_strangers_cost_nothing(vulkan):
+    assert vulkan.from_native(object()) is None
