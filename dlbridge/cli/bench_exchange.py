@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dlbridge
@@ -68,9 +69,9 @@ def _imports(peers: dict[str, Any], x: Any) -> dict[str, Function]:
     found: dict[str, Function] = {"dlbridge": lambda: dlbridge.from_dlpack(x)}
     for name in ("numpy", "torch", "tvm_ffi"):
         if peers[name]:
-            found[name] = lambda take=peers[name].from_dlpack: take(x)
+            found[name] = partial(peers[name].from_dlpack, x)
     if peers["jax"]:
-        found["jax"] = lambda take=peers["jax"].dlpack.from_dlpack: take(x)
+        found["jax"] = partial(peers["jax"].dlpack.from_dlpack, x)
     if peers["cuda.core.utils"]:
         view = peers["cuda.core.utils"].StridedMemoryView.from_dlpack
         found["cuda.core"] = lambda: view(x, stream_ptr=-1)
@@ -121,6 +122,9 @@ class _Route:
     """The methods of a Tensor without its exchange table: tvm_ffi takes the other route."""
 
     __slots__ = ("__dlpack__", "__dlpack_device__")
+
+    __dlpack__: Any
+    __dlpack_device__: Any
 
 
 def _with_tvm_ffi(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dict[str, Function]]:

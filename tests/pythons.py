@@ -1,0 +1,70 @@
+"""Run the core's tests on every CPython from 3.10 up that this machine has.
+
+Each gets a virtual environment of its own (.venv-3.12 and so on) with what the
+core's tests need; the peers are tested where their wheels install, by `make
+test-core`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST = (3, 10)
+ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
+
+
+def main() -> int:
+    """Test each; the exit code of the first that fails."""
+    for version, python in sorted(interpreters().items()):
+        if version == sys.version_info[:2]:
+            continue
+        print(f"CPython {version[0]}.{version[1]}", flush=True)
+        code = subprocess.run(
+            [environment(version, python), "-m", "pytest", "-q", "tests"],
+            cwd=ROOT,
+            env={**os.environ, "DLBRIDGE_EXPECT": "ext_dev", "DLBRIDGE_FUZZ_SECONDS": "5"},
+            check=False,
+        ).returncode
+        if code:
+            return code
+    return 0
+
+
+def interpreters() -> dict[tuple[int, int], str]:
+    """CPythons by version: on the path, and those that pyenv has."""
+    candidates = [shutil.which(f"python3.{minor}") for minor in range(10, 20)]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    candidates += [str(path) for path in sorted(pyenv.glob("3.*/bin/python"))]
+    found = {}
+    for python in filter(None, candidates):
+        answer = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=False)
+        parts = answer.stdout.split()
+        if answer.returncode == 0 and parts[0] == "cpython":
+            version = int(parts[1]), int(parts[2])
+            if version >= OLDEST and not re.search(r"3\.13t|3\.14t", python):
+                found[version] = python
+    return found
+
+
+def environment(version: tuple[int, int], python: str) -> str:
+    """The interpreter of the environment for *version*, made if it is not there."""
+    folder = ROOT / f".venv-{version[0]}.{version[1]}"
+    inside = folder / "bin" / "python"
+    done = folder / ".test"
+    if not done.exists() or done.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        subprocess.run([inside, "-m", "pip", "install", "-q", "-U", "pip"], check=True)
+        install = [inside, "-m", "pip", "install", "-q", "-e", ".[test]", "-e", "backends/fake"]
+        subprocess.run(install, cwd=ROOT, check=True)
+        done.touch()
+    return str(inside)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
