@@ -39,10 +39,12 @@ _THREADS = 2
 
 _CACHE_WAY = 128 << 10  # what lies a multiple of this apart shares a set of the L2
 _CACHE_REACH = 256 << 10  # of columns; longer ones evict their own lines
+_LEAST_CONFLICT = 512  # power of two between rows; below it numpy is faster
 _LINE = 64
 _BUFFER = 512 << 10  # of a strip at most, half of an L2
 _STRIP_AT_LEAST = 16 << 10  # else Python's overhead shows
 _SHORT_RUN = 32
+_LARGE = 16  # elements that make no use of a line's neighbours
 _SHORT_COLUMN = 32  # elements
 
 
@@ -157,7 +159,7 @@ def _copy_large(target: Array, source: Array, progress: Progress | None) -> None
     threads = min(_THREADS, _usable_cores()) if nbytes >= threads_from else 1
     if 0 in target.strides:
         threads = 1  # elements written twice: the last one shall win
-    limit = _CHUNK if threads == 1 else min(_CHUNK, nbytes // (4 * threads))
+    limit = _CHUNK if threads == 1 else min(_CHUNK, nbytes // (8 * threads))
     _run(move, deque(_pieces(target, source, limit)), nbytes, threads, progress)
 
 
@@ -170,7 +172,10 @@ def _unit_axis(source: Array) -> int | None:
 def _strip_nbytes(target: Array, source: Array, unit: int) -> int:
     """How wide strips should be, along the source's axis *unit*; 0: numpy's copy is better."""
     column, step = target.shape[-1], source.strides[-1]
-    if column < _SHORT_COLUMN or not step or column * gcd(step, _CACHE_WAY) < _CACHE_REACH:
+    apart = gcd(step, _CACHE_WAY)
+    if column < _SHORT_COLUMN or not step or column * apart < _CACHE_REACH:
+        return 0
+    if apart < max(_LEAST_CONFLICT, 2 * _LINE * target.itemsize) or target.itemsize > _LARGE:
         return 0
     # Two lines, one for small elements: a strip's columns stay in the L1.
     width = _LINE if target.itemsize <= 2 else 2 * _LINE

@@ -17,7 +17,23 @@ from dlbridge import pack
 from dlbridge.pack import copy_host
 
 MIB = 1 << 20
-KINDS = ["u1", "i2", "f2", "f4", "i8", "f8", "c8", "c16", "V3", "V12", "V16", "?", ">f4", "g"]
+KINDS = [
+    "V100",
+    "u1",
+    "i2",
+    "f2",
+    "f4",
+    "i8",
+    "f8",
+    "c8",
+    "c16",
+    "V3",
+    "V12",
+    "V16",
+    "?",
+    ">f4",
+    "g",
+]
 
 
 def noise(nbytes, seed=0):
@@ -71,6 +87,8 @@ def tiny_limits(monkeypatch):
     monkeypatch.setattr(pack, "_THREADS_FROM", 3000)
     monkeypatch.setattr(pack, "_THREADS_FROM_TRANSPOSED", 2000)
     monkeypatch.setattr(pack, "_CACHE_REACH", 256)
+    monkeypatch.setattr(pack, "_LEAST_CONFLICT", 0)
+    monkeypatch.setattr(pack, "_LINE", 16)
     monkeypatch.setattr(pack, "_STRIP_AT_LEAST", 256)
     monkeypatch.setattr(pack, "_SHORT_COLUMN", 3)
     monkeypatch.setattr(pack, "_BUFFER", 1024)
@@ -103,10 +121,10 @@ def test_bytes_are_those_of_numpy(kind, small, request):
     check()
 
 
-@pytest.mark.parametrize("kind", ["u1", "f2", "f4", "f8", "c16", "V12"])
+@pytest.mark.parametrize("kind", ["u1", "f2", "f4", "f8", "c16", "V12", "V32"])
 @pytest.mark.parametrize(
     "shape",
-    [(512, 512), (513, 1031), (2048, 1024), (40, 65536), (65536, 40), (3, 1024, 512)],
+    [(512, 512), (513, 1031), (2048, 512), (40, 32768), (32768, 40), (3, 1024, 256)],
 )
 def test_transposed_pairs_at_full_size(kind, shape):
     source = noise(int(np.prod(shape)) * np.dtype(kind).itemsize).view(kind).reshape(shape)
