@@ -79,7 +79,15 @@ def immortal(thing: Any) -> Any:
 
 def has(symbol: str) -> bool:
     """Whether the library that was loaded has *symbol* (versions say too little)."""
-    return hasattr(C, symbol)
+    return _has(C, symbol)
+
+
+def _has(library: Any, symbol: str) -> bool:
+    try:
+        getattr(library, symbol)
+    except (AttributeError, ffi.error):  # not declared, not exported
+        return False
+    return True
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
@@ -111,7 +119,7 @@ def _load() -> tuple[Any, str]:
         except OSError as exc:
             tried.append(f"{origin}: {exc}")
             continue
-        missing = [name for name in _REQUIRED if not hasattr(library, name)]
+        missing = [name for name in _REQUIRED if not _has(library, name)]
         if not missing:
             # Freed, it would unload under the objects that are still alive.
             return immortal(library), path

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlbridge.device import Device
 from dlbridge.dtype import DType
 
-from ._lib import C, address, ffi, py
+from ._lib import C, address, ffi, has, py
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,14 +62,17 @@ _to_word = struct.Struct("=q").unpack
 class Temporaries(list[Any]):
     """What packed arguments point to; it must live until the call has returned."""
 
-    streams: dict[tuple[int, int], int] | None = None
-    """``(DLDeviceType, device_id)`` -> stream, of the devices that arguments lie on."""
+    streams: list[tuple[int, int, Callable[[], int | None]]] | None = None
+    """``(DLDeviceType, device_id, stream)`` of each argument that lies on a device.
 
-    def on_device(self, device_type: int, device_id: int, stream: int) -> None:
-        """Note that an argument lies on a device, whose work goes to *stream*."""
+    ``stream()`` is asked when the call begins; None where nobody knows of one.
+    """
+
+    def on_device(self, device_type: int, device_id: int, stream: Callable[[], int | None]) -> None:
+        """Note that an argument lies on a device, whose work goes to ``stream()``."""
         if self.streams is None:
-            self.streams = {}
-        self.streams.setdefault((device_type, device_id), stream)
+            self.streams = []
+        self.streams.append((device_type, device_id, stream))
 
 
 class ByteArray:
@@ -155,18 +158,13 @@ def pack_int(value: int, keep: Temporaries) -> tuple[int, int]:
     value = int(value)
     if -(1 << 63) <= value < 1 << 63:
         return _INT, value
-    words = value.bit_length() // 64 + 1
-    digits = ByteArray(value.to_bytes(8 * words, "little", signed=True))
-    return _new_object(_make_big_int(), digits, keep)
-
-
-def _make_big_int() -> Any:
-    try:
-        return C.TVMFFIBigIntFromByteArray
-    except AttributeError:
+    if not has("TVMFFIBigIntFromByteArray"):
         raise OverflowError(
             "the integer has more than 64 bits; this libtvm_ffi has no BigInt (it came in 0.1.15)"
-        ) from None
+        )
+    words = value.bit_length() // 64 + 1
+    digits = ByteArray(value.to_bytes(8 * words, "little", signed=True))
+    return _new_object(C.TVMFFIBigIntFromByteArray, digits, keep)
 
 
 def _new_object(make: Any, content: ByteArray, keep: Temporaries) -> tuple[int, int]:

@@ -14,6 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.device import Device
+from dlbridge.devices import backend_of
+from dlbridge.protocol import SupportsStreams
+
 from ._lib import C, ffi, py
 from .any import Temporaries, pack, pack_int, packer_of, packers, unpack
 from .error import interrupted, raised
@@ -81,22 +85,45 @@ def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Frame:
 
 
 def on_streams(
-    streams: dict[tuple[int, int], int], pointer: Any, first: Any, count: int, result: Any
+    streams: Sequence[tuple[int, int, Callable[[], int | None]]],
+    pointer: Any,
+    first: Any,
+    count: int,
+    result: Any,
 ) -> int:
-    """Call with each device's stream set in the environment; put them back after."""
-    previous = []
-    out = ffi.new("void **")
+    """Call with the stream of every device in the environment; put them back after."""
+    before: dict[tuple[int, int], tuple[int, Any]] = {}
     try:
-        for (device_type, device_id), stream in streams.items():
-            handle = ffi.cast("void *", stream)
-            if C.TVMFFIEnvSetStream(device_type, device_id, handle, out):
-                raise raised()
-            previous.append((device_type, device_id, out[0]))
+        for device_type, device_id, stream in streams:
+            handle = stream()
+            if handle is None:
+                continue
+            known = before.get((device_type, device_id))
+            if known is None:
+                previous = _set_stream(device_type, device_id, ffi.cast("void *", handle))
+                before[device_type, device_id] = (handle, previous)
+            elif known[0] != handle:
+                # Another library's stream on the same device: the callee works on the first.
+                _order(Device.of(device_type, device_id), known[0], handle)
         return C.TVMFFIFunctionCall(pointer, first, count, result)  # type: ignore[no-any-return]
     finally:
-        for device_type, device_id, before in reversed(previous):
+        for (device_type, device_id), (_handle, previous) in before.items():
             # Cannot fail: the place exists since it was set above.
-            C.TVMFFIEnvSetStream(device_type, device_id, before, ffi.NULL)
+            C.TVMFFIEnvSetStream(device_type, device_id, previous, ffi.NULL)
+
+
+def _order(device: Device, stream: int, on: int) -> None:
+    """Make *stream* wait for *on*. BackendUnavailable where nothing here can."""
+    plugin = backend_of(device)
+    if isinstance(plugin, SupportsStreams):
+        plugin.wait(device.index, stream, on)
+
+
+def _set_stream(device_type: int, device_id: int, stream: Any) -> Any:
+    previous = ffi.new("void **")
+    if C.TVMFFIEnvSetStream(device_type, device_id, stream, previous):
+        raise raised()
+    return previous[0]
 
 
 # Without arguments there is nothing to pack: 40 ns less.

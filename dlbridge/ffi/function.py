@@ -12,8 +12,8 @@ from .call import call_with_gil, make_fast_call, new_frame, on_streams, pack_fra
 from .callback import make_function
 from .error import interrupted, raised
 from .object import Object, own, wrap
-from .symbol import from_mlir_symbol, from_symbol
 from .schema import signature_of
+from .symbol import from_mlir_symbol, from_symbol
 from .tensor import converter
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _bind(function: Function, bound: list[Any]) -> BoundCall:
     def elsewhere() -> Any:
         words, _none, result = new_frame(0)
         try:
-            failed = on_streams(streams or {}, pointer, arguments, count, result)
+            failed = on_streams(streams or (), pointer, arguments, count, result)
         except SystemError as exc:
             raise interrupted(exc) from None
         if failed:

@@ -7,7 +7,6 @@ stream of every device that an argument lies on is noted for the call.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +19,7 @@ from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.exchange import ForeignTable, delete_managed, table_of
 from dlbridge.fields import DLPACK_VERSION
 from dlbridge.like import as_library
-from dlbridge.stream import chosen_streams, current_stream, wait
+from dlbridge.stream import access, chosen_streams, stream_for, wait
 from dlbridge.tensor import Tensor
 
 from ._lib import C, address
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from .any import Packer
 
-__all__ = ["converter", "note_devices", "tensor_rule"]
+__all__ = ["converter", "note_device", "tensor_rule"]
 
 _TENSOR: Final[int] = C.kTVMFFITensor
 _CPU: Final = 1
@@ -58,37 +57,50 @@ def tensor_rule(cls: type) -> Packer | None:
 
 
 def _pack_own(value: Tensor, keep: Temporaries) -> tuple[int, int]:
-    handle = _native.get(value)
-    if handle is None:
+    try:
+        handle = value._native
+    except AttributeError:  # not passed before
         # As it is, with negative strides too: a copy would lose what a kernel writes.
-        handle = _native[value] = _tensor_object(_managed_of(value))
+        handle = value._native = _tensor_object(_managed_of(value))
     keep.append(handle)
     if value.readonly:
         keep.append(_Readonly(handle))
     device = value.device
     if device.type != _CPU:
-        _note(keep, device, None)
+        keep.on_device(device.type, device.index, lambda: _stream_of_own(value))
     return _TENSOR, handle
+
+
+def _managed_of(tensor: Tensor) -> int:
+    return export_managed(tensor._array, tensor._table_image(0))
+
+
+def _stream_of_own(tensor: Tensor) -> int | None:
+    """The stream for work on *tensor*, ordered after ours; None where none is known."""
+    try:
+        return access(tensor._memory)
+    except BackendUnavailable:
+        return None
 
 
 def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
     tensor = from_dlpack(value)
     keep.append(tensor)
-    return _pack_own(tensor, keep)
-
-
-def _export(table: ForeignTable, value: Any) -> int:
-    out = ctypes.c_void_p()
-    if table._from_py_object(value, ctypes.addressof(out)) != 0 or not out.value:
-        raise BufferError(f"{type(value).__name__}: its exchange table failed without an error")
-    return out.value
+    packed = _pack_own(tensor, keep)
+    stream = getattr(value, "__tvm_ffi_env_stream__", None)
+    if stream is not None and keep.streams and tensor.device.type != _CPU:
+        # The producer says on which stream it works; it goes before ours.
+        device = tensor.device
+        keep.streams.pop()
+        keep.on_device(device.type, device.index, lambda: _stream_for(device, stream))
+    return packed
 
 
 def _table_packer(table: ForeignTable) -> Packer:
     def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
         try:
-            managed = _export(table, value)
+            managed = table.export_address(value)
         except BufferError:
             return _pack_producer(value, keep)
         handle = _tensor_object(managed)
@@ -96,10 +108,24 @@ def _table_packer(table: ForeignTable) -> Packer:
         where = ffi.cast("DLTensor *", handle + HEADER).device
         if where.device_type != _CPU:
             device = Device.of(where.device_type, where.device_id)
-            _note(keep, device, table.current_work_stream(device))
+            keep.on_device(
+                device.type,
+                device.index,
+                lambda: _stream_for(device, lambda: table.current_work_stream(device)),
+            )
         return _TENSOR, handle
 
     return pack_by_table
+
+
+def _stream_for(device: Device, producers: Callable[[], int]) -> int:
+    """The stream that `use_stream` chose for *device*, or else the producer's."""
+    stream = producers()
+    chosen = chosen_streams().get(device)
+    if chosen is None:
+        return stream
+    wait(device, stream)
+    return chosen
 
 
 def _torch_packer(table: ForeignTable) -> Packer:
@@ -132,26 +158,12 @@ def _tensor_object(managed: int) -> Handle:
     return Handle(address(out[0]))
 
 
-def _note(keep: Temporaries, device: Device, producer: int | None) -> None:
-    """Note the stream for *device*: the one chosen, the producer's, or the backend's."""
-    chosen = chosen_streams().get(device)
-    if chosen is not None:
-        if producer is not None:
-            wait(device, producer)
-        producer = chosen
-    elif producer is None:
-        try:
-            producer = current_stream(device)
-        except BackendUnavailable:
-            return  # nobody knows of a stream: the one that is set remains
-    keep.on_device(device.type, device.index, producer)
-
-
-def note_devices(handle: int, keep: Temporaries) -> None:
-    """Note the stream for the device of the Tensor object at *handle*."""
+def note_device(handle: int, keep: Temporaries) -> None:
+    """Note the stream for the device of the Tensor object at *handle*, in a container say."""
     where = ffi.cast("DLTensor *", handle + HEADER).device
     if where.device_type != _CPU:
-        _note(keep, Device.of(where.device_type, where.device_id), None)
+        device = Device.of(where.device_type, where.device_id)
+        keep.on_device(device.type, device.index, lambda: stream_for(device))
 
 
 # --- Results -------------------------------------------------------------------
@@ -177,9 +189,6 @@ class _Readonly:
 _tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 """Address of a Tensor object -> our Tensor over it, which keeps it alive."""
 
-_native: weakref.WeakKeyDictionary[Tensor, Handle] = weakref.WeakKeyDictionary()
-"""Our Tensor -> its Tensor object: the one it came from, or was first passed as."""
-
 
 def _tensor(handle: int, _index: int) -> Tensor:
     """Our Tensor over the Tensor object at *handle*, whose one reference is taken over."""
@@ -194,7 +203,7 @@ def _tensor(handle: int, _index: int) -> Tensor:
         out[0].flags |= _FLAG_READ_ONLY
     tensor = adopt(take_managed(address(out[0])), "libtvm_ffi")
     _tensors[handle] = tensor
-    _native[tensor] = owned
+    tensor._native = owned  # what came from C goes back as the same object
     return tensor
 
 
@@ -220,10 +229,6 @@ def converter(like: Any) -> Callable[[Any], Any]:
             )
         like = like.__module__.partition(".")[0]
     return lambda value: as_library(value, like, None) if isinstance(value, Tensor) else value
-
-
-def _managed_of(tensor: Tensor) -> int:
-    return export_managed(tensor._array, tensor._table_image(0))
 
 
 constructors[_TENSOR] = _tensor

@@ -15,6 +15,7 @@ from dlbridge import ffi
 from dlbridge._cdefs import ffi as cffi
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))  # for `producers`
 
 LOAD_TESTING = """
 from dlbridge import ffi

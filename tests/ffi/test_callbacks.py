@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 
-from dlbridge import ffi
 from dlbridge import dtype as as_dtype
+from dlbridge import ffi
 from dlbridge._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 

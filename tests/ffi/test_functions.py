@@ -215,12 +215,11 @@ def test_bound_call_in_threads(echo):
     class Slow:
         pass
 
-    step = ffi.convert_func(lambda: Slow()).bind()
+    step = ffi.convert_func(Slow).bind()
     results = []
 
     def work():
-        for _ in range(2000):
-            results.append(step())
+        results.extend(step() for _ in range(2000))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -280,13 +279,17 @@ def test_metadata(testing):
         ("schema_id_dtype", "(arg0: 'dtype', /) -> 'dtype'"),
         (
             "schema_arr_map_opt",
-            "(arg0: 'Array[int | None]', arg1: 'Map[str, Array[int]]', arg2: 'str | None', /)"
-            " -> 'Map[str, Array[int]]'",
+            (
+                "(arg0: 'Array[int | None]', arg1: 'Map[str, Array[int]]', arg2: 'str | None', /)"
+                " -> 'Map[str, Array[int]]'"
+            ),
         ),
         (
             "schema_id_func_typed",
-            "(arg0: 'Callable[[int, float, Callable], None]', /)"
-            " -> 'Callable[[int, float, Callable], None]'",
+            (
+                "(arg0: 'Callable[[int, float, Callable], None]', /)"
+                " -> 'Callable[[int, float, Callable], None]'"
+            ),
         ),
     ],
 )

@@ -1,0 +1,281 @@
+"""Tensors of every library as arguments and results."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from peers import peer
+from producers import PlainTensor, TableTensor, live
+
+import dlbridge
+from dlbridge import ExchangeError, ffi
+from dlbridge._cdefs import ffi as cffi
+from dlbridge.ffi._lib import C, address
+from dlbridge.ffi.error import raised
+from dlbridge.ffi.tensor import _readonly
+
+
+def numpy_array():
+    return np.arange(6.0).reshape(2, 3)
+
+
+def torch_tensor():
+    return peer("torch").arange(6.0).reshape(2, 3)
+
+
+def jax_array():
+    return peer("jax.numpy").arange(6.0).reshape(2, 3)
+
+
+def own_tensor():
+    return dlbridge.from_dlpack(np.arange(6.0).reshape(2, 3))
+
+
+PRODUCERS = [numpy_array, torch_tensor, jax_array, own_tensor]
+
+
+@pytest.mark.parametrize("make", PRODUCERS)
+def test_echo(echo, make):
+    x = make()
+    y = echo(x)
+    assert isinstance(y, dlbridge.Tensor)
+    assert y.shape == (2, 3)
+    np.testing.assert_array_equal(y.numpy(), np.asarray(x))
+
+
+@pytest.mark.parametrize("make", [numpy_array, torch_tensor, own_tensor])
+def test_memory_is_shared(apply, make):
+    x = make()
+    apply(lambda tensor: tensor.numpy().fill(7), x)
+    assert np.asarray(x).tolist() == [[7, 7, 7], [7, 7, 7]]
+
+
+@pytest.mark.parametrize("make", PRODUCERS)
+def test_owning_and_borrowing_parameters(testing, make):  # 3.1 ffi.Tensor, DLTensor*
+    x = make()
+    assert testing("schema_id_tensor")(x).shape == (2, 3)
+    assert testing("schema_tensor_view_input")(x) is None
+    assert testing("optional_tensor_view_has_value")(x) is True
+    assert testing("optional_tensor_view_has_value")(None) is False
+    with pytest.raises(RuntimeError, match="cannot be held"):
+        testing("schema_id_dltensor")(x)  # returns the borrowed pointer: refused by C++
+
+
+@pytest.mark.parametrize("make", PRODUCERS)
+def test_nothing_leaks(echo, make):
+    x = make()
+    memory = np.asarray(x) if make is not torch_tensor else None
+    y = echo(x)
+    assert echo(x).shape == y.shape
+    alive = weakref.ref(y)
+    del y
+    gc.collect()
+    assert alive() is None
+    assert memory is None or memory.size
+
+
+def test_the_callee_can_keep_it(apply):
+    array = np.arange(3.0)
+    alive = weakref.ref(array)
+    kept = []
+    apply(kept.append, array)
+    del array
+    gc.collect()
+    assert alive() is not None or kept[0].numpy().tolist() == [0, 1, 2]
+    assert kept[0].numpy().tolist() == [0, 1, 2]
+    kept.clear()
+    gc.collect()
+    assert alive() is None
+
+
+def test_table_tensors_are_freed(echo):
+    before = live()
+    echo(TableTensor((1, 0)))
+    echo(PlainTensor((1, 0)))
+    gc.collect()
+    assert live() == before
+
+
+def test_one_tensor_per_object(echo, apply):  # a.x is a.x
+    x = np.arange(3.0)
+    y = echo(x)
+    assert echo(y) is y
+    seen = []
+    apply(lambda a, b: seen.append(a is b), y, y)
+    assert seen == [True]
+    z = dlbridge.from_dlpack(x)
+    assert echo(z) is echo(z)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((0, 3)),
+        np.array(5.0),
+        np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+        np.arange(10)[::2],
+        np.arange(10)[::-1],
+        np.array([True, False]),
+        np.array([1 + 2j]),
+        np.arange(3, dtype="uint16"),
+    ],
+    ids=str,
+)
+def test_layouts_and_types(echo, array):
+    result = echo(array)
+    assert result.numpy().dtype == array.dtype
+    np.testing.assert_array_equal(result.numpy(), array)
+    if array.size:
+        assert np.shares_memory(result.numpy(), array)
+
+
+def test_negative_strides_are_written_through(apply):
+    array = np.zeros(4)
+    apply(lambda t: t.numpy().__setitem__(0, 9), array[::-1])
+    assert array.tolist() == [0, 0, 0, 9]
+
+
+def test_types_that_numpy_lacks(echo):
+    torch = peer("torch")
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        x = torch.ones(3).to(dtype)
+        assert echo(x).dtype == dlbridge.dtype(dtype)
+        assert echo.like("torch")(x).dtype == dtype
+
+
+def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned, 2.3
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    result = echo(array)  # tvm_ffi: BufferError
+    assert result.readonly
+    with pytest.raises(ValueError, match="read-only"):
+        result.numpy()[0] = 1
+    seen = []
+    apply(lambda tensor: seen.append(tensor.readonly), array)
+    assert seen == [True]
+    assert echo(jax_array()).readonly
+    del result
+    gc.collect()
+    assert not _readonly
+
+
+def test_gradients_and_lazy_signs(echo):
+    torch = peer("torch")
+    x = torch.ones(3, requires_grad=True)
+    assert echo(x).numpy().tolist() == [1, 1, 1]
+    z = torch.complex(torch.ones(2), torch.ones(2)).conj()
+    with pytest.raises(BufferError, match="resolve_conj"):
+        echo(z)
+
+
+def test_torch_subclass(echo):
+    torch = peer("torch")
+    parameter = torch.nn.Parameter(torch.ones(3))
+    assert echo(parameter).numpy().tolist() == [1, 1, 1]
+
+
+def test_torch_refuses_in_its_own_words(echo):  # 4.1: verified not to crash
+    torch = peer("torch")
+    with pytest.raises((BufferError, RuntimeError)):
+        echo(torch.ones(3).to_sparse())
+
+
+def test_wrong_version_is_refused(echo):  # 1.1: major 2 is accepted by the library
+    with pytest.raises(ExchangeError, match="DLPack 2"):
+        echo(TableTensor((1, 0), version=(2, 0)))
+    gc.collect()
+    assert live() == 0
+
+
+def test_producer_that_fails(echo):
+    class Broken:
+        def __dlpack__(self, **_keywords):
+            raise LookupError("not today")
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    with pytest.raises(LookupError, match="not today"):
+        echo(Broken())
+
+
+# --- As another library's tensor -------------------------------------------------------
+
+
+def test_results_as_the_library_of_the_caller(echo):
+    torch, jax = peer("torch"), peer("jax")
+    x = torch.arange(3.0)
+    y = echo.like("torch")(x)
+    assert isinstance(y, torch.Tensor)
+    assert y.data_ptr() == x.data_ptr()
+    assert echo.like(torch.Tensor)(x).data_ptr() == x.data_ptr()
+    assert isinstance(echo.like("numpy")(x), np.ndarray)
+    assert isinstance(echo.like("jax")(x), jax.Array)
+    assert echo.like("torch")(5) == 5
+
+
+def test_callback_takes_the_library_it_wants(apply):  # 2.5 convert_func(tensor_cls=)
+    torch = peer("torch")
+    seen = []
+    for cls in (torch.Tensor, "torch", "numpy", np.ndarray):
+        f = ffi.convert_func(lambda x, y: seen.append((type(x), y)), tensor_cls=cls)
+        f(torch.arange(3.0), "text")
+    assert seen == [(torch.Tensor, "text")] * 2 + [(np.ndarray, "text")] * 2
+
+
+def test_bound_tensors(testing):
+    x = np.zeros(3)
+    step = ffi.convert_func(lambda t: t.numpy().__iadd__(1) is None).bind(x)
+    step()
+    step()
+    assert x.tolist() == [2, 2, 2]
+    y = np.zeros(3)
+    step.replace(0, y)
+    step()
+    assert (x.tolist(), y.tolist()) == ([2, 2, 2], [1, 1, 1])
+
+
+# --- The allocator ----------------------------------------------------------------------
+
+
+def allocate(shape, device=(1, 0), code=2, bits=32):
+    """``TVMFFIEnvTensorAlloc``, as a kernel calls it; the Tensor."""
+    prototype = cffi.new("DLTensor *")
+    extents = cffi.new("int64_t[]", shape)
+    prototype.shape, prototype.ndim = extents, len(shape)
+    prototype.device.device_type, prototype.device.device_id = device
+    prototype.dtype.code, prototype.dtype.bits, prototype.dtype.lanes = code, bits, 1
+    out = cffi.new("void **")
+    if C.TVMFFIEnvTensorAlloc(prototype, out):
+        raise raised()
+    from dlbridge.ffi.any import unpack
+
+    return unpack(C.kTVMFFITensor, address(out[0]))
+
+
+def test_kernels_allocate_by_our_backends(apply):  # 1.2 EnvTensorAlloc
+    assert allocate([2, 3]).shape == (2, 3)
+    assert apply(lambda: allocate([4], code=0, bits=64)).dtype == dlbridge.dtype("int64")
+    tensor = allocate([3])
+    tensor.numpy()[:] = 5
+    assert tensor.numpy().tolist() == [5, 5, 5]
+
+
+def test_allocator_that_fails_says_why(apply):
+    with pytest.raises(RuntimeError, match="metal"):
+        allocate([2], device=(8, 0))
+    with pytest.raises(RuntimeError, match="metal"):
+        apply(lambda: allocate([2], device=(8, 0)))
+
+
+def test_allocation_in_another_thread(apply):
+    import threading
+
+    results = []
+    thread = threading.Thread(target=lambda: results.append(allocate([2])))
+    thread.start()
+    thread.join()
+    assert results[0].shape == (2,)
