@@ -2,7 +2,7 @@
 
 numpy's own copy is the best of all for nearly everything, so what is done here
 is to see the cases where it is not (measured by ``python -m
-dlbridge bench pack``, figures in ``docs/benchmarks/pack.md``):
+dlbridge bench pack``; why so: ``docs/benchmarks/pack-choices.md``):
 
 * Transposed pairs whose rows lie a power of two apart: each column that numpy
   reads falls into a few cache sets, and one line is fetched again for each of
