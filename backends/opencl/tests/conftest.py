@@ -116,11 +116,38 @@ def kernels(context):
 
     program = cl.Program(context, SPIN).build()
 
-    def enqueue(name, queue, *args):
+    def enqueue(name, queue, *args, wait_for=None):
         args = [np.uint32(a) if isinstance(a, int) else a for a in args]
-        return cl.Kernel(program, name)(queue, (1,), None, *args)
+        return cl.Kernel(program, name)(queue, (1,), None, *args, wait_for=wait_for)
 
     return enqueue
+
+
+class Gate:
+    """An event that kernels wait for, in a list, until it is opened."""
+
+    def __init__(self, context):
+        import pyopencl as cl
+
+        self.event = cl.UserEvent(context)
+        self.closed = [self.event]
+
+    def open(self):
+        import pyopencl as cl
+
+        if self.closed:
+            self.event.set_status(cl.command_execution_status.COMPLETE)
+        self.closed = []
+
+
+@pytest.fixture
+def gate(context, simulated):
+    """A gate, open at the end of the test whatever happens."""
+    if simulated:
+        pytest.skip("Oclgrind runs every command in the call that needs it: nothing waits")
+    gate = Gate(context)
+    yield gate
+    gate.open()
 
 
 @pytest.fixture

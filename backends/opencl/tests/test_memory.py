@@ -70,6 +70,23 @@ def test_freeing_while_a_kernel_runs_is_safe(make, opencl, kernels, turns, conte
             memory.free()
 
 
+def test_freeing_before_the_kernel_begins_is_safe(make, opencl, kernels, gate, context):
+    """As above, with no luck about who is first."""
+    queue = cl.CommandQueue(context, context.devices[0])
+    source, target = make(N * 4).write(np.full(N, 5, "u4")), make(N * 4)
+    array, data = native(opencl, source), source.data
+    event = kernels("late_copy", queue, array.base_data, target.buffer, N, 0, wait_for=gate.closed)
+    queue.flush()
+    del array
+    source.free()
+    gc.collect()
+    intruders = [make(N * 4).write(np.zeros(N, "u4")) for _ in range(3)]
+    assert data not in [memory.data for memory in intruders]
+    gate.open()
+    event.wait()
+    assert (target.read("u4") == 5).all()
+
+
 def test_freeing_on_the_queue_of_the_kernel_is_safe(make, opencl, kernels, turns):
     """Used again at once, and in order behind the kernel."""
     queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)

@@ -94,27 +94,25 @@ def test_1000_rounds_on_two_queues(opencl, make, kernels, turns, two):
         (one, first), (other, second) = (other, second), (one, first)
 
 
-def test_without_the_wait_the_data_is_stale(make, kernels, simulated, two):
+def test_without_the_wait_the_data_is_stale(make, kernels, gate, two):
     """What the test above would see if `wait` did nothing."""
-    if simulated:
-        pytest.skip("Oclgrind runs one command at a time, in the order of the calls")
     a = make(N * 4).write(np.zeros(N, "u4"))
     (one, _), (_, second) = two
-    event = kernels("late_fill", one, a.buffer, N, 7, 100_000_000)
+    event = kernels("late_fill", one, a.buffer, N, 7, 0, wait_for=gate.closed)
     one.flush()
     assert (a.read("u4", second) == 0).all()
+    gate.open()
     event.wait()
     assert (a.read("u4", second) == 7).all()
 
 
-def test_wait_does_not_block_the_host(opencl, make, kernels, simulated, two):
-    if simulated:
-        pytest.skip("Oclgrind runs every command in the call that needs it")
+def test_wait_does_not_block_the_host(opencl, make, kernels, gate, two):
     a = make(N * 4)
     (one, first), (_, second) = two
-    event = kernels("late_fill", one, a.buffer, N, 7, 100_000_000)
+    event = kernels("late_fill", one, a.buffer, N, 7, 0, wait_for=gate.closed)
     opencl.wait(0, second, first)
     assert event.command_execution_status != cl.command_execution_status.COMPLETE
+    gate.open()
     assert (a.read("u4", second) == 7).all()
 
 

@@ -162,6 +162,34 @@ def test_capsules_of_other_libraries(opencl):
     assert (bridge.to_device(again, "cpu").numpy() == np.arange(N)).all()
 
 
+def test_there_and_back_through_another_library(opencl):
+    """tvm_ffi carries tensors of any device, and exports them under its own name."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    tensor = bridge.to_device(np.arange(N, dtype="f4"), "opencl:0", copy=True)
+    carried = tvm_ffi.from_dlpack(tensor)
+    again = bridge.from_dlpack(carried)
+    del tensor, carried
+    gc.collect()
+    assert str(again.device) == "opencl:0"
+    assert (bridge.to_device(again, "cpu").numpy() == np.arange(N)).all()
+
+
+def test_exports_are_ordered_before_the_consumers_queue(opencl, context, kernels, gate):
+    tensor = bridge.zeros(N, "uint32", "opencl:0")
+    array = tensor.to_native()
+    kernels("late_fill", array.queue, array.base_data, N, 7, 0, wait_for=gate.closed)
+    consumer = cl.CommandQueue(context, context.devices[0])
+    capsule = tensor.__dlpack__(stream=consumer.int_ptr)
+    got = np.zeros(N, "u4")
+    event = cl.enqueue_copy(consumer, got, array.base_data, is_blocking=False)
+    consumer.flush()
+    assert (got == 0).all()
+    gate.open()
+    event.wait()
+    assert (got == 7).all()
+    del capsule
+
+
 def test_the_users_queue_by_use_stream(opencl, context, kernels, turns):
     queue = cl.CommandQueue(context, context.devices[0])
     for value in range(1, 50):
