@@ -121,15 +121,47 @@ def _import(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Te
     if isinstance(x, Tensor):
         OPERATIONS["order"](x, stream)
         return x
-    if type(x).__name__ == "PyCapsule":
-        return adopt(open_capsule(x), "a capsule")
-    refuse_hidden_state(x)
-    table = table_of(type(x))
-    if table is not None and target is None and copy is not False:
-        tensor = _import_by_table(table, x, stream)
+    facts = _FACTS.get(type(x)) or _Facts(type(x))
+    if facts.hides_state:
+        refuse_hidden_state(x)
+    if facts.table is not None and target is None and copy is not False:
+        tensor = _import_by_table(facts.table, x, stream)
         if tensor is not None:
             return tensor
-    return _import_by_method(x, target, copy, stream)
+    if not facts.is_producer:
+        return _import_capsule(x)
+    return _import_by_method(x, facts, target, copy, stream)
+
+
+class _Facts:
+    """What is looked up once for a type of producers."""
+
+    __slots__ = ("hides_state", "immutable", "is_producer", "table")
+
+    def __init__(self, cls: type) -> None:
+        module = cls.__module__.partition(".")[0]
+        bases = {base.__module__.partition(".")[0] for base in cls.__mro__}
+        self.hides_state = "torch" in bases or "numpy" in bases
+        self.immutable = module in {"jax", "jaxlib"}
+        self.is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
+        self.table = table_of(cls)
+        # Only classes that live for ever anyway; others are asked each time.
+        home = sys.modules.get(cls.__module__)
+        if getattr(home, cls.__qualname__, None) is cls:
+            _FACTS[cls] = self
+
+
+_FACTS: dict[type, _Facts] = {}
+
+
+def _import_capsule(x: Any) -> Tensor:
+    if type(x).__name__ == "PyCapsule":
+        return adopt(open_capsule(x), "a capsule")
+    missing = "__dlpack_device__" if hasattr(type(x), "__dlpack__") else "__dlpack__"
+    raise TypeError(
+        f"{_origin(x)} has no {missing}, so it is no DLPack producer; dlbridge.asarray "
+        "also takes buffers, array interfaces and the objects of device backends"
+    )
 
 
 def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor | None:
@@ -163,18 +195,13 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
             plugin.wait(device.index, consumer, producer)
 
 
-def _import_by_method(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
-    cls = type(x)
-    if not (hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")):
-        missing = "__dlpack_device__" if hasattr(cls, "__dlpack__") else "__dlpack__"
-        raise TypeError(
-            f"{_origin(x)} has no {missing}, so it is no DLPack producer; dlbridge.asarray "
-            "also takes buffers, array interfaces and the objects of device backends"
-        )
+def _import_by_method(
+    x: Any, facts: _Facts, target: Device | None, copy: bool | None, stream: Any
+) -> Tensor:
     source = _device_of(x)
     wanted: dict[str, Any] = {}
     ours = None
-    if stream is None:
+    if stream is None and source is not _CPU:
         stream = ours = consumer_stream(source)
     if target is not None and target is not source and target is _CPU:
         wanted["dl_device"] = target.dlpack
@@ -183,20 +210,15 @@ def _import_by_method(x: Any, target: Device | None, copy: bool | None, stream: 
         wanted["copy"] = False
     streams = {} if stream is None else {"stream": stream}
     capsule = _call(x, streams, wanted, source)
-    immutable = cls.__module__.partition(".")[0] in _IMMUTABLE
-    if numpy_takes(capsule, immutable):
-        return _by_numpy(capsule, cls)
+    if numpy_takes(capsule, facts.immutable):
+        return _by_numpy(capsule, type(x))
     managed = open_capsule(capsule)
     if copy is False and managed.fields.flags & FLAG_IS_COPIED:
         raise ExchangeError(f"{_origin(x)} exported a copy although copy=False was asked for")
-    tensor = adopt(managed, _origin(x), immutable=immutable and managed.legacy)
+    tensor = adopt(managed, _origin(x), immutable=facts.immutable and managed.legacy)
     if ours is not None and tensor.device is source:
         tensor._memory.last_use = current_use(source)  # the producer ordered it so
     return tensor
-
-
-_IMMUTABLE = {"jax", "jaxlib"}
-"""Libraries of immutable arrays whose legacy capsules cannot say so."""
 
 
 class _Once:
@@ -249,6 +271,8 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
 
 def _device_of(x: Any) -> Device:
     pair = x.__dlpack_device__()
+    if pair == (1, 0):
+        return _CPU
     if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in pair):
         raise TypeError(f"{_origin(x)}.__dlpack_device__() returned {pair!r}, not two ints")
     if len(pair) != 2:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .capsule import ManagedTensor
 from .device import Device
 from .dtype import DType, fill_numpy_dtypes
+from .layout import compact_strides
 from .protocol import Backend, SupportsHostView
 
 if TYPE_CHECKING:
@@ -182,7 +183,16 @@ def carrier(
         "typestr": kind.str,
         "strides": strides and tuple(step * kind.itemsize for step in strides),
     }
-    return np.asarray(holder)
+    try:
+        return np.asarray(holder)
+    except OverflowError:
+        # A step that nobody takes (one element, or none) may be any number.
+        step = compact_strides(shape)
+        taken = [shape[i] > 1 and 0 not in shape for i in range(len(shape))]
+        tame = tuple(s if t else c for s, t, c in zip(strides or step, taken, step, strict=True))
+        if tame == strides:
+            raise
+        return carrier(memory, byte_offset, dtype, shape, tame, readonly)
 
 
 def carrier_dtype(dtype: DType) -> np.dtype[Any]:
