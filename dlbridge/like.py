@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +36,8 @@ class _Library:
     takes_negative_strides: bool = False
     takes_padding: bool = False
     """Whether it knows padded sub-byte elements (IS_SUBBYTE_TYPE_PADDED)."""
+    keeps_types: bool = False
+    """Whether it refuses the types that it has not, instead of giving others."""
     compact_only: bool = False
     alignment: int = 1
     """Bytes. Other memory it copies by itself."""
@@ -59,14 +62,21 @@ _KNOWN = {
             keeps_readonly=True,
             takes_negative_strides=True,
             takes_padding=True,
+            keeps_types=True,
             host_types=_ALL_HOST,
         ),
-        _Library("numpy", keeps_readonly=True, takes_negative_strides=True, takes_padding=True),
+        _Library(
+            "numpy",
+            keeps_readonly=True,
+            takes_negative_strides=True,
+            takes_padding=True,
+            keeps_types=True,
+        ),
         # torch 2.13 aborts the process on negative strides.
-        _Library("torch"),
+        _Library("torch", keeps_types=True),
         # jax never writes into memory that it was given, donated or not.
         _Library("jax", keeps_readonly=True, compact_only=True, alignment=64),
-        _Library("tvm_ffi", host_types=_ALL_HOST),
+        _Library("tvm_ffi", keeps_types=True, host_types=_ALL_HOST),
         # Not run: cupy needs a GPU. Its from_dlpack says that it ignores READ_ONLY.
         _Library("cupy", host_types=_ALL_HOST),
     )
@@ -100,7 +110,8 @@ def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
         raise ExchangeError(
             f"{library.name} refuses {tensor!r}: {exc}; {_way_out(library, tensor)}"
         ) from exc
-    _verify(library, tensor, result)
+    if not library.keeps_types:
+        _verify(library, tensor, result)
     return result
 
 
@@ -127,6 +138,10 @@ def library_step(
 
 def _find(like: object) -> tuple[_Library, Callable[[Tensor], Any]]:
     """The library that *like* means, and what makes its array of a Tensor."""
+    return _find_by_name(like) if isinstance(like, str) else _search(like)
+
+
+def _search(like: object) -> tuple[_Library, Callable[[Tensor], Any]]:
     module = like if isinstance(like, ModuleType) else _import(like)
     if module.__name__ in _CONVERTERS:
         return _KNOWN[module.__name__], _CONVERTERS[module.__name__]
@@ -136,6 +151,9 @@ def _find(like: object) -> tuple[_Library, Callable[[Tensor], Any]]:
     if name in _CONVERTERS:
         return _KNOWN[name], _CONVERTERS[name]
     return _KNOWN.get(name, _Library(module.__name__)), function
+
+
+_find_by_name = lru_cache(maxsize=32)(_search)  # a search takes as long as torch's import
 
 
 def _import(like: object) -> ModuleType:
@@ -225,7 +243,7 @@ def _why_copy(library: _Library, tensor: Tensor) -> str:
         return f"{name} takes no negative strides {tensor.strides}"
     if library.compact_only and not _is_permuted_compact(tensor.shape, tensor.strides):
         return f"{name} takes compact memory only, in any order of axes, not {tensor.strides}"
-    if tensor.device.is_host and tensor.data_ptr() % library.alignment:
+    if library.alignment > 1 and tensor.device.is_host and tensor.data_ptr() % library.alignment:
         return f"{name} takes memory that is aligned to {library.alignment} bytes"
     return ""
 
