@@ -218,7 +218,7 @@ class Vulkan(Beyond):
         refusal = self.host_view_refusal(device_id, data)
         if refusal:
             raise ExchangeError(f"no host view: {refusal}")
-        allocation.device.settle(allocation)
+        allocation.settle()
         return allocation.mapped + offset
 
     def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:

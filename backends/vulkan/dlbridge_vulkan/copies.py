@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .host import address_of, move
+from .host import address_of, read, write
 from .library import ffi
 from .staging import CHUNK, Part, copy_regions
 from .strided import MAX_REGIONS, host_copy, packed_strides, parts, regions, span
@@ -31,10 +31,8 @@ Side = tuple[int, Sequence[int]]
 def from_host(target: Allocation, offset: int, source: memoryview) -> None:
     """Copy *source* to *target*: directly where it is mapped, else by the staging ring."""
     if target.mapped:
-        device = target.device
-        if target.last_use or device.queue.shared:
-            device.settle(target)
-        move(target.mapped + offset, address_of(source), len(source))
+        target.settle()
+        write(target.mapped + offset, source)
     else:
         target.device.staging.upload(target, offset, address_of(source), len(source))
 
@@ -42,10 +40,8 @@ def from_host(target: Allocation, offset: int, source: memoryview) -> None:
 def to_host(source: Allocation, offset: int, into: memoryview) -> None:
     """Copy from *source* to *into*; done on return."""
     if source.cached:
-        device = source.device
-        if source.last_use or device.queue.shared:
-            device.settle(source)
-        move(address_of(into), source.mapped + offset, len(into))
+        source.settle()
+        read(into, source.mapped + offset)
     else:
         # Mapped memory that the host does not cache is read at a crawl.
         source.device.staging.download(source, offset, address_of(into), len(into))
@@ -77,10 +73,10 @@ def _by_detour(target: Allocation, to: int, source: Allocation, start: int, nbyt
 def _between(target: Allocation, to: int, source: Allocation, start: int, nbytes: int) -> None:
     """Copy between two devices; through host memory only where neither is mapped."""
     if source.cached:
-        source.device.settle(source)
+        source.settle()
         from_host(target, to, _bytes(source.mapped + start, nbytes))
     elif target.mapped:
-        target.device.settle(target)
+        target.settle()
         to_host(source, start, _bytes(target.mapped + to, nbytes))
     else:
         middle = memoryview(bytearray(min(nbytes, 2 * CHUNK)))
@@ -98,7 +94,7 @@ def fill(target: Allocation, offset: int, nbytes: int, value: int) -> None:
     """Set *nbytes* bytes at *offset* to *value*."""
     device = target.device
     if target.mapped:
-        device.settle(target)
+        target.settle()
         ctypes.memset(target.mapped + offset, value, nbytes)
         return
     # vkCmdFillBuffer counts in 4 bytes; what is left at both ends is copied.
@@ -149,7 +145,7 @@ def strided_from_host(
 ) -> None:
     """Copy a region of host memory to *target*."""
     if target.mapped:
-        target.device.settle(target)
+        target.settle()
         host_copy(address, (target.mapped + to[0], to[1]), shape, run_nbytes)
     elif run_nbytes > CHUNK:
         for low, _ in parts(shape, 1):
@@ -163,7 +159,7 @@ def strided_to_host(
 ) -> None:
     """Copy a region of *source* to host memory; done on return."""
     if source.cached:
-        source.device.settle(source)
+        source.settle()
         host_copy((source.mapped + start[0], start[1]), address, shape, run_nbytes)
     elif run_nbytes > CHUNK:
         for low, _ in parts(shape, 1):

@@ -125,11 +125,6 @@ class Device:
         allocation.data = handle(allocation.descriptor)
         return allocation
 
-    def settle(self, allocation: Allocation) -> None:
-        """Block until no work uses *allocation*, so that the host may touch it."""
-        queue = self.queue
-        queue.wait(queue.mark() if queue.shared else allocation.last_use)
-
     def submit(self, record: Any, uses: Iterable[Allocation] = ()) -> int:
         """Run a recording on the device's queue; see `Queue.submit`."""
         return self.queue.submit(record, uses)

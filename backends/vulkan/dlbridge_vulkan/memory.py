@@ -125,6 +125,14 @@ class Allocation:
         self.descriptor: Any = None
         self.data = 0
 
+    def settle(self) -> None:
+        """Block until no work uses it, so that the host may touch it."""
+        queue = self.device.queue
+        if queue.shared:
+            queue.finish()
+        elif self.last_use:
+            queue.wait(self.last_use)
+
     @property
     def words(self) -> int:
         """Bytes of the buffer that shaders may see: our own are whole 32-bit words."""
