@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ._lib import library_path, version
     from .any import UNCHANGED
+    from .container import Array, List, Shape
     from .env import get_raw_stream, use_raw_stream, use_stream, use_torch_stream
     from .error import Error, register_error
     from .function import (
@@ -25,14 +26,20 @@ if TYPE_CHECKING:
         register_global_func,
         remove_global_func,
     )
+    from .mapping import Dict, Map
     from .object import Object
 
 __all__ = [
     "UNCHANGED",
+    "Array",
     "BoundCall",
+    "Dict",
     "Error",
     "Function",
+    "List",
+    "Map",
     "Object",
+    "Shape",
     "convert_func",
     "get_global_func",
     "get_global_func_metadata",
@@ -57,6 +64,8 @@ _MODULES: Final = (
     "error",
     "tensor",
     "function",
+    "container",
+    "mapping",
     "env",
     "arguments",
 )

@@ -11,8 +11,11 @@ from dlbridge.dtype import dtype
 
 from . import any as values
 from .callback import callable_rule
+from .container import sequence_rule
 from .error import error_rule
+from .mapping import mapping_rule
 from .opaque import pack_opaque
+from .peer import peer_rule
 from .tensor import tensor_rule
 
 if TYPE_CHECKING:
@@ -57,20 +60,8 @@ def _numpy_bool_rule(cls: type) -> Packer | None:
     return values.pack_bool if numpy is not None and issubclass(cls, numpy.bool_) else None
 
 
-def _pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
-    handle = value.__chandle__()
-    if not handle:
-        raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
-    return values.native_type_index(handle), handle
-
-
-def _peer_rule(cls: type) -> Packer | None:
-    """The objects of the tvm_ffi package, in one process with us, are what they are."""
-    return _pack_peer if values.defines(cls, "__chandle__") else None
-
-
 values.rules += [
-    _peer_rule,
+    peer_rule,
     _protocol("__tvm_ffi_object__", values.pack),
     tensor_rule,
     _protocol("__cuda_stream__", _pack_cuda_stream),
@@ -79,6 +70,8 @@ values.rules += [
     _subclasses(numbers.Real, values.pack_float),
     _subclasses(str, values.pack_str),
     _subclasses((bytes, bytearray), values.pack_bytes),  # type: ignore[arg-type]
+    sequence_rule,
+    mapping_rule,
     _subclasses(ctypes.c_void_p, values.pack_opaque_pointer),
     _protocol("__tvm_ffi_opaque_ptr__", values.pack_opaque_pointer),
     _dtype_rule,

@@ -1,0 +1,117 @@
+"""The elements of containers: many values to C at once, and back at once."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+from ._lib import C, address, ffi, py
+from .any import Handle, Temporaries, pack, unpack, view
+from .error import raised
+from .function import builtin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Members", "build", "decode", "method", "nested", "owned"]
+
+_INT: Final[int] = C.kTVMFFIInt
+_FLOAT: Final[int] = C.kTVMFFIFloat
+ANY_SIZE: Final[int] = ffi.sizeof("TVMFFIAny")
+
+
+class Members(Temporaries):
+    """Temporaries of a call that runs no kernel: nobody asks for streams."""
+
+
+def decode(data: Any, size: int) -> list[Any]:
+    """The values of the *size* TVMFFIAny at the cffi pointer *data*, which C goes on owning."""
+    if not size:
+        return []
+    words = array("q")
+    words.frombytes(ffi.buffer(data, ANY_SIZE * size))
+    tags, payloads = words[::2], words[1::2]
+    # Numbers of one kind are what large arrays hold: one comparison for all of them.
+    if tags == array("q", (_INT,)) * size:
+        return payloads.tolist()
+    if tags == array("q", (_FLOAT,)) * size:
+        return memoryview(payloads).cast("B").cast("d").tolist()
+    return list(map(view, tags, payloads))
+
+
+# The low byte of a tag is enough to rule out; what else has it does no harm.
+_NESTED: Final = bytes(
+    (C.kTVMFFITensor, C.kTVMFFIArray, C.kTVMFFIList, C.kTVMFFIMap, C.kTVMFFIDict)
+)
+
+
+def nested(data: Any, size: int) -> list[Any]:
+    """Like `decode`, but empty where no value is a tensor or a container: 2 us for a thousand."""
+    kinds = ffi.buffer(data, ANY_SIZE * size)[:][::ANY_SIZE] if size else b""
+    return [] if kinds == kinds.translate(None, _NESTED) else decode(data, size)
+
+
+def owned(words: Sequence[int]) -> list[Any]:
+    """The values of TVMFFIAny given as pairs of words, whose references are taken over."""
+    return list(map(unpack, words[::2], words[1::2]))
+
+
+def _pack_all(values: Sequence[Any], keep: Temporaries) -> Any:
+    """A TVMFFIAny array with *values*, borrowed: good while *keep* lives."""
+    size = len(values)
+    memory = ffi.new("TVMFFIAny[]", size)
+    buffer = memoryview(ffi.buffer(memory)).cast("B")
+    words = buffer.cast("q")
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        try:
+            numbers = array("q", values)
+        except OverflowError:  # a BigInt among them
+            pass
+        else:
+            words[::2] = memoryview(array("q", (_INT,)) * size)
+            words[1::2] = memoryview(numbers)
+            return memory
+    elif kinds == {float}:
+        words[::2] = memoryview(array("q", (_FLOAT,)) * size)
+        buffer.cast("d")[1::2] = memoryview(array("d", values))
+        return memory
+    place = 0
+    for value in values:
+        words[place], words[place + 1] = pack(value, keep)
+        place += 2
+    return memory
+
+
+def _call(function: int, arguments: Any, count: int) -> tuple[int, int]:
+    """Tag and payload of the result, owned. The GIL is held: other threads change nothing."""
+    result = ffi.new("int64_t[2]")
+    if py.TVMFFIFunctionCall(function, address(arguments), count, address(result)):
+        raise raised()
+    return result[0], result[1]
+
+
+def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = None) -> Handle:
+    """A new object: what the library's function *constructor* makes of *values*.
+
+    *keep* notes the streams of tensors among them, for the call that they are for.
+    """
+    keep = Members() if keep is None else keep
+    function = builtin(constructor)
+    arguments = _pack_all(values, keep)
+    return Handle(_call(function, arguments, len(values))[1])
+
+
+def method(name: str, index: int, handle: int, *arguments: Any) -> tuple[int, int]:
+    """Call the library's function *name* on the object at *handle*, with the GIL held.
+
+    Tag and payload of the result, owned by the caller.
+    """
+    keep = Members()
+    words = ffi.new("int64_t[]", 2 * len(arguments) + 2)
+    words[0], words[1] = index, handle
+    place = 2
+    for argument in arguments:
+        words[place], words[place + 1] = pack(argument, keep)
+        place += 2
+    return _call(builtin(name), words, len(arguments) + 1)
