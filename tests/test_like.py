@@ -90,7 +90,7 @@ def fewer_peers(request):
 
 @pytest.mark.parametrize("like", LIBRARIES)
 @pytest.mark.parametrize("kind", ["?", "i1", "u2", "i4", "f2", "f4", "c8"])
-def test_shares_memory(like, kind):
+def test_shares_memory(like, kind):  # C39
     array = aligned((3, 4), kind)
     result = as_library(dlbridge.from_dlpack(array), like, False)
     assert type(result).__module__.startswith(like)
@@ -101,14 +101,14 @@ def test_shares_memory(like, kind):
 
 @pytest.mark.parametrize("like", LIBRARIES)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1, 4, 1)])
-def test_odd_shapes(like, shape):
+def test_odd_shapes(like, shape):  # P27, P29
     result = as_library(dlbridge.from_dlpack(aligned(shape)), like, False)
     assert tuple(result.shape) == shape
     assert values(result).tolist() == aligned(shape).tolist()
 
 
 @pytest.mark.parametrize("like", LIBRARIES)
-def test_the_memory_lives_as_long_as_the_result(like):
+def test_the_memory_lives_as_long_as_the_result(like):  # C37
     result = as_library(dlbridge.from_dlpack(aligned((1 << 16,))), like, None)
     other = [np.full(1 << 16, 7, "f4") for _ in range(4)]
     assert values(result)[-1] == (1 << 16) - 1
@@ -190,7 +190,7 @@ def test_a_module_without_from_dlpack():
 
 
 @pytest.mark.parametrize("like", ["torch", "tvm_ffi"])
-def test_read_only_memory_is_copied_for_who_ignores_the_mark(like):
+def test_read_only_memory_is_copied_for_who_ignores_the_mark(like):  # P25, C27
     array = readonly(aligned((4,)))
     tensor = dlbridge.from_dlpack(array)
     result = as_library(tensor, like, None)
@@ -215,14 +215,14 @@ def test_they_do_ignore_the_mark(like):
     assert not dlbridge.from_dlpack(result).readonly
 
 
-def test_numpy_keeps_the_mark():
+def test_numpy_keeps_the_mark():  # C27
     array = readonly(aligned((4,)))
     result = as_library(dlbridge.from_dlpack(array), "numpy", False)
     assert not result.flags.writeable
     assert np.shares_memory(result, array)
 
 
-def test_jax_takes_read_only_memory_in_place():
+def test_jax_takes_read_only_memory_in_place():  # P9
     jax = peer("jax")
     array = readonly(aligned((3, 4)).T)
     tensor = dlbridge.from_dlpack(array)
@@ -250,7 +250,7 @@ def test_jax_does_not_write_into_memory_that_is_donated():
 
 
 @pytest.mark.parametrize("like", FOREIGN)
-def test_negative_strides_are_copied(like):
+def test_negative_strides_are_copied(like):  # P26, P41
     array = aligned((4, 3))[::-1]
     tensor = dlbridge.from_dlpack(array)
     assert "no negative strides" in library_step(tensor, like, None)[1]
@@ -268,7 +268,7 @@ def test_negative_strides_are_kept(like):
 
 
 @pytest.mark.parametrize("like", ["numpy", "torch", "tvm_ffi"])
-def test_gaps_and_repetition_are_kept(like):
+def test_gaps_and_repetition_are_kept(like):  # C22
     array = aligned((4, 6))
     for view in (array[:, ::2], np.lib.stride_tricks.as_strided(array, (5, 6), (0, 4))):
         result = as_library(dlbridge.from_dlpack(view), like, False)
@@ -387,7 +387,7 @@ def test_tvm_ffi_takes_every_type(name):
 
 
 @pytest.mark.parametrize("like", FOREIGN)
-def test_padded_sub_byte_elements(like):
+def test_padded_sub_byte_elements(like):  # P10, C31
     tensor = raw("int4", 8, flags=FLAG_SUBBYTE_PADDED)
     for function in (as_library, library_step):
         with pytest.raises(ExchangeError, match=f"{like} does not know padded int4.*ml_dtypes"):

@@ -97,7 +97,7 @@ def tiny_limits(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("small", [False, True])
-def test_bytes_are_those_of_numpy(kind, small, request):
+def test_bytes_are_those_of_numpy(kind, small, request):  # P26
     if small:
         request.getfixturevalue("tiny_limits")
 
