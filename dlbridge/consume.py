@@ -19,7 +19,7 @@ from .capsule import (
     open_capsule,
 )
 from .device import Device, DLDeviceType
-from .devices import backend_of, find_device
+from .devices import backend_of, find_device, supports
 from .dtype import dtype as as_dtype
 from .errors import BackendUnavailable, ExchangeError
 from .exchange import ForeignTable, table_of
@@ -189,7 +189,7 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
     if stream is None:
         wait(device, producer)
         tensor._memory.last_use = current_use(device)
-    elif isinstance(plugin, SupportsStreams):
+    elif supports(plugin, SupportsStreams):
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer not in (-1, producer):
             plugin.wait(device.index, consumer, producer)
@@ -287,7 +287,7 @@ def _bind(device: Device, data: int, origin: str) -> tuple[Device, int]:
         plugin = backend(device.name)
     except BackendUnavailable:
         return device, data
-    if isinstance(plugin, SupportsForeignData):
+    if supports(plugin, SupportsForeignData):
         index, data = plugin.import_data(device.index, data, origin.rpartition(".")[0])
         device = Device.of(device.type, index, device.name)
     return device, data
@@ -411,10 +411,11 @@ def _from_native(x: Any) -> Tensor | None:
             plugin = backend(name)
         except Exception:  # a broken backend knows no objects
             continue
-        if isinstance(plugin, SupportsNative):
+        kind = plugin.device_type
+        if supports(plugin, SupportsNative):
             array = plugin.from_native(x)
             if array is not None:
-                return native_tensor(Device.of(plugin.device_type, array.device_id, name), array, x)
+                return native_tensor(Device.of(kind, array.device_id, name), array, x)
     return None
 
 

@@ -12,13 +12,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .capsule import FLAG_SUBBYTE_PADDED
-from .devices import backend_of
+from .devices import backend_of, supports
 from .errors import ExchangeError
 from .layout import compact_strides, merge, reach
 from .memory import Memory, counts_elements
 from .pack import copy_host
 from .protocol import SupportsCopy, SupportsStreams, SupportsStridedCopy
-from .stream import access
+from .stream import access, host_access
 from .tensor import Tensor, make_tensor, wrap_array
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def host_array(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The bytes of a tensor that the host can read, as an array with its true layout."""
     import numpy as np
 
+    host_access(tensor._memory)
     dtype = tensor.dtype
     if not counts_elements(dtype) or tensor.is_padded:
         return tensor._array
@@ -84,7 +85,7 @@ def packs_on_host(device: Tensor, host: Tensor) -> bool:
     if not shape:
         return False
     plugin = backend_of(device.device)
-    return not isinstance(plugin, SupportsStridedCopy) or any(step <= 0 for step in on_device)
+    return not supports(plugin, SupportsStridedCopy) or any(step <= 0 for step in on_device)
 
 
 def _region(left: Tensor, right: Tensor) -> tuple[list[int], list[list[int]], int]:
@@ -220,7 +221,7 @@ def _packed_bytes(source: Tensor) -> memoryview:
 
 def _on_device(target: Tensor, source: Tensor, progress: Progress | None) -> None:
     plugin = backend_of(target.device)
-    if plugin is not backend_of(source.device) or not isinstance(plugin, SupportsCopy):
+    if plugin is not backend_of(source.device) or not supports(plugin, SupportsCopy):
         _staged(target, source, progress)
         return
     same = target.device is source.device
@@ -290,7 +291,7 @@ def _strided(
 ) -> None:
     """Copy a region by the backend's strided copy if it has one, else run by run."""
     inner = 0
-    if isinstance(plugin, SupportsStridedCopy) and all(step > 0 for step in (*left, *right)):
+    if supports(plugin, SupportsStridedCopy) and all(step > 0 for step in (*left, *right)):
         inner = min(plugin.max_strided_ndim, len(shape))
     cut = len(shape) - inner
     for at, begin in _offsets(shape[:cut], left[:cut], right[:cut]):
@@ -322,5 +323,5 @@ def _chunks(nbytes: int, progress: Progress | None) -> Iterator[tuple[int, int]]
 
 def _finish(tensor: Tensor, stream: int) -> None:
     plugin = backend_of(tensor.device)
-    if isinstance(plugin, SupportsStreams):
+    if supports(plugin, SupportsStreams):
         plugin.synchronize(tensor.device.index, stream)

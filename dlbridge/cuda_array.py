@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .consume import _INTERFACES
 from .device import Device, DLDeviceType
-from .devices import backend_of
+from .devices import backend_of, supports
 from .dtype import DType, from_numpy
 from .dtype import dtype as as_dtype
 from .errors import BackendUnavailable, Error, ExchangeError
@@ -90,7 +90,7 @@ def _locate(data: int, module: str) -> Device:
     for kind in (DLDeviceType.kDLCUDAManaged, _ON_HOST_TOO, DLDeviceType.kDLCUDA):
         device = Device.of(kind, 0)
         plugin = backend_of(device)
-        if isinstance(plugin, SupportsForeignData):
+        if supports(plugin, SupportsForeignData):
             try:
                 index, _ = plugin.import_data(0, data, module)
             except Error as exc:

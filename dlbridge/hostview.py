@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from .device import Device
-from .devices import backend_of
+from .devices import backend_of, supports
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
 from .memory import Memory
@@ -79,7 +79,7 @@ def to_native(tensor: Tensor) -> Any:
     if device is _CPU:
         return tensor.numpy()
     plugin = backend_of(device)
-    if not isinstance(plugin, SupportsNative):
+    if not supports(plugin, SupportsNative):
         raise ExchangeError(f"the backend of {device} has no native objects; use DLPack")
     size = tensor.itemsize
     return plugin.to_native(

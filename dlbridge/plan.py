@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .device import Device
-from .devices import backend_of
+from .devices import backend_of, supports
 from .dtype import DType
 from .errors import BackendUnavailable, ExchangeError
 from .layout import reach
@@ -145,7 +145,7 @@ def _move(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
         _from_host(plan, tensor, copy)
         return
     plugin = _backend_of_source(source)
-    if source.name == target.name and isinstance(plugin, SupportsCopy) and tensor.is_contiguous():
+    if source.name == target.name and supports(plugin, SupportsCopy) and tensor.is_contiguous():
         plan.add("peer copy", source, target, tensor.nbytes, f"{source.name} copies by itself")
         return
     refusal = "copy=True was asked for" if copy is True else why_no_host_view(tensor)
@@ -180,7 +180,7 @@ def _from_host(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
 def why_no_host_import(tensor: Tensor, target: Device) -> str:
     """Why *target* cannot use the host memory of *tensor* in place; empty if it can."""
     plugin = backend_of(target)
-    if not isinstance(plugin, SupportsHostImport):
+    if not supports(plugin, SupportsHostImport):
         return f"{target} cannot use host memory in place"
     start, nbytes = host_span(tensor)
     return plugin.host_import_refusal(target.index, start, nbytes)
@@ -200,7 +200,7 @@ def why_no_host_view(tensor: Tensor) -> str:
     if tensor.device.is_host or not tensor.size:
         return ""
     plugin = _backend_of_source(tensor.device)
-    if not isinstance(plugin, SupportsHostView):
+    if not supports(plugin, SupportsHostView):
         return f"the host cannot address {tensor.device} memory"
     return plugin.host_view_refusal(tensor.device.index, tensor._memory.data)
 

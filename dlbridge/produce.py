@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .capsule import FLAG_IS_COPIED, export_capsule
 from .device import DLDeviceType
+from .devices import supports
 from .errors import BackendUnavailable, ExchangeError
 from .protocol import SupportsStreams
 from .registry import backend
@@ -67,7 +68,7 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
         if stream is None:
             return
         raise
-    if isinstance(plugin, SupportsStreams):
+    if supports(plugin, SupportsStreams):
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer != -1:
             # The last work of ours, and what may have been queued beside it.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .device import Device, DLDeviceType
-from .devices import backend_of, find_device
+from .devices import backend_of, find_device, supports
 from .errors import BackendUnavailable, ExchangeError
 from .memory import Memory, StreamUse
 from .produce import OPERATIONS
@@ -20,6 +20,7 @@ __all__ = [
     "consumer_stream",
     "current_stream",
     "current_use",
+    "host_access",
     "stream_for",
     "synchronize",
     "use_stream",
@@ -48,7 +49,7 @@ def use_stream(device: Any, stream: Any) -> Iterator[int]:
     """
     where = find_device(device)
     plugin = backend_of(where)
-    if not isinstance(plugin, SupportsStreams):
+    if not supports(plugin, SupportsStreams):
         raise TypeError(f"{where} has no streams to choose from")
     handle = plugin.normalize_stream(where.index, stream)
     if handle == -1:
@@ -93,11 +94,22 @@ def access(memory: Memory) -> int:
     now, last = current_use(device), memory.last_use
     if last is not None and last.handle != now.handle:
         plugin = backend_of(device)
-        if isinstance(plugin, SupportsStreams):
+        if supports(plugin, SupportsStreams):
             plugin.wait(device.index, now.handle, last.handle)
     now.used = True
     memory.last_use = now
     return now.handle
+
+
+def host_access(memory: Memory) -> None:
+    """Wait for device work on host-readable memory that the host is about to touch."""
+    device, last = memory.device, memory.last_use
+    if last is None or device.type == DLDeviceType.kDLCPU:
+        return
+    plugin = backend_of(device)
+    if supports(plugin, SupportsStreams):
+        for handle in {last.handle, current_stream(device)}:
+            plugin.synchronize(device.index, handle)
 
 
 def chosen_streams() -> dict[Device, int]:
@@ -128,7 +140,7 @@ def wait(device: Device, on: int) -> None:
     """Make our stream on *device* wait for the work now on stream *on*."""
     plugin = backend_of(device)
     stream = current_stream(device)
-    if isinstance(plugin, SupportsStreams) and stream != on:
+    if supports(plugin, SupportsStreams) and stream != on:
         plugin.wait(device.index, stream, on)
 
 
@@ -136,8 +148,9 @@ def synchronize(device: Any) -> None:
     """Block until our work on *device* in this thread's current stream is done."""
     where = find_device(device)
     plugin = backend_of(where)
-    if isinstance(plugin, SupportsStreams):
+    if supports(plugin, SupportsStreams):
         plugin.synchronize(where.index, current_stream(where))
 
 
 OPERATIONS["current_stream"] = current_stream
+OPERATIONS["host_access"] = host_access

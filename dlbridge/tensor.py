@@ -361,6 +361,7 @@ class Tensor:
                 f"the tensor is on {self.device}, which the host does not read; "
                 "dlbridge.to_device(t, 'cpu') copies it"
             )
+        OPERATIONS["host_access"](self._memory)
 
 
 class ArrayTensor(Tensor):

@@ -12,7 +12,7 @@ from .capsule import FLAG_SUBBYTE_PADDED
 from .consume import asarray
 from .copies import Progress, copy_tensor
 from .device import Device
-from .devices import backend_of, find_device
+from .devices import backend_of, find_device, supports
 from .dtype import DType
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
@@ -22,8 +22,8 @@ from .memory import AllocatedMemory, HostViewMemory, Memory
 from .plan import Plan, host_span, make_plan
 from .produce import OPERATIONS
 from .progress import reporter
-from .protocol import SupportsFill, SupportsStreams
-from .stream import access, current_stream, current_use, use_stream
+from .protocol import SupportsFill
+from .stream import access, current_use, host_access, use_stream
 from .tensor import Tensor, make_tensor
 from .trace import record
 
@@ -99,7 +99,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = "float32", device: Any = "cpu
     plugin = backend_of(where)
     if not tensor.size:
         return tensor
-    if isinstance(plugin, SupportsFill):
+    if supports(plugin, SupportsFill):
         data, offset = tensor._memory.data, tensor._byte_offset
         plugin.fill(where.index, data, offset, tensor.nbytes, 0, access(tensor._memory))
     else:
@@ -147,7 +147,7 @@ def _share(tensor: Tensor, target: Device, progress: Progress | None) -> Tensor:
 
 
 def _relabel(tensor: Tensor, target: Device, progress: Progress | None) -> Tensor:
-    _synchronize(tensor.device)
+    host_access(tensor._memory)
     start, nbytes = host_span(tensor)
     memory = Memory(target, start, nbytes, f"{tensor.device} memory", tensor)
     return _same_layout(tensor, memory, tensor.data_ptr() - start)
@@ -155,7 +155,6 @@ def _relabel(tensor: Tensor, target: Device, progress: Progress | None) -> Tenso
 
 def _copy(tensor: Tensor, target: Device, progress: Progress | None) -> Tensor:
     new = _allocate(target, tensor.dtype, tensor.shape, flags=tensor._flags)
-    _synchronize(tensor.device if tensor.device.is_host else target)
     copy_tensor(new, tensor, progress)
     return new
 
@@ -230,15 +229,6 @@ def _allocate(
         data = plugin.allocate(where.index, nbytes, alignment, use.handle)
         memory = AllocatedMemory(plugin, where, data, nbytes, use, "dlbridge.empty")
     return make_tensor(memory, 0, dtype, shape, flags=padded)
-
-
-def _synchronize(device: Device) -> None:
-    """Wait for device work that may still touch host-readable memory."""
-    if device is _CPU or not device.is_host:
-        return
-    plugin = backend_of(device)
-    if isinstance(plugin, SupportsStreams):
-        plugin.synchronize(device.index, current_stream(device))
 
 
 # What tensors ask for ------------------------------------------------------------
