@@ -25,6 +25,9 @@ class Live:
     def __init__(self) -> None:
         self._table: dict[int, Allocation] = {}
 
+    def __len__(self) -> int:
+        return len(self._table)
+
     def enter(self, allocation: Allocation) -> int:
         """Add *allocation*; its ``data``."""
         self._table[allocation.data] = allocation

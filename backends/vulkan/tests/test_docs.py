@@ -1,0 +1,48 @@
+"""docs/vulkan.md: its Python runs as it stands, and what it says of C is so."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[2] / "docs" / "vulkan.md"
+HEADER = HERE.parent / "cdefs" / "vulkan.h"
+
+
+@pytest.fixture(scope="module")
+def page():
+    if not PAGE.exists():
+        pytest.skip("the page is in the repository, not in this distribution")
+    return PAGE.read_text()
+
+
+def test_the_examples_run(vulkan, page, tmp_path, monkeypatch, scale_spirv, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("scale.spv").write_bytes(scale_spirv)
+    if shutil.which("glslangValidator"):  # then the page's own shader
+        Path("scale.comp").write_text(
+            re.search(r"^```glsl\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1]
+        )
+        command = ["glslangValidator", "-V", "scale.comp", "-o", "scale.spv"]
+        subprocess.run(command, check=True, capture_output=True)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
+    names = {}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert "pointer not page aligned" in capsys.readouterr().out
+
+
+def test_the_descriptor_is_the_headers(page):
+    """The same members in the same order."""
+
+    def members(text):
+        body = re.search(r"typedef struct \{([^}]*)\} DlbridgeVulkanBuffer;", text)[1]
+        plain = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
+        return re.findall(r"(\w+)\s*[,;]", plain)
+
+    assert members(page) == members(HEADER.read_text())
+    assert len(members(page)) == 12
