@@ -144,10 +144,17 @@ def numpy_takes(capsule: object, immutable: bool) -> bool:
         and lanes == 1
         and data != 0
         and 0 <= ndim <= MAX_NDIM
-        and (ndim == 0 or (shape != 0 and strides != 0))
+        and (ndim == 0 or (shape != 0 and strides != 0 and _are_moderate(strides, ndim)))
     )
 
 
+def _are_moderate(strides: int, ndim: int) -> bool:
+    """Whether numpy can multiply them by an item size: it does not look for overflow."""
+    top_bytes = ffi.buffer(ffi.cast(_BYTES, strides), 8 * ndim)[:][_TOP_BYTE::8]
+    return not top_bytes.strip(b"\x00\xff")
+
+
+_TOP_BYTE = 7 if sys.byteorder == "little" else 0
 _BYTES = ffi.typeof("char *")
 _MAJOR = DLPACK_VERSION[0].to_bytes(4, sys.byteorder)
 _PLAIN = {flag.to_bytes(8, sys.byteorder) for flag in (0, FLAG_READ_ONLY)}

@@ -211,7 +211,10 @@ def _import_by_method(
     streams = {} if stream is None else {"stream": stream}
     capsule = _call(x, streams, wanted, source)
     if numpy_takes(capsule, facts.immutable):
-        return _by_numpy(capsule, type(x))
+        try:
+            return _by_numpy(capsule, type(x))
+        except (ValueError, RuntimeError):
+            pass  # numpy has left it in the capsule; our own check says what is wrong
     managed = open_capsule(capsule)
     if copy is False and managed.fields.flags & FLAG_IS_COPIED:
         raise ExchangeError(f"{_origin(x)} exported a copy although copy=False was asked for")

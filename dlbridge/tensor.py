@@ -457,7 +457,10 @@ def make_tensor(
     """The Tensor at *byte_offset* of *memory*; *strides* in elements, None for compact."""
     if len(shape) > MAX_NDIM:
         raise ExchangeError(f"{len(shape)} dimensions; {MAX_NDIM} can be used (numpy's limit)")
-    array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
+    try:
+        array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
+    except ValueError as exc:  # extents whose product overflows, beside one that is 0
+        raise ExchangeError(f"shape {shape} of {dtype} is more than numpy can describe") from exc
     return _build(array, memory, dtype, byte_offset, flags)
 
 

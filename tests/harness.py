@@ -1,0 +1,65 @@
+"""Compiles ``harness.c``, the foreign C library of the tests, and loads it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+__all__ = ["load", "path"]
+
+_FOLDER = "DLBRIDGE_TEST_HARNESS"
+"""Environment variable: where a parent process has compiled it already."""
+
+
+@cache
+def path() -> str:
+    """The compiled library. Skips the test where there is no C compiler."""
+    if folder := os.environ.get(_FOLDER):
+        return str(Path(folder, "libharness.so"))
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    if compiler is None:
+        if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            pytest.fail("DLBRIDGE_EXPECT=peers, but there is no C compiler")
+        pytest.skip("needs a C compiler")
+    folder = tempfile.mkdtemp(prefix="dlbridge-harness-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = str(Path(folder, "libharness.so"))
+    source = str(Path(__file__).with_name("harness.c"))
+    subprocess.run(
+        [compiler, "-Wall", "-Werror", "-O1", "-shared", "-fPIC", "-pthread", "-o", target, source],
+        check=True,
+    )
+    os.environ[_FOLDER] = folder  # for the subprocesses of tests
+    return target
+
+
+def load(*, keep_gil: bool = False) -> ctypes.CDLL:
+    """The library; with *keep_gil* its functions run with the GIL held."""
+    library = (ctypes.PyDLL if keep_gil else ctypes.CDLL)(path())
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    for name, result, arguments in (
+        ("hold", None, [pointer]),
+        ("hold_until_exit", None, [pointer]),
+        ("delete_in_thread", integer, [pointer]),
+        ("delete_late", integer, [pointer]),
+        ("delete", None, [pointer]),
+        ("from_py_object", integer, [pointer, ctypes.py_object, pointer, pointer]),
+        ("repeat_from_py_object", ctypes.c_long, [pointer, ctypes.py_object, ctypes.c_long]),
+        ("errors", integer, []),
+        ("kind", ctypes.c_char_p, []),
+        ("message", ctypes.c_char_p, []),
+        ("allocate", integer, [pointer, pointer, pointer, integer]),
+        ("allocate_in_thread", integer, [pointer, pointer, pointer]),
+        ("current_work_stream", integer, [pointer, ctypes.c_int32, ctypes.c_int32, pointer]),
+    ):
+        function = getattr(library, f"harness_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
