@@ -6,6 +6,7 @@ is asked for; what it made is known by its module.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -77,15 +78,16 @@ class _Owner:
 
 
 def _numpy_dtype(name: str) -> Any:
+    """numpy's own dtypes, and of ml_dtypes' those that are not packed on the device."""
     import numpy as np
 
-    try:
-        return np.dtype(name)
-    except TypeError:
-        pass
-    try:
-        import ml_dtypes
+    with suppress(TypeError):
+        found = np.dtype(name)
+        if found.isbuiltin == 1:
+            return found
+    if name == "bfloat16" or name.startswith("float8"):
+        with suppress(ImportError, AttributeError):
+            import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
-    except (ImportError, AttributeError) as exc:
-        raise ExchangeError(f"cuda.core has no dtype {name}; view the tensor as uint8") from exc
+            return np.dtype(getattr(ml_dtypes, name))
+    raise ExchangeError(f"cuda.core has no dtype {name}; view the tensor as uint8")

@@ -159,6 +159,8 @@ class Stager:
                 size = min(ring.plan.chunk, nbytes - start)
                 if slot in emptied:
                     wait_for_helper(emptied.pop(slot))
+                else:  # the ring's last user may have left it with a DMA on another stream
+                    ring.wait_for_dma(slot)
                 call("cuMemcpyDtoHAsync", ring.chunks[slot], source + start, size, stream)
                 ring.record(slot, stream)
                 moving.append((slot, start, size))

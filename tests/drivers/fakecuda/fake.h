@@ -94,7 +94,8 @@ struct CUstream_st {
 // Set by cuInit and by the control functions.
 extern int device_count, delay_us, strict;
 extern int attributes[CU_DEVICE_ATTRIBUTE_COUNT];
-extern size_t total_memory, used_memory, live_allocations;
+extern size_t total_memory, used_memory[MAX_DEVICES];  // of each device
+extern size_t live_allocations;
 extern struct CUctx_st primaries[MAX_DEVICES];
 extern struct CUmemPoolHandle_st pools[MAX_DEVICES];
 extern CUstream streams;

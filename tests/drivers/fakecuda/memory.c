@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-size_t total_memory, used_memory, live_allocations;
+size_t total_memory, used_memory[MAX_DEVICES], live_allocations;
 struct CUmemPoolHandle_st pools[MAX_DEVICES];
 static Allocation *allocations;
 static unsigned long long ids = 1;
@@ -41,11 +41,9 @@ static int take_room(size_t size, enum Kind kind, int device) {
   pthread_mutex_lock(&lock);
   size_t kept = kind == POOL ? pools[device].kept : 0;
   size_t reused = kept < size ? 0 : size;  // only what was freed in one piece fits
-  size_t all_kept = 0;
-  for (int i = 0; i < MAX_DEVICES; i++) all_kept += pools[i].kept;
-  int fits = reused || used_memory + all_kept + size <= total_memory;
+  int fits = reused || used_memory[device] + pools[device].kept + size <= total_memory;
   if (fits) {
-    used_memory += size;
+    used_memory[device] += size;
     pools[device].kept -= reused;
   }
   pthread_mutex_unlock(&lock);
@@ -85,7 +83,7 @@ CUresult release(void *pointer, unsigned kinds) {
   }
   *link = a->next;
   live_allocations--;
-  if (a->kind == POOL || a->kind == DEVICE) used_memory -= a->size;
+  if (a->kind == POOL || a->kind == DEVICE) used_memory[a->device] -= a->size;
   if (a->kind == POOL && pools[a->device].threshold) pools[a->device].kept += a->size;
   pthread_mutex_unlock(&lock);
   size_t mapped = (a->size + PAGE - 1) & ~(size_t)(PAGE - 1);
@@ -176,7 +174,8 @@ API cuMemPoolSetAccess(CUmemoryPool pool, const void *access, size_t count) {
 API cuMemGetInfo_v2(size_t *available, size_t *total) {
   WITH_CONTEXT;
   *total = total_memory;
-  *available = total_memory > used_memory ? total_memory - used_memory : 0;
+  size_t used = used_memory[current_device()];
+  *available = total_memory > used ? total_memory - used : 0;
   return CUDA_SUCCESS;
 }
 

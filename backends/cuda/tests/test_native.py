@@ -1,0 +1,129 @@
+"""cuda.core's own objects, in and out."""
+
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from cuda_support import memory, read
+
+import dlbridge
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import NativeArray
+
+core = pytest.importorskip("cuda.core")
+
+
+@pytest.fixture
+def device():
+    device = core.Device(0)
+    device.set_current()
+    return device
+
+
+def described(data, **changes):
+    fields = {"device_id": 0, "data": data, "offset": 0, "dtype": "float32", "shape": (2, 3),
+              "strides": None, "readonly": False, "owner": object()}  # fmt: skip
+    return NativeArray(**{**fields, **changes})
+
+
+def test_a_buffer_of_theirs(cuda, device):
+    buffer = device.allocate(64, stream=device.default_stream)
+    array = cuda.from_native(buffer)
+    assert (array.device_id, array.data, array.dtype, array.shape) == (
+        0,
+        int(buffer.handle),
+        "uint8",
+        (64,),
+    )
+    assert array.owner is buffer
+    assert dlbridge.asarray(buffer).data_ptr() == int(buffer.handle)
+    buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "strides"),
+    [
+        ("float32", (2, 3), None),
+        ("int8", (5,), (2,)),
+        ("complex128", (), None),
+        ("float64", (2, 2), (8, 16)),
+    ],
+)
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_view_and_back(cuda, device, dtype, shape, strides, readonly):
+    with memory(cuda, 256) as data:
+        array = described(data, dtype=dtype, shape=shape, strides=strides, readonly=readonly)
+        view = cuda.to_native(array)
+        again = cuda.from_native(view)
+        assert (again.data, again.dtype, again.shape, again.readonly) == (
+            data,
+            dtype,
+            shape,
+            readonly,
+        )
+        assert again.strides in (strides, None if strides is None else strides)
+
+
+def test_bfloat16(cuda, device):
+    pytest.importorskip("ml_dtypes")
+    with memory(cuda, 256) as data:
+        assert (
+            cuda.from_native(cuda.to_native(described(data, dtype="bfloat16"))).dtype == "bfloat16"
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32x4", "int4", "nonsense"])
+def test_types_that_they_have_not(cuda, dtype):
+    with pytest.raises(ExchangeError, match=f"no dtype {dtype}; view the tensor as uint8"):
+        cuda.to_native(described(0x1000, dtype=dtype))
+
+
+def test_the_owner_lives_as_long_as_their_view(cuda, device):
+    class Owner:
+        pass
+
+    with memory(cuda, 256) as data:
+        owner = Owner()
+        alive = weakref.ref(owner)
+        view = cuda.to_native(described(data, owner=owner))
+        del owner
+        gc.collect()
+        assert alive() is not None
+        del view
+        gc.collect()
+        assert alive() is None
+
+
+def test_a_tensor_as_theirs_and_back(cuda, device):
+    tensor = dlbridge.to_device(np.arange(12.0).reshape(3, 4), "cuda:0")
+    view = tensor[1:, ::2].to_native()
+    assert view.ptr == tensor.data_ptr() + 32
+    again = dlbridge.asarray(view)
+    assert again.data_ptr() == view.ptr
+    assert again.tolist() == [[4, 6], [8, 10]]
+
+
+@pytest.mark.parametrize("bad", ["a view without dtype", "pinned memory"])
+def test_what_is_not_described(cuda, device, bad):
+    from cuda.core.utils import StridedMemoryView
+
+    if bad == "pinned memory":
+        with memory(dlbridge.backend("cuda_host"), 64) as data:
+            buffer = core.Buffer.from_handle(data, 64, owner=object())
+            array = cuda.from_native(buffer)
+            assert array is None or array.data == data
+    else:
+        with memory(cuda, 64) as data:
+            buffer = core.Buffer.from_handle(data, 64, owner=object())
+            with pytest.raises(ExchangeError, match="no dtype"):
+                cuda.from_native(StridedMemoryView.from_buffer(buffer, (64,), itemsize=1))
+
+
+def test_without_cuda_core(cuda, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    with memory(cuda, 64) as data:
+        with pytest.raises(ExchangeError, match=r"pip install 'dlbridge-cuda\[cuda-core\]'"):
+            cuda.to_native(described(data))
+        assert read(cuda, data, 1)

@@ -1,0 +1,434 @@
+"""Pageable memory through the ring of pinned chunks."""
+
+import ctypes
+import os
+import threading
+
+import numpy as np
+import pytest
+from cuda_support import memory, read, slow, stream, write
+
+import dlbridge
+from dlbridge.errors import DeviceError, DeviceMemoryError
+
+CHUNK = 4096
+
+
+def content(nbytes, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, nbytes, "u1")
+
+
+def plan(threads=2, chunk=CHUNK):
+    from dlbridge_cuda.staging import Plan
+
+    return Plan(chunk, threads)
+
+
+@pytest.fixture
+def stager(cuda):
+    """A stager of its own, with the context current as its callers have it."""
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.staging import Stager
+
+    with current(primary(0)):
+        made = Stager(0)
+        yield made
+        cuda.synchronize(0, 1)
+        made.close()
+
+
+SIZES = [1, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 4 * CHUNK + 1, 9 * CHUNK + 77]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_round_trip(stager, cuda, pace, nbytes, threads):
+    source, into = content(nbytes), np.zeros(nbytes, "u1")
+    with memory(cuda, nbytes) as data, stream() as own:
+        stager.to_device(data, source.ctypes.data, nbytes, own, plan(threads))
+        stager.to_host(into.ctypes.data, data, nbytes, own, plan(threads))
+        assert np.array_equal(into, source)  # nothing needs to be waited for
+
+
+def test_the_source_is_free_on_return(stager, cuda):
+    source = content(6 * CHUNK)
+    with memory(cuda, source.nbytes) as data, stream() as own:
+        slow(own)
+        stager.to_device(data, source.ctypes.data, 3 * CHUNK, own, plan())
+        before = bytes(source[: 3 * CHUNK])
+        source[:] = 0
+        assert read(cuda, data, 3 * CHUNK, own) == before
+
+
+def test_it_keeps_to_the_order_of_the_stream(stager, cuda):
+    """After earlier work, before later work."""
+    old, new = content(8 * CHUNK, 1), content(8 * CHUNK, 2)
+    with memory(cuda, old.nbytes) as data, memory(cuda, old.nbytes) as copy, stream() as own:
+        slow(own)
+        cuda.fill(0, data, 0, old.nbytes, 7, own)
+        stager.to_device(data, new.ctypes.data, new.nbytes, own, plan())
+        cuda.copy(0, copy, 0, 0, data, 0, new.nbytes, own)
+        assert read(cuda, copy, new.nbytes, own) == new.tobytes()
+
+
+def test_chunks_wait_for_the_dma_that_reads_them(stager, cuda):
+    """The ring is filled again only when its chunk has left."""
+    source = content(12 * CHUNK)
+    with memory(cuda, source.nbytes) as data, stream() as own:
+        slow(own)  # nothing leaves before this ends
+        stager.to_device(data, source.ctypes.data, source.nbytes, own, plan())
+        assert read(cuda, data, source.nbytes, own) == source.tobytes()
+
+
+def test_the_next_copy_waits_for_the_dma_of_the_last(stager, cuda):
+    """Another stream's copy takes the same ring while the first one's chunks still leave."""
+    first, second = content(3 * CHUNK, 1), content(3 * CHUNK, 2)
+    with (
+        stream() as one,
+        stream() as two,
+        memory(cuda, first.nbytes) as data,
+        memory(cuda, second.nbytes) as other,
+    ):
+        slow(one)
+        stager.to_device(data, first.ctypes.data, first.nbytes, one, plan())
+        stager.to_device(other, second.ctypes.data, second.nbytes, two, plan())
+        assert read(cuda, data, first.nbytes, one) == first.tobytes()
+        assert read(cuda, other, second.nbytes, two) == second.tobytes()
+
+
+def test_the_way_out_waits_for_the_dma_of_the_way_in(stager, cuda):
+    """Chunks that still leave on one stream are not overwritten by what comes in on another."""
+    first, into = content(4 * CHUNK, 1), np.zeros(4 * CHUNK, "u1")
+    with (
+        stream() as one,
+        stream() as two,
+        memory(cuda, first.nbytes) as data,
+        memory(cuda, b"o" * into.nbytes) as other,
+    ):
+        slow(one)
+        stager.to_device(data, first.ctypes.data, first.nbytes, one, plan())
+        stager.to_host(into.ctypes.data, other, into.nbytes, two, plan())
+        assert bytes(into) == b"o" * into.nbytes
+        assert read(cuda, data, first.nbytes, one) == first.tobytes()
+
+
+def test_to_host_waits_for_earlier_work(stager, cuda):
+    into = np.zeros(5 * CHUNK, "u1")
+    with memory(cuda, b"o" * into.nbytes) as data, stream() as own:
+        slow(own)
+        cuda.fill(0, data, 0, into.nbytes, ord("n"), own)
+        stager.to_host(into.ctypes.data, data, into.nbytes, own, plan())
+        assert bytes(into) == b"n" * into.nbytes
+
+
+@pytest.fixture
+def slow_helpers(monkeypatch):
+    """Helpers whose memcpy takes 20 ms, so that whoever does not wait for them is too early."""
+    import time
+
+    from dlbridge_cuda import staging
+
+    quick = staging._memmove
+
+    def late(target, source, nbytes):
+        time.sleep(0.02)
+        quick(target, source, nbytes)
+
+    monkeypatch.setattr(staging, "_memmove", late)
+
+
+def test_dmas_wait_for_the_helpers(stager, cuda, slow_helpers):
+    source = content(9 * CHUNK)
+    with memory(cuda, b"-" * source.nbytes) as data, stream() as own:
+        stager.to_device(data, source.ctypes.data, source.nbytes, own, plan())
+        assert read(cuda, data, source.nbytes, own) == source.tobytes()
+
+
+def test_chunks_wait_for_the_helpers_that_empty_them(stager, cuda, slow_helpers):
+    source, into = content(9 * CHUNK), np.zeros(9 * CHUNK, "u1")
+    with memory(cuda, source.tobytes()) as data, stream() as own:
+        stager.to_host(into.ctypes.data, data, into.nbytes, own, plan())
+        assert np.array_equal(into, source)
+
+
+@pytest.mark.parametrize("function", ["cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize"])
+@pytest.mark.parametrize("skip", [0, 1, 3])
+def test_a_failure_on_the_way_in(fake, stager, cuda, slow_helpers, function, skip):
+    """It is said, nothing is leaked, no helper works on, and the next copy is right."""
+    source = content(6 * CHUNK)
+    with memory(cuda, source.nbytes) as data, stream() as own:
+        stager.to_device(data, source.ctypes.data, CHUNK, own, plan())  # the ring is there
+        cuda.synchronize(0, own)
+        live = fake.live()
+        fake.fail(function, 999, skip)
+        with pytest.raises(DeviceError, match=function):
+            stager.to_device(data, source.ctypes.data, source.nbytes, own, plan())
+        fake.fail(function, 0)
+        source[:] = content(6 * CHUNK, 5)
+        stager.to_device(data, source.ctypes.data, source.nbytes, own, plan())
+        assert read(cuda, data, source.nbytes, own) == source.tobytes()
+        assert fake.live() == live
+
+
+def test_a_dma_that_no_event_tells_of(fake, stager, cuda):
+    """Its chunk is not filled again before it has left."""
+    first, second = content(CHUNK, 1), content(8 * CHUNK, 2)
+    with (
+        stream() as one,
+        stream() as two,
+        memory(cuda, CHUNK) as data,
+        memory(cuda, second.nbytes) as other,
+    ):
+        stager.to_device(other, second.ctypes.data, CHUNK, two, plan())
+        slow(one)
+        fake.fail("cuEventRecord", 999)
+        with pytest.raises(DeviceError, match="cuEventRecord"):
+            stager.to_device(data, first.ctypes.data, CHUNK, one, plan())
+        fake.fail("cuEventRecord", 0)
+        stager.to_device(other, second.ctypes.data, second.nbytes, two, plan())
+        assert read(cuda, data, CHUNK, one) == first.tobytes()
+
+
+@pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize"])
+def test_a_failure_on_the_way_out(fake, stager, cuda, slow_helpers, function):
+    """The target may be freed at once: no helper writes to it any more."""
+    source, into = content(6 * CHUNK), np.zeros(6 * CHUNK, "u1")
+    with memory(cuda, source.tobytes()) as data, stream() as own:
+        fake.fail(function, 999, 3)
+        with pytest.raises(DeviceError, match=function):
+            stager.to_host(into.ctypes.data, data, into.nbytes, own, plan())
+        fake.fail(function, 0)
+        seen = into.copy()
+        threading.Event().wait(0.05)
+        assert np.array_equal(into, seen)
+        stager.to_host(into.ctypes.data, data, into.nbytes, own, plan())
+        assert np.array_equal(into, source)
+
+
+@pytest.mark.parametrize("function", ["cuMemHostAlloc", "cuEventCreate"])
+def test_a_ring_that_cannot_be_made(fake, stager, cuda, function):
+    live = fake.live()
+    fake.fail(function, 2, 2 if function == "cuEventCreate" else 0)
+    with pytest.raises(DeviceMemoryError, match=function):
+        stager.to_device(1, 1, 1, 1, plan(2, 8192))
+    fake.fail(function, 0)
+    assert fake.live() == live
+
+
+def test_rings_are_used_again(fake, stager, cuda):
+    source = content(6 * CHUNK)
+    with memory(cuda, source.nbytes) as data:
+        stager.to_device(data, source.ctypes.data, source.nbytes, 1, plan())
+        rings = fake.calls("cuMemHostAlloc")
+        for _ in range(20):
+            stager.to_device(data, source.ctypes.data, source.nbytes, 1, plan())
+            stager.to_host(source.ctypes.data, data, source.nbytes, 1, plan())
+        assert fake.calls("cuMemHostAlloc") == rings
+
+
+def test_one_copy_does_not_wait_for_the_ring_of_another(stager, cuda):
+    """The first stands in its stream behind work that ends only after the second."""
+    gate = threading.Event()
+    block = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: gate.wait(20) and None)
+    source = content(20 * CHUNK)
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.driver import call
+
+    with (
+        stream() as one,
+        stream() as two,
+        memory(cuda, source.nbytes) as data,
+        memory(cuda, source.nbytes) as other,
+    ):
+        call("cuLaunchHostFunc", one, ctypes.cast(block, ctypes.c_void_p).value, 0)
+
+        def first():
+            with current(primary(0)):
+                stager.to_device(data, source.ctypes.data, source.nbytes, one, plan())
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        threading.Event().wait(0.05)  # it stands there
+        stager.to_device(other, source.ctypes.data, source.nbytes, two, plan())
+        assert read(cuda, other, source.nbytes, two) == source.tobytes()
+        assert thread.is_alive()
+        gate.set()
+        thread.join()
+        assert read(cuda, data, source.nbytes, one) == source.tobytes()
+
+
+def test_at_exit_the_caller_copies_itself(stager, cuda):
+    """No thread can be started any more while the interpreter ends."""
+    stager.to_device(
+        *(arguments := (cuda.allocate(0, CHUNK, 256, 1), content(CHUNK).ctypes.data, CHUNK, 1)),
+        plan(),
+    )
+    stager._helpers.shutdown()
+    source = content(5 * CHUNK)
+    with memory(cuda, source.nbytes) as data:
+        stager.to_device(data, source.ctypes.data, source.nbytes, 1, plan())
+        assert read(cuda, data, source.nbytes) == source.tobytes()
+    cuda.free(0, arguments[0], 1)
+
+
+# Which way a copy goes ------------------------------------------------------------
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Notes which way each copy went."""
+    from dlbridge_cuda import host_copies
+
+    seen = []
+
+    class Noting:
+        def to_device(self, target, source, nbytes, stream, plan):
+            seen.append(("in", nbytes, plan))
+
+        def to_host(self, target, source, nbytes, stream, plan):
+            seen.append(("out", nbytes, plan))
+
+    monkeypatch.setattr(host_copies, "_stager", lambda device_id: Noting())
+    monkeypatch.setattr(host_copies, "plan_for", lambda *_: plan())
+    return seen
+
+
+def both_ways(backend, data, host):
+    backend.copy_from_host(0, data, 0, memoryview(host), 1)
+    backend.copy_to_host(0, data, 0, memoryview(host), 1)
+    backend.synchronize(0, 1)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda_managed"])
+def test_large_pageable_copies_are_staged(name, cuda, ways):
+    backend = dlbridge.backend(name)
+    with memory(backend, 1 << 20) as data:
+        both_ways(backend, data, bytearray(64 << 10))
+        assert ways == []  # the driver copies these faster than a ring could
+        both_ways(backend, data, bytearray((64 << 10) + 1))
+        assert [way[:2] for way in ways] == [("in", 65537), ("out", 65537)]
+
+
+def test_pinned_memory_is_not_staged(cuda, cuda_host, ways):
+    with memory(cuda, 1 << 20) as data, memory(cuda_host, 1 << 20) as pinned:
+        host = (ctypes.c_char * (1 << 20)).from_address(pinned)
+        both_ways(cuda, data, memoryview(host).cast("B"))
+    assert ways == []
+
+
+def test_registered_memory_is_not_staged(cuda, cuda_host, ways):
+    import mmap
+
+    pages = np.frombuffer(mmap.mmap(-1, 1 << 20), "u1")
+    cuda_host.import_host(0, pages.ctypes.data, pages.nbytes, False)
+    with memory(cuda, 1 << 20) as data:
+        both_ways(cuda, data, pages)
+    cuda_host.free(0, pages.ctypes.data, 1)
+    assert ways == []
+
+
+def test_nothing_is_staged_where_the_gpu_reads_the_hosts_pages(fake, cuda, ways):
+    fake.attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES", 1)
+    with memory(cuda, 1 << 20) as data:
+        both_ways(cuda, data, bytearray(1 << 20))
+    assert ways == []
+
+
+# Measuring ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tuning(monkeypatch):
+    from dlbridge_cuda import tuning
+
+    monkeypatch.setattr(tuning, "_measured", {})
+    return tuning
+
+
+@pytest.mark.parametrize("direct", ["cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"])
+def test_the_fastest_is_chosen(tuning, cuda, monkeypatch, direct):
+    times = {candidate: 1.0 + index for index, candidate in enumerate(reversed(tuning.CANDIDATES))}
+    seen = []
+
+    def timed(stager, candidate, *_):
+        seen.append(candidate)
+        return times[candidate]
+
+    monkeypatch.setattr(tuning, "_seconds", timed)
+    best = tuning.measure(0, direct)
+    assert best == min(set(seen), key=times.get)
+    assert all(candidate.threads <= len(os.sched_getaffinity(0)) for candidate in seen)
+
+
+def test_measuring_leaves_nothing(fake, tuning, cuda):
+    live = fake.live()
+    for direct in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"):
+        assert tuning.measure(0, direct) in tuning.CANDIDATES
+    assert fake.live() == live
+
+
+def test_a_measurement_lasts_until_the_copy_is_done(fake, tuning, cuda):
+    """Not until it is queued."""
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.staging import Stager
+
+    source = np.zeros(tuning.SAMPLE, "u1")
+    with current(primary(0)), memory(cuda, tuning.SAMPLE) as data, stream() as own:
+        stager = Stager(0)
+        slow(own)
+        whole = plan(1, tuning.SAMPLE)  # one chunk: nothing in the copy itself waits for a DMA
+        assert (
+            tuning._seconds(stager, whole, "cuMemcpyHtoDAsync", data, source.ctypes.data, own)
+            > 0.06
+        )
+        stager.close()
+
+
+def test_only_large_copies_measure(tuning, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tuning, "measure", lambda *args: asked.append(args) or plan())
+    assert tuning.plan_for(0, tuning.SAMPLE - 1, "x") == tuning.DEFAULT
+    assert asked == []
+    for _ in range(3):
+        assert tuning.plan_for(0, tuning.SAMPLE, "x") == plan()
+    assert tuning.plan_for(0, 1, "x") == plan()
+    assert asked == [(0, "x")]  # once, for each device and direction
+    tuning.plan_for(1, tuning.SAMPLE, "x")
+    tuning.plan_for(0, tuning.SAMPLE, "y")
+    assert len(asked) == 3
+
+
+def test_others_do_not_wait_for_a_measurement(tuning, monkeypatch):
+    inside, go = threading.Event(), threading.Event()
+
+    def measure(*_):
+        inside.set()
+        go.wait(20)
+        return plan()
+
+    monkeypatch.setattr(tuning, "measure", measure)
+    thread = threading.Thread(target=tuning.plan_for, args=(0, tuning.SAMPLE, "x"))
+    thread.start()
+    inside.wait(20)
+    assert tuning.plan_for(0, tuning.SAMPLE, "x") == tuning.DEFAULT
+    go.set()
+    thread.join()
+    assert tuning.plan_for(0, tuning.SAMPLE, "x") == plan()
+
+
+@pytest.mark.parametrize("function", ["cuMemAlloc", "cuMemHostAlloc", "cuStreamCreate"])
+def test_no_room_to_measure_in(fake, tuning, cuda, function):
+    live = fake.live()
+    fake.fail(function, 2)
+    assert tuning.plan_for(0, tuning.SAMPLE, "cuMemcpyHtoDAsync") == tuning.DEFAULT
+    fake.fail(function, 0)
+    assert fake.live() == live
+
+
+def test_large_tensors_go_through_the_ring(cuda):
+    """40 MiB there and back, measured on the way."""
+    array = np.arange(10 << 20, dtype="i4")
+    tensor = dlbridge.to_device(array, "cuda:0")
+    assert np.array_equal(np.asarray(dlbridge.to_device(tensor, "cpu")), array)
+    with memory(cuda, 1) as data:
+        write(cuda, data, b"x")
