@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from dlbridge_fake import Fake, Stream
 
-from dlbridge import registry
 from dlbridge.testing import BackendTests
 
 NEW = memoryview(b"new!")
@@ -133,9 +132,7 @@ class TestTwoStreams(BackendTests):
     @pytest.fixture
     def backend(self, monkeypatch):
         monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "2000")
-        backend = Fake()
-        monkeypatch.setitem(registry._loaded, "ext_dev", backend)  # for the public functions
-        return backend
+        return Fake()
 
     def make_stream(self, backend, device_id):
         return Stream(device_id)
