@@ -1,0 +1,100 @@
+"""new-backend: a working skeleton of a backend for a device of your own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from string import Template
+
+from .. import __version__
+from ..device import DLDeviceType, device
+from ..protocol import ADDRESS_DEVICES
+from ..registry import backends, owner
+
+__all__ = ["add_arguments", "run", "write_skeleton"]
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+FILES = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    ".gitignore": "gitignore",
+    ".github/workflows/test.yml": "ci.yml",
+    "{package}/__init__.py": "init.py",
+    "{package}/backend.py": "backend.py",
+    "{package}/driver.py": "driver.py",
+    "{package}/py.typed": "",
+    "tests/test_conformance.py": "test_conformance.py",
+}
+"""Files of a skeleton, and the templates that they are made from."""
+
+NEXT = """\
+wrote {folder}: a backend for "{name}:0" that pretends its device in host memory
+next:
+  cd {folder}
+  pip install -e '.[test]'
+  pytest                      the conformance kit, which it passes as it is
+  python -m dlbridge info     which lists it
+then put your driver into {package}/driver.py; docs/writing-a-backend.md is the guide"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``new-backend``."""
+    parser.add_argument("name", help="the device's name, as in 'name:0'")
+    parser.add_argument("--into", type=Path, default=Path(), help="where to make its folder (here)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the skeleton and say what comes next."""
+    folder = write_skeleton(arguments.name, arguments.into)
+    print(NEXT.format(folder=folder, **_words(arguments.name)))
+    return 0
+
+
+def write_skeleton(name: str, into: Path) -> Path:
+    """Write a backend for the device *name* into a new folder of *into*; the folder.
+
+    ValueError for what cannot be a device's name or is one already,
+    FileExistsError if the folder exists.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name):
+        raise ValueError(f"{name!r} is no name for a device: lower-case letters, digits and _")
+    if name in backends():
+        raise ValueError(f"{name!r} is provided by {owner(name)} already; choose another name")
+    if _device_type(name) in ADDRESS_DEVICES:
+        raise ValueError(
+            f"a {name!r} tensor's data is an address (dlpack.h), and the skeleton hands out "
+            "handles; begin under a name of your own and change name and device_type later"
+        )
+    words = _words(name)
+    folder = into / words["distribution"]
+    folder.mkdir(parents=True)
+    for place, template in FILES.items():
+        path = folder / place.format(package=words["package"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = (TEMPLATES / f"{template}.txt").read_text("utf-8") if template else ""
+        path.write_text(Template(text).substitute(words), "utf-8")
+    return folder
+
+
+def _words(name: str) -> dict[str, str]:
+    """What the templates call the device, its package and its class."""
+    kind = _device_type(name)
+    return {
+        "name": name,
+        "distribution": f"dlbridge-{name.replace('_', '-')}",
+        "package": f"dlbridge_{name}",
+        "class_name": "".join(word.capitalize() for word in name.split("_")),
+        "device_type": str(int(kind)),
+        "type_name": kind.name,
+        "version": ".".join(__version__.split(".")[:2]),
+    }
+
+
+def _device_type(name: str) -> DLDeviceType:
+    """The DLDeviceType that DLPack has for *name*; kDLExtDev, which many share, if none."""
+    try:
+        return device(name).type
+    except ValueError:
+        return DLDeviceType.kDLExtDev
