@@ -78,7 +78,7 @@ class _Owner:
 
 
 def _numpy_dtype(name: str) -> Any:
-    """numpy's own dtypes, and of ml_dtypes' those that are not packed on the device."""
+    """The dtypes of numpy itself, and of ml_dtypes those that are not packed on the device."""
     import numpy as np
 
     with suppress(TypeError):

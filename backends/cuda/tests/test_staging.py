@@ -123,18 +123,22 @@ def test_to_host_waits_for_earlier_work(stager, cuda):
 
 @pytest.fixture
 def slow_helpers(monkeypatch):
-    """Helpers whose memcpy takes 20 ms, so that whoever does not wait for them is too early."""
+    """Helpers whose memcpy takes 20 ms, so that whoever does not wait for them is too early.
+
+    The test may set other times, in a list: the last one stays.
+    """
     import time
 
     from dlbridge_cuda import staging
 
-    quick = staging._memmove
+    quick, seconds = staging._memmove, [0.02]
 
     def late(target, source, nbytes):
-        time.sleep(0.02)
+        time.sleep(seconds.pop(0) if len(seconds) > 1 else seconds[0])
         quick(target, source, nbytes)
 
     monkeypatch.setattr(staging, "_memmove", late)
+    return seconds
 
 
 def test_dmas_wait_for_the_helpers(stager, cuda, slow_helpers):
@@ -168,6 +172,20 @@ def test_a_failure_on_the_way_in(fake, stager, cuda, slow_helpers, function, ski
         stager.to_device(data, source.ctypes.data, source.nbytes, own, plan())
         assert read(cuda, data, source.nbytes, own) == source.tobytes()
         assert fake.live() == live
+
+
+def test_no_helper_works_on_after_a_failure(fake, stager, cuda, slow_helpers):
+    """Else it would write what was to be copied then over what the next user of the ring copies."""
+    first, second = content(4 * CHUNK, 1), content(4 * CHUNK, 2)
+    with memory(cuda, first.nbytes) as data, stream() as own:
+        slow_helpers[:] = [0, 0.1, 0]  # the second one works while the first one's DMA fails
+        fake.fail("cuMemcpyHtoDAsync", 999)
+        with pytest.raises(DeviceError, match="cuMemcpyHtoDAsync"):
+            stager.to_device(data, first.ctypes.data, first.nbytes, own, plan())
+        fake.fail("cuMemcpyHtoDAsync", 0)
+        slow(own, 0.2)  # the second copy's chunks are full, and have not left
+        stager.to_device(data, second.ctypes.data, second.nbytes, own, plan())
+        assert read(cuda, data, second.nbytes, own) == second.tobytes()
 
 
 def test_a_dma_that_no_event_tells_of(fake, stager, cuda):
