@@ -109,7 +109,9 @@ def adopt(
         fields.shape,
         fields.strides,
         readonly=immutable or bool(fields.flags & FLAG_READ_ONLY),
-        flags=fields.flags & (FLAG_IS_COPIED | FLAG_SUBBYTE_PADDED),
+        # Padding means nothing on types of whole bytes.
+        flags=fields.flags
+        & (FLAG_IS_COPIED | (FLAG_SUBBYTE_PADDED if fields.dtype.is_subbyte else 0)),
     )
 
 
@@ -324,11 +326,6 @@ def _from_numpy(x: Any) -> Tensor:
         tensor._array = array
         tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
         return tensor
-    if any(step % max(x.itemsize, 1) for step in x.strides) and x.size > 1:
-        raise ExchangeError(
-            f"byte strides {x.strides} are no multiples of the item size {x.itemsize}, which "
-            "DLPack counts in; make a compact copy: numpy.ascontiguousarray(x)"
-        )
     return wrap_array(array)
 
 

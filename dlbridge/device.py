@@ -5,8 +5,6 @@ name is part of a `Device`. Strings, tuples and the device objects of torch, jax
 and tvm_ffi become one by `device`, without importing any of those libraries.
 """
 
-# ruff: noqa: N815 - the members of the enum have the names of dlpack.h
-
 from __future__ import annotations
 
 import operator

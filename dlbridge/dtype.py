@@ -6,8 +6,6 @@ torch, jax, ml_dtypes and tvm_ffi call a dtype, and `DType.numpy` goes back.
 None of these libraries is imported here, numpy only once it is needed.
 """
 
-# ruff: noqa: N815 - the members of the enum have the names of dlpack.h
-
 from __future__ import annotations
 
 import operator

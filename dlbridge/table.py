@@ -45,6 +45,7 @@ class Shared:
     __slots__ = ("address", "exports", "managed", "template")
 
     def __init__(self, tensor: Tensor) -> None:
+        self.address = 0
         flags = 0
         if has_negative_strides(tensor):
             tensor, flags = OPERATIONS["copy"](tensor), FLAG_IS_COPIED
@@ -59,8 +60,8 @@ class Shared:
         _managed[self.address] = self.managed
 
     def __del__(self) -> None:
-        del _exports[self.address]
-        del _managed[self.address]
+        _exports.pop(self.address, None)
+        _managed.pop(self.address, None)
 
 
 _exports: dict[int, list[Tensor]] = {}

@@ -423,6 +423,8 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
 
     ExchangeError for types that DLPack has not, naming the way out.
     """
+    if not array.flags.forc:
+        _check_strides(array)
     if array.dtype not in native_dtypes():
         return _wrap_foreign_dtype(array)
     # What torch aborts on, and what must have a NULL pointer, is not for numpy
@@ -435,6 +437,14 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
             tensor._producer = producer
         return tensor
     return _general(array, _array_memory(array, producer), from_numpy(array.dtype), 0, 0)
+
+
+def _check_strides(array: Array) -> None:
+    if array.size > 1 and any(step % array.itemsize for step in array.strides):
+        raise ExchangeError(
+            f"byte strides {array.strides} are no multiples of the item size {array.itemsize}, "
+            "which DLPack counts in; make a compact copy: numpy.ascontiguousarray(x)"
+        )
 
 
 def _wrap_foreign_dtype(array: Array) -> Tensor:

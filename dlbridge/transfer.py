@@ -63,7 +63,8 @@ def plan(x: Any, device: Any, *, copy: bool | None = None, like: Any = None) -> 
     tensor = x if isinstance(x, Tensor) else asarray(x)
     steps = make_plan(tensor, find_device(device), copy)
     if like is not None:
-        copies, reason = library_step(tensor, like, copy)
+        fresh = steps.copies > 0
+        copies, reason = library_step(tensor, like, copy, device=steps.target, fresh=fresh)
         nbytes = tensor.nbytes if copies else 0
         steps.add("as library", steps.target, steps.target, nbytes, reason)
     return steps
