@@ -85,7 +85,7 @@ def _load(name: str) -> Backend:
             f"{who} failed to load backend {name!r}: {type(exc).__name__}: {exc}"
         ) from exc
     api = getattr(plugin, "api", None)
-    if api != API:
+    if api not in (API, None):
         older = isinstance(api, int) and api < API
         raise BackendError(
             f"{who} speaks backend API {api}, this dlbridge speaks {API}; "
@@ -136,9 +136,9 @@ def _distribution(entry_point: EntryPoint) -> str:
 def _entry_points() -> dict[str, list[EntryPoint]]:
     from importlib.metadata import entry_points  # 10 to 30 ms, only when needed
 
-    found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+    # A distribution that is on the path twice (an editable install and its
+    # source, say) is listed once: importlib.metadata sees to that.
+    found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
-        # One installation can be seen twice (an editable install and its
-        # source on the path); the same value of the same owner is one plugin.
-        found.setdefault(point.name, {})[(_distribution(point), point.value)] = point
-    return {name: list(points.values()) for name, points in found.items()}
+        found.setdefault(point.name, []).append(point)
+    return found

@@ -197,8 +197,9 @@ def test_a_registered_name_must_be_free(monkeypatch, chosen):
 
 
 def test_a_registered_class_is_checked_too():
-    registry.register_backend("mine", type("Mine", (), {"api": 1}))
-    with pytest.raises(BackendError, match=r"Mine \(registered by hand\): backend 'mine' lacks"):
+    registry.register_backend("mine", type("Mine", (), {"device_type": 1}))
+    message = r"Mine \(registered by hand\): backend 'mine' lacks allocate, api, copy_from_host"
+    with pytest.raises(BackendError, match=message):
         registry.backend("mine")
 
 

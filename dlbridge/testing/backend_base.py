@@ -87,7 +87,11 @@ class BackendCase:
     """Size (bytes) of the largest round trip; less for a small simulator."""
 
     allocations = 10_000
-    """How often the leak test allocates; fewer only where one takes milliseconds."""
+    """How often the leak test allocates; fewer only where one takes milliseconds.
+
+    It looks at the process's memory, and asks ``backend.live_allocations()``
+    (what has not been freed) where the backend has that.
+    """
 
     patience = 60
     """Seconds until something that does not return counts as a deadlock."""
