@@ -42,10 +42,10 @@ def is_expected(name: str) -> bool:
     return name in [part.strip() for part in os.environ.get("DLBRIDGE_EXPECT", "").split(",")]
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a new process, whose crash is then only its own."""
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run *code* in a new process, whose crash is then only its own."""
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, "-c", code],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -75,7 +75,7 @@ def _prepare() -> bool:
     """Set the environment of every VkInstance to come; whether the layer is there."""
     (Path(TEMPORARY.name) / "vk_layer_settings.txt").write_text(SETTINGS)
     second = swiftshader()
-    if second is not None and "VK_LOADER_DISABLE_SELECT" not in os.environ:
+    if second is not None:
         driver = Path(TEMPORARY.name) / "swiftshader_icd.json"
         content = {"library_path": str(second), "api_version": "1.3.0"}
         driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
@@ -83,7 +83,7 @@ def _prepare() -> bool:
         # vendor: the machine's own driver shall be vulkan:0.
         os.environ["VK_DRIVER_FILES"] = ":".join([str(driver), *_drivers()])
         os.environ["VK_LOADER_DISABLE_SELECT"] = "1"
-    if run("-c", OPEN, **VALIDATION).returncode:
+    if run(OPEN, **VALIDATION).returncode:
         return False
     os.environ.update(VALIDATION)
     return True
@@ -105,13 +105,7 @@ def expected():
 @pytest.fixture(scope="session")
 def run_python():
     """``run_python(code, **environment)``: in a new process."""
-    return lambda code, **environment: run("-c", code, **environment)
-
-
-@pytest.fixture(scope="session")
-def run_tests():
-    """``run_tests(which, **environment)``: pytest in a new process."""
-    return lambda which, **environment: run("-m", "pytest", "-q", which, **environment)
+    return run
 
 
 @pytest.fixture(scope="session")

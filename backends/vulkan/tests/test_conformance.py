@@ -4,6 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from dlbridge_vulkan import Vulkan
 
 from dlbridge.testing import BackendTests
 
@@ -37,8 +38,16 @@ class TestSecondDevice(VulkanTests):
         return vulkan
 
 
-def test_the_kit_on_staged_memory(run_tests):
-    """As on a discrete GPU: everything goes through the ring, in a process of its own."""
-    done = run_tests(f"{__file__}::TestMapped", DLBRIDGE_VULKAN_STAGED="1")
-    assert done.returncode == 0, done.stdout
-    assert "the host cannot address this memory" in done.stdout  # why it skips host views
+class TestStaged(VulkanTests):
+    """As on a discrete GPU: everything goes through the staging ring."""
+
+    @pytest.fixture
+    def backend(self, staged):
+        return staged
+
+
+def test_staged_by_the_environment(vulkan, monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_VULKAN_STAGED", "1")
+    assert Vulkan().devices.staged
+    monkeypatch.setenv("DLBRIDGE_VULKAN_STAGED", "0")
+    assert not Vulkan().devices.staged
