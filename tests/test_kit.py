@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import math
 import mmap
 import os
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dlbridge_fake import Fake, Stream
 from dlbridge_fake.stream import by_handle
@@ -20,6 +22,7 @@ from dlbridge.cpu import CPU
 from dlbridge.errors import ExchangeError
 from dlbridge.testing import BackendTests
 from dlbridge.testing.backend_base import DeviceUnderTest
+from dlbridge.testing.backend_demo import blurred
 from dlbridge.testing.backend_exchange import count_frees
 
 PLUGINS = Path(__file__).with_name("plugins")
@@ -276,6 +279,24 @@ class FindsTheFirst(Fake):
         return 0
 
 
+class Blurs(Fake):
+    def box_blur(
+        self, device_id, source, source_offset, target, target_offset, shape, radius, stream
+    ):
+        nbytes = math.prod(shape)
+        image = np.frombuffer(self.region(device_id, source, source_offset, nbytes), "u1")
+        result = self.mean(image.reshape(shape), radius).tobytes()
+        self.region(device_id, target, target_offset, nbytes)[:] = result
+
+    def mean(self, image, radius):
+        return blurred(image, radius)
+
+
+class BlursDownwards(Blurs):
+    def mean(self, image, radius):
+        return np.maximum(blurred(image, radius), 1) - 1
+
+
 class ViewIsACopy(Shared):
     def host_view(self, device_id, data, offset, nbytes, writable, stream):
         self.copy_of_it = bytearray(self.region(device_id, data, offset, nbytes))
@@ -448,6 +469,12 @@ CASES = [
     ("test_native_objects_share_memory", Fake, NativeElsewhere, {}),
     ("test_threads_move_tensors", Fake, ThreadsShareAStagingBuffer, {}),
     ("test_errors_leave_all_in_order", Fake, TakesAnySizeAndDevice, {}),
+    (
+        "test_box_blur",
+        Blurs,
+        BlursDownwards,
+        {"shape": (9, 14, 3), "radius": 1, "source_offset": 5, "target_offset": 3},
+    ),
     ("test_wait_on_itself_is_nothing", Gated, WaitsForItself, {}),
     ("test_current_stream_is_a_stream", Fake, CurrentStreamOfAnotherDevice, {}),
     ("test_none_is_a_stream", Fake, NoneIsNoStream, {}),

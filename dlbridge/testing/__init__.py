@@ -17,7 +17,7 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"dlbridge.testing.backend_{part}"
-        for part in ("base", "contract", "copy", "exchange", "host", "memory", "streams")
+        for part in ("base", "contract", "copy", "demo", "exchange", "host", "memory", "streams")
     )
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .backend_contract import ContractTests
 from .backend_copy import CopyTests
+from .backend_demo import DemoTests
 from .backend_exchange import ExchangeTests
 from .backend_host import HostTests
 from .backend_memory import MemoryTests
@@ -12,7 +13,15 @@ from .backend_streams import StreamTests
 __all__ = ["BackendTests"]
 
 
-class BackendTests(ContractTests, MemoryTests, CopyTests, HostTests, StreamTests, ExchangeTests):
+class BackendTests(
+    ContractTests,
+    MemoryTests,
+    CopyTests,
+    HostTests,
+    StreamTests,
+    ExchangeTests,
+    DemoTests,
+):
     """Everything that the contract asks of a backend.
 
     Inherit it and set ``name``; what else may be set stands in

@@ -1,0 +1,55 @@
+"""The filter that a backend runs for ``python -m dlbridge demo``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from dlbridge.protocol import SupportsDemo
+
+from .backend_base import BackendCase, random_bytes
+
+if TYPE_CHECKING:
+    from .backend_base import DeviceUnderTest
+
+__all__ = ["DemoTests"]
+
+
+def blurred(image: Any, radius: int) -> Any:
+    """The mean around each pixel, pixel by pixel: `SupportsDemo.box_blur` in its own words."""
+    result = np.empty_like(image)
+    for y, x in np.ndindex(image.shape[:2]):
+        rows = slice(max(y - radius, 0), y + radius + 1)
+        columns = slice(max(x - radius, 0), x + radius + 1)
+        around = image[rows, columns].reshape(-1, image.shape[2])
+        result[y, x] = (around.sum(0, dtype="u4") + len(around) // 2) // len(around)
+    return result
+
+
+class DemoTests(BackendCase):
+    """`SupportsDemo`."""
+
+    @pytest.mark.parametrize("radius", [0, 1, 4])
+    @pytest.mark.parametrize("shape", [(1, 1, 1), (9, 14, 3), (3, 40, 4)])
+    @pytest.mark.parametrize(("source_offset", "target_offset"), [(0, 0), (5, 8)])
+    def test_box_blur(
+        self,
+        device: DeviceUnderTest,
+        shape: tuple[int, int, int],
+        radius: int,
+        source_offset: int,
+        target_offset: int,
+    ) -> None:
+        """Bit for bit what the contract says, and nothing around the target."""
+        self.need(device.backend, SupportsDemo)
+        nbytes = int(np.prod(shape))
+        content = random_bytes(source_offset + nbytes)
+        image = np.frombuffer(content, "u1")[source_offset:].reshape(shape)
+        source, target = device.filled(content), device.filled(b"-" * (target_offset + nbytes + 4))
+        regions = (source, source_offset, target, target_offset)
+        device.backend.box_blur(device.device_id, *regions, shape, radius, device.stream)
+        want = b"-" * target_offset + blurred(image, radius).tobytes() + b"-" * 4
+        assert device.read(target, 0, len(want)) == want
+        assert device.read(source, 0, len(content)) == content
