@@ -12,7 +12,7 @@ from .call import call_with_gil, make_fast_call, new_frame, on_streams, pack_fra
 from .callback import make_function
 from .error import interrupted, raised
 from .object import Object, own, wrap
-from .schema import signature_of
+from .schema import returns_none, signature_of
 from .symbol import from_mlir_symbol, from_symbol
 from .tensor import converter
 
@@ -121,29 +121,31 @@ class BoundCall(Protocol):
         """Bind *value* in place of argument *index*, for the calls that begin later."""
 
 
-def _pack_bound(bound: list[Any]) -> tuple[Any, Temporaries]:
-    """The packed arguments of a bound call; what they point to lives as long as they."""
+def _pack_bound(bound: list[Any]) -> tuple[Any, Any]:
+    """The packed arguments of a bound call, and the streams to set for them.
+
+    What the arguments point to lives as long as they.
+    """
     keep = Temporaries()
-    words, first, _result = pack_frame(bound, keep)
+    words, first, _result, _kinds = pack_frame(bound, keep)
     # A call in another thread may still use the old arguments while they are
     # replaced: C's own pointer must keep everything alive.
-    return ffi.gc(first, lambda _first, _words=words, _keep=keep: None), keep
+    return ffi.gc(first, lambda _first, _words=words, _keep=keep: None), keep.streams
 
 
 def _bind(function: Function, bound: list[Any]) -> BoundCall:
     """The closure behind `Function.bind`; its cells are the prepared call."""
     call_c, pointer, count = C.TVMFFIFunctionCall, function._pointer, len(bound)
-    arguments, keep = _pack_bound(bound)
-    streams = keep.streams
-    words, _none, result = new_frame(0)
-    busy = False
+    silent = returns_none(function.metadata)
+    arguments, streams = _pack_bound(bound)
+    words, _none, result, _kinds = new_frame(0)
+    busy = False  # whether a call uses the place for the result
 
     def call() -> Any:
         nonlocal busy
-        # Between the two lines nothing is called, so no other thread and no
-        # signal handler can come in between.
         if busy or streams:
             return elsewhere()
+        # Nothing is called between these lines, so nobody comes in between.
         busy = True
         try:
             if call_c(pointer, arguments, count, result):
@@ -152,6 +154,9 @@ def _bind(function: Function, bound: list[Any]) -> BoundCall:
         except SystemError as exc:
             busy = False
             raise interrupted(exc) from None
+        if silent:
+            busy = False
+            return None
         tag = words[0]
         if not tag:
             busy = False
@@ -162,7 +167,7 @@ def _bind(function: Function, bound: list[Any]) -> BoundCall:
         return unpack(tag, payload)
 
     def elsewhere() -> Any:
-        words, _none, result = new_frame(0)
+        words, _none, result, _kinds = new_frame(0)
         try:
             failed = on_streams(streams or (), pointer, arguments, count, result)
         except SystemError as exc:
@@ -175,9 +180,8 @@ def _bind(function: Function, bound: list[Any]) -> BoundCall:
         nonlocal arguments, streams
         changed = [*bound]
         changed[index] = value
-        packed, keep = _pack_bound(changed)
+        arguments, streams = _pack_bound(changed)
         bound[:] = changed
-        arguments, streams = packed, keep.streams
 
     call.replace = replace  # type: ignore[attr-defined]
     call.__wrapped__ = function  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["annotation_of", "parameters_of", "signature_of"]
+__all__ = ["annotation_of", "parameters_of", "returns_none", "signature_of"]
 
 _NAMES: Final = {
     "ffi.String": "str",
@@ -40,6 +40,12 @@ def _typed(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 def parameters_of(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
     """The schema of each parameter; None for a packed function, which takes anything."""
     return _typed(metadata).get("params")
+
+
+def returns_none(metadata: Mapping[str, Any]) -> bool:
+    """Whether the function is known to return nothing."""
+    returns = _typed(metadata).get("return")
+    return returns is not None and returns[0]["type"] == "None"
 
 
 def signature_of(metadata: Mapping[str, Any]) -> Signature:

@@ -243,6 +243,31 @@ def test_replaced_argument_lives_as_long_as_a_call_that_uses_it(echo):
     assert step() == "another text, which takes the place of the first"
 
 
+def test_replace_while_the_call_runs():
+    seen = []
+
+    def look(value):
+        if value == "first":
+            step.replace(0, "second")
+            seen.append(step())
+        return [value]  # an object of its own
+
+    step = ffi.convert_func(look).bind("first")
+    results = [list(step()), list(step())]
+    assert [list(value) for value in seen] == [["second"]]
+    assert results == [["first"], ["second"]]
+
+
+def test_bound_function_that_returns_nothing(testing):
+    step = testing("schema_no_return").bind(5)
+    assert step() is None
+    step.replace(0, "text")
+    with pytest.raises(TypeError):
+        step()
+    step.replace(0, 6)
+    assert step() is None
+
+
 def test_bound_arguments_are_freed(testing):
     class Thing:
         pass
