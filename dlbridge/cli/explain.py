@@ -46,4 +46,7 @@ def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
     if place == "tvm_ffi":
         return importlib.import_module(place).from_dlpack(empty(shape, dtype))
     library = importlib.import_module("jax.numpy" if place == "jax" else place)
-    return library.zeros(shape, dtype=getattr(library, dtype))
+    kind = getattr(library, dtype, None)
+    if kind is None:
+        raise ValueError(f"{place} has no dtype {dtype!r}")
+    return library.zeros(shape, dtype=kind)
