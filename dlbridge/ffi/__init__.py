@@ -11,9 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from dlbridge.consume import from_dlpack
+    from dlbridge.device import Device, DLDeviceType, device
+    from dlbridge.dtype import dtype
+    from dlbridge.tensor import Tensor
+
+    from . import dataclasses, serialization, structural
     from ._lib import library_path, version
     from .any import UNCHANGED
     from .container import Array, List, Shape
+    from .conversion import ObjectConvertible, convert, init_ffi_api
     from .env import get_raw_stream, use_raw_stream, use_stream, use_torch_stream
     from .error import Error, register_error
     from .function import (
@@ -27,33 +34,97 @@ if TYPE_CHECKING:
         remove_global_func,
     )
     from .mapping import Dict, Map
+    from .module import (
+        Module,
+        ModulePropertyMask,
+        load_module,
+        register_system_lib_symbol,
+        system_lib,
+    )
     from .object import Object
+    from .reflection import object_class, register_object
+    from .structural import (
+        DefRegionKind,
+        InplaceMode,
+        StructuralKey,
+        StructuralMutator,
+        StructuralVisitor,
+        VisitInterrupt,
+        WalkOrder,
+        WalkResult,
+        get_first_structural_mismatch,
+        structural_equal,
+        structural_hash,
+        structural_map,
+        structural_mutate,
+        structural_visit,
+        structural_walk,
+    )
+    from .typeinfo import get_registered_type_keys
 
 __all__ = [
     "UNCHANGED",
     "Array",
     "BoundCall",
+    "DLDeviceType",
+    "DefRegionKind",
+    "Device",
     "Dict",
     "Error",
     "Function",
+    "InplaceMode",
     "List",
     "Map",
+    "Module",
+    "ModulePropertyMask",
     "Object",
+    "ObjectConvertible",
     "Shape",
+    "StructuralKey",
+    "StructuralMutator",
+    "StructuralVisitor",
+    "Tensor",
+    "VisitInterrupt",
+    "WalkOrder",
+    "WalkResult",
+    "convert",
     "convert_func",
+    "dataclasses",
+    "device",
+    "dtype",
+    "from_dlpack",
+    "get_first_structural_mismatch",
     "get_global_func",
     "get_global_func_metadata",
     "get_raw_stream",
+    "get_registered_type_keys",
+    "init_ffi_api",
     "library_path",
     "list_global_func_names",
+    "load_module",
+    "object_class",
     "register_error",
     "register_global_func",
+    "register_object",
+    "register_system_lib_symbol",
     "remove_global_func",
+    "serialization",
+    "structural",
+    "structural_equal",
+    "structural_hash",
+    "structural_map",
+    "structural_mutate",
+    "structural_visit",
+    "structural_walk",
+    "system_lib",
     "use_raw_stream",
     "use_stream",
     "use_torch_stream",
     "version",
 ]
+
+# The same things as in dlbridge, where tvm_ffi's users look for them.
+_SHARED: Final = ("DLDeviceType", "Device", "Tensor", "device", "dtype", "from_dlpack")
 
 # In this order; each adds its part to the tables in `any`, `arguments` last.
 _MODULES: Final = (
@@ -66,6 +137,14 @@ _MODULES: Final = (
     "function",
     "container",
     "mapping",
+    "typeinfo",
+    "graph",
+    "serialization",
+    "reflection",
+    "dataclasses",
+    "structural",
+    "module",
+    "conversion",
     "env",
     "arguments",
 )
@@ -77,6 +156,9 @@ def _load() -> None:
         for name in loaded.__all__:
             if name in __all__:
                 globals()[name] = getattr(loaded, name)
+    package = import_module("dlbridge")
+    for name in _SHARED:
+        globals()[name] = getattr(package, name)
 
 
 def __getattr__(name: str) -> Any:

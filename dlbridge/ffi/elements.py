@@ -13,7 +13,7 @@ from .function import builtin
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Members", "build", "decode", "method", "nested", "owned"]
+__all__ = ["Members", "build", "build_by", "decode", "method", "nested", "owned"]
 
 _INT: Final[int] = C.kTVMFFIInt
 _FLOAT: Final[int] = C.kTVMFFIFloat
@@ -91,15 +91,20 @@ def _call(function: int, arguments: Any, count: int) -> tuple[int, int]:
     return result[0], result[1]
 
 
-def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = None) -> Handle:
-    """A new object: what the library's function *constructor* makes of *values*.
+def build_by(
+    function: int, values: Sequence[Any], keep: Temporaries | None = None
+) -> tuple[int, int]:
+    """Tag and payload, owned, of what the function at the address *function* makes of *values*.
 
     *keep* notes the streams of tensors among them, for the call that they are for.
     """
     keep = Members() if keep is None else keep
-    function = builtin(constructor)
-    arguments = _pack_all(values, keep)
-    return Handle(_call(function, arguments, len(values))[1])
+    return _call(function, _pack_all(values, keep), len(values))
+
+
+def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = None) -> Handle:
+    """The new object that the library's function *constructor* makes of *values*."""
+    return Handle(build_by(builtin(constructor), values, keep)[1])
 
 
 def method(name: str, index: int, handle: int, *arguments: Any) -> tuple[int, int]:

@@ -1,0 +1,55 @@
+"""Conversion without a call, and a library's functions as a module."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .any import Temporaries, pack, rules, view
+from .function import get_global_func, list_global_func_names
+
+if TYPE_CHECKING:
+    from .any import Packer
+
+__all__ = ["ObjectConvertible", "convert", "init_ffi_api"]
+
+
+class ObjectConvertible:
+    """Base of classes whose instances are passed as something else: what `asobject` returns."""
+
+    def asobject(self) -> Any:
+        """The value to pass instead of this one."""
+        raise NotImplementedError
+
+
+def convert(value: Any) -> Any:
+    """*value* as it arrives on the other side.
+
+    A list or tuple as an Array, a dict as a Map, a function as a Function, an
+    array as a Tensor on the same memory; a value that has no other form as itself.
+    """
+    return view(*pack(value, Temporaries()))
+
+
+def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
+    """Put the global functions ``namespace.name`` into a module, each as ``name``.
+
+    *target_module_name* is the module's name in `sys.modules`, *namespace* by default.
+    """
+    module = sys.modules[target_module_name or namespace]
+    prefix = namespace.removeprefix("tvm.") + "."
+    for full in list_global_func_names():
+        name = full.removeprefix(prefix)
+        if name != full and "." not in name:
+            setattr(module, name, get_global_func(full))
+
+
+def _pack_convertible(value: ObjectConvertible, keep: Temporaries) -> tuple[int, int]:
+    return pack(value.asobject(), keep)
+
+
+def _convertible_rule(cls: type) -> Packer | None:
+    return _pack_convertible if issubclass(cls, ObjectConvertible) else None
+
+
+rules.append(_convertible_rule)
