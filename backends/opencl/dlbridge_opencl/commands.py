@@ -8,7 +8,7 @@ import pyopencl as cl
 
 from dlbridge.errors import ExchangeError
 
-from . import devices, ending, memory, queues
+from . import devices, ending, memory, queues, sharing
 from .errors import translated
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class Commands:
     the commands are done on return.
 
     On a buffer that users have, too, they begin after the work that is now on
-    the users' queues, as far as we know them. If it was not made here they are
-    also done on return: its owner knows nothing of our queues.
+    the users' queues (`sharing`). If it was not made here they are also done on
+    return: its owner knows nothing of our queues.
     """
 
     __slots__ = ("_doing", "_done_on_return", "_queue")
@@ -40,10 +40,9 @@ class Commands:
             queues.finish(queue)
             queue = queues.new(context, _device_in(context, device_id))
         for buffer in buffers:
-            if not memory.is_ours_alone(buffer):
-                self._done_on_return |= not memory.is_ours(buffer)
-                for other in memory.queues_beside_ours(buffer):
-                    queues.order(queue, other)
+            self._done_on_return |= not memory.is_ours(buffer)
+            for other in sharing.queues_of(buffer.int_ptr):
+                queues.order(queue, other)
         self._queue = queue
 
     def __enter__(self) -> cl.CommandQueue:

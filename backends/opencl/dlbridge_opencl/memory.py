@@ -13,7 +13,7 @@ import pyopencl as cl
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 
-from . import devices, handles, queues
+from . import devices, handles, queues, sharing
 from .errors import no_room, translated
 
 __all__ = [
@@ -24,10 +24,7 @@ __all__ = [
     "host_memory",
     "import_host",
     "is_ours",
-    "is_ours_alone",
     "live_allocations",
-    "queues_beside_ours",
-    "share",
 ]
 
 HOST_ALIGNMENT = 64
@@ -55,7 +52,6 @@ class _Owned:
 
 
 _owned: dict[int, _Owned] = {}  # data -> what is behind it
-_shared: dict[int, cl.CommandQueue] = {}  # data that users hold, too -> the queue they got
 
 
 class _Pool:
@@ -128,39 +124,20 @@ def free(device_id: int, data: int, stream: int) -> None:
     owned = _owned.pop(data, None)
     if owned is None:
         return
-    shared = _shared.pop(data, None)
+    shared = sharing.forget(data)
     try:
         if owned.over_host:
             queues.finish_all(owned.buffer.context)
-        elif shared is None and queues.is_ours(stream):
+        elif not shared and queues.is_ours(stream, owned.buffer.context):
             limit = devices.device(device_id).memory // IDLE_PART
             _pool.put(stream, owned.nbytes, owned.buffer, limit)
     except (Error, cl.Error):  # the context is lost, and the memory with it
         return
 
 
-def share(data: int, queue: cl.CommandQueue) -> None:
-    """Note that a user got *data*, with *queue*: once freed it is never used again."""
-    if data in _owned:
-        _shared[data] = queue
-
-
 def is_ours(buffer: cl.MemoryObject) -> bool:
     """Whether *buffer* was made here, and has not been freed."""
     return buffer.int_ptr in _owned
-
-
-def is_ours_alone(buffer: cl.MemoryObject) -> bool:
-    """Whether it was made here, and no user ever got it."""
-    data = buffer.int_ptr
-    return data in _owned and data not in _shared
-
-
-def queues_beside_ours(buffer: cl.MemoryObject) -> list[cl.CommandQueue]:
-    """The queues on which users may have work on *buffer*, as far as we know them."""
-    data = buffer.int_ptr
-    handed_out = [_shared[data]] if data in _shared else []
-    return [*handed_out, *queues.users(buffer.context)]
 
 
 def live_allocations() -> int:

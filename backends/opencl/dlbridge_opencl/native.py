@@ -11,7 +11,7 @@ import pyopencl as cl
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
-from . import devices, foreign, memory, queues
+from . import devices, foreign, memory, queues, sharing
 from .errors import translated
 
 __all__ = ["from_native", "to_native"]
@@ -101,11 +101,11 @@ def _array(array: Any) -> NativeArray:
         base = _over_svm(array.context, base)
     for event in array.events:  # perhaps of queues that we shall never see
         event.wait()
+    owner: object = (base, array)
     if queue is not None:
-        queues.remember(queue)
-        queues.order(queues.current(device_id), queue)
+        owner = sharing.Borrowed(base.int_ptr, queue, base, array)
     described = _buffer(base, device_id)
-    return replace(described, owner=(base, array), offset=array.offset, **layout)
+    return replace(described, owner=owner, offset=array.offset, **layout)
 
 
 def to_native(array: NativeArray) -> object:
@@ -126,10 +126,12 @@ def to_native(array: NativeArray) -> object:
     queue = queues.current(array.device_id)
     if queue.context != context:
         queue = queues.new(context, devices.device(array.device_id).handle)
-        queues.remember(queue)
     for user in queues.users(context):  # our work may be on one, by `use_stream`
         queues.order(queue, user)
-    memory.share(array.data, queue)
+    if memory.is_ours(buffer):
+        sharing.give_out(array.data, queue)
+    else:
+        buffer.owner = sharing.Borrowed(array.data, queue, array.owner)
     return Array(queue, array.shape, dtype, data=buffer, offset=array.offset, strides=array.strides)
 
 

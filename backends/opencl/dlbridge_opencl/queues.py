@@ -24,7 +24,6 @@ __all__ = [
     "new",
     "normalize_stream",
     "order",
-    "remember",
     "resolve",
     "synchronize",
     "users",
@@ -90,9 +89,10 @@ def current_stream(device_id: int) -> int:
     return handle
 
 
-def is_ours(stream: int) -> bool:
-    """Whether *stream* is a queue made here, whose handle is never used again."""
-    return stream in _ours
+def is_ours(stream: int, context: cl.Context) -> bool:
+    """Whether *stream* is a queue made here, in *context*; its handle is never used again."""
+    queue = _ours.get(stream)
+    return queue is not None and queue.context == context
 
 
 def resolve(device_id: int, stream: int) -> cl.CommandQueue:
@@ -159,11 +159,6 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> int:
             f"opencl: {queue!r} runs out of order, and a stream is what runs in order; "
             "make one without OUT_OF_ORDER_EXEC_MODE_ENABLE"
         )
-    return remember(queue)
-
-
-def remember(queue: cl.CommandQueue) -> int:
-    """Keep a user's queue alive and known (the last `USERS_KEPT`); its handle."""
     handle: int = queue.int_ptr
     if handle not in _ours:
         _users[handle] = queue

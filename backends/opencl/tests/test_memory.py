@@ -43,6 +43,16 @@ def test_the_pool_keeps_queues_apart(make, opencl):
     assert others[0] != data
 
 
+def test_the_pool_keeps_contexts_apart(opencl, make, context):
+    """Memory of the user's context, freed when the thread's own queue is the current one."""
+    elsewhere = cl.CommandQueue(cl.Context(context.devices))
+    theirs = make(N, opencl.normalize_stream(0, elsewhere))
+    own = opencl.current_stream(0)
+    opencl.free(0, theirs.data, own)
+    theirs.data = 0
+    assert make(N, own).buffer.context == context
+
+
 def test_what_others_hold_is_never_used_again(make, opencl):
     first = make(N)
     array = native(opencl, first)

@@ -262,3 +262,19 @@ def test_work_on_the_queue_that_was_handed_out_comes_first(opencl, make, kernels
         assert (array.get() == value).all()
         kernels("late_fill", array.queue, array.base_data, 4096, 100 + value, 10 * turns)
         assert (memory.read("u4") == 100 + value).all()
+
+
+def test_nothing_is_kept_for_arrays_that_are_gone(opencl, queue, make):
+    from dlbridge_opencl import sharing
+
+    before = dict(sharing._queues)
+    array = cl.array.zeros(queue, 16, "u4")
+    described = [opencl.from_native(array), opencl.from_native(array)]
+    memory = make(64)
+    opencl.to_native(NativeArray(0, memory.data, 0, "uint32", (16,), None, False, memory))
+    assert len(sharing._queues) == len(before) + 2
+    assert sharing.queues_of(described[0].data) == [queue, queue]
+    del described, array
+    memory.free()
+    gc.collect()
+    assert sharing._queues == before
