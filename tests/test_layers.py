@@ -1,0 +1,166 @@
+"""Imports run one way: what each module of dlbridge, and each backend, may import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A module may import what stands before it, and nothing that stands behind it,
+# also inside a function. (An import for types only does not count: it names
+# what is handed in.) A new module is entered here on purpose; a cycle is cut by
+# a table that the later module fills.
+TABLE = """
+errors
+protocol
+registry cpu
+
+_cdefs layout subbyte
+dtype fields
+device devices
+capsule memory
+
+exchange produce
+stream tensor
+consume cuda_array like table
+
+pack copies progress
+plan trace
+transfer hostview
+
+ffi._lib
+ffi.any
+ffi.object ffi.opaque
+ffi.error ffi.symbol
+ffi.call ffi.callback ffi.schema
+ffi.env ffi.tensor
+ffi.function ffi.peer
+ffi.elements ffi.container ffi.mapping
+ffi.conversion ffi.typeinfo ffi.reflection
+ffi.graph ffi.serialization ffi.structural
+ffi.dataclasses ffi.module
+ffi.arguments
+ffi
+
+dlbridge
+
+cli.info cli.explain cli.demo cli.new_backend
+cli.timing cli.bench_exchange cli.bench_pack cli.bench
+cli
+__main__
+
+testing.backend_base
+testing.backend_contract testing.backend_copy testing.backend_demo
+testing.backend_exchange testing.backend_host testing.backend_memory
+testing.backend_streams
+testing.backend
+testing
+"""
+ORDER = TABLE.split()
+
+FRAMEWORKS = ["numpy", "torch", "jax", "tvm_ffi", "cupy", "ml_dtypes", "pyarrow", "tqdm", "PIL"]
+
+
+def modules(folder):
+    """Dotted name below *folder*'s parent -> file, for every module in *folder*."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules(ROOT / "dlbridge")
+BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/dlbridge_*/__init__.py"))
+
+
+def statements(tree):
+    """All nodes of *tree*, except what stands under ``if TYPE_CHECKING:``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from (inner for other in node.orelse for inner in ast.walk(other))
+        else:
+            yield node
+            yield from statements(node)
+
+
+def imports(path, name, types=False):
+    """Dotted names of all that the module *name* at *path* imports, wherever it does so."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(tree) if types else statements(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1]
+            origin = ".".join([*base, *filter(None, [node.module])]) if node.level else node.module
+            # `from package import module` imports the module, `from module import name` not.
+            inside = {f"{origin}.{alias.name}" for alias in node.names}
+            found |= (inside & MODULES.keys()) or {origin}
+    return found
+
+
+def place(name):
+    """Where *name* ("dlbridge.capsule") stands in the order."""
+    return ORDER.index(name.removeprefix("dlbridge."))
+
+
+def test_every_module_has_a_place():
+    names = {name.removeprefix("dlbridge.") for name in MODULES}
+    assert names - set(ORDER) == set(), "enter new modules in TABLE"
+    assert len(ORDER) == len(set(ORDER))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_import_only_what_stands_before_them(name):
+    ours = {other for other in imports(MODULES[name], name) if other in MODULES}
+    assert [other for other in sorted(ours) if place(other) >= place(name)] == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda path: path.name)
+def test_backends_import_only_the_contract(backend):
+    allowed = {"dlbridge.protocol", "dlbridge.errors"}
+    for name, path in modules(backend).items():
+        found = imports(path, name, types=True)
+        foreign = {other for other in found if other.startswith("dlbridge")} - allowed
+        assert {other for other in foreign if other.split(".")[0] != backend.name} == set(), path
+
+
+def test_the_backends_are_found():
+    assert {"dlbridge_fake", "dlbridge_opencl"} <= {path.name for path in BACKENDS}
+
+
+def test_import_dlbridge_imports_nothing_heavy():
+    """No backend, no numpy, no framework, and not importlib.metadata (10 to 30 ms)."""
+    code = "import sys, dlbridge; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(out.stdout.split())
+    assert "dlbridge" in loaded
+    assert {*FRAMEWORKS, "dlbridge.cpu", "importlib.metadata"} & loaded == set()
+    assert [name for name in loaded if name.startswith("dlbridge_")] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import dlbridge.tensor", {"dlbridge.tensor"}),
+        ("from . import tensor", {"dlbridge.tensor"}),
+        ("from .tensor import Tensor", {"dlbridge.tensor"}),
+        ("from dlbridge import tensor, errors", {"dlbridge.tensor", "dlbridge.errors"}),
+        ("def f():\n    from .tensor import Tensor", {"dlbridge.tensor"}),
+        ("try:\n    import numpy as np\nexcept ImportError:\n    pass", {"numpy"}),
+        ("if TYPE_CHECKING:\n    from .tensor import Tensor", set()),
+        ("if TYPE_CHECKING:\n    import a\nelse:\n    import b", {"b"}),
+    ],
+)
+def test_the_reader_of_imports(tmp_path, source, found):
+    """A check that cannot fail would be none."""
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert imports(path, "dlbridge.module") == found
