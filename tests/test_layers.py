@@ -41,9 +41,9 @@ ffi.call ffi.callback ffi.schema
 ffi.env ffi.tensor
 ffi.function ffi.peer
 ffi.elements ffi.container ffi.mapping
-ffi.conversion ffi.typeinfo ffi.reflection
-ffi.graph ffi.serialization ffi.structural
-ffi.dataclasses ffi.module
+ffi.conversion ffi.graph ffi.serialization
+ffi.typeinfo ffi.reflection
+ffi.structural ffi.dataclasses ffi.module
 ffi.arguments
 ffi
 
