@@ -391,6 +391,11 @@ class ArrayTensor(Tensor):
         """The CPU."""
         return _CPU
 
+    @property
+    def origin(self) -> str:
+        """Where the memory comes from, in words."""
+        return _array_origin(self._array, getattr(self, "_producer", None))
+
     def data_ptr(self) -> int:
         """The address of the first element."""
         return address_of(self._array)
@@ -492,10 +497,16 @@ def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags
 
 def _array_memory(array: Array, producer: type | None = None) -> Memory:
     """The memory under *array*, from its first element on."""
-    known = memory_of(array)
-    kind = producer or type(array if array.base is None else array.base)
-    origin = known.origin if known else f"{kind.__module__}.{kind.__qualname__}"
+    origin = _array_origin(array, producer)
     return Memory(_CPU, address_of(array), array.nbytes, origin, array)
+
+
+def _array_origin(array: Array, producer: type | None) -> str:
+    known = memory_of(array)
+    if known is not None:
+        return known.origin
+    kind = producer or type(array if array.base is None else array.base)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def address_of(array: Array) -> int:
