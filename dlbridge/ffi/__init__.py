@@ -156,12 +156,11 @@ def _load() -> None:
         for name in loaded.__all__:
             if name in __all__:
                 globals()[name] = getattr(loaded, name)
-    package = import_module("dlbridge")
-    for name in _SHARED:
-        globals()[name] = getattr(package, name)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SHARED:
+        return getattr(import_module("dlbridge"), name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _load()
