@@ -485,6 +485,13 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def plain_fake(monkeypatch):
+    """Without what the environment may say: the cases choose the kind of device."""
+    for name in ("DLBRIDGE_FAKE_DELAY_US", "DLBRIDGE_FAKE_SHARED", "DLBRIDGE_BACKENDS"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def run(test, make, monkeypatch, **values):
     """One test of the kit on the backend that *make* makes."""
     if issubclass(make, Gated):

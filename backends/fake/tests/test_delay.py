@@ -99,6 +99,27 @@ def test_threads_end_with_their_streams(monkeypatch):
     assert not any(thread.is_alive() for thread in started)
 
 
+EXIT = """
+import numpy as np
+import dlbridge
+from dlbridge_fake import Stream
+
+tensor = dlbridge.to_device(np.ones(1000), "ext_dev:0")
+capsule = tensor.__dlpack__()
+taken = dlbridge.from_dlpack(tensor.__dlpack__(max_version=(1, 3)))
+stream = Stream()
+for _ in range(1000):
+    dlbridge.backend("ext_dev").fill(0, tensor._memory.data, 0, 10, 1, stream.handle)
+"""
+
+
+def test_exit_with_work_still_queued():
+    env = {**os.environ, "DLBRIDGE_FAKE_DELAY_US": "10000"}  # ten seconds of it
+    command = [sys.executable, "-X", "dev", "-c", EXIT]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_with_block_makes_a_stream_current(fake):
     outer, inner, elsewhere = Stream(), Stream(), Stream(1)
     assert fake.current_stream(0) == 0
