@@ -1,0 +1,194 @@
+"""torch, cupy, jax and numba, each in the same few words, for the tests that need a GPU.
+
+A peer makes an array slowly on a stream of its own, and takes a tensor of ours
+on a stream of its own. *on* is ``"default"`` or ``"own"``.
+"""
+
+import importlib
+import os
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import pytest
+
+import dlbridge
+
+N = 1 << 14
+CYCLES = 300_000  # 0.15 ms at 2 GHz
+
+
+def load(name):
+    """The library; without it the test is skipped, or failed if peers are expected."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            pytest.fail(f"DLBRIDGE_EXPECT=peers, but {name} cannot be imported: {exc}")
+        pytest.skip(f"{name} is not installed here")
+
+
+class Torch:
+    def __init__(self):
+        self.torch = load("torch")
+        if not self.torch.cuda.is_available():
+            pytest.skip("this torch has no CUDA")
+        self.streams = {
+            "default": self.torch.cuda.default_stream(),
+            "own": self.torch.cuda.Stream(),
+        }
+
+    def make(self, value, on):
+        with self.torch.cuda.stream(self.streams[on]):
+            array = self.torch.zeros(N, dtype=self.torch.float32, device="cuda")
+            self.torch.cuda._sleep(CYCLES)
+            return array.fill_(value)
+
+    @contextmanager
+    def importing(self, on):
+        """What a user does who works on that stream."""
+        with self.torch.cuda.stream(self.streams[on]):
+            yield
+
+    def take(self, tensor, on):
+        with self.torch.cuda.stream(self.streams[on]):
+            return self.torch.from_dlpack(tensor).clone().cpu().numpy()
+
+
+class Cupy:
+    def __init__(self):
+        self.cupy = load("cupy")
+        self.streams = {
+            "default": self.cupy.cuda.Stream.null,
+            "own": self.cupy.cuda.Stream(non_blocking=True),
+        }
+        source = """extern "C" __global__ void spin(long long cycles) {
+            long long start = clock64();
+            while (clock64() - start < cycles) {}
+        }"""
+        self.spin = self.cupy.RawKernel(source, "spin")
+
+    def make(self, value, on):
+        with self.streams[on]:
+            array = self.cupy.zeros(N, "f4")
+            self.spin((1,), (1,), (np.int64(CYCLES),))
+            array.fill(value)
+            return array
+
+    def importing(self, on):
+        return self.streams[on]
+
+    def take(self, tensor, on):
+        with self.streams[on]:
+            return self.cupy.asnumpy(self.cupy.from_dlpack(tensor).copy())
+
+
+class Jax:
+    """It hides its streams; a product of matrices stands for slow work."""
+
+    def __init__(self):
+        self.jax = load("jax")
+        if not any(device.platform == "gpu" for device in self.jax.devices()):
+            pytest.skip("this jax has no CUDA")
+        self.matrix = self.jax.numpy.ones((2048, 2048), "float32")
+        self.slowly = self.jax.jit(
+            lambda m, v: (m @ m)[0, 0] * 0 + self.jax.numpy.full(N, v, "float32")
+        )
+
+    def make(self, value, on):
+        return self.slowly(self.matrix, float(value))
+
+    def importing(self, on):
+        return nullcontext()
+
+    def take(self, tensor, on):
+        return np.asarray(self.jax.dlpack.from_dlpack(tensor) + 0)
+
+
+class Numba:
+    def __init__(self):
+        self.cuda = cuda = load("numba.cuda")
+        self.streams = {"default": 0, "own": self.cuda.stream()}
+
+        @self.cuda.jit
+        def fill_slowly(array, value):
+            cuda.nanosleep(150_000)
+            here = cuda.grid(1)
+            if here < array.size:
+                array[here] = value
+
+        @self.cuda.jit
+        def add_zero(into, array):
+            here = cuda.grid(1)
+            if here < array.size:
+                into[here] = array[here]
+
+        self.fill_slowly, self.add_zero = fill_slowly, add_zero
+
+    def make(self, value, on):
+        array = self.cuda.device_array(N, "f4", stream=self.streams[on])
+        self.fill_slowly[N // 256, 256, self.streams[on]](array, value)
+        return array
+
+    def importing(self, on):
+        return nullcontext()
+
+    def take(self, tensor, on):
+        into = self.cuda.device_array(N, "f4")
+        self.add_zero[N // 256, 256, self.streams[on]](into, self.cuda.as_cuda_array(tensor))
+        self.cuda.synchronize()
+        return into.copy_to_host()
+
+
+PEERS = {"torch": Torch, "cupy": Cupy, "jax": Jax, "numba": Numba}
+
+# A kernel of our own that takes its time, so that slow work needs no framework.
+SPIN = b"""
+.version 7.0
+.target sm_52
+.address_size 64
+.visible .entry spin(.param .u64 cycles)
+{
+    .reg .u64 %limit, %start, %now;
+    .reg .pred %early;
+    ld.param.u64 %limit, [cycles];
+    mov.u64 %start, %clock64;
+AGAIN:
+    mov.u64 %now, %clock64;
+    sub.u64 %now, %now, %start;
+    setp.lt.u64 %early, %now, %limit;
+    @%early bra AGAIN;
+    ret;
+}
+\0"""
+
+
+class Spin:
+    """Our kernel, compiled by the driver."""
+
+    def __init__(self):
+        from dlbridge_cuda.contexts import current, primary
+        from dlbridge_cuda.driver import call
+
+        with current(primary(0)):
+            self.module = call("cuModuleLoadData", SPIN)
+            self.function = call("cuModuleGetFunction", self.module, b"spin")
+
+    def __call__(self, on, cycles=CYCLES):
+        import ctypes
+
+        from dlbridge_cuda.contexts import current, primary
+        from dlbridge_cuda.driver import call
+
+        with current(primary(0)):
+            arguments = ((cycles,), (ctypes.c_uint64,))
+            call("cuLaunchKernel", self.function, 1, 1, 1, 1, 1, 1, 0, on, arguments, 0)
+
+
+def check_gpu():
+    """Skip without a GPU, by the backend's own reason."""
+    try:
+        return dlbridge.backend("cuda")
+    except dlbridge.BackendUnavailable as exc:
+        if "cuda" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            raise
+        pytest.skip(str(exc))

@@ -1,0 +1,48 @@
+"""The benchmark runs, so that a GPU's time is not lost on a misspelt name. Its figures say nothing here."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from cuda_support import python
+
+BENCH = Path(__file__).resolve().parent.parent
+
+
+def test_it_writes_its_tables(fake, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    import bench_gpu
+
+    output = tmp_path / "table.md"
+    assert bench_gpu.main(["--most", "256K", "--output", str(output)]) == 0
+    text = output.read_text()
+    for title in (
+        "host to device, pageable",
+        "device to host, pageable",
+        "host to device, pinned",
+        "device to host, pinned",
+    ):
+        assert f"## {title} memory" in text
+    assert text.count("| 64 KiB |") == text.count("| 256 KiB |") == 4
+    sys.modules.pop("bench_gpu")
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("64K", 1 << 16), ("1M", 1 << 20), ("4G", 1 << 32)])
+def test_sizes(monkeypatch, text, nbytes):
+    monkeypatch.syspath_prepend(BENCH)
+    import bench_gpu
+
+    assert bench_gpu.size_of(text) == nbytes
+    assert bench_gpu.size_text(nbytes).replace(" ", "")[:-2] == text
+    sys.modules.pop("bench_gpu")
+
+
+def test_without_a_gpu_it_says_so(fake, tmp_path):
+    done = python(
+        f"sys.path.insert(0, {str(BENCH)!r})\nimport bench_gpu\n"
+        f"sys.exit(bench_gpu.main(['--output', {str(tmp_path / 'x')!r}]))",
+        FAKE_CUDA_DEVICES="0",
+    )
+    assert done.returncode == 1
+    assert "nothing measured: no usable CUDA device" in done.stderr
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,258 @@
+"""What only a GPU can show: peers on their own streams with slow kernels, and real graphs.
+
+`make test-gpu` runs these with all other tests of this folder on the real
+driver. No GPU has run them yet.
+"""
+
+import numpy as np
+import pytest
+from cuda_support import memory, read, stream
+from gpu_peers import CYCLES, PEERS, N, Spin, check_gpu, load
+
+import dlbridge
+
+pytestmark = pytest.mark.gpu
+
+ROUNDS = 1000
+
+
+@pytest.fixture
+def gpu():
+    return check_gpu()
+
+
+@pytest.fixture(params=PEERS)
+def peer(request, gpu):
+    return PEERS[request.param]()
+
+
+@pytest.fixture
+def spin(gpu):
+    return Spin()
+
+
+@pytest.mark.parametrize("ours", ["default", "own"])
+@pytest.mark.parametrize("theirs", ["default", "own"])
+def test_their_slow_arrays_reach_us_whole(gpu, peer, theirs, ours):
+    """A thousand arrays, each still being written on their stream when we copy it on ours."""
+    with stream() as own:
+        on = own if ours == "own" else 1
+        wrong = []
+        for number in range(ROUNDS):
+            array = peer.make(number, theirs)
+            with dlbridge.use_stream("cuda:0", on), peer.importing(theirs):
+                copy = dlbridge.to_device(dlbridge.asarray(array), "cuda:0", copy=True)
+                result = np.asarray(dlbridge.to_device(copy, "cpu"))
+            if not (result == number).all():
+                wrong.append(number)
+        assert wrong == []
+
+
+@pytest.mark.parametrize("ours", ["default", "own"])
+@pytest.mark.parametrize("theirs", ["default", "own"])
+def test_our_slow_tensors_reach_them_whole(gpu, peer, spin, theirs, ours):
+    """A thousand tensors, each still being written on our stream when they copy it on theirs."""
+    with stream() as own:
+        on = own if ours == "own" else 1
+        wrong = []
+        for number in range(ROUNDS):
+            with dlbridge.use_stream("cuda:0", on):
+                source = dlbridge.to_device(np.full(N, number, "f4"), "cuda:0")
+                tensor = dlbridge.zeros(N, "float32", "cuda:0")
+                spin(on)
+                dlbridge.copy_(tensor, source)
+                result = peer.take(tensor, theirs)
+            if not (result == number).all():
+                wrong.append(number)
+        assert wrong == []
+
+
+def test_without_order_it_would_be_wrong(gpu, spin):
+    """The kernel is slow enough: without a wait the reader is early."""
+    with stream() as first, stream() as second, memory(gpu, b"o" * N) as data:
+        spin(first, 100 * CYCLES)
+        gpu.fill(0, data, 0, N, ord("n"), first)
+        assert read(gpu, data, N, second) == b"o" * N
+        gpu.synchronize(0, first)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda_managed"])
+def test_values_of_every_dtype(gpu, peer, name):
+    """Through the peer and back, bit for bit."""
+    if name == "cuda_managed" and type(peer).__name__ != "Cupy":
+        pytest.skip("only cupy takes kDLCUDAManaged")
+    values = np.random.default_rng(0).standard_normal(N).astype("f4")
+    tensor = dlbridge.to_device(values, name)
+    assert np.array_equal(peer.take(tensor, "own"), values)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "bool", "int8", "uint8"]
+)
+def test_torch_dtypes(gpu, dtype):
+    torch = PEERS["torch"]().torch
+    raw = torch.arange(256, dtype=torch.uint8, device="cuda")
+    raw = raw % 2 if dtype == "bool" else raw
+    theirs = raw.view(getattr(torch, dtype))
+    ours = dlbridge.from_dlpack(theirs)
+    assert str(ours.dtype) == dtype
+    assert ours.data_ptr() == theirs.data_ptr()
+    again = torch.from_dlpack(ours)
+    assert again.data_ptr() == theirs.data_ptr()
+    assert torch.equal(again.view(torch.uint8), raw)
+
+
+def test_memory_of_torch_lives_as_long_as_ours(gpu):
+    torch = PEERS["torch"]().torch
+    before = torch.cuda.memory_allocated()
+    ours = dlbridge.from_dlpack(torch.ones(1 << 20, device="cuda"))
+    assert torch.cuda.memory_allocated() > before
+    del ours
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_torch_stays_on_its_device(gpu):
+    """The current device is theirs to set."""
+    torch = PEERS["torch"]().torch
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.set_device(device)
+        dlbridge.to_device(dlbridge.zeros(N, device="cuda:0"), "cpu")
+        assert torch.cuda.current_device() == device
+    torch.cuda.set_device(0)
+
+
+# Graphs ---------------------------------------------------------------------------
+
+
+def test_inside_a_torch_graph(gpu):
+    """Our copy becomes a node between theirs; exports inside wait for nothing outside."""
+    torch = PEERS["torch"]().torch
+    source = torch.zeros(N, device="cuda")
+    target = torch.zeros(N, device="cuda")
+    ours, into = dlbridge.from_dlpack(source), dlbridge.from_dlpack(target)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        source.add_(1)
+        with dlbridge.use_stream("cuda:0", torch.cuda.current_stream()):
+            dlbridge.copy_(into, ours)
+            seen = torch.from_dlpack(into)
+        into.__dlpack__(stream=-1)
+        seen.mul_(2)
+    for turn in range(1, 11):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (target == 2 * turn).all()
+
+
+def test_a_torch_graph_survives_our_refusals(gpu):
+    torch = PEERS["torch"]().torch
+    counter = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        counter.add_(1)
+        with dlbridge.use_stream("cuda:0", torch.cuda.current_stream()):
+            for refused in (
+                lambda: dlbridge.empty(N, device="cuda:0"),
+                lambda: dlbridge.to_device(np.ones(N), "cuda:0"),
+                lambda: dlbridge.to_device(dlbridge.from_dlpack(counter), "cpu"),
+                lambda: dlbridge.synchronize("cuda:0"),
+            ):
+                with pytest.raises(BufferError, match="capture"):
+                    refused()
+        counter.add_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert counter.item() == 2
+
+
+def test_tensors_die_inside_a_torch_graph(gpu):
+    torch = PEERS["torch"]().torch
+    tensor, pinned = dlbridge.zeros(N, device="cuda:0"), dlbridge.empty(N, device="cuda_host")
+    dlbridge.synchronize("cuda:0")
+    counter = torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        counter.add_(1)
+        del tensor, pinned
+        counter.add_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert counter.item() == 2
+
+
+# The array interface ---------------------------------------------------------------
+
+
+def test_numba_kernels_take_our_tensors(gpu):
+    cuda = PEERS["numba"]().cuda
+
+    @cuda.jit
+    def double(array):
+        here = cuda.grid(1)
+        if here < array.size:
+            array[here] *= 2
+
+    tensor = dlbridge.to_device(np.arange(N, dtype="f4"), "cuda:0")
+    double[N // 256, 256](tensor)
+    assert np.array_equal(
+        np.asarray(dlbridge.to_device(tensor, "cpu")), 2 * np.arange(N, dtype="f4")
+    )
+
+
+def test_torch_reads_the_interface(gpu):
+    torch = PEERS["torch"]().torch
+    tensor = dlbridge.to_device(np.arange(N, dtype="f4"), "cuda:0")
+
+    class Only:
+        __cuda_array_interface__ = tensor.__cuda_array_interface__
+
+    assert torch.as_tensor(Only(), device="cuda").data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["cudf", "nvidia.dali"])
+def test_others_that_speak_the_interface(gpu, name):
+    """RAPIDS and DALI, where they are installed."""
+    library = load(name)
+    values = np.arange(N, dtype="f4")
+    tensor = dlbridge.to_device(values, "cuda:0")
+    if name == "cudf":
+        series = library.Series(tensor)
+        assert np.array_equal(series.to_numpy(), values)
+        assert dlbridge.asarray(series).tolist() == values.tolist()
+    else:
+        from nvidia.dali.backend import TensorGPU
+
+        theirs = TensorGPU(tensor)
+        assert dlbridge.from_cuda_array_interface(theirs).data_ptr() == tensor.data_ptr()
+
+
+# The driver as the double pretends it is ----------------------------------------------
+
+
+def test_pool_memory_has_no_context(gpu):
+    """`pointers.checked` takes a null context, and the primary one, for memory within reach."""
+    from dlbridge_cuda.contexts import primary
+    from dlbridge_cuda.pointers import locate
+
+    with memory(gpu, 64) as data:
+        assert locate(data).context in (0, int(primary(0)))
+
+
+def test_streams_can_be_asked_without_a_context(gpu):
+    """`streams.wait` asks for a stream's context."""
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.driver import call
+
+    with stream() as own, current(primary(0)):
+        assert int(call("cuStreamGetCtx", own)) == int(primary(0))
+
+
+@pytest.mark.parametrize("mebibytes", [1, 40, 200])
+def test_large_pageable_copies(gpu, mebibytes):
+    """Through the ring, measured on the way, bit for bit."""
+    values = np.random.default_rng(0).integers(0, 256, mebibytes << 20, "u1")
+    for _ in range(3):
+        tensor = dlbridge.to_device(values, "cuda:0")
+        assert np.array_equal(np.asarray(dlbridge.to_device(tensor, "cpu")), values)
