@@ -149,9 +149,9 @@ class _Slot:
     __slots__ = ("moved", "slot")
 
     def __init__(self, moved: Object) -> None:
+        self.slot = ffi.new("void **")  # empty, should the next line fail
         _tag, handle = pack_object(moved, Temporaries())
         self.moved = moved
-        self.slot = ffi.new("void **")
         py.TVMFFIObjectIncRef(handle)
         self.slot[0] = ffi.cast("void *", handle)
         # Whoever asks for the object from now on gets a new wrapper.
