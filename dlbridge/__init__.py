@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from . import ffi as ffi
-    from .consume import asarray, from_dlpack
+    from .asarray import asarray
+    from .consume import from_dlpack
     from .cuda_array import from_cuda_array_interface
     from .device import Device, DLDeviceType, device
     from .dtype import DLDataTypeCode, DType, dtype
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from .transfer import copy_, empty, explain, plan, to_device, zeros
 
 _HOMES = {
-    "consume": ("asarray", "from_dlpack"),
+    "asarray": ("asarray",),
+    "consume": ("from_dlpack",),
     "cuda_array": ("from_cuda_array_interface",),
     "device": ("Device", "DLDeviceType", "device"),
     "dtype": ("DLDataTypeCode", "DType", "dtype"),
@@ -152,6 +154,6 @@ def _public(name: str) -> property:
     return property(lambda _package: _load(name), lambda _package, _submodule: None)
 
 
-for _name in ("device", "dtype", "plan", "trace"):
+for _name in ("asarray", "device", "dtype", "plan", "trace"):
     setattr(_Package, _name, _public(_name))
 sys.modules[__name__].__class__ = _Package

@@ -1,4 +1,4 @@
-"""Any library's tensor in: from_dlpack and asarray.
+"""Any library's tensor in: from_dlpack.
 
 Source: array API 2024.12, ``from_dlpack``; dlpack.h 1.3. What a producer did
 is looked at, not believed.
@@ -20,19 +20,18 @@ from .capsule import (
 )
 from .device import Device, DLDeviceType
 from .devices import backend_of, find_device, supports
-from .dtype import dtype as as_dtype
 from .errors import BackendUnavailable, ExchangeError
 from .exchange import ForeignTable, table_of
 from .fields import DLPACK_VERSION
 from .layout import reach
-from .memory import NATIVE_DTYPES, ImportedMemory, Memory, native_dtypes
+from .memory import NATIVE_DTYPES, ImportedMemory, native_dtypes
 from .produce import OPERATIONS
-from .protocol import NativeArray, SupportsForeignData, SupportsNative, SupportsStreams
-from .registry import backend, backends
+from .protocol import SupportsForeignData, SupportsStreams
+from .registry import backend
 from .stream import consumer_stream, current_use, wait
 from .tensor import ArrayTensor, Tensor, make_tensor, wrap_array
 
-__all__ = ["adopt", "asarray", "from_dlpack", "native_tensor", "refuse_hidden_state"]
+__all__ = ["adopt", "from_dlpack", "origin_of", "refuse_hidden_state"]
 
 _CPU = Device.of(1, 0)
 
@@ -65,26 +64,6 @@ def from_dlpack(
         moved: Tensor = OPERATIONS["to_device"](tensor, target or tensor.device, copy=copy)
         return moved
     return tensor
-
-
-def asarray(
-    x: Any, /, *, device: Any = None, dtype: Any = None, copy: bool | None = None
-) -> Tensor:
-    """A Tensor of whatever *x* is, without a copy where its memory can be shared.
-
-    Takes what `from_dlpack` takes, the objects of a backend's ecosystem
-    (pyopencl arrays, Vulkan buffers), ``__cuda_array_interface__``,
-    ``__array_interface__``, buffers (bytes, memoryview, array, mmap), Arrow
-    arrays, Python scalars and nested lists. *dtype* reads the memory as
-    another type of the same size.
-    """
-    tensor = _as_tensor(x)
-    if dtype is not None:
-        tensor = tensor.view(as_dtype(dtype))
-    if device is None and copy is not True:
-        return tensor
-    moved: Tensor = OPERATIONS["to_device"](tensor, device or tensor.device, copy=copy)
-    return moved
 
 
 def adopt(
@@ -161,7 +140,7 @@ def _import_capsule(x: Any) -> Tensor:
         return adopt(open_capsule(x), "a capsule")
     missing = "__dlpack_device__" if hasattr(type(x), "__dlpack__") else "__dlpack__"
     raise TypeError(
-        f"{_origin(x)} has no {missing}, so it is no DLPack producer; dlbridge.asarray "
+        f"{origin_of(x)} has no {missing}, so it is no DLPack producer; dlbridge.asarray "
         "also takes buffers, array interfaces and the objects of device backends"
     )
 
@@ -172,7 +151,7 @@ def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor | None:
         managed = table.export(x)
     except BufferError:
         return None
-    tensor = adopt(managed, _origin(x))
+    tensor = adopt(managed, origin_of(x))
     device = tensor.device
     if not device.is_host:
         _order_after(tensor, table.current_work_stream(device), stream)
@@ -219,8 +198,8 @@ def _import_by_method(
             pass  # numpy has left it in the capsule; our own check says what is wrong
     managed = open_capsule(capsule)
     if copy is False and managed.fields.flags & FLAG_IS_COPIED:
-        raise ExchangeError(f"{_origin(x)} exported a copy although copy=False was asked for")
-    tensor = adopt(managed, _origin(x), immutable=facts.immutable and managed.legacy)
+        raise ExchangeError(f"{origin_of(x)} exported a copy although copy=False was asked for")
+    tensor = adopt(managed, origin_of(x), immutable=facts.immutable and managed.legacy)
     if ours is not None and tensor.device is source:
         tensor._memory.last_use = current_use(source)  # the producer ordered it so
     return tensor
@@ -258,7 +237,7 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
     except TypeError as first:
         if wanted.get("copy") is False and "dl_device" in wanted:
             raise ExchangeError(
-                f"{_origin(x)} on {source} cannot be had on the CPU without a copy: its "
+                f"{origin_of(x)} on {source} cannot be had on the CPU without a copy: its "
                 "__dlpack__ takes no dl_device"
             ) from first
         try:
@@ -279,9 +258,9 @@ def _device_of(x: Any) -> Device:
     if pair == (1, 0):
         return _CPU
     if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in pair):
-        raise TypeError(f"{_origin(x)}.__dlpack_device__() returned {pair!r}, not two ints")
+        raise TypeError(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
     if len(pair) != 2:
-        raise ValueError(f"{_origin(x)}.__dlpack_device__() returned {pair!r}, not two ints")
+        raise ValueError(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
     kind, index = pair
     return _CPU if kind == DLDeviceType.kDLCPU else Device.of(int(kind), int(index))
 
@@ -298,11 +277,24 @@ def _bind(device: Device, data: int, origin: str) -> tuple[Device, int]:
     return device, data
 
 
-def _origin(x: Any) -> str:
+def origin_of(x: Any) -> str:
+    """The type of *x* in words, for messages."""
     return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
-# Known libraries ------------------------------------------------------------
+def refuse_hidden_state(x: Any) -> None:
+    """ExchangeError for what DLPack cannot say about *x*: lazy signs, masks, gradients."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if x.requires_grad:
+            raise ExchangeError("the torch tensor requires grad; pass x.detach()")
+        if x.is_conj() or x.is_neg():
+            raise ExchangeError(
+                "the torch tensor is lazily conjugated or negated, which other libraries do not "
+                "see; pass x.resolve_conj().resolve_neg()"
+            )
+    elif hasattr(type(x), "__array_ufunc__") and hasattr(x, "mask") and hasattr(x, "filled"):
+        raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
 
 
 def _learn(cls: type) -> Callable[[Any], Tensor] | None:
@@ -348,81 +340,3 @@ def _from_torch(x: Any) -> Tensor:
 
 
 _TORCH_NATIVE: set[Any] = set()
-
-
-def refuse_hidden_state(x: Any) -> None:
-    """ExchangeError for what DLPack cannot say about *x*: lazy signs, masks, gradients."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        if x.requires_grad:
-            raise ExchangeError("the torch tensor requires grad; pass x.detach()")
-        if x.is_conj() or x.is_neg():
-            raise ExchangeError(
-                "the torch tensor is lazily conjugated or negated, which other libraries do not "
-                "see; pass x.resolve_conj().resolve_neg()"
-            )
-    elif hasattr(type(x), "__array_ufunc__") and hasattr(x, "mask") and hasattr(x, "filled"):
-        raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
-
-
-# Everything else ---------------------------------------------------------------
-
-
-def _as_tensor(x: Any) -> Tensor:
-    if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
-        return from_dlpack(x)
-    native = _from_native(x)
-    if native is not None:
-        return native
-    for attribute, importer in _INTERFACES.items():
-        if getattr(x, attribute, None) is not None:
-            return importer(x)
-    import numpy as np
-
-    if hasattr(x, "__array_interface__") or hasattr(x, "__array__"):
-        return wrap_array(np.asarray(x)[...])
-    try:
-        view = memoryview(x)
-    except TypeError:
-        return wrap_array(np.asarray(_plain(x)))
-    return wrap_array(np.asarray(view))
-
-
-_INTERFACES: dict[str, Callable[[Any], Tensor]] = {}
-"""Importers by attribute, for interfaces that later modules bring."""
-
-
-def _plain(x: Any) -> Any:
-    """Python scalars and nested sequences of them; TypeError for anything else."""
-    if isinstance(x, (bool, int, float, complex, list, tuple)):
-        return x
-    raise TypeError(
-        f"{_origin(x)} is no tensor: it has neither __dlpack__, an array interface nor a buffer, "
-        f"and no installed backend knows it ({', '.join(backends())})"
-    )
-
-
-def _from_native(x: Any) -> Tensor | None:
-    """*x* as the tensor that one of the backends sees in it."""
-    if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
-        return None
-    for name in backends():
-        try:
-            plugin = backend(name)
-        except Exception:  # a broken backend knows no objects
-            continue
-        kind = plugin.device_type
-        if supports(plugin, SupportsNative):
-            array = plugin.from_native(x)
-            if array is not None:
-                return native_tensor(Device.of(kind, array.device_id, name), array, x)
-    return None
-
-
-def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
-    """The Tensor that a backend's description of *x* means."""
-    dtype = as_dtype(array.dtype)
-    strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
-    low, high = reach(array.shape, strides) if strides else (0, 0)
-    memory = Memory(device, array.data, (high - low) * dtype.itemsize, _origin(x), array.owner)
-    return make_tensor(memory, array.offset, dtype, array.shape, strides, readonly=array.readonly)

@@ -10,7 +10,7 @@ import operator
 import os
 from typing import Any, NamedTuple
 
-from .consume import _INTERFACES
+from .asarray import INTERFACES
 from .device import Device, DLDeviceType
 from .devices import backend_of, supports
 from .dtype import DType, from_numpy
@@ -279,5 +279,5 @@ def _exported_stream(tensor: Tensor) -> int | None:
     return stream or LEGACY_STREAM
 
 
-_INTERFACES["__cuda_array_interface__"] = from_cuda_array_interface
+INTERFACES["__cuda_array_interface__"] = from_cuda_array_interface
 OPERATIONS["cuda_array_interface"] = describe

@@ -6,13 +6,13 @@ import operator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .capsule import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED, Image
+from .capsule import FLAG_SUBBYTE_PADDED, Image
+from .described import Described
 from .device import Device
 from .dtype import DType, from_numpy
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
 from .fields import MAX_NDIM
-from .layout import is_compact
 from .memory import (
     Memory,
     carrier,
@@ -34,7 +34,7 @@ _CPU = Device.of(1, 0)
 _BASIC_INDEX = "int, slice, None and Ellipsis"
 
 
-class Tensor:
+class Tensor(Described):
     """An n-dimensional array in memory that some library or device owns.
 
     Made by `dlbridge.from_dlpack`, `asarray`, `empty`, `zeros` and `to_device`;
@@ -42,107 +42,7 @@ class Tensor:
     never changes, so a tensor may be used from any thread.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_array",
-        "_byte_offset",
-        "_dtype",
-        "_flags",
-        "_memory",
-        "_native",
-        "_shared",
-    )
-
-    _array: Array
-    _native: Any  # what dlbridge.ffi exported or got, so that it is the same object again
-    _shared: Any  # what the exchange table hands out; set at the first such export
-    _memory: Memory
-    _dtype: DType
-    _byte_offset: int
-    _flags: int
-    __hash__ = object.__hash__
-
-    @property
-    def dtype(self) -> DType:
-        """The type of one element."""
-        return self._dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents, in elements."""
-        shape: tuple[int, ...] = self._array.shape
-        return shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Steps between neighbours, in elements (not bytes, as in DLPack)."""
-        itemsize = self._array.itemsize
-        return tuple(step // itemsize for step in self._array.strides)
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self._array.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self._array.size
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element stored by itself (`DType.itemsize`)."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements, packed together."""
-        return self.dtype.nbytes(self.size, padded=self.is_padded)
-
-    @property
-    def device(self) -> Device:
-        """Where the memory is."""
-        return self._memory.device
-
-    @property
-    def readonly(self) -> bool:
-        """Whether nobody may write through this tensor (DLPACK_FLAG_BITMASK_READ_ONLY)."""
-        return not self._array.flags.writeable
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether the producer said that it made a copy for us (IS_COPIED)."""
-        return bool(self._flags & FLAG_IS_COPIED)
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether sub-byte elements take a byte each (IS_SUBBYTE_TYPE_PADDED)."""
-        return bool(self._flags & FLAG_SUBBYTE_PADDED)
-
-    @property
-    def byte_offset(self) -> int:
-        """Bytes from the memory's start to the first element; 0 where `data_ptr` has it."""
-        return 0 if self.device.is_address else self._byte_offset
-
-    @property
-    def origin(self) -> str:
-        """Where the memory comes from, in words."""
-        return self._memory.origin
-
-    def data_ptr(self) -> int:
-        """The address of the first element; on handle devices the handle itself.
-
-        Beside a handle (OpenCL, Vulkan, Metal, ...) goes `byte_offset`. An
-        empty tensor has 0.
-        """
-        if not self.size:
-            return 0
-        data = self._memory.data
-        return data + self._byte_offset if self.device.is_address else data
-
-    def is_contiguous(self) -> bool:
-        """Whether the elements lie row-major without gaps."""
-        return is_compact(self.shape, self.strides)
+    __slots__ = ()
 
     # Views ---------------------------------------------------------------
 
@@ -258,11 +158,6 @@ class Tensor:
             raise ValueError(f"item() needs exactly one element, this tensor has {self.size}")
         return self.reshape(()).tolist()
 
-    def __len__(self) -> int:
-        if not self.ndim:
-            raise TypeError("a tensor without dimensions has no len()")
-        return self.shape[0]
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out-of-band on the CPU) and the device's name."""
         import pickle
@@ -276,13 +171,6 @@ class Tensor:
         device = str(self.device)
         flags = self._flags & FLAG_SUBBYTE_PADDED
         return OPERATIONS["unpickle"], (raw, self.dtype.name, self.shape, device, flags)
-
-    def __repr__(self) -> str:
-        flags = ", readonly" if self.readonly else ""
-        return (
-            f"dlbridge.Tensor({self.dtype}, shape={self.shape}, device={self.device}{flags}, "
-            f"memory from {self.origin})"
-        )
 
     # Out: DLPack ------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from math import prod
 from typing import Any
 
+from .asarray import asarray
 from .capsule import FLAG_SUBBYTE_PADDED
-from .consume import asarray
 from .copies import Progress, copy_tensor
 from .device import Device
 from .devices import backend_of, find_device, supports

@@ -26,8 +26,11 @@ device devices
 capsule memory
 
 exchange produce
-stream tensor
-consume cuda_array like table
+stream described
+tensor
+consume like
+asarray table
+cuda_array
 
 pack copies progress
 plan trace

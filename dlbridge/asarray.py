@@ -1,0 +1,99 @@
+"""Whatever else holds numbers, as a Tensor: native objects, array interfaces, buffers, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .consume import from_dlpack, origin_of
+from .device import Device
+from .devices import supports
+from .dtype import dtype as as_dtype
+from .layout import reach
+from .memory import Memory
+from .produce import OPERATIONS
+from .protocol import NativeArray, SupportsNative
+from .registry import backend, backends
+from .tensor import Tensor, make_tensor, wrap_array
+
+__all__ = ["INTERFACES", "asarray", "native_tensor"]
+
+
+def asarray(
+    x: Any, /, *, device: Any = None, dtype: Any = None, copy: bool | None = None
+) -> Tensor:
+    """A Tensor of whatever *x* is, without a copy where its memory can be shared.
+
+    Takes what `from_dlpack` takes, the objects of a backend's ecosystem
+    (pyopencl arrays, Vulkan buffers), ``__cuda_array_interface__``,
+    ``__array_interface__``, buffers (bytes, memoryview, array, mmap), Arrow
+    arrays, Python scalars and nested lists. *dtype* reads the memory as
+    another type of the same size.
+    """
+    tensor = _as_tensor(x)
+    if dtype is not None:
+        tensor = tensor.view(as_dtype(dtype))
+    if device is None and copy is not True:
+        return tensor
+    moved: Tensor = OPERATIONS["to_device"](tensor, device or tensor.device, copy=copy)
+    return moved
+
+
+def _as_tensor(x: Any) -> Tensor:
+    if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
+        return from_dlpack(x)
+    native = _from_native(x)
+    if native is not None:
+        return native
+    for attribute, importer in INTERFACES.items():
+        if getattr(x, attribute, None) is not None:
+            return importer(x)
+    import numpy as np
+
+    if hasattr(x, "__array_interface__") or hasattr(x, "__array__"):
+        return wrap_array(np.asarray(x)[...])
+    try:
+        view = memoryview(x)
+    except TypeError:
+        return wrap_array(np.asarray(_plain(x)))
+    return wrap_array(np.asarray(view))
+
+
+INTERFACES: dict[str, Callable[[Any], Tensor]] = {}
+"""Importers by attribute, for interfaces that later modules bring."""
+
+
+def _plain(x: Any) -> Any:
+    """Python scalars and nested sequences of them; TypeError for anything else."""
+    if isinstance(x, (bool, int, float, complex, list, tuple)):
+        return x
+    raise TypeError(
+        f"{origin_of(x)} is no tensor: it has neither __dlpack__, an array interface nor a buffer, "
+        f"and no installed backend knows it ({', '.join(backends())})"
+    )
+
+
+def _from_native(x: Any) -> Tensor | None:
+    """*x* as the tensor that one of the backends sees in it."""
+    if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
+        return None
+    for name in backends():
+        try:
+            plugin = backend(name)
+        except Exception:  # a broken backend knows no objects
+            continue
+        kind = plugin.device_type
+        if supports(plugin, SupportsNative):
+            array = plugin.from_native(x)
+            if array is not None:
+                return native_tensor(Device.of(kind, array.device_id, name), array, x)
+    return None
+
+
+def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
+    """The Tensor that a backend's description of *x* means."""
+    dtype = as_dtype(array.dtype)
+    strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
+    low, high = reach(array.shape, strides) if strides else (0, 0)
+    memory = Memory(device, array.data, (high - low) * dtype.itemsize, origin_of(x), array.owner)
+    return make_tensor(memory, array.offset, dtype, array.shape, strides, readonly=array.readonly)
