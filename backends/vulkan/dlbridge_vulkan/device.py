@@ -188,18 +188,26 @@ def open_device(index: int, instance: Any, physical: PhysicalDevice, staged: boo
         lib.vkCreateDevice(physical.pointer, info, ffi.NULL, device),
         f"vkCreateDevice for {physical.name}",
     )
-    queue = ffi.new("VkQueue *")
-    lib.vkGetDeviceQueue(device[0], physical.queue_family, 0, queue)
-    return Device(
-        index,
-        instance,
-        physical,
-        device[0],
-        Queue(device[0], queue[0], physical.queue_family),
-        staged=staged,
-        owned=True,
-        host_import=HOST_MEMORY in wanted,
-    )
+    taken = ffi.new("VkQueue *")
+    lib.vkGetDeviceQueue(device[0], physical.queue_family, 0, taken)
+    queue = None
+    try:
+        queue = Queue(device[0], taken[0], physical.queue_family)
+        return Device(
+            index,
+            instance,
+            physical,
+            device[0],
+            queue,
+            staged=staged,
+            owned=True,
+            host_import=HOST_MEMORY in wanted,
+        )
+    except BaseException:
+        if queue is not None:
+            queue.close()
+        lib.vkDestroyDevice(device[0], ffi.NULL)
+        raise
 
 
 def adopt_device(

@@ -90,12 +90,12 @@ class Devices:
             "kind": physical.kind,
             "memory": physical.memory,
             "uuid": physical.uuid,
-            "pci": physical.pci,
             "driver": physical.driver,
             "vulkan": version_text(physical.version),
             "host_memory_shared": _shares_memory(physical),
             "host_import": bool(physical.limits["min_imported_host_pointer_alignment"]),
             **physical.limits,
+            **({"pci": physical.pci} if physical.pci else {}),
         }
 
     def finish(self) -> None:

@@ -108,7 +108,11 @@ def physical_devices(instance: Any, version: int) -> list[PhysicalDevice]:
     device lacks, if none is left.
     """
     usable, refused = [], []
-    for pointer in array(load().vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance):
+    try:
+        listed = array(load().vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance)
+    except DeviceError as exc:
+        raise BackendUnavailable(f"no usable Vulkan driver: {exc}") from exc
+    for pointer in listed:
         found = describe(pointer, version)
         if isinstance(found, str):
             refused.append(found)

@@ -13,6 +13,7 @@ from typing import Any
 from dlbridge.errors import BackendUnavailable
 
 from ._cdefs import ffi
+from .errors import check
 
 __all__ = ["array", "constant", "ffi", "handle", "load", "struct", "text"]
 
@@ -72,11 +73,16 @@ def array(function: Any, kind: str, *arguments: Any) -> Any:
     """
     count = ffi.new("uint32_t *")
     while True:
-        function(*arguments, count, ffi.NULL)
+        _check(function(*arguments, count, ffi.NULL), kind)
         found = ffi.new(f"{kind}[]", count[0])
-        function(*arguments, count, found)
+        _check(function(*arguments, count, found), kind)
         if count[0] == len(found):
             return found
+
+
+def _check(result: int | None, kind: str) -> None:
+    # Some of these functions return nothing.
+    check(result or 0, f"the enumeration of {kind}")
 
 
 def text(characters: Any) -> str:

@@ -8,7 +8,7 @@ from dlbridge_vulkan import library
 from dlbridge_vulkan.devices import Devices
 from dlbridge_vulkan.instance import KINDS, version_text
 
-from dlbridge.errors import BackendUnavailable, DeviceError
+from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
 
 
 def test_importing_opens_no_library(run_python):
@@ -139,6 +139,34 @@ def test_unknown_devices(vulkan):
 def test_two_backends_are_two_instances(vulkan):
     """Nothing is global but the library."""
     assert Devices(staged=False).instance != vulkan.devices.instance
+
+
+def test_a_device_that_cannot_be_opened_leaves_nothing(vulkan, monkeypatch):
+    """The VkDevice is destroyed again, and with it (the layer looks) all in it."""
+    from dlbridge_vulkan import Vulkan, device
+
+    def full(*arguments):
+        raise DeviceMemoryError("full")
+
+    own = Vulkan()
+    monkeypatch.setattr(device, "create_buffer", full)
+    with pytest.raises(DeviceMemoryError, match="full"):
+        own.allocate(0, 16, 16, 0)
+    monkeypatch.undo()
+    own.free(0, own.allocate(0, 16, 16, 0), 0)  # the next call tries again
+    own.close_device(0)
+
+
+def test_a_driver_that_lists_nothing(vulkan, monkeypatch):
+    """An error of the enumeration is a machine without Vulkan, not a broken backend."""
+    changed = Loader(vkEnumeratePhysicalDevices=lambda *_: -3)
+    monkeypatch.setattr(instances, "load", lambda: changed)
+    with pytest.raises(BackendUnavailable, match="VK_ERROR_INITIALIZATION_FAILED"):
+        instances.physical_devices(vulkan.devices.instance, instances.NEEDED)
+    changed = Loader(vkEnumeratePhysicalDevices=lambda *_: 0)
+    monkeypatch.setattr(instances, "load", lambda: changed)
+    with pytest.raises(BackendUnavailable, match="the loader found no driver"):
+        instances.physical_devices(vulkan.devices.instance, instances.NEEDED)
 
 
 def test_version_text():
