@@ -290,7 +290,8 @@ def unpack(tag: int, payload: int) -> Any:
     index = tag & _LOW
     if index >= OBJECT_BEGIN:
         return (constructors.get(index) or _constructor_of(index))(payload, index)
-    return view(tag, payload)
+    decode = views.get(index)
+    return view(tag, payload) if decode is None else decode(tag, payload)
 
 
 def view(tag: int, payload: int) -> Any:
@@ -319,6 +320,11 @@ def _constructor_of(index: int) -> Constructor:
 
 def _small(tag: int, payload: int) -> bytes:
     return (payload & (1 << 64) - 1).to_bytes(8, "little")[: tag >> 32]
+
+
+def _view_small_str(tag: int, payload: int) -> str:
+    # At most 7 bytes: the payload is not negative.
+    return payload.to_bytes(8, "little")[: tag >> 32].decode("utf-8", "surrogateescape")
 
 
 def _view_rvalue(_tag: int, payload: int) -> Any:
@@ -358,7 +364,7 @@ views.update(
             ffi.cast("TVMFFIByteArray *", payload)
         ),
         C.kTVMFFIObjectRValueRef: _view_rvalue,
-        C.kTVMFFISmallStr: lambda tag, payload: _decode(_small(tag, payload)),
+        C.kTVMFFISmallStr: _view_small_str,
         C.kTVMFFISmallBytes: _small,
         C.kTVMFFIUnchanged: lambda _tag, _payload: UNCHANGED,
     }

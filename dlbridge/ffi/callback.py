@@ -27,18 +27,22 @@ _keys = itertools.count(1)
 
 
 def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = _callables) -> int:
-    """Run the callable *key*: a TVMFFISafeCallType, its structs as pairs of int64."""
+    """Run the callable *key*: a TVMFFISafeCallType, its arguments as pairs of int64."""
     try:
-        if count:
+        if count == 1:  # the most frequent: 0.3 us less than by a list
+            tag = arguments[0]
+            argument = arguments[1] if tag == _INT else view(tag, arguments[1])
+            value = _callables[key](argument)
+        elif count:
             words = ffi.unpack(arguments, 2 * count)
-            value = _callables[key](*map(view, words[::2], words[1::2]))
+            pairs = zip(words[::2], words[1::2], strict=True)
+            value = _callables[key](
+                *[payload if tag == _INT else view(tag, payload) for tag, payload in pairs]
+            )
         else:
             value = _callables[key]()
         if value is None:
-            result[0] = result[1] = 0
-        elif type(value) is int and -_LIMIT <= value < _LIMIT:
-            result[0] = _INT
-            result[1] = value
+            result[0] = _NOTHING
         else:
             _give(value, result)
     except BaseException as exc:  # KeyboardInterrupt too crosses C, as an error
@@ -47,7 +51,7 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
     return 0
 
 
-_LIMIT: Final = 1 << 63
+_NOTHING: Final = ffi.new("TVMFFIAny *")[0]
 
 
 def _give(value: Any, result: Any) -> None:
@@ -55,17 +59,16 @@ def _give(value: Any, result: Any) -> None:
     keep = Temporaries()
     tag, payload = pack(value, keep)
     index = tag & _LOW
+    words = ffi.cast("int64_t *", result)
     if index in _BORROWED:
-        view_of = ffi.new("int64_t[2]", (tag, payload))
-        if C.TVMFFIAnyViewToOwnedAny(
-            ffi.cast("TVMFFIAny *", view_of), ffi.cast("TVMFFIAny *", result)
-        ):
+        given = ffi.new("int64_t[2]", (tag, payload))
+        if C.TVMFFIAnyViewToOwnedAny(ffi.cast("TVMFFIAny *", given), result):
             raise MemoryError("libtvm_ffi could not allocate the result")
         return
     if index >= OBJECT_BEGIN:
         py.TVMFFIObjectIncRef(payload)
-    result[0] = tag
-    result[1] = payload
+    words[0] = tag
+    words[1] = payload
 
 
 def _escaped(_class: type, exception: BaseException, _traceback: Any) -> None:
@@ -83,7 +86,7 @@ def _forgetter(callables: dict[int, Any]) -> Callable[[int], None]:
 
 _closure = immortal(
     ffi.callback(
-        "int(intptr_t, int64_t *, int32_t, int64_t *)",
+        "int(intptr_t, int64_t *, int32_t, TVMFFIAny *)",
         immortal(_enter),
         error=-1,
         onerror=immortal(_escaped),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import atexit
 import builtins
 import re
-from types import FrameType, FunctionType, TracebackType
+from functools import lru_cache
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ._lib import C, address, ffi, py
@@ -241,14 +242,18 @@ def _place() -> Iterator[None]:
     yield
 
 
+@lru_cache(maxsize=1024)
+def _code(file: str, function: str) -> CodeType:
+    return _place.__code__.replace(co_filename=file, co_name=function)
+
+
 def _frame(file: str, function: str) -> FrameType:
     """A frame that says it is *function* in *file*, and refers to nothing.
 
     The frame of a generator that never ran has no caller, so that it keeps
     nobody's locals alive.
     """
-    code = _place.__code__.replace(co_filename=file, co_name=function)
-    generator: Any = FunctionType(code, {"__name__": file})()
+    generator: Any = FunctionType(_code(file, function), {"__name__": file})()
     return generator.gi_frame  # type: ignore[no-any-return]
 
 
