@@ -20,11 +20,13 @@ from dlbridge.devices import backend_of
 from dlbridge.protocol import SupportsStreams
 
 from ._lib import C, ffi, py
-from .any import Temporaries, pack, pack_int, packer_of, packers, unpack
+from .any import Temporaries, pack, pack_int, unpack
 from .error import interrupted, raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from .any import Packer
 
 __all__ = ["FAST", "Frame", "call", "call_with_gil", "make_fast_call", "new_frame", "on_streams"]
 
@@ -201,8 +203,13 @@ def _indent(text: str, depth: int) -> str:
     return "".join("    " * depth + line for line in text.splitlines(keepends=True))
 
 
-def make_fast_call() -> Callable[..., Any]:
-    """`Function.__call__`, compiled from the four templates above."""
+def make_fast_call(
+    packers: dict[type, Packer], packer_of: Callable[[type], Packer]
+) -> Callable[..., Any]:
+    """`Function.__call__`, compiled from the four templates above.
+
+    *packers* is asked first, by exact class, then *packer_of*.
+    """
     names = [f"a{i}" for i in range(FAST)]
     source = _HEAD.format(
         parameters=", ".join(f"{name}=MISSING" for name in names), names=", ".join(names)

@@ -7,14 +7,14 @@ import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._lib import C, address, ffi, py
-from .any import ByteArray, Handle, Temporaries, constructors, unpack
+from .any import ByteArray, Handle, Temporaries, constructors, packer_of, packers, unpack
 from .call import call_with_gil, make_fast_call, new_frame, on_streams, pack_frame
 from .callback import make_function
 from .error import interrupted, raised
 from .object import Object, own, wrap
-from .schema import returns_none, signature_of
+from .schema import borrows_tensors, returns_none, signature_of
 from .symbol import from_mlir_symbol, from_symbol
-from .tensor import converter
+from .tensor import converter, view_packer_of, view_packers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class Function(Object):
         super()._adopt(handle)
         self._pointer = None if handle is None else ffi.cast("void *", handle)
 
-    __call__ = make_fast_call()
+    __call__ = make_fast_call(packers, packer_of)
 
     def bind(self, *arguments: Any) -> BoundCall:
         """A call prepared once: ``step = f.bind(x, y)``, then ``step()`` as often as you like.
@@ -109,6 +109,18 @@ class KeywordFunction(Function):
             except TypeError as exc:
                 raise TypeError(f"{exc}; the function takes {self.__signature__}") from None
         return Function.__call__(self, *args)
+
+
+class BorrowingFunction(Function):
+    """A function all of whose tensor parameters are ``DLTensor *``: they are lent to it.
+
+    Half the cost of a managed tensor. A function that takes anything might keep
+    the pointer, so only a schema allows this.
+    """
+
+    __slots__ = ()
+
+    __call__ = make_fast_call(view_packers, view_packer_of)
 
 
 class BoundCall(Protocol):
@@ -210,8 +222,11 @@ def get_global_func(name: str, allow_missing: bool = False) -> Any:
 def described(function: Function, metadata: Mapping[str, Any]) -> Function:
     """*function*, which knows its metadata, and takes keywords if that names them."""
     function._metadata = metadata
-    if "arg_names" in metadata and type(function) is Function:
-        function.__class__ = KeywordFunction
+    if type(function) is Function:
+        if "arg_names" in metadata:
+            function.__class__ = KeywordFunction
+        elif borrows_tensors(metadata):
+            function.__class__ = BorrowingFunction
     return function
 
 

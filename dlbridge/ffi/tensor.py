@@ -23,7 +23,7 @@ from dlbridge.stream import access, chosen_streams, stream_for, wait
 from dlbridge.tensor import Tensor
 
 from ._lib import C, address
-from .any import HEADER, Handle, Temporaries, constructors, defines, views
+from .any import HEADER, Handle, Temporaries, constructors, defines, packer_of, views
 from .error import raised
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
     from .any import Packer
 
-__all__ = ["converter", "note_device", "tensor_rule"]
+__all__ = ["converter", "note_device", "tensor_rule", "view_packer_of", "view_packers"]
 
 _TENSOR: Final[int] = C.kTVMFFITensor
+_DLTENSOR: Final[int] = C.kTVMFFIDLTensorPtr
 _CPU: Final = 1
 _FLAG_READ_ONLY: Final = 1
 
@@ -116,6 +117,39 @@ def _table_packer(table: ForeignTable) -> Packer:
         return _TENSOR, handle
 
     return pack_by_table
+
+
+def view_packer_of(cls: type) -> Packer:
+    """The packer for a callee that borrows its tensors (``DLTensor *`` parameters).
+
+    Where the exchange table fills a DLTensor, nothing is allocated or counted.
+    """
+    packer = packer_of(cls)
+    table = table_of(cls)
+    if table is not None and table.has_view and not issubclass(cls, Tensor):
+        packer = _view_packer(table, packer)
+    view_packers[cls] = packer
+    return packer
+
+
+view_packers: dict[type, Packer] = {}
+"""Class -> packer, as `view_packer_of` found them."""
+
+
+def _view_packer(table: ForeignTable, otherwise: Packer) -> Packer:
+    def pack_view(value: Any, keep: Temporaries) -> tuple[int, int]:
+        view = ffi.new("DLTensor *")
+        where = address(view)
+        try:
+            table.export_view(value, where)
+        except BufferError:
+            return otherwise(value, keep)
+        if view.device.device_type != _CPU:
+            return otherwise(value, keep)  # which knows about streams
+        keep.append(view)
+        return _DLTENSOR, where
+
+    return pack_view
 
 
 def _stream_for(device: Device, producers: Callable[[], int]) -> int:

@@ -77,6 +77,32 @@ def test_nothing_leaks(echo, make):
     assert memory is None or memory.size
 
 
+def test_tensors_are_lent_only_where_the_schema_says_so(testing, monkeypatch):  # 3.1, item 4
+    torch = peer("torch")
+    from dlbridge.exchange import ForeignTable, table_of
+
+    lent = []
+    table = table_of(torch.Tensor)
+    assert table.has_view
+    view = ForeignTable.export_view
+    monkeypatch.setattr(
+        ForeignTable,
+        "export_view",
+        lambda self, x, where: lent.append(x) or view(self, x, where),
+    )
+    x = torch.arange(3.0)
+    assert testing("schema_tensor_view_input")(x) is None
+    assert testing("optional_tensor_view_has_value")(x) is True
+    assert len(lent) == 2
+    testing("schema_id_tensor")(x)
+    testing("nop")(x)
+    testing("echo")(x)
+    testing("apply")(lambda tensor: tensor.numpy(), x)
+    assert len(lent) == 2
+    with pytest.raises(TypeError):
+        testing("schema_tensor_view_input")("text")
+
+
 def test_the_callee_can_keep_it(apply):
     array = np.arange(3.0)
     alive = weakref.ref(array)
