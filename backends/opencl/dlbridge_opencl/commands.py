@@ -8,7 +8,8 @@ import pyopencl as cl
 
 from dlbridge.errors import ExchangeError
 
-from . import devices, ending, memory, queues, sharing
+from . import devices, memory, queues, sharing
+from .driver import InDriver
 from .errors import translated
 
 if TYPE_CHECKING:
@@ -29,24 +30,27 @@ class Commands:
     return: its owner knows nothing of our queues.
     """
 
-    __slots__ = ("_doing", "_done_on_return", "_queue")
+    __slots__ = ("_device_id", "_doing", "_done_on_return", "_driver", "_queue")
 
     def __init__(self, device_id: int, stream: int, doing: str, *buffers: cl.MemoryObject) -> None:
         context = buffers[0].context
         queue = queues.resolve(device_id, stream)
+        self._device_id = device_id
         self._doing = doing
+        self._driver = InDriver(device_id)
         self._done_on_return = queue.context != context
         if self._done_on_return:
-            queues.finish(queue)
-            queue = queues.new(context, _device_in(context, device_id))
+            _require_device(context, device_id)
+            queues.finish(device_id, queue)
+            queue = queues.new(device_id, context)
         for buffer in buffers:
             self._done_on_return |= not memory.is_ours(buffer)
             for other in sharing.queues_of(buffer.int_ptr):
-                queues.order(queue, other)
+                queues.order(device_id, queue, other)
         self._queue = queue
 
     def __enter__(self) -> cl.CommandQueue:
-        ending.enter(self)
+        self._driver.__enter__()
         return self._queue
 
     def __exit__(
@@ -55,16 +59,15 @@ class Commands:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ending.leave(self)
+        self._driver.__exit__()
         if isinstance(exc, cl.Error):
             raise translated(exc, self._doing) from exc
         if self._done_on_return:
-            queues.finish(self._queue)
+            queues.finish(self._device_id, self._queue)
 
 
-def _device_in(context: cl.Context, device_id: int) -> cl.Device:
+def _require_device(context: cl.Context, device_id: int) -> None:
     chosen = devices.device(device_id)
     if chosen.handle not in context.devices:
         names = ", ".join(handle.name for handle in context.devices)
         raise ExchangeError(f"the memory is on {names}, not on opencl:{device_id}, {chosen.name}")
-    return chosen.handle

@@ -15,7 +15,7 @@ import pyopencl as cl
 
 from .commands import Commands
 from .memory import buffer_of
-from .queues import finish, resolve
+from .queues import synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def copy(
                 dst_offset=offset,
             )
         return
-    finish(resolve(device_id, stream))  # what orders the source's work before the copy
+    synchronize(device_id, stream)  # what orders the source's work before the copy
     doing = "copying between contexts"
     with (
         Commands(source_device_id, 0, doing, origin) as reading,

@@ -25,7 +25,7 @@ INSTALL = (
 )
 
 SIMULATORS = ("Oclgrind",)
-"""Platforms that are numbered last: correct, and thousands of times slower."""
+"""Platforms that are numbered last: correct, thousands of times slower, and for one thread."""
 
 _lock = threading.RLock()
 _devices: list[Device] = []
@@ -44,6 +44,8 @@ class Device:
     max_allocation: int
     """Bytes in one buffer."""
     is_cpu: bool
+    thread_safe: bool
+    """Whether two threads may be in the driver at once."""
     shares_memory: bool
     """CL_DEVICE_HOST_UNIFIED_MEMORY: the host reaches its memory without a copy."""
 
@@ -175,6 +177,7 @@ def _describe(handle: cl.Device, platform: str) -> Device:
         memory=handle.global_mem_size,
         max_allocation=handle.max_mem_alloc_size,
         is_cpu=bool(handle.type & cl.device_type.CPU),
+        thread_safe=platform not in SIMULATORS,
         shares_memory=bool(handle.host_unified_memory),
     )
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from dataclasses import dataclass
 
 import pyopencl as cl
@@ -14,6 +13,7 @@ import pyopencl as cl
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 
 from . import devices, handles, queues, sharing
+from .driver import InDriver
 from .errors import no_room, translated
 
 __all__ = [
@@ -52,6 +52,7 @@ class _Owned:
 
 
 _owned: dict[int, _Owned] = {}  # data -> what is behind it
+_released: list[cl.Buffer] = []  # by finalizers, of drivers that only one thread may enter
 
 
 class _Pool:
@@ -62,13 +63,11 @@ class _Pool:
     """
 
     def __init__(self) -> None:
-        # Re-entrant, because the garbage collector may call `put` in the middle of `take`.
-        self._lock = threading.RLock()
         self._idle: dict[tuple[int, int], list[cl.Buffer]] = {}
         self._nbytes = 0
 
     def take(self, queue: int, nbytes: int) -> cl.Buffer | None:
-        with self._lock:
+        with sharing.lock:
             buffers = self._idle.get((queue, nbytes))
             if not buffers:
                 return None
@@ -78,14 +77,14 @@ class _Pool:
     def put(self, queue: int, nbytes: int, buffer: cl.Buffer, limit: int) -> None:
         if nbytes > limit:
             return
-        with self._lock:
+        with sharing.lock:
             if self._nbytes + nbytes > limit:
                 self.clear()
             self._nbytes += nbytes
             self._idle.setdefault((queue, nbytes), []).append(buffer)
 
     def clear(self) -> None:
-        with self._lock:
+        with sharing.lock:
             self._idle = {}
             self._nbytes = 0
 
@@ -108,7 +107,10 @@ def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
     queue = queues.resolve(device_id, stream)
     buffer = _pool.take(queue.int_ptr, nbytes)
     if buffer is None:
-        buffer = _new_buffer(device_id, queue, nbytes)
+        with InDriver(device_id):
+            if not chosen.thread_safe:
+                _released.clear()
+            buffer = _new_buffer(device_id, queue, nbytes)
     data: int = buffer.int_ptr
     _owned[data] = _Owned(buffer, nbytes, over_host=False)
     return data
@@ -126,10 +128,13 @@ def free(device_id: int, data: int, stream: int) -> None:
         return
     shared = sharing.forget(data)
     try:
-        if owned.over_host:
-            queues.finish_all(owned.buffer.context)
+        chosen = devices.device(device_id)
+        if not chosen.thread_safe:
+            _released.append(owned.buffer)
+        elif owned.over_host:
+            queues.finish_all(device_id, owned.buffer.context)
         elif not shared and queues.is_ours(stream, owned.buffer.context):
-            limit = devices.device(device_id).memory // IDLE_PART
+            limit = chosen.memory // IDLE_PART
             _pool.put(stream, owned.nbytes, owned.buffer, limit)
     except (Error, cl.Error):  # the context is lost, and the memory with it
         return

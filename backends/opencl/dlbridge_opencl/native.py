@@ -125,9 +125,9 @@ def to_native(array: NativeArray) -> object:
     buffer.owner = array.owner
     queue = queues.current(array.device_id)
     if queue.context != context:
-        queue = queues.new(context, devices.device(array.device_id).handle)
+        queue = queues.new(array.device_id, context)
     for user in queues.users(context):  # our work may be on one, by `use_stream`
-        queues.order(queue, user)
+        queues.order(array.device_id, queue, user)
     if memory.is_ours(buffer):
         sharing.give_out(array.data, queue)
     else:

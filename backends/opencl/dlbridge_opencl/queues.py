@@ -12,7 +12,7 @@ from typing import Any
 import pyopencl as cl
 
 from . import devices, handles
-from .ending import InDriver
+from .driver import InDriver
 from .errors import translated
 
 __all__ = [
@@ -70,17 +70,19 @@ def _take(device_id: int, context: cl.Context) -> cl.CommandQueue:
     try:
         return _spare[device_id, context].pop()  # atomic: another thread may be here, too
     except LookupError:
-        queue = new(context, devices.device(device_id).handle)
+        queue = new(device_id, context)
         _ours[queue.int_ptr] = queue
         return queue
 
 
-def new(context: cl.Context, handle: cl.Device) -> cl.CommandQueue:
-    """A queue in order, for the caller alone."""
+def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
+    """A queue in order in *context*, for the caller alone."""
+    chosen = devices.device(device_id)
     try:
-        return cl.CommandQueue(context, handle)
+        with InDriver(device_id):
+            return cl.CommandQueue(context, chosen.handle)
     except cl.Error as exc:
-        raise translated(exc, f"making a queue on {handle.name}") from exc
+        raise translated(exc, f"making a queue on {chosen.name}") from exc
 
 
 def current_stream(device_id: int) -> int:
@@ -169,13 +171,13 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> int:
 
 def synchronize(device_id: int, stream: int) -> None:
     """Block until the work on *stream* is done."""
-    finish(resolve(device_id, stream))
+    finish(device_id, resolve(device_id, stream))
 
 
-def finish(queue: cl.CommandQueue) -> None:
+def finish(device_id: int, queue: cl.CommandQueue) -> None:
     """Block until the work on *queue* is done."""
     try:
-        with InDriver():
+        with InDriver(device_id):
             queue.finish()
     except cl.Error as exc:
         raise translated(exc, "waiting for a queue") from exc
@@ -183,10 +185,10 @@ def finish(queue: cl.CommandQueue) -> None:
 
 def wait(device_id: int, stream: int, on: int) -> None:
     """Make later work on *stream* wait for the work now on *on*."""
-    order(resolve(device_id, stream), resolve(device_id, on))
+    order(device_id, resolve(device_id, stream), resolve(device_id, on))
 
 
-def order(later: cl.CommandQueue, earlier: cl.CommandQueue) -> None:
+def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> None:
     """Make later work on one queue wait for the work now on another.
 
     By an event; the host waits only where the two are of different contexts,
@@ -195,12 +197,13 @@ def order(later: cl.CommandQueue, earlier: cl.CommandQueue) -> None:
     if later == earlier:
         return
     if later.context != earlier.context:
-        finish(earlier)
+        finish(device_id, earlier)
         return
     try:
-        event = cl.enqueue_marker(earlier)
-        earlier.flush()  # an event of a queue that was never flushed may never come
-        cl.enqueue_barrier(later, wait_for=[event])
+        with InDriver(device_id):
+            event = cl.enqueue_marker(earlier)
+            earlier.flush()  # an event of a queue that was never flushed may never come
+            cl.enqueue_barrier(later, wait_for=[event])
     except cl.Error as exc:
         raise translated(exc, "ordering two queues") from exc
 
@@ -210,8 +213,8 @@ def users(context: cl.Context) -> list[cl.CommandQueue]:
     return [queue for queue in list(_users.values()) if queue.context == context]
 
 
-def finish_all(context: cl.Context) -> None:
+def finish_all(device_id: int, context: cl.Context) -> None:
     """Wait for every queue known here in *context*."""
     for queue in [*list(_ours.values()), *users(context)]:
         if queue.context == context:
-            finish(queue)
+            finish(device_id, queue)

@@ -16,7 +16,7 @@ from dlbridge.errors import ExchangeError
 from .commands import Commands
 from .copies import mapped
 from .memory import buffer_of
-from .queues import finish, resolve
+from .queues import synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def copy_strided(
     target = buffer_of(data, offset, _extent(shape, strides, run_nbytes))
     origin = buffer_of(source, source_offset, _extent(shape, source_strides, run_nbytes))
     if target.context != origin.context:
-        finish(resolve(device_id, stream))  # what orders the source's work before the copy
+        synchronize(device_id, stream)  # what orders the source's work before the copy
         extent = _extent(shape, source_strides, run_nbytes)
         with (
             Commands(device_id, 0, "copying a region between contexts", origin) as reading,

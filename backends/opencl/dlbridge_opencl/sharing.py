@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Borrowed", "forget", "give_out", "is_shared", "queues_of"]
 
 _queues: dict[int, list[cl.CommandQueue]] = {}  # data -> the users' queues
-_lock = threading.RLock()  # re-entrant: a finalizer may come in the middle
+lock = threading.RLock()
+"""The one lock that finalizers take: with a second, two threads could wait for each other.
+Re-entrant, because the garbage collector may call one in the middle."""
 
 
 class Borrowed:
@@ -25,14 +27,14 @@ class Borrowed:
         self._data = data
         self._queue = queue
         self._owners = owners
-        with _lock:
+        with lock:
             _queues.setdefault(data, []).append(queue)
 
     # The defaults outlive the module, whose names are gone when the process ends.
     def __del__(
         self,
         queues: dict[int, list[cl.CommandQueue]] = _queues,
-        lock: threading.RLock = _lock,
+        lock: threading.RLock = lock,
     ) -> None:
         with lock:
             known = queues.get(self._data, [])
@@ -44,14 +46,14 @@ class Borrowed:
 
 def give_out(data: int, queue: cl.CommandQueue) -> None:
     """Note that a user got *data* of ours with *queue*, until `forget`."""
-    with _lock:
+    with lock:
         known = _queues.setdefault(data, [])
         if queue not in known:
             known.append(queue)
 
 
 def forget(data: int) -> bool:
-    """Forget *data*, which is freed; whether a user had it."""
+    """Forget *data*, which is freed; True if a user had it."""
     return _queues.pop(data, None) is not None
 
 

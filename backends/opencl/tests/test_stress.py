@@ -1,0 +1,85 @@
+"""Threads that make, fill, copy, hand on, check and free tensors at random."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+
+import numpy as np
+import pytest
+
+SIZES = [4, 1000, 1000, 65536]
+THREADS = 4
+
+
+class Worker(threading.Thread):
+    """Holds buffers whose content it knows; gives some to the others, takes some from them."""
+
+    def __init__(self, opencl, seed, turns, market, failures):
+        super().__init__(daemon=True)
+        self.turns = turns
+        self.opencl, self.market, self.failures = opencl, market, failures
+        self.random = random.Random(seed)
+        self.held = []  # (data, bytes that it must hold)
+
+    def run(self):
+        try:
+            self.stream = self.opencl.current_stream(0)
+            for _ in range(self.turns):
+                self.random.choice([self.make, self.copy, self.hand_on, self.take, self.check])()
+            while self.held:
+                self.check()
+        except BaseException as exc:
+            self.failures.append(exc)
+
+    def make(self):
+        nbytes, value = self.random.choice(SIZES), self.random.randrange(256)
+        data = self.opencl.allocate(0, nbytes, 64, self.stream)
+        self.opencl.fill(0, data, 0, nbytes, value, self.stream)
+        self.held.append((data, bytes([value]) * nbytes))
+
+    def copy(self):
+        if self.held:
+            source, content = self.random.choice(self.held)
+            data = self.opencl.allocate(0, len(content), 64, self.stream)
+            self.opencl.copy(0, data, 0, 0, source, 0, len(content), self.stream)
+            self.held.append((data, content))
+
+    def hand_on(self):
+        if self.held:
+            self.market.put((*self.held.pop(), self.stream))
+
+    def take(self):
+        try:
+            data, content, stream = self.market.get_nowait()
+        except queue.Empty:
+            return
+        self.opencl.wait(0, self.stream, stream)
+        self.held.append((data, content))
+
+    def check(self):
+        if self.held:
+            data, content = self.held.pop(self.random.randrange(len(self.held)))
+            got = np.zeros(len(content), "u1")
+            self.opencl.copy_to_host(0, data, 0, memoryview(got), self.stream)
+            self.opencl.free(0, data, self.stream)
+            if got.tobytes() != content:
+                self.failures.append(f"{len(content)} bytes: {got[:4]}, not {content[:4]!r}")
+
+
+@pytest.mark.parametrize("turns", [200, pytest.param(10_000, marks=pytest.mark.stress)])
+def test_threads_never_see_each_others_data(opencl, turns):
+    market, failures = queue.SimpleQueue(), []
+    before = opencl.live_allocations()
+    workers = [Worker(opencl, seed, turns, market, failures) for seed in range(THREADS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(300)
+        assert not worker.is_alive(), "deadlock"
+    while not market.empty():
+        data, _, stream = market.get()
+        opencl.free(0, data, stream)
+    assert failures == []
+    assert opencl.live_allocations() == before
