@@ -53,7 +53,7 @@ ffi
 dlbridge
 
 cli.info cli.explain cli.demo cli.new_backend
-cli.timing cli.bench_exchange cli.bench_pack cli.bench
+cli.timing cli.bench_exchange cli.bench_ffi cli.bench_pack cli.bench
 cli
 __main__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ __all__ = ["CopyTests"]
 
 SHAPE = (3, 4, 2, 3, 2)
 """Runs per strided dimension, innermost first."""
+
+GAPS = [0, 3, 8], [0, 4, 5]
+"""Bytes left out after each run and row, in the target and in the source."""
 
 
 def strides_of(ndim: int, run_nbytes: int, gap: int) -> list[int]:
@@ -95,11 +99,7 @@ class CopyTests(BackendCase):
             )
         assert device.read(target, 0, 100) == b"t" * 100
 
-    @pytest.mark.parametrize("run_nbytes", [1, 4, 7, 64])
-    @pytest.mark.parametrize("gaps", [(0, 0), (0, 4), (8, 0), (3, 5)])
-    def test_strided_copies(
-        self, device: DeviceUnderTest, run_nbytes: int, gaps: tuple[int, int]
-    ) -> None:
+    def test_strided_copies(self, device: DeviceUnderTest) -> None:
         """From the host, inside and to the host, in every number of dimensions, as numpy does.
 
         Strides descend; with a gap in every dimension the outer ones are no
@@ -109,14 +109,16 @@ class CopyTests(BackendCase):
         self.need(backend, SupportsStridedCopy)
         assert backend.max_strided_ndim >= 1
         for ndim in range(1, min(backend.max_strided_ndim, len(SHAPE)) + 1):
-            shape = list(reversed(SHAPE[:ndim]))
-            strides = strides_of(ndim, run_nbytes, gaps[0])
-            source_strides = strides_of(ndim, run_nbytes, gaps[1])
-            for function in ("from_host", "inside", "to_host"):
-                got, want = self.strided(
-                    device, function, strides, source_strides, shape, run_nbytes
-                )
-                assert got == want, f"{function}, {ndim} strided dimensions"
+            for run_nbytes, gap, source_gap in itertools.product([1, 4, 7, 64], *GAPS):
+                shape = list(reversed(SHAPE[:ndim]))
+                strides = strides_of(ndim, run_nbytes, gap)
+                source_strides = strides_of(ndim, run_nbytes, source_gap)
+                for function in ("from_host", "inside", "to_host"):
+                    got, want = self.strided(
+                        device, function, strides, source_strides, shape, run_nbytes
+                    )
+                    assert got == want, f"{function}, {shape} runs of {run_nbytes}, {strides}"
+                    device.close()
 
     def strided(
         self,
