@@ -22,10 +22,15 @@ HERE = Path(__file__).resolve().parent
 TEMPORARY = tempfile.TemporaryDirectory(prefix="dlbridge-vulkan-")
 LOG = Path(TEMPORARY.name) / "validation.txt"
 
+# Synchronisation is checked inside command buffers and across submissions.
+CHECKS = (
+    "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT",
+    "VALIDATION_CHECK_ENABLE_SYNCHRONIZATION_VALIDATION_QUEUE_SUBMIT",
+)
 SETTINGS = f"""\
 khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG
 khronos_validation.report_flags = error,warn,perf
-khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
+khronos_validation.enables = {",".join(CHECKS)}
 khronos_validation.log_filename = {LOG}
 """
 

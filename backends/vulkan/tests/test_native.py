@@ -123,6 +123,10 @@ def test_anothers_submission_to_our_queue(vulkan):
     info = vk("VkCommandBufferAllocateInfo", commandPool=pool[0], commandBufferCount=1)
     assert lib().vkAllocateCommandBuffers(device, info, commands) == 0
     assert lib().vkBeginCommandBuffer(commands[0], vk("VkCommandBufferBeginInfo")) == 0
+    before = vk("VkMemoryBarrier", srcAccessMask=0x10000, dstAccessMask=0x10000)
+    lib().vkCmdPipelineBarrier(
+        commands[0], 0x10000, 0x10000, 0, 1, before, 0, ffi.NULL, 0, ffi.NULL
+    )
     lib().vkCmdFillBuffer(commands[0], array.buffer, 0, 1 << 20, 0x07070707)
     assert lib().vkEndCommandBuffer(commands[0]) == 0
     submission = vk("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=commands)

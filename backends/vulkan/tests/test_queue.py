@@ -4,6 +4,7 @@ import signal
 import threading
 
 import pytest
+from dlbridge_vulkan import staging
 from dlbridge_vulkan.errors import RESULTS, check
 from dlbridge_vulkan.library import ffi
 
@@ -26,6 +27,40 @@ def test_later_work_sees_earlier_work(each, scale):
     for _ in range(100):
         want = np.float32(np.float32(want * np.float32(1.5)) * np.float32(0.5))
     assert (got == want).all()
+
+
+def test_the_host_sees_what_the_device_wrote(vulkan, tensors, monkeypatch):
+    """Each submission ends with a barrier towards the host (Vulkan 1.3, "Host Write Ordering").
+
+    No software driver needs it and the layer does not see the host, so what is
+    recorded is looked at.
+    """
+    queue = vulkan.devices[0].queue
+    real, recorded = queue._lib, []
+
+    class Recording:
+        def __getattr__(self, name):
+            if name.startswith("vkCmd"):
+                recorded.append(name)
+            if name == "vkCmdPipelineBarrier":
+                return self.barrier
+            return getattr(real, name)
+
+        def barrier(self, commands, before, after, flags, count, memory, *rest):
+            recorded[-1] = (before, after, memory.srcAccessMask, memory.dstAccessMask)
+            real.vkCmdPipelineBarrier(commands, before, after, flags, count, memory, *rest)
+
+    monkeypatch.setattr(queue, "_lib", Recording())
+    monkeypatch.setattr(staging, "load", lambda: queue._lib)
+    data = tensors.new(64)
+    vulkan.copy(0, data, 32, 0, data, 0, 32, 0)
+    everything, host = 0x10000, 0x4000  # VkPipelineStageFlagBits
+    read, write, host_access = 0x8000, 0x10000, 0x6000  # VkAccessFlagBits
+    assert recorded == [
+        (everything, everything, write, read | write),
+        "vkCmdCopyBuffer",
+        (everything, host, write, host_access),
+    ]
 
 
 def test_synchronize_waits_for_everything(vulkan, tensors, delay):
