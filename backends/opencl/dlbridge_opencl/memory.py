@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 HOST_ALIGNMENT = 64
-"""Bytes. A kernel may take its buffer for ``float16*``: PoCL then crashes on
-memory that is aligned to less (measured; OpenCL C promises it 64)."""
+"""Bytes. A kernel may take its buffer for ``float16 *``, which OpenCL C lets the
+compiler read as aligned: PoCL 3.1 then crashes on memory that is not (measured)."""
 
 GPU_ALIGNMENT = 4096
 GPU_GRANULARITY = 64

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyopencl as cl
 
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import Error, ExchangeError
 
 from . import devices
 from .commands import Commands
+from .driver import InDriver
 from .memory import buffer_of
 
 __all__ = ["host_view", "host_view_refusal", "release_host_view"]
@@ -73,8 +74,9 @@ def release_host_view(device_id: int, data: int, address: int, stream: int) -> N
     try:
         unmapped = view.mapping.release(view.queue)
         if view.writable:
-            unmapped.wait()
+            with InDriver(device_id):
+                unmapped.wait()
         else:
             view.queue.flush()
-    except cl.Error:  # the context is lost, and the memory with it
+    except (Error, cl.Error):  # the context is lost, and the memory with it
         return
