@@ -23,7 +23,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.testing import BackendTests
 from dlbridge.testing.backend_base import DeviceUnderTest
 from dlbridge.testing.backend_demo import blurred
-from dlbridge.testing.backend_exchange import count_frees
+from dlbridge.testing.backend_moves import count_frees
 
 PLUGINS = Path(__file__).with_name("plugins")
 

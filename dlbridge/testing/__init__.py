@@ -14,12 +14,8 @@ It needs pytest (``pip install dlbridge[testing]``).
 import pytest
 
 # Before they are imported, so that a failed assert shows its values.
-pytest.register_assert_rewrite(
-    *(
-        f"dlbridge.testing.backend_{part}"
-        for part in ("base", "contract", "copy", "demo", "exchange", "host", "memory", "streams")
-    )
-)
+PARTS = ["base", "contract", "copy", "demo", "exchange", "host", "memory", "moves", "streams"]
+pytest.register_assert_rewrite(*(f"dlbridge.testing.backend_{part}" for part in PARTS))
 
 from .backend import BackendTests  # noqa: E402 - must come after the line above
 

@@ -8,6 +8,7 @@ from .backend_demo import DemoTests
 from .backend_exchange import ExchangeTests
 from .backend_host import HostTests
 from .backend_memory import MemoryTests
+from .backend_moves import MoveTests
 from .backend_streams import StreamTests
 
 __all__ = ["BackendTests"]
@@ -19,6 +20,7 @@ class BackendTests(
     CopyTests,
     HostTests,
     StreamTests,
+    MoveTests,
     ExchangeTests,
     DemoTests,
 ):

@@ -1,0 +1,161 @@
+"""Moving tensors to the device, from it and on it, through dlbridge's public functions."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge import registry
+
+from .backend_base import BackendCase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["MoveTests", "PublicCase", "count_frees", "numbers", "on_host"]
+
+DTYPES = [
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+]
+
+
+def numbers(shape: tuple[int, ...], dtype: str = "float32") -> Any:
+    """An array without equal neighbours."""
+    return np.arange(int(np.prod(shape)) + 1)[1:].reshape(shape).astype(dtype)
+
+
+def on_host(tensor: Any) -> Any:
+    """The elements of a tensor on any device as a numpy array.
+
+    Copied over other bytes: fresh memory may by chance hold the right ones.
+    """
+    nbytes = max(tensor.nbytes, 1)
+    host = np.full(nbytes, 0xEE, "u1")[: tensor.nbytes].view(str(tensor.dtype))
+    dlbridge.copy_(host.reshape(tensor.shape), tensor)
+    return host.reshape(tensor.shape)
+
+
+def count_frees(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Count, from now on, how often *backend* is told to free each memory that it gives."""
+    allocate, free = backend.allocate, backend.free
+    count: Counter[int] = Counter()
+
+    def counting_allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        data: int = allocate(device_id, nbytes, alignment, stream)
+        count[data] = 0
+        return data
+
+    def counting_free(device_id: int, data: int, stream: int) -> None:
+        count[data] += 1
+        free(device_id, data, stream)
+
+    monkeypatch.setattr(backend, "allocate", counting_allocate)
+    monkeypatch.setattr(backend, "free", counting_free)
+    return count
+
+
+class PublicCase(BackendCase):
+    """The device under test as the public functions know it."""
+
+    @pytest.fixture
+    def where(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+        """The device under test as a device string, which means just this backend."""
+        monkeypatch.setitem(registry._loaded, self.name, backend)  # where a subclass made its own
+        return f"{self.name}:{self.device_id}"
+
+    @pytest.fixture
+    def frees(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
+        """How often each memory has been freed since it was allocated."""
+        count = count_frees(backend, monkeypatch)
+        yield count
+        gc.collect()
+        assert set(count.values()) <= {1}, "each allocation is freed exactly once"
+
+
+class MoveTests(PublicCase):
+    """`to_device`, `empty`, `zeros` and `copy_`."""
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_to_device_and_back(self, where: str, dtype: str) -> None:
+        """Every type that numpy has."""
+        array = numbers((3, 5), dtype)
+        tensor = dlbridge.to_device(array, where, copy=True)
+        assert (str(tensor.device), str(tensor.dtype), tensor.shape) == (where, dtype, (3, 5))
+        assert np.array_equal(on_host(tensor), array)
+        assert np.array_equal(dlbridge.to_device(tensor, "cpu", copy=True).numpy(), array)
+
+    @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5), (300_007,)])
+    def test_shapes(self, where: str, shape: tuple[int, ...]) -> None:
+        """No dimensions, no elements, odd sizes."""
+        array = numbers(shape)
+        back = on_host(dlbridge.to_device(array, where, copy=True))
+        assert back.shape == shape
+        assert np.array_equal(back, array)
+
+    def test_zeros_and_empty(self, where: str) -> None:
+        """New memory, with and without content."""
+        assert not on_host(dlbridge.zeros((7, 9), "int32", where)).any()
+        empty = dlbridge.empty((7, 9), "int32", where)
+        dlbridge.copy_(empty, numbers((7, 9), "int32"))
+        assert np.array_equal(on_host(empty), numbers((7, 9), "int32"))
+
+    @pytest.mark.parametrize(
+        "index",
+        [np.s_[1:], np.s_[:, 2:5], np.s_[::2], np.s_[:, ::3], np.s_[1:5:2, 1:6:2], np.s_[3]],
+        ids=str,
+    )
+    def test_strided_both_ways(self, where: str, index: Any) -> None:
+        """Slices of the source, and slices on the device; transposed as well."""
+        array = numbers((6, 7))
+        assert np.array_equal(on_host(dlbridge.to_device(array[index], where)), array[index])
+        tensor = dlbridge.to_device(array, where, copy=True)
+        assert np.array_equal(on_host(tensor[index]), array[index])
+        assert np.array_equal(on_host(tensor.T), array.T)
+        assert np.array_equal(on_host(dlbridge.to_device(array.T, where)), array.T)
+
+    @pytest.mark.parametrize("index", [np.s_[2:4], np.s_[:, 1:3], np.s_[::2, ::3]], ids=str)
+    def test_copy_into_a_view(self, where: str, index: Any) -> None:
+        """Only the view's elements change, whether the source is here or on the host."""
+        want = numbers((6, 7))
+        tensor = dlbridge.to_device(want, where, copy=True)
+        new = -numbers(want[index].shape)
+        want[index] = new
+        dlbridge.copy_(tensor[index], new)
+        assert np.array_equal(on_host(tensor), want)
+        want[index] = 2 * new
+        dlbridge.copy_(tensor[index], dlbridge.to_device(2 * new, where, copy=True))
+        assert np.array_equal(on_host(tensor), want)
+
+    def test_a_copy_is_one(self, where: str) -> None:
+        """copy=True on the same device gives other memory with the same content."""
+        tensor = dlbridge.to_device(numbers((100,)), where, copy=True)
+        other = dlbridge.to_device(tensor, where, copy=True)
+        dlbridge.copy_(tensor, np.zeros(100, "float32"))
+        assert np.array_equal(on_host(other), numbers((100,)))
+        assert dlbridge.to_device(tensor, where, copy=False).data_ptr() == tensor.data_ptr()
+
+    def test_the_source_may_change_or_go_at_once(self, where: str) -> None:
+        """The call has taken what it needs, or keeps it."""
+        array = numbers((100_000,))
+        tensor = dlbridge.to_device(array, where, copy=True)
+        array[:] = 0
+        other = dlbridge.to_device(numbers((100_000,)), where, copy=True)
+        gc.collect()
+        assert np.array_equal(on_host(tensor), numbers((100_000,)))
+        assert np.array_equal(on_host(other), numbers((100_000,)))
+
+    def test_between_devices(self, backend: Any, where: str) -> None:
+        """Every device to every device."""
+        array = numbers((50, 3))
+        for source in range(backend.device_count()):
+            tensor = dlbridge.to_device(array, f"{self.name}:{source}", copy=True)
+            for target in range(backend.device_count()):
+                moved = dlbridge.to_device(tensor, f"{self.name}:{target}")
+                assert str(moved.device) == f"{self.name}:{target}"
+                assert np.array_equal(on_host(moved), array)
