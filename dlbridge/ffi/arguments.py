@@ -30,7 +30,13 @@ def _protocol(name: str, packer: Any) -> Any:
     def rule(cls: type) -> Packer | None:
         if not values.defines(cls, name):
             return None
-        return lambda value, keep: packer(getattr(value, name)(), keep)
+
+        def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
+            found = getattr(value, name)()
+            keep.append(found)  # perhaps nobody else holds it
+            return packer(found, keep)  # type: ignore[no-any-return]
+
+        return pack_result
 
     return rule
 

@@ -28,7 +28,8 @@ def convert(value: Any) -> Any:
     A list or tuple as an Array, a dict as a Map, a function as a Function, an
     array as a Tensor on the same memory; a value that has no other form as itself.
     """
-    return view(*pack(value, Temporaries()))
+    keep = Temporaries()  # what is packed lives until it has been read again
+    return view(*pack(value, keep))
 
 
 def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
@@ -45,7 +46,9 @@ def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
 
 
 def _pack_convertible(value: ObjectConvertible, keep: Temporaries) -> tuple[int, int]:
-    return pack(value.asobject(), keep)
+    found = value.asobject()
+    keep.append(found)  # perhaps nobody else holds it
+    return pack(found, keep)
 
 
 def _convertible_rule(cls: type) -> Packer | None:
