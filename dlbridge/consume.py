@@ -27,7 +27,7 @@ from .layout import reach
 from .memory import NATIVE_DTYPES, ImportedMemory, native_dtypes
 from .produce import OPERATIONS
 from .protocol import SupportsForeignData, SupportsStreams
-from .registry import backend
+from .registry import backend, loaded
 from .stream import consumer_stream, current_use, wait
 from .tensor import ArrayTensor, Tensor, make_tensor, wrap_array
 
@@ -266,14 +266,31 @@ def _device_of(x: Any) -> Device:
 
 
 def _bind(device: Device, data: int, origin: str) -> tuple[Device, int]:
-    """The device and handle as its backend knows them; opaque if there is none."""
+    """The device and handle as its backend knows them; opaque if there is none.
+
+    Where several loaded backends share the type (kDLExtDev), the one that knows
+    the handle has made it: what none of them knows stays opaque.
+    """
+    sharing = loaded(device.type)
+    if not any(name != device.name for name, _ in sharing):
+        return _bind_to(device.name, device, data, origin)
+    for name, plugin in sharing:
+        if supports(plugin, SupportsForeignData):
+            try:
+                return _bind_to(name, device, data, origin)
+            except ExchangeError:
+                continue  # not its own
+    return device, data
+
+
+def _bind_to(name: str, device: Device, data: int, origin: str) -> tuple[Device, int]:
     try:
-        plugin = backend(device.name)
+        plugin = backend(name)
     except BackendUnavailable:
         return device, data
     if supports(plugin, SupportsForeignData):
         index, data = plugin.import_data(device.index, data, origin.rpartition(".")[0])
-        device = Device.of(device.type, index, device.name)
+        device = Device.of(device.type, index, name)
     return device, data
 
 

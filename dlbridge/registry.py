@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "backend", "backends", "owner", "register_backend"]
+__all__ = ["GROUP", "backend", "backends", "loaded", "owner", "register_backend"]
 
 GROUP = "dlbridge.backends"
 
@@ -56,6 +56,11 @@ def backend(name: str) -> Backend:
         if name not in _loaded:
             _loaded[name] = _load(name)
         return _loaded[name]
+
+
+def loaded(device_type: int) -> list[tuple[str, Backend]]:
+    """The backends of *device_type* that are loaded: several may share one."""
+    return [(name, plugin) for name, plugin in _loaded.items() if plugin.device_type == device_type]
 
 
 def register_backend(name: str, backend: type) -> None:
