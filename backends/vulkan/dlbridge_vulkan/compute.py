@@ -78,21 +78,14 @@ class Kernel:
         return int(made[0])
 
     def _build(self, spirv: bytes, entry: str) -> None:
-        lib, device = self.device.lib, self.device.pointer
         compute = constant("VK_SHADER_STAGE_COMPUTE_BIT")
         storage = constant("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER")
-        bindings = ffi.new(
-            "VkDescriptorSetLayoutBinding[]",
-            [
-                {
-                    "binding": i,
-                    "descriptorType": storage,
-                    "descriptorCount": 1,
-                    "stageFlags": compute,
-                }
-                for i in range(self.buffers)
-            ],
-        )
+        bindings = ffi.new("VkDescriptorSetLayoutBinding[]", self.buffers)
+        for i, binding in enumerate(bindings):
+            binding.binding = i
+            binding.descriptorType = storage
+            binding.descriptorCount = 1
+            binding.stageFlags = compute
         info = struct(
             "VkDescriptorSetLayoutCreateInfo", bindingCount=self.buffers, pBindings=bindings
         )
@@ -108,6 +101,10 @@ class Kernel:
         )
         self._layout = self._create("vkCreatePipelineLayout", "PipelineLayout", info)
         self._pipeline = self._create_pipeline(spirv, entry, compute)
+        self._create_sets(layouts, storage)
+
+    def _create_sets(self, layouts: Any, storage: int) -> None:
+        lib, device = self.device.lib, self.device.pointer
         size = ffi.new("VkDescriptorPoolSize *", (storage, self.buffers * SETS))
         info = struct("VkDescriptorPoolCreateInfo", maxSets=SETS, poolSizeCount=1, pPoolSizes=size)
         pool = self._create("vkCreateDescriptorPool", "DescriptorPool", info)

@@ -155,18 +155,34 @@ class Device:
 def open_device(index: int, instance: Any, physical: PhysicalDevice, staged: bool) -> Device:
     """A new VkDevice with one compute queue, opened with every feature that tensors need."""
     lib = load()
-    available = features(physical.pointer)
-    enabled = {name: struct(name) for name in FEATURES}
-    for name, members in FEATURES.items():
-        first = name == "VkPhysicalDeviceFeatures2"
-        source, target = ((s.features if first else s) for s in (available[name], enabled[name]))
-        for member in members:
-            setattr(target, member, getattr(source, member))
-    chain = list(enabled.values())
-    for structure, following in pairwise(chain):
-        structure.pNext = following
-    wanted = [name for name in EXTENSIONS if name in physical.extensions]
-    texts = [ffi.new("char[]", name.encode()) for name in wanted]
+    extensions = [name for name in EXTENSIONS if name in physical.extensions]
+    pointer = _create(physical, extensions)
+    queue = None
+    try:
+        taken = ffi.new("VkQueue *")
+        lib.vkGetDeviceQueue(pointer, physical.queue_family, 0, taken)
+        queue = Queue(pointer, taken[0], physical.queue_family)
+        return Device(
+            index,
+            instance,
+            physical,
+            pointer,
+            queue,
+            staged=staged,
+            owned=True,
+            host_import=HOST_MEMORY in extensions,
+        )
+    except BaseException:
+        if queue is not None:
+            queue.close()
+        lib.vkDestroyDevice(pointer, ffi.NULL)
+        raise
+
+
+def _create(physical: PhysicalDevice, extensions: list[str]) -> Any:
+    """VkCreateDevice with one queue, these *extensions* and all of `FEATURES` that there are."""
+    enabled = _features(physical)
+    texts = [ffi.new("char[]", name.encode()) for name in extensions]
     names = ffi.new("char *[]", texts)
     priority = ffi.new("float[1]", [1.0])
     queues = struct(
@@ -177,37 +193,34 @@ def open_device(index: int, instance: Any, physical: PhysicalDevice, staged: boo
     )
     info = struct(
         "VkDeviceCreateInfo",
-        pNext=chain[0],
+        pNext=enabled[0],
         queueCreateInfoCount=1,
         pQueueCreateInfos=queues,
-        enabledExtensionCount=len(wanted),
+        enabledExtensionCount=len(extensions),
         ppEnabledExtensionNames=names,
     )
     device = ffi.new("VkDevice *")
     check(
-        lib.vkCreateDevice(physical.pointer, info, ffi.NULL, device),
+        load().vkCreateDevice(physical.pointer, info, ffi.NULL, device),
         f"vkCreateDevice for {physical.name}",
     )
-    taken = ffi.new("VkQueue *")
-    lib.vkGetDeviceQueue(device[0], physical.queue_family, 0, taken)
-    queue = None
-    try:
-        queue = Queue(device[0], taken[0], physical.queue_family)
-        return Device(
-            index,
-            instance,
-            physical,
-            device[0],
-            queue,
-            staged=staged,
-            owned=True,
-            host_import=HOST_MEMORY in wanted,
-        )
-    except BaseException:
-        if queue is not None:
-            queue.close()
-        lib.vkDestroyDevice(device[0], ffi.NULL)
-        raise
+    return device[0]
+
+
+def _features(physical: PhysicalDevice) -> list[Any]:
+    """The feature structures to open the device with, chained to each other."""
+    available = features(physical.pointer)
+    enabled = []
+    for name, members in FEATURES.items():
+        source, target = available[name], struct(name)
+        enabled.append(target)
+        if name == "VkPhysicalDeviceFeatures2":  # Vulkan 1.0's are one level deeper
+            source, target = source.features, target.features
+        for member in members:
+            setattr(target, member, getattr(source, member))
+    for structure, following in pairwise(enabled):
+        structure.pNext = following
+    return enabled
 
 
 def adopt_device(

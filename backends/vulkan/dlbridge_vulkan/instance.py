@@ -61,16 +61,7 @@ def create_instance() -> tuple[Any, int]:
     BackendUnavailable if there is no loader, or one older than Vulkan 1.2.
     """
     lib = load()
-    loader = ffi.new("uint32_t *")
-    try:
-        check(lib.vkEnumerateInstanceVersion(loader), "vkEnumerateInstanceVersion")
-    except AttributeError:  # a loader of Vulkan 1.0 does not export it
-        loader[0] = 1 << 22
-    if loader[0] < NEEDED:
-        raise BackendUnavailable(
-            f"the Vulkan loader speaks {version_text(loader[0])}; 1.2 or newer is needed"
-        )
-    version = min(loader[0], NEWEST)
+    version = min(_loader_version(), NEWEST)
     offered = {
         text(item.extensionName)
         for item in array(
@@ -98,6 +89,20 @@ def create_instance() -> tuple[Any, int]:
             "mesa-vulkan-drivers; VK_DRIVER_FILES names drivers by hand)"
         ) from exc
     return instance[0], version
+
+
+def _loader_version() -> int:
+    """The Vulkan version of the loader; BackendUnavailable below 1.2."""
+    loader = ffi.new("uint32_t *")
+    try:
+        check(load().vkEnumerateInstanceVersion(loader), "vkEnumerateInstanceVersion")
+    except AttributeError:  # a loader of Vulkan 1.0 does not export it
+        loader[0] = 1 << 22
+    if loader[0] < NEEDED:
+        raise BackendUnavailable(
+            f"the Vulkan loader speaks {version_text(loader[0])}; 1.2 or newer is needed"
+        )
+    return int(loader[0])
 
 
 def physical_devices(instance: Any, version: int) -> list[PhysicalDevice]:
