@@ -1,0 +1,66 @@
+"""What a device is called, and what it has."""
+
+from __future__ import annotations
+
+import string
+import uuid
+
+from .devices import attribute
+from .driver import answer, call, version
+from .library import ffi
+
+__all__ = ["device_info", "find_device"]
+
+_HEX = frozenset(string.hexdigits.encode())
+
+
+def device_info(device_id: int) -> dict[str, object]:
+    """Name, memory (bytes), UUID, PCI address, driver, architecture number, and abilities.
+
+    ``hipDeviceProp_t`` would tell more, but its layout changes between
+    versions of HIP.
+    """
+    major, minor = version()
+    return {
+        "name": _text("hipDeviceGetName", 256, device_id),
+        "memory": int(answer("hipDeviceTotalMem", "size_t", device_id)),
+        "uuid": _uuid(bytes(ffi.buffer(answer("hipDeviceGetUuid", "hipUUID", device_id).bytes))),
+        "pci": _text("hipDeviceGetPCIBusId", 32, device_id),
+        "driver": f"HIP {major}.{minor}",
+        "host_memory_shared": bool(attribute(device_id, "Integrated")),
+        "compute_capability": f"{attribute(device_id, 'ComputeCapabilityMajor')}."
+        f"{attribute(device_id, 'ComputeCapabilityMinor')}",
+        "multiprocessors": attribute(device_id, "MultiprocessorCount"),
+        "warp_size": attribute(device_id, "WarpSize"),
+        "memory_pools": bool(attribute(device_id, "MemoryPoolsSupported")),
+        "concurrent_managed_access": bool(attribute(device_id, "ConcurrentManagedAccess")),
+        "pageable_memory_access": bool(attribute(device_id, "PageableMemoryAccess")),
+    }
+
+
+def find_device(name: str, count: int) -> int:
+    """The first of *count* devices with *name* in its name, UUID or PCI address.
+
+    LookupError lists the devices if there is none.
+    """
+    known = []
+    for device_id in range(count):
+        found = device_info(device_id)
+        words = f"{found['name']} {found['uuid']} {found['pci']}"
+        if name.casefold() in words.casefold():
+            return device_id
+        known.append(f"{device_id}: {words}")
+    raise LookupError(f"no ROCm device is called {name!r}; there are {'; '.join(known)}")
+
+
+def _text(function: str, size: int, device_id: int) -> str:
+    text = ffi.new("char[]", size)
+    call(function, text, size, device_id)
+    return str(ffi.string(text).decode("utf-8", "replace").strip())
+
+
+def _uuid(raw: bytes) -> str:
+    """As ``rocm-smi`` shows it: AMD's runtime gives 16 characters, others 16 bytes."""
+    if set(raw) <= _HEX:
+        return f"GPU-{raw.decode()}"
+    return f"GPU-{uuid.UUID(bytes=raw)}"

@@ -1,0 +1,207 @@
+"""Allocation: stream-ordered pools for device memory, and pinned memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from functools import cache
+from typing import ClassVar
+
+from dlbridge.errors import DeviceMemoryError, Error
+
+from .capture import State, refuse_capture, relaxed, state
+from .devices import attribute, current
+from .driver import NOT_SUPPORTED, answer, call, check, status, version
+from .library import constant, ffi
+from .pointers import locate
+from .streams import device_of
+
+__all__ = ["DeviceMemory", "Memory", "PinnedMemory", "default_pool"]
+
+_log = logging.getLogger(__name__)
+
+
+class Memory:
+    """One kind of memory: what the calls for it have in common."""
+
+    device_name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._base: dict[int, int] = {}  # over-aligned pointer -> what the runtime gave
+        self._deferred: deque[tuple[int, int, int]] = deque()
+
+    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        """*nbytes* bytes at a multiple of *alignment*, for work on *stream*.
+
+        DeviceMemoryError if there is no room, also after the pool has given
+        back what it kept; ExchangeError while *stream* is capturing.
+        """
+        with current(device_id):
+            refuse_capture(stream, "allocated")
+            self._free_deferred()
+            pointer = self._obtain_or_trim(device_id, nbytes, stream)
+            if pointer % alignment == 0:
+                return pointer
+            self._release(device_id, pointer, stream)
+            base = self._obtain_or_trim(device_id, nbytes + alignment, stream)
+            pointer = -(-base // alignment) * alignment
+            self._base[pointer] = base
+            return pointer
+
+    def free(self, device_id: int, pointer: int, stream: int) -> None:
+        """Give *pointer* back once the work now on *stream* has passed. Never raises.
+
+        While the stream is capturing, the memory is kept until later: a free
+        would become part of the graph, or break it.
+        """
+        self._deferred.append((device_id, self._base.pop(pointer, pointer), stream))
+        try:
+            self._free_deferred()
+        except Error as exc:  # in a finalizer nobody could catch it
+            _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
+
+    def _free_deferred(self) -> None:
+        for _ in range(len(self._deferred)):
+            try:
+                device_id, pointer, stream = self._deferred.popleft()
+            except IndexError:  # another thread was faster
+                return
+            with current(device_id):
+                if device_of(stream, device_id) is not None and state(stream) is not State.RUNS:
+                    self._deferred.append((device_id, pointer, stream))
+                else:
+                    self._release(device_id, pointer, stream)
+
+    def _obtain_or_trim(self, device_id: int, nbytes: int, stream: int) -> int:
+        try:
+            return self._obtain(device_id, nbytes, stream)
+        except DeviceMemoryError:
+            self._trim(device_id)
+        try:
+            return self._obtain(device_id, nbytes, stream)
+        except DeviceMemoryError as exc:
+            room = ffi.new("size_t[2]")
+            call("hipMemGetInfo", room, room + 1)
+            raise DeviceMemoryError(
+                f"no room for {nbytes} bytes of {self.device_name} memory (device {device_id} "
+                f"has {room[0]} of {room[1]} bytes free); {exc}"
+            ) from exc
+
+    def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+        raise NotImplementedError
+
+    def _release(self, device_id: int, pointer: int, stream: int) -> None:
+        raise NotImplementedError
+
+    def _trim(self, device_id: int) -> None:
+        """Give kept memory back to the system, so that a second try has a chance."""
+        call("hipDeviceSynchronize")
+
+
+class DeviceMemory(Memory):
+    """Memory of the device's default pool, in stream order; or plain, where it has none."""
+
+    device_name = "rocm"
+
+    def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+        if default_pool(device_id):
+            pointer = int(answer("hipMallocAsync", "hipDeviceptr_t", nbytes, stream))
+            if pointer:
+                return pointer
+            raise DeviceMemoryError("hipMallocAsync: gave no memory, and no error")
+        with relaxed():
+            return int(answer("hipMalloc", "hipDeviceptr_t", nbytes))
+
+    def _release(self, device_id: int, pointer: int, stream: int) -> None:
+        if default_pool(device_id) and device_of(stream, device_id) is not None:
+            call("hipFreeAsync", pointer, stream)
+            return
+        _wait_before_free(device_id, stream)
+        with relaxed():
+            call("hipFree", pointer)
+
+    def _trim(self, device_id: int) -> None:
+        super()._trim(device_id)
+        pool = default_pool(device_id)
+        if pool:
+            call("hipMemPoolTrimTo", pool, 0)
+
+
+class PinnedMemory(Memory):
+    """Page-locked host memory that every device can use."""
+
+    device_name = "rocm_host"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._imports: dict[int, int] = {}  # address -> imports alive
+        self._registered: set[int] = set()  # those of them that we page-locked
+        self._lock = threading.RLock()  # re-entered by a finalizer that frees
+
+    def borrow(self, device_id: int, address: int, nbytes: int) -> None:
+        """Use somebody's memory in place until `free`, page-locked if it is not yet."""
+        flags = constant("hipHostRegisterPortable") | constant("hipHostRegisterMapped")
+        with self._lock:
+            if locate(address).kind != "host":
+                with current(device_id), relaxed():
+                    call("hipHostRegister", address, nbytes, flags)
+                self._registered.add(address)
+            self._imports[address] = self._imports.get(address, 0) + 1
+
+    def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+        flags = constant("hipHostMallocPortable") | constant("hipHostMallocMapped")
+        with relaxed():
+            return int(answer("hipHostMalloc", "hipDeviceptr_t", nbytes, flags))
+
+    def _release(self, device_id: int, pointer: int, stream: int) -> None:
+        with self._lock:
+            alive = self._imports.get(pointer, 0)
+            if alive > 1:
+                self._imports[pointer] = alive - 1
+                return
+            imported = self._imports.pop(pointer, 0) == 1
+            registered = pointer in self._registered
+            self._registered.discard(pointer)
+        if imported and not registered:
+            return  # was page-locked before, by somebody who will undo it
+        _wait_before_free(device_id, stream)
+        with relaxed():
+            call("hipHostUnregister" if registered else "hipHostFree", pointer)
+
+
+def _wait_before_free(device_id: int, stream: int) -> None:
+    """Let the work on *stream* finish, or all work if its owner has destroyed it."""
+    if device_of(stream, device_id) is None:
+        call("hipDeviceSynchronize")
+    else:
+        call("hipStreamSynchronize", stream)
+
+
+@cache
+def default_pool(device_id: int) -> int:
+    """The device's default pool, told to keep what is freed; 0 if it is not to be used.
+
+    HIP 5 calls its pools beta, and its first ones refuse the default stream;
+    other runtimes have the functions and no pools (hipErrorNotSupported). So
+    one allocation is tried. A release threshold of 0, the default, gives
+    everything back to the system at each synchronisation; one that somebody
+    else has set is left alone, for the pool belongs to the whole process.
+    """
+    if version() < (6, 0) or not attribute(device_id, "MemoryPoolsSupported"):
+        return 0
+    with current(device_id):
+        tried = ffi.new("hipDeviceptr_t *")
+        code = status("hipMallocAsync", tried, 256, 0)
+        if code == NOT_SUPPORTED:
+            return 0
+        check("hipMallocAsync", code)
+        call("hipFreeAsync", tried[0], 0)
+    pool = int(answer("hipDeviceGetDefaultMemPool", "hipMemPool_t", device_id))
+    which = constant("hipMemPoolAttrReleaseThreshold")
+    threshold = ffi.new("uint64_t *")
+    call("hipMemPoolGetAttribute", pool, which, threshold)
+    if threshold[0] == 0:
+        threshold[0] = 2**64 - 1
+        call("hipMemPoolSetAttribute", pool, which, threshold)
+    return pool
