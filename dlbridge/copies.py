@@ -8,7 +8,7 @@ host memory, or copied run by run. Offsets and runs are in bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from .capsule import FLAG_SUBBYTE_PADDED
@@ -292,13 +292,20 @@ def _strided(
     """Copy a region by the backend's strided copy if it has one, else run by run."""
     inner = 0
     if supports(plugin, SupportsStridedCopy) and all(step > 0 for step in (*left, *right)):
-        inner = min(plugin.max_strided_ndim, len(shape))
+        most = min(plugin.max_strided_ndim, len(shape))
+        inner = next(n for n in range(most, -1, -1) if _descend(left, n) and _descend(right, n))
     cut = len(shape) - inner
     for at, begin in _offsets(shape[:cut], left[:cut], right[:cut]):
         if inner:
             in_one_call(plugin, at, begin, shape[cut:], left[cut:], right[cut:])
         else:
             one_run(at, begin)
+
+
+def _descend(steps: list[int], inner: int) -> bool:
+    """Whether the innermost *inner* steps descend, as the contract says of one call."""
+    part = steps[len(steps) - inner :]
+    return all(outer >= step for outer, step in pairwise(part))
 
 
 def _offsets(shape: list[int], left: list[int], right: list[int]) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,8 @@ Rules that hold for every member:
 * ``data`` is opaque to dlbridge: an address, a ``cl_mem``, a buffer handle. An
   offset in bytes travels beside it and is never added by dlbridge, except on
   devices whose ``data`` is an address (`ADDRESS_DEVICES`).
-* ``device_id`` counts from 0 to ``device_count() - 1``.
+* ``device_id`` counts from 0 to ``device_count() - 1``; any other is an
+  `dlbridge.errors.ExchangeError` that names it.
 * ``stream`` is the device's native stream handle as an integer, 0 for the
   default. Work may be queued on it; it is complete after ``synchronize``. A
   backend without `SupportsStreams` completes everything before it returns.
@@ -21,6 +22,8 @@ Rules that hold for every member:
 * A driver that refuses is a `dlbridge.errors.DeviceError`, no room a
   `dlbridge.errors.DeviceMemoryError`, something the device cannot do at all an
   `dlbridge.errors.ExchangeError`. Nothing is leaked or half done by a failure.
+* A backend may offer ``live_allocations() -> int``, what has been allocated and
+  not freed; the conformance kit then counts exactly.
 """
 
 from __future__ import annotations
@@ -89,7 +92,10 @@ class Backend(Protocol):
         """
 
     def free(self, device_id: int, data: int, stream: int) -> None:
-        """Give *data* back once the work already on *stream* has passed."""
+        """Give *data* back once the work already on *stream* has passed.
+
+        After `SupportsHostImport.import_host` it ends the import.
+        """
 
     def copy_from_host(
         self, device_id: int, data: int, offset: int, source: memoryview, stream: int
@@ -163,7 +169,8 @@ class SupportsStridedCopy(Protocol):
 
     A region is *shape* runs of *run_nbytes* contiguous bytes each, *strides*
     bytes apart, outermost first; *shape* has 1 to `max_strided_ndim` entries.
-    Strides are positive; where source or target is packed they say so too.
+    Strides of both sides are positive and descend, outermost first; dlbridge
+    splits what does not, and packs what cannot be said so.
     """
 
     max_strided_ndim: int
@@ -235,7 +242,8 @@ class SupportsHostView(Protocol):
     ) -> int:
         """The host address of *nbytes* bytes at *offset*, readable on return.
 
-        Work on *stream* is complete by then. Device work on *data* must wait
+        ExchangeError where `host_view_refusal` gives a reason. Work on
+        *stream* is complete by then. Device work on *data* must wait
         for `release_host_view`; host writes are visible to work after it.
         """
 

@@ -34,6 +34,21 @@ _CPU = Device.of(1, 0)
 _BASIC_INDEX = "int, slice, None and Ellipsis"
 
 
+def _index_part(part: Any) -> Any:
+    """*part* of an index as numpy may see it: anything else would make numpy read the carrier."""
+    if part is None or part is Ellipsis or isinstance(part, slice):
+        return part
+    try:
+        if not isinstance(part, bool):
+            return operator.index(part)
+    except TypeError:
+        pass
+    raise TypeError(
+        f"a Tensor is indexed by {_BASIC_INDEX}, not {type(part).__name__}; use the array "
+        "library's own indexing on like='numpy' or like='torch'"
+    )
+
+
 class Tensor(Described):
     """An n-dimensional array in memory that some library or device owns.
 
@@ -48,18 +63,8 @@ class Tensor(Described):
 
     def __getitem__(self, index: Any) -> Tensor:
         """A view; *index* is made of int, slice, None and Ellipsis."""
-        parts = index if isinstance(index, tuple) else (index,)
-        for part in parts:
-            if not (
-                part is None
-                or part is Ellipsis
-                or isinstance(part, slice)
-                or (hasattr(part, "__index__") and not isinstance(part, bool))
-            ):
-                raise TypeError(
-                    f"a Tensor is indexed by {_BASIC_INDEX}, not {type(part).__name__}; use the "
-                    "array library's own indexing on like='numpy' or like='torch'"
-                )
+        given = index if isinstance(index, tuple) else (index,)
+        parts = tuple(map(_index_part, given))
         if Ellipsis not in parts:
             parts = (*parts, Ellipsis)  # so that numpy gives an array, never reads an element
         return self._view(self._array[parts])
@@ -240,7 +245,7 @@ class Tensor(Described):
 
     def _release_shared(self) -> None:
         """Drop the exchange table's struct, unless a consumer still has it."""
-        if hasattr(self, "_shared") and not self._shared.exports:
+        if hasattr(self, "_shared") and not self._shared.is_lent():
             del self._shared
 
     def _require_host(self) -> None:

@@ -1,0 +1,326 @@
+"""Tensor: metadata, views, numpy, lists, pickles, words."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from peers import peer
+
+import dlbridge as bridge
+
+EXT = "ext_dev:1"
+
+
+def array(shape=(4, 6), dtype="float32"):
+    return np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape).copy()
+
+
+@pytest.fixture(params=["cpu", EXT])
+def pair(request):
+    """A tensor, and a numpy array with the same elements."""
+    values = array()
+    return bridge.to_device(values, request.param, copy=True), values
+
+
+# Metadata ---------------------------------------------------------------------
+
+
+def test_metadata(pair):
+    t, _ = pair
+    assert (t.shape, t.ndim, t.size, t.itemsize, t.nbytes) == ((4, 6), 2, 24, 4, 96)
+    assert t.strides == (6, 1)  # elements, as in DLPack
+    assert t.dtype is bridge.dtype("float32")
+    assert t.is_contiguous()
+    assert not t.readonly
+    assert len(t) == 4
+
+
+def test_data_ptr_is_the_address_on_the_cpu():
+    a = array()
+    assert bridge.from_dlpack(a)[1:].data_ptr() == a[1:].ctypes.data
+
+
+def test_data_ptr_of_a_handle_device_is_the_handle():
+    """P39: a handle stays as it is, the offset travels beside it."""
+    t = bridge.to_device(array(), EXT)
+    view = t[2:, 1:]
+    assert view.data_ptr() == t.data_ptr()
+    assert view.byte_offset == (2 * 6 + 1) * 4
+    assert t.byte_offset == 0
+
+
+def test_metadata_does_not_follow_the_source():
+    """C38: what happens to the array afterwards does not change the tensor."""
+    a = array()
+    t = bridge.from_dlpack(a)
+    a.shape = (24,)
+    assert t.shape == (4, 6)
+    with pytest.raises(ValueError, match="resize"):
+        a.resize((1000,))
+    address = a.ctypes.data
+    del a
+    assert t.data_ptr() == address
+    assert t.tolist() == array().tolist()
+
+
+def test_readonly_is_kept():
+    a = array()
+    a.flags.writeable = False
+    t = bridge.from_dlpack(a)
+    assert t.readonly
+    assert t[1:].readonly
+    assert not t.numpy().flags.writeable
+    assert "readonly" in repr(t)
+
+
+@pytest.mark.parametrize("make", [lambda t: t, lambda t: t[1:, ::2], lambda t: t.transpose()])
+def test_the_repr_says_what_and_where(pair, make):
+    t, _ = pair
+    text = repr(make(t))
+    for part in ("float32", str(make(t).shape), str(t.device)):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", ["torch", "jax.numpy", "tvm_ffi"])
+def test_the_repr_says_whose_memory_it_is(name):
+    library = peer(name)
+    x = library.from_dlpack(array()) if name == "tvm_ffi" else library.zeros((2, 3))
+    assert type(x).__qualname__ in repr(bridge.from_dlpack(x))
+
+
+# Views ------------------------------------------------------------------------
+
+INDICES = [
+    0,
+    -1,
+    slice(1, 3),
+    slice(None, None, 2),
+    slice(None, None, -1),
+    slice(3, 3),
+    (1, 2),
+    (slice(1, None), slice(None, None, -2)),
+    (..., 2),
+    (None, 1),
+    (slice(None), None, -1),
+    ...,
+    (),
+    np.int64(2),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=repr)
+def test_indexing_equals_numpys(pair, index):
+    t, a = pair
+    view = t[index]
+    assert view.shape == a[index].shape
+    assert view.tolist() == a[index].tolist()
+
+
+def test_views_share_memory(pair):
+    t, a = pair
+    bridge.copy_(t[1:3, 2:4], np.full((2, 2), 7, "float32"))
+    a[1:3, 2:4] = 7
+    assert t.tolist() == a.tolist()
+
+
+def test_views_keep_memory_alive():
+    a = array()
+    alive = weakref.ref(a)
+    view = bridge.from_dlpack(a)[1:].transpose()
+    del a
+    gc.collect()
+    assert alive() is not None
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("index", [[0, 1], np.array([0]), True, "a", 1.0], ids=repr)
+def test_other_indices_are_refused(pair, index):
+    t, _ = pair
+    with pytest.raises(TypeError, match="indexed by int, slice, None and Ellipsis"):
+        t[index]
+
+
+def test_an_index_out_of_range(pair):
+    with pytest.raises(IndexError):
+        pair[0][4]
+
+
+@pytest.mark.parametrize("shape", [(24,), (2, 12), (-1, 3), (1, 4, 6, 1), (2, -1, 3)])
+def test_reshape(pair, shape):
+    t, a = pair
+    assert t.reshape(shape).tolist() == a.reshape(shape).tolist()
+    assert t.reshape(*shape).data_ptr() == t.data_ptr()
+
+
+def test_reshape_never_copies(pair):
+    t, _ = pair
+    with pytest.raises(BufferError, match="copy=True"):
+        t.transpose().reshape(24)
+
+
+def test_reshape_to_another_size(pair):
+    with pytest.raises(ValueError, match="25"):
+        pair[0].reshape(25)
+
+
+def test_transpose(pair):
+    t, a = pair
+    assert t.T.tolist() == a.T.tolist()
+    assert t.transpose(1, 0).strides == (1, 6)
+    with pytest.raises(ValueError, match="2 dimensions"):
+        t.reshape(24).T
+
+
+def test_view_as_another_type_of_the_same_size(pair):
+    t, a = pair
+    assert t.view("int32").tolist() == a.view("int32").tolist()
+    assert t.view("int32").view("float32").tolist() == a.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "float4_e2m1fn"])
+def test_view_as_a_type_of_another_size(pair, dtype):
+    with pytest.raises(BufferError, match="element size"):
+        pair[0].view(dtype)
+
+
+def test_views_of_types_that_numpy_has_not():
+    t = bridge.asarray(array((8,), "uint16")).view("bfloat16")
+    assert t[2:].data_ptr() == t.data_ptr() + 4
+    assert t[::2].strides == (2,)
+    assert t[3:].view("uint16").tolist() == [3, 4, 5, 6, 7]
+
+
+def test_views_of_packed_elements_begin_at_whole_bytes():
+    """P37: two elements of four bits in a byte, the first in the low bits."""
+    t = bridge.empty((8,), "float4_e2m1fn")
+    assert t.nbytes == 4
+    assert t[2:].data_ptr() == t.data_ptr() + 1
+    with pytest.raises(BufferError, match="whole byte"):
+        t[1:]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(-4, 3),
+            st.slices(4),
+            st.none(),
+        ),
+        max_size=4,
+    )
+)
+def test_any_basic_index_equals_numpys(index):
+    a = array((4, 4, 4), "int16")
+    index = tuple(index)
+    if sum(part is not None for part in index) > 3:
+        return
+    for t in (bridge.from_dlpack(a), bridge.to_device(a, EXT)):
+        assert t[index].tolist() == a[index].tolist()
+
+
+# Out ----------------------------------------------------------------------------
+
+
+def test_numpy_shares_memory():
+    a = array()
+    out = bridge.from_dlpack(a).numpy()
+    assert np.shares_memory(out, a)
+    out.shape = (24,)  # the user's own view: the tensor keeps its shape
+    assert bridge.from_dlpack(a).shape == (4, 6)
+
+
+def test_numpy_of_ml_dtypes():
+    ml_dtypes = peer("ml_dtypes")
+    a = np.arange(4).astype(ml_dtypes.bfloat16)
+    t = bridge.asarray(a)
+    assert t.dtype is bridge.dtype("bfloat16")
+    assert t.numpy().dtype == a.dtype
+    assert t.tolist() == [0, 1, 2, 3]
+
+
+def test_the_array_protocol():
+    a = array()
+    t = bridge.from_dlpack(a)
+    assert np.shares_memory(np.asarray(t), a)
+    assert np.asarray(t, dtype="float64").dtype == "float64"
+    assert not np.shares_memory(np.array(t), a)
+    with pytest.raises(ValueError, match="without a copy"):
+        np.asarray(t, dtype="float64", copy=False)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the buffer protocol in Python is PEP 688's")
+def test_the_buffer_protocol():
+    a = array()
+    with memoryview(bridge.from_dlpack(a)) as view:
+        assert (view.shape, view.format) == ((4, 6), "f")
+        assert view[1, 1] == 7
+
+
+def test_the_buffer_of_any_python():
+    a = array()
+    assert memoryview(bridge.from_dlpack(a).numpy())[1, 1] == 7
+
+
+def test_devices_are_not_read_by_accident():
+    t = bridge.to_device(array(), EXT)
+    for read in (t.numpy, lambda: np.asarray(t), lambda: memoryview(t)):
+        with pytest.raises((BufferError, TypeError), match=r"to_device|bytes-like"):
+            read()
+
+
+def test_item():
+    assert bridge.asarray([7]).item() == 7
+    assert bridge.to_device(array(), EXT)[1, 2].item() == 8.0
+    with pytest.raises(ValueError, match="one element"):
+        bridge.asarray([1, 2]).item()
+
+
+def test_no_length_without_dimensions():
+    with pytest.raises(TypeError, match="len"):
+        len(bridge.asarray(3))
+
+
+# Pickles ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickle(pair, protocol):
+    t, a = pair
+    for source, wanted in ((t, a), (t[1:, ::2], a[1:, ::2]), (t[:0], a[:0])):
+        again = pickle.loads(pickle.dumps(source, protocol))
+        assert (again.device, again.dtype, again.shape) == (t.device, t.dtype, wanted.shape)
+        assert again.tolist() == wanted.tolist()
+
+
+def test_pickle_out_of_band_shares_memory():
+    a = array()
+    buffers = []
+    raw = pickle.dumps(bridge.from_dlpack(a), 5, buffer_callback=buffers.append)
+    assert len(raw) < 400
+    again = pickle.loads(raw, buffers=buffers)
+    assert again.data_ptr() == a.ctypes.data
+
+
+def test_pickle_of_other_types():
+    for dtype in ("bfloat16", "float4_e2m1fn", "complex128", "bool", "float8_e4m3fn"):
+        t = bridge.zeros((6,), dtype)
+        again = pickle.loads(pickle.dumps(t))
+        assert (again.dtype, again.shape, again.nbytes) == (t.dtype, t.shape, t.nbytes)
+
+
+def test_copy_and_deepcopy(pair):
+    t, a = pair
+    again = copy.deepcopy(t)
+    assert again.tolist() == a.tolist()
+    bridge.copy_(again, np.zeros_like(a))
+    assert t.tolist() == a.tolist()
