@@ -85,7 +85,9 @@ def packs_on_host(device: Tensor, host: Tensor) -> bool:
     if not shape:
         return False
     plugin = backend_of(device.device)
-    return not supports(plugin, SupportsStridedCopy) or any(step <= 0 for step in on_device)
+    # A transposed tensor would take a call per row; its span is no longer than itself.
+    in_order = all(step > 0 for step in on_device) and _descend(on_device, len(on_device))
+    return not (in_order and supports(plugin, SupportsStridedCopy))
 
 
 def _region(left: Tensor, right: Tensor) -> tuple[list[int], list[list[int]], int]:
