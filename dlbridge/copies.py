@@ -24,7 +24,7 @@ from .tensor import Tensor, make_tensor, wrap_array
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CHUNK", "Progress", "copy_tensor", "host_array", "packs_on_host"]
+__all__ = ["CHUNK", "Progress", "copy_tensor", "host_array"]
 
 CHUNK = 64 << 20
 """Bytes after which a long copy reports progress and hears Ctrl-C."""
@@ -79,7 +79,7 @@ class _Raw:
         self.tensor = tensor
 
 
-def packs_on_host(device: Tensor, host: Tensor) -> bool:
+def _packs_on_host(device: Tensor, host: Tensor) -> bool:
     """Whether the strides make a host-side packed temporary necessary."""
     shape, (on_device, _), _ = _region(device, host)
     if not shape:
@@ -153,7 +153,7 @@ def _to_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
     if not shape:
         for start, stop in _chunks(run, progress):
             plugin.copy_to_host(index, data, offset + start, flat[start:stop], stream)
-    elif packs_on_host(source, target):
+    elif _packs_on_host(source, target):
         _span_to_host(target, source)
     else:
         _strided(
