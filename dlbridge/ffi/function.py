@@ -140,6 +140,7 @@ def _pack_bound(bound: list[Any]) -> tuple[Any, Any]:
     """
     keep = Temporaries()
     words, first, _result, _kinds = pack_frame(bound, keep)
+    keep.extend(bound)  # an object is packed as its address
     # A call in another thread may still use the old arguments while they are
     # replaced: C's own pointer must keep everything alive.
     return ffi.gc(first, lambda _first, _words=words, _keep=keep: None), keep.streams

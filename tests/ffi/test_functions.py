@@ -243,6 +243,21 @@ def test_replaced_argument_lives_as_long_as_a_call_that_uses_it(echo):
     assert step() == "another text, which takes the place of the first"
 
 
+def test_replaced_object_lives_as_long_as_a_call_that_uses_it():
+    seen = []
+
+    def look(error):
+        step.replace(0, None)
+        gc.collect()
+        seen.append(error.message)
+        return use_count(error)
+
+    use_count = ffi.get_global_func("testing.object_use_count")
+    step = ffi.convert_func(look).bind(ffi.Error("ValueError", "an object"))
+    assert step() >= 1
+    assert seen == ["an object"]
+
+
 def test_replace_while_the_call_runs():
     seen = []
 

@@ -260,7 +260,7 @@ def test_dlpack_of_results(echo):
     assert "dltensor" in repr(legacy)
     with pytest.raises((ValueError, RuntimeError), match="stream"):  # ignored by tvm_ffi
         tensor.__dlpack__(stream=3)
-    with pytest.raises(BufferError):
+    with pytest.raises((BufferError, ValueError)):  # numpy's own, until 2.2 a ValueError
         tensor.__dlpack__(dl_device=(2, 0), copy=False)
     assert tensor.numpy() is not None  # tvm_ffi has no .numpy()
 

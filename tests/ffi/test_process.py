@@ -63,7 +63,8 @@ def test_failure_to_load_can_be_mended(run_script):
         """
         import os
         from dlbridge import LibraryUnavailable, ffi
-        for path in ("/no/such/library.so", None):
+        good = os.environ.pop("DLBRIDGE_TVM_FFI_LIB", None)
+        for path in ("/no/such/library.so", good):
             if path:
                 os.environ["DLBRIDGE_TVM_FFI_LIB"] = path
             else:
