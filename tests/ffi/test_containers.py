@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from producers import STREAMS, TableTensor
+from stream_backend import Streams, installed
 
 import dlbridge
 from dlbridge import ffi
@@ -460,6 +462,31 @@ def test_finding_tensors_in_containers():
     assert len(found) == 3
     assert all(np.shares_memory(np.from_dlpack(tensor), np.from_dlpack(x)) for tensor in found)
     assert tensors_in(ffi.Array(range(300))) == []
+
+
+def test_streams_of_tensors_in_containers():  # 2.4: nested tensors count
+    seen = []
+    look = ffi.convert_func(
+        lambda *_args: seen.append(
+            {device: ffi.get_raw_stream(f"cuda:{device}") for device in (0, 1)}
+        )
+    )
+    look([1, TableTensor((2, 0))], {"a": ({"b": TableTensor((2, 1))},)})
+    assert seen == [{0: STREAMS[2, 0], 1: STREAMS[2, 1]}]
+
+
+def test_streams_of_tensors_in_container_objects():
+    seen = []
+    look = ffi.convert_func(lambda *_args: seen.append(ffi.get_raw_stream("cuda:1")))
+    with installed("cuda", Streams()) as plugin:
+        plugin.current = 0x55
+        tensor = dlbridge.to_device(np.arange(3.0), "cuda:1")
+        look(1)
+        look(tensor)
+        look(ffi.List([1, ffi.Dict({"deep": ffi.Array([tensor])})]))
+        del tensor
+    assert seen == [0, 0x55, 0x55]
+    assert ffi.get_raw_stream("cuda:1") == 0
 
 
 # --- Lifetimes and threads --------------------------------------------------------

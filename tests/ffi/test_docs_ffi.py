@@ -1,0 +1,121 @@
+"""docs/ffi.md: its examples run, and its tables are the declarations' and the source's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from dlbridge import ffi
+
+DOCUMENT = (ROOT / "docs" / "ffi.md").read_text()
+BLOCK = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^(?:/\*|//) (\S+?):?(?: |$)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder in which the document's kernels are written and its shell blocks were run."""
+    folder = tmp_path_factory.mktemp("docs")
+    shell = ["set -eu"]
+    for language, _mark, text in BLOCK.findall(DOCUMENT):
+        if language in ("c", "cpp"):
+            (folder / FILE.match(text)[1]).write_text(text)
+        elif language == "sh":
+            shell.append(text)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    subprocess.run(["bash", "-c", "\n".join(shell)], cwd=folder, env=environment, check=True)
+    return folder
+
+
+def examples(peer):
+    """The Python blocks, and those marked with the library *peer*, in their order."""
+    return "\n".join(
+        text
+        for language, mark, text in BLOCK.findall(DOCUMENT)
+        if language == "python" and mark in ("", peer)
+    )
+
+
+@pytest.mark.parametrize("peer", ["", "torch", "jax"])
+def test_examples(built, peer):
+    if peer and importlib.util.find_spec(peer) is None:
+        pytest.skip(f"needs {peer}")
+    script = built / f"examples_{peer}.py"
+    script.write_text(examples(peer))
+    done = subprocess.run(
+        [sys.executable, script.name],
+        cwd=built,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_block_is_of_a_kind_that_is_run():
+    assert {(language, mark) for language, mark, _text in BLOCK.findall(DOCUMENT)} == {
+        ("c", ""),
+        ("cpp", ""),
+        ("sh", ""),
+        ("python", ""),
+        ("python", "torch"),
+        ("python", "jax"),
+    }
+
+
+# --- The tables -------------------------------------------------------------------
+
+
+def rows(heading):
+    """First cell and second cell of each row of the table that *heading* begins."""
+    table = DOCUMENT.partition(f"{heading}\n")[2].partition("\n\n")[0]
+    return [
+        (re.findall(r"`(.*?)`", first), second.strip())
+        for first, second in re.findall(r"^\| (`.*?`) \| (.*) \|$", table, re.MULTILINE)
+    ]
+
+
+def used():
+    """Function -> the modules in which it is called."""
+    found = {}
+    for path in sorted((ROOT / "dlbridge" / "ffi").glob("*.py")):
+        for name in re.findall(r"\b(?:C|py)\.(TVMFFI\w+)", path.read_text()):
+            found.setdefault(name, set()).add(path.name)
+    return found
+
+
+def test_table_of_the_functions_that_are_used():
+    table = {
+        name: set(re.findall(r"`(.*?)`", where))
+        for names, where in rows("| function | used in |")
+        for name in names
+    }
+    assert table == used()
+
+
+def test_every_declared_function_is_in_a_table():
+    declared = set(re.findall(r"\b(TVMFFI\w+)\(", (ROOT / "cdefs" / "tvm_ffi.h").read_text()))
+    tables = [
+        [name for names, _text in rows(heading) for name in names]
+        for heading in ("| function | used in |", "| function | why it is not used |")
+    ]
+    assert sorted(tables[0] + tables[1]) == sorted(declared)
+    assert all(reason for _names, reason in rows("| function | why it is not used |"))
+
+
+def test_names_that_are_missing_are_listed():
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    listed = {name for names, _why in rows("| name | why not |") for name in names}
+    assert listed == set(tvm_ffi.__all__) - set(ffi.__all__)
