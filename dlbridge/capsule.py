@@ -90,6 +90,11 @@ class ManagedTensor:
         self.pointer = ffi.gc(pointer, deleter) if deleter else pointer
         self.fields = fields
 
+    def disown(self) -> None:
+        """Leave the struct to its former owner: the deleter will not be called."""
+        if self.pointer.deleter:
+            ffi.gc(self.pointer, None)
+
     @property
     def legacy(self) -> bool:
         """Whether it came in the struct without version and flags."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import weakref
+from _ctypes import PyObj_FromPtr  # of an address: py_object.from_address takes ten times as long
 from typing import Any
 
 from ._cdefs import ffi
@@ -25,57 +27,87 @@ from .tensor import Tensor
 
 __all__ = ["export_tensor", "install"]
 
-_POINTER = ctypes.POINTER(ctypes.c_void_p)
-
 
 def _immortal(thing: Any) -> Any:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     return thing
 
 
-class Shared:
-    """The one struct that every consumer of a tensor gets from the table.
+def _after_interrupt(
+    kind: type[BaseException], _error: BaseException, traceback: Any
+) -> int | None:
+    """Do the work of a callback that a Ctrl-C has cut off, and let it be heard again later.
 
-    Legal, as consumers only read it; a struct made per call would cost three
-    times as much (measured: a tvm_ffi call with three tensors 3.0 us, so 1.3).
-    Each export keeps the tensor by an entry in `exports`, and the deleter takes
-    one entry away.
+    One that came while C ran is noticed at the first instruction of the next
+    Python function, and that is a callback: after a long kernel, always. C
+    could not be told. Any other exception makes the callback fail.
+    """
+    if kind is not KeyboardInterrupt:
+        return None
+    code = traceback.tb_frame.f_code
+    arguments = [traceback.tb_frame.f_locals[name] for name in code.co_varnames[: code.co_argcount]]
+    status: int = _WORK[code](*arguments)
+    # When the frame is gone: a call would meet the new Ctrl-C in here.
+    _at_return = ffi.gc(ffi.cast("void *", 1), _SET_INTERRUPT)
+    return status
+
+
+_SET_INTERRUPT = ffi.cast(
+    "void(*)(void *)",
+    ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, ctypes.c_void_p).value,
+)
+_WORK: dict[Any, Any] = {}
+
+
+def _callback(signature: str) -> Any:
+    """A C function that never ends and never raises: -1 where the Python one does."""
+
+    def decorate(function: Any) -> Any:
+        _WORK[function.__code__] = function
+        return _immortal(ffi.callback(signature, function, error=-1, onerror=_after_interrupt))
+
+    return decorate
+
+
+class Shared:
+    """The structs that consumers of a tensor get from the table, used again and again.
+
+    Legal, as consumers only read them; one made per call would cost three times
+    as much. A struct that is lent is a key of `_lent`, whose value is a cffi
+    handle that keeps the tensor.
     """
 
-    __slots__ = ("address", "exports", "managed", "template")
+    __slots__ = ("structs", "template")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.address = 0
-        flags = 0
-        if has_negative_strides(tensor):
-            tensor, flags = OPERATIONS["copy"](tensor), FLAG_IS_COPIED
+    def __init__(self, tensor: Tensor, flags: int = 0) -> None:
         # numpy's own export holds shape, strides and the memory.
         self.template = take_managed(export_managed(tensor._array, tensor._table_image(flags)))
-        self.managed: Any = ffi.new("DLManagedTensorVersioned *", self.template.pointer[0])
-        self.managed.manager_ctx = ffi.NULL
-        self.managed.deleter = _deleter
-        self.address = int(ffi.cast("uintptr_t", self.managed))
-        self.exports: list[Tensor] = []
-        _exports[self.address] = self.exports
-        _managed[self.address] = self.managed
+        self.structs: list[tuple[int, Any]] = []
 
-    def __del__(self) -> None:
-        _exports.pop(self.address, None)
-        _managed.pop(self.address, None)
+    def lend(self) -> tuple[int, Any]:
+        """The address and pointer of a struct that nobody has; the caller enters it in `_lent`."""
+        for found in self.structs:
+            if found[0] not in _lent:
+                return found
+        struct = ffi.new("DLManagedTensorVersioned *", self.template.pointer[0])
+        struct.manager_ctx = ffi.NULL
+        struct.deleter = _deleter
+        found = int(ffi.cast("uintptr_t", struct)), struct
+        self.structs.append(found)
+        return found
 
-
-_exports: dict[int, list[Tensor]] = {}
-_managed: dict[int, Any] = {}
-
-
-@_immortal
-@ffi.callback("void(intptr_t)")
-def _drop(address: int) -> None:
-    # Only this form, a del statement on an integer, leaves a pending exception
-    # alone: a call in here would replace the consumer's error by SystemError.
-    del _exports[address][-1]
+    def is_lent(self) -> bool:
+        """Whether a consumer has one of the structs."""
+        return any(address in _lent for address, _ in self.structs)
 
 
+_lent: dict[int, Any] = {}
+
+# The deleter calls C itself: there is no instruction of Python's at which a
+# Ctrl-C could cut it off, and a pending exception of the consumer's passes. It
+# returns the handle, which nobody looks at, as a callback for void may only
+# return None.
+_drop = _immortal(ffi.callback("void *(intptr_t)", _lent.pop))
 _deleter = ffi.cast("void(*)(DLManagedTensorVersioned *)", ffi.cast("uintptr_t", _drop))
 
 
@@ -86,9 +118,9 @@ def _at_exit() -> None:
     global _deleter
     harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
     _deleter = ffi.cast("void(*)(DLManagedTensorVersioned *)", harmless)
-    for managed in list(_managed.values()):
-        managed.deleter = _deleter
-        _immortal(managed)
+    _immortal(_lent)  # and with it each tensor, its shape and its memory
+    for address in list(_lent):
+        ffi.cast("DLManagedTensorVersioned *", address).deleter = _deleter
 
 
 def _shared(tensor: Tensor) -> Shared:
@@ -102,55 +134,80 @@ def _shared(tensor: Tensor) -> Shared:
 
 def export_tensor(tensor: Tensor) -> int:
     """The address of a ``DLManagedTensorVersioned`` of *tensor* that the caller owns."""
-    shared = _shared(tensor)
-    shared.exports.append(tensor)
-    return shared.address
+    flags = 0
+    if has_negative_strides(tensor):
+        # A copy of what the elements are now, for this consumer alone.
+        tensor, flags = OPERATIONS["copy"](tensor), FLAG_IS_COPIED
+        tensor._shared = Shared(tensor, flags)
+    address, _ = _shared(tensor).lend()
+    _lent[address] = ffi.new_handle(tensor)
+    return address
 
 
-@_immortal
-@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, _POINTER)
-def _managed_tensor_from_py_object(tensor: Tensor, out: Any) -> int:
+_new_handle = ffi.new_handle
+
+
+@_callback("int(intptr_t, DLManagedTensorVersioned **)")
+def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
+    tensor = PyObj_FromPtr(identity)
     try:
-        shared = tensor._shared
-        shared.exports.append(tensor)
-        out[0] = shared.address
+        for found in tensor._shared.structs:
+            if found[0] not in _lent:
+                out[0] = found[1]
+                _lent[found[0]] = _new_handle(tensor)
+                return 0
     except AttributeError:
-        try:
-            out[0] = export_tensor(tensor)
-        except BaseException:  # nothing may pass through C; ctypes would report success
-            return -1
+        pass  # the first export
+    try:
+        out[0] = ffi.cast("DLManagedTensorVersioned *", export_tensor(tensor))
+    except Exception:
+        return -1
     return 0
 
 
-@_immortal
-@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _POINTER)
+@_callback("int(intptr_t, void **)")
 def _managed_tensor_to_py_object(address: int, out: Any) -> int:
+    managed = None
     try:
+        managed = take_managed(address)
+        tensor = adopt(managed, "an exchange table")
+    except BaseException as exc:
         # On failure the caller keeps the struct (tvm_ffi deletes it itself).
-        tensor = adopt(take_managed(address), "an exchange table")
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))  # the caller's reference
-        out[0] = id(tensor)
-    except BaseException:  # as above
-        return -1
+        if managed is not None:
+            managed.disown()
+        if isinstance(exc, Exception):
+            return -1
+        raise
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))  # the caller's reference
+    out[0] = ffi.cast("void *", id(tensor))
     return 0
 
 
-@_immortal
-@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-def _dltensor_from_py_object(tensor: Tensor, out: int) -> int:
+@_callback("int(intptr_t, DLTensor *)")
+def _dltensor_from_py_object(identity: int, out: Any) -> int:
+    tensor = PyObj_FromPtr(identity)
     try:
-        # Borrowed: valid as long as the tensor, which keeps the shared struct.
-        ffi.cast("DLTensor *", out)[0] = _shared(tensor).managed.dl_tensor
-    except BaseException:  # as above
+        # Borrowed: valid as long as the tensor, which keeps the struct.
+        shared = _backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
+        out[0] = shared.template.pointer.dl_tensor
+    except Exception:
         return -1
     return 0
 
 
-@_immortal
-@ffi.callback(
+def _backwards(tensor: Tensor) -> Shared:
+    """The true strides of a tensor that is exported as a copy: who only borrows it may write."""
+    if tensor not in _borrowed:
+        _borrowed[tensor] = Shared(tensor)
+    return _borrowed[tensor]
+
+
+_borrowed: weakref.WeakKeyDictionary[Tensor, Shared] = weakref.WeakKeyDictionary()
+
+
+@_callback(
     "int(DLTensor *, DLManagedTensorVersioned **, void *, "
-    "void(*)(void *, const char *, const char *))",
-    error=-1,
+    "void(*)(void *, const char *, const char *))"
 )
 def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error: Any) -> int:
     # cffi takes the GIL: callers may be threads that Python has never seen.
@@ -158,7 +215,7 @@ def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error:
         out[0] = ffi.NULL
         tensor = OPERATIONS["empty"](*_prototype(prototype))
         out[0] = ffi.cast("DLManagedTensorVersioned *", export_tensor(tensor))
-    except BaseException as exc:  # reported through set_error
+    except Exception as exc:  # reported through set_error
         if set_error:
             kind, message = type(exc).__mro__, str(exc)
             name = next(cls.__name__ for cls in kind if cls.__module__ == "builtins")
@@ -176,15 +233,14 @@ def _prototype(prototype: Any) -> tuple[tuple[int, ...], DType, Device]:
     return shape, dtype, Device.of(prototype.device.device_type, prototype.device.device_id)
 
 
-@_immortal
-@ffi.callback("int(DLDeviceType, int32_t, void **)", error=-1)
+@_callback("int(DLDeviceType, int32_t, void **)")
 def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
     try:
         stream = 0
         if device_type != 1:
             stream = OPERATIONS["current_stream"](Device.of(device_type, device_id))
         out[0] = ffi.cast("void *", stream)
-    except BaseException:  # no backend, no stream
+    except Exception:  # no backend, no stream
         return -1
     return 0
 
@@ -196,16 +252,15 @@ _name: Any = _immortal(ffi.new("char[]", CAPSULE_NAME))
 def install() -> None:
     """Fill the table and put it on `Tensor`. Once per process: consumers keep its address."""
     _table.header.version.major, _table.header.version.minor = DLPACK_VERSION
-    _table.managed_tensor_allocator = _managed_tensor_allocator
-    _table.current_work_stream = _current_work_stream
     for field, function in (
+        ("managed_tensor_allocator", _managed_tensor_allocator),
         ("managed_tensor_from_py_object_no_sync", _managed_tensor_from_py_object),
         ("managed_tensor_to_py_object_no_sync", _managed_tensor_to_py_object),
         ("dltensor_from_py_object_no_sync", _dltensor_from_py_object),
+        ("current_work_stream", _current_work_stream),
     ):
-        pointer = ctypes.cast(function, ctypes.c_void_p).value
         kind = ffi.typeof(getattr(_table, field))
-        setattr(_table, field, ffi.cast(kind, pointer))
+        setattr(_table, field, ffi.cast(kind, ffi.cast("uintptr_t", function)))
     new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     capsule = new(("PyCapsule_New", ctypes.pythonapi))(
         int(ffi.cast("uintptr_t", _table)), int(ffi.cast("uintptr_t", _name)), None
