@@ -16,7 +16,7 @@ from .driver import call, check, cu, status
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["State", "idle", "refuse_capture", "relaxed", "state"]
+__all__ = ["State", "idle", "refuse_capture", "refuse_disturbing", "relaxed", "state"]
 
 _IMPLICIT, _NOT_READY = 906, 600  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_NOT_READY
 
@@ -47,6 +47,15 @@ def refuse_capture(stream: int, what: str) -> None:
         raise ExchangeError(
             f"stream {stream:#x} is capturing a CUDA graph, or would disturb one: memory and work "
             f"on it cannot be {what} now. Do it before the capture begins"
+        )
+
+
+def refuse_disturbing(stream: int) -> None:
+    """ExchangeError if work on *stream* would end somebody's capture; captured work may go on."""
+    if stream == 1 and state(stream) is State.BLOCKED:  # the legacy stream alone can be
+        raise ExchangeError(
+            "a blocking stream is capturing a CUDA graph, which work on the legacy default stream "
+            "would end. Capture on a non-blocking stream, or use another stream for this"
         )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import host_copies
 from .base import Base, address_of
-from .capture import refuse_capture
+from .capture import refuse_capture, refuse_disturbing
 from .contexts import attribute, current, primary
 from .copies import Side, copy, copy_between_devices, copy_region
 from .driver import call
@@ -52,6 +52,7 @@ class Queued(Base):
         self.check_device(source_device_id)
         target, source, stream = data + offset, source + source_offset, handle(stream)
         with current(primary(device_id)):
+            refuse_disturbing(stream)
             if device_id == source_device_id:
                 copy(target, source, nbytes, stream)
             else:
@@ -61,8 +62,10 @@ class Queued(Base):
         self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
     ) -> None:
         """Set *nbytes* bytes at *offset* to *value*."""
+        stream = handle(stream)
         with current(primary(device_id)):
-            call("cuMemsetD8Async", data + offset, value, nbytes, handle(stream))
+            refuse_disturbing(stream)
+            call("cuMemsetD8Async", data + offset, value, nbytes, stream)
 
     def copy_strided(
         self,
@@ -128,5 +131,6 @@ class Queued(Base):
         with current(primary(device_id)):
             if target.on_host or source.on_host:
                 refuse_capture(stream, "copied to or from the host")
+            refuse_disturbing(stream)
             max_pitch = attribute(device_id, "MAX_PITCH")
             copy_region(target, source, shape, run_nbytes, stream, max_pitch)

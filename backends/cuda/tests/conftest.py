@@ -77,6 +77,7 @@ class Fake:
         return self.library.fake_cuda_live()
 
     def memory(self, nbytes):
+        """Leave device 0 this much room."""
         self.library.fake_cuda_memory(nbytes)
 
     def attribute(self, attribute, value):

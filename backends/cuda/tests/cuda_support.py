@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 import textwrap
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,13 +29,71 @@ def stream(device_id=0, flags=1, context=None):
             call("cuStreamDestroy", handle)
 
 
+def launch_host_function(on, function, argument, device_id=0):
+    """Queue a C function on the stream *on*, by the driver itself.
+
+    cuda.bindings would call it through a function of its own, which takes the GIL.
+    """
+    from dlbridge_cuda.contexts import current, primary
+
+    driver = ctypes.CDLL("libcuda.so.1")  # the one that is loaded, the double or the real one
+    driver.cuLaunchHostFunc.argtypes = [ctypes.c_void_p] * 3
+    with current(primary(device_id)):
+        assert driver.cuLaunchHostFunc(on, function, argument) == 0
+
+
 def slow(on, seconds=0.08, device_id=0):
     """Queue work of *seconds* on the stream *on*: a host function that sleeps, in C."""
-    from dlbridge_cuda.contexts import current, primary
+    launch_host_function(on, USLEEP, int(seconds * 1e6), device_id)
+
+
+class Gate:
+    """Work that stands in a stream until it is opened: `sem_wait`, in C."""
+
+    def __init__(self):
+        self._libc = ctypes.CDLL(None)
+        self._semaphore = ctypes.create_string_buffer(64)
+        self._libc.sem_init(self._semaphore, 0, 0)
+        self.is_open = False
+
+    def stand(self, on, device_id=0):
+        wait = ctypes.cast(self._libc.sem_wait, ctypes.c_void_p).value
+        launch_host_function(on, wait, ctypes.addressof(self._semaphore), device_id)
+
+    def open(self):
+        self.is_open = True
+        self._libc.sem_post(self._semaphore)
+
+    def open_soon(self):
+        """In 50 ms, by another thread; who waits for it then finds `is_open`."""
+        threading.Timer(0.05, self.open).start()
+
+
+@contextmanager
+def gate(on, device_id=0):
+    """A closed `Gate` in the stream *on*; open at the end in any case."""
+    closed = Gate()
+    closed.stand(on, device_id)
+    try:
+        yield closed
+    finally:
+        if not closed.is_open:
+            closed.open()
+        from dlbridge_cuda.contexts import current, primary
+        from dlbridge_cuda.driver import call
+
+        with current(primary(device_id)):  # the semaphore must outlive the wait
+            call("cuStreamSynchronize", on)
+
+
+def own_context(device_id=0):
+    """A context that is not the primary one; it is current, as the driver has it."""
     from dlbridge_cuda.driver import call
 
-    with current(primary(device_id)):
-        call("cuLaunchHostFunc", on, USLEEP, int(seconds * 1e6))
+    try:
+        return call("cuCtxCreate", None, 0, device_id)
+    except TypeError:  # cuda-bindings 12
+        return call("cuCtxCreate", 0, device_id)
 
 
 def write(backend, data, content, on=1, device_id=0):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from cuda_support import memory, read, slow, stream
+from cuda_support import gate, memory, read, stream
 
 import dlbridge
 from dlbridge.errors import ExchangeError
@@ -153,6 +153,9 @@ def test_the_legacy_stream_beside_a_capture(cuda, flags):
                 lambda: cuda.allocate(0, 64, 256, 1),
                 lambda: cuda.synchronize(0, 1),
                 lambda: cuda.wait(0, own, 1),
+                lambda: cuda.fill(0, data, 0, 64, 1, 1),
+                lambda: cuda.copy(0, data, 0, 0, data, 32, 32, 1),
+                lambda: cuda.copy_strided(0, data, 0, [8], data, 32, [8], [2], 4, 1),
             ):
                 with pytest.raises(ExchangeError, match="graph"):
                     call()
@@ -184,15 +187,14 @@ def test_two_streams_of_one_capture_are_ordered_in_the_graph(fake, cuda):
 
 def test_a_graph_cannot_wait_for_work_outside(cuda, mode):
     """Refused as long as there is such work; nothing to do when there is none."""
-    with stream() as own, stream() as busy, memory(cuda, 64):
-        slow(busy)
-        with capture(own, mode):
-            with pytest.raises(
-                ExchangeError, match=r"cannot wait for work outside it. Synchronize before"
-            ):
-                cuda.wait(0, own, busy)
-            cuda.synchronize(0, busy)
+    with stream() as own, stream() as busy, gate(busy) as closed, capture(own, mode):
+        with pytest.raises(
+            ExchangeError, match=r"cannot wait for work outside it. Synchronize before"
+        ):
             cuda.wait(0, own, busy)
+        closed.open()
+        cuda.synchronize(0, busy)
+        cuda.wait(0, own, busy)
 
 
 def test_captured_work_is_not_waited_for(fake, cuda, mode):

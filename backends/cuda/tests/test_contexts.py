@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from cuda_support import stream
+from cuda_support import own_context, stream
 
 from dlbridge.errors import Error
 
@@ -93,7 +93,7 @@ def test_somebodys_own_context(kind):
     def work():
         from dlbridge_cuda.driver import call
 
-        own = call("cuCtxCreate", None, 0, 0)
+        own = own_context()
         uses(kind)
         same = current_context() == int(own)
         call("cuCtxDestroy", own)

@@ -171,7 +171,7 @@ def test_out_of_memory_says_how_much(fake, cuda):
         DeviceMemoryError, match=r"no room for 2097152 bytes of cuda memory \(device 0 has"
     ):
         cuda.allocate(0, 2 << 20, 256, 1)
-    assert fake.live() == 0 or cuda.allocate(0, 1 << 10, 256, 1)
+    cuda.free(0, cuda.allocate(0, 1 << 10, 256, 1), 1)  # what there is can be had
 
 
 @pytest.mark.parametrize("exit_with", ["exit", "os._exit", "daemon"])

@@ -1,13 +1,11 @@
 """The conformance kit for the three names, at every pace of the double."""
 
-import ctypes
 import gc
 
 import pytest
+from cuda_support import slow
 
 from dlbridge.testing import BackendTests
-
-SLOW_US = 60_000
 
 
 class Slow(BackendTests):
@@ -35,14 +33,8 @@ class Slow(BackendTests):
         return stream
 
     def slow_work(self, backend, device_id, stream):
-        from dlbridge_cuda.contexts import current, primary
-        from dlbridge_cuda.driver import call
-
-        usleep = ctypes.CDLL(None).usleep  # a C function: nothing of Python runs in the stream
-        address = ctypes.cast(usleep, ctypes.c_void_p).value
-        with current(primary(device_id)):
-            call("cuLaunchHostFunc", stream or 1, address, SLOW_US)
-        return usleep
+        slow(stream or 1, 0.06, device_id)
+        return self
 
 
 class TestCUDA(Slow):

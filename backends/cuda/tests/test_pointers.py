@@ -3,7 +3,7 @@
 import ctypes
 
 import pytest
-from cuda_support import memory
+from cuda_support import memory, own_context
 
 import dlbridge
 from dlbridge.errors import ExchangeError
@@ -68,7 +68,7 @@ def test_memory_of_somebodys_own_context(cuda):
     """Our primary contexts cannot reach it: refused, and told what to do."""
     from dlbridge_cuda.driver import call
 
-    own = call("cuCtxCreate", None, 0, 0)
+    own = own_context()
     data = int(call("cuMemAlloc", 64))
     call("cuCtxPopCurrent")
     with pytest.raises(

@@ -2,12 +2,11 @@
 
 import ctypes
 import threading
-import time
 import types
 
 import numpy as np
 import pytest
-from cuda_support import memory, read, slow, stream, write
+from cuda_support import Gate, gate, memory, own_context, read, slow, stream, write
 
 import dlbridge
 from dlbridge.errors import DeviceError
@@ -130,14 +129,13 @@ def test_wait_orders_a_slow_stream_before_a_fast_one(cuda, on_default):  # S17
         memory(cuda, N) as copy,
     ):
         producer = 1 if on_default else first
-        slow(producer)
-        cuda.fill(0, source, 0, N, NEW[0], producer)
-        start = time.perf_counter()
-        cuda.wait(0, second, producer)
-        assert time.perf_counter() - start < 0.04  # the work takes 0.08 s
-        cuda.copy(0, copy, 0, 0, source, 0, N, second)
-        assert read(cuda, copy, N, second) == NEW
-        cuda.synchronize(0, producer)
+        with gate(producer) as closed:
+            cuda.fill(0, source, 0, N, NEW[0], producer)
+            cuda.wait(0, second, producer)
+            cuda.copy(0, copy, 0, 0, source, 0, N, second)
+            assert not closed.is_open  # nobody has waited on the host so far
+            closed.open_soon()
+            assert read(cuda, copy, N, second) == NEW
 
 
 @pytest.mark.parametrize("flags", [0, 1])
@@ -145,26 +143,23 @@ def test_without_wait_it_would_be_wrong(cuda, flags):
     """The test above can fail: two such streams are not ordered by themselves."""
     with (
         stream(flags=flags) as first,
-        stream() as second,
+        stream(flags=flags) as second,
         memory(cuda, OLD) as source,
         memory(cuda, N) as copy,
+        gate(first),
     ):
-        slow(first)
         cuda.fill(0, source, 0, N, NEW[0], first)
         cuda.copy(0, copy, 0, 0, source, 0, N, second)
         assert read(cuda, copy, N, second) == OLD
-        cuda.synchronize(0, first)
 
 
 def test_wait_takes_the_work_so_far_only(cuda):
     """Later work on the producer does not hold the consumer up; the event is used again."""
     with stream() as first, stream() as second:
         cuda.wait(0, second, first)
-        slow(first)
-        start = time.perf_counter()
-        cuda.synchronize(0, second)
-        assert time.perf_counter() - start < 0.04
-        cuda.synchronize(0, first)
+        with gate(first) as closed:
+            cuda.synchronize(0, second)
+            assert not closed.is_open
 
 
 def test_events_are_used_again(fake, cuda):
@@ -210,17 +205,19 @@ def test_wait_between_devices(cuda, two_devices):
 
 def test_wait_for_a_stream_of_another_context(cuda):
     """Somebody's own context: its event is made there."""
+    from dlbridge_cuda.contexts import current
     from dlbridge_cuda.driver import call
 
-    own = call("cuCtxCreate", None, 0, 0)
+    own = own_context()
     call("cuCtxPopCurrent")
-    with stream(context=own) as foreign, stream() as ours, memory(cuda, OLD) as data:
-        slow(foreign)
-        cuda.wait(0, ours, foreign)
-        start = time.perf_counter()
-        cuda.copy(0, data, 0, 0, data, N // 2, N // 2, ours)
-        cuda.synchronize(0, ours)
-        assert time.perf_counter() - start > 0.04
+    with stream(context=own) as foreign, stream() as ours:
+        with gate(foreign) as closed:
+            cuda.wait(0, ours, foreign)
+            closed.open_soon()
+            cuda.synchronize(0, ours)
+            assert closed.is_open
+        with current(own):
+            call("cuStreamSynchronize", foreign)
     call("cuCtxDestroy", own)
 
 
@@ -241,35 +238,21 @@ def test_the_per_thread_stream_of_another_thread(cuda):
 
 
 def test_synchronize_the_per_thread_stream_of_another_thread(cuda):
-    def produce():
-        slow(2)
-
-    thread = threading.Thread(target=produce)
+    closed = Gate()
+    thread = threading.Thread(target=closed.stand, args=(2,))
     thread.start()
     thread.join()
-    start = time.perf_counter()
+    closed.open_soon()
     cuda.synchronize(0, 2)
-    assert time.perf_counter() - start > 0.04
+    assert closed.is_open
 
 
 def test_synchronize_lets_other_threads_run(cuda):
-    """The GIL is not held while the host waits."""
-    ticks = []
-    with stream() as handle:
-        slow(handle, 0.2)
-        stop = threading.Event()
-
-        def tick():
-            while not stop.is_set():
-                ticks.append(1)
-                time.sleep(0.005)
-
-        thread = threading.Thread(target=tick)
-        thread.start()
-        cuda.synchronize(0, handle)
-        stop.set()
-        thread.join()
-    assert len(ticks) > 5
+    """The GIL is not held while the host waits, else nobody could open the gate."""
+    with stream() as own, gate(own) as closed:
+        closed.open_soon()
+        cuda.synchronize(0, own)
+        assert closed.is_open
 
 
 @pytest.mark.parametrize("member", ["wait", "synchronize", "fill"])

@@ -66,6 +66,14 @@ CONTROL void fake_cuda_reset(void) {
 
 CONTROL void fake_cuda_delay(int microseconds) { delay_us = microseconds; }
 CONTROL void fake_cuda_strict(int on) { strict = on; }
-CONTROL void fake_cuda_memory(size_t bytes) { total_memory = bytes; }
+
+// Leave the devices as much memory as device 0 uses now, and so many bytes more.
+CONTROL void fake_cuda_memory(size_t bytes) {
+  pthread_mutex_lock(&lock);
+  pools[0].kept = 0;
+  total_memory = used_memory[0] + bytes;
+  pthread_mutex_unlock(&lock);
+}
+
 CONTROL void fake_cuda_attribute(int attribute, int value) { attributes[attribute] = value; }
 CONTROL size_t fake_cuda_live(void) { return live_allocations; }

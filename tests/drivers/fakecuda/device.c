@@ -148,7 +148,7 @@ API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
   return CUDA_SUCCESS;
 }
 
-API cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
+API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
   INITIALIZED;
   VALID_DEVICE(device);
   if (top + 1 == STACK) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -160,6 +160,10 @@ API cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevic
   pthread_mutex_unlock(&lock);
   stack[++top] = *context = new;  // it becomes current, as in the driver
   return CUDA_SUCCESS;
+}
+
+API cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
+  return cuCtxCreate_v2(context, flags, device);
 }
 
 API cuCtxDestroy_v2(CUcontext context) {

@@ -25,7 +25,7 @@ API cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64
   }
   static const char *const suffixes[] = {"_v4", "_v2", ""};
   *function = NULL;
-  for (int i = 0; i < 3 && !*function; i++) {
+  for (int i = version < 12050; i < 3 && !*function; i++) {  // cuCtxCreate_v4 is of CUDA 12.5
     char full[128];
     snprintf(full, sizeof full, "%s%s", name, suffixes[i]);
     *function = dlsym(self, full);

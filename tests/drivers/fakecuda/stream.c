@@ -78,12 +78,25 @@ CUstream stream_of(CUstream handle) {
   return stream;
 }
 
+// Work on the legacy stream ends the capture of a stream that it is ordered with.
+static int breaks_a_capture(CUstream stream) {
+  int broken = 0;
+  if (!stream->is_legacy) return 0;
+  for (CUstream s = streams; s; s = s->next)
+    if (s->capture && s->context == stream->context && !(s->flags & CU_STREAM_NON_BLOCKING)) {
+      s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+      broken = 1;
+    }
+  return broken;
+}
+
 // Queue work; while the stream is capturing it becomes a node of the graph instead.
 CUresult push(CUstream handle, Operation operation) {
   CUstream stream = stream_of(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
     return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (breaks_a_capture(stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   Operation *new = malloc(sizeof *new);
   *new = operation;
   new->next = NULL;
