@@ -83,15 +83,18 @@ def test_memory_of_another_device_is_refused(opencl):
     opencl.free(1, data, 0)
 
 
-def test_the_demos_filter(opencl, make):
+@pytest.mark.parametrize("radius", [0, 1, 2, 6, 7, 20])
+def test_the_demos_filter(opencl, make, radius):
     shape = height, width, channels = 7, 9, 3
     image = np.random.default_rng(0).integers(0, 256, shape, "u1")
     source, target = make(image.size + 5), make(image.size + 3)
     source.write(np.concatenate([np.zeros(5, "u1"), image.ravel()]))
-    opencl.box_blur(0, source.data, 5, target.data, 3, shape, 2, source.stream)
+    opencl.box_blur(0, source.data, 5, target.data, 3, shape, radius, source.stream)
     got = target.read()[3:].reshape(shape)
     for y in range(height):
         for x in range(width):
-            part = image[max(y - 2, 0) : y + 3, max(x - 2, 0) : x + 3].reshape(-1, channels)
+            rows = slice(max(y - radius, 0), y + radius + 1)
+            columns = slice(max(x - radius, 0), x + radius + 1)
+            part = image[rows, columns].reshape(-1, channels)
             total = part.sum(0, dtype="u4")
             assert (got[y, x] == (total + len(part) // 2) // len(part)).all()
