@@ -21,12 +21,12 @@ from dlbridge_vulkan import Vulkan
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-ROUNDS = 7
+ROUNDS = 25
 
 Row = dict[str, float]
 
 
-def race(ways: dict[str, Callable[[], object]], seconds: float = 0.05) -> Row:
+def race(ways: dict[str, Callable[[], object]], seconds: float = 0.005) -> Row:
     """Seconds of one call of each way, best of `ROUNDS`.
 
     The ways take turns, so that a busy moment of the machine hits all of them.

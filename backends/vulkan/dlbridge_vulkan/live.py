@@ -49,7 +49,9 @@ class Live:
 
     def at(self, data: int, offset: int, nbytes: int) -> Allocation:
         """The allocation, in which *nbytes* bytes at *offset* must lie."""
-        allocation = self.get(data)
+        allocation = self._table.get(data)
+        if allocation is None or not allocation.device.alive:
+            allocation = self.get(data)  # which says what is wrong
         if offset < 0 or offset + nbytes > allocation.nbytes:
             raise ExchangeError(
                 f"bytes {offset} to {offset + nbytes} are outside a Vulkan buffer of "

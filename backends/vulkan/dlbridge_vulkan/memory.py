@@ -130,7 +130,7 @@ class Allocation:
         queue = self.device.queue
         if queue.shared:
             queue.finish()
-        elif self.last_use:
+        elif self.last_use > queue.reached:
             queue.wait(self.last_use)
 
     @property

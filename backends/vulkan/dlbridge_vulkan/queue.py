@@ -46,8 +46,9 @@ class Queue:
         """Whether others have the handles, so that they may submit here too."""
         self.submitted = 0
         """The timeline's value after the last submission."""
+        self.reached = 0
+        """The newest value that is known to be reached; it may be further by now."""
         self._next = 0
-        self._done = 0
         self._lib = lib = load()
         timeline = struct(
             "VkSemaphoreTypeCreateInfo", semaphoreType=constant("VK_SEMAPHORE_TYPE_TIMELINE")
@@ -157,15 +158,15 @@ class Queue:
 
     def done(self, value: int) -> bool:
         """Whether the submission *value* is done; does not block."""
-        if value <= self._done:
+        if value <= self.reached:
             return True
         counter = ffi.new("uint64_t *")  # one per call: the threads do not wait for each other
         check(
             self._lib.vkGetSemaphoreCounterValue(self.device, self.semaphore, counter),
             "vkGetSemaphoreCounterValue",
         )
-        self._done = counter[0]
-        return bool(value <= self._done)
+        self.reached = counter[0]
+        return bool(value <= self.reached)
 
     def wait(self, value: int) -> None:
         """Block until the submission *value* is done."""
@@ -184,11 +185,12 @@ class Queue:
             self._lib.vkWaitSemaphores(self.device, info, SLICE), "vkWaitSemaphores"
         ) == constant("VK_TIMEOUT"):
             pass
-        self._done = max(self._done, value)
+        self.reached = max(self.reached, value)
 
     def finish(self) -> None:
         """Block until all work now on the queue is done."""
-        self.wait(self.mark())
+        if self.shared or self.reached != self._next:
+            self.wait(self.mark())
 
     def close(self) -> None:
         """Destroy what the queue made; no work may be on it."""
