@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .consume import from_dlpack, origin_of
 from .device import Device
 from .devices import supports
 from .dtype import dtype as as_dtype
+from .errors import ExchangeError
 from .layout import reach
 from .memory import Memory
 from .produce import OPERATIONS
 from .protocol import NativeArray, SupportsNative
 from .registry import backend, backends
 from .tensor import Tensor, make_tensor, wrap_array
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["INTERFACES", "asarray", "native_tensor"]
 
@@ -28,20 +32,21 @@ def asarray(
     (pyopencl arrays, Vulkan buffers), ``__cuda_array_interface__``,
     ``__array_interface__``, buffers (bytes, memoryview, array, mmap), Arrow
     arrays, Python scalars and nested lists. *dtype* reads the memory as
-    another type of the same size.
+    another type of the same size. *copy* as in `to_device`; False refuses what
+    has no memory to share, a list, with BufferError.
     """
-    tensor = _as_tensor(x)
+    tensor = _as_tensor(x, copy)
     if dtype is not None:
         tensor = tensor.view(as_dtype(dtype))
-    if device is None and copy is not True:
+    if device is None and (copy is None or copy is False):
         return tensor
     moved: Tensor = OPERATIONS["to_device"](tensor, device or tensor.device, copy=copy)
     return moved
 
 
-def _as_tensor(x: Any) -> Tensor:
+def _as_tensor(x: Any, copy: bool | None) -> Tensor:
     if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
-        return from_dlpack(x)
+        return from_dlpack(x, copy=False if copy is False else None)
     native = _from_native(x)
     if native is not None:
         return native
@@ -51,12 +56,25 @@ def _as_tensor(x: Any) -> Tensor:
     import numpy as np
 
     if hasattr(x, "__array_interface__") or hasattr(x, "__array__"):
-        return wrap_array(np.asarray(x)[...])
+        return wrap_array(_share_or_copy(x, copy)[...])
     try:
         view = memoryview(x)
     except TypeError:
-        return wrap_array(np.asarray(_plain(x)))
+        return wrap_array(_share_or_copy(_plain(x), copy))
     return wrap_array(np.asarray(view))
+
+
+def _share_or_copy(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    try:
+        return np.asarray(x, copy=False if copy is False else None)
+    except ValueError as exc:
+        if copy is not False:
+            raise
+        raise ExchangeError(
+            f"{origin_of(x)} has no memory to share and copy=False forbids a copy; pass copy=None"
+        ) from exc
 
 
 INTERFACES: dict[str, Callable[[Any], Tensor]] = {}

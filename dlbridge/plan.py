@@ -109,8 +109,11 @@ def make_plan(tensor: Tensor, target: Device, copy: bool | None) -> Plan:
     """The plan that brings *tensor* to *target*.
 
     ExchangeError where *copy* is False and a step would copy, naming it; or
-    where the tensor is on a device that no backend here can use.
+    where the tensor is on a device that no backend here can use. TypeError for
+    a *copy* that is no bool: 0 would be taken for None.
     """
+    if copy is not None and not isinstance(copy, bool):
+        raise TypeError(f"copy must be True, False or None, not {copy!r}")
     plan = Plan(tensor.dtype, tensor.shape, tensor.origin, tensor.device, target)
     if tensor.size == 0:
         plan.add("share", tensor.device, target, 0, "it has no elements")

@@ -49,7 +49,7 @@ def to_device(
     *progress* is called with ``(done, total)`` bytes after each 64 MiB; True
     shows a bar for 256 MiB and more. `explain` tells beforehand what happens.
     """
-    tensor = x if isinstance(x, Tensor) else asarray(x)
+    tensor = _as_tensor(x, copy)
     target = find_device(device)
     steps = make_plan(tensor, target, copy)
     on = nullcontext() if stream is None else use_stream(target, stream)
@@ -58,9 +58,14 @@ def to_device(
     return moved if like is None else as_library(moved, like, copy)
 
 
+def _as_tensor(x: Any, copy: bool | None) -> Tensor:
+    """*x* where it is: what copying there is to do, the plan does."""
+    return x if isinstance(x, Tensor) else asarray(x, copy=False if copy is False else None)
+
+
 def plan(x: Any, device: Any, *, copy: bool | None = None, like: Any = None) -> Plan:
     """What `to_device` with the same arguments would do; nothing is moved."""
-    tensor = x if isinstance(x, Tensor) else asarray(x)
+    tensor = _as_tensor(x, copy)
     steps = make_plan(tensor, find_device(device), copy)
     if like is not None:
         fresh = steps.copies > 0
