@@ -43,7 +43,7 @@ ffi.error ffi.symbol
 ffi.call ffi.callback ffi.schema
 ffi.env ffi.tensor
 ffi.function ffi.peer
-ffi.elements ffi.container ffi.mapping
+ffi.elements ffi.container ffi.sequence ffi.shape ffi.mapping
 ffi.conversion ffi.graph ffi.serialization
 ffi.typeinfo ffi.reflection
 ffi.structural ffi.dataclasses ffi.module

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from . import dataclasses, serialization, structural
     from ._lib import library_path, version
     from .any import UNCHANGED
-    from .container import Array, List, Shape
     from .conversion import ObjectConvertible, convert, init_ffi_api
     from .env import get_raw_stream, use_raw_stream, use_stream, use_torch_stream
     from .error import Error, register_error
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     )
     from .object import Object
     from .reflection import object_class, register_object
+    from .sequence import Array, List
+    from .shape import Shape
     from .structural import (
         DefRegionKind,
         InplaceMode,
@@ -136,6 +137,8 @@ _MODULES: Final = (
     "tensor",
     "function",
     "container",
+    "sequence",
+    "shape",
     "mapping",
     "typeinfo",
     "graph",

@@ -11,11 +11,12 @@ from dlbridge.dtype import dtype
 
 from . import any as values
 from .callback import callable_rule
-from .container import sequence_rule
 from .error import error_rule
 from .mapping import mapping_rule
 from .opaque import pack_opaque
 from .peer import peer_rule
+from .sequence import sequence_rule
+from .shape import shape_rule
 from .tensor import tensor_rule
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ values.rules += [
     _subclasses(numbers.Real, values.pack_float),
     _subclasses(str, values.pack_str),
     _subclasses((bytes, bytearray), values.pack_bytes),  # type: ignore[arg-type]
+    shape_rule,
     sequence_rule,
     mapping_rule,
     _subclasses(ctypes.c_void_p, values.pack_opaque_pointer),

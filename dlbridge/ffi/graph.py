@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .container import Array, List
 from .mapping import Dict, Map
 from .object import Object
+from .sequence import Array, List
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ._lib import C
 from .any import OBJECT_BEGIN, Handle, constructors, unpack
 from .call import call_with_gil
-from .container import Array, List
 from .elements import Members, build_by, method
 from .error import Error
 from .function import Function, builtin
 from .mapping import Dict, Map
 from .object import Object, pack_object, remember, wrap
+from .sequence import Array, List
 from .serialization import from_json_graph_str, to_json_graph_str
 from .typeinfo import Field, Method, TypeInfo, index_of, info_of
 

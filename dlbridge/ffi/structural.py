@@ -13,11 +13,11 @@ from dlbridge.tensor import Tensor
 
 from ._lib import C, ffi
 from .call import call, call_with_gil
-from .container import Shape
 from .function import builtin, get_global_func
 from .graph import bounded
 from .object import MovedObject, Object
 from .reflection import index_of_class, register_object
+from .shape import Shape
 
 __all__ = [
     "DefRegionKind",

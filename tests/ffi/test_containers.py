@@ -593,3 +593,49 @@ def test_readers_and_writers_in_threads(run_script):  # 4.2: lists and dicts hav
         print("done")
     """)
     assert (code, output) == (0, "done\n")
+
+
+# --- Beside tvm_ffi ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["import tvm_ffi", "from dlbridge import ffi; ffi.version"])
+def test_containers_and_objects_in_both_bindings(run_script, first):
+    pytest.importorskip("tvm_ffi")
+    code, output = run_script(
+        f"""
+        {first}
+        import tvm_ffi
+        from dlbridge import ffi
+        ours = ffi.convert_func(lambda x: x)
+        ffi.register_global_func("both.ours", lambda x: x)
+        theirs = tvm_ffi.get_global_func("both.ours")
+        for name, value in [("Array", [1, "a"]), ("List", [1, [2]]), ("Map", {{"k": 1}}),
+                            ("Dict", {{"k": [1]}}), ("Shape", (2, 3))]:
+            there, here = getattr(tvm_ffi, name)(value), getattr(ffi, name)(value)
+            assert type(ours(there)) is type(here) and ours(there) == here, name
+            if name != "Shape":  # a tuple, to tvm_ffi
+                assert type(theirs(here)) is type(there) and theirs(here) == there, name
+            assert type(theirs(there)) is type(there), name
+            assert ours([there])[0] == here, name
+        # One object, seen changing from both sides.
+        there = tvm_ffi.List([1])
+        here = ours(there)
+        here.append(2)
+        assert list(there) == [1, 2]
+        there.append(3)
+        assert here == [1, 2, 3] and ours(there) is here
+        print("done")
+        """,
+        prelude="",
+    )
+    assert (code, output) == (0, "done\n")
+
+
+def test_streams_of_tensors_in_the_peers_containers():
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    seen = []
+    look = ffi.convert_func(lambda *_args: seen.append(ffi.get_raw_stream("cuda:1")))
+    with installed("cuda", Streams()) as plugin:
+        plugin.current = 0x55
+        look(tvm_ffi.Array([1, tvm_ffi.from_dlpack(TableTensor((2, 1)))]))
+    assert seen == [0x55]
