@@ -17,7 +17,6 @@ import importlib.util
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge._cdefs import ffi
@@ -105,9 +104,8 @@ def _candidates() -> Iterator[tuple[str, str]]:
     except ValueError:  # a tvm_ffi in sys.modules that is no package
         spec = None
     for folder in (spec and spec.submodule_search_locations) or ():
-        path = Path(folder, "lib", FILE_NAME)
-        if path.exists():
-            yield str(path), "the installed apache-tvm-ffi"
+        # Not pathlib: its import takes as long as the rest of this module.
+        yield f"{folder}{os.sep}lib{os.sep}{FILE_NAME}", "the installed apache-tvm-ffi"
     yield FILE_NAME, "the system's loader"
 
 

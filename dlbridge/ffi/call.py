@@ -13,6 +13,8 @@ to `FAST` arguments, with integers, which most calls have, stored in line.
 
 from __future__ import annotations
 
+from functools import cache
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.device import Device
@@ -210,16 +212,6 @@ def make_fast_call(
 
     *packers* is asked first, by exact class, then *packer_of*.
     """
-    names = [f"a{i}" for i in range(FAST)]
-    source = _HEAD.format(
-        parameters=", ".join(f"{name}=MISSING" for name in names), names=", ".join(names)
-    )
-    for i in range(FAST):
-        part = _ARGUMENT.format(i=i, tag=2 * i + 2, payload=2 * i + 3)
-        if i + 1 < FAST:
-            part += _NEXT.format(next=i + 1)
-        source += _indent(part, i + 3)
-    source += _indent(f"count = {FAST}\n", FAST + 2) + _TAIL
     scope: dict[str, Any] = {
         "CALL": C.TVMFFIFunctionCall,
         "FAST": FAST,
@@ -237,5 +229,20 @@ def make_fast_call(
         "unpack": unpack,
         "__name__": __name__,
     }
-    exec(compile(source, "<dlbridge.ffi: generated call>", "exec"), scope)
+    exec(_fast_call_code(), scope)
     return scope["make"](new_frame(FAST))  # type: ignore[no-any-return]
+
+
+@cache
+def _fast_call_code() -> CodeType:
+    names = [f"a{i}" for i in range(FAST)]
+    source = _HEAD.format(
+        parameters=", ".join(f"{name}=MISSING" for name in names), names=", ".join(names)
+    )
+    for i in range(FAST):
+        part = _ARGUMENT.format(i=i, tag=2 * i + 2, payload=2 * i + 3)
+        if i + 1 < FAST:
+            part += _NEXT.format(next=i + 1)
+        source += _indent(part, i + 3)
+    source += _indent(f"count = {FAST}\n", FAST + 2) + _TAIL
+    return compile(source, "<dlbridge.ffi: generated call>", "exec")

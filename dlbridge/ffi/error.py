@@ -47,7 +47,7 @@ __all__ = [
 _MAX_CAUSES: Final = 32
 # The way from Python into C, which is not the reader's.
 _PASSAGE: Final = frozenset({"cdata_call", "cffistatic_ffi_call"})
-_FRAME = re.compile(r'\s*File "(.+?)", line (\d+), in (.+)')
+_FRAME: Final = r'\s*File "(.+?)", line (\d+), in (.+)'
 
 _kinds: dict[type, str] = {}
 _classes: dict[str, type[BaseException]] = {}
@@ -230,7 +230,7 @@ def _traceback(backtrace: str) -> TracebackType | None:
     """The lines of *backtrace* (most recent first) as a traceback."""
     traceback = None
     for line in backtrace.splitlines():
-        match = _FRAME.match(line)
+        match = re.match(_FRAME, line)
         if match and match[3] not in _PASSAGE:
             file, number, function = match.groups()
             frame = _frame(file, function)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._lib import C, address, ffi, py
@@ -12,11 +10,12 @@ from .call import call_with_gil, make_fast_call, new_frame, on_streams, pack_fra
 from .callback import make_function
 from .error import interrupted, raised
 from .object import Object, own, wrap
-from .schema import borrows_tensors, returns_none, signature_of
+from .schema import borrows_tensors, parse, returns_none, signature_of
 from .symbol import from_mlir_symbol, from_symbol
 from .tensor import converter, view_packer_of, view_packers
 
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Callable, Mapping
 
 __all__ = [
@@ -42,7 +41,7 @@ class Function(Object):
     __slots__ = ("_metadata", "_pointer")
 
     _pointer: Any
-    _metadata: Mapping[str, Any]
+    _metadata: Mapping[str, Any] | str  # not parsed yet
 
     def _adopt(self, handle: Handle | None) -> None:
         super()._adopt(handle)
@@ -71,7 +70,10 @@ class Function(Object):
     @property
     def metadata(self) -> Mapping[str, Any]:
         """What the registrar says about the function, as JSON; empty if nothing."""
-        return getattr(self, "_metadata", {})
+        found = getattr(self, "_metadata", {})
+        if isinstance(found, str):
+            found = self._metadata = parse(found)
+        return found
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -217,7 +219,11 @@ def get_global_func(name: str, allow_missing: bool = False) -> Any:
             "a library that registers functions must be loaded first"
         )
     function = wrap(address(out[0]), C.kTVMFFIFunction, Function)
-    return described(function, _metadata_of(name))
+    text = call_with_gil(builtin("ffi.GetGlobalFuncMetadata"), name) or ""
+    if '"arg_names"' in text or "DLTensor*" in text:
+        return described(function, parse(text))
+    function._metadata = text
+    return function
 
 
 def described(function: Function, metadata: Mapping[str, Any]) -> Function:
@@ -229,11 +235,6 @@ def described(function: Function, metadata: Mapping[str, Any]) -> Function:
         elif borrows_tensors(metadata):
             function.__class__ = BorrowingFunction
     return function
-
-
-def _metadata_of(name: str) -> Mapping[str, Any]:
-    text = call_with_gil(builtin("ffi.GetGlobalFuncMetadata"), name)
-    return json.loads(text) if text else {}
 
 
 _builtins: dict[str, Handle] = {}
@@ -267,6 +268,9 @@ def register_global_func(func_name: Any, f: Any = None, override: bool = False) 
         f, func_name = func_name, func_name.__name__
     if f is None:
         return lambda found: register_global_func(func_name, found, override)
+    import inspect
+    import json
+
     handle = f._handle if isinstance(f, Function) else make_function(f)
     metadata = ByteArray(json.dumps(_published(f)))
     name, doc = ByteArray(func_name), ByteArray(inspect.getdoc(f) or "")
@@ -284,6 +288,8 @@ def _published(function: Any) -> dict[str, Any]:
     if isinstance(function, Function):
         return dict(function.metadata)
     metadata: dict[str, Any] = {"type_schema": '{"type":"ffi.Function"}'}
+    import inspect
+
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

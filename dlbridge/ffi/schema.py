@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from inspect import Signature
 
-__all__ = ["annotation_of", "borrows_tensors", "parameters_of", "returns_none", "signature_of"]
+__all__ = [
+    "annotation_of",
+    "borrows_tensors",
+    "parameters_of",
+    "parse",
+    "returns_none",
+    "signature_of",
+]
 
 _NAMES: Final = {
     "ffi.String": "str",
@@ -30,10 +36,17 @@ _NAMES: Final = {
 }
 
 
+def parse(text: str) -> Mapping[str, Any]:
+    """The JSON in *text*; empty for empty text."""
+    import json  # 2 ms, which the first call of a function need not take
+
+    return json.loads(text) if text else {}
+
+
 def _typed(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """The ``named_args`` of a function's schema; empty for a packed function."""
     schema = metadata.get("type_schema")
-    found = json.loads(schema).get("named_args") if schema else None
+    found = parse(schema).get("named_args") if schema else None
     return found or {}
 
 
@@ -65,6 +78,8 @@ def _inner(schema: Mapping[str, Any]) -> str:
 
 def signature_of(metadata: Mapping[str, Any]) -> Signature:
     """The signature that *metadata* describes; ``(*args)`` where it says nothing."""
+    from inspect import Parameter, Signature
+
     names = metadata.get("arg_names")
     types = parameters_of(metadata)
     returns = _typed(metadata).get("return")
