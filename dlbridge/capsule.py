@@ -171,9 +171,8 @@ _NUMPY_TYPES = frozenset(
 
 def capsule_pointer(value: object, name: bytes) -> int:
     """The pointer in the capsule *value* if it is one of that *name*, else 0."""
-    if type(value).__name__ != "PyCapsule" or _get_name(value) != name:
-        return 0
-    pointer: int = _get_pointer(value, ctypes.cast(ctypes.c_char_p(name), ctypes.c_void_p))
+    wanted = ctypes.cast(ctypes.c_char_p(name), ctypes.c_void_p)
+    pointer: int = _get_pointer(value, wanted) if _is_valid(value, wanted) else 0
     return pointer
 
 

@@ -62,6 +62,15 @@ int harness_delete_late(void *managed) {
   return pthread_create(&thread, NULL, delete_late, managed) || pthread_detach(thread);
 }
 
+/* As a consumer does that has just refused the tensor; Python's own functions. */
+extern void *PyExc_ValueError;
+void PyErr_SetString(void *, const char *);
+
+void harness_delete_with_error(void *managed) {
+  PyErr_SetString(PyExc_ValueError, "the consumer's own");
+  ((Managed *)managed)->deleter(managed);
+}
+
 void harness_delete(void *managed) { ((Managed *)managed)->deleter(managed); }
 
 /* Exchange tables from C. errno is 77 before the call; what it is after comes back. */

@@ -51,6 +51,7 @@ def load(*, keep_gil: bool = False) -> ctypes.CDLL:
         ("delete_in_thread", integer, [pointer]),
         ("delete_late", integer, [pointer]),
         ("delete", None, [pointer]),
+        ("delete_with_error", None, [pointer]),
         ("from_py_object", integer, [pointer, ctypes.py_object, pointer, pointer]),
         ("repeat_from_py_object", ctypes.c_long, [pointer, ctypes.py_object, ctypes.c_long]),
         ("errors", integer, []),
