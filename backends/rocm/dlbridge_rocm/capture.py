@@ -14,7 +14,7 @@ from dlbridge.errors import ExchangeError
 from .driver import NOT_READY, call, check, status
 from .library import constant, ffi
 
-__all__ = ["State", "idle", "refuse_capture", "relaxed", "state"]
+__all__ = ["State", "idle", "refuse_capture", "refuse_disturbing", "relaxed", "state"]
 
 _IMPLICIT = 906  # hipErrorStreamCaptureImplicit
 
@@ -46,6 +46,15 @@ def refuse_capture(stream: int, what: str) -> None:
         raise ExchangeError(
             f"stream {stream:#x} is capturing a HIP graph, or would disturb one: memory and work "
             f"on it cannot be {what} now. Do it before the capture begins"
+        )
+
+
+def refuse_disturbing(stream: int) -> None:
+    """ExchangeError if work on *stream* would end somebody's capture; captured work may go on."""
+    if stream == 0 and state(stream) is State.BLOCKED:  # only the default stream ever is
+        raise ExchangeError(
+            "a blocking stream is capturing a HIP graph, which work on the default stream would "
+            "end. Capture on a non-blocking stream, or use another stream for this"
         )
 
 

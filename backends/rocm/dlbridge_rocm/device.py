@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .base import Base, address_of
-from .capture import refuse_capture
+from .capture import refuse_capture, refuse_disturbing
 from .copies import Side, copy, copy_between_devices, copy_region
 from .devices import current
 from .driver import call
@@ -65,6 +65,7 @@ class ROCM(Base):
         self.check_device(source_device_id)
         target, source = data + offset, source + source_offset
         with current(device_id):
+            refuse_disturbing(stream)
             if device_id == source_device_id:
                 copy(target, source, nbytes, stream)
             else:
@@ -75,6 +76,7 @@ class ROCM(Base):
     ) -> None:
         """Set *nbytes* bytes at *offset* to *value*."""
         with current(device_id):
+            refuse_disturbing(stream)
             call("hipMemsetAsync", data + offset, value, nbytes, stream)
 
     def copy_strided(
@@ -94,6 +96,7 @@ class ROCM(Base):
         target = Side(data + offset, tuple(strides))
         origin = Side(source + source_offset, tuple(source_strides))
         with current(device_id):
+            refuse_disturbing(stream)
             copy_region(device_id, target, origin, shape, run_nbytes, stream)
 
     def copy_strided_from_host(

@@ -90,7 +90,7 @@ def status(name: str, *args: Any) -> int:
     library = load()
     try:
         function = getattr(library, name)
-    except AttributeError:
+    except ffi.error:  # declared, and not exported
         return NOT_SUPPORTED
     code = int(function(*args))
     if code:

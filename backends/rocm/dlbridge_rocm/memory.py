@@ -104,17 +104,23 @@ class DeviceMemory(Memory):
 
     device_name = "rocm"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._without_pool: set[int] = set()  # devices that have hipMallocAsync, but refuse it
+
     def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
-        if default_pool(device_id):
-            pointer = int(answer("hipMallocAsync", "hipDeviceptr_t", nbytes, stream))
-            if pointer:
-                return pointer
-            raise DeviceMemoryError("hipMallocAsync: gave no memory, and no error")
+        if self._pool(device_id):
+            pointer = ffi.new("hipDeviceptr_t *")
+            code = status("hipMallocAsync", pointer, nbytes, stream)
+            if code != NOT_SUPPORTED:
+                check("hipMallocAsync", code)
+                return int(pointer[0])
+            self._without_pool.add(device_id)
         with relaxed():
             return int(answer("hipMalloc", "hipDeviceptr_t", nbytes))
 
     def _release(self, device_id: int, pointer: int, stream: int) -> None:
-        if default_pool(device_id) and device_of(stream, device_id) is not None:
+        if self._pool(device_id) and device_of(stream, device_id) is not None:
             call("hipFreeAsync", pointer, stream)
             return
         _wait_before_free(device_id, stream)
@@ -123,9 +129,12 @@ class DeviceMemory(Memory):
 
     def _trim(self, device_id: int) -> None:
         super()._trim(device_id)
-        pool = default_pool(device_id)
+        pool = self._pool(device_id)
         if pool:
             call("hipMemPoolTrimTo", pool, 0)
+
+    def _pool(self, device_id: int) -> int:
+        return 0 if device_id in self._without_pool else default_pool(device_id)
 
 
 class PinnedMemory(Memory):
@@ -182,21 +191,13 @@ def _wait_before_free(device_id: int, stream: int) -> None:
 def default_pool(device_id: int) -> int:
     """The device's default pool, told to keep what is freed; 0 if it is not to be used.
 
-    HIP 5 calls its pools beta, and its first ones refuse the default stream;
-    other runtimes have the functions and no pools (hipErrorNotSupported). So
-    one allocation is tried. A release threshold of 0, the default, gives
-    everything back to the system at each synchronisation; one that somebody
-    else has set is left alone, for the pool belongs to the whole process.
+    HIP 5 calls its pools beta, and its first ones refuse the default stream. A
+    release threshold of 0, the default, gives everything back to the system at
+    each synchronisation; one that somebody else has set is left alone, for the
+    pool belongs to the whole process.
     """
     if version() < (6, 0) or not attribute(device_id, "MemoryPoolsSupported"):
         return 0
-    with current(device_id):
-        tried = ffi.new("hipDeviceptr_t *")
-        code = status("hipMallocAsync", tried, 256, 0)
-        if code == NOT_SUPPORTED:
-            return 0
-        check("hipMallocAsync", code)
-        call("hipFreeAsync", tried[0], 0)
     pool = int(answer("hipDeviceGetDefaultMemPool", "hipMemPool_t", device_id))
     which = constant("hipMemPoolAttrReleaseThreshold")
     threshold = ffi.new("uint64_t *")

@@ -26,11 +26,19 @@ NO_ORDER = -1
 DEFAULT = 0
 _CUDA_ONLY = (1, 2)
 
+
+def _of_hip_python(obj: Any) -> int:
+    if type(obj).__name__ != "ihipStream_t":  # events and pointers are integers too
+        raise TypeError("it is another handle of hip-python")
+    return int(obj)
+
+
 # The library that a stream object's class comes from, to its handle.
 _HANDLE_OF: dict[str, Callable[[Any], object]] = {
     "torch": operator.attrgetter("cuda_stream"),  # also on ROCm, where it is a hipStream_t
     "cupy": operator.attrgetter("ptr"),
-    "hip": int,  # hipStream_t of hip-python
+    "hip": _of_hip_python,
+    "rocm": _of_hip_python,  # since its version 10
 }
 
 _events: dict[int, list[int]] = {}  # device -> events that nobody uses now

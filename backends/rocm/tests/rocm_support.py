@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,12 +44,52 @@ def stream(device_id=0, flags=1):
         hip("hipStreamDestroy", handle)
 
 
-def slow(on, seconds=0.08, device_id=0):
+def slow(on, seconds, device_id=0):
     """Queue work of *seconds* on the stream *on*: a host function that sleeps, in C."""
+    launch(on, USLEEP, int(seconds * 1e6), device_id)
+
+
+def launch(on, function, argument, device_id=0):
+    """Queue a call of a C function on the stream *on*."""
     from dlbridge_rocm.devices import current
 
     with current(device_id):
-        hip("hipLaunchHostFunc", on, USLEEP, int(seconds * 1e6))
+        hip("hipLaunchHostFunc", on, function, argument)
+
+
+class Gate:
+    """Work that stands in a stream until it is opened: `sem_wait`, in C."""
+
+    def __init__(self, on, device_id):
+        self._libc = ctypes.CDLL(None)
+        self._semaphore = ctypes.create_string_buffer(64)
+        self._libc.sem_init(self._semaphore, 0, 0)
+        self.is_open = False
+        wait = ctypes.cast(self._libc.sem_wait, ctypes.c_void_p).value
+        launch(on, wait, ctypes.addressof(self._semaphore), device_id)
+
+    def open(self):
+        if not self.is_open:
+            self.is_open = True
+            self._libc.sem_post(self._semaphore)
+
+    def open_soon(self):
+        """In 50 ms, by another thread; who waits for it then finds `is_open`."""
+        threading.Timer(0.05, self.open).start()
+
+
+@contextmanager
+def gate(on, device_id=0):
+    """A closed `Gate` in the stream *on*; open at the end in any case."""
+    closed = Gate(on, device_id)
+    try:
+        yield closed
+    finally:
+        closed.open()
+        from dlbridge_rocm.devices import current
+
+        with current(device_id):  # the semaphore must outlive the wait
+            hip("hipStreamSynchronize", on)
 
 
 def write(backend, data, content, on=0, device_id=0):

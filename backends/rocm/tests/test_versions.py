@@ -1,0 +1,149 @@
+"""HIP 5.2, 6.1 and 7.0: what differs between them, as the shim claims to be each."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from rocm_support import memory, read, stream, write
+
+import dlbridge
+from dlbridge.errors import BackendUnavailable, ExchangeError
+
+VERSIONS = [(5, 2), (6, 1), (7, 0)]
+
+
+@pytest.fixture(params=VERSIONS, ids=["5.2", "6.1", "7.0"])
+def version(request, fake):
+    fake.version(*request.param)
+    return request.param
+
+
+def test_the_version_is_read(version, rocm):
+    from dlbridge_rocm import driver
+
+    assert driver.version() == version
+    assert rocm.device_info(0)["driver"] == f"HIP {version[0]}.{version[1]}"
+
+
+@pytest.mark.parametrize(
+    ("number", "want"), [(50221153, (5, 2)), (60140092, (6, 1)), (70051831, (7, 0))]
+)
+def test_real_version_numbers(fake, rocm, number, want):
+    """As releases said them: Debian's 5.2.3, ROCm 6.1, ROCm 7.0."""
+    from dlbridge_rocm import driver
+
+    fake.hip.fake_hip_version(number)
+    driver.version.cache_clear()
+    assert driver.version() == want
+
+
+def test_too_old(fake):
+    from dlbridge_rocm import driver
+
+    fake.version(4, 5)
+    driver._open.cache_clear()
+    with pytest.raises(BackendUnavailable, match=r"it is HIP 4\.5, dlbridge-rocm needs 5\.0"):
+        driver.device_count()
+
+
+def test_where_pointers_live(version, fake, rocm, rocm_host):
+    """hipMemoryType was renumbered between 5 and 6: 1 is Device, then Host."""
+    from dlbridge_rocm.pointers import locate
+
+    with memory(rocm, 64) as device, memory(rocm_host, 64) as host:
+        assert locate(device).kind == "device"
+        assert locate(device + 63).kind == "device"
+        assert locate(host).kind == "host"
+    assert locate(ctypes.addressof(ctypes.create_string_buffer(8))).kind == "pageable"
+
+
+def test_the_numbers_do_differ(fake, rocm):
+    """The shim's type of device memory, without our table."""
+    from dlbridge_rocm.driver import answer
+
+    with memory(rocm, 64) as data:
+        types = []
+        for version in VERSIONS:
+            fake.version(*version)
+            types.append(answer("hipPointerGetAttributes", "hipPointerAttribute_t", data).type)
+    assert types == [1, 2, 2]
+
+
+def test_managed_memory(version, rocm):
+    from dlbridge_rocm.devices import current
+    from dlbridge_rocm.driver import call
+    from dlbridge_rocm.pointers import locate
+    from rocm_support import hip
+
+    data = ctypes.c_void_p()
+    with current(0):
+        hip("hipMallocManaged", ctypes.byref(data), 64, 1)
+    assert locate(data.value).kind == "managed"
+    assert rocm.import_data(0, data.value, "test") == (0, data.value)
+    call("hipFree", data.value)
+
+
+def test_plain_host_memory_that_is_an_error(version, fake, kind):
+    """As in HIP 5, and in releases of 6 and 7: their documentation says so."""
+    data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
+    fake.fail("hipPointerGetAttributes", 1)
+    with pytest.raises(ExchangeError, match="it is pageable memory; its exporter mislabels it"):
+        kind.import_data(0, data, "test")
+    del buffer
+
+
+def test_plain_host_memory(version, kind):
+    data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
+    with pytest.raises(ExchangeError, match="it is pageable memory; its exporter mislabels it"):
+        kind.import_data(0, data, "test")
+    del buffer
+
+
+def test_pools(version, fake, rocm):
+    """Not those of HIP 5, which calls them beta."""
+    pooled, plain = fake.calls("hipMallocAsync"), fake.calls("hipMalloc")
+    with memory(rocm, b"x" * 64) as data:
+        assert read(rocm, data, 64) == b"x" * 64
+    taken = fake.calls("hipMallocAsync") - pooled, fake.calls("hipMalloc") - plain
+    assert taken == ((0, 1) if version < (6, 0) else (1, 0))
+
+
+def test_the_pools_of_the_first_hip_5_refuse_the_default_stream(fake, rocm):
+    """What the gate is for."""
+    from dlbridge_rocm.driver import INVALID_VALUE, status
+    from dlbridge_rocm.library import ffi
+
+    fake.version(5, 2)
+    assert status("hipMallocAsync", ffi.new("hipDeviceptr_t *"), 64, 0) == INVALID_VALUE
+
+
+def test_round_trips(version, fake, rocm):
+    """All of it together: tensors, pinned memory, streams, two devices."""
+    live = fake.live()
+    array = np.arange(60, dtype="f4").reshape(3, 4, 5)
+    with stream() as own, dlbridge.use_stream("rocm:0", own):
+        tensor = dlbridge.to_device(array, "rocm:0")
+        pinned = dlbridge.to_device(tensor[:, ::2], "rocm_host")
+        other = dlbridge.to_device(tensor, "rocm:1")
+        assert np.array_equal(np.asarray(pinned), array[:, ::2])
+        assert np.array_equal(np.asarray(dlbridge.to_device(other, "cpu")), array)
+        del tensor, pinned, other
+        rocm.synchronize(0, own)
+        rocm.synchronize(1, 0)
+    assert fake.live() == live
+
+
+def test_the_last_error_is_taken_off(version, fake, rocm):
+    """Else the next check of another library in this thread would find ours."""
+    from dlbridge_rocm.library import load
+    from dlbridge_rocm.pointers import locate
+
+    fake.fail("hipPointerGetAttributes", 1)
+    locate(0x1000)
+    assert load().hipGetLastError() == 0
+
+
+def test_writes(version, rocm_host):
+    with memory(rocm_host, 64) as data:
+        write(rocm_host, data, b"y" * 64)
+        assert ctypes.string_at(data, 64) == b"y" * 64
