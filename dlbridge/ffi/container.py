@@ -44,7 +44,7 @@ class Container(Object):
         made: Any = object.__new__(cls)
         made._adopt(handle)
         made._index = index
-        return remember(made, handle)  # type: ignore[no-any-return]
+        return remember(made, int(handle))  # type: ignore[no-any-return]
 
     @classmethod
     def _of(cls, values: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from ._lib import C, address, ffi, py
-from .any import Handle, Temporaries, pack, unpack, view
+from .any import HEADER, Handle, Temporaries, pack, unpack, view
 from .error import raised
 from .function import builtin
 
@@ -17,6 +18,8 @@ __all__ = ["Members", "build", "build_by", "decode", "method", "nested", "owned"
 
 _INT: Final[int] = C.kTVMFFIInt
 _FLOAT: Final[int] = C.kTVMFFIFloat
+_RAW_STR: Final[int] = C.kTVMFFIRawStr
+_STR: Final[int] = C.kTVMFFIStr
 ANY_SIZE: Final[int] = ffi.sizeof("TVMFFIAny")
 
 
@@ -36,7 +39,16 @@ def decode(data: Any, size: int) -> list[Any]:
         return payloads.tolist()
     if tags == array("q", (_FLOAT,)) * size:
         return memoryview(payloads).cast("B").cast("d").tolist()
-    return list(map(view, tags, payloads))
+    return [
+        payload if tag == _INT else _text(payload) if tag == _STR else view(tag, payload)
+        for tag, payload in zip(tags, payloads, strict=True)
+    ]
+
+
+def _text(handle: int) -> str:
+    """The text of the String object at *handle*, which the container holds meanwhile."""
+    content = ffi.cast("TVMFFIByteArray *", handle + HEADER)
+    return ffi.unpack(content.data, content.size).decode("utf-8", "surrogateescape")  # type: ignore[no-any-return]
 
 
 # The low byte of a tag is enough to rule out; what else has it does no harm.
@@ -56,25 +68,37 @@ def owned(words: Sequence[int]) -> list[Any]:
     return list(map(unpack, words[::2], words[1::2]))
 
 
+def _alike(values: Sequence[Any], keep: Temporaries) -> tuple[int, array[int]] | None:
+    """The tag and the payloads of values that are all `int`, all `float` or all `str`."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        try:
+            return _INT, array("q", values)
+        except OverflowError:  # a BigInt among them
+            return None
+    if kinds == {float}:
+        return _FLOAT, array("q", array("d", values).tobytes())
+    if kinds == {str}:
+        parts = [value.encode("utf-8", "surrogateescape") for value in values]
+        texts = b"\0".join([*parts, b""])
+        if texts.count(0) == len(parts):  # none has a NUL of its own
+            buffer = ffi.from_buffer(texts)
+            keep.append(buffer)
+            ends = accumulate([len(part) + 1 for part in parts], initial=address(buffer))
+            return _RAW_STR, array("q", list(ends)[:-1])
+    return None
+
+
 def _pack_all(values: Sequence[Any], keep: Temporaries) -> Any:
     """A TVMFFIAny array with *values*, borrowed: good while *keep* lives."""
     size = len(values)
     memory = ffi.new("TVMFFIAny[]", size)
-    buffer = memoryview(ffi.buffer(memory)).cast("B")
-    words = buffer.cast("q")
-    kinds = set(map(type, values))
-    if kinds == {int}:
-        try:
-            numbers = array("q", values)
-        except OverflowError:  # a BigInt among them
-            pass
-        else:
-            words[::2] = memoryview(array("q", (_INT,)) * size)
-            words[1::2] = memoryview(numbers)
-            return memory
-    elif kinds == {float}:
-        words[::2] = memoryview(array("q", (_FLOAT,)) * size)
-        buffer.cast("d")[1::2] = memoryview(array("d", values))
+    words = memoryview(ffi.buffer(memory)).cast("B").cast("q")
+    alike = _alike(values, keep)
+    if alike is not None:
+        tag, payloads = alike
+        words[::2] = memoryview(array("q", (tag,)) * size)
+        words[1::2] = memoryview(payloads)
         return memory
     place = 0
     for value in values:

@@ -148,6 +148,9 @@ def test_slices_are_lists(values, part):
         [1, 0.5],
         [True, 1],
         ["text"] * 300,
+        ["", "a", "a text of more than seven bytes", "äöü€", ""],
+        ["a", "nul\0 inside", "b" * 100],
+        [b"\xff and more than that".decode("utf-8", "surrogateescape"), "\udcff"],
         [np.int32(3), 4],
     ],
 )
