@@ -8,7 +8,6 @@ TVMFFITypeKeyToIndex.
 from __future__ import annotations
 
 import ctypes
-import json
 from typing import TYPE_CHECKING, Any
 
 from ._lib import C, address, ffi, py
@@ -17,7 +16,7 @@ from .call import call_with_gil
 from .elements import Members
 from .error import raised
 from .function import builtin
-from .schema import annotation_of, signature_of
+from .schema import annotation_of, parse, signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,10 +35,6 @@ def _any(pointer: Any) -> Any:
     return view(*ffi.unpack(ffi.cast("int64_t *", pointer), 2))
 
 
-def _metadata(text: Any) -> Mapping[str, Any]:
-    return json.loads(text_of(text) or "{}")  # type: ignore[no-any-return]
-
-
 class Field:
     """A field of an object: ``a.x`` reads it, ``a.x = 1`` sets it where C++ lets.
 
@@ -50,9 +45,9 @@ class Field:
         flags = info.flags
         self.owner = owner
         self.name = text_of(info.name)
-        self.metadata = _metadata(info.metadata)
+        self.metadata = parse(text_of(info.metadata))
         schema = self.metadata.get("type_schema")
-        self.annotation = annotation_of(json.loads(schema)) if schema else "Any"
+        self.annotation = annotation_of(parse(schema)) if schema else "Any"
         self.writable = bool(flags & C.kTVMFFIFieldFlagBitMaskWritable)
         self.has_default = bool(flags & C.kTVMFFIFieldFlagBitMaskHasDefault)
         self.keyword_only = bool(flags & C.kTVMFFIFieldFlagBitMaskKwOnly)
@@ -121,7 +116,7 @@ class Method:
         self.name = text_of(info.name)
         self.doc = text_of(info.doc) or None
         self.static = bool(info.flags & C.kTVMFFIFieldFlagBitMaskIsStaticMethod)
-        self.signature: Signature = signature_of(_metadata(info.metadata))
+        self.signature: Signature = signature_of(parse(text_of(info.metadata)))
         self.function: Function = _any(ffi.addressof(info, "method"))
 
 
