@@ -19,7 +19,7 @@ from .function import builtin
 from .schema import annotation_of, parse, signature_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from inspect import Signature
 
     from .function import Function
