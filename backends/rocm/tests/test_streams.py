@@ -174,6 +174,13 @@ def test_wait_between_devices(fake, rocm, two_devices, version):
         assert read(rocm, copy, N, second, 1) == NEW
 
 
+def test_synchronize_waits(rocm):
+    with stream() as own, gate(own) as closed:
+        closed.open_soon()
+        rocm.synchronize(0, own)
+        assert closed.is_open
+
+
 def test_synchronize_lets_other_threads_run(rocm):
     """The GIL is not held while the host waits: another thread opens the gate."""
     with stream() as own, gate(own) as closed:
