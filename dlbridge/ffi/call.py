@@ -138,10 +138,9 @@ def make(ready):
         nonlocal ready
         if rest:
             return call(self._pointer, ({names}, *rest))
-        # Nothing is called between these two lines, so no other thread and no
-        # signal handler comes in between.
-        frame = ready
-        ready = None
+        # One statement without a call: no other thread, signal handler or trace
+        # function comes between reading and writing.
+        frame, ready = ready, None
         if frame is None:
             frame = new_frame(FAST)
         words, arguments, result, kinds = frame

@@ -158,10 +158,13 @@ def _bind(function: Function, bound: list[Any]) -> BoundCall:
 
     def call() -> Any:
         nonlocal busy
-        if busy or streams:
+        # One statement without a call: nobody comes between reading and writing.
+        taken, busy = busy, True
+        if taken:
             return elsewhere()
-        # Nothing is called between these lines, so nobody comes in between.
-        busy = True
+        if streams:
+            busy = False
+            return elsewhere()
         try:
             if call_c(pointer, arguments, count, result):
                 busy = False

@@ -36,6 +36,15 @@ __all__ = ["converter", "note_device", "tensor_rule", "view_packer_of", "view_pa
 _TENSOR: Final[int] = C.kTVMFFITensor
 _DLTENSOR: Final[int] = C.kTVMFFIDLTensorPtr
 _CPU: Final = 1
+# Where DLManagedTensorVersioned has the device, in int32; the major version is first.
+_DEVICE: Final = (
+    ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "device")
+) // 4
+# With addresses as integers, which come and go: 0.3 us less than casting each.
+_from_dlpack = ffi.cast(
+    "int(*)(intptr_t, int32_t, int32_t, intptr_t *)",
+    ffi.addressof(C, "TVMFFITensorFromDLPackVersioned"),
+)
 _FLAG_READ_ONLY: Final = 1
 
 
@@ -104,11 +113,12 @@ def _table_packer(table: ForeignTable) -> Packer:
             managed = table.export_address(value)
         except BufferError:
             return _pack_producer(value, keep)
-        handle = _tensor_object(managed)
+        head = ffi.cast("int32_t *", managed)
+        device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
+        handle = _tensor_object(managed, head[0])
         keep.append(handle)
-        where = ffi.cast("DLTensor *", handle + HEADER).device
-        if where.device_type != _CPU:
-            device = Device.of(where.device_type, where.device_id)
+        if device_type != _CPU:
+            device = Device.of(device_type, device_id)
             keep.on_device(
                 device.type,
                 device.index,
@@ -177,19 +187,17 @@ def _torch_packer(table: ForeignTable) -> Packer:
     return pack_torch
 
 
-def _tensor_object(managed: int) -> Handle:
+def _tensor_object(managed: int, major: int = DLPACK_VERSION[0]) -> Handle:
     """The Tensor object that owns the ``DLManagedTensorVersioned *`` at *managed*."""
-    pointer = ffi.cast("DLManagedTensorVersioned *", managed)
-    if pointer.version.major != DLPACK_VERSION[0]:  # libtvm_ffi does not look
-        found = pointer.version.major
+    if major != DLPACK_VERSION[0]:  # libtvm_ffi does not look
         delete_managed(managed)
-        raise ExchangeError(f"the tensor comes by DLPack {found}, libtvm_ffi speaks 1")
-    out = ffi.new("void **")
-    if C.TVMFFITensorFromDLPackVersioned(pointer, 0, 0, out):
+        raise ExchangeError(f"the tensor comes by DLPack {major}, libtvm_ffi speaks 1")
+    out = ffi.new("intptr_t[1]")
+    if _from_dlpack(managed, 0, 0, out):
         refusal = raised()
         delete_managed(managed)
         raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
-    return Handle(address(out[0]))
+    return Handle(out[0])
 
 
 def note_device(handle: int, keep: Temporaries) -> None:

@@ -249,3 +249,30 @@ def test_garbage_in_a_cycle_with_a_finalizer(run_script):
     assert code == 0
     assert output.startswith("[('still there', 7, ")
     assert output.endswith("still there\n")
+
+
+def test_threads_under_a_tracer(run_script):
+    # A Python trace function lets other threads in between any two lines.
+    code, output = run_script("""
+        import sys, threading, time
+        f = ffi.convert_func(lambda x: [x])
+        echo = testing("echo")
+        step = ffi.convert_func(lambda: ffi.Error("ValueError", "a new one")).bind()
+        problems, results = [], []
+        def trace(frame, event, argument):
+            if "dlbridge" in frame.f_code.co_filename:
+                time.sleep(0)  # gives the GIL away
+                return trace
+        def work(me):
+            sys.settrace(trace)
+            for i in range(60):
+                text = f"thread {me}, turn {i}"
+                if echo(text) != text or list(f(text)) != [text]:
+                    problems.append(text)
+                results.append(step())
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(problems[:3], len(set(map(id, results))))
+    """)
+    assert (code, output) == (0, "[] 240\n")
