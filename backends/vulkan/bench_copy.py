@@ -10,6 +10,7 @@ the device's memory is. Each figure is the best of several runs.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -108,7 +109,10 @@ def report(device_id: int) -> str:
     mapped = Vulkan()
     info = mapped.device_info(device_id)
     shared = ": mapped memory" if info["host_memory_shared"] else ""
-    machine = f"Python {platform.python_version()}, {platform.platform()}"
+    machine = (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, numpy {np.__version__}"
+    )
     parts = [
         "# Copies between host and Vulkan memory\n",
         f"By `python backends/vulkan/bench_copy.py`, {date.today()}, {machine}.",
