@@ -19,7 +19,7 @@ from .memory import Memory, counts_elements
 from .pack import copy_host
 from .protocol import SupportsCopy, SupportsStreams, SupportsStridedCopy
 from .stream import access, host_access
-from .tensor import Tensor, make_tensor, wrap_array
+from .tensor import ArrayTensor, Tensor, make_tensor, wrap_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +52,8 @@ def copy_tensor(target: Tensor, source: Tensor, progress: Progress | None = None
 
 def host_array(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The bytes of a tensor that the host can read, as an array with its true layout."""
+    if isinstance(tensor, ArrayTensor):
+        return tensor._array
     import numpy as np
 
     host_access(tensor._memory)
@@ -96,6 +98,8 @@ def _region(left: Tensor, right: Tensor) -> tuple[list[int], list[list[int]], in
         _require_compact(left)
         _require_compact(right)
         return [], [[], []], left.nbytes
+    if left._array.flags.c_contiguous and right._array.flags.c_contiguous:
+        return [], [[], []], left.nbytes
     size = left.itemsize
     steps = [[step * size for step in side.strides] for side in (left, right)]
     return merge(left.shape, steps, size)
@@ -119,7 +123,9 @@ def _from_host(target: Tensor, source: Tensor, progress: Progress | None) -> Non
     plugin = backend_of(target.device)
     data, offset = target._memory.data, target._byte_offset
     flat = _packed_bytes(source)
-    if not shape:
+    if not shape and run <= CHUNK and progress is None:
+        plugin.copy_from_host(index, data, offset, flat, stream)
+    elif not shape:
         for start, stop in _chunks(run, progress):
             plugin.copy_from_host(index, data, offset + start, flat[start:stop], stream)
     else:
@@ -150,7 +156,9 @@ def _to_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
         return
     flat = host_array(target).reshape(-1).view("u1").data
     shape, (_, there), run = _region(target, source)
-    if not shape:
+    if not shape and run <= CHUNK and progress is None:
+        plugin.copy_to_host(index, data, offset, flat, stream)
+    elif not shape:
         for start, stop in _chunks(run, progress):
             plugin.copy_to_host(index, data, offset + start, flat[start:stop], stream)
     elif _packs_on_host(source, target):

@@ -36,6 +36,8 @@ def backend_of(device: Device) -> Backend:
     ExchangeError if it has no device of that index, or is for another type.
     """
     plugin = backend(device.name)
+    if _usable.get(device) is plugin:
+        return plugin
     if plugin.device_type != device.type:
         raise ExchangeError(
             f"backend {device.name!r} is for device type {plugin.device_type}, not {device.type:d}"
@@ -46,7 +48,12 @@ def backend_of(device: Device) -> Backend:
             f"there is no {device}: backend {device.name!r} has {count} "
             f"device{'s' if count != 1 else ''} here, counted from 0"
         )
+    _usable[device] = plugin
     return plugin
+
+
+_usable: dict[Device, Backend] = {}
+"""What `backend_of` has looked at: a backend's devices stay."""
 
 
 def find_device(wanted: Any) -> Device:
