@@ -34,7 +34,7 @@ HEAD = """# Copies between host and OpenCL device
 
 Made by `python backends/opencl/bench_copy.py` on {date}; do not edit.
 
-- {machine}
+- {machine}, load average {load:.1f} at the start
 - device: {device}
 - Python {python}, numpy {numpy}, pyopencl {pyopencl}, dlbridge {dlbridge}
 
@@ -138,6 +138,7 @@ def main(device_id: int) -> None:
     info = plugin.device_info(device_id)
     table = HEAD.format(
         date=datetime.datetime.now(datetime.timezone.utc).date(),
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan"),
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         device=f"{info['name']} ({info['platform']}, driver {info['driver']})",
         python=platform.python_version(),
