@@ -20,19 +20,18 @@ def _keeper() -> tuple[Callable[[object], None], Callable[[int], None]]:
     # reference that C has.
     kept: dict[int, Any] = {}
 
-    # Neither body calls anything between reading and writing, so no other
-    # thread comes between; and a deleter that makes no call leaves an exception
-    # alone that is pending in its caller (measured on 3.11; docs/safety.md).
+    # Nothing here calls anything, and what must not be torn apart stands in one
+    # line, so that neither a thread nor a trace function comes between. A
+    # deleter that makes no call also leaves an exception alone that is pending
+    # in its caller (measured; docs/safety.md).
     def keep(value: object) -> None:
         key = id(value)
         kept[key] = (value, kept[key] if key in kept else None)  # noqa: SIM401 - .get is a call
 
     def drop(key: int) -> None:
-        rest = kept[key][1]
-        if rest is None:
-            del kept[key]
+        if kept[key][1] is None: del kept[key]  # noqa: E701 # fmt: skip
         else:
-            kept[key] = rest
+            kept[key] = kept[key][1]
 
     return keep, drop
 

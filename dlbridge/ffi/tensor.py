@@ -8,6 +8,7 @@ stream of every device that an argument lies on is noted for the call.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -213,6 +214,7 @@ def note_device(handle: int, keep: Temporaries) -> None:
 # Tensor objects that stand for memory which must not be written, while they are
 # arguments: libtvm_ffi forgets the flag (it exports them with flags 0).
 _readonly: dict[int, int] = {}
+_readonly_lock = threading.RLock()  # a collection inside may run a finalizer below
 
 
 class _Readonly:
@@ -220,12 +222,14 @@ class _Readonly:
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        _readonly[handle] = _readonly.get(handle, 0) + 1
+        with _readonly_lock:
+            _readonly[handle] = _readonly.get(handle, 0) + 1
 
     def __del__(self) -> None:
-        _readonly[self.handle] -= 1
-        if not _readonly[self.handle]:
-            del _readonly[self.handle]
+        with _readonly_lock:
+            _readonly[self.handle] -= 1
+            if not _readonly[self.handle]:
+                del _readonly[self.handle]
 
 
 _tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
