@@ -202,7 +202,6 @@ def _bind(function: Function, bound: list[Any]) -> BoundCall:
         bound[:] = changed
 
     call.replace = replace  # type: ignore[attr-defined]
-    call.__wrapped__ = function  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 

@@ -33,7 +33,9 @@ class Object:
 
     def same_as(self, other: object) -> bool:
         """Whether *other* is this very object."""
-        return isinstance(other, Object) and self._handle == other._handle
+        if not isinstance(other, Object) or self._handle is None:
+            return other is self
+        return self._handle == other._handle
 
     is_ = same_as
 
