@@ -91,7 +91,7 @@ def used():
     """Function -> the modules in which it is called."""
     found = {}
     for path in sorted((ROOT / "dlbridge" / "ffi").glob("*.py")):
-        for name in re.findall(r"\b(?:C|py)\.(TVMFFI\w+)", path.read_text()):
+        for name in re.findall(r"\b(?:C|py)(?:\.|, \")(TVMFFI\w+)", path.read_text()):
             found.setdefault(name, set()).add(path.name)
     return found
 
