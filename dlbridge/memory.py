@@ -173,12 +173,13 @@ def carrier(
     import numpy as np
 
     kind = carrier_dtype(dtype)
-    address = memory.data + byte_offset if memory.device.is_host else NOWHERE
+    # Of an empty tensor the address means nothing: it may be NULL, or no address.
+    somewhere = memory.device.is_host and 0 not in shape
     holder = _Holder()
     holder.memory = memory
     holder.__array_interface__ = {
         "version": 3,
-        "data": (address or NOWHERE, readonly),  # empty tensors have none
+        "data": (memory.data + byte_offset if somewhere else NOWHERE, readonly),
         "shape": shape,
         "typestr": kind.str,
         "strides": strides and tuple(step * kind.itemsize for step in strides),

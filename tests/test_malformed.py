@@ -1,0 +1,30 @@
+"""Malformed tensors, thousands of them: refused in words, never leaked, never a crash."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SECONDS = os.environ.get("DLBRIDGE_FUZZ_SECONDS", "5")
+
+
+def test_malformed_structs(tmp_path):  # C10, C12, C16, C18, C23, C24
+    note = tmp_path / "tried"
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("fuzz_malformed.py"), SECONDS, note],
+        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu,ext_dev"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    tried = note.read_text() if note.exists() else "nothing"
+    assert done.returncode == 0, f"trying {tried}:\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
+    count, _, outcomes = done.stdout.partition(" ")
+    outcomes = ast.literal_eval(outcomes)
+    assert int(count) >= 100
+    for kind in ("refused", "accepted", "producer", "capsule", "their table", "our table"):
+        assert outcomes[kind] >= 100, outcomes
