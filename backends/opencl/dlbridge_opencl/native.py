@@ -25,7 +25,7 @@ def from_native(obj: object) -> NativeArray | None:
     shares it: OpenCL 2.0, 5.2.1), in the context of its array or of the queue
     that it is bound to, else in device 0's.
     """
-    if not any(base.__module__.startswith("pyopencl") for base in type(obj).__mro__):
+    if not any(str(base.__module__).startswith("pyopencl") for base in type(obj).__mro__):
         return None
     if isinstance(obj, cl.MemoryObjectHolder):
         if obj.type != cl.mem_object_type.BUFFER:
