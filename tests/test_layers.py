@@ -40,7 +40,7 @@ ffi._lib
 ffi.any
 ffi.object ffi.opaque
 ffi.error ffi.symbol
-ffi.call ffi.callback ffi.schema
+ffi.call ffi.bound ffi.callback ffi.schema
 ffi.env ffi.tensor
 ffi.function ffi.peer
 ffi.elements ffi.container ffi.sequence ffi.shape ffi.mapping

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from . import dataclasses, serialization, structural
     from ._lib import library_path, version
     from .any import UNCHANGED
+    from .bound import BoundCall
     from .conversion import ObjectConvertible, convert, init_ffi_api
     from .env import get_raw_stream, use_raw_stream, use_stream, use_torch_stream
     from .error import Error, register_error
     from .function import (
-        BoundCall,
         Function,
         convert_func,
         get_global_func,
@@ -135,6 +135,7 @@ _MODULES: Final = (
     "opaque",
     "error",
     "tensor",
+    "bound",
     "function",
     "container",
     "sequence",

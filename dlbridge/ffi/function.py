@@ -1,14 +1,15 @@
-"""Function objects: calling, binding arguments, metadata and signatures."""
+"""Function objects and the global registry: calling, metadata, signatures."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ._lib import C, address, ffi, py
-from .any import ByteArray, Handle, Temporaries, constructors, packer_of, packers, unpack
-from .call import call_with_gil, make_fast_call, new_frame, on_streams, pack_frame
+from .any import ByteArray, Handle, constructors, packer_of, packers
+from .bound import BoundCall, bind
+from .call import call_with_gil, make_fast_call
 from .callback import make_function
-from .error import interrupted, raised
+from .error import raised
 from .object import Object, own, wrap
 from .schema import borrows_tensors, parse, returns_none, signature_of
 from .symbol import from_mlir_symbol, from_symbol
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = [
-    "BoundCall",
     "Function",
     "builtin",
     "convert_func",
@@ -57,7 +57,9 @@ class Function(Object):
         ``step.replace(i, value)`` packs one of them anew. May be called from
         any thread and while it runs.
         """
-        return _bind(self, list(arguments))
+        if self._handle is None:
+            raise ValueError("the Function was moved into a call and is empty now")
+        return bind(self._handle, list(arguments), silent=returns_none(self.metadata))
 
     def like(self, library: Any) -> Callable[..., Any]:
         """The function, returning tensors of *library*: a name, or a tensor class.
@@ -123,86 +125,6 @@ class BorrowingFunction(Function):
     __slots__ = ()
 
     __call__ = make_fast_call(view_packers, view_packer_of)
-
-
-class BoundCall(Protocol):
-    """What `Function.bind` returns: a plain Python function, the fastest to call."""
-
-    def __call__(self) -> Any:
-        """Call with the bound arguments."""
-
-    def replace(self, index: int, value: Any) -> None:
-        """Bind *value* in place of argument *index*, for the calls that begin later."""
-
-
-def _pack_bound(bound: list[Any]) -> tuple[Any, Any]:
-    """The packed arguments of a bound call, and the streams to set for them.
-
-    What the arguments point to lives as long as they.
-    """
-    keep = Temporaries()
-    words, first, _result, _kinds = pack_frame(bound, keep)
-    keep.extend(bound)  # an object is packed as its address
-    # A call in another thread may still use the old arguments while they are
-    # replaced: C's own pointer must keep everything alive.
-    return ffi.gc(first, lambda _first, _words=words, _keep=keep: None), keep.streams
-
-
-def _bind(function: Function, bound: list[Any]) -> BoundCall:
-    """The closure behind `Function.bind`; its cells are the prepared call."""
-    call_c, pointer, count = C.TVMFFIFunctionCall, function._pointer, len(bound)
-    silent = returns_none(function.metadata)
-    arguments, streams = _pack_bound(bound)
-    words, _none, result, _kinds = new_frame(0)
-    busy = False  # whether a call uses the place for the result
-
-    def call() -> Any:
-        nonlocal busy
-        # One statement without a call: nobody comes between reading and writing.
-        taken, busy = busy, True
-        if taken:
-            return elsewhere()
-        if streams:
-            busy = False
-            return elsewhere()
-        try:
-            if call_c(pointer, arguments, count, result):
-                busy = False
-                raise raised()
-        except SystemError as exc:
-            busy = False
-            raise interrupted(exc) from None
-        if silent:
-            busy = False
-            return None
-        tag = words[0]
-        if not tag:
-            busy = False
-            return None
-        payload = words[1]
-        words[0] = words[1] = 0
-        busy = False
-        return unpack(tag, payload)
-
-    def elsewhere() -> Any:
-        words, _none, result, _kinds = new_frame(0)
-        try:
-            failed = on_streams(streams or (), pointer, arguments, count, result)
-        except SystemError as exc:
-            raise interrupted(exc) from None
-        if failed:
-            raise raised()
-        return unpack(words[0], words[1])
-
-    def replace(index: int, value: Any) -> None:
-        nonlocal arguments, streams
-        changed = [*bound]
-        changed[index] = value
-        arguments, streams = _pack_bound(changed)
-        bound[:] = changed
-
-    call.replace = replace  # type: ignore[attr-defined]
-    return call  # type: ignore[return-value]
 
 
 constructors[C.kTVMFFIFunction] = lambda handle, index: wrap(handle, index, Function)

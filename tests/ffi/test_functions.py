@@ -283,6 +283,22 @@ def test_bound_function_that_returns_nothing(testing):
     assert step() is None
 
 
+def test_bound_call_keeps_its_function():
+    class Callable:
+        def __call__(self, x):
+            return x + 1
+
+    function = Callable()
+    alive = weakref.ref(function)
+    step = ffi.convert_func(function).bind(1)
+    del function
+    gc.collect()
+    assert alive() is not None
+    assert step() == 2
+    del step
+    assert alive() is None
+
+
 def test_bound_arguments_are_freed(testing):
     class Thing:
         pass
