@@ -75,6 +75,23 @@ _get_pointer = _python_api(
 _set_name = _python_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 
 
+def _refuse_subinterpreters() -> None:
+    """ImportError unless this is the main interpreter.
+
+    In another one numpy's deleter deadlocks, and a callback that comes on a
+    foreign thread runs in the wrong interpreter (measured; CPython 3.11).
+    """
+    state = _python_api("PyInterpreterState_Get", ctypes.c_void_p)()
+    if state != _python_api("PyInterpreterState_Main", ctypes.c_void_p)():
+        raise ImportError(
+            "dlbridge works in the main interpreter only, and this is a subinterpreter: numpy's "
+            "and cffi's callbacks from C do not find their way back to it; use a process instead"
+        )
+
+
+_refuse_subinterpreters()
+
+
 class ManagedTensor:
     """An imported tensor: owns the producer's struct and frees it exactly once.
 
