@@ -56,10 +56,7 @@ class Memory:
         would become part of the graph, or break it.
         """
         self._deferred.append((device_id, self._base.pop(pointer, pointer), stream))
-        try:
-            self._free_deferred()
-        except Error as exc:  # in a finalizer nobody could catch it
-            _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
+        self._free_deferred()
 
     def _free_deferred(self) -> None:
         for _ in range(len(self._deferred)):
@@ -67,11 +64,19 @@ class Memory:
                 device_id, pointer, stream = self._deferred.popleft()
             except IndexError:  # another thread was faster
                 return
-            with current(device_id):
-                if device_of(stream, device_id) is not None and state(stream) is not State.RUNS:
+            try:
+                if not self._released(device_id, pointer, stream):
                     self._deferred.append((device_id, pointer, stream))
-                else:
-                    self._release(device_id, pointer, stream)
+            except Error as exc:  # in a finalizer nobody could catch it
+                _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
+
+    def _released(self, device_id: int, pointer: int, stream: int) -> bool:
+        """Whether *pointer* could be given back: not while *stream* is capturing."""
+        with current(device_id):
+            if device_of(stream, device_id) is not None and state(stream) is not State.RUNS:
+                return False
+            self._release(device_id, pointer, stream)
+            return True
 
     def _obtain_or_trim(self, device_id: int, nbytes: int, stream: int) -> int:
         try:
