@@ -50,7 +50,7 @@ def library(name: str) -> Path:
     if cc is None:
         raise RuntimeError(f"{sources} needs a C compiler: install gcc, or set CC")
     new = target.with_name(f"{soname}.{os.getpid()}")
-    flags = ["-O1", "-g", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{soname}"]
+    flags = ["-std=gnu17", "-O1", "-g", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{soname}"]
     command = [cc, *flags, "-o", str(new), *map(str, sorted(HERE.glob(sources))), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
