@@ -48,6 +48,8 @@ def decode(data: Any, size: int) -> list[Any]:
 def _text(handle: int) -> str:
     """The text of the String object at *handle*, which the container holds meanwhile."""
     content = ffi.cast("TVMFFIByteArray *", handle + HEADER)
+    if not content.size:  # its pointer may be NULL
+        return ""
     return ffi.unpack(content.data, content.size).decode("utf-8", "surrogateescape")  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, ValuesView
+from contextlib import contextmanager
 from itertools import chain, cycle, repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +31,17 @@ _missing: Final = build("ffi.GetInvalidObject", ())
 """The object that stands for "no such key"."""
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _pairs(values: Any) -> list[Any]:
     """Keys and values of a mapping, or of pairs, one after the other."""
     pairs = values.items() if isinstance(values, Mapping) else values
@@ -46,11 +59,12 @@ class _Mapping(Container):
     def _snapshot(self) -> list[Any]:
         """Keys and values one after the other, as they are now.
 
-        The library's iterator is good while nothing changes; C code alone runs
-        from its making to its end.
+        The library's iterator is good while nothing changes. Our lock keeps our
+        threads away, the GIL (C code alone runs the loop) everybody's, and a
+        paused collector the finalizers of this thread.
         """
         handle = self._alive()
-        with changing:
+        with changing, _collector_paused():
             size = len(self)
             if not size:  # an iterator at its end must not be asked
                 return []

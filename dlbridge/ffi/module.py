@@ -213,6 +213,8 @@ def register_system_lib_symbol(name: str, symbol: Any) -> None:
     """
     if not isinstance(symbol, int):
         symbol = address(immortal(symbol))
+    if not symbol:
+        raise ValueError(f"the symbol for {name!r} is NULL")
     full = name if name.startswith(_SYMBOL_PREFIX) else _SYMBOL_PREFIX + name
-    if py.TVMFFIEnvModRegisterSystemLibSymbol(immortal(full.encode()), symbol):
+    if py.TVMFFIEnvModRegisterSystemLibSymbol(full.encode(), symbol):
         raise raised()

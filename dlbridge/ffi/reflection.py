@@ -65,7 +65,14 @@ def object_class(type_key: str) -> type[Object]:
 
     ValueError if no library has registered such a type.
     """
-    return class_of(index_of(type_key))
+    return class_of(_object_index(type_key))
+
+
+def _object_index(type_key: str) -> int:
+    index = index_of(type_key)
+    if index < OBJECT_BEGIN:
+        raise ValueError(f"{type_key!r} is a plain value's type, which has no objects")
+    return index
 
 
 def register_object(type_key: str | type[Object] | None = None) -> Any:
@@ -80,7 +87,7 @@ def register_object(type_key: str | type[Object] | None = None) -> Any:
         return register_object(type_key.__name__)(type_key)
 
     def register(cls: _Class) -> _Class:
-        index = index_of(cls.__name__ if type_key is None else type_key)
+        index = _object_index(cls.__name__ if type_key is None else type_key)
         before = _classes.get(index)
         _classes[index] = _equip(cls, info_of(index))
         # Classes made below the one before are made anew below this one.
@@ -99,10 +106,11 @@ def _doc(info: TypeInfo) -> str:
 
 def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
     """Give *cls* the members of a type that it does not define itself."""
-    members: dict[str, Any] = {field.name: field for field in info.fields}
-    for found in info.methods:
-        members.setdefault(found.name, _method(found))
-    members = {name: member for name, member in members.items() if name not in _RESERVED}
+    for above in map(info_of, info.ancestors):
+        for name, member in _members(above).items():
+            if not hasattr(cls, name):  # a class that was not derived from the ancestor's
+                setattr(cls, name, member)
+    members = _members(info)
     members["__ffi_init__"] = members["__init__"] = _constructor(info)
     for name, behaviour in _BEHAVIOUR.items():
         if getattr(cls, name, None) is getattr(Object, name, None):
@@ -113,6 +121,13 @@ def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
             setattr(cls, name, member)
     cls.__tvm_ffi_type_info__ = info  # type: ignore[attr-defined]
     return cls
+
+
+def _members(info: TypeInfo) -> dict[str, Any]:
+    """The fields and methods that a type adds to its ancestors'."""
+    members: dict[str, Any] = {found.name: _method(found) for found in info.methods}
+    members |= {field.name: field for field in info.fields}
+    return {name: member for name, member in members.items() if name not in _RESERVED}
 
 
 def _method(found: Method) -> Any:
@@ -163,12 +178,14 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     if getattr(self, "_handle", None) is not None:
         raise TypeError(f"this {type(self).__name__} is constructed already")
     tag, payload = build_by(pack_object(fconstructor, Members())[1], args)
-    if tag < OBJECT_BEGIN:
+    index = tag & _LOW
+    expected = getattr(type(self), "__tvm_ffi_type_info__", info_of(C.kTVMFFIObject)).type_index
+    if index < OBJECT_BEGIN or expected not in (index, *info_of(index).ancestors):
         raise TypeError(
             f"the constructor of {type(self).__name__} returned {unpack(tag, payload)!r}"
         )
     self._adopt(Handle(payload))
-    self._index = tag & _LOW
+    self._index = index
     remember(self, payload)
 
 

@@ -41,7 +41,7 @@ class Field:
     The GIL is held meanwhile, so that no other thread frees what is being read.
     """
 
-    def __init__(self, owner: str, info: Any) -> None:
+    def __init__(self, owner: str, index: int, info: Any) -> None:
         flags = info.flags
         self.owner = owner
         self.name = text_of(info.name)
@@ -58,7 +58,9 @@ class Field:
         self._offset: int = info.offset
         self._get: Callable[[int, int], int] = _Access(address(info.getter))
         self._setter_is_object = bool(flags & C.kTVMFFIFieldFlagBitSetterIsFunctionObj)
-        self._setter = address(info.setter)
+        setter = address(info.setter)
+        self._setter: Any = setter if self._setter_is_object else _Access(setter)
+        self._holders = {index}  # types that were seen to have the field
 
     @property
     def default(self) -> Any:
@@ -72,6 +74,12 @@ class Field:
         handle = holder._handle
         if handle is None:
             raise ValueError(f"the {self.owner} was moved into a call and is empty now")
+        if holder._index not in self._holders:
+            # At the field's place another type has something else.
+            found = info_of(holder._index)
+            if self not in found.all_fields():
+                raise TypeError(f"a {found.type_key} has no field {self.name!r} of {self.owner}")
+            self._holders.add(holder._index)
         return handle
 
     def __get__(self, holder: Object | None, _owner: type | None = None) -> Any:
@@ -98,7 +106,7 @@ class Field:
             return
         keep = Members()
         words = ffi.new("int64_t[2]", pack(value, keep))
-        if _Access(self._setter)(place, address(words)):
+        if self._setter(place, address(words)):
             raise raised()
 
     def __delete__(self, _holder: Object) -> None:
@@ -130,7 +138,7 @@ class TypeInfo:
         self.doc = text_of(info.metadata.doc) if info.metadata else ""
         self.ancestors = [info.type_ancestors[i].type_index for i in range(info.type_depth)]
         """Indices of the types above, from kTVMFFIObject down."""
-        self.fields = [Field(key, info.fields[i]) for i in range(info.num_fields)]
+        self.fields = [Field(key, index, info.fields[i]) for i in range(info.num_fields)]
         self.methods = [Method(key, info.methods[i]) for i in range(info.num_methods)]
 
     def attribute(self, name: str) -> Any:
@@ -153,8 +161,8 @@ _infos: dict[int, TypeInfo] = {}
 def info_of(index: int) -> TypeInfo:
     """The type with this *index*, which must exist."""
     found = _infos.get(index)
-    if found is None:
-        found = _infos[index] = TypeInfo(index)
+    if found is None:  # another thread may be faster: there is one for each index
+        found = _infos.setdefault(index, TypeInfo(index))
     return found
 
 

@@ -225,6 +225,11 @@ def test_system_library_takes_addresses_and_full_names(testing):
     assert ffi.system_lib("dlbridge.test.").get_function("add_one")(41) == 42
 
 
+def test_symbol_that_is_null():
+    with pytest.raises(ValueError, match="is NULL"):
+        ffi.register_system_lib_symbol("dlbridge.test.null", cffi.NULL)
+
+
 def test_register_and_load_in_threads(run_script, library):  # 4.2: the tables have no lock
     code, output = run_script(f"""
         import threading, time

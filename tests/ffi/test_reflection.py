@@ -272,6 +272,24 @@ def test_class_of_every_registered_type(testing):
         assert found.__doc__, key
 
 
+@pytest.mark.parametrize("key", ["int", "None", "DLTensor*", "ffi.SmallStr"])
+def test_types_of_plain_values_have_no_class(key):
+    with pytest.raises(ValueError, match="plain value"):
+        ffi.object_class(key)
+
+
+def test_field_of_another_type(cls):
+    # At its place another type has something else, or nothing.
+    pair, thing = cls("TestIntPair")(1, 2), cls("TestObjectDerived")({}, [])
+    field = cls("TestObjectBase").v_str
+    assert field.__get__(thing) == "hello"
+    for use in (lambda: field.__get__(pair), lambda: field.__set__(pair, "x")):
+        with pytest.raises(
+            TypeError, match=r"TestIntPair has no field 'v_str' of testing\.TestObj"
+        ):
+            use()
+
+
 # --- Identity -------------------------------------------------------------------
 
 
@@ -367,15 +385,27 @@ def test_register_object(cls, registered):
     assert isinstance(cls("TestObjectDerived")({}, []), Base)
 
 
-def test_register_by_factory_function(cls, registered):
-    @ffi.register_object("testing.TestIntPair")
-    class Pair(ffi.Object):
-        def __init__(self, a, b):
-            self.__init_handle_by_constructor__(ffi.convert_func(first), a, b)
+def test_register_with_another_constructor(cls, registered):
+    @ffi.register_object("testing.TestObjectBase")
+    class Base(ffi.Object):
+        def __init__(self, make):
+            self.__init_handle_by_constructor__(ffi.convert_func(make))
 
-    pair = cls("TestUnregisteredObject")(5, 6)
-    first = lambda a, b: pair  # noqa: E731
-    assert Pair(1, 2).same_as(pair)
+    inner = cls("TestObjectDerived")({}, [], v_i64=5)
+    assert Base(lambda: inner).v_i64 == 5
+    for wrong in (lambda: cls("TestIntPair")(1, 2), lambda: 5, lambda: None):
+        with pytest.raises(TypeError, match="constructor of Base returned"):
+            Base(wrong)
+
+
+def test_register_without_the_parents_class(cls, registered):
+    @ffi.register_object("testing.TestObjectDerived")
+    class Derived(ffi.Object):
+        v_f64 = "mine"
+
+    thing = Derived({}, [], v_i64=7)
+    assert (thing.v_i64, thing.v_str, thing.v_f64) == (7, "hello", "mine")
+    assert thing.add_i64(1) == 8
 
 
 def test_register_by_class_name(cls, registered):
