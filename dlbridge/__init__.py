@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .asarray import asarray
     from .consume import from_dlpack
     from .cuda_array import from_cuda_array_interface
-    from .device import Device, DLDeviceType, device
+    from .device import Device, DLDeviceType
+    from .devices import device
     from .dtype import DLDataTypeCode, DType, dtype
     from .errors import (
         BackendError,
@@ -50,7 +51,8 @@ _HOMES = {
     "asarray": ("asarray",),
     "consume": ("from_dlpack",),
     "cuda_array": ("from_cuda_array_interface",),
-    "device": ("Device", "DLDeviceType", "device"),
+    "device": ("Device", "DLDeviceType"),
+    "devices": ("device",),
     "dtype": ("DLDataTypeCode", "DType", "dtype"),
     "errors": (
         "BackendError",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard, TypeVar
 
-from .device import Device, device, split
+from .device import Device, split
+from .device import device as _device
 from .errors import ExchangeError
 from .protocol import Backend, SupportsDeviceNames
 from .registry import backend, backends
 
-__all__ = ["backend_of", "find_device", "supports"]
+__all__ = ["backend_of", "device", "find_device", "supports"]
 
 
 _Capability = TypeVar("_Capability")
@@ -70,9 +71,29 @@ def find_device(wanted: Any) -> Device:
         if name in backends():
             found = _found[wanted] = _of_backend(wanted, name, selector)
             return found
-    found = device(wanted)
+    found = _device(wanted)
     backend_of(found)
     return found
+
+
+def device(obj: Any, index: int | None = None) -> Device:
+    """The `Device` of anything that names one, whether or not it can be used here.
+
+    Takes a `Device`; a string (``"cuda:1"``, ``"cuda"`` for its first device,
+    ``"type21:0"``), the name of an installed backend, or one that a backend
+    finds (``"opencl:Intel"``); a type and an *index*; ``(type, index)``; the
+    device objects of torch, jax and tvm_ffi; and anything with
+    ``__dlpack_device__()``.
+
+    ValueError for names and indices that cannot be, TypeError for what is no
+    device, ExchangeError for one that DLPack cannot name.
+    """
+    try:
+        return _device(obj, index)
+    except ValueError:
+        if isinstance(obj, str) and index is None and obj.partition(":")[0] in backends():
+            return find_device(obj)
+        raise
 
 
 _found: dict[str, Device] = {}

@@ -475,3 +475,11 @@ def test_no_room():
     for device in ("cpu", "ext_dev:0"):
         with pytest.raises(MemoryError, match="bytes"):
             bridge.empty((1 << 50,), "uint8", device)
+
+
+def test_the_public_device_knows_what_backends_find():
+    """`dlbridge.device` takes every name that `to_device` takes, and devices that are not here."""
+    assert bridge.device("ext_dev:1") is bridge.zeros(2, "int8", "ext_dev:1").device
+    assert str(bridge.device("cuda:3")) == "cuda:3"
+    with pytest.raises(ValueError, match="nothing"):
+        bridge.device("nothing:0")
