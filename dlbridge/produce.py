@@ -37,11 +37,9 @@ def produce(
     own = tensor.__dlpack_device__()
     target = own if dl_device is None else _check_device(dl_device)
     if target == own:
-        order_consumer(tensor, stream)
-        if copy is True:
-            tensor = OPERATIONS["copy"](tensor)
-            return _export(tensor, version, FLAG_IS_COPIED)
-        return _export_here(tensor, version, copy)
+        exported, flags = _copied_or_not(tensor, copy)
+        order_consumer(exported, stream)  # after the copy, which is work on our stream too
+        return _export(exported, version, flags)
     if target == _CPU:
         return _export_to_host(tensor, version, stream, copy)
     raise ExchangeError(
@@ -109,15 +107,18 @@ def _check_device(dl_device: object) -> tuple[int, int]:
     )
 
 
-def _export_here(tensor: Tensor, version: tuple[int, int] | None, copy: bool | None) -> object:
+def _copied_or_not(tensor: Tensor, copy: bool | None) -> tuple[Tensor, int]:
+    """What is exported to the tensor's own device, and the flags that it adds."""
+    if copy is True:
+        return OPERATIONS["copy"](tensor), FLAG_IS_COPIED
     if has_negative_strides(tensor):
         if copy is False:
             raise ExchangeError(
                 f"negative strides {tensor.strides} are exported as a copy (some consumers "
                 "abort on them), and copy=False forbids it; pass copy=None"
             )
-        return _export(OPERATIONS["copy"](tensor), version, FLAG_IS_COPIED)
-    return _export(tensor, version, 0)
+        return OPERATIONS["copy"](tensor), FLAG_IS_COPIED
+    return tensor, 0
 
 
 def has_negative_strides(tensor: Tensor) -> bool:

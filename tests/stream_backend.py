@@ -66,9 +66,11 @@ class Streams:
         self.log.append(("wait", stream, on))
 
     def normalize_stream(self, device_id, stream):
+        if isinstance(stream, bool):
+            raise TypeError("a bool is no stream")
         if stream is None or stream == 1:
             return 0  # the legacy default stream
-        if isinstance(stream, bool) or not isinstance(stream, int):
+        if not isinstance(stream, int):
             raise TypeError(f"not a stream: {stream!r}")
         if stream == 0 or stream < -1:
             raise ValueError(f"stream {stream} is ambiguous or unknown")
