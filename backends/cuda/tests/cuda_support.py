@@ -120,6 +120,12 @@ def memory(backend, content, on=1, device_id=0):
     try:
         yield data
     finally:
+        from dlbridge_cuda.contexts import current, primary
+        from dlbridge_cuda.driver import call
+
+        for gpu in range(2 if backend.device_count() > 1 else 1):  # a test uses many streams
+            with current(primary(gpu)):
+                call("cuCtxSynchronize")
         backend.free(device_id, data, on)
         backend.synchronize(device_id, on)
 

@@ -205,6 +205,7 @@ def test_a_dma_that_no_event_tells_of(fake, stager, cuda):
         fake.fail("cuEventRecord", 0)
         stager.to_device(other, second.ctypes.data, second.nbytes, two, plan())
         assert read(cuda, data, CHUNK, one) == first.tobytes()
+        assert read(cuda, other, second.nbytes, two) == second.tobytes()
 
 
 @pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize"])
