@@ -184,6 +184,8 @@ def _import_by_method(
     ours = None
     if stream is None and source is not _CPU:
         stream = ours = consumer_stream(source)
+    if source is _CPU and stream == -1:
+        stream = None  # numpy knows None only
     if target is not None and target is not source and target is _CPU:
         wanted["dl_device"] = target.dlpack
         stream = None  # the producer synchronises (array API: dl_device on the CPU)
