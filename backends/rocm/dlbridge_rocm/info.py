@@ -7,7 +7,7 @@ import uuid
 
 from .devices import attribute
 from .driver import answer, call, version
-from .library import ffi
+from .library import ffi, loaded_already
 
 __all__ = ["device_info", "find_device"]
 
@@ -27,6 +27,7 @@ def device_info(device_id: int) -> dict[str, object]:
         "uuid": _uuid(bytes(ffi.buffer(answer("hipDeviceGetUuid", "hipUUID", device_id).bytes))),
         "pci": _text("hipDeviceGetPCIBusId", 32, device_id),
         "driver": f"HIP {major}.{minor}",
+        "library": ", ".join(loaded_already()),  # two are one too many
         "host_memory_shared": bool(attribute(device_id, "Integrated")),
         "compute_capability": f"{attribute(device_id, 'ComputeCapabilityMajor')}."
         f"{attribute(device_id, 'ComputeCapabilityMinor')}",

@@ -17,19 +17,8 @@ FUNCTIONS = re.findall(r"^(?:hipError_t |const char \*)(hip\w+)\(", TEXT, re.MUL
 CONSTANTS = re.findall(r"(\w+) = \d+", TEXT)
 SINCE_5_6 = {"hipStreamGetDevice"}
 
-# As gcc laid them out from the headers of HIP 5.2.3 (libamdhip64-dev).
-LAYOUT = {
-    "hipUUID": (16, {"bytes": 0}),
-    "hipPointerAttribute_t": (
-        32,
-        {
-            "type": 0, "device": 4, "devicePointer": 8, "hostPointer": 16, "isManaged": 24,
-            "allocationFlags": 28,
-        },
-    ),
-    "hipMemLocation": (8, {"type": 0, "id": 4}),
-    "hipMemAccessDesc": (12, {"location": 0, "flags": 8}),
-}  # fmt: skip
+STRUCTS = re.findall(r"^} (\w+);", TEXT, re.MULTILINE)
+HIP_5_NAMES = {"hipPointerAttribute_t.type": "hipPointerAttribute_t.memoryType"}
 
 
 def test_the_module_is_fresh():
@@ -78,10 +67,66 @@ def test_the_shim_has_them_all(fake):
     assert [name for name in FUNCTIONS if not hasattr(load(), name)] == []
 
 
-def test_layout():
-    for name, (size, offsets) in LAYOUT.items():
-        assert ffi.sizeof(name) == size
-        assert {member: field.offset for member, field in ffi.typeof(name).fields} == offsets
+@pytest.fixture
+def compiled(tmp_path):
+    """What a C program prints that includes HIP's own header, given the lines of its main."""
+    compiler = shutil.which("gcc")
+    header = Path("/usr/include/hip/hip_runtime_api.h")
+    if compiler is None or not header.exists():
+        if "hip_headers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            pytest.fail("HIP's headers were promised, and not found")
+        pytest.skip("needs gcc and HIP's headers (Debian: libamdhip64-dev)")
+
+    def run(lines):
+        source = tmp_path / "program.c"
+        head = ["#include <hip/hip_runtime_api.h>", "#include <stddef.h>", "#include <stdio.h>"]
+        source.write_text("\n".join([*head, "int main(void) {", *lines, "return 0; }"]))
+        flags = [
+            "-D__HIP_PLATFORM_AMD__",
+            "-Werror=int-conversion",
+            "-o",
+            str(tmp_path / "program"),
+        ]
+        subprocess.run([compiler, *flags, str(source)], check=True)
+        done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    return run
+
+
+def test_layout_equals_the_c_compilers(compiled):
+    """Every size, offset and constant, against HIP's own header."""
+    lines, want = [], []
+    for name in STRUCTS:
+        lines.append(f'printf("%zu\\n", sizeof({name}));')
+        want.append(ffi.sizeof(name))
+        for member, field in ffi.typeof(name).fields:
+            theirs = HIP_5_NAMES.get(f"{name}.{member}", f"{name}.{member}").replace(".", ", ")
+            lines.append(f'printf("%zu\\n", offsetof({theirs}));')
+            want.append(field.offset)
+    lines += [f'printf("%lld\\n", (long long){name});' for name in CONSTANTS]
+    want += [constant(name) for name in CONSTANTS]
+    assert len(STRUCTS) == 4
+    assert len(CONSTANTS) > 15
+    assert compiled(lines) == [str(value) for value in want]
+
+
+def argument(ctype):
+    """A value that only a parameter of the same sort takes: a pointer, or a number."""
+    is_pointer = ctype.kind == "pointer" or ctype.cname == "uintptr_t"
+    return "(void *)0" if is_pointer else f"({ctype.cname})1"
+
+
+def test_parameters_are_those_of_the_header(fake, compiled):
+    """As many, and pointers where HIP has pointers: handles are integers only here."""
+    from dlbridge_rocm.library import load
+
+    lines = []
+    for name in FUNCTIONS:
+        arguments = ", ".join(argument(each) for each in ffi.typeof(getattr(load(), name)).args)
+        lines.append(f"(void)sizeof({name}({arguments}));")
+    lines = [line for line in lines if not any(name in line for name in SINCE_5_6)]
+    assert compiled(lines) == []
 
 
 def test_every_constant_is_used():

@@ -78,6 +78,7 @@ def test_device_info(fake, rocm, rocm_host):
         assert info["memory"] > 1 << 20
         assert info["pci"].startswith("0000:")
         assert info["driver"] == "HIP 7.0"
+        assert info["library"].endswith("/libamdhip64.so.6")
         assert info["host_memory_shared"] is False
         assert info["warp_size"] == 32
     fake.attribute(HOST_MEMORY_SHARED, 1)
