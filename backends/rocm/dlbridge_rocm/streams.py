@@ -52,7 +52,7 @@ def normalize(obj: object) -> int:
     """
     if obj is None:
         return DEFAULT
-    if isinstance(obj, bool):
+    if type(obj).__name__ in ("bool", "bool_"):  # numpy's too, which older ones count as 0 and 1
         raise TypeError(f"stream={obj} is a bool, not a HIP stream")
     try:
         value = operator.index(obj)  # type: ignore[arg-type]  # TypeError is the answer
