@@ -203,11 +203,15 @@ def default_pool(device_id: int) -> int:
     """
     if version() < (6, 0) or not attribute(device_id, "MemoryPoolsSupported"):
         return 0
-    pool = int(answer("hipDeviceGetDefaultMemPool", "hipMemPool_t", device_id))
+    pool = ffi.new("hipMemPool_t *")
+    code = status("hipDeviceGetDefaultMemPool", pool, device_id)
+    if code == NOT_SUPPORTED:
+        return 0
+    check("hipDeviceGetDefaultMemPool", code)
     which = constant("hipMemPoolAttrReleaseThreshold")
     threshold = ffi.new("uint64_t *")
-    call("hipMemPoolGetAttribute", pool, which, threshold)
+    call("hipMemPoolGetAttribute", pool[0], which, threshold)
     if threshold[0] == 0:
         threshold[0] = 2**64 - 1
-        call("hipMemPoolSetAttribute", pool, which, threshold)
-    return pool
+        call("hipMemPoolSetAttribute", pool[0], which, threshold)
+    return int(pool[0])

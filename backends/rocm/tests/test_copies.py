@@ -85,10 +85,17 @@ def test_peer_access_is_enabled_once(fake, rocm, two_devices):
     assert fake.calls("hipMemPoolSetAccess") == allowed + 1
 
 
-@pytest.mark.parametrize("code", [704, 217])
-def test_peer_access_that_is_not_to_be_had(fake, rocm, two_devices, code):
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        ("hipDeviceEnablePeerAccess", 704),
+        ("hipDeviceEnablePeerAccess", 217),
+        ("hipMemPoolSetAccess", 801),
+    ],
+)
+def test_peer_access_that_is_not_to_be_had(fake, rocm, two_devices, function, code):
     """Enabled already, not supported: the copy works in any case."""
-    fake.fail("hipDeviceEnablePeerAccess", code)
+    fake.fail(function, code)
     with memory(rocm, b"p" * 100) as source, memory(rocm, 100, device_id=1) as target:
         rocm.copy(1, target, 0, 0, source, 0, 100, 0)
         assert read(rocm, target, 100, device_id=1) == b"p" * 100

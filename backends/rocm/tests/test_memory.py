@@ -145,13 +145,15 @@ def test_a_tensor_that_cannot_be_filled_is_freed(fake, rocm):
 # Without pools ----------------------------------------------------------------------
 
 
-@pytest.fixture(params=["attribute", "refusal", "HIP 5"])
+@pytest.fixture(params=["attribute", "no default", "refusal", "HIP 5"])
 def no_pools(request, fake):
     """A device that has none, a runtime that has the function and refuses it, and HIP 5."""
     from dlbridge_rocm import ROCM
 
     if request.param == "attribute":
         fake.attribute(MEMORY_POOLS_SUPPORTED, 0)
+    elif request.param == "no default":
+        fake.fail("hipDeviceGetDefaultMemPool", NOT_SUPPORTED)
     elif request.param == "refusal":
         fake.fail("hipMallocAsync", NOT_SUPPORTED)
     else:
