@@ -59,7 +59,7 @@ def test_the_dict_itself(cuda):  # I15
         assert bytes(from_cuda_array_interface(Array(data).interface).tolist()) == OLD
 
 
-def test_host_memory_is_refused(cuda):  # I24
+def test_host_memory_is_refused(fake, cuda):  # I24
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(N))
     with pytest.raises(ExchangeError, match=r"is no memory that CUDA knows.*pageable"):
         from_cuda_array_interface(Array(data))

@@ -142,7 +142,7 @@ def test_fork(fake):
 
 
 @pytest.mark.parametrize("address", [8, 0x1000, (1 << 47) - 64])
-def test_a_bad_pointer(cuda, address):
+def test_a_bad_pointer(fake, cuda, address):
     """What is no device memory is refused by the driver, and later work is not disturbed."""
     for call in (
         lambda: cuda.copy_from_host(0, address, 0, memoryview(b"x" * 64), 1),

@@ -32,7 +32,8 @@ def test_the_pointer_knows_its_device_better(cuda, two_devices):
         assert cuda.import_data(0, data, "test") == (1, data)
 
 
-def test_host_memory_is_no_cuda_memory(kind):
+def test_host_memory_is_no_cuda_memory(fake, kind):
+    """Unless the GPU reads all host memory, as many do."""
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
     with pytest.raises(ExchangeError, match="it is pageable memory; its exporter mislabels it"):
         kind.import_data(0, data, "test")
@@ -56,7 +57,8 @@ def test_a_device_that_is_not_there(kind, device_id):
         kind.import_data(device_id, 0x1000, "test")
 
 
-def test_freed_memory(cuda):
+def test_freed_memory(fake, cuda):
+    """A real pool may keep it mapped."""
     data = cuda.allocate(0, 64, 256, 1)
     cuda.free(0, data, 1)
     cuda.synchronize(0, 1)
