@@ -255,6 +255,31 @@ def test_the_host_waits_for_managed_memory(cuda_managed):
         assert ctypes.string_at(address, 4096) == b"n" * 4096
 
 
+READERS = {
+    "tolist": lambda t: bytes(t.tolist()),
+    "numpy": lambda t: t.numpy().tobytes(),
+    "asarray": lambda t: np.asarray(t).tobytes(),
+    "from_dlpack": lambda t: np.from_dlpack(t, device="cpu").tobytes(),
+    "to_device": lambda t: dlbridge.to_device(t, "cpu").numpy().tobytes(),
+    "copy": lambda t: dlbridge.to_device(t, "cpu", copy=True).numpy().tobytes(),
+    "view": lambda t: t[10:].numpy().tobytes() + b"n" * 10,
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_managed_tensors_are_read_when_they_are_done(cuda_managed, reader):
+    """The host reads them in place, after the work that was queued on any stream."""
+    from dlbridge.stream import access
+
+    tensor = dlbridge.to_device(np.frombuffer(b"o" * 4096, "u1"), "cuda_managed", copy=True)
+    with stream() as busy:
+        with dlbridge.use_stream("cuda_managed", busy):
+            slow(busy)
+            on = access(tensor._memory)  # as the call of a kernel on it does
+            cuda_managed.fill(0, tensor.data_ptr(), 0, 4096, ord("n"), on)
+        assert reader(tensor) == b"n" * 4096
+
+
 def test_managed_memory_that_the_host_must_not_touch(fake, cuda_managed):
     fake.attribute("CONCURRENT_MANAGED_ACCESS", 0)
     with memory(cuda_managed, 64) as data:
