@@ -151,11 +151,14 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
     """``__ffi_init__``: make the C++ object, and let *self* be its wrapper."""
     written = next((found for found in info.methods if found.name == "__ffi_init__"), None)
     function = written.function if written else info.attribute("__ffi_init__")
+    # One that C++ wrote has parameters without names; the library's own takes
+    # anything, and knows the fields.
+    typed = written is not None and "args" not in written.signature.parameters
 
     def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
         if function is None:
             raise TypeError(f"{info.type_key} has no constructor that can be called from Python")
-        if kwargs and written:
+        if kwargs and typed:
             raise TypeError(f"{info.type_key} takes positional arguments only")
         arguments = list(args)
         if kwargs:
@@ -168,7 +171,9 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
     construct.__qualname__ = f"{info.type_key}.__ffi_init__"
     construct.__doc__ = written.doc if written else None
     construct.__signature__ = (  # type: ignore[attr-defined]
-        _with_self(written.signature) if written else _signature(info if function else None)
+        _with_self(written.signature)
+        if written and typed
+        else _signature(info if function else None)
     )
     return construct
 
@@ -202,6 +207,8 @@ def _shown_default(field: Field) -> Any:
 
 def _signature(info: TypeInfo | None) -> Signature:
     """What the library's own constructor takes: required fields first, keywords last."""
+    # By name, for a type may declare a field of its ancestor's again.
+    fields = {field.name: field for field in (info.all_fields() if info else ())}
     parameters = [
         Parameter(
             field.name,
@@ -209,7 +216,7 @@ def _signature(info: TypeInfo | None) -> Signature:
             default=_shown_default(field),
             annotation=field.annotation,
         )
-        for field in (info.all_fields() if info else ())
+        for field in fields.values()
         if field.in_constructor
     ]
     parameters.sort(key=lambda p: (p.kind, p.default is not Parameter.empty))

@@ -18,6 +18,7 @@ from .graph import bounded
 from .object import MovedObject, Object
 from .reflection import index_of_class, register_object
 from .shape import Shape
+from .typeinfo import get_registered_type_keys
 
 __all__ = [
     "DefRegionKind",
@@ -98,15 +99,22 @@ def _compare(name: str, lhs: Any, rhs: Any, *options: bool) -> Any:
     return call_with_gil(builtin(name), bounded(lhs), bounded(rhs), *options)
 
 
-@register_object("ffi.StructuralKey")
+def _register(type_key: str) -> Callable[[type[Object]], Any]:
+    """`register_object`, if this libtvm_ffi has the type: older ones do without some."""
+    if type_key in get_registered_type_keys():
+        return register_object(type_key)  # type: ignore[no-any-return]
+    return lambda cls: cls
+
+
+@_register("ffi.StructuralKey")
 class StructuralKey(Object):
     """A value as a key, equal to keys with a structurally equal value."""
 
     __slots__ = ()
 
     def __init__(self, key: Any) -> None:
-        bounded(key)
-        self.__ffi_init__(key)  # type: ignore[attr-defined]
+        make = get_global_func("ffi.StructuralKey")
+        self.__init_handle_by_constructor__(make, bounded(key))  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return self.hash_i64  # type: ignore[attr-defined, no-any-return]
@@ -117,7 +125,7 @@ class StructuralKey(Object):
         return call_with_gil(builtin("ffi.StructuralKeyEqual"), self, other)  # type: ignore[no-any-return]
 
 
-@register_object("ffi.VisitInterrupt")
+@_register("ffi.VisitInterrupt")
 class VisitInterrupt(Object):
     """What a callback returns to stop a walk; `value` goes to the caller."""
 
@@ -128,7 +136,7 @@ class VisitInterrupt(Object):
         self.__init_handle_by_constructor__(make, value)  # type: ignore[attr-defined]
 
 
-@register_object("ffi.StructuralVisitor")
+@_register("ffi.StructuralVisitor")
 class StructuralVisitor(Object):
     """What a callback of `structural_visit` gets to go on with."""
 
@@ -151,7 +159,7 @@ class StructuralVisitor(Object):
         return _run("ffi.StructuralVisitorWithDefRegionKind", self, int(kind), callback)
 
 
-@register_object("ffi.StructuralMutator")
+@_register("ffi.StructuralMutator")
 class StructuralMutator(Object):
     """What a callback of `structural_mutate` gets to go on with."""
 
