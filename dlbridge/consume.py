@@ -319,10 +319,10 @@ def refuse_hidden_state(x: Any) -> None:
 def _learn(cls: type) -> Callable[[Any], Tensor] | None:
     """The importer for exactly *cls*, remembered, if it needs no protocol."""
     module = cls.__module__.partition(".")[0]
-    if module == "numpy" and cls is sys.modules["numpy"].ndarray:
+    if module == "numpy" and cls is getattr(sys.modules.get(module), "ndarray", None):
         native_dtypes()
         _FAST[cls] = _from_numpy
-    elif module == "torch" and cls is sys.modules["torch"].Tensor:
+    elif module == "torch" and cls is getattr(sys.modules.get(module), "Tensor", None):
         native = {dtype.name for dtype in native_dtypes().values()}
         torch = sys.modules["torch"]
         _TORCH_NATIVE.update(getattr(torch, name) for name in native if hasattr(torch, name))

@@ -48,7 +48,7 @@ def normalize(obj: object) -> int:
     """
     if obj is None:
         return LEGACY
-    if isinstance(obj, bool):
+    if isinstance(obj, bool) or type(obj).__name__ in {"bool", "bool_"}:  # numpy's, too
         raise TypeError(f"stream={obj} is a bool, not a CUDA stream")
     try:
         value = operator.index(obj)  # type: ignore[arg-type]  # TypeError is the answer
