@@ -47,6 +47,7 @@ _HEAD = struct.Struct("=QiiiBBH")
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
 _FLAGS_OFFSET = 24
 _BYTE_OFFSET_OFFSET = 40  # of byte_offset, from dl_tensor
+_STRIDES_OFFSET = 32
 
 
 def _immortal(name: bytes) -> ctypes.c_void_p:
@@ -258,13 +259,16 @@ class Image:
         offset = start + _BYTE_OFFSET_OFFSET
         memory[offset : offset + 8] = self._byte_offset
         if versioned:
-            memory[4:8] = _MINOR
+            at = start + _STRIDES_OFFSET
+            memory[4:8] = _MINOR if any(memory[at : at + 8]) else _MINOR_NULL_STRIDES
             # numpy has set READ_ONLY where its array is.
             flags = memory[_FLAGS_OFFSET][0] | self.flags
             memory[_FLAGS_OFFSET : _FLAGS_OFFSET + 1] = bytes((flags,))
 
 
 _MINOR = DLPACK_VERSION[1].to_bytes(4, sys.byteorder)
+# Since 1.2 strides may not be NULL; numpy 2.2 leaves those of compact arrays so.
+_MINOR_NULL_STRIDES = (1).to_bytes(4, sys.byteorder)
 _VERSIONED_POINTER = ffi.typeof("DLManagedTensorVersioned *")
 _LEGACY_POINTER = ffi.typeof("DLManagedTensor *")
 

@@ -77,11 +77,14 @@ class Shared:
     handle that keeps the tensor.
     """
 
-    __slots__ = ("structs", "template")
+    __slots__ = ("strides", "structs", "template")
 
     def __init__(self, tensor: Tensor, flags: int = 0) -> None:
         # numpy's own export holds shape, strides and the memory.
         self.template = take_managed(export_managed(tensor._array, tensor._table_image(flags)))
+        described = self.template.pointer.dl_tensor
+        if described.ndim and not described.strides:  # numpy 2.2, if they are compact
+            self.strides = described.strides = ffi.new("int64_t[]", tensor.strides)
         self.structs: list[tuple[int, Any]] = []
 
     def lend(self) -> tuple[int, Any]:
