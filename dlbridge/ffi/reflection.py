@@ -25,8 +25,8 @@ __all__ = ["class_of", "index_of_class", "object_class", "register_object"]
 _Class = TypeVar("_Class", bound=type[Object])
 
 _LOW: Final = 0xFFFFFFFF
-# What Object itself needs is no field's to take.
-_RESERVED: Final = frozenset({"_adopt", "_handle", "_index", "__weakref__"})
+# What Object itself needs is no field's to take; the constructor is made apart.
+_RESERVED: Final = frozenset({"_adopt", "_handle", "_index", "__weakref__", "__ffi_init__"})
 
 _classes: dict[int, type[Object]] = {
     C.kTVMFFIObject: Object,
@@ -94,7 +94,6 @@ def register_object(type_key: str | type[Object] | None = None) -> Any:
         for below, known in list(_classes.items()):
             if before and known in _generated and issubclass(known, before):
                 _classes.pop(below, None)
-        _classes[index] = cls
         return cls
 
     return register

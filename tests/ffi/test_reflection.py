@@ -403,9 +403,28 @@ def test_register_without_the_parents_class(cls, registered):
     class Derived(ffi.Object):
         v_f64 = "mine"
 
+    @ffi.register_object("testing.TestUnregisteredObject")
+    class Unregistered(ffi.Object):
+        pass
+
+    assert Unregistered(1, 2).get_v1_plus_one() == 2
     thing = Derived({}, [], v_i64=7)
     assert (thing.v_i64, thing.v_str, thing.v_f64) == (7, "hello", "mine")
     assert thing.add_i64(1) == 8
+
+
+def test_register_again(cls, registered):
+    made = []
+    for _ in range(2):
+
+        @ffi.register_object("testing.TestCxxClassBase")
+        class Base(ffi.Object):
+            pass
+
+        made.append(Base)
+        assert cls("TestCxxClassDerived").__mro__[1] is Base
+        assert type(Base(1, 2)) is Base
+    assert made[0] is not made[1]
 
 
 def test_register_by_class_name(cls, registered):
