@@ -44,8 +44,8 @@ ffi.call ffi.bound ffi.callback ffi.schema
 ffi.env ffi.tensor
 ffi.function ffi.peer
 ffi.elements ffi.container ffi.sequence ffi.shape ffi.mapping
-ffi.conversion ffi.graph ffi.serialization
-ffi.typeinfo ffi.reflection
+ffi.conversion ffi.graph
+ffi.typeinfo ffi.serialization ffi.reflection
 ffi.structural ffi.dataclasses ffi.module
 ffi.arguments
 ffi

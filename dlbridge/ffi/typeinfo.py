@@ -55,6 +55,7 @@ class Field:
         self.__doc__ = text_of(info.doc) or f"{self.name}: {self.annotation}"
         self.default_is_factory = bool(flags & C.kTVMFFIFieldFlagBitMaskDefaultFromFactory)
         self._default = ffi.addressof(info, "default_value_or_factory")
+        self.static_type_index: int = info.field_static_type_index
         self._offset: int = info.offset
         self._get: Callable[[int, int], int] = _Access(address(info.getter))
         self._setter_is_object = bool(flags & C.kTVMFFIFieldFlagBitSetterIsFunctionObj)

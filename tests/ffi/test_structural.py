@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import sys
 import types
 
@@ -250,6 +252,63 @@ def test_json_graph():
     assert "note" in text
     with pytest.raises(ValueError, match="Expecting value"):
         ffi.serialization.from_json_graph_str("no json")
+
+
+def graph(*nodes, root=0):
+    return json.dumps({"root_index": root, "nodes": nodes})
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("[" * 100_000, RecursionError, "recursion"),
+        ("5", ValueError, "object"),
+        ("{}", ValueError, "root_index"),
+        (graph(root=5), ValueError, "node index 5"),
+        (graph({"type": "ffi.Array", "data": [0]}), ValueError, "node 0 .* itself"),
+        (graph({"type": "ffi.List", "data": [1]}, {"type": "int", "data": 1}), ValueError, "later"),
+        (graph({"type": "ffi.Map", "data": [-1, -1]}), ValueError, "node index -1"),
+        (graph({"type": "no.such.type", "data": 1}), ValueError, "no type"),
+        (graph({"type": 5}), (TypeError, ValueError), "str"),
+        (graph(5), (TypeError, ValueError), "Cannot|Expected"),
+        (
+            graph({"type": "testing.TestDeepCopyEdges", "data": {"v_any": 0, "v_obj": 0}}),
+            ValueError,
+            "node 0 .* itself",
+        ),
+        (
+            graph(
+                {"type": "ffi.Array", "data": []},
+                *({"type": "ffi.Array", "data": [i]} for i in range(20_000)),
+                root=20_000,
+            ),
+            RecursionError,
+            "2000 levels",
+        ),
+    ],
+)
+def test_json_graph_that_the_library_did_not_write(testing, text, error, message):
+    # It would descend in it until its stack overflows.
+    testing("nop")
+    with pytest.raises(error, match=message):
+        ffi.serialization.from_json_graph_str(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, "text", None, (0, 1), {"k": [1, 2.5]}, ffi.Shape((0, 7)), dlbridge.device("opencl:9")],
+    ids=repr,
+)
+def test_json_graph_of_values(value):
+    text = ffi.serialization.to_json_graph_str([value, value])
+    assert ffi.serialization.from_json_graph_str(text)[1] == ffi.convert(value)
+
+
+def test_json_graph_of_objects(pair):
+    holder = ffi.object_class("testing.TestObjectPtrHolder")
+    base = ffi.object_class("testing.TestObjectBase")(v_i64=99)  # an index beyond all nodes
+    again = pickle.loads(pickle.dumps(ffi.Array([holder(base), base])))
+    assert again[0].value.v_i64 == again[1].v_i64 == 99
 
 
 def test_convert():
