@@ -14,7 +14,7 @@ from .layout import reach
 from .memory import Memory
 from .produce import OPERATIONS
 from .protocol import NativeArray, SupportsNative
-from .registry import backend, backends
+from .registry import backend, backends, generation
 from .tensor import Tensor, make_tensor, wrap_array
 
 if TYPE_CHECKING:
@@ -95,17 +95,34 @@ def _from_native(x: Any) -> Tensor | None:
     """*x* as the tensor that one of the backends sees in it."""
     if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
         return None
-    for name in backends():
-        try:
-            plugin = backend(name)
-        except Exception:  # a broken backend knows no objects
-            continue
-        kind = plugin.device_type
-        if supports(plugin, SupportsNative):
-            array = plugin.from_native(x)
-            if array is not None:
-                return native_tensor(Device.of(kind, array.device_id, name), array, x)
+    for name, plugin in _native_backends():
+        array = plugin.from_native(x)
+        if array is not None:
+            return native_tensor(Device.of(plugin.device_type, array.device_id, name), array, x)
     return None
+
+
+def _native_backends() -> list[tuple[str, Any]]:
+    """The usable backends that know native objects.
+
+    Looked up again only when another backend is in use: to ask for those that
+    cannot run here takes 10 ms.
+    """
+    global _natives
+    if _natives[0] != generation():
+        found = []
+        for name in backends():
+            try:
+                plugin = backend(name)
+            except Exception:  # a broken backend knows no objects
+                continue
+            if supports(plugin, SupportsNative):
+                found.append((name, plugin))
+        _natives = generation(), found
+    return _natives[1]
+
+
+_natives: tuple[int, list[tuple[str, Any]]] = (-1, [])
 
 
 def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:

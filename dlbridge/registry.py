@@ -63,6 +63,11 @@ def loaded(device_type: int) -> list[tuple[str, Backend]]:
     return [(name, plugin) for name, plugin in _loaded.items() if plugin.device_type == device_type]
 
 
+def generation() -> int:
+    """A number that changes when a backend is loaded or registered."""
+    return len(_loaded) + len(_registered)
+
+
 def register_backend(name: str, backend: type) -> None:
     """Add the class *backend* under *name*, by hand instead of by entry point."""
     if name in _entry_points() or _registered.setdefault(name, backend) is not backend:
