@@ -79,6 +79,11 @@ def adopt(
     device = _CPU if kind == DLDeviceType.kDLCPU else Device.of(kind, index, name)
     if not device.is_address:
         device, data = _bind(device, data, origin)
+    if fields.flags & FLAG_SUBBYTE_PADDED and fields.dtype.bits < 8 and fields.dtype.lanes > 1:
+        raise ExchangeError(
+            f"padded {fields.dtype} elements: dlpack.h does not say whether each lane is padded; "
+            "export them packed, or with one lane"
+        )
     low, high = fields.reach
     memory = ImportedMemory(managed, device, data, fields.dtype.nbytes(high - low), origin)
     return make_tensor(

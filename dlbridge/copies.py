@@ -24,7 +24,7 @@ from .tensor import ArrayTensor, Tensor, make_tensor, wrap_array
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CHUNK", "Progress", "copy_tensor", "host_array"]
+__all__ = ["CHUNK", "Progress", "copy_tensor", "host_array", "packed_bytes"]
 
 CHUNK = 64 << 20
 """Bytes after which a long copy reports progress and hears Ctrl-C."""
@@ -122,7 +122,7 @@ def _from_host(target: Tensor, source: Tensor, progress: Progress | None) -> Non
     stream = access(target._memory)
     plugin = backend_of(target.device)
     data, offset = target._memory.data, target._byte_offset
-    flat = _packed_bytes(source)
+    flat = packed_bytes(source)
     if not shape and run <= CHUNK and progress is None:
         plugin.copy_from_host(index, data, offset, flat, stream)
     elif not shape:
@@ -209,12 +209,12 @@ def _through_packed_host(target: Tensor, source: Tensor, progress: Progress | No
 
     into = host_array(target)
     packed = np.empty(into.shape, into.dtype)
-    temporary = wrap_array(packed.view(target._array.dtype).reshape(target.shape))
+    temporary = _restore(wrap_array(packed.reshape(-1).view("u1")), target)
     copy_tensor(temporary, source, progress)
     copy_host(into, packed)
 
 
-def _packed_bytes(source: Tensor) -> memoryview:
+def packed_bytes(source: Tensor) -> memoryview:
     """The bytes of a host tensor, packed into a temporary if they are strided."""
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The error classes: every error that dlbridge raises on purpose is one of these.
+"""The error classes. Wrong arguments are Python's own ValueError and TypeError.
 
 Each class is an `Error` and the builtin that the standards ask for, so that
 ``except BufferError`` works for people who never heard of dlbridge.

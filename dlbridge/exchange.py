@@ -1,4 +1,4 @@
-"""The DLPackExchangeAPI tables: other libraries' called, ours offered.
+"""Other libraries' DLPackExchangeAPI tables: found and called.
 
 A table is reached by a capsule (or, formerly, an integer) on the type, under
 ``__dlpack_c_exchange_api__`` or the name it had before (dlpack.h 1.3). Other

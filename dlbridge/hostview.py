@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from .capsule import FLAG_SUBBYTE_PADDED
+from .copies import packed_bytes
 from .device import Device
 from .devices import backend_of, supports
 from .dtype import dtype as as_dtype
@@ -96,8 +98,27 @@ def to_native(tensor: Tensor) -> Any:
     )
 
 
+def reduce(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
+    """What pickle keeps of *tensor*; `unpickle` reads it."""
+    import pickle
+
+    compact = OPERATIONS["to_host_compact"](tensor)
+    raw: Any = packed_bytes(compact) if tensor.size else b""
+    if protocol < 5:
+        raw = bytes(raw)
+    elif tensor.size:
+        raw = pickle.PickleBuffer(raw)
+    flags = tensor._flags & FLAG_SUBBYTE_PADDED
+    return unpickle, (raw, tensor.dtype.name, tensor.shape, str(tensor.device), flags)
+
+
+def tobytes(tensor: Tensor) -> bytes:
+    """See `Tensor.tobytes`."""
+    return bytes(packed_bytes(OPERATIONS["to_host_compact"](tensor))) if tensor.size else b""
+
+
 def unpickle(raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: int) -> Tensor:
-    """The tensor that `Tensor.__reduce_ex__` wrote."""
+    """The tensor that `reduce` wrote."""
     import numpy as np
 
     # bytes came inside the pickle; a buffer of the receiver's is used in place.
@@ -124,7 +145,8 @@ OPERATIONS.update(
     as_host=_as_host,
     host_view=host_view,
     order=_order,
+    reduce=reduce,
     to_native=to_native,
-    unpickle=unpickle,
+    tobytes=tobytes,
     why_no_host_view=why_no_host_view,
 )

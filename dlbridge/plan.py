@@ -1,7 +1,8 @@
 """How a tensor would get to a device: the steps, the bytes each copies, and why.
 
 `make_plan` is the one planner: `dlbridge.explain` prints its plan and
-`dlbridge.to_device` runs it. It prefers no copy, then the fewest bytes.
+`dlbridge.to_device` runs it. It prefers no copy; between two kinds of device
+that share no memory it goes through the host.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class Step:
 
     *kind* is ``share``, ``relabel`` (host memory under another name),
     ``host view`` (a device's memory addressed by the host), ``host import``
-    (host memory used by a device), or a copy: ``copy``, ``upload``,
-    ``download``, ``peer copy``. *nbytes* is what it copies.
+    (host memory used by a device), or a copy: ``copy``, ``pack``, ``upload``,
+    ``download``, ``peer copy``, ``as library``. *nbytes* is what it copies: the
+    tensor's own bytes, also where a strided one comes over with its gaps.
     """
 
     kind: str

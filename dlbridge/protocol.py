@@ -317,7 +317,7 @@ class SupportsDeviceNames(Protocol):
 
 @runtime_checkable
 class SupportsDeviceInfo(Protocol):
-    """A backend that describes its devices, for ``info`` and ``doctor``."""
+    """A backend that describes its devices, for ``info``."""
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """What is known of the device, by name.

@@ -75,9 +75,10 @@ def current_use(device: Device) -> StreamUse:
     return StreamUse(backend_of(device).current_stream(device.index)) if chosen is None else chosen
 
 
-def current_stream(device: Device) -> int:
+def current_stream(device: Any) -> int:
     """The native handle of the stream that our work on *device* goes to; 0: the default."""
-    return current_use(device).handle
+    where = device if isinstance(device, Device) else find_device(device)
+    return current_use(where).handle
 
 
 def stream_for(device: Device) -> int | None:

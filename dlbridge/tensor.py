@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ class Tensor(Described):
         try:
             array = self._array.reshape(sizes, copy=False)
         except ValueError as exc:
-            if prod(sizes) != self.size and -1 not in sizes:
+            if self.is_contiguous() or (prod(sizes) != self.size and -1 not in sizes):
                 raise ValueError(f"cannot reshape {self.shape} to {tuple(sizes)}: {exc}") from exc
             raise ExchangeError(
                 f"{self.shape} with strides {self.strides} cannot be reshaped to {tuple(sizes)} "
@@ -89,6 +90,13 @@ class Tensor(Described):
     def transpose(self, *axes: int) -> Tensor:
         """A view with the dimensions in the order *axes*, reversed if none are given."""
         return self._view(self._array.transpose(*axes))
+
+    @property
+    def mT(self) -> Tensor:
+        """The transpose of the last two dimensions, of a stack of matrices."""
+        if self.ndim < 2:
+            raise ValueError(f"mT is for 2 dimensions and more, this tensor has {self.ndim}")
+        return self.transpose(*range(self.ndim - 2), self.ndim - 1, self.ndim - 2)
 
     @property
     def T(self) -> Tensor:
@@ -134,7 +142,7 @@ class Tensor(Described):
         if self._dtype.is_subbyte and not self.is_padded:
             raise ExchangeError(
                 f"{self._dtype} elements are packed, numpy has no such type; "
-                "dlbridge.unpack_bits(t) gives their raw codes, one per byte"
+                "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives their raw codes"
             )
         wanted = self._dtype.numpy
         return array if wanted == array.dtype else array.view(wanted)
@@ -157,6 +165,11 @@ class Tensor(Described):
         host = self if self.device.is_host else OPERATIONS["to_host_compact"](self)
         return host.numpy().tolist()
 
+    def tobytes(self) -> bytes:
+        """The elements' bytes, row-major and packed; copied from the device if need be."""
+        raw: bytes = OPERATIONS["tobytes"](self)
+        return raw
+
     def item(self) -> Any:
         """The only element as a Python object."""
         if self.size != 1:
@@ -165,17 +178,21 @@ class Tensor(Described):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out-of-band on the CPU) and the device's name."""
-        import pickle
+        return OPERATIONS["reduce"](self, operator.index(protocol))
 
-        compact = OPERATIONS["to_host_compact"](self)
-        raw: Any = compact._array.reshape(-1).view("u1").data if self.size else b""
-        if operator.index(protocol) < 5:
-            raw = bytes(raw)
-        elif self.size:
-            raw = pickle.PickleBuffer(raw)
-        device = str(self.device)
-        flags = self._flags & FLAG_SUBBYTE_PADDED
-        return OPERATIONS["unpickle"], (raw, self.dtype.name, self.shape, device, flags)
+    def __bool__(self) -> bool:
+        """The truth of the only element."""
+        if self.size != 1:
+            raise ValueError(f"a tensor of {self.size} elements is neither true nor false")
+        return bool(self.item())
+
+    def __contains__(self, value: object) -> bool:
+        """Refused: comparing elements is an array library's job."""
+        raise TypeError("a Tensor does not compare elements; use t.numpy() or like='torch'")
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The views along the first dimension."""
+        return (self[index] for index in range(len(self)))
 
     # Out: DLPack ------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from math import prod
+from operator import index
 from typing import Any
 
 from .asarray import asarray
@@ -88,7 +89,7 @@ def empty(
     *alignment* in bytes, a power of two, at least 256 (dlpack.h asks for
     that); 4096 makes host memory that Vulkan can use in place.
     """
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
     kind = as_dtype(dtype)
     where = find_device(device)
     if any(extent < 0 for extent in extents) or len(extents) > MAX_NDIM:
@@ -113,22 +114,23 @@ def zeros(shape: int | Sequence[int], dtype: Any = "float32", device: Any = "cpu
     return tensor
 
 
-def copy_(dst: Any, src: Any, *, progress: Progress | None = None) -> None:
+def copy_(dst: Any, src: Any, *, progress: bool | Callable[[int, int], None] | None = None) -> None:
     """Copy the elements of *src* into the memory of *dst*: same shape, same dtype.
 
     Each may be any library's array on any device. BufferError if *dst* is
-    read-only.
+    read-only. *progress* as in `to_device`; no trace records it.
     """
     target = dst if isinstance(dst, Tensor) else asarray(dst, copy=False)
     source = src if isinstance(src, Tensor) else asarray(src)
     if target.shape != source.shape or target.dtype is not source.dtype:
         raise ValueError(
             f"cannot copy {source.dtype} {source.shape} into {target.dtype} {target.shape}: "
-            "shapes and dtypes must be equal"
+            "shapes and dtypes must be equal; make a view (reshape, view) or convert before"
         )
     if target.readonly:
         raise ExchangeError(f"{target!r} is read-only and cannot be copied into")
-    copy_tensor(target, source, progress)
+    with reporter(progress, target.nbytes) as report:
+        copy_tensor(target, source, report)
 
 
 # Running a plan ---------------------------------------------------------------

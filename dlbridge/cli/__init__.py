@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(given)
     try:
         code: int = parsed.run(parsed)
-    except (Error, ImportError, OSError, ValueError) as exc:
+    except (Error, ImportError, OSError, TypeError, ValueError) as exc:
         print(f"dlbridge {parsed.command}: {exc}", file=sys.stderr)
         return 1
     return code
