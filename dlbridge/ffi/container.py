@@ -14,6 +14,8 @@ from .elements import Members, method
 from .object import Object, pack_object, remember
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .any import Packer
 
 __all__ = ["Container", "changing", "container_rule", "tensors_in"]
@@ -29,8 +31,8 @@ _Self = TypeVar("_Self", bound="Container")
 class Container(Object):
     """What the library's four containers share: equality, hash, repr and copies.
 
-    Equality and hash are the library's: elements are equal if they have the
-    same type and value, objects that have no value if they are the same one.
+    Elements are equal if they have the same type and value; tensors, functions
+    and modules if they are the same one; Python objects if Python says so.
     """
 
     __slots__ = ()
@@ -61,7 +63,11 @@ class Container(Object):
         return self._handle
 
     def _nested(self) -> list[Any]:
-        """The values in the container, if tensors or containers may be among them."""
+        """The values in the container, if any of them may be more than a plain value."""
+        raise NotImplementedError
+
+    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+        """The values that may be more than plain ones, each with *other*'s in its place."""
         raise NotImplementedError
 
     def _same_kind(self, other: object) -> Any:
@@ -74,7 +80,7 @@ class Container(Object):
         comparable = self._same_kind(other)
         if comparable is None:
             return NotImplemented
-        return self._call("ffi.RecursiveEq", comparable)  # type: ignore[no-any-return]
+        return self._call("ffi.RecursiveEq", comparable) and _agree(self, comparable)
 
     def __hash__(self) -> int:
         return self._call("ffi.RecursiveHash")  # type: ignore[no-any-return]
@@ -86,6 +92,26 @@ class Container(Object):
 
     def __deepcopy__(self: _Self, _memo: Any = None) -> _Self:
         return self._call("ffi.DeepCopy")  # type: ignore[no-any-return]
+
+
+def _agree(ours: Container, theirs: Container) -> bool:
+    """Whether objects without a value are the same in both.
+
+    To the library any two tensors are equal, any two functions, and so on.
+    """
+    waiting, seen = [(ours, theirs)], set()
+    while waiting:
+        one, other = waiting.pop()
+        for x, y in one._paired(other):
+            if x is y:
+                continue
+            if isinstance(x, Container):
+                if (x._handle, y._handle) not in seen:
+                    seen.add((x._handle, y._handle))
+                    waiting.append((x, y))
+            elif isinstance(x, Tensor) or x != y:
+                return False
+    return True
 
 
 def _pack_container(value: Container, keep: Temporaries) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from contextlib import contextmanager
 from itertools import chain, cycle, repeat
 from typing import TYPE_CHECKING, Any, Final
@@ -80,6 +80,10 @@ class _Mapping(Container):
 
     def _nested(self) -> list[Any]:
         return self._snapshot()[1::2]
+
+    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+        found = self._snapshot()
+        return ((value, other.get(key)) for key, value in zip(found[::2], found[1::2], strict=True))
 
     def _same_kind(self, other: object) -> Any:
         if type(other) is type(self):

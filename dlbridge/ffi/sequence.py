@@ -51,6 +51,9 @@ class _Sequence(Container):
         cell = _cell(handle)
         return nested(cell.data, cell.size)
 
+    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+        return zip(self._nested(), other._nested(), strict=False)
+
     def _same_kind(self, other: object) -> Any:
         if type(other) is type(self):
             return other

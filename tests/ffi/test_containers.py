@@ -198,6 +198,44 @@ def test_equality_and_hash_of_sequences(cls):
     assert [3] not in cls([[1], [2]])
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: ffi.Array([1, x]),
+        lambda x: ffi.List([[x]]),
+        lambda x: ffi.Map({"k": x}),
+        lambda x: ffi.Dict({"k": [1, {"l": x}]}),
+    ],
+)
+def test_equality_of_what_has_no_value(wrap):
+    # To the library any two tensors are equal, any two functions, any two Python objects.
+    zeros, ones = (dlbridge.from_dlpack(np.full(3, x)) for x in (0.0, 1.0))
+    f, g = ffi.convert_func(len), ffi.convert_func(print)
+    for one, other in (
+        (zeros, ones),
+        (f, g),
+        (object(), object()),
+        ({1}, {2}),
+        (ffi.Error("ValueError", "a"), ffi.Error("ValueError", "b")),
+        (ffi.system_lib("dlbridge.a."), ffi.system_lib("dlbridge.b.")),
+    ):
+        same, again, different = wrap(one), wrap(one), wrap(other)
+        assert same == same
+        assert same == again
+        assert same != different
+        assert hash(same) == hash(again)
+    assert wrap({1, 2}) == wrap({2, 1})  # as Python says
+
+
+def test_equality_of_what_contains_itself():
+    one, other = ffi.List([len]), ffi.List([len])
+    one.append(one)
+    other.append(other)
+    assert one != other  # two functions
+    one[0] = other[0] = 1
+    assert one == other
+
+
 @pytest.mark.parametrize("cls", SEQUENCES)
 def test_copies_and_pickles_of_sequences(cls):
     values = cls([1, "a", [2.5, None]])
