@@ -177,8 +177,9 @@ def _from_host(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
         plan.add("copy", source, target, tensor.nbytes, f"{target.name} is memory of its own")
         return
     if not tensor.is_contiguous():
-        strides = f"strides {tensor.strides} are not compact; packed before the upload"
-        plan.add("pack", source, source, tensor.nbytes, strides)
+        # The refusal comes first: compact memory would be copied as well.
+        reason = f"{refusal}, and strides {tensor.strides} are packed before an upload"
+        plan.add("pack", source, source, tensor.nbytes, reason)
     plan.add("upload", source, target, tensor.nbytes, refusal)
 
 

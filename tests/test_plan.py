@@ -1,0 +1,178 @@
+"""explain says what to_device does: its steps are the trace's, its bytes the backend's."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from counting_backend import NAME, counting
+
+import dlbridge as bridge
+
+ZERO, ONE = f"{NAME}:0", f"{NAME}:1"
+
+
+@pytest.fixture
+def backend():
+    with counting() as plugin:
+        yield plugin
+        gc.collect()
+        assert plugin.live_allocations() == 0
+
+
+def values():
+    return np.arange(4 * 6 * 5, dtype="float32").reshape(4, 6, 5)
+
+
+LAYOUTS = {
+    "compact": lambda t: t,
+    "slice": lambda t: t[1:3],
+    "strided": lambda t: t[::2, ::3],
+    "every other": lambda t: t[:, :, ::2],
+    "transposed": lambda t: t.transpose(2, 0, 1),
+    "backwards": lambda t: t[::-1],
+    "empty": lambda t: t[:0],
+}
+
+
+@pytest.mark.parametrize("copy", [None, True])
+@pytest.mark.parametrize("target", ["cpu", ZERO, ONE, "ext_dev:0"])
+@pytest.mark.parametrize("source", ["cpu", ZERO])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_explained_is_what_runs(layout, source, target, copy, backend):
+    tensor = LAYOUTS[layout](bridge.to_device(values(), source))
+    plan = bridge.plan(tensor, target, copy=copy)
+    backend.log.clear()
+    with bridge.trace() as trace:
+        moved = bridge.to_device(tensor, target, copy=copy)
+    assert moved.tolist() == LAYOUTS[layout](values()).tolist()
+    (ran,) = trace.plans
+    assert (ran.steps, ran.nbytes) == (plan.steps, plan.nbytes)
+    assert str(ran) == str(plan) == bridge.explain(tensor, target, copy=copy)
+    assert (ran.address, ran.result_address) == (tensor.data_ptr(), moved.data_ptr())
+    assert (trace.nbytes, trace.copies) == (plan.nbytes, plan.copies)
+
+
+@pytest.mark.parametrize("copy", [None, True])
+@pytest.mark.parametrize("target", ["cpu", ZERO, ONE, "ext_dev:0"])
+@pytest.mark.parametrize("source", ["cpu", ZERO])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "backwards"])
+def test_the_bytes_that_go_through_the_backend(layout, source, target, copy, backend):
+    tensor = LAYOUTS[layout](bridge.to_device(values(), source))
+    backend.log.clear()
+    with bridge.trace() as trace:
+        bridge.to_device(tensor, target, copy=copy)
+    ours = [
+        step.nbytes for step in trace.plans[0].steps if NAME in (step.source.name, step.target.name)
+    ]
+    assert backend.nbytes == sum(ours)
+
+
+def test_shared_memory_is_not_copied(monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+    with counting() as backend:
+        tensor = bridge.zeros((4, 16), device=ZERO)
+        for layout in (tensor, tensor[1:, ::2]):
+            assert [step.kind for step in bridge.plan(layout, "cpu").steps] == ["host view"]
+            host = bridge.to_device(layout, "cpu", copy=False)
+            bridge.copy_(host, np.ones(host.shape, "float32"))
+            assert layout.tolist() == np.ones(host.shape).tolist()
+        source = bridge.empty((4, 16))
+        assert [step.kind for step in bridge.plan(source, ZERO).steps] == ["host import"]
+        moved = bridge.to_device(source, ZERO, copy=False)
+        bridge.copy_(source, np.full((4, 16), 5, "float32"))
+        assert moved.tolist() == source.tolist()
+        with pytest.raises(BufferError, match="no multiple of 64"):
+            bridge.to_device(source[1:, 1:], ZERO, copy=False)
+        del tensor, layout, host, moved
+        gc.collect()
+        assert backend.live_allocations() == 0
+
+
+def test_traces_nest_and_end(backend):
+    with bridge.trace() as outer:
+        bridge.to_device(values(), ZERO)
+        with bridge.trace() as inner:
+            bridge.to_device(values(), ONE)
+        with pytest.raises(RuntimeError), bridge.trace() as failed:
+            raise RuntimeError
+        bridge.to_device(values(), "cpu")
+    bridge.to_device(values(), ZERO)
+    assert [str(plan.target) for plan in outer.plans] == [ZERO, ONE, "cpu:0"]
+    assert [str(plan.target) for plan in inner.plans] == [ONE]
+    assert not failed.plans
+    assert str(outer).endswith("3 moves, 960 bytes copied")
+
+
+def test_other_threads_are_not_recorded(backend):
+    with bridge.trace() as trace:
+        thread = threading.Thread(target=lambda: bridge.to_device(values(), ZERO))
+        thread.start()
+        thread.join()
+    assert backend.log
+    assert not trace.plans
+
+
+def test_a_move_that_fails_is_not_recorded(backend):
+    backend.failing["copy_from_host"] = 0
+    with bridge.trace() as trace, pytest.raises(bridge.DeviceError):
+        bridge.to_device(values(), ZERO)
+    assert not trace.plans
+
+
+FAILURES = [
+    ("allocate", "cpu", ZERO, {}),
+    ("copy_from_host", "cpu", ZERO, {}),
+    ("synchronize", "cpu", ZERO, {}),
+    ("copy_to_host", ZERO, "cpu", {}),
+    ("synchronize", ZERO, "cpu", {}),
+    ("allocate", ZERO, ONE, {}),
+    ("copy", ZERO, ONE, {}),
+    ("synchronize", ZERO, ONE, {}),
+    ("copy", ZERO, ZERO, {"copy": True}),
+    ("copy_to_host", ZERO, "ext_dev:1", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "source", "target", "keywords"), FAILURES, ids=[f[0] + " " + f[2] for f in FAILURES]
+)
+@pytest.mark.parametrize("layout", ["compact", "strided", "transposed", "backwards"])
+def test_a_backend_that_fails_leaves_nothing(method, source, target, keywords, layout, backend):
+    tensor = LAYOUTS[layout](bridge.to_device(values(), source))
+    others = bridge.backend("ext_dev")
+    gc.collect()
+    before, others_before = backend.live_allocations(), others.live_allocations()
+    backend.failing[method] = 0
+    if layout != "compact" and method == "copy":
+        backend.failing.update(copy_to_host=0)  # some of these go through the host
+    with pytest.raises(bridge.DeviceError, match="refused by the test"):
+        bridge.to_device(tensor, target, **keywords)
+    gc.collect()
+    assert backend.live_allocations() == before
+    assert others.live_allocations() == others_before
+    backend.failing.clear()
+    moved = bridge.to_device(tensor, target, **keywords)  # as if nothing had been
+    assert moved.tolist() == LAYOUTS[layout](values()).tolist()
+
+
+@pytest.mark.parametrize("method", ["allocate", "fill"])
+def test_zeros_that_fail(method, backend):
+    backend.failing[method] = 0
+    with pytest.raises(bridge.DeviceError, match="refused by the test"):
+        bridge.zeros((4,), device=ZERO)
+
+
+@pytest.mark.parametrize(("method", "target"), [("host_view", "cpu"), ("import_host", ZERO)])
+def test_sharing_that_fails(method, target, monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+    with counting() as backend:
+        source = bridge.empty((16,), device=ZERO if target == "cpu" else "cpu")
+        before = backend.live_allocations()
+        backend.failing[method] = 0
+        with pytest.raises(bridge.DeviceError, match="refused by the test"):
+            bridge.to_device(source, target)
+        gc.collect()
+        assert backend.live_allocations() == before
