@@ -116,10 +116,11 @@ _LANES = re.compile(r"(.+)x([0-9]+)", re.ASCII)
 class DType:
     """The type of one element: DLDataType (``dlpack.h`` 1.3). An immutable value.
 
-    Equal types are one object, so ``is``, ``==`` and ``hash`` are as fast as
-    they can be. Any code, bits and lanes that fit the struct make a `DType`;
-    `check` says which of them can be exchanged. ``str`` gives the name that
-    numpy, ml_dtypes and TVM-FFI use, and `dtype` takes it back.
+    Equal types are one object, so ``is`` and ``hash`` are as fast as they can
+    be; ``==`` also takes other spellings (``t.dtype == "float32"``). Any code,
+    bits and lanes that fit the struct make a `DType`; `check` says which of
+    them can be exchanged. ``str`` gives the name that numpy, ml_dtypes and
+    TVM-FFI use, and `dtype` takes it back.
     """
 
     __slots__ = ("_numpy", "bits", "code", "lanes", "name")
@@ -154,6 +155,17 @@ class DType:
     def __reduce__(self) -> tuple[Any, ...]:
         return DType.of, (self.code, self.bits, self.lanes)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether *other*, in any spelling that `dtype` takes, is this type."""
+        if other is self or other is None or isinstance(other, DType):
+            return other is self
+        try:
+            return dtype(other) is self
+        except (TypeError, ValueError, ExchangeError):
+            return NotImplemented
+
+    __hash__ = object.__hash__
+
     def __str__(self) -> str:
         return self.name
 
@@ -187,16 +199,9 @@ class DType:
         """The numpy dtype of exactly this type: numpy's own, or ml_dtypes'.
 
         For a sub-byte type it is the padded one, a byte per element.
-        ExchangeError if there is none, saying which `carrier` to use.
+        ExchangeError if there is none, naming the way to the raw bytes.
         """
         return self._numpy or _find_numpy(self)
-
-    @property
-    def carrier(self) -> np.dtype[Any]:
-        """An unsigned integer, or a void, of `itemsize` bytes: numpy's view of the raw memory."""
-        import numpy as np
-
-        return np.dtype(_carrier_name(self.itemsize))
 
 
 _interned: dict[tuple[int, int, int], DType] = {}
@@ -431,12 +436,7 @@ def _obstacle(np_dtype: np.dtype[Any]) -> str:
         "c": "its format differs between machines (long double); use array.astype('complex128')",
         "V": "it is raw memory; view it as numpy.uint8",
     }
-    carrier = _carrier_name(np_dtype.itemsize)
-    return kinds.get(np_dtype.kind, f"DLPack has no such type; view it as numpy's {carrier!r}")
-
-
-def _carrier_name(itemsize: int) -> str:
-    return f"uint{8 * itemsize}" if itemsize in (1, 2, 4, 8) else f"V{itemsize}"
+    return kinds.get(np_dtype.kind, "DLPack has no such type; view it as numpy.uint8")
 
 
 def _find_numpy(ours: DType) -> np.dtype[Any]:
@@ -446,7 +446,7 @@ def _find_numpy(ours: DType) -> np.dtype[Any]:
     if ours.name in _NUMPY_OWN:
         found = np.dtype(ours.name)
     else:
-        way_out = f"look at the raw memory as {_carrier_name(ours.itemsize)!r} (DType.carrier)"
+        way_out = "take the raw bytes: tensor.tobytes()"
         if ours.lanes != 1:
             raise ExchangeError(f"numpy has no vector types, so none for {ours}: {way_out}")
         try:

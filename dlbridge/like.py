@@ -295,7 +295,7 @@ def _way_out(library: _Library, tensor: Tensor) -> str:
     if not tensor.device.is_host:
         return f"dlbridge.to_device(t, 'cpu', like={library.name!r}) brings it to the CPU first"
     if tensor.dtype.is_subbyte:
-        return "dlbridge.unpack_bits(t) gives the raw codes, one per byte"
+        return "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives the raw codes"
     return (
         "if it is the type of the elements, t.view() can call them something of the same size, "
         "and like='numpy' knows more types"

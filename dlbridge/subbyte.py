@@ -74,6 +74,8 @@ def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
 
     6 bits: 4 codes in 3 bytes. 4 bits: 2 codes in 1 byte.
     """
+    if isinstance(dtype, str):
+        raise TypeError(f"the type must be a DType: dlbridge.dtype({dtype!r})")
     import numpy as np
 
     if not 1 <= dtype.bits < 8 or dtype.lanes == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import pickle
 import sys
@@ -285,6 +286,28 @@ def test_item():
         bridge.asarray([1, 2]).item()
 
 
+def test_truth_and_membership():
+    assert bridge.asarray([7])
+    assert not bridge.to_device(np.zeros(1), EXT)
+    with pytest.raises(ValueError, match="neither true nor false"):
+        bool(bridge.asarray([1, 2]))
+    with pytest.raises(TypeError, match="does not compare"):
+        assert 1.0 in bridge.asarray([1.0])
+    with pytest.raises(TypeError, match="len"):
+        list(bridge.asarray(3))
+    assert [row.tolist() for row in bridge.asarray([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
+
+
+def test_reshape_that_no_copy_would_help():
+    with pytest.raises(ValueError, match="cannot reshape"):
+        bridge.asarray([[1, 2, 3], [4, 5, 6]]).reshape(4, -1)
+
+
+def test_matrix_transpose():
+    a = np.arange(24).reshape(2, 3, 4)
+    assert bridge.from_dlpack(a).mT.tolist() == a.mT.tolist()
+
+
 def test_no_length_without_dimensions():
     with pytest.raises(TypeError, match="len"):
         len(bridge.asarray(3))
@@ -311,11 +334,27 @@ def test_pickle_out_of_band_shares_memory():
     assert again.data_ptr() == a.ctypes.data
 
 
-def test_pickle_of_other_types():
-    for dtype in ("bfloat16", "float4_e2m1fn", "complex128", "bool", "float8_e4m3fn"):
-        t = bridge.zeros((6,), dtype)
-        again = pickle.loads(pickle.dumps(t))
-        assert (again.dtype, again.shape, again.nbytes) == (t.dtype, t.shape, t.nbytes)
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("device", ["cpu", EXT])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", "float4_e2m1fn", "int4", "float32x3", "complex128", "bool", "float8_e4m3fn"],
+)
+def test_pickle_of_other_types(dtype, device, protocol):
+    t = bridge.empty((6,), dtype)
+    address, nbytes = t.data_ptr(), t.nbytes
+    ctypes.memmove(address, bytes(range(nbytes)), nbytes)
+    t = bridge.to_device(t, device)
+    assert t.tobytes() == bytes(range(nbytes))
+    again = pickle.loads(pickle.dumps(t, protocol))
+    assert (again.dtype, again.shape, again.device) == (t.dtype, t.shape, t.device)
+    assert again.tobytes() == bytes(range(nbytes))
+
+
+def test_bytes_of_a_view(pair):
+    t, a = pair
+    assert t.transpose()[1:].tobytes() == a.T[1:].tobytes()
+    assert t[:0].tobytes() == b""
 
 
 def test_copy_and_deepcopy(pair):

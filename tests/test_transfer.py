@@ -483,3 +483,36 @@ def test_the_public_device_knows_what_backends_find():
     assert str(bridge.device("cuda:3")) == "cuda:3"
     with pytest.raises(ValueError, match="nothing"):
         bridge.device("nothing:0")
+
+
+def test_nested_traces_end_by_themselves():
+    with bridge.trace() as outer:
+        bridge.to_device(np.zeros(3), "ext_dev")
+        with bridge.trace() as inner:
+            bridge.to_device(np.zeros(3), "ext_dev")
+        bridge.to_device(np.zeros(3), "ext_dev")
+    assert (len(outer.plans), len(inner.plans)) == (3, 1)
+
+
+def test_copy_into_a_strided_target_of_a_type_that_numpy_has_not():
+    source = bridge.empty((4,), "float32x3")
+    ctypes.memmove(source.data_ptr(), bytes(range(48)), 48)
+    target = bridge.empty((8,), "float32x3")[::2]
+    bridge.copy_(target, bridge.to_device(source, "ext_dev"))
+    assert target.tobytes() == bytes(range(48))
+
+
+def test_copy_takes_a_progress_bar():
+    target = bridge.zeros(3)
+    bridge.copy_(target, np.ones(3, "float32"), progress=True)
+    assert target.tolist() == [1, 1, 1]
+
+
+def test_empty_takes_numpys_integers():
+    assert bridge.empty(np.int64(3)).shape == (3,)
+    with pytest.raises(TypeError):
+        bridge.empty(2.0)
+
+
+def test_the_current_stream_by_name():
+    assert bridge.current_stream("cpu") == 0
