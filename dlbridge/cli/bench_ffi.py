@@ -10,17 +10,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from timeit import Timer
 from typing import Any
 
-from .timing import Row, best_of
+from .timing import Row
 
 __all__ = ["rows"]
 
-Function = Callable[[], object]
+Case = tuple[str, dict[str, Any]]
+"""A statement and its names. Calls are timed in line: a function around one
+that takes 200 ns would add a sixth to it."""
+
 TEXT = "a string longer than seven bytes"
+ROUNDS = 60
+WINDOW = 1e-3
+"""Seconds of one turn: short, so that many of them fall between other processes'."""
 
 
 def rows() -> list[Row]:
@@ -32,10 +38,21 @@ def rows() -> list[Row]:
     for operation, contenders in _operations(get, peer).items():
         # In every contest anew: on a busy machine the floor moves too.
         kind = "callback" if operation.startswith("Python callback") else "call"
-        times = best_of({**contenders, "floor": floors[kind]})
+        times = _best({**contenders, "floor": floors[kind]})
         floor = times.pop("floor")
         found.append(Row(operation, times.pop("dlbridge"), times, floor))
     return [*found, *_imports(peer is not None)]
+
+
+def _best(cases: dict[str, Case]) -> dict[str, float]:
+    """Ns of each statement: the best of many short turns."""
+    timers = {name: Timer(statement, globals=names) for name, (statement, names) in cases.items()}
+    counts = {name: max(1, int(WINDOW / (timer.timeit(20) / 20))) for name, timer in timers.items()}
+    found = dict.fromkeys(cases, float("inf"))
+    for _ in range(ROUNDS):
+        for name, timer in timers.items():
+            found[name] = min(found[name], timer.timeit(counts[name]) / counts[name] * 1e9)
+    return found
 
 
 def _library() -> tuple[Callable[[str], Any], list[Any]]:
@@ -56,35 +73,45 @@ def _peer() -> Any:
     return tvm_ffi
 
 
-def _call_floor(get: Callable[[str], Any]) -> Function:
+def _raw_call(pointer: Any, count: int) -> Case:
+    """A call of the function at *pointer* with *count* ints, by cffi alone."""
     from dlbridge.ffi import _lib
 
-    arguments = _lib.ffi.new("TVMFFIAny[1]")
-    result = _lib.ffi.new("TVMFFIAny *")
-    return partial(_lib.C.TVMFFIFunctionCall, get("nop")._pointer, arguments, 0, result)
+    arguments = _lib.ffi.new("TVMFFIAny[]", max(count, 1))
+    for i in range(count):
+        arguments[i].type_index, arguments[i].v_int64 = 1, 1
+    names = {
+        "call": _lib.C.TVMFFIFunctionCall,
+        "pointer": pointer,
+        "arguments": arguments,
+        "count": count,
+        "result": _lib.ffi.new("TVMFFIAny *"),
+    }
+    return "call(pointer, arguments, count, result)", names
 
 
-def _callback_floor(keep: list[Any]) -> Function:
+def _call_floor(get: Callable[[str], Any]) -> Case:
+    return _raw_call(get("nop")._pointer, 0)
+
+
+def _callback_floor(keep: list[Any]) -> Case:
     from dlbridge.ffi import _lib
 
     ffi = _lib.ffi
     closure = ffi.callback("TVMFFISafeCallType", lambda _self, _args, _count, _result: 0)
     out = ffi.new("void **")
     _lib.C.TVMFFIFunctionCreate(ffi.NULL, closure, ffi.NULL, out)
-    arguments = ffi.new("TVMFFIAny[1]")
-    result = ffi.new("TVMFFIAny *")
     keep += [closure, out]
-    return partial(_lib.C.TVMFFIFunctionCall, out[0], arguments, 1, result)
+    return _raw_call(out[0], 1)
 
 
-def _operations(get: Callable[[str], Any], peer: Any) -> dict[str, dict[str, Function]]:
+def _operations(get: Callable[[str], Any], peer: Any) -> dict[str, dict[str, Case]]:
     """Operation -> library -> what is timed."""
 
-    def both(name: str, *arguments: Any) -> dict[str, Function]:
+    def both(name: str, *arguments: Any) -> dict[str, Case]:
         found = {"dlbridge": _calling(get(name), arguments)}
         if peer:
-            theirs = peer.get_global_func(f"testing.{name}")
-            found["tvm_ffi"] = _calling(theirs, arguments)
+            found["tvm_ffi"] = _calling(peer.get_global_func(f"testing.{name}"), arguments)
         return found
 
     operations = {
@@ -95,27 +122,24 @@ def _operations(get: Callable[[str], Any], peer: Any) -> dict[str, dict[str, Fun
         "add_one(41)": both("add_one", 41),
         "echo('text')": both("echo", "text"),
         "echo(a long string)": both("echo", TEXT),
-        "bound nop(1, 2, 3)": {"dlbridge": get("nop").bind(1, 2, 3)},
+        "bound nop(1, 2, 3)": {"dlbridge": _calling(get("nop").bind(1, 2, 3), ())},
+        "bound f(1), f known to return nothing": {
+            "dlbridge": _calling(get("schema_no_return").bind(1), ())
+        },
     }
-    operations.update(_with_tensors(get, peer, both))
+    operations.update(_with_tensors(get, both))
     operations.update(_with_python(get, peer))
     return operations
 
 
-def _calling(function: Any, arguments: tuple[Any, ...]) -> Function:
-    # A lambda adds 20 ns to both sides, functools.partial 60.
-    if not arguments:
-        return function  # type: ignore[no-any-return]
-    if len(arguments) == 1:
-        (a,) = arguments
-        return lambda: function(a)
-    a, b, c = arguments
-    return lambda: function(a, b, c)
+def _calling(function: Any, arguments: tuple[Any, ...]) -> Case:
+    names = [f"a{i}" for i in range(len(arguments))]
+    return f"f({', '.join(names)})", {"f": function, **dict(zip(names, arguments, strict=True))}
 
 
 def _with_tensors(
-    get: Callable[[str], Any], peer: Any, both: Callable[..., dict[str, Function]]
-) -> dict[str, dict[str, Function]]:
+    get: Callable[[str], Any], both: Callable[..., dict[str, Case]]
+) -> dict[str, dict[str, Case]]:
     import numpy as np
 
     import dlbridge
@@ -133,53 +157,37 @@ def _with_tensors(
         calls = both("nop", x, x, x)
         operations["nop(x), x of torch"] = both("nop", x)
         operations["nop(x, x, x), x of torch"] = calls
-        bound: dict[str, Function] = {"dlbridge": get("nop").bind(x, x, x)}
-        if peer:
+        bound = {"dlbridge": _calling(get("nop").bind(x, x, x), ())}
+        if "tvm_ffi" in calls:
             bound["tvm_ffi, not bound"] = calls["tvm_ffi"]
         operations["bound nop(x, x, x), x of torch"] = bound
-        view = get("schema_tensor_view_input").bind(x)
-        operations["bound f(x) that returns nothing"] = {"dlbridge": view}
     return operations
 
 
-def _with_python(get: Callable[[str], Any], peer: Any) -> dict[str, dict[str, Function]]:
+def _with_python(get: Callable[[str], Any], peer: Any) -> dict[str, dict[str, Case]]:
     """Callbacks, containers, errors."""
     from dlbridge import ffi
 
     numbers = list(range(1000))
-    ours: dict[str, Any] = {
-        "Python callback(1)": _raw_callback(ffi.convert_func(_nothing)),
-        "list(Array of 1000 ints)": partial(list, ffi.Array(numbers)),
-        "Array(list of 1000 ints)": partial(ffi.Array, numbers),
-        "error raised by C++": partial(_failing, get("test_raise_error")),
-    }
-    found: dict[str, dict[str, Function]] = {
-        name: {"dlbridge": function} for name, function in ours.items()
+    callback = ffi.convert_func(_nothing)
+    statement, names = _raw_call(callback._pointer, 1)
+    found: dict[str, dict[str, Case]] = {
+        "Python callback(1), called by C": {"dlbridge": (statement, {**names, "keep": callback})},
+        "list(Array of 1000 ints)": {"dlbridge": _calling(list, (ffi.Array(numbers),))},
+        "Array(list of 1000 ints)": {"dlbridge": _calling(ffi.Array, (numbers,))},
+        "error raised by C++": {"dlbridge": _calling(_failing, (get("test_raise_error"),))},
     }
     if peer:
-        theirs = {
-            "Python callback(1)": partial(peer.convert(_nothing), 1),
-            "list(Array of 1000 ints)": partial(list, peer.Array(numbers)),
-            "Array(list of 1000 ints)": partial(peer.Array, numbers),
-            "error raised by C++": partial(
-                _failing, peer.get_global_func("testing.test_raise_error")
-            ),
-        }
-        for name, function in theirs.items():
-            found[name]["tvm_ffi"] = function
+        fail = peer.get_global_func("testing.test_raise_error")
+        theirs = [
+            _calling(peer.convert(_nothing), (1,)),
+            _calling(list, (peer.Array(numbers),)),
+            _calling(peer.Array, (numbers,)),
+            _calling(_failing, (fail,)),
+        ]
+        for contenders, case in zip(found.values(), theirs, strict=True):
+            contenders["tvm_ffi"] = case
     return found
-
-
-def _raw_callback(function: Any) -> Function:
-    """C calls the Python function with the argument 1: the callback alone."""
-    from dlbridge.ffi import _lib
-
-    arguments = _lib.ffi.new("TVMFFIAny *")
-    arguments.type_index, arguments.v_int64 = 1, 1
-    result = _lib.ffi.new("TVMFFIAny *")
-    call = partial(_lib.C.TVMFFIFunctionCall, function._pointer, arguments, 1, result)
-    call.__dict__["keep"] = function
-    return call
 
 
 def _nothing(_x: int) -> None:

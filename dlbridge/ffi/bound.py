@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ._lib import C, ffi
 from .any import Handle, Temporaries, unpack
 from .call import new_frame, on_streams, pack_frame
 from .error import interrupted, raised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["BoundCall", "bind"]
 
@@ -27,21 +31,25 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
 
     *silent*: the function is known to return nothing, so no result is looked at.
     """
-    call_c, count = C.TVMFFIFunctionCall, len(bound)
+    count = len(bound)
     pointer = ffi.gc(ffi.cast("void *", function), lambda _pointer, _function=function: None)
-    arguments, streams = _pack(bound)
+    arguments, call_c = _pack(bound)
     words, _none, result, _kinds = new_frame(0)
     busy = False  # whether a call uses the place for the result
+
+    def call_silent() -> None:
+        try:
+            if call_c(pointer, arguments, count, result):
+                raise raised()
+        except SystemError as exc:
+            raise interrupted(exc) from None
 
     def call() -> Any:
         nonlocal busy
         # One statement without a call: nobody comes between reading and writing.
         taken, busy = busy, True
         if taken:
-            return elsewhere()
-        if streams:
-            busy = False
-            return elsewhere()
+            return _call_apart(call_c, pointer, arguments, count)
         try:
             if call_c(pointer, arguments, count, result):
                 busy = False
@@ -49,9 +57,6 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
         except SystemError as exc:
             busy = False
             raise interrupted(exc) from None
-        if silent:
-            busy = False
-            return None
         tag = words[0]
         if not tag:
             busy = False
@@ -61,29 +66,31 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
         busy = False
         return unpack(tag, payload)
 
-    def elsewhere() -> Any:
-        words, _none, result, _kinds = new_frame(0)
-        try:
-            failed = on_streams(streams or (), pointer, arguments, count, result)
-        except SystemError as exc:
-            raise interrupted(exc) from None
-        if failed:
-            raise raised()
-        return unpack(words[0], words[1])
-
     def replace(index: int, value: Any) -> None:
-        nonlocal arguments, streams
+        nonlocal arguments, call_c
         changed = [*bound]
         changed[index] = value
-        arguments, streams = _pack(changed)
+        arguments, call_c = _pack(changed)
         bound[:] = changed
 
-    call.replace = replace  # type: ignore[attr-defined]
-    return call  # type: ignore[return-value]
+    made: Any = call_silent if silent else call
+    made.replace = replace
+    return made  # type: ignore[no-any-return]
 
 
-def _pack(bound: list[Any]) -> tuple[Any, Any]:
-    """The packed arguments of a bound call, and the streams to set for them.
+def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
+    """The call, with a place of its own for the result."""
+    words, _none, result, _kinds = new_frame(0)
+    try:
+        if call_c(pointer, arguments, count, result):
+            raise raised()
+    except SystemError as exc:
+        raise interrupted(exc) from None
+    return unpack(words[0], words[1])
+
+
+def _pack(bound: list[Any]) -> tuple[Any, Callable[[Any, Any, int, Any], int]]:
+    """The packed arguments of a bound call, and what to call the function with.
 
     What the arguments point to lives as long as they.
     """
@@ -92,4 +99,7 @@ def _pack(bound: list[Any]) -> tuple[Any, Any]:
     keep.extend(bound)  # an object is packed as its address
     # A call in another thread may still use the old arguments while they are
     # replaced: C's own pointer must keep everything alive.
-    return ffi.gc(first, lambda _first, _words=words, _keep=keep: None), keep.streams
+    arguments = ffi.gc(first, lambda _first, _words=words, _keep=keep: None)
+    if keep.streams:
+        return arguments, partial(on_streams, keep.streams)
+    return arguments, C.TVMFFIFunctionCall
