@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .consume import from_dlpack, origin_of
 from .device import Device
 from .devices import supports
+from .dtype import DType
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
 from .layout import reach
@@ -31,20 +32,26 @@ def asarray(
     Takes what `from_dlpack` takes, the objects of a backend's ecosystem
     (pyopencl arrays, Vulkan buffers), ``__cuda_array_interface__``,
     ``__array_interface__``, buffers (bytes, memoryview, array, mmap), Arrow
-    arrays, Python scalars and nested lists. *dtype* reads the memory as
-    another type of the same size. *copy* as in `to_device`; False refuses what
+    arrays, Python scalars and nested lists. *dtype* is what lists become;
+    memory that has another type is refused. *copy* as in `to_device`; False refuses what
     has no memory to share, a list, with BufferError.
     """
-    tensor = _as_tensor(x, copy)
-    if dtype is not None:
-        tensor = tensor.view(as_dtype(dtype))
+    wanted = None if dtype is None else as_dtype(dtype)
+    tensor = _as_tensor(x, wanted, copy)
+    if wanted is not None and tensor.dtype is not wanted:
+        raise ExchangeError(
+            f"{origin_of(x)} holds {tensor.dtype}, and dlbridge converts no elements: convert it "
+            f"in its own library first, or read its memory as {wanted}: asarray(x).view(dtype)"
+        )
     if device is None and (copy is None or copy is False):
         return tensor
-    moved: Tensor = OPERATIONS["to_device"](tensor, device or tensor.device, copy=copy)
+    moved: Tensor = OPERATIONS["to_device"](
+        tensor, tensor.device if device is None else device, copy=copy
+    )
     return moved
 
 
-def _as_tensor(x: Any, copy: bool | None) -> Tensor:
+def _as_tensor(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
     if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
         return from_dlpack(x, copy=False if copy is False else None)
     native = _from_native(x)
@@ -60,15 +67,16 @@ def _as_tensor(x: Any, copy: bool | None) -> Tensor:
     try:
         view = memoryview(x)
     except TypeError:
-        return wrap_array(_share_or_copy(_plain(x), copy))
+        return wrap_array(_share_or_copy(_plain(x), copy, wanted))
     return wrap_array(np.asarray(view))
 
 
-def _share_or_copy(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+def _share_or_copy(x: Any, copy: bool | None, wanted: DType | None = None) -> np.ndarray[Any, Any]:
     import numpy as np
 
     try:
-        return np.asarray(x, copy=False if copy is False else None)
+        kind = None if wanted is None else wanted.numpy
+        return np.asarray(x, kind, copy=False if copy is False else None)
     except ValueError as exc:
         if copy is not False:
             raise
@@ -122,7 +130,7 @@ def _native_backends() -> list[tuple[str, Any]]:
     return _natives[1]
 
 
-_natives: tuple[int, list[tuple[str, Any]]] = (-1, [])
+_natives: tuple[tuple[int, ...], list[tuple[str, Any]]] = ((-1,), [])
 
 
 def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:

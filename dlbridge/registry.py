@@ -63,9 +63,9 @@ def loaded(device_type: int) -> list[tuple[str, Backend]]:
     return [(name, plugin) for name, plugin in _loaded.items() if plugin.device_type == device_type]
 
 
-def generation() -> int:
-    """A number that changes when a backend is loaded or registered."""
-    return len(_loaded) + len(_registered)
+def generation() -> tuple[int, ...]:
+    """What changes when a backend is loaded or registered."""
+    return (*map(id, _loaded.values()), *map(id, _registered.values()))
 
 
 def register_backend(name: str, backend: type) -> None:

@@ -74,7 +74,7 @@ def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
 
     6 bits: 4 codes in 3 bytes. 4 bits: 2 codes in 1 byte.
     """
-    if isinstance(dtype, str):
+    if not hasattr(dtype, "bits"):
         raise TypeError(f"the type must be a DType: dlbridge.dtype({dtype!r})")
     import numpy as np
 

@@ -516,3 +516,10 @@ def test_empty_takes_numpys_integers():
 
 def test_the_current_stream_by_name():
     assert bridge.current_stream("cpu") == 0
+
+
+def test_asarray_never_reinterprets_in_silence():
+    assert bridge.asarray([1, 2, 3], dtype="float32").tolist() == [1.0, 2.0, 3.0]
+    assert bridge.asarray(np.zeros(2), dtype="float64").dtype == "float64"
+    with pytest.raises(BufferError, match="converts no elements"):
+        bridge.asarray(np.array([1.5, 2.0]), dtype="int64")
