@@ -535,6 +535,43 @@ def test_reflection_in_threads(run_script):  # 4.2: fields read and written at o
     assert (code, output) == (0, "done\n")
 
 
+def test_objects_do_not_leak(cls):
+    import resource
+
+    text = "a text that is on the heap"
+    base, holder = cls("TestObjectBase"), cls("TestObjectPtrHolder")
+
+    def refuse():
+        for wrong in (
+            lambda: cls("TestCxxKwOnly")(1),
+            lambda: setattr(base(), "v_i64", "text"),
+            lambda: ffi.object_class("no.such.type"),
+            lambda: ffi.system_lib("dlbridge.leak.")["absent"],
+            lambda: ffi.load_module("/no/such/file.so"),
+        ):
+            with pytest.raises(Exception):  # noqa: B017 - any; what counts is what stays
+                wrong()
+
+    def work():
+        for _ in range(300):
+            thing = holder(base(v_str=text)).value
+            thing.v_str = text + thing.v_str
+            thing.add_i64(1), repr(thing), copy.copy(thing), copy.deepcopy(thing)
+            pickle.loads(pickle.dumps(thing))
+            cls("SchemaAllTypes").make_with(1, 2.0, text).append_int([1], 2)
+            ffi.structural_map([text, [text]], (str, lambda x: x + "!"))
+            ffi.structural_walk([text], (str, ffi.VisitInterrupt)).value
+            refuse()
+
+    work()
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(8):
+        work()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 512  # KiB; a leaked object per turn would be 150
+
+
 def test_types_that_tvm_ffi_defines_in_python(run_script):
     # Their fields have functions as setters (flag bit 11) and factories as defaults.
     pytest.importorskip("tvm_ffi")
