@@ -60,22 +60,23 @@ class Memory:
         if stream == PER_THREAD:
             stream = LEGACY  # waits for every thread's; this may run in another thread
         self._deferred.append((device_id, self._base.pop(pointer, pointer), stream))
-        try:
-            self._free_deferred()
-        except Error as exc:  # in a finalizer nobody could catch it
-            _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
+        self._free_deferred()
 
     def _free_deferred(self) -> None:
+        """Free what can be freed now; failures are logged, for a finalizer has no caller."""
         for _ in range(len(self._deferred)):
             try:
                 device_id, pointer, stream = self._deferred.popleft()
             except IndexError:  # another thread was faster
                 return
-            with current(primary(device_id)):
-                if state(stream) is not State.RUNS:
-                    self._deferred.append((device_id, pointer, stream))
-                else:
-                    self._release(pointer, stream)
+            try:
+                with current(primary(device_id)):
+                    if state(stream) is State.RUNS:
+                        self._release(pointer, stream)
+                    else:
+                        self._deferred.append((device_id, pointer, stream))
+            except Error as exc:
+                _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
 
     def _obtain_or_trim(self, device_id: int, nbytes: int, stream: int) -> int:
         try:

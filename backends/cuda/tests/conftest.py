@@ -18,7 +18,7 @@ from dlbridge.errors import BackendUnavailable
 
 HERE = Path(__file__).resolve().parent
 DRIVERS = HERE.parents[2] / "tests" / "drivers" / "build.py"
-PACES = ["at once", "delayed", "strict"]
+PACES = ["delayed", "strict"]
 sys.path.insert(0, str(HERE))  # for cuda_support
 
 
@@ -162,14 +162,13 @@ def _forget_pretences():
 
 @pytest.fixture(params=PACES)
 def pace(request, pytestconfig):
-    """How the double behaves: microseconds before each piece of work, pageable copies too if strict."""
+    """How the double behaves: 50 us before each piece of work; if strict, pageable copies too."""
     library = pytestconfig.dlbridge_fake_cuda
     if library is None:  # a real driver has its own pace
-        yield 0
+        yield
         return
-    delay_us = 0 if request.param == "at once" else 50
     library.fake_cuda_reset()
-    library.fake_cuda_delay(delay_us)
+    library.fake_cuda_delay(50)
     library.fake_cuda_strict(request.param == "strict")
-    yield delay_us
+    yield request.param
     library.fake_cuda_reset()

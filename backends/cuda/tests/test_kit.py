@@ -14,7 +14,7 @@ class Slow(BackendTests):
     @pytest.fixture(autouse=True)
     def _pace(self, pace):
         self.streams_made = []
-        if pace:  # an allocation takes a millisecond then; at once there are 10,000
+        if pace == "strict":  # an allocation takes a millisecond; delayed, there are 10,000
             self.allocations = 1000
         yield
         from dlbridge_cuda.driver import call
@@ -47,8 +47,7 @@ class TestCUDASecondDevice(Slow):
 
     @pytest.fixture
     def pace(self, two_devices):
-        """At once: the paces have nothing to do with the device."""
-        return 0
+        """None: the double at once, for the paces have nothing to do with the device."""
 
 
 class TestCUDAHost(Slow):
