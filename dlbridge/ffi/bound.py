@@ -33,11 +33,14 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
     """
     count = len(bound)
     pointer = ffi.gc(ffi.cast("void *", function), lambda _pointer, _function=function: None)
-    arguments, call_c = _pack(bound)
-    words, _none, result, _kinds = new_frame(0)
-    busy = False  # whether a call uses the place for the result
+    # Lists and no variables: see call._HEAD.
+    packed = [*_pack(bound)]
+    result = ffi.new("TVMFFIAny *")
+    words = memoryview(ffi.buffer(result)).cast("B").cast("q")
+    busy = [False]  # whether a call uses the place for the result
 
     def call_silent() -> None:
+        arguments, call_c = packed
         try:
             if call_c(pointer, arguments, count, result):
                 raise raised()
@@ -45,32 +48,31 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
             raise interrupted(exc) from None
 
     def call() -> Any:
-        nonlocal busy
+        arguments, call_c = packed
         # One statement without a call: nobody comes between reading and writing.
-        taken, busy = busy, True
+        taken, busy[0] = busy[0], True
         if taken:
             return _call_apart(call_c, pointer, arguments, count)
         try:
             if call_c(pointer, arguments, count, result):
-                busy = False
+                busy[0] = False
                 raise raised()
         except SystemError as exc:
-            busy = False
+            busy[0] = False
             raise interrupted(exc) from None
         tag = words[0]
         if not tag:
-            busy = False
+            busy[0] = False
             return None
         payload = words[1]
         words[0] = words[1] = 0
-        busy = False
+        busy[0] = False
         return unpack(tag, payload)
 
     def replace(index: int, value: Any) -> None:
-        nonlocal arguments, call_c
         changed = [*bound]
         changed[index] = value
-        arguments, call_c = _pack(changed)
+        packed[:] = _pack(changed)
         bound[:] = changed
 
     made: Any = call_silent if silent else call

@@ -135,12 +135,12 @@ def _set_stream(device_type: int, device_id: int, stream: Any) -> Any:
 _HEAD = """\
 def make(ready):
     def __call__(self, {parameters}, /, *rest):
-        nonlocal ready
         if rest:
             return call(self._pointer, ({names}, *rest))
         # One statement without a call: no other thread, signal handler or trace
-        # function comes between reading and writing.
-        frame, ready = ready, None
+        # function comes between reading and writing. (A list and no variable:
+        # CPython 3.10 writes a traced frame's variables back, bpo-30744.)
+        frame, ready[0] = ready[0], None
         if frame is None:
             frame = new_frame(FAST)
         words, arguments, result, kinds = frame
@@ -188,11 +188,11 @@ _TAIL = """\
             raise raised()
         tag = words[0]
         if not tag:
-            ready = frame
+            ready[0] = frame
             return None
         payload = words[1]
         words[0] = words[1] = 0
-        ready = frame
+        ready[0] = frame
         if tag == INT:
             return payload
         return unpack(tag, payload)
@@ -229,7 +229,7 @@ def make_fast_call(
         "__name__": __name__,
     }
     exec(_fast_call_code(), scope)
-    return scope["make"](new_frame(FAST))  # type: ignore[no-any-return]
+    return scope["make"]([new_frame(FAST)])  # type: ignore[no-any-return]
 
 
 @cache

@@ -281,6 +281,9 @@ def test_bound_function_that_returns_nothing(testing):
         step()
     step.replace(0, 6)
     assert step() is None
+    others = [testing("schema_no_return").bind(i) for i in range(50)]
+    for _ in range(20):  # the place for the result is the call's own
+        assert [other() for other in others] == [None] * 50
 
 
 def test_bound_call_keeps_its_function():
