@@ -11,7 +11,6 @@ from .devices import supports
 from .dtype import DType
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
-from .layout import reach
 from .memory import Memory
 from .produce import OPERATIONS
 from .protocol import NativeArray, SupportsNative
@@ -137,6 +136,5 @@ def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
     """The Tensor that a backend's description of *x* means."""
     dtype = as_dtype(array.dtype)
     strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
-    low, high = reach(array.shape, strides) if strides else (0, 0)
-    memory = Memory(device, array.data, (high - low) * dtype.itemsize, origin_of(x), array.owner)
+    memory = Memory(device, array.data, origin_of(x), array.owner)
     return make_tensor(memory, array.offset, dtype, array.shape, strides, readonly=array.readonly)

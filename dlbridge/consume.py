@@ -24,7 +24,7 @@ from .errors import BackendUnavailable, ExchangeError
 from .exchange import ForeignTable, table_of
 from .fields import DLPACK_VERSION
 from .layout import reach
-from .memory import NATIVE_DTYPES, ImportedMemory, native_dtypes
+from .memory import NATIVE_DTYPES, Memory, native_dtypes
 from .produce import OPERATIONS
 from .protocol import SupportsForeignData, SupportsStreams
 from .registry import backend, loaded
@@ -77,15 +77,15 @@ def adopt(
     fields = managed.fields
     kind, index, data = fields.device_type, fields.device_id, fields.data
     device = _CPU if kind == DLDeviceType.kDLCPU else Device.of(kind, index, name)
-    if not device.is_address:
+    if not device.is_address and 0 not in fields.shape:
         device, data = _bind(device, data, origin)
     if fields.flags & FLAG_SUBBYTE_PADDED and fields.dtype.bits < 8 and fields.dtype.lanes > 1:
         raise ExchangeError(
             f"padded {fields.dtype} elements: dlpack.h does not say whether each lane is padded; "
             "export them packed, or with one lane"
         )
-    low, high = fields.reach
-    memory = ImportedMemory(managed, device, data, fields.dtype.nbytes(high - low), origin)
+    # The cffi pointer's destructor is the producer's deleter.
+    memory = Memory(device, data, origin, managed.pointer)
     return make_tensor(
         memory,
         fields.byte_offset,

@@ -283,7 +283,7 @@ def _staged(target: Tensor, source: Tensor, progress: Progress | None) -> None:
 
 def _restore(staging: Tensor, like: Tensor) -> Tensor:
     """The flat bytes of *staging* as a compact tensor of the shape and type of *like*."""
-    memory = Memory(staging.device, staging.data_ptr(), staging.nbytes, "a staging buffer", staging)
+    memory = Memory(staging.device, staging.data_ptr(), "a staging buffer", staging)
     flags = FLAG_SUBBYTE_PADDED if like.is_padded else 0
     return make_tensor(memory, 0, like.dtype, like.shape, flags=flags)
 

@@ -16,7 +16,7 @@ from .devices import backend_of, supports
 from .dtype import DType, from_numpy
 from .dtype import dtype as as_dtype
 from .errors import BackendUnavailable, Error, ExchangeError
-from .layout import is_compact, reach
+from .layout import is_compact
 from .memory import Memory
 from .produce import OPERATIONS
 from .protocol import SupportsForeignData
@@ -71,10 +71,8 @@ def from_cuda_array_interface(
         raise TypeError(f"{type(x).__qualname__} has no __cuda_array_interface__")
     said = parse(interface, dtype)
     device = _locate(said.data, type(x).__module__)
-    low, high = reach(said.shape, said.strides) if said.strides is not None else (0, 0)
-    nbytes = (high - low) * said.dtype.itemsize
     origin = f"{type(x).__module__}.{type(x).__qualname__}"
-    memory = Memory(device, said.data, nbytes, origin, x if owner is None else owner)
+    memory = Memory(device, said.data, origin, x if owner is None else owner)
     tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
     if sync and said.stream is not None and said.data and os.environ.get(SYNC) != "0":
         wait(device, said.stream)

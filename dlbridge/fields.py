@@ -38,8 +38,6 @@ class Fields(NamedTuple):
     strides: tuple[int, ...]
     byte_offset: int
     flags: int
-    reach: tuple[int, int]
-    """Lowest and one past the highest element touched, from the first one."""
 
 
 def read_fields(pointer: Any) -> Fields:
@@ -73,9 +71,7 @@ def read_fields(pointer: Any) -> Fields:
         _check_span(data, device_type, byte_offset, (high - low) * dtype.itemsize)
         if ndim and _count(extents) * dtype.itemsize >= 1 << 63:
             raise ExchangeError(f"shape {extents} of {dtype} has more bytes than 63 bits can count")
-    return Fields(
-        data, device_type, device_id, dtype, extents, steps, byte_offset, flags, (low, high)
-    )
+    return Fields(data, device_type, device_id, dtype, extents, steps, byte_offset, flags)
 
 
 def _check_span(data: int, device_type: int, byte_offset: int, nbytes: int) -> None:

@@ -123,7 +123,7 @@ def unpickle(raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: i
 
     # bytes came inside the pickle; a buffer of the receiver's is used in place.
     array = np.frombuffer(bytearray(raw) if isinstance(raw, bytes) else raw, "u1")
-    memory = Memory(_CPU, address_of(array) if array.size else 0, array.size, "a pickle", array)
+    memory = Memory(_CPU, address_of(array) if array.size else 0, "a pickle", array)
     readonly = bool(array.size) and not array.flags.writeable
     host = make_tensor(memory, 0, as_dtype(dtype), shape, readonly=readonly, flags=flags)
     return host if device == str(_CPU) else to_device(host, device)

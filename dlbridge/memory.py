@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 from typing import TYPE_CHECKING, Any
 
-from .capsule import ManagedTensor
 from .device import Device
 from .dtype import DType, fill_numpy_dtypes
 from .layout import compact_strides
@@ -25,7 +24,6 @@ __all__ = [
     "NATIVE_DTYPES",
     "AllocatedMemory",
     "HostViewMemory",
-    "ImportedMemory",
     "Memory",
     "StreamUse",
     "carrier",
@@ -71,29 +69,14 @@ class Memory:
     `last_use` is where our last work on it went, None if there was none.
     """
 
-    __slots__ = ("__weakref__", "data", "device", "last_use", "nbytes", "origin", "owner")
+    __slots__ = ("__weakref__", "data", "device", "last_use", "origin", "owner")
 
-    def __init__(
-        self, device: Device, data: int, nbytes: int, origin: str, owner: object = None
-    ) -> None:
+    def __init__(self, device: Device, data: int, origin: str, owner: object = None) -> None:
         self.device = device
         self.data = data
-        self.nbytes = nbytes
         self.origin = origin
         self.owner = owner
         self.last_use: StreamUse | None = None
-
-
-class ImportedMemory(Memory):
-    """Memory that another library exported; its deleter runs when this dies."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, managed: ManagedTensor, device: Device, data: int, nbytes: int, origin: str
-    ) -> None:
-        # The cffi pointer's destructor is the producer's deleter.
-        super().__init__(device, data, nbytes, origin, managed.pointer)
 
 
 class AllocatedMemory(Memory):
@@ -108,12 +91,11 @@ class AllocatedMemory(Memory):
         backend: Backend,
         device: Device,
         data: int,
-        nbytes: int,
         last_use: StreamUse,
         origin: str,
         owner: object = None,
     ) -> None:
-        super().__init__(device, data, nbytes, origin, owner)
+        super().__init__(device, data, origin, owner)
         self.backend = backend
         self.last_use = last_use
 
@@ -135,10 +117,9 @@ class HostViewMemory(Memory):
         viewed: Memory,
         host: Device,
         address: int,
-        nbytes: int,
         stream: int,
     ) -> None:
-        super().__init__(host, address, nbytes, f"host view of {viewed.device}", viewed)
+        super().__init__(host, address, f"host view of {viewed.device}", viewed)
         self.backend = backend
         self.viewed = viewed
         self.stream = stream

@@ -408,7 +408,7 @@ def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags
 def _array_memory(array: Array, producer: type | None = None) -> Memory:
     """The memory under *array*, from its first element on."""
     origin = _array_origin(array, producer)
-    return Memory(_CPU, address_of(array), array.nbytes, origin, array)
+    return Memory(_CPU, address_of(array), origin, array)
 
 
 def _array_origin(array: Array, producer: type | None) -> str:

@@ -156,8 +156,8 @@ def _share(tensor: Tensor, target: Device, progress: Progress | None) -> Tensor:
 
 def _relabel(tensor: Tensor, target: Device, progress: Progress | None) -> Tensor:
     host_access(tensor._memory)
-    start, nbytes = host_span(tensor)
-    memory = Memory(target, start, nbytes, f"{tensor.device} memory", tensor)
+    start, _ = host_span(tensor)
+    memory = Memory(target, start, f"{tensor.device} memory", tensor)
     return _same_layout(tensor, memory, tensor.data_ptr() - start)
 
 
@@ -180,7 +180,7 @@ def _host_view(tensor: Tensor, target: Device, progress: Progress | None) -> Ten
         not tensor.readonly,
         stream,
     )
-    memory = HostViewMemory(plugin, tensor._memory, target, address, nbytes, stream)
+    memory = HostViewMemory(plugin, tensor._memory, target, address, stream)
     return _same_layout(tensor, memory, -low)
 
 
@@ -189,7 +189,7 @@ def _host_import(tensor: Tensor, target: Device, progress: Progress | None) -> T
     start, nbytes = host_span(tensor)
     data, offset = plugin.import_host(target.index, start, nbytes, tensor.readonly)
     origin = f"host memory of {tensor.origin}"
-    memory = AllocatedMemory(plugin, target, data, nbytes, current_use(target), origin, tensor)
+    memory = AllocatedMemory(plugin, target, data, current_use(target), origin, tensor)
     return _same_layout(tensor, memory, offset + tensor.data_ptr() - start)
 
 
@@ -231,11 +231,11 @@ def _allocate(
     nbytes = dtype.nbytes(prod(shape), padded=bool(padded))
     plugin = backend_of(where)
     if not nbytes:
-        memory = Memory(where, 0, 0, "dlbridge.empty")
+        memory = Memory(where, 0, "dlbridge.empty")
     else:
         use = current_use(where)
         data = plugin.allocate(where.index, nbytes, alignment, use.handle)
-        memory = AllocatedMemory(plugin, where, data, nbytes, use, "dlbridge.empty")
+        memory = AllocatedMemory(plugin, where, data, use, "dlbridge.empty")
     return make_tensor(memory, 0, dtype, shape, flags=padded)
 
 

@@ -33,7 +33,7 @@ def without(*keys):
 
 
 def tensor(device=2, shape=(2, 3), strides=None, kind="float32", readonly=False, data=0x7000):
-    memory = Memory(Device.of(device, 0), data, 1 << 20, "a test")
+    memory = Memory(Device.of(device, 0), data, "a test")
     return make_tensor(memory, 0, dtype(kind), shape, strides, readonly=readonly)
 
 

@@ -43,7 +43,7 @@ def on_device(device_type, array):
     """*array*'s memory as that of a device type that the CPU may read."""
     device = Device.of(device_type, 0)
     return make_tensor(
-        Memory(device, array.ctypes.data, array.nbytes, "test", array),
+        Memory(device, array.ctypes.data, "test", array),
         0,
         dlbridge.dtype(array.dtype),
         array.shape,
@@ -54,7 +54,7 @@ def raw(name, count, flags=0):
     """*count* elements of the dtype *name* over bytes 0, 1, 2, ..."""
     memory = np.arange(1024, dtype="u1")
     return make_tensor(
-        Memory(Device.of(1, 0), memory.ctypes.data, memory.nbytes, "test", memory),
+        Memory(Device.of(1, 0), memory.ctypes.data, "test", memory),
         0,
         dlbridge.dtype(name),
         (count,),

@@ -523,3 +523,12 @@ def test_asarray_never_reinterprets_in_silence():
     assert bridge.asarray(np.zeros(2), dtype="float64").dtype == "float64"
     with pytest.raises(BufferError, match="converts no elements"):
         bridge.asarray(np.array([1.5, 2.0]), dtype="int64")
+
+
+@pytest.mark.parametrize("where", ["cpu", "ext_dev:1"])
+def test_an_empty_tensor_goes_out_and_comes_back(where):
+    again = bridge.from_dlpack(bridge.empty((0, 3), "float32", where).__dlpack__())
+    assert (again.shape, str(again.device)) == (
+        (0, 3),
+        f"{where.partition(':')[0]}:{where[-1] if ':' in where else 0}",
+    )
