@@ -82,7 +82,9 @@ def test_host_memory_without_a_stream():  # S1
         (0x7F00, 0x7F00),  # S6
     ],
 )
-def test_the_consumers_stream_waits_for_ours(tensor, cuda, stream, handle):  # P11, S2, S4, S5, S6, S17
+def test_the_consumers_stream_waits_for_ours(
+    tensor, cuda, stream, handle
+):  # P11, S2, S4, S5, S6, S17
     with dlbridge.use_stream("cuda:0", 0xAAA):
         tensor.__dlpack__(stream=stream)
         # Where it was written and where it may be written now; on the device, not here.
