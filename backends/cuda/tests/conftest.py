@@ -141,11 +141,15 @@ def two_devices(cuda):
 @pytest.fixture
 def fake(pytestconfig):
     """The double, as the environment wants it again afterwards."""
-    from dlbridge_cuda.driver import device_count
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.driver import call, device_count
 
     library = pytestconfig.dlbridge_fake_cuda
-    device_count()  # what opens it also resets it
+    devices = device_count()  # what opens it also resets it
     library.fake_cuda_reset()
+    for device_id in range(devices):  # frees of the last test that are still on their way
+        with current(primary(device_id)):
+            call("cuCtxSynchronize")
     yield Fake(library)
     library.fake_cuda_reset()
     _forget_pretences()
