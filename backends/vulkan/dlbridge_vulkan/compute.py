@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 from .errors import check
 from .library import constant, ffi, struct
@@ -68,7 +68,8 @@ class Kernel:
 
     def close(self) -> None:
         """Wait for the kernel's work and free it now, not when it is dropped."""
-        self._free()
+        with self._lock:  # not under a call of another thread
+            self._free()
 
     def _create(self, name: str, kind: str, info: Any) -> int:
         lib, device = self.device.lib, self.device.pointer
@@ -179,6 +180,8 @@ class Kernel:
         self._check(bindings, groups, push)
         block = ffi.new("char[]", push) if push else ffi.NULL
         with self._lock:
+            if not self._free.alive:  # closed by another thread since
+                raise DeviceError("this kernel is closed")
             # Marked before the submission, so that nobody takes the set twice.
             value, chosen = self._used.popleft()
             try:
@@ -272,7 +275,7 @@ def _destroy(device: Device, made: list[tuple[Any, int]], used: deque[tuple[int,
     if not device.alive:
         return
     # A lost device has no work left, and a finalizer must not raise.
-    with suppress(DeviceError):
+    with suppress(DeviceError, DeviceMemoryError):
         device.queue.wait(max((value for value, _ in used), default=0))
     while made:
         destroy, thing = made.pop()

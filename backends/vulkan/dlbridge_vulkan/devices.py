@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from dlbridge.errors import DeviceError
+from dlbridge.errors import DeviceError, DeviceMemoryError
 
 from .device import Device, adopt_device, open_device
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
@@ -108,7 +108,7 @@ class Devices:
             if device is not None and device.alive:
                 try:
                     device.queue.finish()
-                except DeviceError:
+                except (DeviceError, DeviceMemoryError):
                     continue  # a lost device has no work left
 
     def forget(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlbridge.errors import BackendUnavailable, DeviceError
+from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
 
 from .errors import check
 from .library import array, constant, ffi, load, struct, text
@@ -83,7 +83,7 @@ def create_instance() -> tuple[Any, int]:
     instance = ffi.new("VkInstance *")
     try:
         check(lib.vkCreateInstance(info, ffi.NULL, instance), "vkCreateInstance")
-    except DeviceError as exc:
+    except (DeviceError, DeviceMemoryError) as exc:
         raise BackendUnavailable(
             f"{exc}. Is a Vulkan driver installed? (Debian, Ubuntu: apt install "
             "mesa-vulkan-drivers; VK_DRIVER_FILES names drivers by hand)"
@@ -115,7 +115,7 @@ def physical_devices(instance: Any, version: int) -> list[PhysicalDevice]:
     usable, refused = [], []
     try:
         listed = array(load().vkEnumeratePhysicalDevices, "VkPhysicalDevice", instance)
-    except DeviceError as exc:
+    except (DeviceError, DeviceMemoryError) as exc:
         raise BackendUnavailable(f"no usable Vulkan driver: {exc}") from exc
     for pointer in listed:
         found = describe(pointer, version)

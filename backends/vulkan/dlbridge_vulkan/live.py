@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 from .host import release
 
@@ -77,5 +77,5 @@ class Live:
                 allocation.device.heap.free(allocation)
             else:
                 release(allocation)
-        except DeviceError:
+        except (DeviceError, DeviceMemoryError):
             return  # a lost device gives nothing back

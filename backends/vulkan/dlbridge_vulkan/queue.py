@@ -133,16 +133,23 @@ class Queue:
         # KeyboardInterrupt in between leaves a gap, which `wait` can close.
         self._next += 1
         value = self._value[0] = self._next
-        for allocation in uses:
+        marked = [(allocation, allocation.last_use) for allocation in uses]
+        for allocation, _ in marked:
             allocation.last_use = value
         self._submission.commandBufferCount = len(commands)
         self._submission.pCommandBuffers = commands
         result = self._lib.vkQueueSubmit(self.handle, 1, self._submission, 0)
-        if result < 0 and len(commands):
-            self._free.append(commands)
+        if result < 0:
+            # Nobody may wait for a value that never comes: a finalizer that
+            # does so while this thread holds the lock would wait for ever.
+            for allocation, before in marked:
+                allocation.last_use = before
+            if len(commands):
+                self._free.append(commands)
         check(result, "vkQueueSubmit")
         self.submitted = value
-        self._running.append((value, commands))
+        if len(commands):
+            self._running.append((value, commands))
         return value
 
     def mark(self) -> int:
@@ -202,8 +209,7 @@ class Queue:
         while self._running and (self.done(self._running[0][0]) or len(self._running) >= IN_FLIGHT):
             value, commands = self._running.popleft()
             self.wait(value)
-            if len(commands):
-                self._free.append(commands)
+            self._free.append(commands)
         if self._free:
             return self._free.pop()
         commands = ffi.new("VkCommandBuffer[1]")

@@ -4,6 +4,7 @@ import gc
 import shutil
 import struct
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from dlbridge_vulkan import demo
 from dlbridge_vulkan.compute import SETS
 
-from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 HERE = Path(__file__).parent
 SOURCES = [HERE / "shaders" / "scale.comp", demo.SHADER.with_suffix(".comp")]
@@ -85,6 +86,47 @@ def test_a_closed_kernel_says_so(vulkan, tensors, scale_spirv):
     kernel.close()
     with pytest.raises(DeviceError, match="this kernel is closed"):
         kernel.run([(tensors.allocation(tensors.new(64)), 0, 64)], (1,), push(1, 1.0))
+
+
+def test_close_waits_for_a_call_of_another_thread(vulkan, tensors, scale_spirv, monkeypatch):
+    """The call is under way when the kernel is closed: freed after it, not under it."""
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+    binding = (tensors.allocation(tensors.of(np.ones(1, np.float32))), 0, 4)
+    closer = threading.Thread(target=kernel.close)
+    bind = kernel._bind
+
+    def close_meanwhile(*arguments):
+        closer.start()
+        closer.join(0.2)
+        assert kernel._free.alive  # to go on without it would end the process
+        bind(*arguments)
+
+    monkeypatch.setattr(kernel, "_bind", close_meanwhile)
+    kernel.run([binding], (1,), push(1, 2.0))
+    closer.join()
+    assert not kernel._free.alive
+
+
+def test_a_call_that_waited_for_the_close_says_so(vulkan, tensors, scale_spirv, monkeypatch):
+    """Closed after the first look and before the turn of the call."""
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+    binding = (tensors.allocation(tensors.of(np.ones(1, np.float32))), 0, 4)
+    monkeypatch.setattr(kernel, "_check", lambda *_: kernel.close())
+    monkeypatch.setattr(kernel, "_bind", lambda *_: pytest.fail("bound what is freed"))
+    with pytest.raises(DeviceError, match="this kernel is closed"):
+        kernel.run([binding], (1,), push(1, 2.0))
+
+
+def test_a_kernel_that_cannot_wait_is_freed_in_silence(vulkan, scale_spirv, monkeypatch):
+    """Its finalizer must not raise, whatever the driver says."""
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+
+    def full(value):
+        raise DeviceMemoryError("full")
+
+    monkeypatch.setattr(vulkan.devices[0].queue, "wait", full)
+    kernel.close()
+    assert kernel._made == []
 
 
 # What is refused

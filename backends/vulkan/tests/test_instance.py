@@ -157,16 +157,38 @@ def test_a_device_that_cannot_be_opened_leaves_nothing(vulkan, monkeypatch):
     own.close_device(0)
 
 
-def test_a_driver_that_lists_nothing(vulkan, monkeypatch):
-    """An error of the enumeration is a machine without Vulkan, not a broken backend."""
-    changed = Loader(vkEnumeratePhysicalDevices=lambda *_: -3)
+@pytest.mark.parametrize(
+    ("result", "name"),
+    [(-3, "VK_ERROR_INITIALIZATION_FAILED"), (-1, "VK_ERROR_OUT_OF_HOST_MEMORY")],
+)
+def test_a_driver_that_cannot_start(vulkan, monkeypatch, result, name):
+    """A machine without Vulkan, not a broken backend, whatever the reason."""
+    changed = Loader(
+        vkEnumeratePhysicalDevices=lambda *_: result, vkCreateInstance=lambda *_: result
+    )
     monkeypatch.setattr(instances, "load", lambda: changed)
-    with pytest.raises(BackendUnavailable, match="VK_ERROR_INITIALIZATION_FAILED"):
+    with pytest.raises(BackendUnavailable, match=name):
         instances.physical_devices(vulkan.devices.instance, instances.NEEDED)
+    with pytest.raises(BackendUnavailable, match=name):
+        instances.create_instance()
+
+
+def test_a_driver_that_lists_nothing(vulkan, monkeypatch):
     changed = Loader(vkEnumeratePhysicalDevices=lambda *_: 0)
     monkeypatch.setattr(instances, "load", lambda: changed)
     with pytest.raises(BackendUnavailable, match="the loader found no driver"):
         instances.physical_devices(vulkan.devices.instance, instances.NEEDED)
+
+
+@pytest.mark.parametrize("error", [DeviceError, DeviceMemoryError])
+def test_the_exit_goes_on_without_the_driver(vulkan, monkeypatch, error):
+    """No device is waited for that cannot be; the others are."""
+
+    def failing():
+        raise error("no answer")
+
+    monkeypatch.setattr(vulkan.devices[0].queue, "finish", failing)
+    vulkan.devices.finish()
 
 
 def test_version_text():

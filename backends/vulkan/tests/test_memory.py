@@ -213,6 +213,30 @@ def test_free_in_a_finalizer_during_an_allocation(vulkan, tensors):
     assert allocation not in heap._pending
 
 
+@pytest.mark.parametrize("result", [-1, -4])
+def test_free_in_silence_where_the_driver_fails(vulkan, tensors, monkeypatch, result):
+    """VK_ERROR_OUT_OF_HOST_MEMORY, VK_ERROR_DEVICE_LOST: the buffer is freed later."""
+    data = vulkan.allocate(0, 64, 4, 0)
+    allocation = tensors.allocation(data)
+    heap, queue = allocation.device.heap, allocation.device.queue
+    vulkan.copy(0, data, 32, 0, data, 0, 32, 0)
+    real = queue._lib
+
+    class Failing:
+        def __getattr__(self, name):
+            failing = name == "vkGetSemaphoreCounterValue"
+            return (lambda *_: result) if failing else getattr(real, name)
+
+    monkeypatch.setattr(queue, "_lib", Failing())
+    monkeypatch.setattr(queue, "reached", 0)
+    vulkan.free(0, data, 0)
+    assert allocation in heap._pending
+    monkeypatch.undo()
+    queue.finish()
+    tensors.new(4)
+    assert allocation not in heap._pending
+
+
 def test_free_of_strangers_is_harmless(vulkan):
     for stranger in (0, 1, 0xDEADBEEF):
         vulkan.free(0, stranger, 0)
