@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -15,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from dlbridge import protocol
-from dlbridge.cli import main
-from dlbridge.cli.new_backend import TEMPLATES, write_skeleton
+from dlbridge.cli import main, new_backend
+from dlbridge.cli.new_backend import CLASSES, TEMPLATES, write_skeleton
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE = ROOT / "docs" / "writing-a-backend.md"
@@ -101,7 +102,8 @@ def test_the_kit_passes_at_once(skeleton, site):
 
 
 def test_it_is_found_and_used(skeleton, site, tmp_path):
-    assert "no copy" not in run(sys.executable, "-c", MOVE, site=site, cwd=tmp_path)
+    said = run(sys.executable, "-c", MOVE, site=site, cwd=tmp_path)
+    assert "48 bytes copied" in said
 
 
 def test_info_lists_it(site, tmp_path):
@@ -164,6 +166,45 @@ def test_a_name_that_is_taken(tmp_path):
 def test_a_name_whose_data_is_an_address(tmp_path):
     with pytest.raises(ValueError, match=r"'oneapi' tensor's data is an address"):
         write_skeleton("oneapi", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["none", "true", "false", "driver", "memory_error"])
+def test_a_name_whose_class_means_something_else(name, tmp_path):
+    """`class None` is no Python, and `class Driver` would hide the driver."""
+    with pytest.raises(ValueError, match=rf"'{name}' would make a class \w+, which means"):
+        write_skeleton(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_class_that_the_skeleton_uses_can_be_its_name(skeleton):
+    """CLASSES names every one of them that a device's name could make."""
+    nodes = list(ast.walk(ast.parse((skeleton / "dlbridge_my_npu" / "backend.py").read_text())))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    used |= {name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert {name for name in used if name[0].isupper()} == CLASSES
+
+
+@pytest.mark.parametrize("name", ["fake", "opencl", "rocm"])
+def test_a_name_of_ours_is_refused_where_it_is_not_installed(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(new_backend, "backends", dict)
+    monkeypatch.setattr(new_backend, "ADDRESS_DEVICES", ())
+    with pytest.raises(ValueError, match=f"dlbridge-{name} is a package of dlbridge's own"):
+        write_skeleton(name, tmp_path)
+
+
+def test_a_distribution_that_is_installed(tmp_path, monkeypatch):
+    """Its entry point may have another name than the distribution."""
+    folder = tmp_path / "dlbridge_some_npu-2.5.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: dlbridge-some-npu\nVersion: 2.5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    into = tmp_path / "into"
+    into.mkdir()
+    with pytest.raises(ValueError, match=r"dlbridge-some-npu 2\.5 is installed already"):
+        write_skeleton("some_npu", into)
+    assert list(into.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import keyword
 import re
 from pathlib import Path
 from string import Template
@@ -28,6 +30,21 @@ FILES = {
     "tests/test_conformance.py": "test_conformance.py",
 }
 """Files of a skeleton, and the templates that they are made from."""
+
+OURS = frozenset(("cuda", "fake", "opencl", "rocm", "vulkan"))
+"""Names whose distribution is one of dlbridge's own, installed or not."""
+
+CLASSES = frozenset(
+    (
+        "DeviceError",
+        "DeviceMemoryError",
+        "Driver",
+        "ExchangeError",
+        "MemoryError",
+        "OverflowError",
+    )
+)
+"""Classes that the skeleton's code uses, and that its own class would hide."""
 
 NEXT = """\
 wrote {folder}: a backend for "{name}:0" that pretends its device in host memory
@@ -68,6 +85,7 @@ def write_skeleton(name: str, into: Path) -> Path:
             "handles; begin under a name of your own and change name and device_type later"
         )
     words = _words(name)
+    _refuse_taken_words(name, words["class_name"], words["distribution"])
     folder = into / words["distribution"]
     folder.mkdir(parents=True)
     for place, template in FILES.items():
@@ -76,6 +94,22 @@ def write_skeleton(name: str, into: Path) -> Path:
         text = (TEMPLATES / f"{template}.txt").read_text("utf-8") if template else ""
         path.write_text(Template(text).substitute(words), "utf-8")
     return folder
+
+
+def _refuse_taken_words(name: str, class_name: str, distribution: str) -> None:
+    """ValueError if the skeleton's class or its distribution would be another's."""
+    if keyword.iskeyword(class_name) or class_name in CLASSES:
+        raise ValueError(
+            f"{name!r} would make a class {class_name}, which means something else in Python or "
+            "in the skeleton; choose another name"
+        )
+    if name in OURS:
+        raise ValueError(f"{distribution} is a package of dlbridge's own; choose another name")
+    try:
+        version = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise ValueError(f"{distribution} {version} is installed already; choose another name")
 
 
 def _words(name: str) -> dict[str, str]:
