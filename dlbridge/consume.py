@@ -154,6 +154,8 @@ def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor | None:
     """By the C exchange API; None where the producer wants to be asked by ``__dlpack__``."""
     try:
         managed = table.export(x)
+    except ExchangeError:
+        raise  # ours: what it exported breaks the standard
     except BufferError:
         return None
     tensor = adopt(managed, origin_of(x))

@@ -12,6 +12,7 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from .capsule import FLAG_SUBBYTE_PADDED
+from .device import Device
 from .devices import backend_of, supports
 from .errors import ExchangeError
 from .layout import compact_strides, merge, reach
@@ -24,7 +25,15 @@ from .tensor import ArrayTensor, Tensor, make_tensor, wrap_array
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CHUNK", "Progress", "copy_tensor", "host_array", "packed_bytes"]
+__all__ = [
+    "CHUNK",
+    "Progress",
+    "bytes_to_host",
+    "copies_by_itself",
+    "copy_tensor",
+    "host_array",
+    "packed_bytes",
+]
 
 CHUNK = 64 << 20
 """Bytes after which a long copy reports progress and hears Ctrl-C."""
@@ -81,15 +90,44 @@ class _Raw:
         self.tensor = tensor
 
 
-def _packs_on_host(device: Tensor, host: Tensor) -> bool:
-    """Whether the strides make a host-side packed temporary necessary."""
-    shape, (on_device, _), _ = _region(device, host)
-    if not shape:
+def bytes_to_host(tensor: Tensor) -> int:
+    """Bytes that a copy of a device *tensor* to the host moves: with its gaps where it has to."""
+    if _comes_whole(tensor):
+        low, high = reach(tensor.shape, tensor.strides)
+        return (high - low) * tensor.itemsize
+    return tensor.nbytes
+
+
+def copies_by_itself(tensor: Tensor, target: Device) -> bool:
+    """Whether the device of *tensor* copies it to its own device *target* without the host."""
+    plugin = backend_of(target)
+    if plugin is not backend_of(tensor.device) or not supports(plugin, SupportsCopy):
         return False
-    plugin = backend_of(device.device)
-    # A transposed tensor would take a call per row; its span is no longer than itself.
-    in_order = all(step > 0 for step in on_device) and _descend(on_device, len(on_device))
-    return not (in_order and supports(plugin, SupportsStridedCopy))
+    steps = _strided_steps(tensor)
+    return not steps or (target is tensor.device and all(step > 0 for step in steps))
+
+
+def _comes_whole(tensor: Tensor) -> bool:
+    """Whether the range that *tensor* reaches comes to the host, to be picked apart there.
+
+    A transposed or reversed tensor would take a call per row.
+    """
+    steps = _strided_steps(tensor)
+    if not steps:
+        return False
+    in_order = all(step > 0 for step in steps) and _descend(steps, len(steps))
+    return not (in_order and supports(backend_of(tensor.device), SupportsStridedCopy))
+
+
+def _strided_steps(tensor: Tensor) -> list[int]:
+    """The byte strides of *tensor* that remain beside a contiguous run; none if it is compact."""
+    if tensor._array.flags.c_contiguous or not tensor.size:
+        return []
+    size = tensor.itemsize
+    strides = [step * size for step in tensor.strides]
+    packed = [step * size for step in compact_strides(tensor.shape)]
+    _, (steps, _), _ = merge(tensor.shape, [strides, packed], size)
+    return steps
 
 
 def _region(left: Tensor, right: Tensor) -> tuple[list[int], list[list[int]], int]:
@@ -161,7 +199,7 @@ def _to_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
     elif not shape:
         for start, stop in _chunks(run, progress):
             plugin.copy_to_host(index, data, offset + start, flat[start:stop], stream)
-    elif _packs_on_host(source, target):
+    elif _comes_whole(source):
         _span_to_host(target, source)
     else:
         _strided(
@@ -230,18 +268,15 @@ def packed_bytes(source: Tensor) -> memoryview:
 
 
 def _on_device(target: Tensor, source: Tensor, progress: Progress | None) -> None:
-    plugin = backend_of(target.device)
-    if plugin is not backend_of(source.device) or not supports(plugin, SupportsCopy):
+    if not copies_by_itself(source, target.device) or not copies_by_itself(target, source.device):
         _staged(target, source, progress)
         return
+    plugin: Any = backend_of(target.device)
     same = target.device is source.device
     shape, (there, here), run = _region(target, source)
     index, stream = target.device.index, access(target._memory)
     data, offset = target._memory.data, target._byte_offset
     other, start = source._memory.data, source._byte_offset
-    if shape and (not same or any(step <= 0 for step in (*there, *here))):
-        _staged(target, source, progress)
-        return
     source_stream = access(source._memory)
     if not same:
         _finish(source, source_stream)

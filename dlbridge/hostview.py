@@ -18,6 +18,7 @@ from .memory import Memory
 from .plan import make_plan, why_no_host_view
 from .produce import OPERATIONS, order_consumer
 from .protocol import NativeArray, SupportsNative
+from .stream import access
 from .tensor import Tensor, address_of, make_tensor
 from .transfer import run, to_device
 
@@ -83,6 +84,8 @@ def to_native(tensor: Tensor) -> Any:
     plugin = backend_of(device)
     if not supports(plugin, SupportsNative):
         raise ExchangeError(f"the backend of {device} has no native objects; use DLPack")
+    if tensor.size:
+        access(tensor._memory)  # what its user queues comes after our last work on it
     size = tensor.itemsize
     return plugin.to_native(
         NativeArray(

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .copies import bytes_to_host, copies_by_itself
 from .device import Device
 from .devices import backend_of, supports
 from .dtype import DType
 from .errors import BackendUnavailable, ExchangeError
 from .layout import reach
-from .protocol import SupportsCopy, SupportsHostImport, SupportsHostView
+from .protocol import SupportsHostImport, SupportsHostView
 from .tensor import Tensor
 
 __all__ = ["Plan", "Step", "make_plan"]
@@ -30,8 +31,9 @@ class Step:
     *kind* is ``share``, ``relabel`` (host memory under another name),
     ``host view`` (a device's memory addressed by the host), ``host import``
     (host memory used by a device), or a copy: ``copy``, ``pack``, ``upload``,
-    ``download``, ``peer copy``, ``as library``. *nbytes* is what it copies: the
-    tensor's own bytes, also where a strided one comes over with its gaps.
+    ``download``, ``peer copy``, ``as library``. *nbytes* is what it copies; a
+    reversed or transposed tensor comes to the host with the gaps between its
+    elements.
     """
 
     kind: str
@@ -135,7 +137,11 @@ def make_plan(tensor: Tensor, target: Device, copy: bool | None) -> Plan:
 
 def _stay(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
     here = tensor.device
-    if copy is True:
+    if copy is True and not here.is_host and not copies_by_itself(tensor, here):
+        reason = f"copy=True was asked for, and {here} does not copy these strides by itself"
+        plan.add("download", here, _CPU, bytes_to_host(tensor), reason)
+        plan.add("upload", _CPU, here, tensor.nbytes, "and back")
+    elif copy is True:
         plan.add("copy", here, here, tensor.nbytes, "copy=True was asked for")
     else:
         plan.add("share", here, here, 0, "it is there already: the same memory")
@@ -149,8 +155,8 @@ def _move(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
     if source.is_host:
         _from_host(plan, tensor, copy)
         return
-    plugin = _backend_of_source(source)
-    if source.name == target.name and supports(plugin, SupportsCopy) and tensor.is_contiguous():
+    _backend_of_source(source)
+    if source.name == target.name and copies_by_itself(tensor, target):
         plan.add("peer copy", source, target, tensor.nbytes, f"{source.name} copies by itself")
         return
     refusal = "copy=True was asked for" if copy is True else why_no_host_view(tensor)
@@ -158,10 +164,11 @@ def _move(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
         if not refusal and target is _CPU:
             plan.add("host view", source, target, 0, f"the host addresses {source} memory in place")
         else:
-            plan.add("download", source, target, tensor.nbytes, refusal or "another kind of memory")
+            reason = refusal or "another kind of memory"
+            plan.add("download", source, target, bytes_to_host(tensor), reason)
         return
     if refusal:
-        plan.add("download", source, _CPU, tensor.nbytes, refusal)
+        plan.add("download", source, _CPU, bytes_to_host(tensor), refusal)
     else:
         plan.add("host view", source, _CPU, 0, f"the host addresses {source} memory in place")
     plan.add("upload", _CPU, target, tensor.nbytes, f"{source} and {target} share no memory")

@@ -58,7 +58,7 @@ def test_what_is_explained_is_what_runs(layout, source, target, copy, backend):
 @pytest.mark.parametrize("copy", [None, True])
 @pytest.mark.parametrize("target", ["cpu", ZERO, ONE, "ext_dev:0"])
 @pytest.mark.parametrize("source", ["cpu", ZERO])
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "backwards"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_bytes_that_go_through_the_backend(layout, source, target, copy, backend):
     tensor = LAYOUTS[layout](bridge.to_device(values(), source))
     backend.log.clear()
