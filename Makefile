@@ -62,7 +62,7 @@ test-gpu: $(VENV)/.test
 	$(PYTEST) -m gpu backends/rocm/tests
 
 stress: $(VENV)/.test
-	$(PYTEST) -m stress tests
+	$(PYTEST) -m stress tests backends/opencl/tests
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check
