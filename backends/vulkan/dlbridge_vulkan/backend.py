@@ -242,6 +242,8 @@ class Vulkan(Beyond):
 
     def to_native(self, array: NativeArray) -> native.VulkanArray:
         """The tensor's raw handles, as a `VulkanArray`."""
+        if 0 in array.shape:
+            raise ExchangeError(f"a tensor of shape {array.shape} has no bytes, and no buffer")
         return native.describe(self.live.get(array.data), array)
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:

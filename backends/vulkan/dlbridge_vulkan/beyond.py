@@ -71,6 +71,7 @@ class Beyond:
     def close_device(self, device_id: int) -> None:
         """Wait for the device and give back all that is ours in it.
 
+        No other thread may use it meanwhile.
         DeviceError if tensors are left on it. Its number is not used again.
         """
         device = self.devices[device_id]
@@ -99,15 +100,16 @@ class Beyond:
         address of its first byte, if its memory is coherent and mapped. Work of
         yours on it must be done, or earlier on the same queue.
         """
+        extent = (nbytes,) if shape is None else tuple(shape)
         allocation = native.wrap(
-            self.devices[device_id], buffer, memory, nbytes, memory_offset, mapped
+            self.devices[device_id], buffer, memory, nbytes, memory_offset, mapped, dtype, extent
         )
         described = NativeArray(
             device_id=device_id,
             data=self.live.enter(allocation),
             offset=0,
             dtype=dtype,
-            shape=(nbytes,) if shape is None else tuple(shape),
+            shape=extent,
             strides=None,
             readonly=False,
             owner=owner,

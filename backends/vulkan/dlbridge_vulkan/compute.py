@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections import deque
@@ -14,6 +15,7 @@ from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from .errors import check
 from .library import constant, ffi, struct
 from .native import VulkanArray
+from .strided import span
 
 if TYPE_CHECKING:
     from .device import Device
@@ -147,37 +149,39 @@ class Kernel:
         and everything that dlbridge does with them later comes after it. A
         shader must not write to read-only tensors.
 
+        It sees each tensor from its first element to its last, rounded up to
+        32-bit words, and a `VulkanArray` to the end of its buffer.
+
         ValueError if what is passed does not match what the kernel was made
         for, ExchangeError if the device cannot bind it.
         """
-        extent = (groups,) if isinstance(groups, int) else tuple(groups)
-        self.run([self._binding(tensor) for tensor in tensors], extent, push)
+        self.run([self._binding(tensor) for tensor in tensors], groups, push)
 
     def _binding(self, tensor: Any) -> Binding:
-        if isinstance(tensor, VulkanArray):
-            data, offset, nbytes = tensor.data, tensor.offset, None
-        elif hasattr(tensor, "data_ptr") and hasattr(tensor, "byte_offset"):
-            data, offset = tensor.data_ptr(), tensor.byte_offset
-            nbytes = tensor.nbytes if tensor.is_contiguous() else None
-        else:
+        native = isinstance(tensor, VulkanArray)
+        if not native and not (hasattr(tensor, "data_ptr") and hasattr(tensor, "byte_offset")):
             raise TypeError(
                 f"a {type(tensor).__qualname__} is no dlbridge tensor; wrap it by "
                 f"dlbridge.to_device(x, 'vulkan:{self.device.index}')"
             )
+        if 0 in tensor.shape:
+            raise ExchangeError(f"a tensor of shape {tensor.shape} has no bytes, and no buffer")
+        data = tensor.data if native else tensor.data_ptr()
+        offset = tensor.offset if native else tensor.byte_offset
         allocation = self._live.find(data)
         if allocation is None:
             raise ExchangeError(
                 f"a tensor on {getattr(tensor, 'device', 'no known device')} is not in Vulkan "
                 f"memory; move it with dlbridge.to_device(x, 'vulkan:{self.device.index}')"
             )
-        return allocation, offset, allocation.nbytes - offset if nbytes is None else nbytes
+        return allocation, offset, allocation.nbytes - offset if native else _extent(tensor)
 
-    def run(self, bindings: Sequence[Binding], groups: Sequence[int], push: bytes) -> int:
+    def run(self, bindings: Sequence[Binding], groups: int | Sequence[int], push: bytes) -> int:
         """Enqueue one dispatch over allocations; the queue's value for it."""
         if not self._free.alive or not self.device.alive:
             raise DeviceError("this kernel is closed, its device is, or the process forked")
-        groups = (*groups, 1, 1)[:3]
-        self._check(bindings, groups, push)
+        counts, push = _counts(groups), _bytes(push)
+        self._check(bindings, counts, push)
         block = ffi.new("char[]", push) if push else ffi.NULL
         with self._lock:
             if not self._free.alive:  # closed by another thread since
@@ -188,7 +192,7 @@ class Kernel:
                 self.device.queue.wait(value)
                 self._bind(chosen, bindings)
                 value = self.device.submit(
-                    lambda commands: self._record(commands, chosen, groups, block),
+                    lambda commands: self._record(commands, chosen, counts, block),
                     [allocation for allocation, _, _ in bindings],
                 )
             finally:
@@ -242,6 +246,11 @@ class Kernel:
                     f"tensor {place} is on vulkan:{allocation.device.index}, the kernel on "
                     f"vulkan:{self.device.index}; move it with to_device"
                 )
+            if not 0 <= offset < allocation.words:
+                raise ExchangeError(
+                    f"tensor {place} begins at byte {offset}, outside its buffer of "
+                    f"{allocation.nbytes} bytes"
+                )
             step = limits["min_storage_buffer_offset_alignment"]
             if offset % step:
                 raise ExchangeError(
@@ -254,6 +263,44 @@ class Kernel:
                     f"tensor {place} has {nbytes} bytes; this device's shaders see at most "
                     f"{limits['max_storage_buffer_range']} of one buffer. Pass it in slices"
                 )
+            if offset + nbytes > allocation.words:
+                raise ExchangeError(
+                    f"tensor {place} ends at byte {offset + nbytes}, outside its buffer of "
+                    f"{allocation.nbytes} bytes"
+                )
+
+
+def _extent(tensor: Any) -> int:
+    """Bytes from the first to the last element of a tensor that is not empty."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    if min(tensor.strides) < 0:
+        raise ExchangeError(
+            f"strides {tensor.strides} run backwards, to before the tensor's first element; "
+            "pass a copy"
+        )
+    steps = [step * tensor.itemsize for step in tensor.strides]
+    return span(steps, tensor.shape, tensor.itemsize)
+
+
+def _counts(groups: Any) -> tuple[int, ...]:
+    """The numbers of work groups along x, y and z."""
+    rule = f"groups={groups!r}: one to three whole numbers, along x, y, z"
+    try:
+        given = tuple(groups) if hasattr(groups, "__len__") else (groups,)
+        counts = tuple(map(operator.index, given))
+    except TypeError as exc:
+        raise TypeError(rule) from exc
+    if not 1 <= len(counts) <= 3:
+        raise ValueError(rule)
+    return (*counts, 1, 1)[:3]
+
+
+def _bytes(push: Any) -> bytes:
+    try:
+        return bytes(memoryview(push))
+    except TypeError as exc:
+        raise TypeError(f"push must be bytes, not {type(push).__qualname__}") from exc
 
 
 def _check_module(device: Device, spirv: bytes, buffers: int, push_nbytes: int) -> None:

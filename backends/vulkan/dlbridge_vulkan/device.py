@@ -261,13 +261,18 @@ def adopt_device(
             f"this VkDevice of {physical.name} was created for a Vulkan older than 1.2; set "
             "VkApplicationInfo.apiVersion to 1.2 or newer"
         )
-    return Device(
-        index,
-        pointers[0],
-        physical,
-        pointers[2],
-        Queue(pointers[2], pointers[3], queue_family, lock, shared=True),
-        staged=staged,
-        owned=False,
-        host_import=host_import,
-    )
+    work = Queue(pointers[2], pointers[3], queue_family, lock, shared=True)
+    try:
+        return Device(
+            index,
+            pointers[0],
+            physical,
+            pointers[2],
+            work,
+            staged=staged,
+            owned=False,
+            host_import=host_import,
+        )
+    except BaseException:
+        work.close()
+        raise

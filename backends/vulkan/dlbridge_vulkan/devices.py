@@ -44,11 +44,7 @@ class Devices:
         device = self._open[index] if 0 <= index < len(self._open) else None
         if device is not None and device.alive:
             return device
-        if self.forked:
-            raise DeviceError(
-                "Vulkan does not survive os.fork(): open the device in the child only, or start "
-                "processes with multiprocessing's 'spawn'"
-            )
+        self._refuse_after_fork()
         if not 0 <= index < len(self._open):
             raise DeviceError(f"there is no vulkan:{index}; {self._listed()}")
         if device is not None:
@@ -62,6 +58,7 @@ class Devices:
 
     def adopt(self, **handles: Any) -> Device:
         """Take a VkDevice of the caller's in as one more device; see `adopt_device`."""
+        self._refuse_after_fork()
         with self._lock:
             device = adopt_device(len(self._open), staged=self.staged, **handles)
             self._physical.append(device.physical)
@@ -117,6 +114,13 @@ class Devices:
         for device in self._open:
             if device is not None:
                 device.alive = False
+
+    def _refuse_after_fork(self) -> None:
+        if self.forked:
+            raise DeviceError(
+                "Vulkan does not survive os.fork(): open the device in the child only, or start "
+                "processes with multiprocessing's 'spawn'"
+            )
 
     def _listed(self) -> str:
         names = (f"vulkan:{i} {p.name} ({p.uuid})" for i, p in enumerate(self._physical))

@@ -60,7 +60,8 @@ def import_refusal(device: Device, address: int, nbytes: int) -> str:
     """Why the host memory cannot be used in place; empty if it can.
 
     The memory must begin on a page: a page's head belongs to whoever allocated
-    it. Its last page is imported whole, as the driver wants whole pages.
+    it. Its last page is imported whole, as the driver wants whole pages; its end
+    must be a word's, because shaders write whole words.
     """
     if device.host_pointer_properties is None:
         return f"{device.physical.name} has no VK_EXT_external_memory_host"
@@ -69,6 +70,11 @@ def import_refusal(device: Device, address: int, nbytes: int) -> str:
         return (
             f"pointer not page aligned: {address:#x} is no multiple of {page} bytes, "
             "which VK_EXT_external_memory_host wants"
+        )
+    if nbytes % 4:
+        return (
+            f"{nbytes} bytes are no multiple of 4: a shader writes 32-bit words, and would change "
+            "what lies behind the last byte"
         )
     if nbytes % page and page > mmap.PAGESIZE:
         return f"{nbytes} bytes are no multiple of the {page} bytes that the driver imports at once"

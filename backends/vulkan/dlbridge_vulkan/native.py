@@ -6,7 +6,9 @@ VkDevice needs to use a tensor's memory, and to wait for it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.protocol import NativeArray
@@ -102,13 +104,29 @@ def describe(allocation: Allocation, array: NativeArray) -> VulkanArray:
     )
 
 
+def _bits(dtype: str) -> int:
+    """Bits of one element of a dtype string; a bool has 8."""
+    found = re.fullmatch(r"[a-z]+(\d+)(?:_\w+?)?(?:x(\d+))?", dtype)
+    return int(found[1]) * int(found[2] or 1) if found else 8
+
+
 def wrap(
-    device: Device, buffer: Any, memory: Any, nbytes: int, memory_offset: int, mapped: int
+    device: Device,
+    buffer: Any,
+    memory: Any,
+    nbytes: int,
+    memory_offset: int,
+    mapped: int,
+    dtype: str,
+    shape: tuple[int, ...],
 ) -> Allocation:
     """An allocation over a VkBuffer of the caller's; nothing of it will be destroyed."""
     allocation = Allocation(device, handle(buffer), handle(memory), memory_offset, nbytes)
     if not allocation.buffer or nbytes <= 0:
         raise ValueError(f"a VkBuffer of {nbytes} bytes with handle {allocation.buffer} is none")
+    needed = -(-prod(shape) * _bits(dtype) // 8)
+    if needed > nbytes:
+        raise ValueError(f"shape {shape} of {dtype} takes {needed} bytes; the buffer has {nbytes}")
     allocation.owned = False
     allocation.mapped = mapped
     allocation.cached = bool(mapped)

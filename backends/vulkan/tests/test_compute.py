@@ -165,8 +165,33 @@ def test_wrong_arguments(vulkan, tensors, scale_spirv):
             kernel.run(one, groups, push(1, 1.0))
     with pytest.raises(ExchangeError, match=r"begins 4 bytes into its buffer.*multiples of"):
         kernel.run([(a, 4, 60)], (1,), push(1, 1.0))
+    for offset in (-4, 64, 128):
+        with pytest.raises(ExchangeError, match=f"begins at byte {offset}, outside .* 64 bytes"):
+            kernel.run([(a, offset, 4)], (1,), push(1, 1.0))
+    with pytest.raises(ExchangeError, match="ends at byte 68, outside its buffer of 64 bytes"):
+        kernel.run([(a, 0, 68)], (1,), push(1, 1.0))
     with pytest.raises(ExchangeError, match="shaders see at most"):
         kernel.run([(a, 0, 1 << 40)], (1,), push(1, 1.0))
+
+
+@pytest.mark.parametrize("groups", [(), (1, 1, 1, 1), "four", 1.5, (1, None)])
+def test_wrong_groups(vulkan, tensors, scale_spirv, groups):
+    """None is dropped, and none is made up."""
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+    binding = (tensors.allocation(tensors.new(64)), 0, 64)
+    with pytest.raises((TypeError, ValueError), match=r"groups=.*one to three whole numbers"):
+        kernel.run([binding], groups, push(1, 1.0))
+
+
+@pytest.mark.parametrize("groups", [1, np.int64(1), (np.int32(1), 1), np.ones(3, np.int64)])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_whole_numbers_and_any_bytes(vulkan, tensors, scale_spirv, groups, kind):
+    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
+    data = tensors.of(np.ones(4, np.float32))
+    kernel.run([(tensors.allocation(data), 0, 16)], groups, kind(push(4, 3.0)))
+    assert np.frombuffer(tensors.bytes(data, 16), np.float32).tolist() == [3] * 4
+    with pytest.raises(TypeError, match="push must be bytes, not str"):
+        kernel.run([(tensors.allocation(data), 0, 16)], 1, "text")
 
 
 @pytest.mark.parametrize("stranger", [None, 5, b"bytes", np.ones(3)])

@@ -72,7 +72,7 @@ def test_memory_inside_a_page_is_refused(vulkan, pages, misaligned):
         vulkan.import_host(0, where, 64, False)
 
 
-@pytest.mark.parametrize("nbytes", [1, 100, PAGE - 1, PAGE + 4])
+@pytest.mark.parametrize("nbytes", [4, 100, PAGE - 4, PAGE + 4])
 def test_a_last_page_is_imported_whole(vulkan, pages, nbytes):
     """The tensor's end need not be a page's: the page is there."""
     values = pages(2)
@@ -83,6 +83,28 @@ def test_a_last_page_is_imported_whole(vulkan, pages, nbytes):
     vulkan.free(0, data, 0)
     assert (raw[:nbytes] == 9).all()
     assert (raw[nbytes:] == 5).all()
+
+
+@pytest.mark.parametrize("nbytes", [1, 5, PAGE - 1])
+def test_memory_that_ends_inside_a_word_is_refused(vulkan, pages, nbytes):
+    """A shader writes whole words: the bytes up to the next one are somebody else's."""
+    where = address(pages(1))
+    refusal = vulkan.host_import_refusal(0, where, nbytes)
+    assert refusal.startswith(f"{nbytes} bytes are no multiple of 4: a shader writes 32-bit words")
+    with pytest.raises(ExchangeError, match="no multiple of 4"):
+        vulkan.import_host(0, where, nbytes, False)
+
+
+def test_an_import_that_was_freed_is_freed(pages):
+    """The validation layer would name its buffer or its memory, left in a closed device."""
+    from dlbridge_vulkan import Vulkan
+
+    own = Vulkan()
+    values = pages(1)
+    data, _ = own.import_host(0, address(values), values.nbytes, False)
+    own.fill(0, data, 0, PAGE, 1, 0)
+    own.free(0, data, 0)
+    own.close_device(0)
 
 
 def test_a_driver_with_larger_pages_than_the_system(vulkan, monkeypatch):

@@ -191,6 +191,45 @@ def test_the_exit_goes_on_without_the_driver(vulkan, monkeypatch, error):
     vulkan.devices.finish()
 
 
+def test_every_feature_of_the_docs_is_switched_on(vulkan, monkeypatch):
+    """What vkCreateDevice is asked for, and that is all that the device has of it."""
+    from dlbridge_vulkan import Vulkan, device
+
+    seen = {}
+
+    def create(physical, info, allocator, made):
+        first = library.ffi.cast("VkPhysicalDeviceFeatures2 *", info.pNext)
+        eleven = library.ffi.cast("VkPhysicalDeviceVulkan11Features *", first.pNext)
+        twelve = library.ffi.cast("VkPhysicalDeviceVulkan12Features *", eleven.pNext)
+        for structure, names in (
+            (first.features, "robustBufferAccess shaderFloat64 shaderInt64 shaderInt16"),
+            (eleven, "storageBuffer16BitAccess"),
+            (twelve, "timelineSemaphore storageBuffer8BitAccess shaderFloat16 shaderInt8"),
+        ):
+            seen.update((name, bool(getattr(structure, name))) for name in names.split())
+        return library.load().vkCreateDevice(physical, info, allocator, made)
+
+    monkeypatch.setattr(device, "load", lambda: Loader(vkCreateDevice=create))
+    own = Vulkan()
+    for index in range(own.device_count()):
+        seen.clear()
+        found = instances.features(own.devices._physical[index].pointer)
+        own.devices[index]
+        available = {
+            name: bool(getattr(structure, name))
+            for structure in (
+                found["VkPhysicalDeviceFeatures2"].features,
+                found["VkPhysicalDeviceVulkan11Features"],
+                found["VkPhysicalDeviceVulkan12Features"],
+            )
+            for name in seen
+            if hasattr(structure, name)
+        }
+        assert seen == available
+        assert seen["robustBufferAccess"]  # which every driver must have
+        own.close_device(index)
+
+
 def test_version_text():
     assert version_text(1 << 22 | 3 << 12 | 230) == "1.3.230"
 

@@ -12,7 +12,7 @@ from dlbridge_vulkan.library import ffi, handle, load
 from dlbridge_vulkan.library import struct as vk
 
 import dlbridge as bridge
-from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 
 def lib():
@@ -107,6 +107,10 @@ def test_the_descriptor_behind_data(vulkan):
     assert MAGIC.to_bytes(8, "little") == b"bridgeVk"
     got = (handle(seen.device), seen.buffer, seen.memory, handle(seen.queue), handle(seen.mapped))
     assert got == (array.device, array.buffer, array.memory, array.queue, array.mapped)
+    # Of several buffers in one memory no two begin at the same place.
+    other = bridge.empty(1000, "uint8", "vulkan:0").to_native()
+    assert other.memory_offset != array.memory_offset or other.memory != array.memory
+    assert array.memory_offset == vulkan.live.get(array.data).start
     assert (seen.size, seen.offset, seen.version) == (1000, array.memory_offset, 1)
     assert handle(seen.instance) == array.instance
     assert handle(seen.physical_device) == array.physical_device
@@ -241,6 +245,46 @@ def test_a_buffer_that_the_host_cannot_address(own):
     gc.collect()
     backend.close_device(index)
     own.destroy(made)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "needed"),
+    [
+        ("float32", (1000,), 4000),
+        ("float32", None, 128),
+        ("bfloat16", (17,), 34),
+        ("bool", (33,), 33),
+        ("float8_e4m3fn", (3, 11), 33),
+        ("float4_e2m1fn", (65,), 33),
+        ("float32x4", (3,), 48),
+    ],
+)
+def test_more_elements_than_the_buffer_holds(vulkan, dtype, shape, needed):
+    with pytest.raises(ValueError, match=f"{dtype} takes {needed} bytes; the buffer has 32"):
+        vulkan.wrap_buffer(0, 5, 1, 32, dtype=dtype, shape=shape)
+
+
+def test_an_adoption_that_fails_leaves_nothing(vulkan, own, monkeypatch):
+    """The validation layer would name a semaphore or a pool that is left in the device."""
+    from dlbridge_vulkan import device
+
+    def full(*arguments):
+        raise DeviceMemoryError("full")
+
+    count = vulkan.device_count()
+    monkeypatch.setattr(device, "create_buffer", full)
+    with pytest.raises(DeviceMemoryError, match="full"):
+        vulkan.adopt_device(*own.handles())
+    assert vulkan.device_count() == count
+    own.destroy()
+
+
+def test_an_adoption_in_a_forked_child(own):
+    backend = Vulkan()
+    backend.devices.forked = True
+    with pytest.raises(DeviceError, match=r"does not survive os\.fork"):
+        backend.adopt_device(*own.handles())
+    own.destroy()
 
 
 def test_handles_that_are_none(vulkan, own):
