@@ -357,7 +357,7 @@ def _from_torch(x: Any) -> Tensor:
         array = x.numpy()
     except (RuntimeError, TypeError):
         return _import(x, None, None, None)
-    if array.flags.forc and array.size:
+    if array.size:  # torch has no negative strides: `wrap_array` would do the same
         tensor = ArrayTensor()
         tensor._array = array
         tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
