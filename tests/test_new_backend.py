@@ -240,6 +240,28 @@ def test_the_guide_names_every_capability():
     assert sorted(rows) == sorted(n for n in protocol.__all__ if n.startswith("Supports"))
 
 
+def test_the_guide_walks_through_the_fake_backend():
+    """Every module once, and each name that it points at is in that module."""
+    text = (
+        GUIDE.read_text().partition("**`backends/fake`**")[2].partition("**`backends/vulkan`**")[0]
+    )
+    rows = dict(re.findall(r"^\| `(\w+\.py)` \| (.*) \|$", text, re.MULTILINE))
+    package = ROOT / "backends" / "fake" / "dlbridge_fake"
+    assert set(rows) == {path.name for path in package.glob("[!_]*.py")}
+    for file, said in rows.items():
+        code = (package / file).read_text()
+        for name in re.findall(r"`([\w.]+)`", said):
+            assert name.split(".")[-1] in code, f"{file}: {name}"
+
+
+def test_the_guide_says_what_the_fake_backend_lacks():
+    backends = pytest.importorskip("dlbridge_fake").Fake()
+    names = [name for name in protocol.__all__ if name.startswith("Supports")]
+    lacks = [name for name in names if not isinstance(backends, getattr(protocol, name))]
+    assert lacks == ["SupportsDemo"]
+    assert "every capability\nbut `SupportsDemo`" in GUIDE.read_text()
+
+
 def test_the_guide_names_every_module_of_the_vulkan_backend():
     text = GUIDE.read_text().partition("One module per job:")[2].partition("## Names")[0]
     named = set(re.findall(r"`(\w+\.py)`", text))
