@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
@@ -321,9 +320,13 @@ def _check_module(device: Device, spirv: bytes, buffers: int, push_nbytes: int) 
 def _destroy(device: Device, made: list[tuple[Any, int]], used: deque[tuple[int, Any]]) -> None:
     if not device.alive:
         return
-    # A lost device has no work left, and a finalizer must not raise.
-    with suppress(DeviceError, DeviceMemoryError):
+    # A finalizer must not raise.
+    try:
         device.queue.wait(max((value for value, _ in used), default=0))
+    except DeviceMemoryError:
+        return  # it may be in use still: better left than pulled away
+    except DeviceError:
+        pass  # a lost device has no work left
     while made:
         destroy, thing = made.pop()
         destroy(device.pointer, thing, ffi.NULL)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceError, ExchangeError
 
 from .errors import check
 from .library import constant, ffi, load, struct
@@ -135,12 +136,12 @@ def release(allocation: Allocation) -> None:
     soon as this returns.
     """
     device = allocation.device
-    try:
+    # After any other error than this it may be in use still, and stays.
+    with suppress(DeviceError):  # a lost device has no work left
         device.queue.wait(allocation.last_use)
-    finally:
-        if allocation.owned:  # the buffer on it is ours
-            device.lib.vkDestroyBuffer(device.pointer, allocation.buffer, ffi.NULL)
-            device.lib.vkFreeMemory(device.pointer, allocation.memory, ffi.NULL)
+    if allocation.owned:  # the buffer on it is ours
+        device.lib.vkDestroyBuffer(device.pointer, allocation.buffer, ffi.NULL)
+        device.lib.vkFreeMemory(device.pointer, allocation.memory, ffi.NULL)
 
 
 def _memory_type(device: Device, buffer: int, pointer: Any) -> int:

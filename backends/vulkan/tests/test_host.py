@@ -1,5 +1,6 @@
 """Host memory in place: imported where it lies well, refused with the reason elsewhere."""
 
+import contextlib
 import ctypes
 import mmap
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from dlbridge_vulkan import host
 
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 PAGE = mmap.PAGESIZE
 
@@ -93,6 +94,37 @@ def test_memory_that_ends_inside_a_word_is_refused(vulkan, pages, nbytes):
     assert refusal.startswith(f"{nbytes} bytes are no multiple of 4: a shader writes 32-bit words")
     with pytest.raises(ExchangeError, match="no multiple of 4"):
         vulkan.import_host(0, where, nbytes, False)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DeviceMemoryError, DeviceError])
+def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
+    """Only a device that is lost has no work left; else what cannot be waited for stays."""
+    values = pages(1)
+    data, _ = vulkan.import_host(0, address(values), values.nbytes, False)
+    allocation = vulkan.live.get(data)
+    device = vulkan.devices[0]
+    real, destroyed = device.lib, []
+
+    class Watching:
+        def __getattr__(self, name):
+            if name.startswith(("vkDestroy", "vkFree")):
+                destroyed.append(name)
+            return getattr(real, name)
+
+    def failing(value):
+        raise error
+
+    monkeypatch.setattr(device, "lib", Watching())
+    monkeypatch.setattr(device.queue, "wait", failing)
+    lost = error is DeviceError
+    with contextlib.nullcontext() if lost else pytest.raises(error):
+        host.release(allocation)
+    assert destroyed == (["vkDestroyBuffer", "vkFreeMemory"] if lost else [])
+    monkeypatch.undo()
+    if lost:
+        del vulkan.live._table[data]
+    else:
+        vulkan.free(0, data, 0)
 
 
 def test_an_import_that_was_freed_is_freed(pages):
