@@ -132,6 +132,8 @@ def free(device_id: int, data: int, stream: int) -> None:
         if not chosen.thread_safe:
             _released.append(owned.buffer)
         elif owned.over_host:
+            for queue in shared:
+                queues.finish(device_id, queue)
             queues.finish_all(device_id, owned.buffer.context)
         elif not shared and queues.is_ours(stream, owned.buffer.context):
             limit = chosen.memory // IDLE_PART

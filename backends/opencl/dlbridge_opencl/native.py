@@ -125,8 +125,9 @@ def to_native(array: NativeArray) -> object:
     buffer.owner = array.owner
     queue = queues.current(array.device_id)
     if queue.context != context:
-        queue = queues.new(array.device_id, context)
-    for user in queues.users(context):  # our work may be on one, by `use_stream`
+        queue = queues.elsewhere(array.device_id, context)
+    # Our work may be on one of the first by `use_stream`, the user's on the others.
+    for user in [*queues.users(context), *sharing.queues_of(array.data)]:
         queues.order(array.device_id, queue, user)
     if memory.is_ours(buffer):
         sharing.give_out(array.data, queue)

@@ -18,6 +18,7 @@ from .errors import translated
 __all__ = [
     "current",
     "current_stream",
+    "elsewhere",
     "finish",
     "finish_all",
     "is_ours",
@@ -31,13 +32,15 @@ __all__ = [
 ]
 
 USERS_KEPT = 64
-"""How many of the users' queues are kept alive, so that their handles stay good."""
+"""How many of the users' queues are kept alive, so that their handles stay good; and of
+the users' contexts, with a queue in each."""
 
 # Queues made here live as long as the process: a tensor may hold the handle of
 # one whose thread has ended. The next thread takes it over.
 _ours: dict[int, cl.CommandQueue] = {}
 _spare: dict[tuple[int, cl.Context], list[cl.CommandQueue]] = {}
 _users: dict[int, cl.CommandQueue] = {}
+_elsewhere: dict[tuple[int, cl.Context], cl.CommandQueue] = {}  # in contexts of the users'
 
 
 class _QueuesOfThread(dict[int, tuple[cl.Context, cl.CommandQueue]]):
@@ -83,6 +86,15 @@ def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
             return cl.CommandQueue(context, chosen.handle)
     except cl.Error as exc:
         raise translated(exc, f"making a queue on {chosen.name}") from exc
+
+
+def elsewhere(device_id: int, context: cl.Context) -> cl.CommandQueue:
+    """A queue in order in a *context* of the user's own, for all arrays handed out there."""
+    queue = _elsewhere.get((device_id, context))
+    if queue is None:
+        queue = _elsewhere[device_id, context] = new(device_id, context)
+        _forget_oldest(_elsewhere)
+    return queue
 
 
 def current_stream(device_id: int) -> int:
@@ -164,9 +176,13 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> int:
     handle: int = queue.int_ptr
     if handle not in _ours:
         _users[handle] = queue
-    while len(_users) > USERS_KEPT:
-        _users.pop(next(iter(_users)), None)
+    _forget_oldest(_users)
     return handle
+
+
+def _forget_oldest(kept: dict[Any, cl.CommandQueue]) -> None:
+    while len(kept) > USERS_KEPT:
+        kept.pop(next(iter(kept)), None)
 
 
 def synchronize(device_id: int, stream: int) -> None:

@@ -52,9 +52,9 @@ def give_out(data: int, queue: cl.CommandQueue) -> None:
             known.append(queue)
 
 
-def forget(data: int) -> bool:
-    """Forget *data*, which is freed; True if a user had it."""
-    return _queues.pop(data, None) is not None
+def forget(data: int) -> list[cl.CommandQueue]:
+    """Forget *data*, which is freed; the queues of users that had it."""
+    return _queues.pop(data, [])
 
 
 def is_shared(data: int) -> bool:

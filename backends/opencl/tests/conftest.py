@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -112,6 +113,10 @@ def context(opencl):
 @pytest.fixture
 def kernels(context):
     """``kernels(name, queue, *args)`` enqueues one of `SPIN`; integers become uint."""
+    return kernels_in(context)
+
+
+def kernels_in(context):
     import pyopencl as cl
 
     program = cl.Program(context, SPIN).build()
@@ -138,6 +143,22 @@ class Gate:
         if self.closed:
             self.event.set_status(cl.command_execution_status.COMPLETE)
         self.closed = []
+
+    def holds(self, call):
+        """What *call* gives; it must not come back before the gate opens.
+
+        The time is what a call that does not wait has to show that: one that
+        does wait is never too slow or too fast for it.
+        """
+        given = []
+        thread = threading.Thread(target=lambda: given.append(call()))
+        thread.start()
+        thread.join(0.2)
+        waits = thread.is_alive()
+        self.open()
+        thread.join()
+        assert waits, "it came back before the gate was open"
+        return given[0]
 
 
 @pytest.fixture

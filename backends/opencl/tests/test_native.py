@@ -278,3 +278,19 @@ def test_nothing_is_kept_for_arrays_that_are_gone(opencl, queue, make):
     memory.free()
     gc.collect()
     assert sharing._queues == before
+
+
+def test_arrays_in_the_users_context_have_one_queue(opencl, elsewhere, make):
+    memory = make(64, opencl.normalize_stream(0, elsewhere))
+    described = NativeArray(0, memory.data, 0, "uint32", (16,), None, False, memory)
+    arrays = [opencl.to_native(described) for _ in range(3)]
+    assert arrays[0].context == elsewhere.context
+    assert {array.queue for array in arrays} == {arrays[0].queue}
+
+
+def test_contexts_of_the_users_are_not_kept_for_ever(opencl, context):
+    from dlbridge_opencl import queues
+
+    for _ in range(queues.USERS_KEPT + 3):
+        queues.elsewhere(0, cl.Context(context.devices))
+    assert len(queues._elsewhere) == queues.USERS_KEPT
