@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Binding", "Kernel"]
 
+VULKAN = 7  # kDLVulkan
 SPIRV_MAGIC = 0x07230203
 SETS = 32
 """Descriptor sets of a kernel: dispatches before one waits for the oldest."""
@@ -169,8 +170,11 @@ class Kernel:
         offset = tensor.offset if native else tensor.byte_offset
         allocation = self._live.find(data)
         if allocation is None:
+            where = getattr(tensor, "device", None)
+            if native or getattr(where, "type", None) == VULKAN:
+                self._live.get(data)  # which says what has become of it
             raise ExchangeError(
-                f"a tensor on {getattr(tensor, 'device', 'no known device')} is not in Vulkan "
+                f"a tensor on {where or 'no known device'} is not in Vulkan "
                 f"memory; move it with dlbridge.to_device(x, 'vulkan:{self.device.index}')"
             )
         return allocation, offset, allocation.nbytes - offset if native else _extent(tensor)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dlbridge as bridge
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceError, ExchangeError
 
 
 @pytest.fixture
@@ -89,6 +89,19 @@ def test_a_kernel_sees_a_strided_tensor_to_its_last_element(vulkan, double, scal
     assert (bridge.to_device(g, "cpu", like="numpy").ravel() == want).all()
     with pytest.raises(ExchangeError, match=r"strides \(-64, 1\) run backwards"):
         double(g[::-1])
+
+
+def test_a_kernel_on_memory_that_is_gone(vulkan, double):
+    """Freed by its owner behind the tensor's back: it is not told to be moved to its own device."""
+    g = bridge.empty(4, "float32", "vulkan:0")
+    allocation = vulkan.live._table.pop(g.data_ptr())
+    try:
+        with pytest.raises(
+            DeviceError, match="no live Vulkan buffer of this process: it was freed"
+        ):
+            double(g)
+    finally:
+        vulkan.live.enter(allocation)
 
 
 def test_an_empty_tensor_has_no_buffer(vulkan, double):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from dlbridge_vulkan import compute, demo
 from dlbridge_vulkan.compute import SETS
+from dlbridge_vulkan.instance import features
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
@@ -209,6 +210,48 @@ def test_a_tensor_of_another_device(vulkan, second, tensors, scale_spirv):
     data = tensors.new(64)
     with pytest.raises(ExchangeError, match="on vulkan:0, the kernel on vulkan:1"):
         kernel.run([(tensors.allocation(data), 0, 64)], (1,), push(1, 1.0))
+
+
+EVERY_DTYPE = """\
+#version 450
+#extension GL_EXT_shader_explicit_arithmetic_types : require
+layout(local_size_x = 64) in;
+layout(set = 0, binding = 0) buffer Values {{ {kind} values[]; }};
+void main() {{ values[gl_GlobalInvocationID.x] *= {kind}(3); }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "needs"),
+    [
+        ("int8_t", "int8", "shaderInt8 storageBuffer8BitAccess"),
+        ("uint8_t", "uint8", "shaderInt8 storageBuffer8BitAccess"),
+        ("int16_t", "int16", "shaderInt16 storageBuffer16BitAccess"),
+        ("float16_t", "float16", "shaderFloat16 storageBuffer16BitAccess"),
+        ("int64_t", "int64", "shaderInt64"),
+        ("double", "float64", "shaderFloat64"),
+    ],
+)
+def test_shaders_of_every_dtype(vulkan, tensors, tmp_path, expected, kind, dtype, needs):
+    """The layer names a feature that a module needs and the device was not opened with."""
+    tool = shutil.which("glslangValidator")
+    if not tool:
+        assert not expected("glslang"), "glslang was promised"
+        pytest.skip("needs glslangValidator (Debian: glslang-tools)")
+    offered = features(vulkan.devices[0].physical.pointer).values()
+    found = [getattr(s.features if hasattr(s, "features") else s, n, 0)
+             for n in needs.split() for s in offered]  # fmt: skip
+    if sum(found) < len(needs.split()):
+        pytest.skip(f"this device lacks one of {needs}")
+    (tmp_path / "x.comp").write_text(EVERY_DTYPE.format(kind=kind))
+    command = [tool, "-V", "--target-env", "vulkan1.2", tmp_path / "x.comp", "-o", tmp_path / "x"]
+    subprocess.run(command, check=True, capture_output=True)
+    kernel = vulkan.kernel((tmp_path / "x").read_bytes(), buffers=1)
+    values = np.arange(32).astype(dtype)
+    data = tensors.of(values)
+    kernel.run([(tensors.allocation(data), 0, values.nbytes)], (1,), b"")
+    got = np.frombuffer(tensors.bytes(data, values.nbytes), dtype)
+    assert (got == values * values.dtype.type(3)).all()
 
 
 # The demo's filter
