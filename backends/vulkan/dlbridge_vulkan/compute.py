@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.errors import DeviceError, DeviceMemoryError
 
+from .arguments import Binding, binding_of, bytes_of, check_bindings, check_module, counts_of
 from .errors import check
 from .library import constant, ffi, struct
-from .native import VulkanArray
-from .strided import span
 
 if TYPE_CHECKING:
     from .device import Device
     from .live import Live
-    from .memory import Allocation
 
-__all__ = ["Binding", "Kernel"]
+__all__ = ["Kernel"]
 
-VULKAN = 7  # kDLVulkan
-SPIRV_MAGIC = 0x07230203
 SETS = 32
 """Descriptor sets of a kernel: dispatches before one waits for the oldest."""
-
-Binding = tuple["Allocation", int, int]
-"""A buffer, and the offset and number of bytes of it that a shader sees."""
 
 
 class Kernel:
@@ -50,7 +42,7 @@ class Kernel:
         push_nbytes: int,
         entry: str,
     ) -> None:
-        _check_module(device, spirv, buffers, push_nbytes)
+        check_module(device, spirv, buffers, push_nbytes)
         self.device = device
         self._live = live
         self.buffers = buffers
@@ -155,35 +147,13 @@ class Kernel:
         ValueError if what is passed does not match what the kernel was made
         for, ExchangeError if the device cannot bind it.
         """
-        self.run([self._binding(tensor) for tensor in tensors], groups, push)
-
-    def _binding(self, tensor: Any) -> Binding:
-        native = isinstance(tensor, VulkanArray)
-        if not native and not (hasattr(tensor, "data_ptr") and hasattr(tensor, "byte_offset")):
-            raise TypeError(
-                f"a {type(tensor).__qualname__} is no dlbridge tensor; wrap it by "
-                f"dlbridge.to_device(x, 'vulkan:{self.device.index}')"
-            )
-        if 0 in tensor.shape:
-            raise ExchangeError(f"a tensor of shape {tensor.shape} has no bytes, and no buffer")
-        data = tensor.data if native else tensor.data_ptr()
-        offset = tensor.offset if native else tensor.byte_offset
-        allocation = self._live.find(data)
-        if allocation is None:
-            where = getattr(tensor, "device", None)
-            if native or getattr(where, "type", None) == VULKAN:
-                self._live.get(data)  # which says what has become of it
-            raise ExchangeError(
-                f"a tensor on {where or 'no known device'} is not in Vulkan "
-                f"memory; move it with dlbridge.to_device(x, 'vulkan:{self.device.index}')"
-            )
-        return allocation, offset, allocation.nbytes - offset if native else _extent(tensor)
+        self.run([binding_of(tensor, self.device, self._live) for tensor in tensors], groups, push)
 
     def run(self, bindings: Sequence[Binding], groups: int | Sequence[int], push: bytes) -> int:
         """Enqueue one dispatch over allocations; the queue's value for it."""
         if not self._free.alive or not self.device.alive:
             raise DeviceError("this kernel is closed, its device is, or the process forked")
-        counts, push = _counts(groups), _bytes(push)
+        counts, push = counts_of(groups), bytes_of(push)
         self._check(bindings, counts, push)
         block = ffi.new("char[]", push) if push else ffi.NULL
         with self._lock:
@@ -243,82 +213,7 @@ class Kernel:
         for count, most in zip(groups, limits["max_work_groups"], strict=True):
             if not 0 < count <= most:
                 raise ValueError(f"groups {tuple(groups)}: each must be 1 to {most} here")
-        for place, (allocation, offset, nbytes) in enumerate(bindings):
-            if allocation.device is not self.device:
-                raise ExchangeError(
-                    f"tensor {place} is on vulkan:{allocation.device.index}, the kernel on "
-                    f"vulkan:{self.device.index}; move it with to_device"
-                )
-            if not 0 <= offset < allocation.words:
-                raise ExchangeError(
-                    f"tensor {place} begins at byte {offset}, outside its buffer of "
-                    f"{allocation.nbytes} bytes"
-                )
-            step = limits["min_storage_buffer_offset_alignment"]
-            if offset % step:
-                raise ExchangeError(
-                    f"tensor {place} begins {offset} bytes into its buffer; this device binds "
-                    f"at multiples of {step}. Pass the whole tensor and the offset as a push "
-                    "constant, or a copy"
-                )
-            if nbytes > limits["max_storage_buffer_range"]:
-                raise ExchangeError(
-                    f"tensor {place} has {nbytes} bytes; this device's shaders see at most "
-                    f"{limits['max_storage_buffer_range']} of one buffer. Pass it in slices"
-                )
-            if offset + nbytes > allocation.words:
-                raise ExchangeError(
-                    f"tensor {place} ends at byte {offset + nbytes}, outside its buffer of "
-                    f"{allocation.nbytes} bytes"
-                )
-
-
-def _extent(tensor: Any) -> int:
-    """Bytes from the first to the last element of a tensor that is not empty."""
-    if tensor.is_contiguous():
-        return int(tensor.nbytes)
-    if min(tensor.strides) < 0:
-        raise ExchangeError(
-            f"strides {tensor.strides} run backwards, to before the tensor's first element; "
-            "pass a copy"
-        )
-    steps = [step * tensor.itemsize for step in tensor.strides]
-    return span(steps, tensor.shape, tensor.itemsize)
-
-
-def _counts(groups: Any) -> tuple[int, ...]:
-    """The numbers of work groups along x, y and z."""
-    rule = f"groups={groups!r}: one to three whole numbers, along x, y, z"
-    try:
-        given = tuple(groups) if hasattr(groups, "__len__") else (groups,)
-        counts = tuple(map(operator.index, given))
-    except TypeError as exc:
-        raise TypeError(rule) from exc
-    if not 1 <= len(counts) <= 3:
-        raise ValueError(rule)
-    return (*counts, 1, 1)[:3]
-
-
-def _bytes(push: Any) -> bytes:
-    try:
-        return bytes(memoryview(push))
-    except TypeError as exc:
-        raise TypeError(f"push must be bytes, not {type(push).__qualname__}") from exc
-
-
-def _check_module(device: Device, spirv: bytes, buffers: int, push_nbytes: int) -> None:
-    limits = device.physical.limits
-    if len(spirv) < 20 or len(spirv) % 4 or int.from_bytes(spirv[:4], "little") != SPIRV_MAGIC:
-        raise ValueError(
-            "this is no SPIR-V module: it must begin with 0x07230203 (little-endian) and be "
-            "whole 32-bit words; compile GLSL with `glslangValidator -V x.comp -o x.spv`"
-        )
-    if not 1 <= buffers <= limits["max_storage_buffers"]:
-        raise ValueError(f"buffers={buffers}: 1 to {limits['max_storage_buffers']} here")
-    if push_nbytes % 4 or not 0 <= push_nbytes <= limits["max_push_constants"]:
-        raise ValueError(
-            f"push_nbytes={push_nbytes}: a multiple of 4, at most {limits['max_push_constants']}"
-        )
+        check_bindings(self.device, bindings)
 
 
 def _destroy(device: Device, made: list[tuple[Any, int]], used: deque[tuple[int, Any]]) -> None:
