@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,12 +29,26 @@ def main() -> int:
         code = subprocess.run(
             [environment(version, python), "-m", "pytest", "-q", "tests"],
             cwd=ROOT,
-            env={**os.environ, "DLBRIDGE_EXPECT": "ext_dev", "DLBRIDGE_FUZZ_SECONDS": "5"},
+            env={
+                **os.environ,
+                **library(),
+                "DLBRIDGE_EXPECT": "ext_dev",
+                "DLBRIDGE_FUZZ_SECONDS": "5",
+            },
             check=False,
         ).returncode
         if code:
             return code
     return 0
+
+
+def library() -> dict[str, str]:
+    """Where libtvm_ffi is: one build serves every Python, its package does not."""
+    try:
+        wheel = distribution("apache-tvm-ffi")
+    except PackageNotFoundError:
+        return {}
+    return {"DLBRIDGE_TVM_FFI_LIB": str(wheel.locate_file("tvm_ffi/lib/libtvm_ffi.so"))}
 
 
 def interpreters() -> dict[tuple[int, int], str]:
