@@ -49,6 +49,8 @@ class _Owned:
     buffer: cl.Buffer
     nbytes: int
     over_host: bool
+    exports: int
+    """How many there had been before it (`sharing.exports`)."""
 
 
 _owned: dict[int, _Owned] = {}  # data -> what is behind it
@@ -112,7 +114,7 @@ def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
                 _released.clear()
             buffer = _new_buffer(device_id, queue, nbytes)
     data: int = buffer.int_ptr
-    _owned[data] = _Owned(buffer, nbytes, over_host=False)
+    _owned[data] = _Owned(buffer, nbytes, over_host=False, exports=sharing.exports())
     return data
 
 
@@ -120,7 +122,8 @@ def free(device_id: int, data: int, stream: int) -> None:
     """Give *data* back; never raises, as it may run in a finalizer.
 
     OpenCL itself keeps a released buffer until the work that was enqueued on it
-    is done (clReleaseMemObject). Host memory is different: its owner may
+    is done (clReleaseMemObject). So only memory that nobody else can have had is
+    kept for the next tensor. Host memory is different: its owner may
     take it back after this, so that work is waited for.
     """
     owned = _owned.pop(data, None)
@@ -135,7 +138,9 @@ def free(device_id: int, data: int, stream: int) -> None:
             for queue in shared:
                 queues.finish(device_id, queue)
             queues.finish_all(device_id, owned.buffer.context)
-        elif not shared and queues.is_ours(stream, owned.buffer.context):
+        elif shared or owned.exports != sharing.exports():
+            return  # others may still use it
+        elif queues.is_ours(stream, owned.buffer.context):
             limit = chosen.memory // IDLE_PART
             _pool.put(stream, owned.nbytes, owned.buffer, limit)
     except (Error, cl.Error):  # the context is lost, and the memory with it
@@ -205,7 +210,7 @@ def import_host(device_id: int, address: int, nbytes: int, readonly: bool) -> tu
     except cl.Error as exc:
         raise translated(exc, f"using {nbytes} bytes of host memory in place") from exc
     data: int = buffer.int_ptr
-    _owned[data] = _Owned(buffer, nbytes, over_host=True)
+    _owned[data] = _Owned(buffer, nbytes, over_host=True, exports=sharing.exports())
     return data, 0
 
 

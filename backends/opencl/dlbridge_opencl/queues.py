@@ -11,7 +11,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from . import devices, handles
+from . import devices, handles, sharing
 from .driver import InDriver
 from .errors import translated
 
@@ -127,7 +127,11 @@ def normalize_stream(device_id: int, stream: object) -> int:
     it, as any stream must; the last few are also kept alive here. An integer
     that is no OpenCL object is refused, one that is another kind of object only
     if the driver finds out.
+
+    Exports ask this for their consumer's queue, so what is allocated by now may
+    be on its way to one (`sharing.may_be_exported`).
     """
+    sharing.may_be_exported()
     if stream is None:
         return current_stream(device_id)
     if isinstance(stream, cl.CommandQueue):

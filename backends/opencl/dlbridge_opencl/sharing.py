@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Borrowed", "forget", "give_out", "is_shared", "queues_of"]
+__all__ = ["Borrowed", "exports", "forget", "give_out", "is_shared", "may_be_exported", "queues_of"]
 
 _queues: dict[int, list[cl.CommandQueue]] = {}  # data -> the users' queues
+_exports = 0
 lock = threading.RLock()
 """The one lock that finalizers take: with a second, two threads could wait for each other.
 Re-entrant, because the garbage collector may call one in the middle."""
@@ -55,6 +56,21 @@ def give_out(data: int, queue: cl.CommandQueue) -> None:
 def forget(data: int) -> list[cl.CommandQueue]:
     """Forget *data*, which is freed; the queues of users that had it."""
     return _queues.pop(data, [])
+
+
+def may_be_exported() -> None:
+    """Note that somebody may have got any memory there is now, for a queue of theirs.
+
+    Nobody tells us which memory, nor when they let go of it.
+    """
+    global _exports  # noqa: PLW0603 - one number, under the lock
+    with lock:
+        _exports += 1
+
+
+def exports() -> int:
+    """How often `may_be_exported` was called."""
+    return _exports
 
 
 def is_shared(data: int) -> bool:

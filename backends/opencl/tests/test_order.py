@@ -6,6 +6,7 @@ fails if the line that makes its order is taken out.
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import numpy as np
@@ -183,6 +184,23 @@ def test_work_on_the_users_buffer_is_done_on_return(opencl, context, own, gate):
     buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, size=N)
     close(own, gate)
     gate.holds(lambda: opencl.fill(0, buffer.int_ptr, 0, N, 7, own.int_ptr))
+
+
+@pytest.mark.parametrize("stream", ["the consumer's", "the default"])
+def test_memory_that_a_consumer_reads_is_not_used_again(queue, kernels, gate, make, stream):
+    """Though the consumer let go of its capsule, and nothing here can know that it reads."""
+    tensor = bridge.to_device(np.full(N, 5, "u4"), "opencl:0", copy=True)
+    capsule = tensor.__dlpack__(stream=queue.int_ptr if stream == "the consumer's" else None)
+    source = cl.MemoryObject.from_int_ptr(tensor.data_ptr(), True)
+    target = make(N * 4)
+    event = kernels("late_copy", queue, source, target.buffer, N, 0, wait_for=gate.closed)
+    queue.flush()
+    del capsule, source, tensor
+    gc.collect()
+    intruders = [bridge.to_device(np.full(N, 9, "u4"), "opencl:0", copy=True) for _ in range(3)]
+    gate.holds(event.wait)
+    assert (target.read("u4") == 5).all()
+    del intruders
 
 
 @pytest.mark.parametrize("strided", [False, True])
