@@ -16,7 +16,16 @@ from .errors import translated
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Device", "context", "device", "device_count", "device_info", "find", "find_device"]
+__all__ = [
+    "Device",
+    "context",
+    "contexts",
+    "device",
+    "device_count",
+    "device_info",
+    "find",
+    "find_device",
+]
 
 INSTALL = (
     "install the driver of your GPU's vendor, or for the CPU PoCL (Debian, Ubuntu: "
@@ -84,6 +93,11 @@ def context(device_id: int) -> cl.Context:
             except cl.Error as exc:
                 raise translated(exc, f"making a context on {chosen.name}") from exc
         return _contexts[device_id]
+
+
+def contexts() -> set[int]:
+    """The handles of the contexts in which memory is made."""
+    return {found.int_ptr for found in list(_contexts.values())}
 
 
 def use_context(context: cl.Context) -> None:

@@ -24,8 +24,22 @@ FIRST_PAGE = 4096
 
 
 def is_object(handle: int) -> bool:
-    """Whether *handle* is an object of one of our platforms' drivers."""
+    """Whether *handle* is an object of one of our platforms' drivers, and may be memory or a queue.
+
+    Platforms, devices and the contexts that we know are not: PoCL 3.1 ends the
+    process if it is asked to retain one as a queue. No other kind can be told
+    apart before the driver looks.
+    """
+    if handle in _roots() or handle in devices.contexts():
+        return False
     return word_at(handle) in dispatch()
+
+
+@functools.cache
+def _roots() -> frozenset[int]:
+    """The handles of our platforms and devices."""
+    found = [devices.device(i).handle for i in range(devices.device_count())]
+    return frozenset(obj.int_ptr for device in found for obj in (device, device.platform))
 
 
 @functools.cache

@@ -54,14 +54,17 @@ def _buffer(buffer: cl.MemoryObject, device_id: int) -> NativeArray:
 def _svm(svm: cl.SVMPointer) -> NativeArray:
     queue = getattr(svm, "_queue", None)  # an SVMAllocation bound to one
     context = queue.context if queue else devices.context(0)
-    buffer = _over_svm(context, svm)
-    described = _buffer(buffer, foreign.device_of(context))
+    device_id = foreign.device_of(context)
+    if svm.size:
+        buffer = _over_svm(context, svm)
+        described = replace(_buffer(buffer, device_id), owner=(buffer, svm))
+    else:  # OpenCL makes no buffer for no elements
+        described = NativeArray(device_id, 0, 0, "uint8", (0,), None, readonly=False, owner=svm)
     array = getattr(svm, "mem", None)  # what an SVM was made of, if of an array
     if not isinstance(array, np.ndarray):
-        return replace(described, owner=(buffer, svm))
+        return described
     return replace(
         described,
-        owner=(buffer, svm),
         dtype=_dtype_name(array.dtype),
         shape=array.shape,
         strides=array.strides,
@@ -113,13 +116,21 @@ def to_native(array: NativeArray) -> object:
 
     Its ``base_data`` is the `pyopencl.Buffer` and keeps the owner alive, so
     that slices of the array do, too. ``queue`` and ``context`` are what a kernel
-    needs. ExchangeError if numpy has no dtype of that name.
+    needs. ExchangeError if numpy has no dtype of that name, or the tensor is
+    read-only: a kernel can write to whatever it gets (to buffers made with
+    CL_MEM_READ_ONLY, too: measured on PoCL 3.1), and an array cannot say that it
+    must not.
     """
     from pyopencl.array import Array
 
     dtype = _dtype(array.dtype)
     if not array.data:
         return Array(queues.current(array.device_id), array.shape, dtype)
+    if array.readonly:
+        raise ExchangeError(
+            "opencl: the tensor is read-only, and a kernel could write to the pyopencl array; "
+            "copy it first: to_device(x, device, copy=True).to_native()"
+        )
     context = memory.buffer_of(array.data).context
     buffer = cl.MemoryObject.from_int_ptr(array.data, True)
     buffer.owner = array.owner

@@ -170,6 +170,8 @@ def _adopt(device_id: int, handle: int) -> cl.CommandQueue:
 
 def _keep(device_id: int, queue: cl.CommandQueue) -> int:
     chosen = devices.device(device_id)
+    if queue.device is None:  # of another kind of object
+        raise ValueError(f"opencl: stream {queue.int_ptr:#x} is no cl_command_queue")
     if queue.device != chosen.handle:
         raise ValueError(f"opencl: stream {queue!r} is on {queue.device.name}, not {chosen.name}")
     if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:

@@ -63,7 +63,7 @@ def may_be_exported() -> None:
 
     Nobody tells us which memory, nor when they let go of it.
     """
-    global _exports  # noqa: PLW0603 - one number, under the lock
+    global _exports
     with lock:
         _exports += 1
 

@@ -37,8 +37,11 @@ def host_view_refusal(device_id: int, data: int) -> str:
     chosen = devices.device(device_id)
     if not chosen.shares_memory:
         return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
-    if buffer_of(data).flags & (_flags.HOST_NO_ACCESS | _flags.HOST_WRITE_ONLY):
+    flags = buffer_of(data).flags
+    if flags & (_flags.HOST_NO_ACCESS | _flags.HOST_WRITE_ONLY):
         return "the buffer was made with CL_MEM_HOST_NO_ACCESS or CL_MEM_HOST_WRITE_ONLY"
+    if flags & _flags.HOST_READ_ONLY and not flags & _flags.READ_ONLY:
+        return "the buffer was made with CL_MEM_HOST_READ_ONLY, and the tensor is writable"
     return ""
 
 

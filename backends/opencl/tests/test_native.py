@@ -11,6 +11,7 @@ import pyopencl as cl
 import pyopencl.array
 import pytest
 
+import dlbridge as bridge
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
@@ -294,3 +295,51 @@ def test_contexts_of_the_users_are_not_kept_for_ever(opencl, context):
     for _ in range(queues.USERS_KEPT + 3):
         queues.elsewhere(0, cl.Context(context.devices))
     assert len(queues._elsewhere) == queues.USERS_KEPT
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_read_only_tensors_are_not_handed_to_kernels(opencl, imported):
+    """They could write to them: into a bytes object, say, or an array of jax."""
+    if imported and not opencl.device_info(0)["host_memory_shared"]:
+        pytest.skip("the device has memory of its own")
+    host = bridge.empty(4096, "uint8").numpy()
+    host.flags.writeable = False
+    there = bridge.to_device(host, "opencl:0", copy=not imported)
+    tensor = there if imported else bridge.asarray(described_read_only(opencl))
+    assert tensor.readonly
+    with pytest.raises(ExchangeError, match="copy it first: to_device"):
+        tensor.to_native()
+    copied = bridge.to_device(tensor, "opencl:0", copy=True)
+    assert copied.to_native().shape == tensor.shape
+
+
+def described_read_only(opencl):
+    context = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True).context
+    return cl.Buffer(context, cl.mem_flags.READ_ONLY, size=4096)
+
+
+def test_svm_without_elements(opencl, context, fine_grain):
+    array = opencl.from_native(cl.SVM(cl.fsvm_empty(context, (0, 5), "f4")))
+    assert (array.data, array.shape, array.dtype) == (0, (0, 5), "float32")
+
+
+WAYS = {
+    "HOST_NO_ACCESS": "HOST_NO_ACCESS or",
+    "HOST_WRITE_ONLY": "HOST_WRITE_ONLY",
+    "HOST_READ_ONLY": "HOST_READ_ONLY, and the tensor is writable",
+}
+
+
+@pytest.mark.parametrize("flag", WAYS)
+def test_buffers_that_the_host_may_not_map(opencl, context, shared, flag):
+    """What is refused is also what `explain` predicts, and a copy goes where the flag allows it."""
+    host = np.arange(64, dtype="u1")
+    flags = getattr(cl.mem_flags, flag) | cl.mem_flags.COPY_HOST_PTR
+    buffer = cl.Buffer(context, flags, hostbuf=host)
+    assert WAYS[flag] in opencl.host_view_refusal(0, buffer.int_ptr)
+    assert [step.kind for step in bridge.plan(buffer, "cpu").steps] == ["download"]
+    if flag == "HOST_READ_ONLY":
+        assert (bridge.to_device(buffer, "cpu").numpy() == host).all()
+    else:
+        with pytest.raises(ExchangeError, match="flags that forbid it"):
+            bridge.to_device(buffer, "cpu")

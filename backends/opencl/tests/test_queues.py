@@ -124,3 +124,28 @@ def test_wait_between_contexts_blocks_until_done(opencl, make, kernels, turns, c
     event = kernels("late_fill", own, a.buffer, N, 7, 10 * turns)
     opencl.wait(0, opencl.normalize_stream(0, queue), own.int_ptr)
     assert event.command_execution_status == cl.command_execution_status.COMPLETE
+
+
+@pytest.mark.parametrize("kind", ["platform", "device", "context"])
+def test_other_objects_are_no_queues_and_no_memory(opencl, context, kind):
+    """Refused before the driver is asked, which ends the process on some of them."""
+    device = context.devices[0]
+    handle = {"platform": device.platform, "device": device, "context": context}[kind].int_ptr
+    with pytest.raises(ValueError, match="no cl_command_queue"):
+        opencl.normalize_stream(0, handle)
+    with pytest.raises(BufferError, match="no cl_mem of the drivers"):
+        opencl.copy_from_host(0, handle, 0, memoryview(b"x"), 0)
+    with pytest.raises(BufferError, match="neither a cl_mem nor"):
+        opencl.import_data(0, handle, "somebody")
+
+
+def test_what_says_no_device_is_no_queue(opencl):
+    """By a double: PoCL says it of a context taken for a queue, and may crash afterwards."""
+    from dlbridge_opencl import queues
+
+    class NoQueue:
+        device = None
+        int_ptr = 0x1000
+
+    with pytest.raises(ValueError, match="no cl_command_queue"):
+        queues._keep(0, NoQueue())
