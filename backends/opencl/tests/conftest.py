@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 
@@ -33,15 +34,35 @@ __kernel void late_copy(__global const uint *in, __global uint *out, uint n, uin
 """
 
 
+def expected(name):
+    """Whether ``DLBRIDGE_EXPECT`` says that this machine has it: then a skip is a failure."""
+    return name in os.environ.get("DLBRIDGE_EXPECT", "").split(",")
+
+
 @pytest.fixture
 def opencl():
     """The backend, or a skip with the reason (a failure under DLBRIDGE_EXPECT)."""
     try:
         return backend("opencl")
     except BackendUnavailable as exc:
-        if "opencl" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+        if expected("opencl"):
             raise
         pytest.skip(str(exc))
+
+
+@pytest.fixture
+def peer():
+    """``peer(name)`` is that library, or a skip (a failure under ``DLBRIDGE_EXPECT=peers``)."""
+
+    def load(name):
+        try:
+            return importlib.import_module(name)
+        except ImportError as exc:
+            if expected("peers"):
+                pytest.fail(f"DLBRIDGE_EXPECT=peers, but {name} cannot be imported: {exc}")
+            return pytest.skip(f"{name} is not installed here")
+
+    return load
 
 
 @pytest.fixture

@@ -12,15 +12,20 @@ import pytest
 
 HERE = Path(__file__).parent
 VENDORS = Path("/etc/OpenCL/vendors")
+POCL = "Portable Computing Language"
 
 
 def pocl(folder, devices):
-    """Environment in which PoCL comes first, with so many devices."""
+    """Environment in which PoCL is the only driver, with so many devices.
+
+    pyopencl's loader adds the wheel's own driver to a folder, but not to a file.
+    """
     drivers = [file for file in VENDORS.glob("*.icd") if "pocl" in file.read_text()]
     if not drivers:
         pytest.skip("PoCL is not installed: apt install pocl-opencl-icd")
-    (folder / "pocl.icd").write_text(drivers[0].read_text())
-    return {"OCL_ICD_VENDORS": str(folder), "POCL_DEVICES": " ".join(["pthread"] * devices)}
+    file = folder / "pocl.icd"
+    file.write_text(drivers[0].read_text())
+    return {"OCL_ICD_VENDORS": str(file), "POCL_DEVICES": " ".join(["pthread"] * devices)}
 
 
 def oclgrind(folder):
@@ -34,26 +39,44 @@ def oclgrind(folder):
 
 
 DRIVERS = {
-    "pocl-one-device": lambda folder: pocl(folder, 1),
-    "pocl-two-devices": lambda folder: pocl(folder, 2),
-    "oclgrind": oclgrind,
+    "pocl-one-device": (lambda folder: pocl(folder, 1), [POCL]),
+    "pocl-two-devices": (lambda folder: pocl(folder, 2), [POCL, POCL]),
+    "oclgrind": (oclgrind, ["Oclgrind"]),
 }
+
+PLATFORMS = """
+from dlbridge.registry import backend
+opencl = backend("opencl")
+print([opencl.device_info(i)["platform"] for i in range(opencl.device_count())])
+"""
+
+
+def run(environment, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_everything(driver, tmp_path):
+    choose, platforms = DRIVERS[driver]
+    expected = {*os.environ.get("DLBRIDGE_EXPECT", "").split(","), "opencl"} - {""}
     try:
-        chosen = DRIVERS[driver](tmp_path)
+        chosen = choose(tmp_path)
     except pytest.skip.Exception as exc:
         if "opencl" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
             pytest.fail(str(exc))
         raise
-    environment = {**os.environ, **chosen, "DLBRIDGE_EXPECT": "opencl"}
+    environment = {**os.environ, **chosen, "DLBRIDGE_EXPECT": ",".join(sorted(expected))}
+    devices = run(environment, "-c", PLATFORMS)
+    assert devices.stdout.strip() == str(platforms), devices.stdout + devices.stderr
     files = sorted(str(file) for file in HERE.glob("test_*.py") if file != Path(__file__))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=900
-    )
+    done = run(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     print(done.stdout[-3000:])
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

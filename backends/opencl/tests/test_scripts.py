@@ -15,19 +15,19 @@ N = 1 << 16
 DOUBLE = "__kernel void twice(__global float *x) { x[get_global_id(0)] *= 2; }"
 
 
-def torch_range():
-    torch = pytest.importorskip("torch")
+def torch_range(peer):
+    torch = peer("torch")
     return torch.arange(N, dtype=torch.float32)
 
 
-def numpy_range():
+def numpy_range(_):
     array = bridge.empty(N, "float32").numpy()  # aligned, as plain numpy memory seldom is
     array[:] = np.arange(N)
     return array
 
 
-def jax_range():
-    return pytest.importorskip("jax.numpy").arange(N, dtype="float32")
+def jax_range(peer):
+    return peer("jax.numpy").arange(N, dtype="float32")
 
 
 def address(x):
@@ -48,10 +48,10 @@ def double(tensor):
 
 
 @pytest.mark.parametrize("source", [torch_range, numpy_range])
-def test_one_memory_and_no_copy(opencl, source):
+def test_one_memory_and_no_copy(opencl, peer, source):
     """Script S1: into a kernel and out to numpy, one address throughout, zero bytes."""
     device = device_that_shares(opencl, True)
-    x = source()
+    x = source(peer)
     with bridge.trace() as trace:
         tensor = bridge.to_device(x, device, copy=False)
         double(tensor)
@@ -64,10 +64,10 @@ def test_one_memory_and_no_copy(opencl, source):
 
 
 @pytest.mark.parametrize("source", [torch_range, numpy_range, jax_range])
-def test_copies_are_those_that_explain_predicted(opencl, source):
+def test_copies_are_those_that_explain_predicted(opencl, peer, source):
     """The same on a device with memory of its own."""
     device = device_that_shares(opencl, False)
-    x = source()
+    x = source(peer)
     there = bridge.plan(x, device)
     with pytest.raises(BufferError, match="memory of its own"):
         bridge.to_device(x, device, copy=False)
@@ -97,10 +97,10 @@ def test_the_host_writes_and_a_kernel_reads(opencl):
             assert (host.numpy() == 2 * value).all()
 
 
-def test_immutable_sources_stay_as_they_are(opencl):
+def test_immutable_sources_stay_as_they_are(opencl, peer):
     """A jax array on a device that shares memory: read-only, whatever the road."""
     device = device_that_shares(opencl, True)
-    x = jax_range()
+    x = jax_range(peer)
     tensor = bridge.to_device(x, device)
     assert tensor.readonly or address(np.from_dlpack(tensor.host_view())) != address(np.asarray(x))
     assert (bridge.to_device(tensor, "cpu").numpy() == np.arange(N)).all()
@@ -162,9 +162,9 @@ def test_capsules_of_other_libraries(opencl):
     assert (bridge.to_device(again, "cpu").numpy() == np.arange(N)).all()
 
 
-def test_there_and_back_through_another_library(opencl):
+def test_there_and_back_through_another_library(opencl, peer):
     """tvm_ffi carries tensors of any device, and exports them under its own name."""
-    tvm_ffi = pytest.importorskip("tvm_ffi")
+    tvm_ffi = peer("tvm_ffi")
     tensor = bridge.to_device(np.arange(N, dtype="f4"), "opencl:0", copy=True)
     carried = tvm_ffi.from_dlpack(tensor)
     again = bridge.from_dlpack(carried)
