@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyopencl as cl
@@ -162,6 +163,8 @@ def _enumerate() -> list[Device]:
         platforms = cl.get_platforms()
     except cl.Error as exc:  # PLATFORM_NOT_FOUND_KHR: the loader found no driver
         where = os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors"
+        if not Path(where).exists():
+            where += ", which does not exist"
         raise BackendUnavailable(
             f"opencl: no driver was found ({exc}; drivers are listed in {where}); {INSTALL}"
         ) from exc

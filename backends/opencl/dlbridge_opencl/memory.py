@@ -58,7 +58,7 @@ _released: list[cl.Buffer] = []  # by finalizers, of drivers that only one threa
 
 
 class _Pool:
-    """Buffers that nobody uses, by the queue that used them last and their size.
+    """Buffers of a device that nobody uses, by the queue that used them last and their size.
 
     A buffer is used again on the same in-order queue only: work there that is
     still running is over before the new owner's begins.
@@ -91,7 +91,11 @@ class _Pool:
             self._nbytes = 0
 
 
-_pool = _Pool()
+_pools: dict[int, _Pool] = {}  # device_id -> its own, as each device has room of its own
+
+
+def _pool(device_id: int) -> _Pool:
+    return _pools.get(device_id) or _pools.setdefault(device_id, _Pool())
 
 
 def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
@@ -107,7 +111,7 @@ def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
             f"{chosen.max_allocation} in one allocation, and has {chosen.memory}"
         )
     queue = queues.resolve(device_id, stream)
-    buffer = _pool.take(queue.int_ptr, nbytes)
+    buffer = _pool(device_id).take(queue.int_ptr, nbytes)
     if buffer is None:
         with InDriver(device_id):
             if not chosen.thread_safe:
@@ -142,7 +146,7 @@ def free(device_id: int, data: int, stream: int) -> None:
             return  # others may still use it
         elif queues.is_ours(stream, owned.buffer.context):
             limit = chosen.memory // IDLE_PART
-            _pool.put(stream, owned.nbytes, owned.buffer, limit)
+            _pool(device_id).put(stream, owned.nbytes, owned.buffer, limit)
     except (Error, cl.Error):  # the context is lost, and the memory with it
         return
 
@@ -238,7 +242,8 @@ def _new_buffer(device_id: int, queue: cl.CommandQueue, nbytes: int) -> cl.Buffe
         except cl.Error as exc:
             if not no_room(exc):
                 raise
-            _pool.clear()
+            for pool in list(_pools.values()):  # several may share one memory
+                pool.clear()
             queue.finish()  # released buffers go when their work is done
             return cl.Buffer(queue.context, flags, size=nbytes)
     except cl.Error as exc:

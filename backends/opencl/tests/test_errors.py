@@ -47,6 +47,11 @@ def test_no_driver(tmp_path):
     assert "pip install 'dlbridge-opencl[oclgrind]'" in said
 
 
+def test_no_folder_of_drivers(tmp_path):
+    said = python(TRY, OCL_ICD_VENDORS=str(tmp_path / "nowhere"))
+    assert "nowhere, which does not exist" in said
+
+
 def test_a_driver_without_devices():
     """By a double of the one call: no driver here can be talked into having none."""
     double = (

@@ -136,6 +136,23 @@ def test_the_pool_does_not_grow_beyond_its_part(opencl):
     assert pool.take(1, limit + 1) is None
 
 
+def test_each_device_has_a_pool_of_its_own(opencl, pooled):
+    """One with little memory does not empty that of one with much."""
+    if opencl.device_count() < 2:
+        pytest.skip("one device")
+    from dlbridge_opencl import memory
+
+    streams = [opencl.current_stream(i) for i in (0, 1)]
+    kept = opencl.allocate(0, N, 64, streams[0])
+    other = opencl.allocate(1, N, 64, streams[1])
+    opencl.free(0, kept, streams[0])
+    idle = memory._pool(0)._nbytes
+    assert idle >= N
+    opencl.free(1, other, streams[1])
+    memory._pool(1).clear()
+    assert memory._pool(0)._nbytes == idle
+
+
 def test_more_than_one_buffer_may_have(opencl):
     limit = opencl.device_info(0)["max_allocation"]
     with pytest.raises(DeviceMemoryError, match=f"no room for {limit + 1} bytes.*{limit}"):
