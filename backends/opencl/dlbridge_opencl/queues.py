@@ -206,8 +206,17 @@ def finish(device_id: int, queue: cl.CommandQueue) -> None:
 
 
 def wait(device_id: int, stream: int, on: int) -> None:
-    """Make later work on *stream* wait for the work now on *on*."""
-    order(device_id, resolve(device_id, stream), resolve(device_id, on))
+    """Make later work on *stream* wait for the work now on *on*.
+
+    If *stream* is a user's queue it may be about to get memory that other users
+    have, too, and nobody says which: it waits for all their queues in its context.
+    """
+    later = resolve(device_id, stream)
+    order(device_id, later, resolve(device_id, on))
+    if stream in _users:
+        for queue in sharing.all_queues():
+            if queue.context == later.context:
+                order(device_id, later, queue)
 
 
 def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Borrowed", "exports", "forget", "give_out", "is_shared", "may_be_exported", "queues_of"]
+__all__ = [
+    "Borrowed",
+    "all_queues",
+    "exports",
+    "forget",
+    "give_out",
+    "is_shared",
+    "may_be_exported",
+    "queues_of",
+]
 
 _queues: dict[int, list[cl.CommandQueue]] = {}  # data -> the users' queues
 _exports = 0
@@ -76,6 +85,12 @@ def exports() -> int:
 def is_shared(data: int) -> bool:
     """Whether a user has *data*, too."""
     return data in _queues
+
+
+def all_queues() -> set[cl.CommandQueue]:
+    """The users' queues that may have work on any memory."""
+    # Copies: finalizers change both in the middle.
+    return {queue for known in list(_queues.values()) for queue in list(known)}
 
 
 def queues_of(data: int) -> list[cl.CommandQueue]:

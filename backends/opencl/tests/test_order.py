@@ -159,6 +159,17 @@ def test_consumers_come_after_another_threads_array(zeros, queue, kernels, gate)
     del capsule
 
 
+def test_consumers_come_after_the_queue_of_the_users_array(context, queue, kernels, gate):
+    array = cl.array.zeros(queue, N, "u4")
+    queue.finish()
+    tensor = bridge.asarray(array)
+    kernels("late_fill", queue, array.base_data, N, 5, 0, wait_for=gate.closed)
+    consumer = cl.CommandQueue(context)
+    capsule = tensor.__dlpack__(stream=consumer.int_ptr)
+    assert (read_behind(gate, consumer, array.base_data) == 5).all()
+    del capsule
+
+
 def test_the_arrays_queue_comes_after_the_queue_of_the_users_array(queue, kernels, gate):
     array = cl.array.zeros(queue, N, "u4")
     queue.finish()
