@@ -61,7 +61,10 @@ def _as_tensor(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
             return importer(x)
     import numpy as np
 
-    if hasattr(x, "__array_interface__") or hasattr(x, "__array__"):
+    interface = getattr(x, "__array_interface__", None)
+    if isinstance(interface, dict) and interface.get("mask") is not None:
+        raise ExchangeError(f"{origin_of(x)} has a mask, which DLPack cannot carry; fill it first")
+    if interface is not None or hasattr(x, "__array__"):
         return wrap_array(_share_or_copy(x, copy)[...])
     try:
         view = memoryview(x)

@@ -161,6 +161,9 @@ def _from_host(target: Tensor, source: Tensor, progress: Progress | None) -> Non
     plugin = backend_of(target.device)
     data, offset = target._memory.data, target._byte_offset
     flat = packed_bytes(source)
+    if isinstance(target._memory.owner, Tensor):
+        # Host memory used in place: the two may be the same bytes.
+        flat = memoryview(bytearray(flat))
     if not shape and run <= CHUNK and progress is None:
         plugin.copy_from_host(index, data, offset, flat, stream)
     elif not shape:
@@ -268,7 +271,11 @@ def packed_bytes(source: Tensor) -> memoryview:
 
 
 def _on_device(target: Tensor, source: Tensor, progress: Progress | None) -> None:
-    if not copies_by_itself(source, target.device) or not copies_by_itself(target, source.device):
+    if (
+        _overlap(target, source)
+        or not copies_by_itself(source, target.device)
+        or not copies_by_itself(target, source.device)
+    ):
         _staged(target, source, progress)
         return
     plugin: Any = backend_of(target.device)
@@ -301,6 +308,24 @@ def _on_device(target: Tensor, source: Tensor, progress: Progress | None) -> Non
         )
     if not same:
         _finish(target, stream)
+
+
+def _overlap(target: Tensor, source: Tensor) -> bool:
+    """Whether the two reach the same bytes: devices copy those in any order, or refuse."""
+    if target.device is not source.device:
+        return False
+    if isinstance(target._memory.owner, Tensor) and isinstance(source._memory.owner, Tensor):
+        return True  # host memory used in place, by two handles perhaps
+    handles = not target.device.is_address
+    if handles and target._memory.data != source._memory.data:
+        return False
+    spans = []
+    for side in (target, source):
+        low, high = reach(side.shape, side.strides)
+        start = side._byte_offset if handles else side.data_ptr()
+        spans.append((start + low * side.itemsize, start + high * side.itemsize))
+    (low, high), (begin, end) = spans
+    return low < end and begin < high
 
 
 def _staged(target: Tensor, source: Tensor, progress: Progress | None) -> None:

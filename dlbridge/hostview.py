@@ -6,6 +6,7 @@ What `Tensor` offers through modules that stand after it; see `OPERATIONS`.
 from __future__ import annotations
 
 import sys
+from math import prod
 from typing import Any
 
 from .capsule import FLAG_SUBBYTE_PADDED
@@ -37,15 +38,16 @@ class HostView:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+        self._tensor: Tensor | None = tensor
         self._references = 0
 
     def __enter__(self) -> Tensor:
-        self._references = sys.getrefcount(self._tensor._array)
-        return self._tensor
+        tensor = self._view()
+        self._references = sys.getrefcount(tensor._array)
+        return tensor
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        tensor = self._tensor
+        tensor = self._view()
         tensor._release_shared()
         extra = sys.getrefcount(tensor._array) - self._references
         if extra > 0:
@@ -55,15 +57,21 @@ class HostView:
                 f"the host view is still used by {extra} array(s) or capsule(s) when its block "
                 "ends; drop them first, or copy what must stay (copy=True)"
             )
-        tensor._forget()
+        tensor._forget()  # the block's tensor is empty from here on, whatever its names
+        self._tensor = None
 
     def __dlpack__(self, **keywords: Any) -> Any:
         """As `Tensor.__dlpack__`, on the CPU."""
-        return self._tensor.__dlpack__(**keywords)
+        return self._view().__dlpack__(**keywords)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """The CPU."""
-        return self._tensor.__dlpack_device__()
+        return self._view().__dlpack_device__()
+
+    def _view(self) -> Tensor:
+        if self._tensor is None:
+            raise ExchangeError("this host view has ended; ask the tensor for another")
+        return self._tensor
 
 
 def host_view(tensor: Tensor) -> HostView:
@@ -126,9 +134,16 @@ def unpickle(raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: i
 
     # bytes came inside the pickle; a buffer of the receiver's is used in place.
     array = np.frombuffer(bytearray(raw) if isinstance(raw, bytes) else raw, "u1")
+    kind = as_dtype(dtype)
+    need = kind.nbytes(prod(shape), padded=bool(flags & FLAG_SUBBYTE_PADDED))
+    if array.nbytes != need:
+        raise ExchangeError(
+            f"the pickle's buffer has {array.nbytes} bytes, and {dtype} {shape} takes {need}: give "
+            "pickle.loads the buffers of this pickle, in their order"
+        )
     memory = Memory(_CPU, address_of(array) if array.size else 0, "a pickle", array)
     readonly = bool(array.size) and not array.flags.writeable
-    host = make_tensor(memory, 0, as_dtype(dtype), shape, readonly=readonly, flags=flags)
+    host = make_tensor(memory, 0, kind, shape, readonly=readonly, flags=flags)
     return host if device == str(_CPU) else to_device(host, device)
 
 

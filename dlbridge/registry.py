@@ -70,6 +70,10 @@ def generation() -> tuple[int, ...]:
 
 def register_backend(name: str, backend: type) -> None:
     """Add the class *backend* under *name*, by hand instead of by entry point."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise TypeError(f"a backend's name is an identifier such as 'ext_dev', not {name!r}")
+    if not isinstance(backend, type):
+        raise TypeError(f"backend {name!r}: give the class, not {backend!r}")
     if name in _entry_points() or _registered.setdefault(name, backend) is not backend:
         raise BackendError(
             f"backend {name!r} is already provided by {owner(name)}; choose another name"

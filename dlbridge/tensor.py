@@ -321,7 +321,9 @@ class ArrayTensor(Tensor):
         return self._image(extra_flags) if extra_flags else None
 
     def _forget(self) -> None:
-        self._array = nothing = self._array[:0].copy()
+        import numpy as np
+
+        self._array = nothing = np.empty(0, self._array.dtype)
         self.__dlpack__ = nothing.__dlpack__  # type: ignore[method-assign]  # a slot
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:

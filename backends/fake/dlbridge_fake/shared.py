@@ -35,7 +35,7 @@ class SharedMemory(Memory):
             raise ExchangeError(f"ext_dev:{device_id}: no host view of {data:#x}: {refusal}")
         self.stream(device_id, stream).synchronize()
         content = self.region(device_id, data, offset, nbytes, write=writable)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(content))
+        address = _address(content)
         self.views.append((data, address))
         return address
 
@@ -60,3 +60,11 @@ class SharedMemory(Memory):
         self.stream(device_id, 0)  # is there such a device?
         content = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         return self.add(device_id, content.toreadonly() if readonly else content), 0
+
+
+def _address(content: memoryview) -> int:
+    """Where *content* lies; ctypes' from_buffer takes no read-only memory."""
+    import numpy as np
+
+    address: int = np.frombuffer(content, "u1").ctypes.data
+    return address

@@ -1,0 +1,91 @@
+"""Edges: overlaps, short pickles, ended views, read-only memory in place, odd registrations."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from counting_backend import NAME, counting
+
+import dlbridge as bridge
+
+EXT = "ext_dev:0"
+
+
+@pytest.mark.parametrize("where", ["cpu", EXT])
+def test_overlapping_regions_of_one_buffer(where):
+    a = np.arange(9.0).reshape(3, 3)
+    t = bridge.to_device(a, where, copy=True)
+    bridge.copy_(t, t.transpose())
+    assert t.tolist() == a.T.tolist()
+    t = bridge.to_device(a, where, copy=True)
+    bridge.copy_(t[1:], t[:-1])
+    assert t.tolist() == [a[0].tolist(), a[0].tolist(), a[1].tolist()]
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A device that uses host memory in place."""
+    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+    with counting():
+        yield f"{NAME}:0"
+
+
+def test_overlaps_of_memory_that_is_used_in_place(shared):
+    host = bridge.empty((8, 8), "float32")
+    host.numpy()[...] = np.arange(64).reshape(8, 8)
+    before = host.numpy().copy()
+    first, second = (bridge.to_device(host, shared, copy=False) for _ in range(2))
+    bridge.copy_(first.transpose(), host)
+    assert first.tolist() == before.T.tolist()
+    host.numpy()[...] = before
+    bridge.copy_(first.transpose(), second)
+    assert first.tolist() == before.T.tolist()
+
+
+def test_read_only_memory_used_in_place_comes_back(shared):
+    array = bridge.zeros(4096).numpy()
+    array.flags.writeable = False
+    assert bridge.to_device(array, shared, copy=False).tolist() == [0.0] * 4096
+
+
+def test_a_pickle_with_the_wrong_buffer():
+    buffers = []
+    raw = pickle.dumps(bridge.zeros(1000), 5, buffer_callback=buffers.append)
+    for wrong in (bytearray(10), b"", bytearray(8000)):
+        with pytest.raises(BufferError, match="takes 4000"):
+            pickle.loads(raw, buffers=[wrong])
+
+
+def test_host_views_of_no_dimension():
+    with bridge.from_dlpack(np.array(5.0)).host_view() as h:
+        assert h.item() == 5.0
+
+
+def test_a_host_view_that_has_ended_says_so():
+    view = bridge.zeros(3).host_view()
+    with view:
+        pass
+    for use in (view.__enter__, view.__dlpack__, view.__dlpack_device__):
+        with pytest.raises(BufferError, match="has ended"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"), [(1, int), ("", int), ("a:b", int), (None, int), ("fine", 3)]
+)
+def test_register_backend_checks_what_it_gets(name, cls):
+    with pytest.raises(TypeError):
+        bridge.register_backend(name, cls)
+    assert "cpu" in bridge.backends()
+
+
+def test_a_mask_in_the_array_interface():
+    class Masked:
+        def __init__(self):
+            plain = np.zeros(3).__array_interface__
+            self.__array_interface__ = {**plain, "mask": np.ones(3, bool)}
+
+    with pytest.raises(BufferError, match="mask"):
+        bridge.asarray(Masked())
