@@ -487,6 +487,9 @@ def plain_fake(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+ALONE = "DLBRIDGE_TEST_ALONE"
+
+
 def run(test, make, monkeypatch, **values):
     """One test of the kit on the backend that *make* makes."""
     if issubclass(make, Gated):
@@ -518,6 +521,17 @@ def run(test, make, monkeypatch, **values):
     ("test", "sound", "faulty", "values"), CASES, ids=[f"{c[0][5:]}-{c[2].__name__}" for c in CASES]
 )
 def test_the_kit_tells_them_apart(test, sound, faulty, values, monkeypatch):
+    if faulty is LeaksUncounted and ALONE not in os.environ:
+        # What other tests leave behind is given back meanwhile, and hides the leak.
+        again = [sys.executable, "-m", "pytest", "-q", __file__, "-k", faulty.__name__]
+        alone = {**os.environ, ALONE: "1"}
+        assert (
+            subprocess.run(
+                again, env=alone, cwd=Path(__file__).parent.parent, check=False
+            ).returncode
+            == 0
+        )
+        return
     run(test, sound, monkeypatch, **values)
     # pytest.skip's exception is neither of the two, and would get out of here.
     with pytest.raises((Exception, pytest.fail.Exception)):

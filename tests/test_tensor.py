@@ -255,7 +255,7 @@ def test_the_array_protocol():
     assert np.shares_memory(np.asarray(t), a)
     assert np.asarray(t, dtype="float64").dtype == "float64"
     assert not np.shares_memory(np.array(t), a)
-    with pytest.raises(ValueError, match="without a copy"):
+    with pytest.raises(ValueError, match="copy"):  # ours, or numpy's that asks itself
         np.asarray(t, dtype="float64", copy=False)
 
 
