@@ -143,7 +143,10 @@ def get_global_func(name: str, allow_missing: bool = False) -> Any:
             "a library that registers functions must be loaded first"
         )
     function = wrap(address(out[0]), C.kTVMFFIFunction, Function)
-    text = call_with_gil(builtin("ffi.GetGlobalFuncMetadata"), name) or ""
+    try:
+        text = call_with_gil(builtin("ffi.GetGlobalFuncMetadata"), name) or ""
+    except RuntimeError:
+        text = ""  # another thread has just removed the name; the function is ours
     if '"arg_names"' in text or "DLTensor*" in text:
         return described(function, parse(text))
     function._metadata = text

@@ -406,3 +406,21 @@ def test_from_mlir_symbol(testing):
     assert f(41) == 42
     with pytest.raises(TypeError):
         f("text")
+
+
+def test_a_function_that_is_removed_while_it_is_looked_up(monkeypatch):
+    """Another thread takes the name away after the function was found: it is ours all the same."""
+    from dlbridge.ffi import function
+
+    ffi.register_global_func("test.fleeting", lambda x: x + 1, override=True)
+    call = function.call_with_gil
+
+    def after_the_removal(handle, *arguments):
+        if arguments == ("test.fleeting",):
+            monkeypatch.setattr(function, "call_with_gil", call)
+            ffi.remove_global_func("test.fleeting")
+        return call(handle, *arguments)
+
+    monkeypatch.setattr(function, "call_with_gil", after_the_removal)
+    assert ffi.get_global_func("test.fleeting")(1) == 2
+    assert ffi.get_global_func("test.fleeting", allow_missing=True) is None
