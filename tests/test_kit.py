@@ -522,7 +522,8 @@ def run(test, make, monkeypatch, **values):
 )
 def test_the_kit_tells_them_apart(test, sound, faulty, values, monkeypatch):
     if faulty is LeaksUncounted and ALONE not in os.environ:
-        # What other tests leave behind is given back meanwhile, and hides the leak.
+        # In a whole run on 3.10 and 3.13 the kit missed this leak, alone it never has;
+        # why is not known. Counted leaks (`live_allocations`) are seen in any run.
         again = [sys.executable, "-m", "pytest", "-q", __file__, "-k", faulty.__name__]
         alone = {**os.environ, ALONE: "1"}
         assert (
