@@ -17,7 +17,11 @@ __all__ = ["from_mlir_symbol", "from_symbol"]
 
 
 def from_symbol(symbol: int, keep_alive: object) -> Handle:
-    """A function object that calls the TVMFFISafeCallType at address *symbol*."""
+    """A function object that calls the TVMFFISafeCallType at address *symbol*.
+
+    ValueError if that is NULL.
+    """
+    _check(symbol)
     owner, deleter = kept_pointer(keep_alive)
     return _create(owner, ffi.cast("TVMFFISafeCallType", symbol), deleter)
 
@@ -26,8 +30,9 @@ def from_mlir_symbol(symbol: int, keep_alive: object) -> Handle:
     """A function object that calls the ``void(void **)`` at address *symbol*.
 
     Its argument is an array of pointers to what a TVMFFISafeCallType takes, and
-    to its result (MLIR's ``llvm.emit_c_interface``).
+    to its result (MLIR's ``llvm.emit_c_interface``). ValueError if *symbol* is NULL.
     """
+    _check(symbol)
     key = next(_keys)
     _symbols[key] = (ffi.cast("void(*)(void **)", symbol), keep_alive)
     try:
@@ -35,6 +40,11 @@ def from_mlir_symbol(symbol: int, keep_alive: object) -> Handle:
     except BaseException:
         del _symbols[key]
         raise
+
+
+def _check(symbol: int) -> None:
+    if not symbol:
+        raise ValueError("the C function's address is NULL: its library has no such symbol")
 
 
 def _create(owner: Any, safe_call: Any, deleter: Any) -> Handle:

@@ -400,6 +400,14 @@ def test_from_c_symbol(testing):  # 3 Function.__from_extern_c__
     assert alive() is None
 
 
+@pytest.mark.parametrize(
+    "make", [ffi.Function.__from_extern_c__, ffi.Function.__from_mlir_packed_safe_call__]
+)
+def test_symbol_that_is_null(make):
+    with pytest.raises(ValueError, match="is NULL"):
+        make(0)
+
+
 def test_from_mlir_symbol(testing):
     symbol = testing("get_mlir_add_one_c_symbol")()
     f = ffi.Function.__from_mlir_packed_safe_call__(symbol)
