@@ -269,7 +269,6 @@ constructors: dict[int, Constructor] = {}
 kTVMFFIObject's takes every type that has no ancestor here.
 """
 
-_values: dict[int, Callable[[int, int], Any]] = {}
 views: dict[int, Callable[[int, int], Any]] = {}
 """Type index below 64 -> value of ``(tag, payload)``, for what C may own still."""
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 __all__ = [
     "annotation_of",
     "borrows_tensors",
-    "parameters_of",
     "parse",
     "returns_none",
     "signature_of",
@@ -52,7 +51,7 @@ def _typed(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return found or {}
 
 
-def parameters_of(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+def _parameters_of(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
     """The schema of each parameter; None for a packed function, which takes anything."""
     return _typed(metadata).get("params")
 
@@ -68,7 +67,7 @@ _PLAIN: Final = frozenset({"int", "float", "bool", "ffi.String", "ffi.Bytes", "D
 
 def borrows_tensors(metadata: Mapping[str, Any]) -> bool:
     """Whether the function takes tensors as ``DLTensor *`` only, which it cannot keep."""
-    types = [_inner(schema) for schema in parameters_of(metadata) or ()]
+    types = [_inner(schema) for schema in _parameters_of(metadata) or ()]
     return "DLTensor*" in types and all(name == "DLTensor*" or name in _PLAIN for name in types)
 
 
@@ -83,7 +82,7 @@ def signature_of(metadata: Mapping[str, Any]) -> Signature:
     from inspect import Parameter, Signature
 
     names = metadata.get("arg_names")
-    types = parameters_of(metadata)
+    types = _parameters_of(metadata)
     returns = _typed(metadata).get("return")
     result = annotation_of(returns[0]) if returns else Signature.empty
     if names is None and types is None:

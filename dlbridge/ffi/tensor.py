@@ -20,11 +20,11 @@ from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.exchange import ForeignTable, delete_managed, table_of
 from dlbridge.fields import DLPACK_VERSION
 from dlbridge.like import as_library
-from dlbridge.stream import access, chosen_streams, stream_for, wait
+from dlbridge.stream import access, chosen_streams, wait
 from dlbridge.tensor import Tensor
 
 from ._lib import C, address
-from .any import HEADER, Handle, Temporaries, constructors, defines, packer_of, views
+from .any import Handle, Temporaries, constructors, defines, packer_of, views
 from .error import raised
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .any import Packer
 
-__all__ = ["converter", "note_device", "tensor_rule", "view_packer_of", "view_packers"]
+__all__ = ["converter", "tensor_rule", "view_packer_of", "view_packers"]
 
 _TENSOR: Final[int] = C.kTVMFFITensor
 _DLTENSOR: Final[int] = C.kTVMFFIDLTensorPtr
@@ -199,14 +199,6 @@ def _tensor_object(managed: int, major: int = DLPACK_VERSION[0]) -> Handle:
         delete_managed(managed)
         raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
     return Handle(out[0])
-
-
-def note_device(handle: int, keep: Temporaries) -> None:
-    """Note the stream for the device of the Tensor object at *handle*, in a container say."""
-    where = ffi.cast("DLTensor *", handle + HEADER).device
-    if where.device_type != _CPU:
-        device = Device.of(where.device_type, where.device_id)
-        keep.on_device(device.type, device.index, lambda: stream_for(device))
 
 
 # --- Results -------------------------------------------------------------------
