@@ -12,7 +12,7 @@ import pytest
 
 from dlbridge import protocol
 from dlbridge.device import DLDeviceType
-from dlbridge.errors import Error
+from dlbridge.errors import ExchangeError
 from dlbridge.registry import GROUP
 
 from .backend_base import BackendCase
@@ -114,9 +114,9 @@ class ContractTests(BackendCase):
 
     @pytest.mark.parametrize("beyond", [-1, 0, 1000])
     def test_unknown_device_is_refused(self, backend: Any, beyond: int) -> None:
-        """An error of dlbridge's that names the device, not a crash or an IndexError."""
+        """ExchangeError that names the device, as the contract says."""
         device_id = beyond if beyond < 0 else backend.device_count() + beyond
-        with pytest.raises(Error, match=str(device_id)):
+        with pytest.raises(ExchangeError, match=str(device_id)):
             backend.allocate(device_id, 16, 16, 0)
 
     def test_device_info_has_a_name(self, backend: Any) -> None:
