@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .consume import from_dlpack, origin_of
+from .consume import from_dlpack, origin_of, refuse_class
 from .device import Device
 from .devices import supports
 from .dtype import DType
@@ -53,6 +53,7 @@ def asarray(
 def _as_tensor(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
     if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
         return from_dlpack(x, copy=False if copy is False else None)
+    refuse_class(x)
     native = _from_native(x)
     if native is not None:
         return native

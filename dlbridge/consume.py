@@ -25,13 +25,13 @@ from .exchange import ForeignTable, table_of
 from .fields import DLPACK_VERSION
 from .layout import reach
 from .memory import NATIVE_DTYPES, Memory, native_dtypes
-from .produce import OPERATIONS
+from .produce import OPERATIONS, check_copy, check_host_stream, order_consumer
 from .protocol import SupportsForeignData, SupportsStreams
 from .registry import backend, loaded
 from .stream import consumer_stream, current_use, wait
 from .tensor import ArrayTensor, Tensor, make_tensor, wrap_array
 
-__all__ = ["adopt", "from_dlpack", "origin_of", "refuse_hidden_state"]
+__all__ = ["adopt", "from_dlpack", "origin_of", "refuse_class", "refuse_hidden_state"]
 
 _CPU = Device.of(1, 0)
 
@@ -56,8 +56,7 @@ def from_dlpack(
         importer = _FAST.get(type(x)) or _learn(type(x))
         if importer is not None:
             return importer(x)
-    if copy is not None and not isinstance(copy, bool):
-        raise TypeError(f"copy must be True, False or None, not {copy!r}")
+    check_copy(copy)
     target = None if device is None else find_device(device)
     tensor = _import(x, target, copy, stream)
     if copy is True or (target is not None and tensor.device is not target):
@@ -105,17 +104,23 @@ def adopt(
 def _import(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
     """A Tensor of *x*, on *target* only if the producer brought it there."""
     if isinstance(x, Tensor):
-        OPERATIONS["order"](x, stream)
+        if stream is not None:
+            order_consumer(x, stream)
         return x
     facts = _FACTS.get(type(x)) or _Facts(type(x))
     if facts.hides_state:
         refuse_hidden_state(x)
+    elif facts.immutable and getattr(x, "is_deleted", bool)():
+        raise ExchangeError(
+            f"the {origin_of(x)} has been deleted (by delete(), or as a donated argument): it has "
+            "no memory any more; pass the array that replaced it"
+        )
     if facts.table is not None and target is None and copy is not False:
         tensor = _import_by_table(facts.table, x, stream)
         if tensor is not None:
             return tensor
     if not facts.is_producer:
-        return _import_capsule(x)
+        return _import_capsule(x, stream)
     return _import_by_method(x, facts, target, copy, stream)
 
 
@@ -140,9 +145,13 @@ class _Facts:
 _FACTS: dict[type, _Facts] = {}
 
 
-def _import_capsule(x: Any) -> Tensor:
+def _import_capsule(x: Any, stream: Any) -> Tensor:
     if type(x).__name__ == "PyCapsule":
-        return adopt(open_capsule(x), "a capsule")
+        tensor = adopt(open_capsule(x), "a capsule")
+        if tensor.device.is_host:
+            check_host_stream(stream)
+        return tensor
+    refuse_class(x)
     missing = "__dlpack_device__" if hasattr(type(x), "__dlpack__") else "__dlpack__"
     raise TypeError(
         f"{origin_of(x)} has no {missing}, so it is no DLPack producer; dlbridge.asarray "
@@ -160,7 +169,9 @@ def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor | None:
         return None
     tensor = adopt(managed, origin_of(x))
     device = tensor.device
-    if not device.is_host:
+    if device.is_host:
+        check_host_stream(stream)
+    else:
         _order_after(tensor, table.current_work_stream(device), stream)
     return tensor
 
@@ -191,7 +202,8 @@ def _import_by_method(
     ours = None
     if stream is None and source is not _CPU:
         stream = ours = consumer_stream(source)
-    if source is _CPU and stream == -1:
+    if source is _CPU:
+        check_host_stream(stream)
         stream = None  # numpy knows None only
     if target is not None and target is not source and target is _CPU:
         wanted["dl_device"] = target.dlpack
@@ -303,6 +315,14 @@ def _bind_to(name: str, device: Device, data: int, origin: str) -> tuple[Device,
     return device, data
 
 
+def refuse_class(x: Any) -> None:
+    """TypeError if *x* is a class: its instances may be tensors, it is none."""
+    if isinstance(x, type):
+        raise TypeError(
+            f"the class {x.__module__}.{x.__qualname__} is no tensor; pass an instance of it"
+        )
+
+
 def origin_of(x: Any) -> str:
     """The type of *x* in words, for messages."""
     return f"{type(x).__module__}.{type(x).__qualname__}"
@@ -312,6 +332,11 @@ def refuse_hidden_state(x: Any) -> None:
     """ExchangeError for what DLPack cannot say about *x*: lazy signs, masks, gradients."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
+        if x.is_meta or type(x).__name__ == "FakeTensor":
+            raise ExchangeError(
+                f"the {origin_of(x)} is a meta or fake tensor: it has a shape and no memory; make "
+                "a real one of it first (torch.empty_like(x, device='cpu') and its values)"
+            )
         if x.requires_grad:
             raise ExchangeError("the torch tensor requires grad; pass x.detach()")
         if x.is_conj() or x.is_neg():

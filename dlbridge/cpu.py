@@ -49,7 +49,9 @@ class CPU:
             memory: Any = self._np.empty(nbytes + alignment, "u1")
         except (MemoryError, OverflowError, ValueError) as exc:
             # numpy says ValueError for more bytes than an address can count.
-            raise DeviceMemoryError(f"cpu: no room for {nbytes} bytes: {exc}") from exc
+            raise DeviceMemoryError(
+                f"cpu: no room for {nbytes} bytes aligned to {alignment}: {exc}"
+            ) from exc
         start: int = memory.__array_interface__["data"][0]
         padding = -start % alignment
         self._allocations[start + padding] = memory[padding : padding + nbytes]
@@ -153,7 +155,7 @@ class CPU:
             "name": _processor_name(),
             "driver": f"numpy {self._np.__version__}",
             "host_memory_shared": True,
-            "cores": _usable_cores(),
+            "cores": usable_cores(),
         }
         if hasattr(os, "sysconf"):  # not on Windows
             info["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -193,7 +195,8 @@ def _processor_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -161,7 +161,8 @@ def _intern(type: int, index: int, name: str | None) -> Device:
     if index >= 2**31 or not -(2**31) <= type < 2**31:
         raise ValueError(f"device type {type}, index {index}: DLDevice holds two int32 (dlpack.h)")
     usual = _NAMES.get(type, f"type{type}")
-    name = usual if name is None else name
+    if name is None or _type_named(name) == type:
+        name = usual  # "type2" is cuda
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is no device name: letters, digits and _, no digit first")
     if _type_named(name) not in (None, type):

@@ -13,13 +13,14 @@ dlbridge bench pack``; why so: ``docs/benchmarks/pack-choices.md``):
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any
+
+from .cpu import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +157,7 @@ def _copy_large(target: Array, source: Array, progress: Progress | None) -> None
                 target, source = target[back], source[back]
             move = partial(_copy_strips, unit, strip // target.itemsize)
     nbytes = target.nbytes
-    threads = min(_THREADS, _usable_cores()) if nbytes >= threads_from else 1
+    threads = min(_THREADS, usable_cores()) if nbytes >= threads_from else 1
     if 0 in target.strides:
         threads = 1  # elements written twice: the last one shall win
     limit = _CHUNK if threads == 1 else min(_CHUNK, nbytes // (8 * threads))
@@ -288,9 +289,3 @@ def _move_each(move: Move, pieces: deque[tuple[Array, Array]]) -> Iterator[int]:
             return
         move(target, source)
         yield target.nbytes
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

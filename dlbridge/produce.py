@@ -13,13 +13,21 @@ from .capsule import FLAG_IS_COPIED, export_capsule
 from .device import DLDeviceType
 from .devices import supports
 from .errors import BackendUnavailable, ExchangeError
+from .fields import DLPACK_VERSION
 from .protocol import SupportsStreams
 from .registry import backend
 
 if TYPE_CHECKING:
     from .tensor import Tensor  # the type only; this module stands before it
 
-__all__ = ["OPERATIONS", "has_negative_strides", "order_consumer", "produce"]
+__all__ = [
+    "OPERATIONS",
+    "check_copy",
+    "check_host_stream",
+    "has_negative_strides",
+    "order_consumer",
+    "produce",
+]
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """What a `Tensor` does through modules that stand after it, by name."""
@@ -28,12 +36,11 @@ _CPU = (1, 0)
 
 
 def produce(
-    tensor: Tensor, stream: object, max_version: object, dl_device: object, copy: object
+    tensor: Tensor, stream: object, max_version: object, dl_device: object, copy: Any
 ) -> object:
     """A new capsule of *tensor*: the body of ``__dlpack__``, see `Tensor.__dlpack__`."""
     version = _check_version(max_version)
-    if copy is not None and not isinstance(copy, bool):
-        raise TypeError(f"copy must be True, False or None, not {copy!r}")
+    check_copy(copy)
     own = tensor.__dlpack_device__()
     target = own if dl_device is None else _check_device(dl_device)
     if target == own:
@@ -56,7 +63,7 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
     """
     device = tensor.device
     if device.is_host and device.type != DLDeviceType.kDLCUDAManaged:
-        _check_host_stream(stream)
+        check_host_stream(stream)
         return
     if stream == -1 and not isinstance(stream, bool):
         return
@@ -78,7 +85,14 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
         raise TypeError(f"{device} has no streams; stream must be None or -1, not {stream!r}")
 
 
-def _check_host_stream(stream: object) -> None:
+def check_copy(copy: object) -> None:
+    """TypeError for a *copy* that is no bool and not None: 0 would be taken for None."""
+    if copy is not None and not isinstance(copy, bool):
+        raise TypeError(f"copy must be True, False or None, not {copy!r}")
+
+
+def check_host_stream(stream: object) -> None:
+    """TypeError or ValueError unless *stream* is None or -1: host memory has no streams."""
     if stream is None:
         return
     if isinstance(stream, bool) or not isinstance(stream, int):
@@ -93,7 +107,8 @@ def _check_version(max_version: object) -> tuple[int, int] | None:
     if isinstance(max_version, (tuple, list)) and len(max_version) == 2:
         major, minor = max_version
         if isinstance(major, int) and isinstance(minor, int):
-            return major, minor
+            # What stands above ours is ours, and fits the struct.
+            return max(min((int(major), int(minor)), DLPACK_VERSION), (0, 0))
     raise TypeError(f"max_version must be a tuple (major, minor) of two ints, not {max_version!r}")
 
 

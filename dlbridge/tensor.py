@@ -41,7 +41,10 @@ def _index_part(part: Any) -> Any:
         return part
     try:
         if not isinstance(part, bool):
-            return operator.index(part)
+            index = operator.index(part)
+            if not -(1 << 63) <= index < 1 << 63:
+                raise IndexError(f"index {index} is out of bounds: no dimension is as long")
+            return index
     except TypeError:
         pass
     raise TypeError(
@@ -60,6 +63,12 @@ class Tensor(Described):
 
     __slots__ = ()
 
+    def __init__(self, *_arguments: object, **_keywords: object) -> None:
+        raise TypeError(
+            f"a {type(self).__name__} is not made by calling its class: dlbridge.from_dlpack and "
+            "asarray make one of what another library has, empty and zeros a new one"
+        )
+
     # Views ---------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -75,14 +84,17 @@ class Tensor(Described):
 
         ExchangeError where the strides do not allow it without a copy.
         """
-        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        sizes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        sizes = tuple(map(operator.index, sizes))
+        if any(size < -1 for size in sizes):
+            raise ValueError(f"cannot reshape {self.shape} to {sizes}: only -1 is inferred")
         try:
             array = self._array.reshape(sizes, copy=False)
         except ValueError as exc:
             if self.is_contiguous() or (prod(sizes) != self.size and -1 not in sizes):
-                raise ValueError(f"cannot reshape {self.shape} to {tuple(sizes)}: {exc}") from exc
+                raise ValueError(f"cannot reshape {self.shape} to {sizes}: {exc}") from exc
             raise ExchangeError(
-                f"{self.shape} with strides {self.strides} cannot be reshaped to {tuple(sizes)} "
+                f"{self.shape} with strides {self.strides} cannot be reshaped to {sizes} "
                 "as a view; make a compact copy first: to_device(t, t.device, copy=True)"
             ) from exc
         return self._view(array)
@@ -284,6 +296,10 @@ class ArrayTensor(Tensor):
 
     __slots__ = ("__dlpack__", "_producer")
 
+    # The class is called where tensors are made: object.__new__ would cost 25 ns more.
+    if not TYPE_CHECKING:
+        __init__ = object.__init__
+
     _byte_offset = 0
     _flags = 0
     _producer: type
@@ -384,9 +400,15 @@ def make_tensor(
     """The Tensor at *byte_offset* of *memory*; *strides* in elements, None for compact."""
     if len(shape) > MAX_NDIM:
         raise ExchangeError(f"{len(shape)} dimensions; {MAX_NDIM} can be used (numpy's limit)")
+    if not dtype.bits or not dtype.lanes:
+        what = "lanes" if dtype.bits else "bits"
+        raise ExchangeError(
+            f"{dtype} elements have no {what}, so there is nothing to exchange; use a type that "
+            "has some, uint8 for raw memory"
+        )
     try:
         array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
-    except ValueError as exc:  # extents whose product overflows, beside one that is 0
+    except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0
         raise ExchangeError(f"shape {shape} of {dtype} is more than numpy can describe") from exc
     return _build(array, memory, dtype, byte_offset, flags)
 
@@ -398,7 +420,7 @@ def _build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: 
 
 
 def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
-    tensor = Tensor()
+    tensor = object.__new__(Tensor)
     tensor._array = array
     tensor._memory = memory
     tensor._dtype = dtype

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
+from .. import __version__
 from ..errors import Error
 
 __all__ = ["main"]
@@ -23,6 +25,7 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the process's exit code. Errors of ours are one line, not a traceback."""
     parser = argparse.ArgumentParser(prog="python -m dlbridge", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"dlbridge {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     given = sys.argv[1:] if arguments is None else arguments
     for name, summary in COMMANDS.items():
@@ -35,6 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(given)
     try:
         code: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read our output has gone (head): nothing is left to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (Error, ImportError, OSError, TypeError, ValueError) as exc:
         print(f"dlbridge {parsed.command}: {exc}", file=sys.stderr)
         return 1
