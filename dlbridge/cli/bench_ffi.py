@@ -230,10 +230,3 @@ def _imports(with_peer: bool) -> list[Row]:
 def _process(code: str) -> float:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(done.stdout)
-
-
-if __name__ == "__main__":
-    for row in rows():
-        peers = "  ".join(f"{name} {ns:.0f}" for name, ns in row.peers.items())
-        floor = f"{row.ns / row.floor:.2f}x floor" if row.floor else ""
-        print(f"{row.operation:50s} {row.ns:10.0f}  {floor:14s} {peers} {row.note}")

@@ -52,14 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
     expected = box_blur(photo)
     print(f"photograph: {photo.shape[1]} x {photo.shape[0]}, {photo.nbytes} bytes")
     results = [Result("photograph", photo, ""), Result("numpy", expected, "numpy")]
+    broken = []
     for name in backends():
         try:
             plugin = backend(name)
+            devices = [Device.of(plugin.device_type, i, name) for i in range(plugin.device_count())]
+            results.extend([_on_device(device, photo) for device in devices])
         except BackendUnavailable as exc:
             print(f"\n{name}: not usable here: {exc}")
-            continue
-        devices = [Device.of(plugin.device_type, i, name) for i in range(plugin.device_count())]
-        results.extend(_on_device(device, photo) for device in devices)
+        except Exception as exc:  # whatever ails one backend, the others are shown
+            broken.append(name)
+            print(f"\n{name}: broken: {type(exc).__name__}: {exc}")
     if importlib.util.find_spec("torch") is not None:
         results.append(_in_torch(photo))
     wrong = [result.place for result in results[1:] if not _same(result.image, expected)]
@@ -68,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     if wrong:
         raise Error(f"these differ from numpy's: {', '.join(wrong)}")
     print("every result equals numpy's, byte by byte")
+    if broken:
+        raise Error(f"these backends are broken: {', '.join(broken)}")
     return 0
 
 
