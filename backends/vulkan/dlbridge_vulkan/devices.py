@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 from .device import Device, adopt_device, open_device
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
@@ -46,7 +46,7 @@ class Devices:
             return device
         self._refuse_after_fork()
         if not 0 <= index < len(self._open):
-            raise DeviceError(f"there is no vulkan:{index}; {self._listed()}")
+            raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
         if device is not None:
             raise DeviceError(f"vulkan:{index} has been closed")
         with self._lock:
@@ -80,7 +80,7 @@ class Devices:
     def info(self, index: int) -> Mapping[str, Any]:
         """The device described; opens nothing."""
         if not 0 <= index < len(self._physical):
-            raise DeviceError(f"there is no vulkan:{index}; {self._listed()}")
+            raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
         physical = self._physical[index]
         return {
             "name": physical.name,
