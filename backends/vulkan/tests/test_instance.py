@@ -8,7 +8,7 @@ from dlbridge_vulkan import library
 from dlbridge_vulkan.devices import Devices
 from dlbridge_vulkan.instance import KINDS, version_text
 
-from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
+from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 
 
 def test_importing_opens_no_library(run_python):
@@ -130,9 +130,9 @@ def test_device_info(vulkan):
 
 def test_unknown_devices(vulkan):
     for wrong in (-1, vulkan.device_count()):
-        with pytest.raises(DeviceError, match=f"no vulkan:{wrong}.*vulkan:0 "):
+        with pytest.raises(ExchangeError, match=f"no vulkan:{wrong}.*vulkan:0 "):
             vulkan.allocate(wrong, 16, 16, 0)
-        with pytest.raises(DeviceError, match=f"no vulkan:{wrong}"):
+        with pytest.raises(ExchangeError, match=f"no vulkan:{wrong}"):
             vulkan.device_info(wrong)
 
 
