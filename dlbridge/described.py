@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from .capsule import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from .device import Device
 from .dtype import DType
-from .layout import is_compact
 from .memory import Memory
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Described:
 
     def is_contiguous(self) -> bool:
         """Whether the elements lie row-major without gaps."""
-        return is_compact(self.shape, self.strides)
+        return self._array.flags.c_contiguous
 
     def __len__(self) -> int:
         if not self.ndim:

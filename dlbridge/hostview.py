@@ -10,11 +10,11 @@ from math import prod
 from typing import Any
 
 from .capsule import FLAG_SUBBYTE_PADDED
-from .copies import packed_bytes
 from .device import Device
 from .devices import backend_of, supports
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
+from .host_copies import packed_bytes
 from .memory import Memory
 from .plan import make_plan, why_no_host_view
 from .produce import OPERATIONS, order_consumer

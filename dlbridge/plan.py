@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .copies import bytes_to_host, copies_by_itself
 from .device import Device
 from .devices import backend_of, supports
 from .dtype import DType
 from .errors import BackendUnavailable, ExchangeError
 from .layout import reach
 from .protocol import SupportsHostImport, SupportsHostView
+from .region import bytes_to_host, copies_by_itself
 from .tensor import Tensor
 
 __all__ = ["Plan", "Step", "make_plan"]

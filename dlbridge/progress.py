@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from .copies import Progress
+if TYPE_CHECKING:
+    from .pack import Progress
 
 __all__ = ["SHOWN_FROM", "reporter"]
 

@@ -32,7 +32,7 @@ consume like
 asarray table
 cuda_array
 
-pack copies progress
+pack region host_copies device_copies copies progress
 plan trace
 transfer hostview
 
