@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import random
 import sys
 import time
 from pathlib import Path
@@ -38,10 +39,12 @@ Made by `python backends/opencl/bench_copy.py` on {date}; do not edit.
 - device: {device}
 - Python {python}, numpy {numpy}, pyopencl {pyopencl}, dlbridge {dlbridge}
 
-All memory is allocated and touched before. Every way takes its turn in every
-round of at least 5 ms; the figure is the time of one call, the mean over its
-best round. *pyopencl* is the fastest of a blocking
-`enqueue_copy`, one that is waited for with `finish`, and map, memcpy and unmap.
+All memory is allocated and touched before, and all ways copy between the same
+buffer and the same host memory: which pages a buffer has makes more difference
+than what is measured. Every way takes its turn in every round, in an order that
+changes; the figure is the time of one call, the mean over its best round.
+*pyopencl* is the fastest of a blocking `enqueue_copy`, one that is waited for with
+`finish`, and map, memcpy and unmap.
 *dlbridge* is `dlbridge.copy_` between existing tensors, with all that it checks;
 *backend* is the backend's own call under it. *memcpy* is `numpy.copyto` on the
 host.
@@ -54,9 +57,12 @@ host.
 def best(ways: dict[str, Callable[[], object]], calls: int) -> dict[str, float]:
     """Seconds of one call of each way, in its best round of *calls*, in alternation."""
     times = dict.fromkeys(ways, float("inf"))
+    order = list(ways)
     end, rounds = time.perf_counter() + SECONDS, 0
     while rounds < LEAST or time.perf_counter() < end:
-        for name, way in ways.items():
+        random.shuffle(order)  # what comes next finds memory in the cache
+        for name in order:
+            way = ways[name]
             start = time.perf_counter()
             for _ in range(calls):
                 way()
@@ -97,20 +103,18 @@ def measure(device_id: int, nbytes: int, to_device: bool) -> dict[str, float]:
     queue = cl.CommandQueue.from_int_ptr(stream, True)
     host, other = (bridge.empty(nbytes, "uint8") for _ in range(2))
     there = bridge.zeros(nbytes, "uint8", f"opencl:{device_id}")
-    array, mine = host.numpy(), plugin.allocate(device_id, nbytes, 256, stream)
-    plugin.fill(device_id, mine, 0, nbytes, 0, stream)
+    array, data = host.numpy(), there.data_ptr()
     array[:] = 1
     other.numpy()[:] = 2
-    theirs = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=nbytes)
-    cl.enqueue_fill_buffer(queue, theirs, b"\0", 0, nbytes).wait()
+    buffer = cl.Buffer.from_int_ptr(data, True)
     call = plugin.copy_from_host if to_device else plugin.copy_to_host
 
     def backend() -> None:
-        call(device_id, mine, 0, array.data, stream)
+        call(device_id, data, 0, array.data, stream)
         plugin.synchronize(device_id, stream)
 
     ends = (there, host) if to_device else (host, there)
-    ways = ways_of_pyopencl(queue, theirs, array, to_device)
+    ways = ways_of_pyopencl(queue, buffer, array, to_device)
     times = best(
         {
             "dlbridge": lambda: bridge.copy_(*ends),
@@ -120,7 +124,6 @@ def measure(device_id: int, nbytes: int, to_device: bool) -> dict[str, float]:
         },
         calls=max(1, CALLS * 4096 // max(nbytes, 4096)),
     )
-    plugin.free(device_id, mine, stream)
     times["pyopencl"] = min(times[name] for name in ways)
     return times
 
