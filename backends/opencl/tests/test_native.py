@@ -341,5 +341,5 @@ def test_buffers_that_the_host_may_not_map(opencl, context, shared, flag):
     if flag == "HOST_READ_ONLY":
         assert (bridge.to_device(buffer, "cpu").numpy() == host).all()
     else:
-        with pytest.raises(ExchangeError, match="flags that forbid it.* on the device first"):
+        with pytest.raises(ExchangeError, match=r"flags that forbid it.* on the device first"):
             bridge.to_device(buffer, "cpu")
