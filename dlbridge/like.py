@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .device import Device, DLDeviceType
 from .dtype import dtype as as_dtype
@@ -26,8 +25,7 @@ __all__ = ["as_library", "library_step"]
 _CPU = DLDeviceType.kDLCPU
 
 
-@dataclass(frozen=True)
-class _Library:
+class _Library(NamedTuple):
     """What a library does with the tensors it is given. The defaults trust it least."""
 
     name: str

@@ -29,8 +29,7 @@ Rules that hold for every member:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
     "ADDRESS_DEVICES",
@@ -264,8 +263,7 @@ class SupportsHostImport(Protocol):
         """``(data, offset)`` for host memory that dlbridge keeps alive until ``free``."""
 
 
-@dataclass(frozen=True)
-class NativeArray:
+class NativeArray(NamedTuple):
     """An array of the device's own ecosystem, described for dlbridge.
 
     *dtype* is a dtype string (``"float32"``, ``"bfloat16"``, ``"uint8"``);

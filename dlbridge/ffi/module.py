@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from enum import IntFlag
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ._lib import address, immortal, py
@@ -14,9 +12,11 @@ from .error import raised
 from .function import Function, builtin, described, list_global_func_names
 from .object import Object
 from .reflection import register_object
+from .schema import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = [
     "Module",
@@ -101,7 +101,7 @@ class Module(Object):
     ) -> Mapping[str, Any] | None:
         """What the library says about the function, its ``type_schema`` first; None if nothing."""
         text = self._call("ffi.ModuleGetFunctionMetadata", name, query_imports)
-        return json.loads(text) if text else None
+        return parse(text) or None
 
     def get_function_doc(self, name: str, query_imports: bool = False) -> str | None:
         """The function's documentation; None if the library has none."""
@@ -161,6 +161,8 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     in it frees the objects that its functions return. FileNotFoundError if
     there is no such file; RuntimeError if it cannot be loaded, with the reason.
     """
+    from pathlib import Path
+
     file = Path(path)
     if file.exists():
         file = file.absolute()  # the system's loader looks for a bare name elsewhere

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ._lib import C
@@ -19,6 +18,7 @@ from .typeinfo import Field, Method, TypeInfo, index_of, info_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from inspect import Signature
 
 __all__ = ["class_of", "index_of_class", "object_class", "register_object"]
 
@@ -139,8 +139,22 @@ def _method(found: Method) -> Any:
     call.__name__ = found.name
     call.__qualname__ = f"{found.owner}.{found.name}"
     call.__doc__ = found.doc
-    call.__signature__ = found.signature  # type: ignore[attr-defined]
+    call.__wrapped__ = _Signed(lambda: found.signature)  # type: ignore[attr-defined]
     return staticmethod(call) if found.static else call
+
+
+class _Signed:
+    """What `inspect.signature` finds behind a function: its signature, made when asked for.
+
+    inspect takes 4 ms to import, of the 25 before a first call of a function.
+    """
+
+    def __init__(self, make: Callable[[], Signature]) -> None:
+        self._make = make
+
+    @property
+    def __signature__(self) -> Signature:
+        return self._make()
 
 
 # --- Constructors -----------------------------------------------------------------
@@ -150,14 +164,20 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
     """``__ffi_init__``: make the C++ object, and let *self* be its wrapper."""
     written = next((found for found in info.methods if found.name == "__ffi_init__"), None)
     function = written.function if written else info.attribute("__ffi_init__")
-    # One that C++ wrote has parameters without names; the library's own takes
-    # anything, and knows the fields.
-    typed = written is not None and "args" not in written.signature.parameters
+
+    def typed() -> Method | None:
+        # One that C++ wrote has parameters without names; the library's own takes
+        # anything, and knows the fields.
+        return written if written and "args" not in written.signature.parameters else None
+
+    def signature() -> Signature:
+        own = typed()
+        return _with_self(own.signature) if own else _signature(info if function else None)
 
     def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
         if function is None:
             raise TypeError(f"{info.type_key} has no constructor that can be called from Python")
-        if kwargs and typed:
+        if kwargs and typed():
             raise TypeError(f"{info.type_key} takes positional arguments only")
         arguments = list(args)
         if kwargs:
@@ -169,11 +189,7 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
     construct.__name__ = "__ffi_init__"
     construct.__qualname__ = f"{info.type_key}.__ffi_init__"
     construct.__doc__ = written.doc if written else None
-    construct.__signature__ = (  # type: ignore[attr-defined]
-        _with_self(written.signature)
-        if written and typed
-        else _signature(info if function else None)
-    )
+    construct.__wrapped__ = _Signed(signature)  # type: ignore[attr-defined]
     return construct
 
 
@@ -194,25 +210,29 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
 
 
 def _with_self(signature: Signature) -> Signature:
+    from inspect import Parameter, Signature
+
     holder = Parameter("self", Parameter.POSITIONAL_ONLY)
     return Signature([holder, *signature.parameters.values()])
 
 
-def _shown_default(field: Field) -> Any:
-    if not field.has_default:
-        return Parameter.empty
-    return ... if field.default_is_factory else field.default
-
-
 def _signature(info: TypeInfo | None) -> Signature:
     """What the library's own constructor takes: required fields first, keywords last."""
+    from inspect import Parameter, Signature
+
     # By name, for a type may declare a field of its ancestor's again.
     fields = {field.name: field for field in (info.all_fields() if info else ())}
+
+    def shown(field: Field) -> Any:
+        if not field.has_default:
+            return Parameter.empty
+        return ... if field.default_is_factory else field.default
+
     parameters = [
         Parameter(
             field.name,
             Parameter.KEYWORD_ONLY if field.keyword_only else Parameter.POSITIONAL_OR_KEYWORD,
-            default=_shown_default(field),
+            default=shown(field),
             annotation=field.annotation,
         )
         for field in fields.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from ._lib import C
@@ -36,6 +35,8 @@ def to_json_graph_str(obj: Any, metadata: dict[str, Any] | None = None) -> str:
 
 def from_json_graph_str(json_str: str) -> Any:
     """The value that `to_json_graph_str` made text of. ValueError if it did not."""
+    import json
+
     _check(json.loads(json_str))
     return call_with_gil(builtin("ffi.FromJSONGraphString"), json_str)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
@@ -312,12 +311,10 @@ def _with_kind(function: Callable[[Any, DefRegionKind], Any]) -> Callable[[Any, 
 
 def _takes_mode(function: Callable[..., Any]) -> bool:
     """Whether a callback of `structural_mutate` has a third parameter."""
+    import inspect
+
     try:
-        signature = inspect.signature(function)
+        inspect.signature(function).bind(None, None, None)
     except (TypeError, ValueError):
-        return False
-    try:
-        signature.bind(None, None, None)
-    except TypeError:
         return False
     return True

@@ -125,8 +125,13 @@ class Method:
         self.name = text_of(info.name)
         self.doc = text_of(info.doc) or None
         self.static = bool(info.flags & C.kTVMFFIFieldFlagBitMaskIsStaticMethod)
-        self.signature: Signature = signature_of(parse(text_of(info.metadata)))
         self.function: Function = _any(ffi.addressof(info, "method"))
+        self._metadata = text_of(info.metadata)
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and returns, as far as the library says."""
+        return signature_of(parse(self._metadata))
 
 
 class TypeInfo:

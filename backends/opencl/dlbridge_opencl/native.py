@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,14 +56,13 @@ def _svm(svm: cl.SVMPointer) -> NativeArray:
     device_id = foreign.device_of(context)
     if svm.size:
         buffer = _over_svm(context, svm)
-        described = replace(_buffer(buffer, device_id), owner=(buffer, svm))
+        described = _buffer(buffer, device_id)._replace(owner=(buffer, svm))
     else:  # OpenCL makes no buffer for no elements
         described = NativeArray(device_id, 0, 0, "uint8", (0,), None, readonly=False, owner=svm)
     array = getattr(svm, "mem", None)  # what an SVM was made of, if of an array
     if not isinstance(array, np.ndarray):
         return described
-    return replace(
-        described,
+    return described._replace(
         dtype=_dtype_name(array.dtype),
         shape=array.shape,
         strides=array.strides,
@@ -108,7 +106,7 @@ def _array(array: Any) -> NativeArray:
     if queue is not None:
         owner = sharing.Borrowed(base.int_ptr, queue, base, array)
     described = _buffer(base, device_id)
-    return replace(described, owner=owner, offset=array.offset, **layout)
+    return described._replace(owner=owner, offset=array.offset, **layout)
 
 
 def to_native(array: NativeArray) -> object:
