@@ -11,6 +11,7 @@ from .devices import supports
 from .dtype import DType
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
+from .lists import array_of
 from .memory import Memory
 from .produce import OPERATIONS
 from .protocol import NativeArray, SupportsNative
@@ -31,9 +32,10 @@ def asarray(
     Takes what `from_dlpack` takes, the objects of a backend's ecosystem
     (pyopencl arrays, Vulkan buffers), ``__cuda_array_interface__``,
     ``__array_interface__``, buffers (bytes, memoryview, array, mmap), Arrow
-    arrays, Python scalars and nested lists. *dtype* is what lists become;
-    memory that has another type is refused. *copy* as in `to_device`; False refuses what
-    has no memory to share, a list, with BufferError.
+    arrays, Python scalars and nested lists. *dtype* is what lists become:
+    ValueError where that would change a value by more than rounding a float.
+    Memory that has another type is refused. *copy* as in `to_device`; False
+    refuses what has no memory to share, a list, with BufferError.
     """
     wanted = None if dtype is None else as_dtype(dtype)
     tensor = _as_tensor(x, wanted, copy)
@@ -70,23 +72,25 @@ def _as_tensor(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
     try:
         view = memoryview(x)
     except TypeError:
-        return wrap_array(_share_or_copy(_plain(x), copy, wanted))
+        numbers = _plain(x)
+        if copy is False:
+            raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x))) from None
+        return wrap_array(array_of(numbers, wanted))
     return wrap_array(np.asarray(view))
 
 
-def _share_or_copy(x: Any, copy: bool | None, wanted: DType | None = None) -> np.ndarray[Any, Any]:
+def _share_or_copy(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
     import numpy as np
 
     try:
-        kind = None if wanted is None else wanted.numpy
-        return np.asarray(x, kind, copy=False if copy is False else None)
+        return np.asarray(x, copy=False if copy is False else None)
     except ValueError as exc:
         if copy is not False:
             raise
-        raise ExchangeError(
-            f"{origin_of(x)} has no memory to share and copy=False forbids a copy; pass copy=None"
-        ) from exc
+        raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x))) from exc
 
+
+_NOTHING_TO_SHARE = "{} has no memory to share and copy=False forbids a copy; pass copy=None"
 
 INTERFACES: dict[str, Callable[[Any], Tensor]] = {}
 """Importers by attribute, for interfaces that later modules bring."""

@@ -35,6 +35,9 @@ __all__ = ["copy_", "empty", "explain", "plan", "run", "to_device", "zeros"]
 
 _CPU = Device.of(1, 0)
 
+MAX_ALIGNMENT = 1 << 30
+"""Bytes: a huge page of the largest kind; what asks for more is a mistake."""
+
 
 def to_device(
     x: Any,
@@ -69,6 +72,11 @@ def _as_tensor(x: Any, copy: bool | None) -> Tensor:
 
 def plan(x: Any, device: Any, *, copy: bool | None = None, like: Any = None) -> Plan:
     """What `to_device` with the same arguments would do; nothing is moved."""
+    if type(x).__name__ == "PyCapsule":
+        raise TypeError(
+            "a plan for a capsule would use it up; t = dlbridge.from_dlpack(capsule), then plan "
+            "or explain t"
+        )
     tensor = _as_tensor(x, copy)
     steps = make_plan(tensor, find_device(device), copy)
     if like is not None:
@@ -95,11 +103,27 @@ def empty(
     extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
     kind = as_dtype(dtype)
     where = find_device(device)
-    if any(extent < 0 for extent in extents) or len(extents) > MAX_NDIM:
-        raise ValueError(f"shape {extents}: extents are 0 or more, at most {MAX_NDIM} of them")
-    if alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(f"alignment {alignment} is no power of two")
+    if not all(0 <= extent < 1 << 63 for extent in extents) or len(extents) > MAX_NDIM:
+        raise ValueError(
+            f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
+        )
+    alignment = _alignment(alignment)
     return _allocate(where, kind, extents, alignment=max(alignment, 256))
+
+
+def _alignment(given: Any) -> int:
+    """*given* as a power of two, in bytes."""
+    try:
+        alignment = index(given)
+    except TypeError:
+        alignment = None
+    if isinstance(given, bool) or alignment is None:
+        raise TypeError(f"alignment {given!r} is no number of bytes; give a power of two, as 4096")
+    if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise ValueError(
+            f"alignment {alignment} is no power of two from 1 to {MAX_ALIGNMENT} bytes"
+        )
+    return alignment
 
 
 def zeros(shape: int | Sequence[int], dtype: Any = "float32", device: Any = "cpu") -> Tensor:
@@ -132,6 +156,13 @@ def copy_(dst: Any, src: Any, *, progress: bool | Callable[[int, int], None] | N
         )
     if target.readonly:
         raise ExchangeError(f"{target!r} is read-only and cannot be copied into")
+    if target.size and any(
+        extent > 1 and not step for extent, step in zip(target.shape, target.strides, strict=True)
+    ):
+        raise ExchangeError(
+            f"{target!r} has strides {target.strides}: elements share memory (a broadcast view), "
+            "so a copy into it would keep the last of each only; copy into what it is a view of"
+        )
     if progress is None:  # without the block a copy of 4 KiB takes 1 us less
         copy_tensor(target, source)
         return

@@ -126,3 +126,96 @@ def test_the_command_line_and_a_closed_pipe():
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait() == 1
+
+
+CHANGED = [
+    ([99], "int4", r"99 at \[0\]"),
+    ([[1, 2], [3, 9]], "int4", r"9 at \[1, 1\]"),
+    ([300], "uint8", "300"),
+    (500, "uint8", "500"),
+    ([-1], "uint8", "-1"),
+    ([2**70], "int64", "too large"),
+    ([1.5], "int32", r"1.5 at \[0\]"),
+    ([1e30], "int32", "1e\\+30"),
+    ([float("nan")], "int32", "NaN"),
+    ([2], "bool", r"2 at \[0\]"),
+    ([1 + 2j], "float32", "complex"),
+    ([np.complex64(1 + 1j)], "int32", "1\\+1j"),
+    ([np.complex64(1 + 1j)], "float32", "1\\+1j"),
+    ([0.0, 1e40], "float32", r"1e\+40 at \[1\]"),
+    ([2**1100], "float64", "too large"),
+    ([7.0], "float4_e2m1fn", "7.0"),
+    ([1e3], "float8_e4m3fn", "1000.0"),
+    ([float("inf")], "float8_e4m3fn", "inf"),
+    ([float("nan")], "float4_e2m1fn", "nan"),
+    ([2**63 + 1, -1], None, r"9223372036854775809 at \[0\]"),
+    ([2**53 + 1, 1.5], None, r"9007199254740993 at \[0\]"),
+]
+
+
+@pytest.mark.parametrize(("numbers", "dtype", "says"), CHANGED, ids=str)
+def test_no_number_is_changed_in_silence(numbers, dtype, says):
+    with pytest.raises(ValueError, match=rf"{says}.*astype"):
+        bridge.asarray(numbers, dtype=dtype)
+
+
+KEPT = [
+    ([1.0, -3.0], "int32", [1, -3]),
+    ([3, -8], "int4", [3, -8]),
+    ([1, 0, True], "bool", [True, False, True]),
+    ([2**64 - 1], "uint64", [2**64 - 1]),
+    ([3.4028235e38, 0.1], "float32", [float(np.float32(3.4028235e38)), float(np.float32(0.1))]),
+    ([6.5], "float4_e2m1fn", [6.0]),
+    ([2**70], "float64", [2.0**70]),
+    ([float("inf")], "float16", [float("inf")]),
+    ([1 + 2j], "complex64", [1 + 2j]),
+    ([2**60, 1.5], None, [2.0**60, 1.5]),
+    ([], "int8", []),
+]
+
+
+@pytest.mark.parametrize(("numbers", "dtype", "values"), KEPT, ids=str)
+def test_numbers_that_a_type_has(numbers, dtype, values):
+    assert bridge.asarray(numbers, dtype=dtype).tolist() == values
+
+
+@pytest.mark.parametrize("value", ["5", None, b"x", object()], ids=str)
+def test_what_is_no_number(value):
+    with pytest.raises(TypeError, match="is no number"):
+        bridge.asarray([value], dtype="float32")
+
+
+@pytest.mark.parametrize("ask", [bridge.plan, bridge.explain])
+def test_a_plan_does_not_use_a_capsule_up(ask):
+    capsule = np.arange(3.0).__dlpack__()
+    with pytest.raises(TypeError, match=r"from_dlpack\(capsule\)"):
+        ask(capsule, "cpu")
+    assert bridge.from_dlpack(capsule).tolist() == [0, 1, 2]
+
+
+def test_no_copy_into_elements_that_share_memory():
+    base = np.zeros((1, 3))
+    wide = np.lib.stride_tricks.as_strided(base, (2, 3), (0, 8), writeable=True)
+    with pytest.raises(bridge.ExchangeError, match="share memory"):
+        bridge.copy_(wide, np.ones((2, 3)))
+    assert not base.any()
+    bridge.copy_(np.lib.stride_tricks.as_strided(base, (1, 3), (0, 8)), np.ones((1, 3)))
+    assert base.all()
+
+
+@pytest.mark.parametrize("alignment", ["a", None, 1.5, True])
+def test_alignments_that_are_no_number(alignment):
+    with pytest.raises(TypeError, match=r"alignment .* is no number of bytes"):
+        bridge.empty(3, alignment=alignment)
+
+
+@pytest.mark.parametrize("alignment", [-256, 3, 1 << 40, 1 << 70])
+def test_alignments_that_cannot_be(alignment):
+    with pytest.raises(ValueError, match=r"alignment .* is no power of two from 1 to"):
+        bridge.empty(3, alignment=alignment)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**63), (2**70,), -1])
+def test_extents_that_cannot_be(shape):
+    with pytest.raises(ValueError, match="extents are 0 or more and int64"):
+        bridge.empty(shape)

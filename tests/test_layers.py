@@ -29,6 +29,7 @@ exchange produce
 stream described
 tensor
 consume like
+lists
 asarray table
 cuda_array
 
