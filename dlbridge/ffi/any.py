@@ -262,6 +262,13 @@ class Handle(int):
     def __del__(self, _drop: Any = py.TVMFFIObjectDecRef) -> None:
         _drop(self)
 
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        # Whoever made an integer of it again would own a reference that nobody took.
+        raise TypeError(
+            "objects of libtvm_ffi are neither pickled nor deep-copied by Python; "
+            "dlbridge.ffi.serialization.to_json_graph_str makes text of many"
+        )
+
 
 constructors: dict[int, Constructor] = {}
 """Type index -> constructor ``(handle, index)``, which owns one reference to *handle*.

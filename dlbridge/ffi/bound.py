@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._lib import C, ffi
@@ -38,6 +39,8 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
     result = ffi.new("TVMFFIAny *")
     words = memoryview(ffi.buffer(result)).cast("B").cast("q")
     busy = [False]  # whether a call uses the place for the result
+    replacing = RLock()
+    inside = [False]  # whether this thread, which has the lock, is replacing already
 
     def call_silent() -> None:
         arguments, call_c = packed
@@ -70,10 +73,17 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
         return unpack(tag, payload)
 
     def replace(index: int, value: Any) -> None:
-        changed = [*bound]
-        changed[index] = value
-        packed[:] = _pack(changed)
-        bound[:] = changed
+        with replacing:
+            if inside[0]:
+                raise RuntimeError("an argument cannot be replaced by the value being bound")
+            inside[0] = True
+            try:
+                changed = [*bound]
+                changed[index] = value
+                packed[:] = _pack(changed)
+                bound[:] = changed
+            finally:
+                inside[0] = False
 
     made: Any = call_silent if silent else call
     made.replace = replace

@@ -272,8 +272,7 @@ def set_raised(exception: BaseException) -> None:
 
 def error_of(exception: BaseException, causes: int = _MAX_CAUSES) -> Handle:
     """A new Error object that carries *exception*, its traceback and its causes."""
-    first = getattr(exception, "__tvm_ffi_error__", None)
-    kind, message = (first.kind, first.message) if first else (_kind(exception), str(exception))
+    kind, message = _described(exception)
     cause = exception.__cause__
     return _create(
         kind,
@@ -282,6 +281,21 @@ def error_of(exception: BaseException, causes: int = _MAX_CAUSES) -> Handle:
         error_of(cause, causes - 1) if cause is not None and causes else None,
         make_opaque(exception),
     )
+
+
+def _described(exception: BaseException) -> tuple[str, str]:
+    """The kind and the message, as C can have them, whatever the exception's own code does."""
+    try:
+        first = getattr(exception, "__tvm_ffi_error__", None)
+        kind, message = (first.kind, first.message) if first else (_kind(exception), str(exception))
+        ByteArray(kind)
+    except Exception:  # the class's own __str__, or an attribute of that name
+        return _kind(exception), "(an exception whose message cannot be made)"
+    try:
+        ByteArray(message)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        message = message.encode("utf-8", "backslashreplace").decode()
+    return kind, message
 
 
 def _kind(exception: BaseException) -> str:

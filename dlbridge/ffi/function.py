@@ -108,10 +108,18 @@ class KeywordFunction(Function):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
+            signature = self.__signature__
             try:
-                args = self.__signature__.bind(*args, **kwargs).args
+                bound = signature.bind(*args, **kwargs)
             except TypeError as exc:
-                raise TypeError(f"{exc}; the function takes {self.__signature__}") from None
+                raise TypeError(f"{exc}; the function takes {signature}") from None
+            for given, name in zip(bound.arguments, signature.parameters, strict=False):
+                if given != name:
+                    raise TypeError(
+                        f"{name!r} must be given if {given!r} is: arguments reach the function by "
+                        f"their place, and only it knows the default; it takes {signature}"
+                    )
+            args = bound.args
         return Function.__call__(self, *args)
 
 

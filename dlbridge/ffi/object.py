@@ -130,11 +130,12 @@ def type_key_of(index: int) -> str:
     return text_of(info.type_key)
 
 
-def pack_object(value: Object, _keep: Temporaries) -> tuple[int, int]:
-    """The object itself; *value* keeps it alive."""
+def pack_object(value: Object, keep: Temporaries) -> tuple[int, int]:
+    """The object itself; *keep* owns a reference, as *value* may be moved away meanwhile."""
     handle = value._handle
     if handle is None:
         raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
+    keep.append(handle)
     return value._index, handle
 
 

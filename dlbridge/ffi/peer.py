@@ -8,6 +8,7 @@ differ. tvm_ffi's are taken by their handle. Ours it asks for one of its own
 from __future__ import annotations
 
 import sys
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from .any import Temporaries, defines, native_type_index
@@ -22,6 +23,7 @@ __all__ = ["peer_rule"]
 _HAND_OVER: Final = "dlbridge.ffi.hand_over"
 
 _handed: dict[int, Object] = {}
+_keys = count()
 
 
 def _pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
@@ -40,7 +42,7 @@ def _to_tvm_ffi(self: Object) -> Any:
     """tvm_ffi's wrapper of this object."""
     if get_global_func(_HAND_OVER, allow_missing=True) is None:
         register_global_func(_HAND_OVER, _handed.pop, override=True)
-    key = id(self)
+    key = next(_keys)  # of its own for each: threads may hand over one object at a time
     _handed[key] = self
     try:
         return sys.modules["tvm_ffi"].get_global_func(_HAND_OVER)(key)

@@ -224,16 +224,25 @@ def test_exceptions_are_freed(apply):
         gc.enable()
 
 
-def test_exception_that_cannot_be_described(apply):
-    class Broken(Exception):
-        def __str__(self):
-            raise ValueError("no text")
+class NoText(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class OddError(Exception):
+    __tvm_ffi_error__ = 5
+
+
+@pytest.mark.parametrize("raised", [NoText(), OddError("odd"), ValueError("half \ud800")], ids=repr)
+def test_exception_that_cannot_be_described(apply, raised):
+    """It comes home itself all the same."""
 
     def fail():
-        raise Broken
+        raise raised
 
-    with pytest.raises((Broken, RuntimeError)):
+    with pytest.raises(type(raised)) as caught:
         apply(fail)
+    assert caught.value is raised
 
 
 def test_error_kind_and_backtrace_seen_by_C(apply):

@@ -1,0 +1,106 @@
+"""Arguments that go away, or are replaced, while a call has them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+
+from dlbridge import ffi
+
+
+def test_a_bound_argument_outlives_its_move(run_script):
+    code, output = run_script("""
+        import gc
+        from dlbridge import ffi
+        size = ffi.get_global_func("ffi.ArraySize")
+        array = ffi.Array([1, 2, "a long string that is on the heap"])
+        step = size.bind(array)
+        ffi.convert_func(lambda value: None)(array._move())
+        gc.collect()
+        others = [ffi.Array([i, "another long string on the heap"]) for i in range(100)]
+        assert step() == 3
+    """)
+    assert code == 0, output
+
+
+class Thing:
+    """What C++ holds by reference, and Python can watch."""
+
+
+def test_an_argument_lives_until_the_call_ends():
+    thing = Thing()
+    watched = weakref.ref(thing)
+    array = ffi.Array([thing])
+    del thing
+    take = ffi.convert_func(lambda value: None)
+
+    def look(value):
+        take(value._move())
+        gc.collect()
+        return watched() is not None
+
+    assert ffi.convert_func(look)(array)
+    gc.collect()
+    assert watched() is None
+    with pytest.raises(ValueError, match="moved into a call"):
+        take(array)
+
+
+def test_keywords_that_leave_a_gap():
+    @ffi.register_global_func("test.gap")
+    def gap(a, b=1, c=2):
+        return f"{a},{b},{c}"
+
+    try:
+        found = ffi.get_global_func("test.gap")
+        assert found(9, b=4) == "9,4,2"
+        assert found(c=3, b=2, a=1) == "1,2,3"
+        with pytest.raises(TypeError, match="'b' must be given if 'c' is"):
+            found(9, c=5)
+    finally:
+        ffi.remove_global_func("test.gap")
+
+
+def test_two_threads_replace_two_arguments():
+    joined = ffi.convert_func(lambda a, b: f"{a} {b}")
+    for _ in range(200):
+        step = joined.bind(0, 0)
+        both = threading.Barrier(2)
+
+        def replace(index, both=both, step=step):
+            both.wait()
+            step.replace(index, 5)
+
+        threads = [threading.Thread(target=replace, args=(i,)) for i in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert step() == "5 5"
+
+
+def test_a_value_that_replaces_while_it_is_bound():
+    step = ffi.convert_func(lambda a, b: f"{a} {b}").bind(1, 2)
+
+    class Replaces:
+        def __tvm_ffi_value__(self):
+            step.replace(1, 22)
+            return 11
+
+    with pytest.raises(RuntimeError, match="cannot be replaced by the value being bound"):
+        step.replace(0, Replaces())
+    assert step() == "1 2"
+    step.replace(0, 3)
+    assert step() == "3 2"
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, pickle.dumps])
+def test_objects_are_not_made_of_their_address(again):
+    made = ffi.get_global_func("ffi.GetKwargsObject")()
+    with pytest.raises(TypeError):
+        again(made)
