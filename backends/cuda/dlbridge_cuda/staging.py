@@ -12,6 +12,7 @@ import ctypes
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .capture import relaxed
@@ -63,9 +64,10 @@ class Ring:
 
     def close(self) -> None:
         """Free the chunks; the context is current, and no DMA runs."""
-        for event in self.events:
-            call("cuEventDestroy", event)
-        call("cuMemFreeHost", self._memory)
+        with relaxed(), ExitStack() as cleanup:  # each, also if another fails
+            cleanup.callback(call, "cuMemFreeHost", self._memory)
+            for event in self.events:
+                cleanup.callback(call, "cuEventDestroy", event)
 
     def record(self, slot: int, stream: int) -> None:
         """Note that the DMA of *slot* is the last work on *stream* now."""
@@ -99,12 +101,13 @@ class Stager:
 
     def close(self) -> None:
         """Give everything back; no copy runs, and the context is current."""
-        for rings in self._free.values():
-            for ring in rings:
-                ring.close()
-        self._free.clear()
-        if self._helpers is not None:
-            self._helpers.shutdown()
+        with ExitStack() as cleanup:  # each, also if another fails
+            for rings in self._free.values():
+                for ring in rings:
+                    cleanup.callback(ring.close)
+            self._free.clear()
+            if self._helpers is not None:
+                cleanup.callback(self._helpers.shutdown)
 
     def _with_ring(self, plan: Plan, work: Callable[[Ring], None]) -> None:
         """Run *work* with a ring that nobody else uses.

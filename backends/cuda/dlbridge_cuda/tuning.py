@@ -6,11 +6,13 @@ import mmap
 import os
 import threading
 import time
+from contextlib import ExitStack
 
 from cffi import FFI
 
 from dlbridge.errors import Error
 
+from .capture import relaxed
 from .contexts import current, primary
 from .driver import call, cu
 from .staging import DIRECT, Plan, Stager
@@ -60,33 +62,28 @@ def plan_for(device_id: int, nbytes: int, direct: str) -> Plan:
 def measure(device_id: int, direct: str) -> Plan:
     """The fastest of `CANDIDATES` with no more threads than this process has cores.
 
-    On a stream and memory of its own, so that nobody's work is waited for.
+    On a stream and memory of its own, so that nobody's work is waited for, and
+    relaxed, so that no capture of another thread is ended.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     plans = [plan for plan in CANDIDATES if plan.threads <= max(cores or 1, 1)]
-    host = mmap.mmap(-1, SAMPLE)
-    host[::] = bytes(SAMPLE)  # pages exist before the clock runs
-    view = _ffi.from_buffer(host)
-    address = int(_ffi.cast("uintptr_t", view))
-    with current(primary(device_id)):
-        stream = call("cuStreamCreate", cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    with ExitStack() as cleanup:
+        host = cleanup.enter_context(mmap.mmap(-1, SAMPLE))
+        host[::] = bytes(SAMPLE)  # pages exist before the clock runs
+        view = cleanup.enter_context(_ffi.from_buffer(host))
+        address = int(_ffi.cast("uintptr_t", view))
+        cleanup.enter_context(current(primary(device_id)))
+        cleanup.enter_context(relaxed())
+        stream = int(call("cuStreamCreate", cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        cleanup.callback(call, "cuStreamDestroy", stream)
+        data = int(call("cuMemAlloc", SAMPLE))
+        cleanup.callback(call, "cuMemFree", data)
         stager = Stager(device_id)
-        data = 0
-        try:
-            data = int(call("cuMemAlloc", SAMPLE))
-            times = {
-                plan: min(
-                    _seconds(stager, plan, direct, data, address, int(stream)) for _ in range(2)
-                )
-                for plan in plans
-            }
-        finally:
-            stager.close()
-            if data:
-                call("cuMemFree", data)
-            call("cuStreamDestroy", stream)
-    _ffi.release(view)
-    host.close()
+        cleanup.callback(stager.close)
+        times = {
+            plan: min(_seconds(stager, plan, direct, data, address, stream) for _ in range(2))
+            for plan in plans
+        }
     return min(times, key=lambda plan: times[plan])
 
 

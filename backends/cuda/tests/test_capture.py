@@ -1,6 +1,7 @@
 """Graph capture: what is let through, what is refused, and that no capture is broken by us."""
 
 import gc
+import threading
 from contextlib import contextmanager
 
 import numpy as np
@@ -112,6 +113,32 @@ def test_staging_goes_on(cuda, mode):
         assert read(cuda, data, source.nbytes, own) == source.tobytes()
     with current(primary(0)):
         stager.close()
+
+
+def test_measuring_goes_on(cuda, mode, monkeypatch):
+    """Nor is the first large copy of another thread, which measures with memory of its own."""
+    from dlbridge_cuda import tuning
+
+    monkeypatch.setattr(tuning, "_measured", {})
+    source, failures = bytes(tuning.SAMPLE), []
+
+    def other(data, own):
+        try:
+            cuda.copy_from_host(0, data, 0, memoryview(source), own)
+        except Exception as exc:
+            failures.append(exc)
+
+    with (
+        stream() as captured,
+        stream() as own,
+        memory(cuda, len(source)) as data,
+        capture(captured, mode),
+    ):
+        thread = threading.Thread(target=other, args=(data, own))
+        thread.start()
+        thread.join()
+    assert failures == []
+    assert list(tuning._measured) == [(0, "cuMemcpyHtoDAsync")]
 
 
 def test_memory_freed_during_a_capture_is_kept_until_after(fake, kind, mode):

@@ -440,6 +440,17 @@ def test_no_room_to_measure_in(fake, tuning, cuda, function):
     assert fake.live() == live
 
 
+@pytest.mark.parametrize("function", ["cuEventDestroy", "cuMemFree"])
+def test_a_measurement_that_cannot_be_cleaned_up(fake, tuning, cuda, function):
+    """What one failure leaves is one thing; all else is given back."""
+    live, streams = fake.live(), fake.calls("cuStreamDestroy")
+    fake.fail(function, 999)
+    assert tuning.plan_for(0, tuning.SAMPLE, "cuMemcpyHtoDAsync") == tuning.DEFAULT
+    fake.fail(function, 0)
+    assert fake.live() == live + (function == "cuMemFree")
+    assert fake.calls("cuStreamDestroy") == streams + 1
+
+
 def test_large_tensors_go_through_the_ring(cuda):
     """40 MiB there and back, measured on the way."""
     array = np.arange(10 << 20, dtype="i4")
