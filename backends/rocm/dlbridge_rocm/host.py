@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
-
-from dlbridge.errors import ExchangeError
 
 from . import streams
 from .base import Base, address_of
 from .memory import PinnedMemory
-from .pointers import checked, locate
+from .pointers import checked
 
 __all__ = ["ROCMHost"]
 
@@ -85,28 +82,17 @@ class ROCMHost(Base):
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
         """Why this memory cannot be page-locked in place; empty if it can, or is already."""
-        kind = locate(address).kind
-        if kind == "host":
-            return ""
-        if kind != "pageable":
-            return f"it is {kind} memory, which cannot be page-locked"
-        if address % mmap.PAGESIZE:
-            return f"it does not begin at a page of {mmap.PAGESIZE} bytes, which are locked whole"
-        return ""
+        return self._memory.borrow_refusal(address, nbytes)
 
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool
     ) -> tuple[int, int]:
-        """The address itself, page-locked until ``free``.
+        """The page-locked import, and where the address is in it; until ``free``.
 
         Locking costs more than one copy, so this is for memory that stays.
         """
         self.check_device(device_id)
-        refusal = self.host_import_refusal(device_id, address, nbytes)
-        if refusal:
-            raise ExchangeError(f"the memory at {address:#x} cannot be used in place: {refusal}")
-        self._memory.borrow(device_id, address, nbytes)
-        return address, 0
+        return self._memory.borrow(device_id, address, nbytes)
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """*data* as it is; ExchangeError if it is not page-locked host memory."""

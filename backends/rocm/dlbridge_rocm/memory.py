@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import threading
 from collections import deque
 from functools import cache
 from typing import ClassVar
 
-from dlbridge.errors import DeviceMemoryError, Error
+from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 
 from .capture import State, refuse_capture, relaxed, state
 from .devices import attribute, current
@@ -149,19 +150,53 @@ class PinnedMemory(Memory):
 
     def __init__(self) -> None:
         super().__init__()
-        self._imports: dict[int, int] = {}  # address -> imports alive
-        self._registered: set[int] = set()  # those of them that we page-locked
+        self._imports: dict[int, int] = {}  # where an import begins -> users of it
+        self._ends: dict[int, int] = {}  # of those imports that we page-locked
         self._lock = threading.RLock()  # re-entered by a finalizer that frees
 
-    def borrow(self, device_id: int, address: int, nbytes: int) -> None:
-        """Use somebody's memory in place until `free`, page-locked if it is not yet."""
+    def borrow_refusal(self, address: int, nbytes: int) -> str:
+        """Why the memory cannot be page-locked in place; empty if it can, or is already."""
+        first, last = locate(address).kind, locate(address + nbytes - 1).kind
+        ours = list(self._ends.items())
+        if any(start <= address and address + nbytes <= end for start, end in ours):
+            return ""
+        if any(start < address + nbytes and address < end for start, end in ours):
+            return "a part of it is page-locked already, by another import"
+        if {first, last} == {"host", "pageable"}:
+            return "a part of it is page-locked already, and the rest is not"
+        if first == last == "host":
+            return ""
+        if {first, last} != {"pageable"}:
+            kind = first if first != "pageable" else last
+            return f"it is {kind} memory, which cannot be page-locked"
+        if address % mmap.PAGESIZE:
+            return f"it does not begin at a page of {mmap.PAGESIZE} bytes, which are locked whole"
+        return ""
+
+    def borrow(self, device_id: int, address: int, nbytes: int) -> tuple[int, int]:
+        """Use somebody's memory in place until `free`, page-locked if it is not yet.
+
+        What to free, and how far behind it *address* is: memory inside an
+        import shares its lock. ExchangeError as `borrow_refusal` says.
+        """
         flags = constant("hipHostRegisterPortable") | constant("hipHostRegisterMapped")
         with self._lock:
+            refusal = self.borrow_refusal(address, nbytes)
+            if refusal:
+                raise ExchangeError(
+                    f"the memory at {address:#x} cannot be used in place: {refusal}"
+                )
+            for start, end in list(self._ends.items()):
+                # no call from here to the count, so that no finalizer comes between
+                if start in self._ends and start <= address and address + nbytes <= end:
+                    self._imports[start] += 1
+                    return start, address - start
             if locate(address).kind != "host":
                 with current(device_id), relaxed():
                     call("hipHostRegister", address, nbytes, flags)
-                self._registered.add(address)
+                self._ends[address] = address + nbytes
             self._imports[address] = self._imports.get(address, 0) + 1
+            return address, 0
 
     def _obtain(self, device_id: int, nbytes: int, stream: int) -> int:
         flags = constant("hipHostMallocPortable") | constant("hipHostMallocMapped")
@@ -169,19 +204,22 @@ class PinnedMemory(Memory):
             return int(answer("hipHostMalloc", "hipDeviceptr_t", nbytes, flags))
 
     def _release(self, device_id: int, pointer: int, stream: int) -> None:
+        imported = pointer in self._imports
+        if not imported or pointer in self._ends:
+            _wait_before_free(device_id, stream)  # also if others remain, who know nothing of it
+        if not imported:
+            with relaxed():
+                call("hipHostFree", pointer)
+            return
         with self._lock:
-            alive = self._imports.get(pointer, 0)
-            if alive > 1:
-                self._imports[pointer] = alive - 1
+            if self._imports[pointer] > 1:
+                self._imports[pointer] -= 1
                 return
-            imported = self._imports.pop(pointer, 0) == 1
-            registered = pointer in self._registered
-            self._registered.discard(pointer)
-        if imported and not registered:
-            return  # was page-locked before, by somebody who will undo it
-        _wait_before_free(device_id, stream)
-        with relaxed():
-            call("hipHostUnregister" if registered else "hipHostFree", pointer)
+            if pointer in self._ends:  # else somebody else page-locked it, and will undo it
+                with relaxed():
+                    call("hipHostUnregister", pointer)
+                del self._ends[pointer]
+            del self._imports[pointer]
 
 
 def _wait_before_free(device_id: int, stream: int) -> None:

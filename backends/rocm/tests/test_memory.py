@@ -324,11 +324,44 @@ def test_import_of_half_locked_memory_is_refused(fake, rocm_host, pages):
     """Another library locked the end of it."""
     tail = pages.ctypes.data + 2 * mmap.PAGESIZE
     rocm_host.import_host(0, tail, mmap.PAGESIZE, False)
-    with pytest.raises(ExchangeError, match="already registered"):
+    with pytest.raises(ExchangeError, match="page-locked already"):
         rocm_host.import_host(0, pages.ctypes.data, 2 * mmap.PAGESIZE + 1, False)
     rocm_host.free(0, tail, 0)
     rocm_host.import_host(0, pages.ctypes.data, pages.nbytes, False)  # nothing was left behind
     rocm_host.free(0, pages.ctypes.data, 0)
+
+
+def test_imports_inside_an_import_share_its_lock(fake, rocm_host, pages):
+    """It stays until the last of them is freed, whichever is first."""
+    live, page = fake.live(), mmap.PAGESIZE
+    for first in (0, 1):
+        whole = dlbridge.to_device(pages, "rocm_host")
+        tail = dlbridge.to_device(pages[page:], "rocm_host")
+        assert whole.data_ptr() + page == tail.data_ptr() == pages.ctypes.data + page
+        assert fake.live() == live + 1
+        held = [whole, tail]
+        del whole, tail
+        del held[first]
+        gc.collect()
+        assert fake.live() == live + 1
+        held.clear()
+        gc.collect()
+        assert fake.live() == live
+
+
+@pytest.mark.parametrize("part", [slice(0, 4096), slice(4096, None), slice(4096, 8192)])
+def test_imports_around_an_import_are_copies(fake, rocm_host, pages, part):
+    """Their lock could not be had, or would end too early."""
+    pages[:] = 7
+    inner = dlbridge.to_device(pages[part], "rocm_host")
+    assert inner.data_ptr() == pages[part].ctypes.data
+    outer = dlbridge.to_device(pages, "rocm_host")
+    assert outer.data_ptr() != pages.ctypes.data
+    assert outer.numpy().tolist() == pages.tolist()
+    refusal = rocm_host.host_import_refusal(0, pages.ctypes.data, pages.nbytes)
+    assert "page-locked already, by another import" in refusal
+    with pytest.raises(ExchangeError, match="copy=False"):
+        dlbridge.to_device(pages, "rocm_host", copy=False)
 
 
 def test_to_device_locks_in_place_and_keeps_the_owner(fake, rocm_host, pages):
