@@ -37,7 +37,7 @@ _HANDLE_OF: dict[str, Callable[[Any], object]] = {
     "cuda": int,  # CUstream and cudaStream_t of cuda.bindings
 }
 
-_events: dict[int, list[Any]] = {}  # context -> events that nobody uses now
+_events: dict[int, list[Any]] = {}  # primary context -> events that nobody uses now
 
 
 def normalize(obj: object) -> int:
@@ -118,9 +118,11 @@ def wait(device_id: int, stream: int, on: int) -> None:
             return
         context = call("cuStreamGetCtx", on) if on > PER_THREAD else primary(device_id)
         event = _record(context, on)
-        call("cuStreamWaitEvent", stream, event, 0)
-        # A wait takes the record that it finds; the event may be recorded again at once.
-        _events[int(context)].append(event)
+        try:
+            call("cuStreamWaitEvent", stream, event, 0)
+        finally:
+            # A wait takes the record that it finds; the event may be recorded again at once.
+            _give_back(context, event)
 
 
 def _nothing_to_wait_for(stream: int, on: int) -> bool:
@@ -142,17 +144,40 @@ def _nothing_to_wait_for(stream: int, on: int) -> bool:
 def _synchronize_with_all_threads() -> None:
     context = call("cuCtxGetCurrent")
     event = _record(context, LEGACY)
-    call("cuEventSynchronize", event)
-    _events[int(context)].append(event)
+    try:
+        call("cuEventSynchronize", event)
+    finally:
+        _give_back(context, event)
 
 
 def _record(context: Any, stream: int) -> Any:
-    """An event of *context*, recorded on its *stream*; back to `_events` after use."""
-    free = _events.setdefault(int(context), [])
+    """An event of *context*, recorded on its *stream*; `_give_back` after use."""
+    free = _events.get(int(context), [])
     with current(context):
         try:
             event = free.pop()
         except IndexError:
             event = call("cuEventCreate", cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        call("cuEventRecord", event, stream)
+        try:
+            call("cuEventRecord", event, stream)
+        except BaseException:
+            _give_back(context, event)
+            raise
     return event
+
+
+def _give_back(context: Any, event: Any) -> None:
+    """Keep *event* for the next wait, if its context stays: the primary ones do.
+
+    Another may be destroyed, and its address given to the next; an event is let
+    go then, which the driver does once the work that names it is done.
+    """
+    free = _events.get(int(context))
+    if free is None:
+        with current(context):
+            device_id = int(call("cuCtxGetDevice"))
+            if int(primary(device_id)) != int(context):
+                call("cuEventDestroy", event)
+                return
+        free = _events.setdefault(int(context), [])
+    free.append(event)

@@ -414,3 +414,41 @@ def test_writing_after_reading(cuda):
         cuda.synchronize(0, writer)
         assert read(cuda, copy, N, reader) == OLD
         write(cuda, data, OLD)
+
+
+# The events of waits ----------------------------------------------------------
+
+
+def events_alive(fake):
+    return fake.calls("cuEventCreate") - fake.calls("cuEventDestroy")
+
+
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuStreamWaitEvent", "cuEventSynchronize"])
+def test_a_wait_that_fails_keeps_its_event(fake, cuda, function):
+    with stream() as one, stream() as two:
+        cuda.wait(0, one, two)  # the event is there
+        alive = events_alive(fake)
+        for _ in range(5):
+            fake.fail(function, 999)
+            made, arguments = cuda.wait, (one, two)
+            if function == "cuEventSynchronize":
+                made, arguments = cuda.synchronize, (2,)
+            with pytest.raises(DeviceError, match=function):
+                made(0, *arguments)
+        assert events_alive(fake) == alive
+
+
+def test_events_of_a_context_that_may_go_are_not_kept(fake, cuda):
+    """The next context may get its address; an event of the dead one is none of it."""
+    from dlbridge_cuda import streams
+    from dlbridge_cuda.driver import call
+
+    kept = set(streams._events)
+    own = own_context()
+    call("cuCtxPopCurrent")
+    with stream(context=own) as foreign, stream() as one:
+        alive = events_alive(fake)
+        cuda.wait(0, one, foreign)
+        assert events_alive(fake) == alive
+        assert set(streams._events) - kept <= {int(streams.primary(0))}
+    call("cuCtxDestroy", own)
