@@ -15,13 +15,27 @@ from cuda.bindings import driver as cu
 
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 
-__all__ = ["MINIMUM_VERSION", "call", "check", "cu", "device_count", "status", "version"]
+__all__ = [
+    "MINIMUM_VERSION",
+    "CaptureError",
+    "call",
+    "check",
+    "cu",
+    "device_count",
+    "status",
+    "version",
+]
 
 MINIMUM_VERSION = 12000
 """The oldest driver API that has every function used here under its present
 name and layout (``cuDriverGetVersion``: 1000 * major + 10 * minor)."""
 
 _lock = threading.Lock()
+
+
+class CaptureError(ExchangeError):
+    """The driver refused a call because of a graph capture; later it may be possible."""
+
 
 _CAPTURE = (
     "the stream is capturing a CUDA graph, or depends on one that is: "
@@ -40,15 +54,15 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     709: (DeviceError, "another library reset the device; restart the process"),
     712: (ExchangeError, "part of this host memory is already registered"),
     801: (ExchangeError, "this device or driver cannot do that"),
-    900: (ExchangeError, _CAPTURE),
-    901: (ExchangeError, _CAPTURE),
-    902: (ExchangeError, _CAPTURE),
-    903: (ExchangeError, _CAPTURE),
-    904: (ExchangeError, _CAPTURE),
-    905: (ExchangeError, _CAPTURE),
-    906: (ExchangeError, _CAPTURE),
-    907: (ExchangeError, _CAPTURE),
-    908: (ExchangeError, _CAPTURE),
+    900: (CaptureError, _CAPTURE),
+    901: (CaptureError, _CAPTURE),
+    902: (CaptureError, _CAPTURE),
+    903: (CaptureError, _CAPTURE),
+    904: (CaptureError, _CAPTURE),
+    905: (CaptureError, _CAPTURE),
+    906: (CaptureError, _CAPTURE),
+    907: (CaptureError, _CAPTURE),
+    908: (CaptureError, _CAPTURE),
 }  # fmt: skip
 
 
@@ -101,8 +115,12 @@ def device_count() -> int:
 @cache
 def version() -> int:
     """``cuDriverGetVersion``: 1000 * major + 10 * minor of the CUDA that the driver speaks."""
-    answer = cu.cuDriverGetVersion()
-    return int(answer[1])
+    code, found = cu.cuDriverGetVersion()
+    if code:
+        raise BackendUnavailable(
+            f"the CUDA driver does not say its version: cuDriverGetVersion gave {_text(int(code))}"
+        )
+    return int(found)
 
 
 @cache  # only success is kept: a driver may be installed later

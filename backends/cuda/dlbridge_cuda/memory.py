@@ -13,7 +13,7 @@ from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 
 from .capture import State, refuse_capture, relaxed, state
 from .contexts import attribute, current, primary
-from .driver import call, check, cu, status
+from .driver import CaptureError, call, check, cu, status
 from .pointers import locate
 from .streams import LEGACY, PER_THREAD, handle
 
@@ -45,7 +45,7 @@ class Memory:
             pointer = self._obtain_or_trim(device_id, nbytes, stream)
             if pointer % alignment == 0:  # 256 is what drivers give without being asked
                 return pointer
-            self._release(pointer, stream)
+            self.free(device_id, pointer, stream)
             base = self._obtain_or_trim(device_id, nbytes + alignment, stream)
             pointer = -(-base // alignment) * alignment
             self._base[pointer] = base
@@ -76,6 +76,8 @@ class Memory:
                         self._release(pointer, stream)
                     else:
                         self._deferred.append((device_id, pointer, stream))
+            except CaptureError:  # it began after we asked
+                self._deferred.append((device_id, pointer, stream))
             except Error as exc:
                 _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
 

@@ -3,7 +3,7 @@
 import pytest
 from cuda_support import memory, python
 
-from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 
 OPEN = """
 import dlbridge
@@ -37,6 +37,18 @@ def missing(*_):
 if os.path.exists("/proc/driver/nvidia"):
     driver.cuDriverGetVersion = missing
 """
+
+
+def test_a_driver_that_does_not_say_its_version(fake):
+    from dlbridge_cuda import driver
+
+    driver.version.cache_clear()
+    driver._open.cache_clear()
+    fake.fail("cuDriverGetVersion", 999)
+    with pytest.raises(BackendUnavailable, match=r"cuDriverGetVersion gave .*\(999\)"):
+        driver.device_count()
+    fake.fail("cuDriverGetVersion", 0)
+    assert driver.device_count() >= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +116,9 @@ def test_codes_become_exceptions(fake, cuda, code, kind, words):
     fake.fail("cuMemsetD8Async", code)
     with pytest.raises(kind, match=f"cuMemsetD8Async: .*{words}") as caught:
         cuda.fill(0, data, 0, 64, 0, 1)
-    assert type(caught.value) is kind
+    from dlbridge_cuda.driver import CaptureError
+
+    assert type(caught.value) is (CaptureError if 900 <= code <= 908 else kind)
     fake.fail("cuMemsetD8Async", 0)
     cuda.free(0, data, 1)
 

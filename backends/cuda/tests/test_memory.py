@@ -288,6 +288,45 @@ def test_managed_memory_that_the_host_must_not_touch(fake, cuda_managed):
             cuda_managed.host_view(0, data, 0, 64, False, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("cuda", "cuMemFreeAsync"), ("cuda_host", "cuMemFreeHost"), ("cuda_managed", "cuMemFree")],
+)
+@pytest.mark.parametrize("code", [900, 906])
+def test_a_free_that_a_capture_refuses_is_made_later(fake, name, function, code):
+    """It may begin in another thread after the stream was asked."""
+    backend, live = dlbridge.backend(name), fake.live()
+    data = backend.allocate(0, 64, 256, 1)
+    fake.fail(function, code)
+    backend.free(0, data, 1)
+    assert fake.live() == live + 1
+    fake.fail(function, 0)
+    backend.free(0, backend.allocate(0, 64, 256, 1), 1)
+    backend.synchronize(0, 1)
+    assert fake.live() == live
+
+
+def test_an_import_whose_unlocking_a_capture_refuses(fake, cuda_host, pages):
+    live = fake.live()
+    cuda_host.import_host(0, pages.ctypes.data, pages.nbytes, False)
+    fake.fail("cuMemHostUnregister", 900)
+    cuda_host.free(0, pages.ctypes.data, 1)
+    assert fake.live() == live + 1
+    fake.fail("cuMemHostUnregister", 0)
+    cuda_host.free(0, cuda_host.allocate(0, 64, 256, 1), 1)
+    assert fake.live() == live
+
+
+def test_over_aligned_memory_whose_first_block_cannot_be_freed_now(fake, cuda):
+    live = fake.live()
+    fake.fail("cuMemFreeAsync", 900)
+    data = cuda.allocate(0, 5000, 1 << 20, 1)
+    fake.fail("cuMemFreeAsync", 0)
+    cuda.free(0, data, 1)
+    cuda.synchronize(0, 1)
+    assert fake.live() == live
+
+
 # Host memory in place -----------------------------------------------------------
 
 
