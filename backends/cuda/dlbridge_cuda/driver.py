@@ -127,6 +127,8 @@ def version() -> int:
 def _open() -> int:
     try:
         found = version()
+    except BackendUnavailable:  # a RuntimeError too
+        raise
     except RuntimeError as exc:  # DynamicLibNotFoundError of cuda.pathfinder
         raise BackendUnavailable(
             "no CUDA driver: libcuda could not be loaded; install NVIDIA's driver "
