@@ -8,7 +8,7 @@ from .capture import refuse_capture
 from .contexts import current, primary
 from .driver import call
 from .pointers import pageable
-from .staging import DIRECT, Plan, Stager
+from .staging import DIRECT, NoRing, Plan, Stager
 from .tuning import plan_for
 
 __all__ = ["SMALL", "from_host", "to_host"]
@@ -27,10 +27,13 @@ def from_host(device_id: int, target: int, source: int, nbytes: int, stream: int
     with current(primary(device_id)):
         refuse_capture(stream, "copied from the host")  # a replay would read it again
         plan = _plan(device_id, source, nbytes, "cuMemcpyHtoDAsync")
-        if plan == DIRECT:
-            call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
-        else:
-            _stager(device_id).to_device(target, source, nbytes, stream, plan)
+        if plan != DIRECT:
+            try:
+                _stager(device_id).to_device(target, source, nbytes, stream, plan)
+                return
+            except NoRing:  # the driver has a buffer of its own
+                pass
+        call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
 
 
 def to_host(device_id: int, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -38,10 +41,13 @@ def to_host(device_id: int, target: int, source: int, nbytes: int, stream: int) 
     with current(primary(device_id)):
         refuse_capture(stream, "copied to the host")  # a replay would write it again
         plan = _plan(device_id, target, nbytes, "cuMemcpyDtoHAsync")
-        if plan == DIRECT:
-            call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
-        else:
-            _stager(device_id).to_host(target, source, nbytes, stream, plan)
+        if plan != DIRECT:
+            try:
+                _stager(device_id).to_host(target, source, nbytes, stream, plan)
+                return
+            except NoRing:  # the driver has a buffer of its own
+                pass
+        call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
 
 
 def _plan(device_id: int, address: int, nbytes: int, direct: str) -> Plan:

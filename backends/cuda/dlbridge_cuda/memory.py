@@ -103,7 +103,8 @@ class Memory:
 
     def _trim(self, device_id: int) -> None:
         """Give kept memory back to the driver, so that a second try has a chance."""
-        call("cuCtxSynchronize")
+        with relaxed():  # frees on any stream become room
+            call("cuCtxSynchronize")
 
 
 class DeviceMemory(Memory):
@@ -240,11 +241,12 @@ class ManagedMemory(Memory):
 
 def _wait_before_free(stream: int) -> None:
     """Let the work on *stream* finish, or all work if its owner has destroyed it."""
-    code, _ = status("cuStreamSynchronize", stream)
-    if code == _INVALID_HANDLE:
-        call("cuCtxSynchronize")
-    else:
-        check("cuStreamSynchronize", code)
+    with relaxed():
+        code, _ = status("cuStreamSynchronize", stream)
+        if code == _INVALID_HANDLE:
+            call("cuCtxSynchronize")
+        else:
+            check("cuStreamSynchronize", code)
 
 
 @cache

@@ -15,6 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlbridge.errors import DeviceMemoryError, Error
+
 from .capture import relaxed
 from .contexts import current, primary
 from .driver import call, cu
@@ -22,7 +24,7 @@ from .driver import call, cu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DIRECT", "Plan", "Ring", "Stager"]
+__all__ = ["DIRECT", "NoRing", "Plan", "Ring", "Stager"]
 
 
 class Plan(NamedTuple):
@@ -38,6 +40,10 @@ class Plan(NamedTuple):
 
 
 DIRECT = Plan(0, 0)
+
+
+class NoRing(DeviceMemoryError):
+    """There is no pinned memory for a ring, and nothing was copied."""
 
 
 class Ring:
@@ -75,7 +81,8 @@ class Ring:
 
     def wait_for_dma(self, slot: int) -> None:
         """Block until the DMA engine no longer reads or writes *slot*."""
-        call("cuEventSynchronize", self.events[slot])
+        with relaxed():
+            call("cuEventSynchronize", self.events[slot])
 
 
 class Stager:
@@ -93,11 +100,13 @@ class Stager:
         *source* has been read on return; the last chunks may still be moving.
         The device's primary context is current.
         """
-        self._with_ring(plan, lambda ring: self._fill(ring, target, source, nbytes, stream))
+        self._with_ring(plan, stream, lambda ring: self._fill(ring, target, source, nbytes, stream))
 
     def to_host(self, target: int, source: int, nbytes: int, stream: int, plan: Plan) -> None:
         """Copy device bytes at *source* to host *target*; all there on return."""
-        self._with_ring(plan, lambda ring: self._drain(ring, target, source, nbytes, stream))
+        self._with_ring(
+            plan, stream, lambda ring: self._drain(ring, target, source, nbytes, stream)
+        )
 
     def close(self) -> None:
         """Give everything back; no copy runs, and the context is current."""
@@ -109,8 +118,8 @@ class Stager:
             if self._helpers is not None:
                 cleanup.callback(self._helpers.shutdown)
 
-    def _with_ring(self, plan: Plan, work: Callable[[Ring], None]) -> None:
-        """Run *work* with a ring that nobody else uses.
+    def _with_ring(self, plan: Plan, stream: int, work: Callable[[Ring], None]) -> None:
+        """Run *work*, whose DMA is on *stream*, with a ring that nobody else uses.
 
         Copies never wait for one another's ring: one of them may stand in a
         stream behind work that waits for the other.
@@ -119,11 +128,15 @@ class Stager:
         try:
             ring = free.pop()
         except IndexError:
-            ring = Ring(self._device_id, plan)
+            try:
+                ring = Ring(self._device_id, plan)
+            except Error as exc:
+                raise NoRing(str(exc)) from exc
         try:
             work(ring)
         except BaseException:
-            call("cuCtxSynchronize")  # a DMA may run that no event tells of
+            with relaxed():
+                call("cuStreamSynchronize", stream)  # a DMA may run that no event tells of
             raise
         finally:
             free.append(ring)  # its events tell the next user which DMA still runs

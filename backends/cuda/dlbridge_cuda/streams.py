@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import ExchangeError
 
-from .capture import State, idle, refuse_capture, state
+from .capture import State, idle, refuse_capture, relaxed, state
 from .contexts import current, primary
 from .driver import call, cu
 
@@ -25,6 +25,7 @@ __all__ = ["LEGACY", "NO_ORDER", "PER_THREAD", "handle", "normalize", "synchroni
 NO_ORDER = -1
 LEGACY = 1
 PER_THREAD = 2
+_LARGEST = 2**64 - 1
 
 # The library that a stream object's class comes from, to its handle. Objects
 # with `__cuda_stream__` (cuda.core, and newer releases of the rest) need none.
@@ -53,7 +54,7 @@ def normalize(obj: object) -> int:
     try:
         value = operator.index(obj)  # type: ignore[arg-type]  # TypeError is the answer
     except TypeError:
-        return _object_handle(obj) or LEGACY  # 0 from an object is its default stream
+        value = _object_handle(obj) or LEGACY  # 0 from an object is its default stream
     if value == 0:
         raise ValueError(
             "stream=0 is ambiguous for CUDA: pass 1 (legacy default), 2 (per-thread "
@@ -61,6 +62,8 @@ def normalize(obj: object) -> int:
         )
     if value < NO_ORDER:
         raise ValueError(f"stream={value} is no CUDA stream: only -1 (no order) is negative")
+    if value > _LARGEST:
+        raise ValueError(f"stream={value:#x} is no CUDA stream: a handle has 64 bits")
     return value
 
 
@@ -96,7 +99,8 @@ def synchronize(device_id: int, stream: int) -> None:
         if stream == PER_THREAD:  # of whichever thread queued the work: see `wait`
             _synchronize_with_all_threads()
         else:
-            call("cuStreamSynchronize", stream)
+            with relaxed():
+                call("cuStreamSynchronize", stream)
 
 
 def wait(device_id: int, stream: int, on: int) -> None:
@@ -145,7 +149,8 @@ def _synchronize_with_all_threads() -> None:
     context = call("cuCtxGetCurrent")
     event = _record(context, LEGACY)
     try:
-        call("cuEventSynchronize", event)
+        with relaxed():
+            call("cuEventSynchronize", event)
     finally:
         _give_back(context, event)
 

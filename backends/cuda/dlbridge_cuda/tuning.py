@@ -53,7 +53,7 @@ def plan_for(device_id: int, nbytes: int, direct: str) -> Plan:
         if (device_id, direct) not in _measured:
             _measured[device_id, direct] = measure(device_id, direct)
         return _measured[device_id, direct]
-    except Error:  # no room to measure in
+    except (Error, OSError):  # no room to measure in, on the device or the host
         return DEFAULT
     finally:
         _measuring.release()

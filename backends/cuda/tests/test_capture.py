@@ -141,6 +141,26 @@ def test_measuring_goes_on(cuda, mode, monkeypatch):
     assert list(tuning._measured) == [(0, "cuMemcpyHtoDAsync")]
 
 
+def test_host_waits_go_on(fake, cuda, mode):
+    """The driver refuses them beside a global capture, except to a thread that is relaxed."""
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.driver import call
+
+    with stream() as captured, stream() as own, capture(captured, mode):
+        for waited in (own, 2):
+            cuda.synchronize(0, waited)
+    if mode == GLOBAL:  # the double does so
+        with (
+            stream() as captured,
+            stream() as own,
+            pytest.raises(ExchangeError, match="INVALIDATED"),
+            capture(captured),
+            pytest.raises(ExchangeError, match="cuStreamSynchronize"),
+            current(primary(0)),
+        ):
+            call("cuStreamSynchronize", own)
+
+
 def test_memory_freed_during_a_capture_is_kept_until_after(fake, kind, mode):
     """A collector may run at any time; its frees are no part of anybody's graph."""
     live = fake.live()

@@ -40,7 +40,7 @@ SHOWN_BY = {
     "staging.Stager._fill:wait_for_helper": "test_staging.py::test_no_helper_works_on_after_a_failure",
     "staging.Stager._send:record": "test_staging.py::test_chunks_wait_for_the_dma_that_reads_them",
     "staging.Stager._send:wait_for_helper": "test_staging.py::test_dmas_wait_for_the_helpers",
-    "staging.Stager._with_ring:cuCtxSynchronize": "test_staging.py::test_a_dma_that_no_event_tells_of",
+    "staging.Stager._with_ring:cuStreamSynchronize": "test_staging.py::test_a_dma_that_no_event_tells_of",
     "streams._record:cuEventRecord": "test_streams.py::test_wait_orders_a_slow_stream_before_a_fast_one",
     "streams._synchronize_with_all_threads:cuEventSynchronize": "test_streams.py::test_synchronize_the_per_thread_stream_of_another_thread",
     "streams.synchronize:_synchronize_with_all_threads": "test_streams.py::test_synchronize_the_per_thread_stream_of_another_thread",

@@ -451,6 +451,26 @@ def test_a_measurement_that_cannot_be_cleaned_up(fake, tuning, cuda, function):
     assert fake.calls("cuStreamDestroy") == streams + 1
 
 
+def test_no_host_memory_to_measure_in(tuning, cuda, monkeypatch):
+    def none(*_):
+        raise OSError("no room")
+
+    monkeypatch.setattr(tuning.mmap, "mmap", none)
+    assert tuning.plan_for(0, tuning.SAMPLE, "cuMemcpyHtoDAsync") == tuning.DEFAULT
+
+
+@pytest.mark.parametrize("code", [2, 800, 801])
+def test_without_pinned_memory_the_driver_copies(fake, cuda, monkeypatch, code):
+    from dlbridge_cuda import host_copies, staging
+
+    monkeypatch.setattr(host_copies, "_stager", staging.Stager)
+    source, live = content(4 << 20), fake.live()
+    fake.fail("cuMemHostAlloc", code)
+    with memory(cuda, source.tobytes()) as data:
+        assert read(cuda, data, source.nbytes) == source.tobytes()
+    assert fake.live() == live
+
+
 def test_large_tensors_go_through_the_ring(cuda):
     """40 MiB there and back, measured on the way."""
     array = np.arange(10 << 20, dtype="i4")

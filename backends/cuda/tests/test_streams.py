@@ -29,6 +29,12 @@ def test_integers_are_themselves(kind, value):  # S3 S4 S5 S6
     assert type(result) is int
 
 
+def test_a_handle_has_64_bits(kind):
+    assert kind.normalize_stream(0, 2**64 - 1) == 2**64 - 1
+    with pytest.raises(ValueError, match="a handle has 64 bits"):
+        kind.normalize_stream(0, 2**64)
+
+
 def test_zero_is_ambiguous(kind):  # S7
     with pytest.raises(ValueError, match=r"ambiguous.*1 .*2 .*None"):
         kind.normalize_stream(0, 0)

@@ -171,6 +171,8 @@ API cuStreamDestroy_v2(CUstream stream) {
 
 API cuStreamSynchronize(CUstream stream) {
   IDLE_STREAM(stream);
+  CUresult refused = unsafe_during_capture();
+  if (refused) return refused;
   drain(stream);
   return CUDA_SUCCESS;
 }
@@ -293,6 +295,8 @@ API cuEventQuery(CUevent event) {
 
 API cuEventSynchronize(CUevent event) {
   INITIALIZED;
+  CUresult refused = unsafe_during_capture();
+  if (refused) return refused;
   pthread_mutex_lock(&lock);
   while (event->done < event->recorded) pthread_cond_wait(&changed, &lock);
   pthread_mutex_unlock(&lock);
