@@ -11,6 +11,7 @@ from .devices import current
 from .driver import call
 from .memory import DeviceMemory
 from .pointers import checked
+from .streams import existing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,7 @@ class ROCM(Base):
         self.check_device(source_device_id)
         target, source = data + offset, source + source_offset
         with current(device_id):
+            existing(stream, device_id)
             refuse_disturbing(stream)
             if device_id == source_device_id:
                 copy(target, source, nbytes, stream)
@@ -76,6 +78,7 @@ class ROCM(Base):
     ) -> None:
         """Set *nbytes* bytes at *offset* to *value*."""
         with current(device_id):
+            existing(stream, device_id)
             refuse_disturbing(stream)
             call("hipMemsetAsync", data + offset, value, nbytes, stream)
 
@@ -96,6 +99,7 @@ class ROCM(Base):
         target = Side(data + offset, tuple(strides))
         origin = Side(source + source_offset, tuple(source_strides))
         with current(device_id):
+            existing(stream, device_id)
             refuse_disturbing(stream)
             copy_region(device_id, target, origin, shape, run_nbytes, stream)
 
@@ -115,6 +119,7 @@ class ROCM(Base):
         target = Side(data + offset, tuple(strides))
         origin = Side(address_of(source), tuple(source_strides))
         with current(device_id):
+            existing(stream, device_id)
             refuse_capture(stream, "copied from the host")  # a replay would read it again
             copy_region(device_id, target, origin, shape, run_nbytes, stream)
 
@@ -134,6 +139,7 @@ class ROCM(Base):
         target = Side(address_of(into), tuple(into_strides))
         origin = Side(data + offset, tuple(strides))
         with current(device_id):
+            existing(stream, device_id)
             refuse_capture(stream, "copied to the host")  # a replay would write it again
             copy_region(device_id, target, origin, shape, run_nbytes, stream)
 
@@ -141,5 +147,6 @@ class ROCM(Base):
         self, device_id: int, target: int, source: int, nbytes: int, stream: int
     ) -> None:
         with current(device_id):
+            existing(stream, device_id)
             refuse_capture(stream, "copied from or to the host")  # a replay would do it again
             copy(target, source, nbytes, stream)

@@ -12,8 +12,18 @@ from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, 
 from .library import ffi, load
 
 __all__ = [
-    "DESTROYED", "INVALID_VALUE", "MINIMUM_VERSION", "NOT_READY", "NOT_SUPPORTED", "answer", "call",
-    "check", "device_count", "status", "version",
+    "DESTROYED",
+    "INVALID_VALUE",
+    "MINIMUM_VERSION",
+    "NOT_READY",
+    "NOT_SUPPORTED",
+    "CaptureError",
+    "answer",
+    "call",
+    "check",
+    "device_count",
+    "status",
+    "version",
 ]  # fmt: skip
 
 MINIMUM_VERSION = (5, 0)
@@ -31,6 +41,11 @@ _CAPTURE = (
     "move the tensor before the capture begins, or pass stream=-1"
 )
 
+
+class CaptureError(ExchangeError):
+    """A call that a graph capture forbids now (hipErrorStreamCapture*)."""
+
+
 # hipError_t (hip_runtime_api.h) to the exception, and the way out.
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
     2: (DeviceMemoryError, "free some tensors, or move less at a time"),
@@ -44,15 +59,15 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     712: (ExchangeError, "part of this host memory is already registered"),
     719: (DeviceError, "an earlier kernel failed; restart the process"),
     801: (ExchangeError, "this device or runtime cannot do that"),
-    900: (ExchangeError, _CAPTURE),
-    901: (ExchangeError, _CAPTURE),
-    902: (ExchangeError, _CAPTURE),
-    903: (ExchangeError, _CAPTURE),
-    904: (ExchangeError, _CAPTURE),
-    905: (ExchangeError, _CAPTURE),
-    906: (ExchangeError, _CAPTURE),
-    907: (ExchangeError, _CAPTURE),
-    908: (ExchangeError, _CAPTURE),
+    900: (CaptureError, _CAPTURE),
+    901: (CaptureError, _CAPTURE),
+    902: (CaptureError, _CAPTURE),
+    903: (CaptureError, _CAPTURE),
+    904: (CaptureError, _CAPTURE),
+    905: (CaptureError, _CAPTURE),
+    906: (CaptureError, _CAPTURE),
+    907: (CaptureError, _CAPTURE),
+    908: (CaptureError, _CAPTURE),
     1052: (DeviceError, "the ROCm kernel driver refused"),
 }
 

@@ -13,14 +13,17 @@ from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 
 from .capture import State, refuse_capture, relaxed, state
 from .devices import attribute, current
-from .driver import NOT_SUPPORTED, answer, call, check, status, version
+from .driver import NOT_SUPPORTED, CaptureError, answer, call, check, status, version
 from .library import constant, ffi
 from .pointers import locate
-from .streams import device_of
+from .streams import device_of, existing, wait_on_host
 
 __all__ = ["DeviceMemory", "Memory", "PinnedMemory", "default_pool"]
 
 _log = logging.getLogger(__name__)
+
+FREES_KEPT = 256
+"""Of so many frees the streams are remembered, to be waited for when there is no room."""
 
 
 class Memory:
@@ -31,6 +34,7 @@ class Memory:
     def __init__(self) -> None:
         self._base: dict[int, int] = {}  # over-aligned pointer -> what the runtime gave
         self._deferred: deque[tuple[int, int, int]] = deque()
+        self._freed_on: dict[int, deque[int]] = {}  # device -> the streams of the last frees
 
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
         """*nbytes* bytes at a multiple of *alignment*, for work on *stream*.
@@ -39,6 +43,7 @@ class Memory:
         back what it kept; ExchangeError while *stream* is capturing.
         """
         with current(device_id):
+            existing(stream, device_id)
             refuse_capture(stream, "allocated")
             self._free_deferred()
             pointer = self._obtain_or_trim(device_id, nbytes, stream)
@@ -68,6 +73,8 @@ class Memory:
             try:
                 if not self._released(device_id, pointer, stream):
                     self._deferred.append((device_id, pointer, stream))
+            except CaptureError:  # of another stream; refused, and nothing ended
+                self._deferred.append((device_id, pointer, stream))
             except Error as exc:  # in a finalizer nobody could catch it
                 _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
 
@@ -83,7 +90,7 @@ class Memory:
         try:
             return self._obtain(device_id, nbytes, stream)
         except DeviceMemoryError:
-            self._trim(device_id)
+            self._trim(device_id, stream)
         try:
             return self._obtain(device_id, nbytes, stream)
         except DeviceMemoryError as exc:
@@ -100,9 +107,16 @@ class Memory:
     def _release(self, device_id: int, pointer: int, stream: int) -> None:
         raise NotImplementedError
 
-    def _trim(self, device_id: int) -> None:
-        """Give kept memory back to the system, so that a second try has a chance."""
-        call("hipDeviceSynchronize")
+    def _trim(self, device_id: int, stream: int) -> None:
+        """Give kept memory back to the system, so that a second try has a chance.
+
+        Only the caller's *stream* is waited for, and those with frees on the way:
+        hipDeviceSynchronize ends every graph capture in the process
+        (CHECK_SUPPORTED_DURING_CAPTURE in AMD's code).
+        """
+        for other in {stream, *self._freed_on.get(device_id, ())}:
+            if device_of(other, device_id) is not None and state(other) is State.RUNS:
+                wait_on_host(other)
 
 
 class DeviceMemory(Memory):
@@ -128,13 +142,14 @@ class DeviceMemory(Memory):
     def _release(self, device_id: int, pointer: int, stream: int) -> None:
         if self._pool(device_id) and device_of(stream, device_id) is not None:
             call("hipFreeAsync", pointer, stream)
+            self._freed_on.setdefault(device_id, deque(maxlen=FREES_KEPT)).append(stream)
             return
         _wait_before_free(device_id, stream)
         with relaxed():
             call("hipFree", pointer)
 
-    def _trim(self, device_id: int) -> None:
-        super()._trim(device_id)
+    def _trim(self, device_id: int, stream: int) -> None:
+        super()._trim(device_id, stream)
         pool = self._pool(device_id)
         if pool:
             call("hipMemPoolTrimTo", pool, 0)
@@ -223,11 +238,16 @@ class PinnedMemory(Memory):
 
 
 def _wait_before_free(device_id: int, stream: int) -> None:
-    """Let the work on *stream* finish, or all work if its owner has destroyed it."""
+    """Let the work on *stream* finish, or all work if its owner has destroyed it.
+
+    The latter ends graph captures in other threads (`Memory._trim` says why), and
+    HIP has nothing that would tell or wait otherwise: a stream has to outlive
+    the tensors last used on it where somebody captures.
+    """
     if device_of(stream, device_id) is None:
         call("hipDeviceSynchronize")
     else:
-        call("hipStreamSynchronize", stream)
+        wait_on_host(stream)
 
 
 @cache

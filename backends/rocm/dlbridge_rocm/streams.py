@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import DeviceError, ExchangeError
 
-from .capture import State, idle, refuse_capture, state
+from .capture import State, idle, refuse_capture, relaxed, state
 from .devices import current
 from .driver import DESTROYED, INVALID_VALUE, NOT_SUPPORTED, answer, call, check, status
 from .library import constant, ffi
@@ -20,7 +20,16 @@ from .library import constant, ffi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DEFAULT", "NO_ORDER", "device_of", "normalize", "synchronize", "wait"]
+__all__ = [
+    "DEFAULT",
+    "NO_ORDER",
+    "device_of",
+    "existing",
+    "normalize",
+    "synchronize",
+    "wait",
+    "wait_on_host",
+]
 
 NO_ORDER = -1
 DEFAULT = 0
@@ -65,6 +74,8 @@ def normalize(obj: object) -> int:
         )
     if value < NO_ORDER:
         raise ValueError(f"stream={value} is no HIP stream: only -1 (no order) is negative")
+    if value >= 1 << 64:
+        raise ValueError(f"stream={value:#x} is no HIP stream: a handle has 64 bits")
     return value
 
 
@@ -106,9 +117,9 @@ def device_of(stream: int, device_id: int) -> int | None:
 def synchronize(device_id: int, stream: int) -> None:
     """Block until the work on *stream* is done. The GIL is released meanwhile."""
     with current(device_id):
-        _existing(stream, device_id)
+        existing(stream, device_id)
         refuse_capture(stream, "waited for")
-        call("hipStreamSynchronize", stream)
+        wait_on_host(stream)
 
 
 def wait(device_id: int, stream: int, on: int) -> None:
@@ -120,21 +131,37 @@ def wait(device_id: int, stream: int, on: int) -> None:
     if stream == on:
         return
     with current(device_id):
-        _existing(stream, device_id)
-        home = _existing(on, device_id)
+        existing(stream, device_id)
+        home = existing(on, device_id)
         if _nothing_to_wait_for(stream, on):
             return
         event = _record(home, on)
         if event is None:
-            call("hipStreamSynchronize", on)
+            wait_on_host(on)
             return
-        call("hipStreamWaitEvent", stream, event, 0)
-        # A wait takes the record that it finds; the event may be recorded again at once.
-        _events[home].append(event)
+        try:
+            call("hipStreamWaitEvent", stream, event, 0)
+        finally:
+            # A wait takes the record that it finds; the event may be recorded again at once.
+            _events[home].append(event)
 
 
-def _existing(stream: int, device_id: int) -> int:
-    """The device of *stream*; DeviceError if it was destroyed."""
+def wait_on_host(stream: int) -> None:
+    """Block until the work on *stream*, which does not capture, is done.
+
+    Relaxed: else it would end the captures of other threads, though they have
+    nothing to do with the stream (StreamCaptureOngoing in AMD's hip_stream.cpp).
+    """
+    with relaxed():
+        call("hipStreamSynchronize", stream)
+
+
+def existing(stream: int, device_id: int) -> int:
+    """The device of *stream*; DeviceError if it was destroyed.
+
+    Ask before each use: the newest runtimes read the handle unchecked in
+    hipStreamIsCapturing and hipMallocAsync, not in hipStreamGetDevice.
+    """
     home = device_of(stream, device_id)
     if home is None:
         raise DeviceError(f"stream {stream:#x} was destroyed, or is no HIP stream")
@@ -170,8 +197,9 @@ def _record(device_id: int, stream: int) -> int | None:
             flags = constant("hipEventDisableTiming")
             event = int(answer("hipEventCreateWithFlags", "hipEvent_t", flags))
         code = status("hipEventRecord", event, stream)
-    if code in DESTROYED:
+    if code:
         free.append(event)
+    if code in DESTROYED:
         return None
     check("hipEventRecord", code)
     return event

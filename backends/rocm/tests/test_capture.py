@@ -10,7 +10,7 @@ import pytest
 from rocm_support import gate, hip, memory, read, stream
 
 import dlbridge
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceMemoryError, ExchangeError
 
 GLOBAL, RELAXED = 0, 2  # hipStreamCaptureMode
 NON_BLOCKING, BLOCKING = 1, 0
@@ -86,6 +86,27 @@ def test_other_streams_go_on(fake, kind, mode, version):
         assert read(kind, data, 4096, own) == b"x" * 4096
         kind.free(0, data, own)
         kind.synchronize(0, own)
+
+
+def test_no_room_beside_a_capture(fake, rocm, mode):
+    """What is freed to make room waits for streams, never for the device: that ends captures."""
+    with stream() as captured, stream() as own, capture(captured, mode):
+        fake.fail("hipMallocAsync", 2)
+        with pytest.raises(DeviceMemoryError, match="no room"):
+            rocm.allocate(0, 64, 256, own)
+        fake.fail("hipMallocAsync", 0)
+
+
+def test_a_free_beside_a_blocking_capture_is_not_lost(fake, rocm, mode):
+    """HIP refuses it there (900); it is made up for later."""
+    live = fake.live()
+    with stream(flags=BLOCKING) as captured, stream() as own:
+        data = rocm.allocate(0, 64, 256, own)
+        with capture(captured, mode):
+            rocm.free(0, data, own)
+        rocm.free(0, rocm.allocate(0, 64, 256, own), own)
+        rocm.synchronize(0, own)
+        assert fake.live() == live
 
 
 def test_memory_freed_during_a_capture_is_kept_until_after(fake, kind, mode):

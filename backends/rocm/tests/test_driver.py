@@ -1,6 +1,7 @@
 """What each refusal of the runtime becomes; forks, exits, bad pointers."""
 
 import pytest
+from dlbridge_rocm.driver import CaptureError
 from rocm_support import memory, python
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
@@ -18,8 +19,8 @@ from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
         (709, DeviceError, "ContextIsDestroyed.*reset the device"),
         (719, DeviceError, "LaunchFailure.*restart the process"),
         (801, ExchangeError, "NotSupported.*cannot do that"),
-        (900, ExchangeError, "StreamCaptureUnsupported.*capturing a HIP graph"),
-        (906, ExchangeError, "StreamCaptureImplicit.*capturing a HIP graph"),
+        (900, CaptureError, "StreamCaptureUnsupported.*capturing a HIP graph"),
+        (906, CaptureError, "StreamCaptureImplicit.*capturing a HIP graph"),
         (54321, DeviceError, r"hipErrorUnknown \(54321\)"),
     ],
 )

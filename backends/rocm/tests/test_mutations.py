@@ -26,14 +26,15 @@ SHOWN_BY = {
     "host.ROCMHost.host_view:wait_for_devices": "test_memory.py::test_the_host_waits_for_the_device",
     "host.wait_for_devices:streams.synchronize": "test_memory.py::test_the_host_waits_for_the_device",
     "memory.DeviceMemory._release:_wait_before_free": "test_memory.py::test_without_pools",
-    "memory.Memory._trim:hipDeviceSynchronize": "test_memory.py::test_no_room_waits_for_frees_on_the_way",
+    "memory.Memory._trim:wait_on_host": "test_memory.py::test_no_room_waits_for_frees_on_the_way",
     "memory.PinnedMemory._release:_wait_before_free": "test_memory.py::test_free_waits_for_the_work_on_it",
     "memory._wait_before_free:hipDeviceSynchronize": "test_memory.py::test_free_waits_for_the_work_on_it",
-    "memory._wait_before_free:hipStreamSynchronize": "test_memory.py::test_free_waits_for_the_work_on_it",
+    "memory._wait_before_free:wait_on_host": "test_memory.py::test_free_waits_for_the_work_on_it",
     "streams._record:hipEventRecord": "test_streams.py::test_wait_orders_a_slow_stream_before_a_fast_one",
-    "streams.synchronize:hipStreamSynchronize": "test_streams.py::test_synchronize_waits",
-    "streams.wait:hipStreamSynchronize": "test_streams.py::test_wait_between_devices",
+    "streams.synchronize:wait_on_host": "test_streams.py::test_synchronize_waits",
+    "streams.wait:wait_on_host": "test_streams.py::test_wait_between_devices",
     "streams.wait:hipStreamWaitEvent": "test_streams.py::test_wait_orders_a_slow_stream_before_a_fast_one",
+    "streams.wait_on_host:hipStreamSynchronize": "test_streams.py::test_synchronize_waits",
 }
 
 
@@ -45,7 +46,13 @@ def waits():
     sys.modules[spec.name] = mutate  # where dataclasses look
     spec.loader.exec_module(mutate)
     names = ["hipStreamWaitEvent", "hipStreamSynchronize", "hipEventRecord", "hipDeviceSynchronize"]
-    names += ["wait_for_devices", "_wait_before_free", "streams.synchronize", "streams.wait"]
+    names += [
+        "wait_for_devices",
+        "_wait_before_free",
+        "streams.synchronize",
+        "streams.wait",
+        "wait_on_host",
+    ]
     return mutate.Mutation("dlbridge_rocm", names, {"call": "None", "status": "0"})
 
 

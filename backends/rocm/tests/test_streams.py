@@ -216,9 +216,47 @@ def test_a_wait_that_fails_leaves_nothing(fake, rocm, function):
         fake.fail(function, 999)
         with pytest.raises(DeviceError, match=f"{function}: hipErrorUnknown"):
             rocm.wait(0, second, first)
+        kept = len(streams._events[0])
+        assert kept == (function != "hipEventCreateWithFlags")
         fake.fail(function, 0)
+        made = fake.calls("hipEventCreateWithFlags")
         rocm.wait(0, second, first)
         rocm.synchronize(0, second)
+        # The event of the wait that failed is there again, if it came to one.
+        assert fake.calls("hipEventCreateWithFlags") - made == (len(streams._events[0]) - kept)
+
+
+@pytest.mark.parametrize("stream_handle", [1 << 64, 1 << 80])
+def test_handles_have_64_bits(kind, stream_handle):
+    with pytest.raises(ValueError, match="a handle has 64 bits"):
+        kind.normalize_stream(0, stream_handle)
+
+
+def test_a_stream_is_asked_for_before_each_use(fake, rocm):
+    """Newer runtimes read the handle of a destroyed one unchecked elsewhere."""
+    with memory(rocm, N) as data:
+        with stream() as gone:
+            pass
+        host = bytearray(N)
+        uses = {
+            "allocate": lambda: rocm.allocate(0, N, 256, gone),
+            "copy": lambda: rocm.copy(0, data, 0, 0, data, 0, 1, gone),
+            "fill": lambda: rocm.fill(0, data, 0, N, 0, gone),
+            "to the host": lambda: rocm.copy_to_host(0, data, 0, memoryview(host), gone),
+            "from the host": lambda: rocm.copy_from_host(0, data, 0, memoryview(host), gone),
+            "synchronize": lambda: rocm.synchronize(0, gone),
+            "wait": lambda: rocm.wait(0, gone, 0),
+        }
+        for name, use in uses.items():
+            asked = fake.calls("hipStreamGetDevice")
+            others = [fake.calls(f) for f in HANDLED]
+            with pytest.raises(DeviceError, match="was destroyed"):
+                use()
+            assert fake.calls("hipStreamGetDevice") == asked + 1, name
+            assert [fake.calls(f) for f in HANDLED] == others, name
+
+
+HANDLED = ["hipStreamIsCapturing", "hipMallocAsync", "hipMemcpyAsync", "hipMemsetAsync"]
 
 
 # Through the tensors ------------------------------------------------------------

@@ -17,6 +17,41 @@ CUresult unsafe_during_capture(void) {
   return result;
 }
 
+// HIP's own rules, for the shim (ROCm/rocm-systems, projects/clr/hipamd/src, 2026).
+
+// CHECK_SUPPORTED_DURING_CAPTURE: ends every capture, in any mode.
+API fake_end_captures(CUstream unused) {
+  (void)unused;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&lock);
+  for (CUstream s = streams; s; s = s->next)
+    if (s->capture) {
+      s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+      result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+// StreamCaptureOngoing: a host wait for a stream that runs is unsafe beside a capture.
+API fake_wait_beside_captures(CUstream stream) {
+  stream = stream_of(stream);
+  return stream && !stream->capture ? unsafe_during_capture() : CUDA_SUCCESS;
+}
+
+// StreamCaptureBlocking: refused, and nothing ends, while a blocking stream captures.
+API fake_refuse_beside_blocking(CUstream stream) {
+  stream = stream_of(stream);
+  CUresult result = CUDA_SUCCESS;
+  if (!stream || stream->capture) return result;
+  pthread_mutex_lock(&lock);
+  for (CUstream s = streams; s; s = s->next)
+    if (s->capture && s->context == stream->context && !(s->flags & CU_STREAM_NON_BLOCKING))
+      result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
 API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
   INITIALIZED;
   CUstreamCaptureMode before = thread_mode;
