@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 BACKENDS := fake opencl vulkan cuda rocm
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: help setup demo test test-core test-backends test-pythons test-gpu stress lint format bench bench-gpu docs clean
+.PHONY: help setup demo test test-core test-backends test-pythons gpu-peers test-gpu stress lint format bench bench-gpu docs clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -55,9 +55,13 @@ test-backends: $(VENV)/.test
 test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
 
-test-gpu: $(VENV)/.test
-	@# torch's CUDA build and the other peers, in place of the CPU ones.
+# The peers with CUDA: pip counts torch's CPU build as torch, so that goes first.
+gpu-peers: $(VENV)/.test
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.version.cuda)' || $(BIN)/pip uninstall -q -y torch
 	$(BIN)/pip install -q -e 'backends/cuda[gpu-peers]'
+	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), f"torch {torch.__version__} sees no GPU: install its CUDA build (pip install torch --index-url ...)"'
+
+test-gpu: gpu-peers
 	DLBRIDGE_EXPECT=cuda,cuda_host,cuda_managed,peers $(PYTEST) -m gpu backends/cuda/tests
 	$(PYTEST) -m gpu backends/rocm/tests
 
@@ -82,7 +86,7 @@ bench: $(VENV)/.test
 	  $(BIN)/python backends/$$name/bench_copy.py; \
 	done
 
-bench-gpu: $(VENV)/.test
+bench-gpu: gpu-peers
 	$(BIN)/python backends/cuda/bench_gpu.py
 
 docs: $(VENV)/.test
