@@ -1,7 +1,7 @@
 """Loads libtvm_ffi: where it is found, which symbols it must have, how each is called.
 
 Importing this module loads the library; nothing else in dlbridge does. Two
-views of the same library are given (measured; ``docs/ffi.md``):
+views of the same library are given:
 
 * `C`, by cffi, which drops the GIL around each call: for what may block, run
   long, or call back into Python.

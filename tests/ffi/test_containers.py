@@ -680,3 +680,12 @@ def test_streams_of_tensors_in_the_peers_containers():
         plugin.current = 0x55
         look(tvm_ffi.Array([1, tvm_ffi.from_dlpack(TableTensor((2, 1)))]))
     assert seen == [0x55]
+
+
+@pytest.mark.parametrize("key", [object(), (1, 2)], ids=["object", "tuple"])
+def test_keys_that_are_not_found_again(key):
+    """As docs/ffi.md says: the library's equality knows neither."""
+    mapping = ffi.Dict()
+    mapping[key] = 1
+    assert len(mapping) == 1
+    assert key not in mapping

@@ -119,3 +119,9 @@ def test_names_that_are_missing_are_listed():
     tvm_ffi = pytest.importorskip("tvm_ffi")
     listed = {name for names, _why in rows("| name | why not |") for name in names}
     assert listed == set(tvm_ffi.__all__) - set(ffi.__all__)
+
+
+def test_where_it_is_names_every_module():
+    table = DOCUMENT.partition("## Where it is")[2]
+    named = re.findall(r"`(\w+\.py)`", table)
+    assert sorted(named) == sorted(path.name for path in Path(ffi.__file__).parent.glob("*.py"))
