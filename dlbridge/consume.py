@@ -106,6 +106,7 @@ def _import(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Te
     if isinstance(x, Tensor):
         if stream is not None:
             order_consumer(x, stream)
+        _ = x._array  # says so if it was a host view that has ended
         return x
     facts = _FACTS.get(type(x)) or _Facts(type(x))
     if facts.hides_state:

@@ -264,14 +264,6 @@ class Tensor(Described):
         """The device ecosystem's own object over the same memory (a pyopencl array, ...)."""
         return OPERATIONS["to_native"](self)
 
-    def _forget(self) -> None:
-        """Let go of the memory and stay behind empty: a name may outlive a host view."""
-        import numpy as np
-
-        self._array = np.empty(0, self._array.dtype)
-        self._memory = _array_memory(self._array)
-        self._byte_offset = 0
-
     def _release_shared(self) -> None:
         """Drop the exchange table's struct, unless a consumer still has it."""
         if hasattr(self, "_shared") and not self._shared.is_lent():
@@ -335,12 +327,6 @@ class ArrayTensor(Tensor):
 
     def _table_image(self, extra_flags: int) -> Image | None:
         return self._image(extra_flags) if extra_flags else None
-
-    def _forget(self) -> None:
-        import numpy as np
-
-        self._array = nothing = np.empty(0, self._array.dtype)
-        self.__dlpack__ = nothing.__dlpack__  # type: ignore[method-assign]  # a slot
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         if dtype is None:

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from counting_backend import NAME, counting
+from peers import peer
 
 import dlbridge as bridge
 
@@ -70,6 +71,42 @@ def test_a_host_view_that_has_ended_says_so():
     for use in (view.__enter__, view.__dlpack__, view.__dlpack_device__):
         with pytest.raises(BufferError, match="has ended"):
             use()
+
+
+USES = {
+    "numpy": np.asarray,
+    "np.from_dlpack": np.from_dlpack,
+    "from_dlpack": bridge.from_dlpack,
+    "asarray": bridge.asarray,
+    "to_device": lambda h: bridge.to_device(h, "cpu"),
+    "copy_": lambda h: bridge.copy_(h, np.zeros(3, "f4")),
+    "tolist": lambda h: h.tolist(),
+    "shape": lambda h: h.shape,
+    "a view": lambda h: h[0],
+    "pickle": pickle.dumps,
+    "torch": lambda h: peer("torch").from_dlpack(h),
+    "jax": lambda h: peer("jax.dlpack").from_dlpack(h),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_tensor_of_an_ended_view_says_so(use, dtype):
+    """Of both kinds, numpy's own and ours: not an empty tensor, which would be wrong data."""
+    with bridge.zeros(3, dtype).host_view() as h:
+        assert h.shape == (3,)
+    with pytest.raises(BufferError, match="ended with its block"):
+        use(h)
+    assert "has ended" in repr(h)
+    assert not hasattr(h, "no_such_thing")
+
+
+def test_tvm_ffi_and_an_ended_view():
+    tvm_ffi = peer("tvm_ffi")
+    with bridge.zeros(3).host_view() as h:
+        pass
+    with pytest.raises((BufferError, ValueError, TypeError)):
+        tvm_ffi.from_dlpack(h)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ exchange produce
 stream described
 tensor
 consume like
-lists
+lists ended
 asarray table
 cuda_array
 
