@@ -49,7 +49,7 @@ class Memory:
             pointer = self._obtain_or_trim(device_id, nbytes, stream)
             if pointer % alignment == 0:
                 return pointer
-            self._release(device_id, pointer, stream)
+            self.free(device_id, pointer, stream)
             base = self._obtain_or_trim(device_id, nbytes + alignment, stream)
             pointer = -(-base // alignment) * alignment
             self._base[pointer] = base
@@ -73,7 +73,7 @@ class Memory:
             try:
                 if not self._released(device_id, pointer, stream):
                     self._deferred.append((device_id, pointer, stream))
-            except CaptureError:  # of another stream; refused, and nothing ended
+            except CaptureError:  # refused while somebody captures: another time
                 self._deferred.append((device_id, pointer, stream))
             except Error as exc:  # in a finalizer nobody could catch it
                 _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
