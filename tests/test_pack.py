@@ -92,7 +92,7 @@ def tiny_limits(monkeypatch):
     monkeypatch.setattr(pack, "_STRIP_AT_LEAST", 256)
     monkeypatch.setattr(pack, "_SHORT_COLUMN", 3)
     monkeypatch.setattr(pack, "_BUFFER", 1024)
-    monkeypatch.setattr(pack, "_usable_cores", lambda: 2)
+    monkeypatch.setattr(pack, "usable_cores", lambda: 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
