@@ -197,7 +197,7 @@ def test_no_copy_into_elements_that_share_memory():
     base = np.zeros((1, 3))
     wide = np.ndarray((2, 3), "f8", base, strides=(0, 8))
     # (Some releases of numpy export such an array as read-only, which is refused before.)
-    with pytest.raises(bridge.ExchangeError, match="share memory|is read-only"):
+    with pytest.raises(bridge.ExchangeError, match=r"share memory|is read-only"):
         bridge.copy_(wide, np.ones((2, 3)))
     assert not base.any()
     bridge.copy_(np.ndarray((1, 3), "f8", base, strides=(0, 8)), np.ones((1, 3)))
