@@ -314,15 +314,15 @@ def test_error_object(echo):
 
 def test_ctrl_c_in_a_long_call(run_script):  # 4.6
     code, output = run_script("""
-        import os, signal, threading, time
+        import os, signal, threading
         f = testing("run_check_signal")
-        for call in (lambda: f(5), f.bind(5), lambda: testing("apply")(f, 5)):
+        # Longer than the script may take: what does not hear the signal fails by that.
+        for call in (lambda: f(600), f.bind(600), lambda: testing("apply")(f, 600)):
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-            began = time.monotonic()
             try:
                 call()
             except KeyboardInterrupt as exc:
-                print(type(exc).__name__, time.monotonic() - began < 4)
+                print(type(exc).__name__)
         from dlbridge.ffi._lib import C
         out = cffi.new("void **")
         C.TVMFFIErrorMoveFromRaised(out)
@@ -331,9 +331,9 @@ def test_ctrl_c_in_a_long_call(run_script):  # 4.6
     assert (code, output.splitlines()) == (
         0,
         [
-            "KeyboardInterrupt True",
-            "KeyboardInterrupt True",
-            "KeyboardInterrupt True",
+            "KeyboardInterrupt",
+            "KeyboardInterrupt",
+            "KeyboardInterrupt",
             "left: False",
         ],
     )
@@ -364,8 +364,7 @@ def test_exit_with_an_error_left_in_the_thread(run_script):  # 4.8b: SIGSEGV wit
     assert (code, output) == (0, "")
 
 
-@pytest.mark.parametrize("where", ["main", "finally"])
-def test_system_exit_from_a_callback(run_script, where):
+def test_system_exit_from_a_callback(run_script):
     code, _output = run_script("""
         import sys
         def leave():

@@ -243,7 +243,7 @@ def test_replaced_argument_lives_as_long_as_a_call_that_uses_it(echo):
     assert step() == "another text, which takes the place of the first"
 
 
-def test_replaced_object_lives_as_long_as_a_call_that_uses_it():
+def test_replaced_object_lives_as_long_as_a_call_that_uses_it(testing):
     seen = []
 
     def look(error):

@@ -104,3 +104,38 @@ def test_objects_are_not_made_of_their_address(again):
     made = ffi.get_global_func("ffi.GetKwargsObject")()
     with pytest.raises(TypeError):
         again(made)
+
+
+def test_an_opaque_object_that_C_holds_twice():
+    """Each holder has its own: the first to let go takes it from nobody else."""
+    thing = Thing()
+    watched = weakref.ref(thing)
+    first, second = ffi.Array([thing]), ffi.Array([thing])
+    assert first[0] is thing
+    del thing, first
+    gc.collect()
+    assert watched() is not None
+    assert second[0] is watched()
+    del second
+    gc.collect()
+    assert watched() is None
+
+
+def test_every_cause_of_a_chain_crosses(apply):
+    def fail():
+        try:
+            try:
+                raise KeyError("first")
+            except KeyError as first:
+                raise ValueError("second") from first
+        except ValueError as second:
+            raise TypeError("third") from second
+
+    with pytest.raises(TypeError) as caught:
+        apply(fail)
+    error = ffi.get_global_func("testing.echo")(caught.value)
+    kinds = []
+    while error is not None:
+        kinds.append(error.kind)
+        error = error.cause
+    assert kinds == ["TypeError", "ValueError", "KeyError"]

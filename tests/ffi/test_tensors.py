@@ -193,8 +193,12 @@ def test_gradients_and_lazy_signs(echo):
     x = torch.ones(3, requires_grad=True)
     assert echo(x).numpy().tolist() == [1, 1, 1]
     z = torch.complex(torch.ones(2), torch.ones(2)).conj()
-    with pytest.raises(BufferError, match="resolve_conj"):
-        echo(z)
+    negated = z.imag  # lazily, as z is a conjugate
+    assert negated.is_neg()
+    assert not negated.is_conj()
+    for lazy in (z, negated):
+        with pytest.raises(BufferError, match="resolve_conj"):
+            echo(lazy)
 
 
 def test_torch_subclass(echo):
