@@ -179,6 +179,19 @@ def test_numbers_that_a_type_has(numbers, dtype, values):
     assert bridge.asarray(numbers, dtype=dtype).tolist() == values
 
 
+FLOATS = [code.name[3:].lower() for code in bridge.DLDataTypeCode if "Float" in code.name[3:]]
+FLOATS = [name for name in FLOATS if name not in ("float", "bfloat")]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "bfloat16", "float16", "float32", "float64"])
+def test_every_float_takes_what_it_has(dtype):
+    peer("ml_dtypes")
+    assert bridge.asarray([1.0, 2.0], dtype=dtype).tolist() == [1, 2]
+    if dtype != "float64":
+        with pytest.raises(ValueError, match=r"1e\+40 at \[1\]"):
+            bridge.asarray([1.0, 1e40], dtype=dtype)
+
+
 @pytest.mark.parametrize("value", ["5", None, b"x", object()], ids=str)
 def test_what_is_no_number(value):
     with pytest.raises(TypeError, match="is no number"):
