@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+
 from dlbridge.protocol import API
 
-from . import copies, demo, devices, foreign, memory, native, queues, regions, views
+from . import copies, demo, devices, ending, foreign, memory, native, queues, regions, views
 
 __all__ = ["OpenCL"]
+
+atexit.register(ending.end)
 
 
 class OpenCL:

@@ -6,12 +6,11 @@ is safe for that; Oclgrind 21.10 is not: it crashes (measured).
 At exit, before Python 3.14, a daemon thread that comes back for the GIL after
 the interpreter has ended is unwound through C++ frames, and that aborts the
 process ("terminate called without an active exception"). So at exit calls that
-have begun are awaited, and new ones are refused.
+have begun are awaited, and new ones are refused (`ending` asks for that).
 """
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 
@@ -19,10 +18,7 @@ from dlbridge.errors import DeviceError
 
 from . import devices
 
-__all__ = ["InDriver"]
-
-PATIENCE = 10.0
-"""Seconds to wait at exit for a call in another thread."""
+__all__ = ["InDriver", "keep_to_this_thread"]
 
 _one_at_a_time = threading.RLock()
 # Single operations on a dict are atomic, so that finalizers may come in anywhere.
@@ -57,11 +53,10 @@ class InDriver:
             self._lock.release()
 
 
-@atexit.register
-def _end() -> None:
+def keep_to_this_thread(deadline: float) -> None:
+    """Refuse every other thread from now on, and wait for those inside, until `time.monotonic`."""
     thread = threading.get_ident()
     _last_thread.append(thread)
-    deadline = time.monotonic() + PATIENCE
     while any(other != thread for other in list(_inside.values())):
         if time.monotonic() > deadline:
             return

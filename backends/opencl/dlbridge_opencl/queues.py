@@ -22,6 +22,7 @@ __all__ = [
     "finish",
     "finish_all",
     "is_ours",
+    "known",
     "new",
     "normalize_stream",
     "order",
@@ -242,6 +243,11 @@ def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> N
 def users(context: cl.Context) -> list[cl.CommandQueue]:
     """The users' queues that are known here, in *context*."""
     return [queue for queue in list(_users.values()) if queue.context == context]
+
+
+def known() -> list[cl.CommandQueue]:
+    """Every queue that is known here, of all devices and contexts."""
+    return [*list(_ours.values()), *list(_users.values()), *list(_elsewhere.values())]
 
 
 def finish_all(device_id: int, context: cl.Context) -> None:

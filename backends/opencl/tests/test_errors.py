@@ -184,3 +184,20 @@ def copies():
 @pytest.mark.parametrize("exit", EXITS)
 def test_the_process_may_end_whenever(exit):
     python(EXIT + EXITS[exit])
+
+
+def test_the_work_ends_before_the_process(simulated):
+    """What runs later than our wait at exit finds the kernel done: see `ending`."""
+    if simulated:
+        pytest.skip("Oclgrind works in the callers' threads alone")
+    look = "import atexit; atexit.register(lambda: print(event.command_execution_status))\n"
+    launch = "event = kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()"
+    assert python(look + EXIT + launch) == f"{cl.command_execution_status.COMPLETE}\n"
+
+
+def test_the_process_ends_though_the_work_does_not(simulated):
+    if simulated:
+        pytest.skip("Oclgrind works in the callers' threads alone")
+    impatient = "import dlbridge_opencl.ending as ending; ending.PATIENCE = 0.1\n"
+    never = "gate = cl.UserEvent(queue.context); cl.enqueue_barrier(queue, wait_for=[gate])"
+    python(EXIT + impatient + never)
