@@ -35,6 +35,7 @@ __all__ = [
     "packer_of",
     "packers",
     "register_packer",
+    "release",
     "rules",
     "text_of",
     "unpack",
@@ -51,6 +52,7 @@ _SMALL_STR: Final[int] = C.kTVMFFISmallStr
 _SMALL_BYTES: Final[int] = C.kTVMFFISmallBytes
 _RAW_STR: Final[int] = C.kTVMFFIRawStr
 _LOW: Final = 0xFFFFFFFF
+_LAST_INDEX: Final = 0x7FFFFFFF
 _CACHED_CLASSES: Final = 2048
 
 _from_double = struct.Struct("=d").pack
@@ -291,6 +293,12 @@ UNCHANGED: Final = _Unchanged()
 register_packer(_Unchanged, lambda _value, _keep: (C.kTVMFFIUnchanged, 0))
 
 
+def release(tag: int, payload: int) -> None:
+    """Let go of an owned TVMFFIAny that nobody wants."""
+    if OBJECT_BEGIN <= tag & _LOW <= _LAST_INDEX:
+        Handle(payload)
+
+
 def unpack(tag: int, payload: int) -> Any:
     """The value of an owned TVMFFIAny; its reference is taken over."""
     index = tag & _LOW
@@ -304,8 +312,9 @@ def view(tag: int, payload: int) -> Any:
     """The value of a borrowed TVMFFIAny (an argument); C keeps its own reference."""
     index = tag & _LOW
     if index >= OBJECT_BEGIN:
+        construct = constructors.get(index) or _constructor_of(index)
         py.TVMFFIObjectIncRef(payload)
-        return (constructors.get(index) or _constructor_of(index))(payload, index)
+        return construct(payload, index)
     try:
         decode = views[index]
     except KeyError:
@@ -315,6 +324,11 @@ def view(tag: int, payload: int) -> Any:
 
 def _constructor_of(index: int) -> Constructor:
     """The constructor of the nearest ancestor that has one, kept for *index*."""
+    if index > _LAST_INDEX:  # the library would end the process
+        raise TypeError(
+            f"a value with the impossible TVM-FFI type index {index - (1 << 32)}: "
+            "whoever made it wrote no value there"
+        )
     info = ffi.cast("TVMFFITypeInfo *", py.TVMFFIGetTypeInfo(index))
     for depth in range(info.type_depth - 1, -1, -1):
         found = constructors.get(info.type_ancestors[depth].type_index)

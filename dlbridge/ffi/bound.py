@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ._lib import C, ffi
 from .any import Handle, Temporaries, unpack
-from .call import new_frame, on_streams, pack_frame
+from .call import failure, new_frame, on_streams, pack_frame
 from .error import interrupted, raised
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
             return _call_apart(call_c, pointer, arguments, count)
         try:
             if call_c(pointer, arguments, count, result):
+                error = failure(words)
                 busy[0] = False
-                raise raised()
+                raise error
         except SystemError as exc:
             busy[0] = False
             raise interrupted(exc) from None
@@ -95,7 +96,7 @@ def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
     words, _none, result, _kinds = new_frame(0)
     try:
         if call_c(pointer, arguments, count, result):
-            raise raised()
+            raise failure(words)
     except SystemError as exc:
         raise interrupted(exc) from None
     return unpack(words[0], words[1])

@@ -22,7 +22,7 @@ from dlbridge.devices import backend_of
 from dlbridge.protocol import SupportsStreams
 
 from ._lib import C, ffi, py
-from .any import Temporaries, pack, pack_int, unpack
+from .any import Temporaries, pack, pack_int, release, unpack
 from .error import interrupted, raised
 
 if TYPE_CHECKING:
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
     from .any import Packer
 
-__all__ = ["FAST", "Frame", "call", "call_with_gil", "make_fast_call", "new_frame", "on_streams"]
+__all__ = [
+    "FAST",
+    "Frame",
+    "call",
+    "call_with_gil",
+    "failure",
+    "make_fast_call",
+    "new_frame",
+    "on_streams",
+]
 
 FAST: Final = 6
 """Arguments of a call that is unrolled; more of them take a loop."""
@@ -48,6 +57,17 @@ def new_frame(count: int) -> Frame:
     return words, memory + 1, memory + 0, [None] * count
 
 
+def failure(words: memoryview) -> BaseException:
+    """The exception for the call with this frame, which has just failed.
+
+    A result that the callee wrote before it failed is let go, as C++ does.
+    """
+    error = raised()
+    tag, payload, words[0], words[1] = words[0], words[1], 0, 0
+    release(tag, payload)
+    return error
+
+
 def call(pointer: Any, arguments: Sequence[Any]) -> Any:
     """Call the function at *pointer* with any number of arguments."""
     keep = Temporaries()
@@ -60,7 +80,7 @@ def call(pointer: Any, arguments: Sequence[Any]) -> Any:
     except SystemError as exc:
         raise interrupted(exc) from None
     if failed:
-        raise raised()
+        raise failure(words)
     return unpack(words[0], words[1])
 
 
@@ -74,7 +94,7 @@ def call_with_gil(handle: int, *arguments: Any) -> Any:
     if py.TVMFFIFunctionCall(
         handle, int(ffi.cast("intptr_t", first)), len(arguments), int(ffi.cast("intptr_t", result))
     ):
-        raise raised()
+        raise failure(words)
     return unpack(words[0], words[1])
 
 
@@ -185,7 +205,7 @@ _TAIL = """\
             except SystemError as error:
                 raise interrupted(error) from None
         if failed:
-            raise raised()
+            raise failure(words)
         tag = words[0]
         if not tag:
             ready[0] = frame
@@ -218,13 +238,13 @@ def make_fast_call(
         "MISSING": object(),
         "Temporaries": Temporaries,
         "call": call,
+        "failure": failure,
         "interrupted": interrupted,
         "new_frame": new_frame,
         "on_streams": on_streams,
         "pack_int": pack_int,
         "packer_of": packer_of,
         "packers": packers,
-        "raised": raised,
         "unpack": unpack,
         "__name__": __name__,
     }

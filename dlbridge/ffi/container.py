@@ -51,7 +51,7 @@ class Container(Object):
     @classmethod
     def _of(cls, values: Any) -> Any:
         """A new container of this class."""
-        return cls(values)  # type: ignore[call-arg]  # every subclass's __new__ takes them
+        return cls(values)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """The result of the library's function *name* on this object, with the GIL held."""

@@ -7,14 +7,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from ._lib import C, address, ffi, py
-from .any import HEADER, Handle, Temporaries, pack, unpack, view
+from .any import HEADER, Handle, Temporaries, pack, register_packer, unpack, view
 from .error import raised
 from .function import builtin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Members", "build", "build_by", "decode", "method", "nested", "owned"]
+__all__ = ["Members", "Packed", "build", "build_by", "decode", "method", "nested", "owned"]
 
 _INT: Final[int] = C.kTVMFFIInt
 _FLOAT: Final[int] = C.kTVMFFIFloat
@@ -25,6 +25,23 @@ ANY_SIZE: Final[int] = ffi.sizeof("TVMFFIAny")
 
 class Members(Temporaries):
     """Temporaries of a call that runs no kernel: nobody asks for streams."""
+
+
+class Packed:
+    """A value packed ahead of the call that it is for.
+
+    Packing may run the value's own code (``__tvm_ffi_value__``, ``__dlpack__``),
+    which must not happen with a lock held that other threads wait for.
+    """
+
+    __slots__ = ("_keep", "words")
+
+    def __init__(self, value: Any) -> None:
+        self._keep = Members()
+        self.words = pack(value, self._keep)
+
+
+register_packer(Packed, lambda value, _keep: value.words)
 
 
 def decode(data: Any, size: int) -> list[Any]:

@@ -63,6 +63,12 @@ def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
         return register_error(name_or_cls.__name__, name_or_cls)
     if cls is None:
         return lambda found: register_error(name_or_cls or found.__name__, found)
+    if not (isinstance(name_or_cls, str) and isinstance(cls, type)) or not issubclass(
+        cls, BaseException
+    ):
+        raise TypeError(
+            f"register_error({name_or_cls!r}, {cls!r}): give a kind's name and an exception class"
+        )
     _kinds[cls] = name_or_cls
     _classes[name_or_cls] = cls
     return cls
@@ -221,7 +227,7 @@ def _instance(kind: str, message: str) -> BaseException:
     if cls is not None:
         try:
             return cls(message)
-        except TypeError:  # a class whose constructor wants something else
+        except Exception:  # a class whose constructor wants something else, or is wrong
             pass
     return RuntimeError(f"{kind}: {message}")
 

@@ -49,6 +49,12 @@ class Function(Object):
 
     __call__ = make_fast_call(packers, packer_of)
 
+    def __copy__(self) -> Function:
+        return self  # as Python's functions do
+
+    def __deepcopy__(self, _memo: Any) -> Function:
+        return self
+
     def bind(self, *arguments: Any) -> BoundCall:
         """A call prepared once: ``step = f.bind(x, y)``, then ``step()`` as often as you like.
 
@@ -67,7 +73,7 @@ class Function(Object):
         ``f.like("torch")(x)``. The memory is the same; dlbridge's Tensor is the default.
         """
         convert = converter(library)
-        return lambda *arguments: convert(self(*arguments))
+        return lambda *args, **kwargs: convert(self(*args, **kwargs))
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -107,20 +113,26 @@ class KeywordFunction(Function):
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            signature = self.__signature__
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as exc:
-                raise TypeError(f"{exc}; the function takes {signature}") from None
-            for given, name in zip(bound.arguments, signature.parameters, strict=False):
-                if given != name:
-                    raise TypeError(
-                        f"{name!r} must be given if {given!r} is: arguments reach the function by "
-                        f"their place, and only it knows the default; it takes {signature}"
-                    )
-            args = bound.args
-        return Function.__call__(self, *args)
+        return Function.__call__(self, *(self._in_order(args, kwargs) if kwargs else args))
+
+    def bind(self, *args: Any, **kwargs: Any) -> BoundCall:
+        """As `Function.bind`; `replace` takes the places of the parameters."""
+        return Function.bind(self, *(self._in_order(args, kwargs) if kwargs else args))
+
+    def _in_order(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """The arguments by their places; TypeError if they do not fit the parameters."""
+        signature = self.__signature__
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{exc}; the function takes {signature}") from None
+        for given, name in zip(bound.arguments, signature.parameters, strict=False):
+            if given != name:
+                raise TypeError(
+                    f"{name!r} must be given if {given!r} is: arguments reach the function by "
+                    f"their place, and only it knows the default; it takes {signature}"
+                )
+        return bound.args
 
 
 class BorrowingFunction(Function):
@@ -141,7 +153,7 @@ constructors[C.kTVMFFIFunction] = lambda handle, index: wrap(handle, index, Func
 def get_global_func(name: str, allow_missing: bool = False) -> Any:
     """The global function *name*; None if *allow_missing*, else ValueError if there is none."""
     out = ffi.new("void **")
-    if py.TVMFFIFunctionGetGlobal(ByteArray(name), address(out)):
+    if py.TVMFFIFunctionGetGlobal(_name(name), address(out)):
         raise raised()
     if not out[0]:
         if allow_missing:
@@ -170,6 +182,17 @@ def described(function: Function, metadata: Mapping[str, Any]) -> Function:
         elif borrows_tensors(metadata):
             function.__class__ = BorrowingFunction
     return function
+
+
+def _name(name: str) -> ByteArray:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a global function is a str, not {name!r}")
+    return ByteArray(name)
+
+
+def _check_callable(function: object) -> None:
+    if not callable(function):
+        raise TypeError(f"{function!r} cannot be called, so it becomes no function")
 
 
 _builtins: dict[str, Handle] = {}
@@ -206,9 +229,11 @@ def register_global_func(func_name: Any, f: Any = None, override: bool = False) 
     import inspect
     import json
 
+    name = _name(func_name)
+    _check_callable(f)
     handle = f._handle if isinstance(f, Function) else make_function(f)
     metadata = ByteArray(json.dumps(_published(f)))
-    name, doc = ByteArray(func_name), ByteArray(inspect.getdoc(f) or "")
+    doc = ByteArray(inspect.getdoc(f) or "")
     info = ffi.new("TVMFFIMethodInfo *")
     info.name, info.doc, info.metadata = name.pointer[0], doc.pointer[0], metadata.pointer[0]
     info.method.type_index = C.kTVMFFIFunction
@@ -239,6 +264,7 @@ def _published(function: Any) -> dict[str, Any]:
 
 def remove_global_func(name: str) -> None:
     """Remove the global function *name*; functions that were got keep working."""
+    _name(name)
     call_with_gil(builtin("ffi.FunctionRemoveGlobal"), name)
 
 
@@ -255,6 +281,7 @@ def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function
     Tensor arguments come as instances of *tensor_cls*, a class or a library's
     name; as dlbridge's Tensor by default.
     """
+    _check_callable(pyfunc)
     target = pyfunc
     if tensor_cls is not None:
         convert = converter(tensor_cls)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ._lib import C, address, ffi, py
 from .any import OBJECT_BEGIN, Handle, Temporaries, constructors, unpack
 from .container import Container, changing
-from .elements import ANY_SIZE, build, method, owned
+from .elements import ANY_SIZE, Packed, build, method, owned
 from .error import raised
 from .object import wrap
 
@@ -168,11 +168,12 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
         return cls._make(_DICT, build("ffi.Dict", _pairs(input_dict)))
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        place, item = Packed(key), Packed(value)
         with changing:
             # The value that goes lives until C++ is done: its finalizer may look at this Dict.
-            before = self._find(key)
+            before = self._find(place)
             try:
-                self._call("ffi.DictSetItem", key, value)
+                self._call("ffi.DictSetItem", place, item)
             finally:
                 if before:
                     unpack(*before)
@@ -184,11 +185,12 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
         """Remove *key* and return its value; *default*, or KeyError, if it is not there."""
         if len(default) > 1:
             raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
+        place = Packed(key)
         with changing:
-            found = self._find(key)
+            found = self._find(place)
             if found is not None:
                 value = unpack(*found)
-                self._call("ffi.DictErase", key)
+                self._call("ffi.DictErase", place)
                 return value
         if default:
             return default[0]

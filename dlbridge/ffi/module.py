@@ -217,6 +217,8 @@ def register_system_lib_symbol(name: str, symbol: Any) -> None:
         symbol = address(immortal(symbol))
     if not symbol:
         raise ValueError(f"the symbol for {name!r} is NULL")
+    if not isinstance(name, str) or "\0" in name:
+        raise ValueError(f"the name of a C symbol is text without NUL, not {name!r}")
     full = name if name.startswith(_SYMBOL_PREFIX) else _SYMBOL_PREFIX + name
     if py.TVMFFIEnvModRegisterSystemLibSymbol(full.encode(), symbol):
         raise raised()

@@ -31,6 +31,14 @@ class Object:
     _index: int
     """The object's own type index, which may be below its Python class's."""
 
+    def __new__(cls, *_args: Any, **_keywords: Any) -> Any:
+        """For classes that C++ says how to make; TypeError for the others."""
+        if cls.__init__ is object.__init__:
+            raise TypeError(
+                f"{cls.__name__}() makes nothing: its objects come from the library's functions"
+            )
+        return object.__new__(cls)
+
     def same_as(self, other: object) -> bool:
         """Whether *other* is this very object."""
         if not isinstance(other, Object) or self._handle is None:
@@ -49,6 +57,10 @@ class Object:
         The wrapper is empty once the call is made.
         """
         return MovedObject(self)
+
+    def __reduce__(self) -> Any:
+        # Python would copy the address, and with it own a reference that nobody took.
+        raise TypeError(f"a {type_key_of(self._index)} can be neither copied nor pickled")
 
     def __repr__(self) -> str:
         if self._handle is None:

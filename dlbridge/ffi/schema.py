@@ -77,6 +77,16 @@ def _inner(schema: Mapping[str, Any]) -> str:
     return str(schema["type"])
 
 
+class _Unknown:
+    """The default of a parameter that only the function knows."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_UNKNOWN: Final = _Unknown()
+
+
 def signature_of(metadata: Mapping[str, Any]) -> Signature:
     """The signature that *metadata* describes; ``(*args)`` where it says nothing."""
     from inspect import Parameter, Signature
@@ -93,7 +103,7 @@ def signature_of(metadata: Mapping[str, Any]) -> Signature:
         Parameter(
             names[i] if names else f"arg{i}",
             Parameter.POSITIONAL_OR_KEYWORD if names else Parameter.POSITIONAL_ONLY,
-            default=Parameter.empty if i < required else ...,
+            default=Parameter.empty if i < required else _UNKNOWN,
             annotation=annotation_of(types[i]) if types else Parameter.empty,
         )
         for i in range(count)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
 from ._lib import C, ffi
 from .any import HEADER, Handle, Temporaries, constructors
 from .container import Container, changing
-from .elements import ANY_SIZE, build, decode, method, nested
+from .elements import ANY_SIZE, Packed, build, decode, method, nested
 from .object import wrap
 
 if TYPE_CHECKING:
@@ -164,10 +164,11 @@ class List(_Sequence, MutableSequence[Any]):
     def __setitem__(self, index: slice, value: Iterable[Any]) -> None: ...
     def __setitem__(self, index: Any, value: Any) -> None:
         if not isinstance(index, slice):
+            item = Packed(value)
             with changing:
-                self._call("ffi.ListSetItem", self._position(index), value)
+                self._call("ffi.ListSetItem", self._position(index), item)
             return
-        replacement = list(value)
+        replacement = List(value)
         with changing:
             start, stop, step = index.indices(len(self))
             if step == 1:
@@ -189,13 +190,12 @@ class List(_Sequence, MutableSequence[Any]):
                 return
             start, stop, step = index.indices(len(self))
             if step == 1:
-                self._replace(start, max(start, stop), ())
+                self._replace(start, max(start, stop), List())
                 return
             for place in sorted(range(start, stop, step), reverse=True):
                 self._call("ffi.ListPop", place)
 
-    def _replace(self, start: int, stop: int, values: Iterable[Any]) -> None:
-        new = List(values)
+    def _replace(self, start: int, stop: int, new: List) -> None:
         # What is removed lives until C++ is done: its finalizer may look at this List.
         removed = self._held() if start < stop else None
         self._call("ffi.ListReplaceSlice", start, stop, new)
@@ -203,20 +203,21 @@ class List(_Sequence, MutableSequence[Any]):
 
     def insert(self, index: SupportsIndex, value: Any) -> None:
         """Insert *value* before position *index*, which is clipped as Python's lists do."""
-        place = operator.index(index)
+        place, item = operator.index(index), Packed(value)
         with changing:
             size = len(self)
             place = max(0, place + size) if place < 0 else min(place, size)
-            self._call("ffi.ListInsert", place, value)
+            self._call("ffi.ListInsert", place, item)
 
     def append(self, value: Any) -> None:
         """Add *value* at the end."""
+        item = Packed(value)
         with changing:
-            self._call("ffi.ListAppend", value)
+            self._call("ffi.ListAppend", item)
 
     def extend(self, values: Iterable[Any]) -> None:
         """Add all of *values* at the end, in one step."""
-        new = list(values)
+        new = List(values)
         with changing:
             self._replace(len(self), len(self), new)
 

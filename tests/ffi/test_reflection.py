@@ -196,7 +196,8 @@ def test_construct_twice(cls):
 
 def test_constructor_that_returns_no_object(cls):
     class Wrong(ffi.Object):
-        pass
+        def __init__(self):
+            pass
 
     cls("TestIntPair")
     wrong = Wrong()

@@ -26,6 +26,21 @@ EXPORT int __tvm_ffi_fails(void *self, const TVMFFIAny *args, int32_t count, TVM
   return fail("ValueError", "the kernel said no");
 }
 
+/* changes_its_mind(object): gives the object back, and fails then. */
+EXPORT int __tvm_ffi_changes_its_mind(void *self, const TVMFFIAny *args, int32_t count,
+                                      TVMFFIAny *result) {
+  TVMFFIObjectIncRef(args[0].v_obj);
+  *result = args[0];
+  return fail("ValueError", "rather not");
+}
+
+/* nothing(index): a result that says it is of the type index, and is nothing. */
+EXPORT int __tvm_ffi_nothing(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
+  result->type_index = (int32_t)args[0].v_int64;
+  result->v_int64 = 0;
+  return 0;
+}
+
 /* A name that the class Module has, too. */
 EXPORT int __tvm_ffi_kind(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   return __tvm_ffi_answer(self, args, count, result);
