@@ -39,9 +39,10 @@ transfer hostview
 
 ffi._lib
 ffi.any
-ffi.object ffi.opaque
-ffi.error ffi.symbol
-ffi.call ffi.bound ffi.callback ffi.schema
+ffi.plain ffi.object ffi.opaque
+ffi.backtrace ffi.error
+ffi.entry ffi.symbol ffi.callback
+ffi.call ffi.bound ffi.schema
 ffi.env ffi.tensor
 ffi.function ffi.peer
 ffi.elements ffi.container ffi.sequence ffi.shape ffi.mapping

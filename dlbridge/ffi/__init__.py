@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from . import dataclasses, serialization, structural
     from ._lib import library_path, version
-    from .any import UNCHANGED
     from .bound import BoundCall
     from .conversion import ObjectConvertible, convert, init_ffi_api
     from .env import get_raw_stream, use_raw_stream, use_stream, use_torch_stream
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
         system_lib,
     )
     from .object import Object
+    from .plain import UNCHANGED
     from .reflection import object_class, register_object
     from .sequence import Array, List
     from .shape import Shape
@@ -131,6 +131,7 @@ _SHARED: Final = ("DLDeviceType", "Device", "Tensor", "device", "dtype", "from_d
 _MODULES: Final = (
     "_lib",
     "any",
+    "plain",
     "object",
     "opaque",
     "error",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.dtype import dtype
 
-from . import any as values
+from . import plain
+from .any import defines, pack, rules
 from .callback import callable_rule
 from .error import error_rule
 from .mapping import mapping_rule
@@ -29,7 +30,7 @@ def _protocol(name: str, packer: Any) -> Any:
     """A rule for classes with the method *name*: its result is packed by *packer*."""
 
     def rule(cls: type) -> Packer | None:
-        if not values.defines(cls, name):
+        if not defines(cls, name):
             return None
 
         def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
@@ -47,7 +48,7 @@ def _subclasses(base: type, packer: Packer) -> Any:
 
 
 def _pack_foreign_dtype(value: Any, keep: Temporaries) -> tuple[int, int]:
-    return values.pack_dtype(dtype(value), keep)
+    return plain.pack_dtype(dtype(value), keep)
 
 
 def _dtype_rule(cls: type) -> Packer | None:
@@ -59,33 +60,33 @@ def _dtype_rule(cls: type) -> Packer | None:
 
 
 def _pack_cuda_stream(value: tuple[int, int], keep: Temporaries) -> tuple[int, int]:
-    return values.pack_opaque_pointer(value[1], keep)  # (protocol version, handle)
+    return plain.pack_opaque_pointer(value[1], keep)  # (protocol version, handle)
 
 
 def _numpy_bool_rule(cls: type) -> Packer | None:
     numpy = sys.modules.get("numpy")
-    return values.pack_bool if numpy is not None and issubclass(cls, numpy.bool_) else None
+    return plain.pack_bool if numpy is not None and issubclass(cls, numpy.bool_) else None
 
 
-values.rules += [
+rules += [
     peer_rule,
-    _protocol("__tvm_ffi_object__", values.pack),
+    _protocol("__tvm_ffi_object__", pack),
     tensor_rule,
     _protocol("__cuda_stream__", _pack_cuda_stream),
     _numpy_bool_rule,
-    _subclasses(numbers.Integral, values.pack_int),
-    _subclasses(numbers.Real, values.pack_float),
-    _subclasses(str, values.pack_str),
-    _subclasses((bytes, bytearray), values.pack_bytes),  # type: ignore[arg-type]
+    _subclasses(numbers.Integral, plain.pack_int),
+    _subclasses(numbers.Real, plain.pack_float),
+    _subclasses(str, plain.pack_str),
+    _subclasses((bytes, bytearray), plain.pack_bytes),  # type: ignore[arg-type]
     shape_rule,
     sequence_rule,
     mapping_rule,
-    _subclasses(ctypes.c_void_p, values.pack_opaque_pointer),
-    _protocol("__tvm_ffi_opaque_ptr__", values.pack_opaque_pointer),
+    _subclasses(ctypes.c_void_p, plain.pack_opaque_pointer),
+    _protocol("__tvm_ffi_opaque_ptr__", plain.pack_opaque_pointer),
     _dtype_rule,
-    _protocol("__tvm_ffi_int__", values.pack_int),
-    _protocol("__tvm_ffi_float__", values.pack_float),
-    _protocol("__tvm_ffi_value__", values.pack),
+    _protocol("__tvm_ffi_int__", plain.pack_int),
+    _protocol("__tvm_ffi_float__", plain.pack_float),
+    _protocol("__tvm_ffi_value__", pack),
     error_rule,
     callable_rule,
     lambda _cls: pack_opaque,

@@ -22,8 +22,9 @@ from dlbridge.devices import backend_of
 from dlbridge.protocol import SupportsStreams
 
 from ._lib import C, ffi, py
-from .any import Temporaries, pack, pack_int, release, unpack
+from .any import Temporaries, pack, release, unpack
 from .error import interrupted, raised
+from .plain import pack_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from ._lib import C, address, ffi, immortal, py
-from .any import OBJECT_BEGIN, Handle, Temporaries, defines, pack, view
-from .error import set_raised
+from ._lib import C, ffi, py
+from .any import INDEX_MASK, OBJECT_BEGIN, Handle, Temporaries, defines, pack, view
+from .entry import Entry
+from .error import raised, set_raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,14 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["callable_rule", "make_function", "pack_callable"]
 
-_LOW: Final = 0xFFFFFFFF
 _INT: Final[int] = C.kTVMFFIInt
 _BORROWED: Final = frozenset({C.kTVMFFIRawStr, C.kTVMFFIByteArrayPtr, C.kTVMFFIObjectRValueRef})
 
-# One libffi closure for every function would be memory that is never given
-# back; `self` is a key of this table instead.
 _callables: dict[int, Callable[..., Any]] = {}
-_keys = itertools.count(1)
 
 
 def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = _callables) -> int:
@@ -58,12 +54,12 @@ def _give(value: Any, result: Any) -> None:
     """Write *value* to *result* so that the caller owns it."""
     keep = Temporaries()
     tag, payload = pack(value, keep)
-    index = tag & _LOW
+    index = tag & INDEX_MASK
     words = ffi.cast("int64_t *", result)
     if index in _BORROWED:
         given = ffi.new("int64_t[2]", (tag, payload))
         if C.TVMFFIAnyViewToOwnedAny(ffi.cast("TVMFFIAny *", given), result):
-            raise MemoryError("libtvm_ffi could not allocate the result")
+            raise raised()
         return
     if index >= OBJECT_BEGIN:
         py.TVMFFIObjectIncRef(payload)
@@ -71,41 +67,12 @@ def _give(value: Any, result: Any) -> None:
     words[1] = payload
 
 
-def _escaped(_class: type, exception: BaseException, _traceback: Any) -> None:
-    """An exception that came before or after `_enter` could catch it (a signal's)."""
-    set_raised(exception)
-
-
-def _forgetter(callables: dict[int, Any]) -> Callable[[int], None]:
-    def forget(key: int) -> None:
-        # No call: an exception may be pending in whoever drops the function.
-        del callables[key]
-
-    return forget
-
-
-_closure = immortal(
-    ffi.callback(
-        "int(intptr_t, int64_t *, int32_t, TVMFFIAny *)",
-        immortal(_enter),
-        error=-1,
-        onerror=immortal(_escaped),
-    )
-)
-_SAFE_CALL = immortal(ffi.cast("TVMFFISafeCallType", _closure))
-_forget = immortal(ffi.callback("void(intptr_t)", immortal(_forgetter(_callables))))
-_DELETER = immortal(ffi.cast("void(*)(void *)", _forget))
+_entry: Final = Entry(_callables, "int(intptr_t, int64_t *, int32_t, TVMFFIAny *)", _enter)
 
 
 def make_function(function: Callable[..., Any]) -> Handle:
     """A new function object that calls *function*, and keeps it alive."""
-    key = next(_keys)
-    _callables[key] = function
-    out = ffi.new("void **")
-    if C.TVMFFIFunctionCreate(ffi.cast("void *", key), _SAFE_CALL, _DELETER, out):
-        del _callables[key]
-        raise MemoryError("libtvm_ffi could not allocate a function")
-    return Handle(address(out[0]))
+    return _entry.function(function)
 
 
 def pack_callable(value: Callable[..., Any], keep: Temporaries) -> tuple[int, int]:

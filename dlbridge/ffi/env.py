@@ -41,6 +41,13 @@ def get_raw_stream(device_like: Any) -> int:
     return address(C.TVMFFIEnvGetStream(where.type, where.index))
 
 
+def _handle(stream: object) -> int | None:
+    """The native handle that *stream* is; None if it is no handle."""
+    if isinstance(stream, ctypes.c_void_p):
+        return stream.value or 0
+    return stream if isinstance(stream, int) else None
+
+
 @contextmanager
 def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[None]:
     """Show callees the native handle *stream* for a device, inside the block.
@@ -48,9 +55,8 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
     An argument on that device shows its own library's stream instead;
     `use_stream` goes before that.
     """
-    where = device(device_like)
-    handle = stream.value or 0 if isinstance(stream, ctypes.c_void_p) else stream
-    if not isinstance(handle, int):
+    where, handle = device(device_like), _handle(stream)
+    if handle is None:
         raise TypeError(
             f"stream must be an int or a ctypes.c_void_p, not {type(stream).__name__}; "
             "use_stream takes the stream objects of a device's ecosystem"
@@ -73,9 +79,10 @@ def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
         try:
             handle = stack.enter_context(use_backend_stream(device_like, stream))
         except BackendUnavailable:
-            if not isinstance(stream, (int, ctypes.c_void_p)):
+            native = _handle(stream)
+            if native is None:
                 raise
-            handle = stream.value or 0 if isinstance(stream, ctypes.c_void_p) else stream
+            handle = native
         stack.enter_context(use_raw_stream(device_like, handle))
         yield handle
 

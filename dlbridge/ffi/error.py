@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import re
-from functools import lru_cache
-from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ._lib import C, address, ffi, py
@@ -25,12 +22,11 @@ from .any import (
     text_of,
     view,
 )
+from .backtrace import backtrace_of, traceback_of
 from .object import Object, borrow, remember, wrap
 from .opaque import make_opaque
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .any import Packer
 
 __all__ = [
@@ -45,9 +41,6 @@ __all__ = [
 ]
 
 _MAX_CAUSES: Final = 32
-# The way from Python into C, which is not the reader's.
-_PASSAGE: Final = frozenset({"cdata_call", "cffistatic_ffi_call"})
-_FRAME: Final = r'\s*File "(.+?)", line (\d+), in (.+)'
 
 _kinds: dict[type, str] = {}
 _classes: dict[str, type[BaseException]] = {}
@@ -219,7 +212,7 @@ def _exception(handle: Any, causes: int) -> BaseException:
     exception.__tvm_ffi_error__ = borrow(handle, C.kTVMFFIError, Error)  # type: ignore[attr-defined]
     if cell.cause_chain and causes:
         exception.__cause__ = _exception(address(cell.cause_chain), causes - 1)
-    return exception.with_traceback(_traceback(text_of(cell.backtrace)))
+    return exception.with_traceback(traceback_of(text_of(cell.backtrace)))
 
 
 def _instance(kind: str, message: str) -> BaseException:
@@ -230,37 +223,6 @@ def _instance(kind: str, message: str) -> BaseException:
         except Exception:  # a class whose constructor wants something else, or is wrong
             pass
     return RuntimeError(f"{kind}: {message}")
-
-
-def _traceback(backtrace: str) -> TracebackType | None:
-    """The lines of *backtrace* (most recent first) as a traceback."""
-    traceback = None
-    for line in backtrace.splitlines():
-        match = re.match(_FRAME, line)
-        if match and match[3] not in _PASSAGE:
-            file, number, function = match.groups()
-            frame = _frame(file, function)
-            traceback = TracebackType(traceback, frame, -1, int(number))
-    return traceback
-
-
-def _place() -> Iterator[None]:
-    yield
-
-
-@lru_cache(maxsize=1024)
-def _code(file: str, function: str) -> CodeType:
-    return _place.__code__.replace(co_filename=file, co_name=function)
-
-
-def _frame(file: str, function: str) -> FrameType:
-    """A frame that says it is *function* in *file*, and refers to nothing.
-
-    The frame of a generator that never ran has no caller, so that it keeps
-    nobody's locals alive.
-    """
-    generator: Any = FunctionType(_code(file, function), {"__name__": file})()
-    return generator.gi_frame  # type: ignore[no-any-return]
 
 
 # --- Python to C ---------------------------------------------------------------
@@ -283,7 +245,7 @@ def error_of(exception: BaseException, causes: int = _MAX_CAUSES) -> Handle:
     return _create(
         kind,
         message,
-        _backtrace(exception.__traceback__),
+        backtrace_of(exception.__traceback__),
         error_of(cause, causes - 1) if cause is not None and causes else None,
         make_opaque(exception),
     )
@@ -309,17 +271,6 @@ def _kind(exception: BaseException) -> str:
     known = _kinds.get(cls)
     # A class that C has no translation for goes by its nearest base that has one.
     return known or next((_kinds[base] for base in cls.__mro__ if base in _kinds), cls.__name__)
-
-
-def _backtrace(traceback: TracebackType | None) -> str:
-    lines = []
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        lines.append(
-            f'  File "{code.co_filename}", line {traceback.tb_lineno}, in {code.co_name}\n'
-        )
-        traceback = traceback.tb_next
-    return "".join(reversed(lines))
 
 
 def _create(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ._lib import C
-from .any import OBJECT_BEGIN, Handle, constructors, unpack
+from .any import INDEX_MASK, OBJECT_BEGIN, Handle, constructors, unpack
 from .call import call_with_gil
 from .elements import Members, build_by, method
 from .error import Error
@@ -24,7 +24,6 @@ __all__ = ["class_of", "index_of_class", "object_class", "register_object"]
 
 _Class = TypeVar("_Class", bound=type[Object])
 
-_LOW: Final = 0xFFFFFFFF
 # What Object itself needs is no field's to take; the constructor is made apart.
 _RESERVED: Final = frozenset({"_adopt", "_handle", "_index", "__weakref__", "__ffi_init__"})
 
@@ -198,7 +197,7 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     if getattr(self, "_handle", None) is not None:
         raise TypeError(f"this {type(self).__name__} is constructed already")
     tag, payload = build_by(pack_object(fconstructor, Members())[1], args)
-    index = tag & _LOW
+    index = tag & INDEX_MASK
     expected = getattr(type(self), "__tvm_ffi_type_info__", info_of(C.kTVMFFIObject)).type_index
     if index < OBJECT_BEGIN or expected not in (index, *info_of(index).ancestors):
         raise TypeError(
