@@ -64,6 +64,18 @@ def _from_py_object(tensor, out):
     return 0
 
 
+_VIEW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+
+
+@_immortal
+@_VIEW
+def _view_of_py_object(tensor, out):
+    managed = tensor.export()
+    ffi.cast("DLTensor *", out)[0] = managed.dl_tensor
+    tensor.lent = _live.pop(int(ffi.cast("intptr_t", managed)))  # lives as long as the tensor
+    return 0
+
+
 @_immortal
 @ffi.callback("int(DLDeviceType, int32_t, void **)")
 def _current_work_stream(device_type, device_id, out):
@@ -84,6 +96,10 @@ _table.managed_tensor_from_py_object_no_sync = ffi.cast(
     ctypes.cast(_from_py_object, ctypes.c_void_p).value,
 )
 _table.managed_tensor_to_py_object_no_sync = _to_py_object
+_table.dltensor_from_py_object_no_sync = ffi.cast(
+    "DLPackDLTensorFromPyObjectNoSync",
+    ctypes.cast(_view_of_py_object, ctypes.c_void_p).value,
+)
 _table.current_work_stream = _current_work_stream
 
 _new_capsule = ctypes.PYFUNCTYPE(

@@ -168,3 +168,25 @@ def test_foreign_threads_call_back(run_script):  # 4.7
         print("done")
     """)
     assert (code, output) == (0, "done\n")
+
+
+@pytest.mark.parametrize(("code", "kind"), [("_enter", "callback"), ("_call_mlir", "mlir symbol")])
+def test_a_signal_at_the_first_instruction(testing, code, kind):
+    """Ctrl-C before the entry point can catch it: it crosses C all the same."""
+    make = ffi.Function.__from_mlir_packed_safe_call__
+    symbol = testing("get_mlir_add_one_c_symbol")()
+    function = ffi.convert_func(lambda x: x + 1) if kind == "callback" else make(symbol)
+
+    def interrupt(frame, _event, _argument):
+        if frame.f_code.co_name == code:
+            sys.settrace(None)
+            raise KeyboardInterrupt("at the first instruction")
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="at the first instruction"):
+            function(41)
+    finally:
+        sys.settrace(before)
+    assert function(41) == 42

@@ -416,6 +416,27 @@ def test_from_mlir_symbol(testing):
         f("text")
 
 
+def test_an_error_on_the_way_to_an_mlir_symbol(testing, monkeypatch):
+    """What goes wrong before C is reached crosses C, as Ctrl-C would."""
+    from dlbridge.ffi import symbol
+
+    f = ffi.Function.__from_mlir_packed_safe_call__(testing("get_mlir_add_one_c_symbol")())
+    no_memory = MemoryError("no room for the arguments")
+
+    class Full:
+        NULL = symbol.ffi.NULL
+
+        def new(self, *_arguments):
+            raise no_memory
+
+    with monkeypatch.context() as patch:
+        patch.setattr(symbol, "ffi", Full())
+        with pytest.raises(MemoryError) as caught:
+            f(41)
+    assert caught.value is no_memory
+    assert f(41) == 42
+
+
 def test_a_function_that_is_removed_while_it_is_looked_up(monkeypatch):
     """Another thread takes the name away after the function was found: it is ours all the same."""
     from dlbridge.ffi import function

@@ -139,3 +139,13 @@ def test_every_cause_of_a_chain_crosses(apply):
         kinds.append(error.kind)
         error = error.cause
     assert kinds == ["TypeError", "ValueError", "KeyError"]
+
+
+def test_what_was_not_taken_is_known_again(testing):
+    """A call fails before the object is taken: it goes back, and is the one wrapper again."""
+    holder = ffi.List([ffi.Array([1])])
+    array = holder[0]
+    with pytest.raises(UnicodeEncodeError):
+        testing("nop")(array._move(), "\ud800")
+    assert list(array) == [1]
+    assert holder[0] is array

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from producers import STREAMS, PlainTensor, StreamTensor, TableTensor
 
 import dlbridge
 from dlbridge import ffi
 from dlbridge._cdefs import ffi as cffi
+from dlbridge.ffi import call
 from dlbridge.ffi._lib import C
+from dlbridge.ffi.function import BorrowingFunction, described
 
 DEVICES = [(2, 0), (2, 1), (10, 0)]
 
@@ -125,3 +129,44 @@ def test_use_stream_without_a_backend(look):
         assert handle == 0x99
         assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0x99
     assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0
+
+
+def test_a_callee_that_borrows_sees_the_stream(look):
+    """Half the cost of a managed tensor, on the CPU alone: elsewhere the stream counts."""
+    schema = {
+        "type": "ffi.Function",
+        "named_args": {"params": [{"type": "DLTensor*"}], "return": [{"type": "None"}]},
+    }
+    lent = TableTensor((1, 0))
+    borrowing = described(look.function, {"type_schema": json.dumps(schema)})
+    assert type(borrowing) is BorrowingFunction
+    assert look(lent) == {}
+    assert lent.lent
+    on_device = TableTensor((2, 0))
+    assert look(on_device) == {(2, 0): 0x1234}
+
+
+class Recorder:
+    """What `wait` is asked for; the rest of the contract is never called."""
+
+    def __init__(self):
+        self.waits = []
+
+    def wait(self, device_id, stream, on):
+        self.waits.append((device_id, stream, on))
+
+    def synchronize(self, device_id, stream): ...
+    def normalize_stream(self, device_id, stream): ...
+
+
+def test_two_streams_of_one_device(look, monkeypatch):
+    """The callee works on the first one's, after what is on the second's."""
+    recorder = Recorder()
+    monkeypatch.setattr(call, "backend_of", lambda _device: recorder)
+    assert look(TableTensor((2, 0)), StreamTensor((2, 0))) == {(2, 0): 0x1234}
+    assert recorder.waits == [(0, 0x1234, 0xBEEF)]
+    assert look(TableTensor((2, 0)), TableTensor((2, 0)), TableTensor((2, 1))) == {
+        (2, 0): 0x1234,
+        (2, 1): 0x5678,
+    }
+    assert len(recorder.waits) == 1

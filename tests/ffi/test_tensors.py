@@ -183,6 +183,17 @@ def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned,
     apply(lambda tensor: seen.append(tensor.readonly), array)
     assert seen == [True]
     assert echo(jax_array()).readonly
+    # The same tensor as an argument of two calls, one within the other.
+    frozen = dlbridge.from_dlpack(array)
+    inner, still = [], []
+
+    def outer(_tensor):
+        apply(lambda tensor: inner.append(tensor.readonly), frozen)
+        still.append(len(_readonly))  # what the outer call's tensor is known by
+
+    apply(outer, frozen)
+    assert inner == [True]
+    assert still == [1]
     del result
     gc.collect()
     assert not _readonly
