@@ -143,7 +143,6 @@ def test_moved_object_comes_back_if_it_was_not_taken(testing):
 def test_foreign_threads_call_back(run_script):  # 4.7
     code, output = run_script("""
         import threading
-        thread_type = "unsigned long"
         from cffi import FFI
         f = FFI()
         f.cdef('''int pthread_create(unsigned long *, void *, void *(*)(void *), void *);

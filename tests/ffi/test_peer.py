@@ -231,21 +231,6 @@ def test_keyboard_interrupt_beside_tvm_ffi(apply):
         tvm_ffi.get_global_func("testing.apply")(interrupt)
 
 
-def test_silent_failure(run_script):  # tvm_ffi: SIGSEGV
-    source = """
-        @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
-        def silent(_self, _arguments, _count, _result):
-            return -1
-        symbol = int(cffi.cast("intptr_t", silent))
-        try:
-            {function}.__from_extern_c__(symbol)()
-        except RuntimeError as exc:
-            print("without saying why" in str(exc))
-    """
-    code, output = run_script(source.format(function="ffi.Function"))
-    assert (code, output) == (0, "True\n")
-
-
 # --- 2.7 Tensor.__dlpack__ -------------------------------------------------------------------------
 
 

@@ -46,7 +46,6 @@ def test_chosen_library(run_script, tmp_path):
 def test_library_without_the_symbols_is_refused_by_name(run_script):
     code, output = run_script(
         """
-        import _ctypes
         from dlbridge import LibraryUnavailable, ffi
         try:
             ffi.version
