@@ -63,6 +63,8 @@ class Plan:
     """Where it is: `Tensor.data_ptr` of the result; 0 until it ran."""
     seconds: float = 0.0
     """How long it took; 0 until it ran."""
+    may_copy: bool = True
+    """Whether it may copy after all where a driver refuses memory in place."""
 
     @property
     def what(self) -> str:
@@ -112,13 +114,23 @@ class Plan:
 def make_plan(tensor: Tensor, target: Device, copy: bool | None) -> Plan:
     """The plan that brings *tensor* to *target*.
 
+    A driver may know a reason against a host import that its backend does not:
+    then the move copies after all, and the trace says why.
+
     ExchangeError where *copy* is False and a step would copy, naming it; or
     where the tensor is on a device that no backend here can use. TypeError for
     a *copy* that is no bool: 0 would be taken for None.
     """
     if copy is not None and not isinstance(copy, bool):
         raise TypeError(f"copy must be True, False or None, not {copy!r}")
-    plan = Plan(tensor.dtype, tensor.shape, tensor.origin, tensor.device, target)
+    plan = Plan(
+        tensor.dtype,
+        tensor.shape,
+        tensor.origin,
+        tensor.device,
+        target,
+        may_copy=copy is not False,
+    )
     if tensor.size == 0:
         plan.add("share", tensor.device, target, 0, "it has no elements")
     elif target is tensor.device:
@@ -175,11 +187,18 @@ def _move(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
 
 
 def _from_host(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
-    source, target = tensor.device, plan.target
+    target = plan.target
     refusal = "copy=True was asked for" if copy is True else why_no_host_import(tensor, target)
-    if not refusal:
-        plan.add("host import", source, target, 0, f"{target} uses this host memory in place")
-        return
+    if refusal:
+        copy_from_host(plan, tensor, refusal)
+    else:
+        reason = f"{target} uses this host memory in place"
+        plan.add("host import", tensor.device, target, 0, reason)
+
+
+def copy_from_host(plan: Plan, tensor: Tensor, refusal: str) -> None:
+    """Add the steps that copy host memory, which cannot be used in place for *refusal*."""
+    source, target = tensor.device, plan.target
     if target.is_host:
         plan.add("copy", source, target, tensor.nbytes, f"{target.name} is memory of its own")
         return

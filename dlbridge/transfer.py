@@ -16,11 +16,11 @@ from .device import Device
 from .devices import backend_of, find_device, supports
 from .dtype import DType
 from .dtype import dtype as as_dtype
-from .errors import ExchangeError
+from .errors import Error, ExchangeError
 from .fields import MAX_NDIM
 from .like import as_library, library_step
 from .memory import AllocatedMemory, HostViewMemory, Memory
-from .plan import Plan, host_span, make_plan
+from .plan import Plan, copy_from_host, host_span, make_plan
 from .produce import OPERATIONS
 from .progress import reporter
 from .protocol import SupportsFill
@@ -178,7 +178,15 @@ def run(steps: Plan, tensor: Tensor, progress: Progress | None = None) -> Tensor
     start = time.perf_counter()
     steps.address = tensor.data_ptr()
     for step in steps.steps:
-        tensor = _STEPS[step.kind](tensor, step.target, progress)
+        try:
+            tensor = _STEPS[step.kind](tensor, step.target, progress)
+        except Error as exc:
+            if step.kind != "host import" or not steps.may_copy:
+                raise
+            # Backends look before; a driver may know more (a limit, a read-only mapping).
+            steps.steps.clear()
+            copy_from_host(steps, tensor, f"it was refused in place: {exc}")
+            return run(steps, tensor, progress)
     if tensor.device is not steps.target:  # an empty tensor
         tensor = _allocate(steps.target, tensor.dtype, tensor.shape, flags=tensor._flags)
     steps.result_address = tensor.data_ptr()

@@ -165,14 +165,42 @@ def test_zeros_that_fail(method, backend):
         bridge.zeros((4,), device=ZERO)
 
 
-@pytest.mark.parametrize(("method", "target"), [("host_view", "cpu"), ("import_host", ZERO)])
-def test_sharing_that_fails(method, target, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "target", "copy"),
+    [("host_view", "cpu", None), ("host_view", "cpu", False), ("import_host", ZERO, False)],
+)
+def test_sharing_that_fails(method, target, copy, monkeypatch):
     monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
     with counting() as backend:
         source = bridge.empty((16,), device=ZERO if target == "cpu" else "cpu")
         before = backend.live_allocations()
         backend.failing[method] = 0
         with pytest.raises(bridge.DeviceError, match="refused by the test"):
-            bridge.to_device(source, target)
+            bridge.to_device(source, target, copy=copy)
+        gc.collect()
+        assert backend.live_allocations() == before
+
+
+def test_a_driver_that_refuses_host_memory_gets_a_copy(monkeypatch):
+    """Its backend knew no reason: the plan says so, the trace what came of it."""
+    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+    with counting() as backend:
+        whole = bridge.empty((4, 8))
+        bridge.copy_(whole, np.arange(32, dtype="float32").reshape(4, 8))
+        source = whole[:, ::-1]
+        assert [step.kind for step in bridge.plan(source, ZERO).steps] == ["host import"]
+        before = backend.live_allocations()
+        backend.failing["import_host"] = 0
+        with bridge.trace() as trace:
+            moved = bridge.to_device(source, ZERO)
+        assert moved.tolist() == source.tolist()
+        (taken,) = trace.plans
+        assert [step.kind for step in taken.steps] == ["pack", "upload"]
+        assert "refused in place: " in taken.steps[-1].reason
+        assert "refused by the test" in taken.steps[-1].reason
+        assert taken.nbytes == 2 * source.nbytes
+        bridge.copy_(source, np.zeros((4, 8), "float32"))
+        assert moved.tolist() != source.tolist()
+        del moved
         gc.collect()
         assert backend.live_allocations() == before
