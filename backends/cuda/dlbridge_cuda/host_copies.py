@@ -9,6 +9,7 @@ from .contexts import current, primary
 from .driver import call
 from .pointers import pageable
 from .staging import DIRECT, NoRing, Plan, Stager
+from .streams import device_of
 from .tuning import plan_for
 
 __all__ = ["SMALL", "from_host", "to_host"]
@@ -27,9 +28,10 @@ def from_host(device_id: int, target: int, source: int, nbytes: int, stream: int
     with current(primary(device_id)):
         refuse_capture(stream, "copied from the host")  # a replay would read it again
         plan = _plan(device_id, source, nbytes, "cuMemcpyHtoDAsync")
-        if plan != DIRECT:
+        home = device_of(stream, device_id) if plan != DIRECT else None
+        if home is not None:
             try:
-                _stager(device_id).to_device(target, source, nbytes, stream, plan)
+                _stager(home).to_device(target, source, nbytes, stream, plan)
                 return
             except NoRing:  # the driver has a buffer of its own
                 pass
@@ -41,9 +43,10 @@ def to_host(device_id: int, target: int, source: int, nbytes: int, stream: int) 
     with current(primary(device_id)):
         refuse_capture(stream, "copied to the host")  # a replay would write it again
         plan = _plan(device_id, target, nbytes, "cuMemcpyDtoHAsync")
-        if plan != DIRECT:
+        home = device_of(stream, device_id) if plan != DIRECT else None
+        if home is not None:
             try:
-                _stager(device_id).to_host(target, source, nbytes, stream, plan)
+                _stager(home).to_host(target, source, nbytes, stream, plan)
                 return
             except NoRing:  # the driver has a buffer of its own
                 pass

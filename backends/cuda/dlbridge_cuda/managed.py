@@ -16,8 +16,7 @@ __all__ = ["CUDAManaged"]
 class CUDAManaged(Queued):
     """Managed memory. There is one device of it, 0 (``dlpack.h``); it is made in GPU 0's context.
 
-    Streams of other GPUs are taken, but copies of pageable memory above 64 KiB
-    record GPU 0's events on them, which a real driver may refuse: not confirmed.
+    Streams of other GPUs are taken.
     """
 
     device_type = 13  # kDLCUDAManaged

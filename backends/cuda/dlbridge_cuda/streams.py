@@ -20,7 +20,16 @@ from .driver import call, cu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LEGACY", "NO_ORDER", "PER_THREAD", "handle", "normalize", "synchronize", "wait"]
+__all__ = [
+    "LEGACY",
+    "NO_ORDER",
+    "PER_THREAD",
+    "device_of",
+    "handle",
+    "normalize",
+    "synchronize",
+    "wait",
+]
 
 NO_ORDER = -1
 LEGACY = 1
@@ -120,13 +129,32 @@ def wait(device_id: int, stream: int, on: int) -> None:
     with current(primary(device_id)):
         if _nothing_to_wait_for(stream, on):
             return
-        context = call("cuStreamGetCtx", on) if on > PER_THREAD else primary(device_id)
+        context = _context_of(on, device_id)
         event = _record(context, on)
         try:
             call("cuStreamWaitEvent", stream, event, 0)
         finally:
             # A wait takes the record that it finds; the event may be recorded again at once.
             _give_back(context, event)
+
+
+def _context_of(stream: int, device_id: int) -> Any:
+    """The context of *stream*; the default streams are those of the primary one here."""
+    return call("cuStreamGetCtx", stream) if stream > PER_THREAD else primary(device_id)
+
+
+def device_of(stream: int, device_id: int) -> int | None:
+    """The device in whose primary context *stream* is; None: in a context of somebody's own.
+
+    Events are recorded on streams of their own context alone (CUDA driver API,
+    cuEventRecord). *device_id* is that of the default streams.
+    """
+    context = _context_of(stream, device_id)
+    if int(context) == int(primary(device_id)):
+        return device_id
+    with current(context):
+        found = int(call("cuCtxGetDevice"))
+    return found if int(context) == int(primary(found)) else None
 
 
 def _nothing_to_wait_for(stream: int, on: int) -> bool:

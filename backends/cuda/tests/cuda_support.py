@@ -74,9 +74,13 @@ def gate(on, device_id=0):
     """A closed `Gate` in the stream *on*; open at the end in any case."""
     closed = Gate()
     closed.stand(on, device_id)
+    # Who waits for it by mistake fails, and does not hang.
+    watchdog = threading.Timer(20, closed.open)
+    watchdog.start()
     try:
         yield closed
     finally:
+        watchdog.cancel()
         if not closed.is_open:
             closed.open()
         from dlbridge_cuda.contexts import current, primary

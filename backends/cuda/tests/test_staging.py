@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from cuda_support import gate, memory, read, slow, stream, write
+from cuda_support import gate, memory, own_context, read, slow, stream, write
 
 import dlbridge
 from dlbridge.errors import DeviceError, DeviceMemoryError
@@ -322,6 +322,31 @@ def test_large_pageable_copies_are_staged(name, cuda, ways):
         assert ways == []  # the driver copies these faster than a ring could
         both_ways(backend, data, bytearray((64 << 10) + 1))
         assert [way[:2] for way in ways] == [("in", 65537), ("out", 65537)]
+
+
+def test_managed_memory_on_a_stream_of_another_gpu(cuda_managed, two_devices, monkeypatch):
+    """Events are recorded on streams of their own context alone: the ring is the stream's."""
+    from dlbridge_cuda import host_copies
+
+    monkeypatch.setattr(host_copies, "plan_for", lambda *_: plan())
+    source = content(40 * CHUNK).tobytes()
+    with stream(1) as other, memory(cuda_managed, source, other) as data:
+        assert read(cuda_managed, data, len(source), other) == source
+
+
+def test_a_stream_of_somebodys_own_context(cuda, monkeypatch):
+    """It may be gone tomorrow: no ring is made for it, and the driver copies."""
+    from dlbridge_cuda import host_copies
+    from dlbridge_cuda.driver import call
+
+    monkeypatch.setattr(host_copies, "plan_for", lambda *_: plan())
+    source = content(40 * CHUNK).tobytes()
+    context = own_context()
+    try:
+        with stream(context=context) as own, memory(cuda, source, own) as data:
+            assert read(cuda, data, len(source), own) == source
+    finally:
+        call("cuCtxDestroy", context)
 
 
 def test_pinned_memory_is_not_staged(cuda, cuda_host, ways):

@@ -56,6 +56,7 @@ struct CUmemPoolHandle_st {
 };
 
 struct CUevent_st {
+  CUcontext context;
   unsigned long long recorded, done;
   CUstream captured_in;  // a captured event, until it is recorded outside a capture
 };

@@ -242,6 +242,7 @@ static void run_wait(Operation *o) {
 API cuEventCreate(CUevent *event, unsigned flags) {
   WITH_CONTEXT;
   *event = calloc(1, sizeof **event);
+  (*event)->context = current_context();
   return CUDA_SUCCESS;
 }
 
@@ -253,7 +254,8 @@ API cuEventDestroy_v2(CUevent event) {
 API cuEventRecord(CUevent event, CUstream stream) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  // "hEvent and hStream must be from the same context" (CUDA driver API, cuEventRecord).
+  if (!stream || event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture) {
     event->captured_in = stream;
     return CUDA_SUCCESS;
