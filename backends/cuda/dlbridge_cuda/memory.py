@@ -20,6 +20,10 @@ from .streams import LEGACY, PER_THREAD, handle
 __all__ = ["DeviceMemory", "ManagedMemory", "Memory", "PinnedMemory"]
 
 _log = logging.getLogger(__name__)
+
+FREES_KEPT = 256
+"""Of so many frees the streams are remembered, to be waited for when there is no room."""
+
 _INVALID_HANDLE = 400  # CUDA_ERROR_INVALID_HANDLE: a stream that was destroyed meanwhile
 
 
@@ -31,6 +35,7 @@ class Memory:
     def __init__(self) -> None:
         self._base: dict[int, int] = {}  # over-aligned pointer -> what the driver gave
         self._deferred: deque[tuple[int, int, int]] = deque()
+        self._freed_on: dict[int, deque[int]] = {}  # device -> the streams of the last frees
 
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
         """*nbytes* bytes at a multiple of *alignment*, for work on *stream*.
@@ -85,7 +90,7 @@ class Memory:
         try:
             return self._obtain(device_id, nbytes, stream)
         except DeviceMemoryError:
-            self._trim(device_id)
+            self._trim(device_id, stream)
         try:
             return self._obtain(device_id, nbytes, stream)
         except DeviceMemoryError as exc:
@@ -101,10 +106,16 @@ class Memory:
     def _release(self, pointer: int, stream: int) -> None:
         raise NotImplementedError
 
-    def _trim(self, device_id: int) -> None:
-        """Give kept memory back to the driver, so that a second try has a chance."""
-        with relaxed():  # frees on any stream become room
-            call("cuCtxSynchronize")
+    def _trim(self, device_id: int, stream: int) -> None:
+        """Give kept memory back to the driver, so that a second try has a chance.
+
+        Only the caller's *stream* is waited for, and those with frees on the way:
+        cuCtxSynchronize would end every graph capture of the context (CUDA programming
+        guide, stream capture, "Prohibited and Unhandled Operations").
+        """
+        for other in {stream, *self._freed_on.get(device_id, ())}:
+            if state(other) is State.RUNS:
+                _finish(other)
 
 
 class DeviceMemory(Memory):
@@ -119,17 +130,19 @@ class DeviceMemory(Memory):
         return int(call("cuMemAllocAsync", nbytes, stream))
 
     def _release(self, pointer: int, stream: int) -> None:
-        if default_pool(int(call("cuCtxGetDevice"))) is not None:
+        device_id = int(call("cuCtxGetDevice"))
+        if default_pool(device_id) is not None:
             code, _ = status("cuMemFreeAsync", pointer, stream)
             if code != _INVALID_HANDLE:
                 check("cuMemFreeAsync", code)
+                self._freed_on.setdefault(device_id, deque(maxlen=FREES_KEPT)).append(stream)
                 return
         _wait_before_free(stream)
         with relaxed():
             call("cuMemFree", pointer)
 
-    def _trim(self, device_id: int) -> None:
-        super()._trim(device_id)
+    def _trim(self, device_id: int, stream: int) -> None:
+        super()._trim(device_id, stream)
         pool = default_pool(device_id)
         if pool is not None:
             call("cuMemPoolTrimTo", pool, 0)
@@ -240,13 +253,26 @@ class ManagedMemory(Memory):
 
 
 def _wait_before_free(stream: int) -> None:
-    """Let the work on *stream* finish, or all work if its owner has destroyed it."""
+    """Let the work on *stream* finish, or all work if its owner has destroyed it.
+
+    The latter ends graph captures (`Memory._trim`), and CUDA has nothing that would
+    wait otherwise: a stream has to outlive the tensors last used on it where
+    somebody captures.
+    """
+    destroyed = _finish(stream)
+    if destroyed:
+        with relaxed():
+            call("cuCtxSynchronize")
+
+
+def _finish(stream: int) -> bool:
+    """Block until the work on *stream* is done. True if its owner has destroyed it instead."""
     with relaxed():
         code, _ = status("cuStreamSynchronize", stream)
-        if code == _INVALID_HANDLE:
-            call("cuCtxSynchronize")
-        else:
-            check("cuStreamSynchronize", code)
+    if code == _INVALID_HANDLE:
+        return True
+    check("cuStreamSynchronize", code)
+    return False
 
 
 @cache

@@ -23,6 +23,7 @@ OUR_WAITS = {
     "wait_for_dma",
     "wait_for_devices",
     "record",
+    "_finish",
     "_wait_before_free",
     "_synchronize_with_all_threads",
     "streams.synchronize",

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from cuda_support import gate, memory, read, stream
+from cuda_support import gate, memory, read, slow, stream
 
 import dlbridge
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceMemoryError, ExchangeError
 
 GLOBAL, RELAXED = 0, 2  # CUstreamCaptureMode
 NON_BLOCKING, BLOCKING = 1, 0
@@ -159,6 +159,30 @@ def test_host_waits_go_on(fake, cuda, mode):
             current(primary(0)),
         ):
             call("cuStreamSynchronize", own)
+
+
+def test_no_room_beside_a_capture(fake, cuda, mode):
+    """Making room waits for streams, not for the context: that would end every capture in it."""
+    fake.memory(10 << 20)
+    with stream() as captured, stream() as busy, capture(captured, mode):
+        data = cuda.allocate(0, 6 << 20, 256, busy)
+        slow(busy)
+        cuda.free(0, data, busy)
+        data = cuda.allocate(0, 6 << 20, 256, 1)
+        with pytest.raises(DeviceMemoryError, match="no room"):
+            cuda.allocate(0, 6 << 20, 256, 1)
+        cuda.free(0, data, 1)
+    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.driver import call
+
+    with (  # the double does so
+        stream() as captured,
+        pytest.raises(ExchangeError, match="INVALIDATED"),
+        capture(captured, mode),
+        pytest.raises(ExchangeError, match="cuCtxSynchronize"),
+        current(primary(0)),
+    ):
+        call("cuCtxSynchronize")
 
 
 def test_memory_freed_during_a_capture_is_kept_until_after(fake, kind, mode):

@@ -17,6 +17,19 @@ CUresult unsafe_during_capture(void) {
   return result;
 }
 
+// End every capture on a stream of *context*.
+CUresult end_captures_of(CUcontext context) {
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&lock);
+  for (CUstream s = streams; s; s = s->next)
+    if (s->capture && s->context == context) {
+      s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+      result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
 // HIP's own rules, for the shim (ROCm/rocm-systems, projects/clr/hipamd/src, 2026).
 
 // CHECK_SUPPORTED_DURING_CAPTURE: ends every capture, in any mode.

@@ -215,6 +215,10 @@ API cuCtxGetDevice(CUdevice *device) {
 
 API cuCtxSynchronize(void) {
   WITH_CONTEXT;
+  // In any mode of capture: the context's handle stands for all its streams (CUDA programming
+  // guide, stream capture, "Prohibited and Unhandled Operations").
+  CUresult result = end_captures_of(current_context());
+  if (result) return result;
   synchronize_context(current_context());
   return CUDA_SUCCESS;
 }

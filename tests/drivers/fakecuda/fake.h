@@ -111,6 +111,7 @@ int current_device(void);
 Allocation *find_allocation(const void *pointer);  // under the lock
 char *host_alias(const void *pointer, size_t nbytes, int must_be_known);  // under the lock
 CUresult release(void *pointer, unsigned kinds);
+CUresult end_captures_of(CUcontext context);
 CUresult unsafe_during_capture(void);
 
 CUstream stream_of(CUstream handle);  // NULL if there is no such stream
