@@ -18,7 +18,7 @@ from .errors import ExchangeError
 from .host_copies import packed_bytes
 from .memory import Memory
 from .plan import make_plan, why_no_host_view
-from .produce import OPERATIONS, order_consumer
+from .produce import OPERATIONS
 from .protocol import NativeArray, SupportsNative
 from .stream import access
 from .tensor import Tensor, address_of, make_tensor
@@ -155,15 +155,9 @@ def _as_host(tensor: Tensor) -> Tensor | None:
     return run(make_plan(tensor, _CPU, False), tensor)
 
 
-def _order(tensor: Tensor, stream: object) -> None:
-    if stream is not None:
-        order_consumer(tensor, stream)
-
-
 OPERATIONS.update(
     as_host=_as_host,
     host_view=host_view,
-    order=_order,
     reduce=reduce,
     to_native=to_native,
     tobytes=tobytes,

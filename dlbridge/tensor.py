@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .capsule import FLAG_SUBBYTE_PADDED, Image
 from .described import Described
 from .device import Device
-from .dtype import DType, from_numpy
+from .dtype import DType, check, from_numpy
 from .dtype import dtype as as_dtype
 from .errors import ExchangeError
 from .fields import MAX_NDIM
@@ -120,6 +120,7 @@ class Tensor(Described):
     def view(self, dtype: Any) -> Tensor:
         """The same memory as elements of another *dtype* of equal size."""
         new = as_dtype(dtype)
+        check(new.code, new.bits, new.lanes)
         old = self.dtype
         if new.itemsize != old.itemsize or new.nbytes(8) != old.nbytes(8):
             raise ExchangeError(
@@ -386,12 +387,6 @@ def make_tensor(
     """The Tensor at *byte_offset* of *memory*; *strides* in elements, None for compact."""
     if len(shape) > MAX_NDIM:
         raise ExchangeError(f"{len(shape)} dimensions; {MAX_NDIM} can be used (numpy's limit)")
-    if not dtype.bits or not dtype.lanes:
-        what = "lanes" if dtype.bits else "bits"
-        raise ExchangeError(
-            f"{dtype} elements have no {what}, so there is nothing to exchange; use a type that "
-            "has some, uint8 for raw memory"
-        )
     try:
         array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
     except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0

@@ -14,7 +14,7 @@ from .capsule import FLAG_SUBBYTE_PADDED
 from .copies import copy_tensor
 from .device import Device
 from .devices import backend_of, find_device, supports
-from .dtype import DType
+from .dtype import DType, check
 from .dtype import dtype as as_dtype
 from .errors import Error, ExchangeError
 from .fields import MAX_NDIM
@@ -102,6 +102,7 @@ def empty(
     """
     extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
     kind = as_dtype(dtype)
+    check(kind.code, kind.bits, kind.lanes)
     where = find_device(device)
     if not all(0 <= extent < 1 << 63 for extent in extents) or len(extents) > MAX_NDIM:
         raise ValueError(
