@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 BACKENDS := fake opencl vulkan cuda rocm
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: help setup demo test test-core test-backends test-pythons gpu-peers test-gpu stress lint format bench bench-gpu docs clean
+.PHONY: help setup demo test test-core test-backends test-pythons gpu-peers test-gpu test-amd stress lint format bench bench-gpu docs clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench    the figures of docs/benchmarks/, beside the peers"
 	@echo "make docs     run every example of the documents"
 	@echo "make test-gpu, make bench-gpu   on a machine with an NVIDIA GPU"
+	@echo "make test-amd   on a machine with an AMD GPU"
 
 # Two steps, so that make demo needs no test packages.
 $(VENV)/.base: pyproject.toml $(wildcard backends/*/pyproject.toml)
@@ -64,6 +65,10 @@ gpu-peers: $(VENV)/.test
 test-gpu: gpu-peers
 	DLBRIDGE_EXPECT=cuda,cuda_host,cuda_managed,peers $(PYTEST) -m gpu backends/cuda/tests
 	$(PYTEST) -m gpu backends/rocm/tests
+
+# On the real libamdhip64, without the shim.
+test-amd: $(VENV)/.test
+	DLBRIDGE_EXPECT=rocm,rocm_host $(PYTEST) -m amd backends/rocm/tests
 
 stress: $(VENV)/.test
 	$(PYTEST) -m stress tests backends/opencl/tests

@@ -1,8 +1,8 @@
-"""Which runtime these tests run on: the shim over the driver's double, or over a real one.
+"""Which runtime these tests run on: the shim over the driver's double, or a real one.
 
 `tests/drivers/hipshim.c` is a libamdhip64 over any libcuda. With `-m gpu` that
-is a real NVIDIA driver, and every test runs that does not steer the double (by
-the fixture `fake`); all of them count as `gpu`.
+is a real NVIDIA driver; with `-m amd` there is no shim, but AMD's own library.
+Then every test runs that does not steer the double (by the fixture `fake`).
 """
 
 import ctypes
@@ -21,22 +21,26 @@ DRIVERS = HERE.parents[2] / "tests" / "drivers" / "build.py"
 sys.path.insert(0, str(HERE))  # for rocm_support
 
 
-def wants_gpu(config):
-    return config.getoption("markexpr", "").strip() == "gpu"
+def real(config):
+    """``"gpu"`` or ``"amd"``, if the tests are to run on real hardware; else None."""
+    wanted = config.getoption("markexpr", "").strip()
+    return wanted if wanted in ("gpu", "amd") else None
 
 
 def expected():
     return os.environ.get("DLBRIDGE_EXPECT", "").split(",")
 
 
-def load_drivers(on_gpu):
-    """The shim and what is below it; None where neither can be compiled."""
+def load_drivers(real):
+    """The shim and the double below it, where each is wanted; None if neither can be compiled."""
+    if real == "amd":
+        return None, None
     spec = importlib.util.spec_from_file_location("dlbridge_test_drivers", DRIVERS)
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
     if build.compiler() is None and "rocm" not in expected():
         return None
-    cuda = None if on_gpu else build.load("cuda")
+    cuda = None if real else build.load("cuda")
     hip = build.load("hip")
     hip.fake_hip_calls.restype = ctypes.c_ulong
     if cuda:
@@ -46,16 +50,16 @@ def load_drivers(on_gpu):
 
 
 def pytest_configure(config):
-    config.dlbridge_drivers = load_drivers(wants_gpu(config))
+    config.dlbridge_drivers = load_drivers(real(config))
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
     mine = [item for item in items if HERE in item.path.parents]
-    if wants_gpu(config):
+    if real(config):
         for item in mine:
             if "fake" not in item.fixturenames:
-                item.add_marker(pytest.mark.gpu)
+                item.add_marker(real(config))
     if config.dlbridge_drivers is None:
         for item in mine:
             item.add_marker(pytest.mark.skip(reason="the shim needs gcc"))
