@@ -84,7 +84,9 @@ class Memory:
             except CaptureError:  # it began after we asked
                 self._deferred.append((device_id, pointer, stream))
             except Error as exc:
-                _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
+                # Its text: a record that is kept must not keep the frames of the callers.
+                why = str(exc)
+                _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, why)
 
     def _obtain_or_trim(self, device_id: int, nbytes: int, stream: int) -> int:
         try:
