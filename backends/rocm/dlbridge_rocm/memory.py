@@ -76,7 +76,9 @@ class Memory:
             except CaptureError:  # refused while somebody captures: another time
                 self._deferred.append((device_id, pointer, stream))
             except Error as exc:  # in a finalizer nobody could catch it
-                _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, exc)
+                # Its text: a record that is kept must not keep the frames of the callers.
+                why = str(exc)
+                _log.error("%s memory at %#x is not freed: %s", self.device_name, pointer, why)
 
     def _released(self, device_id: int, pointer: int, stream: int) -> bool:
         """Whether *pointer* could be given back: not while *stream* is capturing."""
