@@ -1,42 +1,60 @@
-"""What the tensor of a host view becomes when the view's block ends: every use of it says so."""
+"""What a tensor becomes whose memory was lent for a time: afterwards every use of it says so."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import ExchangeError
 from .exchange import NAMES
 from .tensor import ArrayTensor, Tensor
 
-__all__ = ["end"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["end_host_view", "end_lent", "ending"]
 
 
-def end(tensor: Tensor) -> None:
-    """Let *tensor* go of its memory, whatever names it still has."""
-    if isinstance(tensor, ArrayTensor):
-        del tensor._array, tensor.__dlpack__
-        tensor.__class__ = _EndedArrayTensor
-    else:
-        del tensor._array, tensor._memory
-        tensor.__class__ = _EndedTensor
+def ending(what: str, says: str) -> Callable[[Tensor], None]:
+    """A function that lets a tensor go of its memory, whatever names it still has.
+
+    The tensor was *what*; each use of it is an ExchangeError that *says* why.
+    """
+
+    def say(self: Tensor, name: str) -> NoReturn:
+        # As __getattr__: what the class has is missing because the memory is gone.
+        if not hasattr(type(self), name):
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        raise ExchangeError(f"this tensor was {what}, {says}")
+
+    members: dict[str, Any] = {
+        "__slots__": (),
+        "__getattr__": say,
+        "__repr__": lambda self: f"dlbridge.Tensor({what} that has ended)",
+        # No exchange table: what raises in one, a consumer cannot understand.
+        **dict.fromkeys(NAMES),
+    }
+    ended = type("Tensor", (Tensor,), members)
+    ended_array = type("Tensor", (ArrayTensor,), members)
+
+    def end(tensor: Tensor) -> None:
+        if isinstance(tensor, ArrayTensor):
+            del tensor._array, tensor.__dlpack__
+            tensor.__class__ = ended_array
+        else:
+            del tensor._array, tensor._memory
+            tensor.__class__ = ended
+
+    return end
 
 
-def _say(self: Tensor, name: str) -> NoReturn:
-    """``__getattr__``: what the class has is missing because the memory is gone."""
-    if not hasattr(type(self), name):
-        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-    raise ExchangeError(
-        "this tensor was a host view, which ended with its block: make another with host_view(), "
-        "or copy in the block what must stay (numpy.array(h), to_device(h, 'cpu', copy=True))"
-    )
+end_host_view = ending(
+    "a host view",
+    "which ended with its block: make another with host_view(), "
+    "or copy in the block what must stay (numpy.array(h), to_device(h, 'cpu', copy=True))",
+)
 
-
-_CLASS: dict[str, Any] = {
-    "__slots__": (),
-    "__getattr__": _say,
-    "__repr__": lambda self: "dlbridge.Tensor(a host view that has ended)",
-    # No exchange table: what raises in one, a consumer cannot understand.
-    **dict.fromkeys(NAMES),
-}
-_EndedTensor = type("Tensor", (Tensor,), _CLASS)
-_EndedArrayTensor = type("Tensor", (ArrayTensor,), _CLASS)
+end_lent = ending(
+    "lent to a callback",
+    "which has returned: copy in the callback what must stay "
+    "(numpy.array(t), to_device(t, 'cpu', copy=True))",
+)

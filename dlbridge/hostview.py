@@ -13,7 +13,7 @@ from .capsule import FLAG_SUBBYTE_PADDED
 from .device import Device
 from .devices import backend_of, supports
 from .dtype import dtype as as_dtype
-from .ended import end
+from .ended import end_host_view
 from .errors import ExchangeError
 from .host_copies import packed_bytes
 from .memory import Memory
@@ -58,7 +58,7 @@ class HostView:
                 f"the host view is still used by {extra} array(s) or capsule(s) when its block "
                 "ends; drop them first, or copy what must stay (copy=True)"
             )
-        end(tensor)
+        end_host_view(tensor)
         self._tensor = None
 
     def __dlpack__(self, **keywords: Any) -> Any:

@@ -48,6 +48,7 @@ HEADER: Final[int] = ffi.sizeof("TVMFFIObject")
 INDEX_MASK: Final = 0xFFFFFFFF
 """Of a tag."""
 _LAST_INDEX: Final = 0x7FFFFFFF
+_LENT: Final[int] = C.kTVMFFIDLTensorPtr
 _CACHED_CLASSES: Final = 2048
 
 
@@ -186,6 +187,11 @@ def unpack(tag: int, payload: int) -> Any:
     index = tag & INDEX_MASK
     if index >= OBJECT_BEGIN:
         return (constructors.get(index) or _constructor_of(index))(payload, index)
+    if index == _LENT:
+        raise TypeError(
+            "the function returned a DLTensor *, which is somebody else's memory for an unknown "
+            "time: a result must be a Tensor object (TVMFFITensorFromDLPackVersioned)"
+        )
     decode = views.get(index)
     return view(tag, payload) if decode is None else decode(tag, payload)
 

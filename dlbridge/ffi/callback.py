@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.ended import end_lent
+
 from ._lib import C, ffi, py
 from .any import INDEX_MASK, OBJECT_BEGIN, Handle, Temporaries, defines, pack, view
 from .entry import Entry
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["callable_rule", "make_function", "pack_callable"]
 
 _INT: Final[int] = C.kTVMFFIInt
+_LENT: Final[int] = C.kTVMFFIDLTensorPtr
 _BORROWED: Final = frozenset({C.kTVMFFIRawStr, C.kTVMFFIByteArrayPtr, C.kTVMFFIObjectRValueRef})
 
 _callables: dict[int, Callable[..., Any]] = {}
@@ -24,17 +27,24 @@ _callables: dict[int, Callable[..., Any]] = {}
 
 def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = _callables) -> int:
     """Run the callable *key*: a TVMFFISafeCallType, its arguments as pairs of int64."""
+    lent: list[Any] | None = None
     try:
         if count == 1:  # the most frequent: 0.3 us less than by a list
             tag = arguments[0]
             argument = arguments[1] if tag == _INT else view(tag, arguments[1])
+            if tag == _LENT:
+                lent = [argument]
             value = _callables[key](argument)
         elif count:
             words = ffi.unpack(arguments, 2 * count)
-            pairs = zip(words[::2], words[1::2], strict=True)
-            value = _callables[key](
-                *[payload if tag == _INT else view(tag, payload) for tag, payload in pairs]
-            )
+            tags, payloads = words[::2], words[1::2]
+            given = [
+                payload if tag == _INT else view(tag, payload)
+                for tag, payload in zip(tags, payloads, strict=True)
+            ]
+            if _LENT in tags:
+                lent = [tensor for tensor, tag in zip(given, tags, strict=True) if tag == _LENT]
+            value = _callables[key](*given)
         else:
             value = _callables[key]()
         if value is None:
@@ -44,6 +54,10 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
     except BaseException as exc:  # KeyboardInterrupt too crosses C, as an error
         set_raised(exc)
         return -1
+    finally:
+        if lent is not None:  # their memory is the caller's, who may free it now
+            for tensor in lent:
+                end_lent(tensor)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 
 import numpy as np
@@ -15,6 +16,7 @@ from dlbridge import ExchangeError, ffi
 from dlbridge._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C, address
 from dlbridge.ffi.error import raised
+from dlbridge.ffi.function import BorrowingFunction, described
 from dlbridge.ffi.tensor import _readonly
 
 
@@ -320,3 +322,75 @@ def test_allocation_in_another_thread(apply):
     thread.start()
     thread.join()
     assert results[0].shape == (2,)
+
+
+# --- What is lent ends ----------------------------------------------------------
+
+
+def lending(function, parameters=1):
+    """A function of the schema ``(DLTensor *, ...) -> Any``, which torch lends its tensors to."""
+    schema = {
+        "type": "ffi.Function",
+        "named_args": {
+            "params": [{"type": "DLTensor*"}] * parameters,
+            "return": [{"type": "Any"}],
+        },
+    }
+    made = described(ffi.convert_func(function), {"type_schema": json.dumps(schema)})
+    assert type(made) is BorrowingFunction
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_lent_tensor_ends_with_the_callback(count, fails):  # 3.1: its memory is the caller's
+    torch = peer("torch")
+    kept, seen = [], []
+
+    def keep(*tensors):
+        kept.extend(tensors)
+        seen.extend(tensor.tolist() for tensor in tensors)
+        if fails:
+            raise ValueError("after it was seen")
+
+    function = lending(keep, count)
+    values = [torch.arange(3.0) + i for i in range(count)]
+    if fails:
+        with pytest.raises(ValueError, match="after it was seen"):
+            function(*values)
+    else:
+        function(*values)
+    assert seen == [value.tolist() for value in values]
+    for tensor in kept:
+        for use in (np.from_dlpack, dlbridge.from_dlpack, lambda t: t.shape, torch.from_dlpack):
+            with pytest.raises(BufferError, match="lent to a callback, which has returned"):
+                use(tensor)
+        assert "has ended" in repr(tensor)
+
+
+def test_a_lent_tensor_beside_other_arguments():
+    torch = peer("torch")
+    kept = []
+    function = ffi.convert_func(lambda *values: kept.extend(values))
+    mixed = described(function, {})
+    mixed.__class__ = BorrowingFunction  # what a schema of plain types and DLTensor* makes
+    own = dlbridge.zeros(3)
+    mixed(1, torch.arange(3.0), own)
+    assert kept[0] == 1
+    with pytest.raises(BufferError, match="lent to a callback"):
+        kept[1].tolist()
+    assert kept[2].tolist() == [0, 0, 0]
+
+
+def test_a_lent_tensor_is_no_result():
+    torch = peer("torch")
+
+    @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+    def gives_it_back(_self, arguments, _count, result):
+        result[0] = arguments[0]
+        return 0
+
+    made = ffi.Function.__from_extern_c__(int(cffi.cast("intptr_t", gives_it_back)))
+    made.__class__ = BorrowingFunction
+    with pytest.raises(TypeError, match="a result must be a Tensor object"):
+        made(torch.arange(3.0))
