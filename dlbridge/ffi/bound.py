@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ._lib import C, ffi
 from .any import Handle, Temporaries, unpack
 from .call import failure, new_frame, on_streams, pack_frame
-from .error import interrupted, raised
+from .error import drop_untaken, interrupted, raised, untaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class BoundCall(Protocol):
         """Bind *value* in place of argument *index*, for the calls that begin later."""
 
 
-def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
+def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # noqa: C901  # three closures, one of which is used
     """The closure behind `Function.bind`; its cells are the prepared call.
 
     *silent*: the function is known to return nothing, so no result is looked at.
@@ -49,6 +49,8 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
                 raise raised()
         except SystemError as exc:
             raise interrupted(exc) from None
+        if untaken:
+            drop_untaken()
 
     def call() -> Any:
         arguments, call_c = packed
@@ -64,6 +66,8 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
         except SystemError as exc:
             busy[0] = False
             raise interrupted(exc) from None
+        if untaken:
+            drop_untaken()
         tag = words[0]
         if not tag:
             busy[0] = False
@@ -99,6 +103,8 @@ def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
             raise failure(words)
     except SystemError as exc:
         raise interrupted(exc) from None
+    if untaken:
+        drop_untaken()
     return unpack(words[0], words[1])
 
 

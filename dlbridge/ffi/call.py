@@ -23,7 +23,7 @@ from dlbridge.protocol import SupportsStreams
 
 from ._lib import C, ffi, py
 from .any import Temporaries, pack, release, unpack
-from .error import interrupted, raised
+from .error import drop_untaken, interrupted, raised, untaken
 from .plain import pack_int
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def call(pointer: Any, arguments: Sequence[Any]) -> Any:
         raise interrupted(exc) from None
     if failed:
         raise failure(words)
+    if untaken:
+        drop_untaken()
     return unpack(words[0], words[1])
 
 
@@ -207,6 +209,8 @@ _TAIL = """\
                 raise interrupted(error) from None
         if failed:
             raise failure(words)
+        if untaken:
+            drop_untaken()
         tag = words[0]
         if not tag:
             ready[0] = frame
@@ -239,6 +243,7 @@ def make_fast_call(
         "MISSING": object(),
         "Temporaries": Temporaries,
         "call": call,
+        "drop_untaken": drop_untaken,
         "failure": failure,
         "interrupted": interrupted,
         "new_frame": new_frame,
@@ -247,6 +252,7 @@ def make_fast_call(
         "packer_of": packer_of,
         "packers": packers,
         "unpack": unpack,
+        "untaken": untaken,
         "__name__": __name__,
     }
     exec(_fast_call_code(), scope)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from ._lib import C, address, ffi, py
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Error",
     "drain",
+    "drop_untaken",
     "error_of",
     "error_rule",
     "interrupted",
     "raised",
     "register_error",
     "set_raised",
+    "untaken",
 ]
 
 _MAX_CAUSES: Final = 32
@@ -149,6 +152,22 @@ class Error(Object):
 # --- C to Python ---------------------------------------------------------------
 
 
+# Threads in which a callback has failed and nobody is known to have taken the error yet.
+untaken: Final[set[int]] = set()
+
+
+def drop_untaken() -> None:
+    """Drop the error that a callee has left behind: it ignored a callback's failure.
+
+    To be called after a call that went well, if `untaken` is not empty. In a
+    daemon thread the error would be freed when Python is gone, and end the process.
+    """
+    thread = get_ident()
+    if thread in untaken:
+        untaken.discard(thread)
+        drain()
+
+
 def raised() -> BaseException:
     """The exception for the call that has just failed, in the statement before.
 
@@ -158,6 +177,8 @@ def raised() -> BaseException:
     """
     out = ffi.new("void **")
     py.TVMFFIErrorMoveFromRaised(address(out))
+    if untaken:
+        untaken.discard(get_ident())
     handle = address(out[0])
     if not handle:
         return RuntimeError(
@@ -230,6 +251,7 @@ def _instance(kind: str, message: str) -> BaseException:
 
 def set_raised(exception: BaseException) -> None:
     """Make *exception* the error with which the running callback fails."""
+    untaken.add(get_ident())
     try:
         error = error_of(exception)
     except Exception:  # nothing may escape: C waits for an error

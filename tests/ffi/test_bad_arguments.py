@@ -12,13 +12,20 @@ import pytest
 from building import build
 
 from dlbridge import ffi
+from dlbridge.ffi.bound import bind
+from dlbridge.ffi.error import raised, untaken
 
 KERNELS = Path(__file__).parent / "kernels"
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return ffi.load_module(build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels")))
+def kernel_path(tmp_path_factory):
+    return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module")
+def plain(kernel_path):
+    return ffi.load_module(kernel_path)
 
 
 @pytest.mark.parametrize("name", [5, None, b"name", object()])
@@ -169,3 +176,57 @@ def test_no_lock_is_held_while_a_dict_packs(place):
     else:
         mine["packed"] = value
     assert value.changed
+
+
+# Errors that a callee ignores ----------------------------------------------------
+
+
+def pending():
+    """Whether libtvm_ffi has an error for this thread, which is taken by the look."""
+    return "without saying why" not in str(raised())
+
+
+@pytest.mark.parametrize("how", ["call", "long call", "bound", "bound and silent"])
+def test_an_ignored_failure_leaves_nothing_behind(plain, how):
+    def fails():
+        raise ValueError("nobody looks")
+
+    ignores = {
+        "call": lambda: plain.ignores(fails),
+        "long call": lambda: plain.ignores(fails, *range(9)),
+        "bound": plain.ignores.bind(fails),
+        "bound and silent": bind(plain.ignores._handle, [fails], silent=True),
+    }[how]
+    ignores()
+    assert not pending()
+    assert not untaken
+
+
+def test_a_call_while_cleaning_up_takes_nobodys_error(plain):
+    """The callee holds on to its error; a callback that calls something else leaves it alone."""
+
+    def fails():
+        raise ValueError("the first")
+
+    with pytest.raises(ValueError, match="the first"):
+        plain.cleans_up(fails, lambda: ffi.get_global_func("ffi.ArraySize")(ffi.Array([1])))
+    assert not untaken
+
+
+def test_an_ignored_failure_in_a_daemon_thread_at_exit(run_script, kernel_path):
+    code, output = run_script(f"""
+        import threading, time
+        from dlbridge import ffi
+        ignores = ffi.load_module({str(kernel_path)!r}).ignores
+        def fails():
+            raise ValueError("kept in the thread")
+        def work():
+            ignores(fails)
+            while True:
+                time.sleep(0.0005)
+        for _ in range(4):
+            threading.Thread(target=work, daemon=True).start()
+        ignores(fails)
+        time.sleep(0.1)
+    """)
+    assert (code, output) == (0, "")

@@ -34,6 +34,24 @@ EXPORT int __tvm_ffi_changes_its_mind(void *self, const TVMFFIAny *args, int32_t
   return fail("ValueError", "rather not");
 }
 
+/* ignores(function): calls it, and does not look whether it failed. */
+EXPORT int __tvm_ffi_ignores(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
+  TVMFFIAny ignored;
+  memset(&ignored, 0, sizeof ignored);
+  TVMFFIFunctionCall(args[0].v_obj, NULL, 0, &ignored);
+  return 0;
+}
+
+/* cleans_up(function, after): calls both, and fails with the error of the first. */
+EXPORT int __tvm_ffi_cleans_up(void *self, const TVMFFIAny *args, int32_t count,
+                               TVMFFIAny *result) {
+  TVMFFIAny ignored;
+  memset(&ignored, 0, sizeof ignored);
+  int failed = TVMFFIFunctionCall(args[0].v_obj, NULL, 0, &ignored);
+  TVMFFIFunctionCall(args[1].v_obj, NULL, 0, &ignored);
+  return failed;
+}
+
 /* nothing(index): a result that says it is of the type index, and is nothing. */
 EXPORT int __tvm_ffi_nothing(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   result->type_index = (int32_t)args[0].v_int64;
