@@ -77,9 +77,12 @@ class ByteArray:
     __slots__ = ("_as_parameter_", "_bytes", "pointer")
 
     def __init__(self, data: str | bytes) -> None:
-        self._bytes = ffi.from_buffer(
-            data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
-        )
+        if isinstance(data, str):
+            data = data.encode("utf-8", "surrogateescape")
+        try:
+            self._bytes = ffi.from_buffer(data)
+        except TypeError:
+            raise TypeError(f"text is needed here, not {data!r}") from None
         self.pointer = ffi.new("TVMFFIByteArray *", (self._bytes, len(self._bytes)))
         self._as_parameter_ = address(self.pointer)
 

@@ -37,7 +37,12 @@ def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
 
     *target_module_name* is the module's name in `sys.modules`, *namespace* by default.
     """
-    module = sys.modules[target_module_name or namespace]
+    if not isinstance(namespace, str):
+        raise TypeError(f"a namespace is a str such as 'my_library', not {namespace!r}")
+    target = target_module_name or namespace
+    module = sys.modules.get(target)
+    if module is None:
+        raise KeyError(f"there is no module {target!r} in sys.modules: import it before")
     prefix = namespace.removeprefix("tvm.") + "."
     for full in list_global_func_names():
         name = full.removeprefix(prefix)

@@ -132,11 +132,9 @@ class Error(Object):
 
     def update_backtrace(self, backtrace: str) -> None:
         """Replace the backtrace."""
-        text = ByteArray(backtrace)
+        text, cell = ByteArray(backtrace), _cell(self._handle)
         handle = ffi.cast("void *", self._handle)
-        _cell(self._handle).update_backtrace(
-            handle, text.pointer, C.kTVMFFIBacktraceUpdateModeReplace
-        )
+        cell.update_backtrace(handle, text.pointer, C.kTVMFFIBacktraceUpdateModeReplace)
 
     def py_error(self) -> BaseException:
         """The error as a Python exception."""
@@ -146,6 +144,8 @@ class Error(Object):
         return Error, (self.kind, self.message, self.backtrace)
 
     def __repr__(self) -> str:
+        if self._handle is None:
+            return super().__repr__()
         return f"Error({self.kind!r}, {self.message!r})"
 
 
@@ -212,6 +212,8 @@ atexit.register(drain)
 
 
 def _cell(handle: Any) -> Any:
+    if handle is None:
+        raise ValueError("the Error was moved into a call and is empty now")
     return ffi.cast("TVMFFIErrorCell *", handle + HEADER)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ._lib import C, address, ffi, py
+from ._lib import C, address, ffi, immortal, py
 from .any import ByteArray, Handle, constructors, packer_of, packers
 from .bound import BoundCall, bind
 from .call import call_with_gil, make_fast_call
@@ -32,6 +32,14 @@ __all__ = [
 ]
 
 
+def _say_moved(*_arguments: Any) -> None:
+    raise ValueError("the Function was moved into a call and is empty now")
+
+
+# What an empty Function calls: nobody has to look whether it is empty.
+_MOVED: Final = immortal(make_function(_say_moved))
+
+
 class Function(Object):
     """A function of libtvm_ffi: call it with any values and anybody's tensors.
 
@@ -45,7 +53,7 @@ class Function(Object):
 
     def _adopt(self, handle: Handle | None) -> None:
         super()._adopt(handle)
-        self._pointer = None if handle is None else ffi.cast("void *", handle)
+        self._pointer = ffi.cast("void *", _MOVED if handle is None else handle)
 
     __call__ = make_fast_call(packers, packer_of)
 

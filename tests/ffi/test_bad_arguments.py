@@ -230,3 +230,34 @@ def test_an_ignored_failure_in_a_daemon_thread_at_exit(run_script, kernel_path):
         time.sleep(0.1)
     """)
     assert (code, output) == (0, "")
+
+
+def test_text_that_is_none():
+    for use in (ffi.Error, ffi.object_class):
+        with pytest.raises(TypeError, match="text is needed here, not 5"):
+            use(5)
+    with pytest.raises(TypeError, match="a namespace is a str"):
+        ffi.init_ffi_api(5)
+    with pytest.raises(KeyError, match=r"no module 'nowhere' in sys\.modules"):
+        ffi.init_ffi_api("nowhere")
+
+
+def test_what_was_moved_away_says_so():
+    take = ffi.convert_func(lambda value: None)
+    function, error = ffi.convert_func(lambda: 1), ffi.Error("ValueError", "no")
+    take(function._move())
+    take(error._move())
+    for use in (
+        function,
+        lambda: function(1),
+        function.bind,
+        lambda: error.kind,
+        lambda: error.message,
+        lambda: error.cause,
+        lambda: error.update_backtrace("x"),
+        error.py_error,
+    ):
+        with pytest.raises(ValueError, match="was moved into a call and is empty now"):
+            use()
+    assert repr(error) == "<moved Error>"
+    assert repr(function) == "<moved Function>"
