@@ -76,10 +76,6 @@ class Fake:
         """Let *function* return the CUresult *error* after *skip* calls that succeed."""
         self.library.fake_cuda_fail(function.encode(), int(error), skip)
 
-    def fail_once(self, function, error, skip=0):
-        """As `fail`, for one call."""
-        self.library.fake_cuda_fail_once(function.encode(), int(error), skip)
-
     def calls(self, function):
         return self.library.fake_cuda_calls(function.encode())
 

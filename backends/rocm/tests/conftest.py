@@ -75,10 +75,6 @@ class Fake:
         """Let *function* return the hipError_t *error* after *skip* calls that succeed."""
         self.hip.fake_hip_fail(function.encode(), error, skip)
 
-    def fail_once(self, function, error, skip=0):
-        """As `fail`, for one call."""
-        self.hip.fake_hip_fail_once(function.encode(), error, skip)
-
     def calls(self, function):
         return self.hip.fake_hip_calls(function.encode())
 

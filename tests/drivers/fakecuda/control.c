@@ -8,7 +8,6 @@ static struct {
   unsigned long calls;
   CUresult error;  // what it returns ...
   long skip;       // ... after this many calls more
-  int once;        // ... and no more
 } functions[MAX_NAMES];
 static int known;
 static pthread_mutex_t names = PTHREAD_MUTEX_INITIALIZER;
@@ -31,7 +30,6 @@ CUresult entered(const char *function) {
   functions[i].calls++;
   CUresult error = functions[i].error;
   if (error && functions[i].skip-- > 0) error = 0;
-  if (error && functions[i].once) functions[i].error = 0;
   pthread_mutex_unlock(&names);
   return error;
 }
@@ -42,15 +40,6 @@ CONTROL void fake_cuda_fail(const char *function, CUresult error, long skip) {
   int i = slot_of(function);
   functions[i].error = error;
   functions[i].skip = skip;
-  functions[i].once = 0;
-  pthread_mutex_unlock(&names);
-}
-
-// The same, for one call.
-CONTROL void fake_cuda_fail_once(const char *function, CUresult error, long skip) {
-  fake_cuda_fail(function, error, skip);
-  pthread_mutex_lock(&names);
-  functions[slot_of(function)].once = 1;
   pthread_mutex_unlock(&names);
 }
 
