@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .capsule import FLAG_SUBBYTE_PADDED
 from .devices import backend_of, supports
+from .errors import ExchangeError
 from .layout import reach
 from .memory import Memory, counts_elements
 from .pack import copy_host
@@ -42,12 +43,16 @@ def from_host(target: Tensor, source: Tensor, progress: Progress | None) -> None
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
     stream = access(target._memory)
-    if not target._array.flags.c_contiguous:
-        _strided_from_host(target, source, flat, stream)
-    else:
-        copy = backend_of(target.device).copy_from_host
-        _in_pieces(copy, target, flat, stream, progress)
-    finish(target, stream)
+    try:
+        if not target._array.flags.c_contiguous:
+            _strided_from_host(target, source, flat, stream)
+        else:
+            copy = backend_of(target.device).copy_from_host
+            _in_pieces(copy, target, flat, stream, progress)
+        finish(target, stream)
+    except BaseException:
+        _let_go(flat, target, stream)
+        raise
 
 
 def to_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
@@ -57,12 +62,30 @@ def to_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
         return
     flat = _flat(host_array(target))
     stream = access(source._memory)
-    if not source._array.flags.c_contiguous:
-        _strided_to_host(target, source, flat, stream)
-    else:
-        copy = backend_of(source.device).copy_to_host
-        _in_pieces(copy, source, flat, stream, progress)
-    finish(source, stream)
+    try:
+        if not source._array.flags.c_contiguous:
+            _strided_to_host(target, source, flat, stream)
+        else:
+            copy = backend_of(source.device).copy_to_host
+            _in_pieces(copy, source, flat, stream, progress)
+        finish(source, stream)
+    except BaseException:
+        _let_go(flat, source, stream)
+        raise
+
+
+_kept: list[object] = []
+"""Host memory that a device may still write or read, and nobody could wait: kept for good."""
+
+
+def _let_go(host: object, tensor: Tensor, stream: int) -> None:
+    """After a failure or a Ctrl-C: let the copies that are on their way finish first."""
+    try:
+        finish(tensor, stream)
+    except ExchangeError:  # a stream that captures: nothing was queued
+        return
+    except BaseException:
+        _kept.append(host)
 
 
 def _in_pieces(
@@ -133,14 +156,18 @@ def _span_to_host(target: Tensor, source: Tensor) -> None:
     size = source.itemsize
     span = np.empty((high - low) * size, "u1")
     stream = access(source._memory)
-    backend_of(source.device).copy_to_host(
-        source.device.index,
-        source._memory.data,
-        source._byte_offset + low * size,
-        span.data,
-        stream,
-    )
-    finish(source, stream)
+    try:
+        backend_of(source.device).copy_to_host(
+            source.device.index,
+            source._memory.data,
+            source._byte_offset + low * size,
+            span.data,
+            stream,
+        )
+        finish(source, stream)
+    except BaseException:
+        _let_go(span, source, stream)
+        raise
     into = host_array(target)
     picked = np.lib.stride_tricks.as_strided(
         span[-low * size :].view(into.dtype) if size > 1 else span[-low:],

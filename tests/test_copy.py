@@ -17,6 +17,7 @@ from counting_backend import NAME, counting
 from peers import peer
 
 import dlbridge as bridge
+from dlbridge import host_copies
 
 PLACES = ["cpu", f"{NAME}:0", f"{NAME}:1", "ext_dev:0"]
 LAYOUTS = {
@@ -236,3 +237,35 @@ def test_the_bar(nbytes, terminal):
     os.close(ours)
     assert (b"100%" in shown) == (terminal and nbytes == LIMIT)
     assert not process.stderr
+
+
+@pytest.mark.parametrize("way", ["in", "out", "strided out"])
+@pytest.mark.parametrize("wait", ["works", "is refused", "fails"])
+def test_host_memory_outlives_the_copies_on_their_way(way, wait, monkeypatch):
+    """After a Ctrl-C between queueing and waiting: waited for, or kept if nobody can wait."""
+    plugin = bridge.backend("ext_dev")
+    tensor = bridge.zeros((4, 6), "float32", "ext_dev:0")
+    waited = []
+
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    def synchronize(*arguments):
+        waited.append(arguments)
+        if wait != "works":
+            raise (bridge.ExchangeError if wait == "is refused" else bridge.DeviceError)("no")
+
+    kept = list(host_copies._kept)
+    for method in ("copy_from_host", "copy_to_host", "copy_strided_to_host"):
+        monkeypatch.setattr(plugin, method, interrupted)
+    monkeypatch.setattr(plugin, "synchronize", synchronize)
+    ways = {
+        "in": lambda: bridge.copy_(tensor, np.ones((4, 6), "float32")),
+        "out": lambda: bridge.to_device(tensor, "cpu", copy=True),
+        "strided out": lambda: bridge.to_device(tensor[:, ::2], "cpu", copy=True),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        ways[way]()
+    assert waited
+    assert len(host_copies._kept) - len(kept) == (wait == "fails")
+    host_copies._kept[:] = kept
