@@ -38,6 +38,7 @@ __all__ = [
     "rules",
     "text_of",
     "unpack",
+    "use_count",
     "view",
     "views",
 ]
@@ -100,6 +101,12 @@ def text_of(array: Any) -> str:
 def native_type_index(handle: int) -> int:
     """The type index in the header of the live object at *handle*."""
     return ffi.cast("TVMFFIObject *", handle).type_index  # type: ignore[no-any-return]
+
+
+def use_count(handle: int) -> int:
+    """How many strong references the live object at *handle* has."""
+    count: int = ffi.cast("TVMFFIObject *", handle).combined_ref_count & 0xFFFFFFFF
+    return count
 
 
 # --- Python to C ---------------------------------------------------------------

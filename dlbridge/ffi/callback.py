@@ -6,9 +6,20 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.ended import end_lent
+from dlbridge.errors import ExchangeError
 
 from ._lib import C, ffi, py
-from .any import INDEX_MASK, OBJECT_BEGIN, Handle, Temporaries, defines, pack, view
+from .any import (
+    INDEX_MASK,
+    OBJECT_BEGIN,
+    Handle,
+    Temporaries,
+    defines,
+    pack,
+    release,
+    use_count,
+    view,
+)
 from .entry import Entry
 from .error import raised, set_raised, untaken
 
@@ -30,7 +41,7 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
     """Run the callable *key*: a TVMFFISafeCallType, its arguments as pairs of int64."""
     lent: list[Any] | None = None
     # An error that waits in this thread is that of a callee further out, and not ours to drop.
-    set_aside = untaken and get_ident() in untaken
+    set_aside = get_ident() in untaken if untaken else False
     if set_aside:
         untaken.discard(get_ident())
     try:
@@ -56,6 +67,8 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
             result[0] = _NOTHING
         else:
             _give(value, result)
+        if lent is not None:
+            _check_not_kept(lent, ffi.cast("int64_t *", result))
     except BaseException as exc:  # KeyboardInterrupt too crosses C, as an error
         set_raised(exc)
         return -1
@@ -66,6 +79,21 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
         if set_aside:
             untaken.add(get_ident())
     return 0
+
+
+def _check_not_kept(lent: list[Any], result: Any) -> None:
+    """ExchangeError if the callback returns a lent tensor, or an object has one now."""
+    for tensor in lent:
+        handle = getattr(tensor, "_native", None)
+        # Ours is the one reference, if nobody else has the tensor as an object.
+        if handle is not None and use_count(handle) > 1:
+            tag, payload, result[0], result[1] = result[0], result[1], 0, 0
+            release(tag, payload)
+            raise ExchangeError(
+                "the callback returns or keeps in an object a tensor that was only lent to it "
+                "(DLTensor *), whose memory may be gone when it has returned: copy it "
+                "(to_device(t, 'cpu', copy=True))"
+            )
 
 
 _NOTHING: Final = ffi.new("TVMFFIAny *")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import threading
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -166,6 +167,8 @@ def drop_untaken() -> None:
     if thread in untaken:
         untaken.discard(thread)
         drain()
+    else:  # threads that have ended left nothing
+        untaken.intersection_update([other.ident for other in threading.enumerate()])
 
 
 def raised() -> BaseException:
@@ -253,7 +256,10 @@ def _instance(kind: str, message: str) -> BaseException:
 
 def set_raised(exception: BaseException) -> None:
     """Make *exception* the error with which the running callback fails."""
-    untaken.add(get_ident())
+    thread = get_ident()
+    # Threads that C made run no Python at exit, and may never call to have it dropped.
+    if any(thread == known.ident for known in threading.enumerate()):
+        untaken.add(thread)
     try:
         error = error_of(exception)
     except Exception:  # nothing may escape: C waits for an error

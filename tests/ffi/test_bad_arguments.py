@@ -8,10 +8,13 @@ import pickle
 import threading
 from pathlib import Path
 
+import cffi
 import pytest
 from building import build
 
 from dlbridge import ffi
+from dlbridge._cdefs import ffi as ffi_cdefs
+from dlbridge.ffi._lib import C
 from dlbridge.ffi.bound import bind
 from dlbridge.ffi.error import raised, untaken
 
@@ -261,3 +264,44 @@ def test_what_was_moved_away_says_so():
             use()
     assert repr(error) == "<moved Error>"
     assert repr(function) == "<moved Function>"
+
+
+def test_failures_in_threads_that_are_gone_slow_nobody_down(plain, foreign_call):
+    """A thread of C's that failed once, and one of Python's that has ended, are not remembered."""
+
+    def fails():
+        raise ValueError("nobody looks")
+
+    foreign_call(ffi.convert_func(fails))
+    assert not untaken
+    thread = threading.Thread(target=lambda: untaken.add(threading.get_ident()))
+    thread.start()
+    thread.join()
+    assert untaken
+    plain.answer()
+    assert not untaken
+
+
+@pytest.fixture
+def foreign_call():
+    """``foreign_call(f)`` calls *f* in a thread that Python has not made."""
+    foreign = cffi.FFI()
+    foreign.cdef(
+        "int pthread_create(unsigned long *, void *, void *(*)(void *), void *);"
+        "int pthread_join(unsigned long, void **);"
+    )
+    libc = foreign.dlopen(None)
+
+    def call(function):
+        result = ffi_cdefs.new("TVMFFIAny *")
+
+        @foreign.callback("void *(void *)")
+        def start(_argument):
+            C.TVMFFIFunctionCall(function._pointer, ffi_cdefs.NULL, 0, result)
+            return foreign.NULL
+
+        thread = foreign.new("unsigned long *")
+        assert libc.pthread_create(thread, foreign.NULL, start, foreign.NULL) == 0
+        assert libc.pthread_join(thread[0], foreign.NULL) == 0
+
+    return call

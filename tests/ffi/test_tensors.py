@@ -394,3 +394,22 @@ def test_a_lent_tensor_is_no_result():
     made.__class__ = BorrowingFunction
     with pytest.raises(TypeError, match="a result must be a Tensor object"):
         made(torch.arange(3.0))
+
+
+@pytest.mark.parametrize("way", ["returned", "in a list", "in an Array", "kept in a List"])
+def test_a_lent_tensor_is_not_given_away(way):
+    torch = peer("torch")
+    kept = ffi.List()
+    ways = {
+        "returned": lambda tensor: tensor,
+        "in a list": lambda tensor: [1, tensor],
+        "in an Array": lambda tensor: ffi.Array([tensor]),
+        "kept in a List": kept.append,
+    }
+    with pytest.raises(BufferError, match=r"only lent to it \(DLTensor \*\)"):
+        lending(ways[way])(torch.arange(3.0))
+    # Passed on in the callback, or copied, it is fine.
+    copy = lending(lambda tensor: dlbridge.to_device(tensor, "cpu", copy=True))
+    assert copy(torch.arange(3.0)).tolist() == [0, 1, 2]
+    size = ffi.convert_func(lambda tensor: tensor.size)
+    assert lending(lambda tensor: size(tensor) + 1)(torch.arange(3.0)) == 4
