@@ -95,7 +95,7 @@ bench-gpu: gpu-peers
 	$(BIN)/python backends/cuda/bench_gpu.py
 
 docs: $(VENV)/.test
-	$(PYTEST) tests/test_docs.py tests/ffi/test_docs_ffi.py
+	$(PYTEST) tests/docs/test_docs.py tests/ffi/test_docs_ffi.py
 
 clean:
 	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache demo.png

@@ -14,8 +14,6 @@ Importing it loads no library, no backend and no framework. Source: DLPack
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 
 __version__ = "0.1.0"
 
@@ -24,12 +22,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from . import ffi as ffi
-    from .asarray import asarray
-    from .consume import from_dlpack
-    from .cuda_array import from_cuda_array_interface
-    from .device import Device, DLDeviceType
-    from .devices import device
-    from .dtype import DLDataTypeCode, DType, dtype
+    from .core.incoming.array_likes import asarray
+    from .core.incoming.cuda_array_interface import from_cuda_array_interface
+    from .core.incoming.producers import from_dlpack
+    from .core.moves.plans import Plan, Step
+    from .core.moves.traces import Trace, trace
+    from .core.moves.transfer import copy_, empty, explain, plan, to_device, zeros
+    from .core.plugins.lookup import device
+    from .core.plugins.registry import backend, backends, register_backend
+    from .core.plugins.streams import current_stream, synchronize, use_stream
+    from .core.tensor.tensor import Tensor
+    from .core.values.devices import Device, DLDeviceType
+    from .core.values.dtypes import DLDataTypeCode, DType, dtype
+    from .core.values.subbyte import pack_bits, unpack_bits
     from .errors import (
         BackendError,
         BackendUnavailable,
@@ -39,21 +44,14 @@ if TYPE_CHECKING:
         ExchangeError,
         LibraryUnavailable,
     )
-    from .plan import Plan, Step
-    from .registry import backend, backends, register_backend
-    from .stream import current_stream, synchronize, use_stream
-    from .subbyte import pack_bits, unpack_bits
-    from .tensor import Tensor
-    from .trace import Trace, trace
-    from .transfer import copy_, empty, explain, plan, to_device, zeros
 
 _HOMES = {
-    "asarray": ("asarray",),
-    "consume": ("from_dlpack",),
-    "cuda_array": ("from_cuda_array_interface",),
-    "device": ("Device", "DLDeviceType"),
-    "devices": ("device",),
-    "dtype": ("DLDataTypeCode", "DType", "dtype"),
+    "core.incoming.array_likes": ("asarray",),
+    "core.incoming.producers": ("from_dlpack",),
+    "core.incoming.cuda_array_interface": ("from_cuda_array_interface",),
+    "core.values.devices": ("Device", "DLDeviceType"),
+    "core.plugins.lookup": ("device",),
+    "core.values.dtypes": ("DLDataTypeCode", "DType", "dtype"),
     "errors": (
         "BackendError",
         "BackendUnavailable",
@@ -63,13 +61,13 @@ _HOMES = {
         "ExchangeError",
         "LibraryUnavailable",
     ),
-    "plan": ("Plan", "Step"),
-    "registry": ("backend", "backends", "register_backend"),
-    "stream": ("current_stream", "synchronize", "use_stream"),
-    "subbyte": ("pack_bits", "unpack_bits"),
-    "tensor": ("Tensor",),
-    "trace": ("Trace", "trace"),
-    "transfer": ("copy_", "empty", "explain", "plan", "to_device", "zeros"),
+    "core.moves.plans": ("Plan", "Step"),
+    "core.plugins.registry": ("backend", "backends", "register_backend"),
+    "core.plugins.streams": ("current_stream", "synchronize", "use_stream"),
+    "core.values.subbyte": ("pack_bits", "unpack_bits"),
+    "core.tensor.tensor": ("Tensor",),
+    "core.moves.traces": ("Trace", "trace"),
+    "core.moves.transfer": ("copy_", "empty", "explain", "plan", "to_device", "zeros"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -137,25 +135,12 @@ def _load(name: str) -> Any:
     if found is not None:
         return found
     # These fill tables that the rest asks: every use of the package has them.
-    for module in ("hostview", "table", "cuda_array"):
+    for module in (
+        "core.moves.host_views",
+        "core.outgoing.own_table",
+        "core.incoming.cuda_array_interface",
+    ):
         importlib.import_module(f".{module}", __name__)
     found = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     _values[name] = found
     return found
-
-
-class _Package(ModuleType):
-    """The package, with the public names that submodules have too.
-
-    ``dlbridge.dtype`` is the function, whether or not the import system has
-    bound the submodule ``dlbridge/dtype.py`` to that name before.
-    """
-
-
-def _public(name: str) -> property:
-    return property(lambda _package: _load(name), lambda _package, _submodule: None)
-
-
-for _name in ("asarray", "device", "dtype", "plan", "trace"):
-    setattr(_Package, _name, _public(_name))
-sys.modules[__name__].__class__ = _Package

@@ -1,6 +1,6 @@
-"""Makes the helper modules beside the tests importable (``import peers``)."""
+"""Makes the helper modules of tests/support importable (``import peers``)."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))

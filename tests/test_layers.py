@@ -18,24 +18,26 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = """
 errors
 protocol
-registry cpu
+core
+core.values core.dlpack core.plugins core.tensor core.incoming core.moves core.outgoing
+core.plugins.cpu core.plugins.registry
 
-_cdefs layout subbyte
-dtype fields
-device devices
-capsule memory
+core.dlpack._cdefs core.values.layout core.values.subbyte
+core.values.dtypes core.dlpack.structs
+core.values.devices core.plugins.lookup
+core.dlpack.capsules core.tensor.memory
 
-exchange produce
-stream described
-tensor
-consume like
-lists ended
-asarray table
-cuda_array
+core.dlpack.foreign_tables core.outgoing.producer
+core.plugins.streams core.tensor.metadata
+core.tensor.tensor
+core.incoming.producers core.outgoing.like
+core.incoming.lists core.tensor.expired
+core.incoming.array_likes core.outgoing.own_table
+core.incoming.cuda_array_interface
 
-pack region host_copies device_copies copies progress
-plan trace
-transfer hostview
+core.moves.within_host core.moves.regions core.moves.host_and_device core.moves.between_devices core.moves.copies core.moves.progress
+core.moves.plans core.moves.traces
+core.moves.transfer core.moves.host_views
 
 ffi._lib
 ffi.any
@@ -147,7 +149,7 @@ def test_import_dlbridge_imports_nothing_heavy():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(out.stdout.split())
     assert "dlbridge" in loaded
-    assert {*FRAMEWORKS, "dlbridge.cpu", "importlib.metadata"} & loaded == set()
+    assert {*FRAMEWORKS, "dlbridge.core.plugins.cpu", "importlib.metadata"} & loaded == set()
     assert [name for name in loaded if name.startswith("dlbridge_")] == []
 
 
@@ -155,9 +157,9 @@ def test_import_dlbridge_imports_nothing_heavy():
     ("source", "found"),
     [
         ("import dlbridge.tensor", {"dlbridge.tensor"}),
-        ("from . import tensor", {"dlbridge.tensor"}),
+        ("from . import errors", {"dlbridge.errors"}),
         ("from .tensor import Tensor", {"dlbridge.tensor"}),
-        ("from dlbridge import tensor, errors", {"dlbridge.tensor", "dlbridge.errors"}),
+        ("from dlbridge import protocol, errors", {"dlbridge.protocol", "dlbridge.errors"}),
         ("def f():\n    from .tensor import Tensor", {"dlbridge.tensor"}),
         ("try:\n    import numpy as np\nexcept ImportError:\n    pass", {"numpy"}),
         ("if TYPE_CHECKING:\n    from .tensor import Tensor", set()),

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlbridge.pack import copy_host
+from dlbridge.core.moves.within_host import copy_host
 
 from .timing import Row, best_of
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..device import Device
-from ..devices import backend_of
+from dlbridge.core.moves.traces import trace
+from dlbridge.core.moves.transfer import empty, to_device
+from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.plugins.registry import backend, backends
+from dlbridge.core.plugins.streams import access, synchronize
+from dlbridge.core.values.devices import Device
+
 from ..errors import BackendUnavailable, Error
 from ..protocol import SupportsDemo
-from ..registry import backend, backends
-from ..stream import access, synchronize
-from ..trace import trace
-from ..transfer import empty, to_device
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ import json
 import sys
 from typing import Any
 
-from ..registry import backends
-from ..transfer import empty, plan
+from dlbridge.core.moves.transfer import empty, plan
+from dlbridge.core.plugins.registry import backends
 
 __all__ = ["add_arguments", "run"]
 

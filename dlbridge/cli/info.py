@@ -8,10 +8,11 @@ import platform
 import sys
 from typing import Any
 
+from dlbridge.core.plugins.registry import backend, backends, owner
+
 from .. import __version__
 from ..errors import BackendUnavailable, Error
 from ..protocol import Backend, SupportsDeviceInfo
-from ..registry import backend, backends, owner
 
 __all__ = ["add_arguments", "collect", "collect_packages", "run"]
 

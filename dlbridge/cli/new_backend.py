@@ -9,10 +9,11 @@ import re
 from pathlib import Path
 from string import Template
 
+from dlbridge.core.plugins.registry import backends, owner
+from dlbridge.core.values.devices import DLDeviceType, device
+
 from .. import __version__
-from ..device import DLDeviceType, device
 from ..protocol import ADDRESS_DEVICES
-from ..registry import backends, owner
 
 __all__ = ["add_arguments", "run", "write_skeleton"]
 

@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dlbridge.consume import from_dlpack
-    from dlbridge.device import Device, DLDeviceType, device
-    from dlbridge.dtype import dtype
-    from dlbridge.tensor import Tensor
+    from dlbridge.core.incoming.producers import from_dlpack
+    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.devices import Device, DLDeviceType, device
+    from dlbridge.core.values.dtypes import dtype
 
     from . import dataclasses, serialization, structural
     from ._lib import library_path, version

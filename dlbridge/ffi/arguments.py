@@ -7,7 +7,7 @@ import numbers
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.dtype import dtype
+from dlbridge.core.values.dtypes import dtype
 
 from . import plain
 from .any import defines, pack, rules

@@ -17,8 +17,8 @@ from functools import cache
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.device import Device
-from dlbridge.devices import backend_of
+from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.values.devices import Device
 from dlbridge.protocol import SupportsStreams
 
 from ._lib import C, ffi, py

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.ended import end_lent
+from dlbridge.core.tensor.expired import end_lent
 from dlbridge.errors import ExchangeError
 
 from ._lib import C, ffi, py

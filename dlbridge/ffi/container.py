@@ -7,7 +7,7 @@ import threading
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from dlbridge.tensor import Tensor
+from dlbridge.core.tensor.tensor import Tensor
 
 from .any import Handle, Temporaries, native_type_index, pack, rules, unpack, view
 from .elements import Members, method

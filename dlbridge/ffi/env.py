@@ -6,10 +6,10 @@ import ctypes
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.device import Device, device
+from dlbridge.core.outgoing.own_table import _managed_tensor_allocator as managed_tensor_allocator
+from dlbridge.core.plugins.streams import use_stream as use_backend_stream
+from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable
-from dlbridge.stream import use_stream as use_backend_stream
-from dlbridge.table import _managed_tensor_allocator as managed_tensor_allocator
 
 from ._lib import C, address, ffi
 from .error import raised

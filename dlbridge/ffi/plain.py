@@ -6,8 +6,8 @@ import ctypes
 import struct
 from typing import Any, Final
 
-from dlbridge.device import Device
-from dlbridge.dtype import DType
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType
 
 from ._lib import C, address, ffi, has
 from .any import (

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
 
-from dlbridge.device import Device
-from dlbridge.dtype import DType
-from dlbridge.tensor import Tensor
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType
 
 from ._lib import C, ffi
 from .call import call, call_with_gil

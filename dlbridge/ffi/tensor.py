@@ -12,16 +12,16 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge._cdefs import ffi
-from dlbridge.capsule import export_managed, take_managed
-from dlbridge.consume import adopt, from_dlpack
-from dlbridge.device import Device
+from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core.dlpack.capsules import export_managed, take_managed
+from dlbridge.core.dlpack.foreign_tables import ForeignTable, delete_managed, table_of
+from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.incoming.producers import adopt, from_dlpack
+from dlbridge.core.outgoing.like import as_library
+from dlbridge.core.plugins.streams import access, chosen_streams, wait
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.values.devices import Device
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.exchange import ForeignTable, delete_managed, table_of
-from dlbridge.fields import DLPACK_VERSION
-from dlbridge.like import as_library
-from dlbridge.stream import access, chosen_streams, wait
-from dlbridge.tensor import Tensor
 
 from ._lib import C, address
 from .any import Handle, Temporaries, constructors, defines, packer_of, views

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlbridge.core.plugins.registry import backend as load_backend
 from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import SupportsStreams
-from dlbridge.registry import backend as load_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

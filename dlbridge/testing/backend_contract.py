@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dlbridge import protocol
-from dlbridge.device import DLDeviceType
+from dlbridge.core.plugins.registry import GROUP
+from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.errors import ExchangeError
-from dlbridge.registry import GROUP
 
 from .backend_base import BackendCase
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.device import DLDeviceType
+from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.protocol import (
     ADDRESS_DEVICES,
     HOST_DEVICES,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge import registry
+from dlbridge.core.plugins import registry
 
 from .backend_base import BackendCase
 

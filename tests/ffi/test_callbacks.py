@@ -11,7 +11,7 @@ import pytest
 
 from dlbridge import dtype as as_dtype
 from dlbridge import ffi
-from dlbridge._cdefs import ffi as cffi
+from dlbridge.core.dlpack._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 
 

@@ -13,7 +13,7 @@ from producers import PlainTensor, TableTensor, live
 
 import dlbridge
 from dlbridge import ExchangeError, ffi
-from dlbridge._cdefs import ffi as cffi
+from dlbridge.core.dlpack._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C, address
 from dlbridge.ffi.error import raised
 from dlbridge.ffi.function import BorrowingFunction, described
@@ -82,7 +82,7 @@ def test_nothing_leaks(echo, make):
 
 def test_tensors_are_lent_only_where_the_schema_says_so(testing, monkeypatch):  # 3.1, item 4
     torch = peer("torch")
-    from dlbridge.exchange import ForeignTable, table_of
+    from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 
     lent = []
     table = table_of(torch.Tensor)

@@ -8,7 +8,7 @@ import pytest
 import dlbridge
 from dlbridge import Device, ffi
 from dlbridge import dtype as as_dtype
-from dlbridge._cdefs import ffi as cffi
+from dlbridge.core.dlpack._cdefs import ffi as cffi
 from dlbridge.ffi.container import tensors_in
 
 

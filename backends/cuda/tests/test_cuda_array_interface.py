@@ -9,7 +9,11 @@ import pytest
 from cuda_support import memory, read, slow, stream
 
 import dlbridge
-from dlbridge.cuda_array import EXPORT_STREAM, SYNC, from_cuda_array_interface
+from dlbridge.core.incoming.cuda_array_interface import (
+    EXPORT_STREAM,
+    SYNC,
+    from_cuda_array_interface,
+)
 from dlbridge.errors import ExchangeError
 
 N = 1 << 14

@@ -57,7 +57,7 @@ def test_the_numbers_are_the_programs(page):
 
 
 def test_the_environment_variables_are_the_programs(page):
-    from dlbridge import cuda_array
+    from dlbridge.core.incoming import cuda_array_interface as cuda_array
 
     named = {row[0].strip("`") for row in table_after(page, "## The CUDA Array Interface")}
     assert named == {cuda_array.SYNC, cuda_array.EXPORT_STREAM}

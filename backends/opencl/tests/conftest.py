@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
+from dlbridge.core.plugins.registry import backend
 from dlbridge.errors import BackendUnavailable
-from dlbridge.registry import backend
 
 SPIN = """
 /* Some nanoseconds per turn that no compiler can take away. */

@@ -12,7 +12,7 @@ import pytest
 # In a process of its own: a context is chosen for good.
 OWN = """
 import numpy as np, pyopencl as cl, dlbridge_opencl
-from dlbridge.registry import backend
+from dlbridge.core.plugins.registry import backend
 
 opencl = backend("opencl")
 count = sum(opencl.device_info(i)["platform"] == opencl.device_info(0)["platform"]

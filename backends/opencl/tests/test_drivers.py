@@ -45,7 +45,7 @@ DRIVERS = {
 }
 
 PLATFORMS = """
-from dlbridge.registry import backend
+from dlbridge.core.plugins.registry import backend
 opencl = backend("opencl")
 print([opencl.device_info(i)["platform"] for i in range(opencl.device_count())])
 """

@@ -29,7 +29,7 @@ def python(code, **environment):
 
 TRY = """
 from dlbridge.errors import BackendUnavailable
-from dlbridge.registry import backend
+from dlbridge.core.plugins.registry import backend
 try:
     backend("opencl")
 except BackendUnavailable as exc:
@@ -160,7 +160,7 @@ EXITS = {
 EXIT = """
 import numpy as np, pyopencl as cl
 from dlbridge.protocol import NativeArray
-from dlbridge.registry import backend
+from dlbridge.core.plugins.registry import backend
 
 opencl = backend("opencl")
 turns = 20_000 if opencl.device_info(0)["platform"] == "Oclgrind" else 50_000_000

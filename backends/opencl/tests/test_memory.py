@@ -162,7 +162,7 @@ def test_more_than_one_buffer_may_have(opencl):
 FULL = """
 import resource
 from dlbridge.errors import DeviceMemoryError
-from dlbridge.registry import backend
+from dlbridge.core.plugins.registry import backend
 
 opencl = backend("opencl")
 opencl.fill(0, opencl.allocate(0, 256, 64, 0), 0, 256, 0, 0)  # threads and all are there

@@ -1,6 +1,6 @@
 """Take out each wait of the backend in turn, and see a test fail.
 
-What is taken out is every call that makes somebody wait, as `tests/mutate.py`
+What is taken out is every call that makes somebody wait, as `tests/support/mutate.py`
 finds them in the source. The tests hold the other side back by a gate, so that
 a missing wait shows for certain. A crash or a hang shows it too.
 """
@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from rocm_support import HERE
 
-TOOLS = HERE.parents[2] / "tests"
+TOOLS = HERE.parents[2] / "tests" / "support"
 
 SHOWN_BY = {
     "base.Base.synchronize:streams.synchronize": "test_streams.py::test_synchronize_waits",

@@ -173,7 +173,7 @@ def validation_is_silent():
 @pytest.fixture(scope="session")
 def vulkan():
     """The backend as users get it, or a skip with the reason."""
-    from dlbridge.registry import backend
+    from dlbridge.core.plugins.registry import backend
 
     try:
         return backend("vulkan")

@@ -1,0 +1,1 @@
+"""The C side of DLPack: declarations, structs, capsules, other libraries' exchange tables."""

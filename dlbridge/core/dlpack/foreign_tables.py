@@ -1,0 +1,150 @@
+"""Other libraries' DLPackExchangeAPI tables: found and called.
+
+A table is reached by a capsule (or, formerly, an integer) on the type, under
+``__dlpack_c_exchange_api__`` or the name it had before (dlpack.h 1.3). Other
+libraries' functions are called with the GIL held, through ctypes; cffi would
+drop it and a failing callee would crash (measured).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+from dlbridge.core.values.devices import Device
+
+from ._cdefs import ffi
+from .capsules import ManagedTensor, capsule_pointer, take_managed
+from .structs import DLPACK_VERSION
+
+__all__ = ["NAMES", "ForeignTable", "table_of"]
+
+NAMES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
+"""The attribute's name, and the one it had before."""
+
+CAPSULE_NAME = b"dlpack_exchange_api"
+
+_FROM_PY_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+_TO_PY_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p
+)
+
+
+class ForeignTable:
+    """Another library's exchange table, as Python methods."""
+
+    __slots__ = (
+        "_current_work_stream",
+        "_dltensor_from_py_object",
+        "_from_py_object",
+        "_to_py_object",
+        "address",
+        "has_view",
+    )
+
+    def __init__(self, table: Any) -> None:
+        self.address = int(ffi.cast("uintptr_t", table))
+        self._from_py_object = _FROM_PY_OBJECT(
+            _address(table.managed_tensor_from_py_object_no_sync)
+        )
+        self.has_view = bool(table.dltensor_from_py_object_no_sync)
+        self._dltensor_from_py_object = _FROM_PY_OBJECT(
+            _address(table.dltensor_from_py_object_no_sync)
+        )
+        self._to_py_object = _TO_PY_OBJECT(_address(table.managed_tensor_to_py_object_no_sync))
+        self._current_work_stream = _CURRENT_WORK_STREAM(_address(table.current_work_stream))
+
+    def export(self, x: object) -> ManagedTensor:
+        """*x*, an instance of the table's type, as a tensor that we own; not synchronised.
+
+        The library's own exception if it refuses; BufferError means: ask by
+        ``__dlpack__`` instead.
+        """
+        address = self.export_address(x)
+        try:
+            return take_managed(address)
+        except BaseException:
+            delete_managed(address)
+            raise
+
+    def export_address(self, x: object) -> int:
+        """`export`, as the address of a ``DLManagedTensorVersioned``, unchecked."""
+        out = ctypes.c_void_p()
+        if self._from_py_object(x, ctypes.addressof(out)) != 0 or not out.value:
+            raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
+        return out.value
+
+    def export_view(self, x: object, address: int) -> None:
+        """Fill the DLTensor at *address*, which is valid as long as *x* (if `has_view`)."""
+        if self._dltensor_from_py_object(x, address) != 0:
+            raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
+
+    def wrap(self, address: int) -> Any:
+        """The library's own tensor over the ``DLManagedTensorVersioned *`` at *address*.
+
+        It takes the struct over; on failure the struct is deleted.
+        """
+        # Not py_object: taking it by reference would leak one reference a call.
+        out = ctypes.c_void_p()
+        try:
+            failed = self._to_py_object(address, ctypes.addressof(out)) != 0 or not out.value
+        except BaseException:
+            delete_managed(address)
+            raise
+        if failed:
+            delete_managed(address)
+            raise BufferError("the library's exchange table failed without an error")
+        result = ctypes.cast(out, ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(result))
+        return result
+
+    def current_work_stream(self, device: Device) -> int:
+        """The stream that the library works on now; 0: the default."""
+        out = ctypes.c_void_p()
+        if self._current_work_stream(device.type, device.index, ctypes.addressof(out)) != 0:
+            raise BufferError(f"the library's exchange table knows no stream of {device}")
+        return out.value or 0
+
+
+def table_of(cls: type) -> ForeignTable | None:
+    """The exchange table of *cls*, or None where it has none that we can use."""
+    try:
+        return _tables[cls]
+    except KeyError:
+        found = _tables[cls] = _find_table(cls)
+        return found
+
+
+_tables: weakref.WeakKeyDictionary[type, ForeignTable | None] = weakref.WeakKeyDictionary()
+
+
+def _find_table(cls: type) -> ForeignTable | None:
+    for name in NAMES:
+        value = getattr(cls, name, None)
+        address = value if isinstance(value, int) else capsule_pointer(value, CAPSULE_NAME)
+        table = ffi.cast("DLPackExchangeAPI *", address or 0)
+        # A later major may stand on top of the one that we know.
+        while table and table.header.version.major > DLPACK_VERSION[0]:
+            table = ffi.cast("DLPackExchangeAPI *", table.header.prev_api)
+        if (
+            table
+            and table.header.version.major == DLPACK_VERSION[0]
+            and table.managed_tensor_from_py_object_no_sync
+            and table.managed_tensor_to_py_object_no_sync
+            and table.current_work_stream
+        ):
+            return ForeignTable(table)
+    return None
+
+
+def delete_managed(address: int) -> None:
+    """Call the deleter of a ``DLManagedTensorVersioned`` that we own."""
+    managed = ffi.cast("DLManagedTensorVersioned *", address)
+    if managed.deleter:
+        managed.deleter(managed)
+
+
+def _address(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))

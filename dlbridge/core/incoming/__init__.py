@@ -1,0 +1,1 @@
+"""Any library's tensor becomes a Tensor."""

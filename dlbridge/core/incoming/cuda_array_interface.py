@@ -1,0 +1,282 @@
+"""The CUDA Array Interface, version 3: ``__cuda_array_interface__`` in and out.
+
+Source: Numba's documentation, "CUDA Array Interface (Version 3)". What numba,
+DALI, RAPIDS, mpi4py and others speak that have no DLPack, or not yet.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import Any, NamedTuple
+
+from dlbridge.core.outgoing.producer import OPERATIONS
+from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.plugins.streams import current_stream, current_use, wait
+from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.tensor import Tensor, make_tensor
+from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.values.dtypes import DType, from_numpy
+from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.layout import is_compact
+from dlbridge.errors import BackendUnavailable, Error, ExchangeError
+from dlbridge.protocol import SupportsForeignData
+
+from .array_likes import INTERFACES
+
+__all__ = ["Interface", "describe", "from_cuda_array_interface", "parse"]
+
+VERSION = 3
+LEGACY_STREAM = 1
+
+SYNC = "DLBRIDGE_CUDA_ARRAY_INTERFACE_SYNC"
+"""Environment variable: 0 lets imports ignore the producer's stream."""
+
+EXPORT_STREAM = "DLBRIDGE_CUDA_ARRAY_INTERFACE_EXPORT_STREAM"
+"""Environment variable: 0 makes exports say that no stream needs to be waited for."""
+
+_ON_HOST_TOO = DLDeviceType.kDLCUDAHost
+_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged, _ON_HOST_TOO)
+_TYPESTRS = {"bfloat16": "<V2"}  # as torch and ml_dtypes write it; all float8 are |V1
+_REQUIRED = ("shape", "typestr", "data", "version")
+
+
+class Interface(NamedTuple):
+    """What an interface dictionary says, checked."""
+
+    data: int
+    """Address of the first element; 0 if there is none."""
+    readonly: bool
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """In elements; None for C order."""
+    dtype: DType
+    stream: int | None
+    """The stream to wait for; None if nothing needs to be waited for."""
+
+
+def from_cuda_array_interface(
+    x: Any, /, *, owner: object = None, sync: bool = True, dtype: Any = None
+) -> Tensor:
+    """A Tensor on the memory of *x*: an object with ``__cuda_array_interface__``, or its dict.
+
+    *owner* (*x* if None) is kept alive as long as the memory is used. Our
+    current stream waits for the producer's, unless *sync* is False or
+    ``DLBRIDGE_CUDA_ARRAY_INTERFACE_SYNC=0``. *dtype* reads elements that the
+    interface can only call raw bytes (bfloat16, float8): their size must be equal.
+
+    TypeError for what is no interface, BufferError for one that cannot be used.
+    """
+    interface = x if isinstance(x, dict) else getattr(x, "__cuda_array_interface__", None)
+    if interface is None:
+        raise TypeError(f"{type(x).__qualname__} has no __cuda_array_interface__")
+    said = parse(interface, dtype)
+    device = _locate(said.data, type(x).__module__)
+    origin = f"{type(x).__module__}.{type(x).__qualname__}"
+    memory = Memory(device, said.data, origin, x if owner is None else owner)
+    tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
+    if sync and said.stream is not None and said.data and os.environ.get(SYNC) != "0":
+        wait(device, said.stream)
+        memory.last_use = current_use(device)
+    return tensor
+
+
+def _locate(data: int, module: str) -> Device:
+    """The device of *data*, as the driver knows it; the first one for no memory at all."""
+    if not data:
+        return Device.of(DLDeviceType.kDLCUDA, 0)
+    refusal: object = "no backend could be asked"
+    for kind in (DLDeviceType.kDLCUDAManaged, _ON_HOST_TOO, DLDeviceType.kDLCUDA):
+        device = Device.of(kind, 0)
+        plugin = backend_of(device)
+        if supports(plugin, SupportsForeignData):
+            try:
+                index, _ = plugin.import_data(0, data, module)
+            except Error as exc:
+                refusal = exc
+            else:
+                return Device.of(kind, index)
+    raise ExchangeError(f"{data:#x} is no memory that CUDA knows: {refusal}")
+
+
+# The dictionary, in -------------------------------------------------------------
+
+
+def parse(interface: object, dtype: Any = None) -> Interface:
+    """Check an interface dictionary of any version and read it.
+
+    *dtype* is what raw (``V``) elements mean.
+    """
+    if not isinstance(interface, dict):
+        raise TypeError(
+            f"__cuda_array_interface__ must be a dict, not {type(interface).__qualname__}"
+        )
+    missing = [key for key in _REQUIRED if key not in interface]
+    if missing:
+        raise ExchangeError(f"__cuda_array_interface__ lacks {', '.join(missing)}")
+    if interface.get("mask") is not None:
+        raise ExchangeError("masked CUDA arrays have no tensor form; pass the data without mask")
+    shape = _shape(interface["shape"])
+    kind = _dtype(interface, dtype)
+    data, readonly = _data(interface["data"], empty=0 in shape)
+    strides = _strides(interface.get("strides"), shape, kind.itemsize)
+    return Interface(data, readonly, shape, strides, kind, _stream(interface))
+
+
+def _shape(shape: object) -> tuple[int, ...]:
+    extents = _ints("shape", shape)
+    if any(extent < 0 for extent in extents):
+        raise ExchangeError(f"__cuda_array_interface__: shape {shape!r} has a negative extent")
+    return extents
+
+
+def _ints(key: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"__cuda_array_interface__: {key} must be a tuple of ints, not {value!r}")
+    return tuple(_int(key, part) for part in value)
+
+
+def _int(key: str, value: object) -> int:
+    """*value* as an int; numpy's are as good as Python's, a bool is none."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"__cuda_array_interface__: {key} holds {value!r}, which is no int")
+    return operator.index(value)  # type: ignore[arg-type]  # it has __index__, as was asked
+
+
+def _dtype(interface: dict[str, Any], wanted: Any) -> DType:
+    import numpy as np
+
+    typestr = interface["typestr"]
+    if not isinstance(typestr, str):
+        raise TypeError(f"__cuda_array_interface__: typestr must be a str, not {typestr!r}")
+    try:
+        theirs = np.dtype(typestr)
+    except TypeError as exc:
+        raise ExchangeError(f"__cuda_array_interface__: typestr {typestr!r} is no type") from exc
+    if theirs.kind != "V":
+        return from_numpy(theirs)
+    if wanted is None:
+        raise ExchangeError(
+            f"__cuda_array_interface__: typestr {typestr!r} says only how large an element is; "
+            "pass dtype='bfloat16', or whatever it is"
+        )
+    kind = as_dtype(wanted)
+    if kind.itemsize != theirs.itemsize or kind.is_subbyte:
+        raise ExchangeError(f"dtype {kind} is not what {typestr!r} can mean: the sizes differ")
+    return kind
+
+
+def _data(data: object, empty: bool) -> tuple[int, bool]:
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        raise TypeError(
+            f"__cuda_array_interface__: data must be a tuple (address, readonly), not {data!r}"
+        )
+    address, readonly = data
+    if empty:
+        return 0, bool(readonly)  # whatever the producer wrote, None and stale ones too
+    address = _int("data", address)
+    if address <= 0:
+        raise ExchangeError(f"__cuda_array_interface__: address {address} for a tensor of elements")
+    return address, bool(readonly)
+
+
+def _strides(strides: object, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    if strides is None:
+        return None
+    steps = _ints("strides", strides)
+    if len(steps) != len(shape):
+        raise ExchangeError(
+            f"__cuda_array_interface__: {len(steps)} strides for {len(shape)} dimensions"
+        )
+    if 0 in shape:
+        return None
+    # A dimension of one element has no neighbours, so its stride may be anything.
+    steps = tuple(0 if extent == 1 else step for extent, step in zip(shape, steps, strict=True))
+    if any(step % itemsize for step in steps):
+        raise ExchangeError(
+            f"__cuda_array_interface__: byte strides {strides!r} are no multiples of the item size "
+            f"{itemsize}, which DLPack counts in"
+        )
+    return tuple(step // itemsize for step in steps)
+
+
+def _stream(interface: dict[str, Any]) -> int | None:
+    """The stream to wait for. Before version 3 nobody said: the default one, to be safe."""
+    if _int("version", interface["version"]) < VERSION:
+        return LEGACY_STREAM
+    stream = interface.get("stream")
+    if stream is None:
+        return None
+    stream = _int("stream", stream)
+    if stream < 1:
+        raise ExchangeError(
+            f"__cuda_array_interface__: stream {stream} is forbidden (1 is the legacy default, 2 "
+            "the per-thread default)"
+        )
+    return stream
+
+
+# The dictionary, out ------------------------------------------------------------
+
+
+def describe(tensor: Tensor) -> dict[str, Any]:
+    """The dictionary for a *tensor* that CUDA can reach, new at each call.
+
+    AttributeError for other tensors and for types without a typestr, so that
+    ``hasattr(tensor, "__cuda_array_interface__")`` tells consumers the truth.
+    """
+    device = tensor.device
+    if device.type not in _CUDA:
+        raise AttributeError(
+            f"a tensor on {device} has no __cuda_array_interface__: CUDA cannot reach it"
+        )
+    typestr = _typestr(tensor)
+    compact = is_compact(tensor.shape, tensor.strides)
+    steps = tuple(step * tensor.itemsize for step in tensor.strides)
+    interface: dict[str, Any] = {
+        "shape": tensor.shape,
+        "typestr": typestr,
+        "data": (tensor.data_ptr(), tensor.readonly),
+        "strides": None if compact else steps,
+        "stream": _exported_stream(tensor),
+        "version": VERSION,
+    }
+    if "V" in typestr:
+        interface["descr"] = [("", typestr)]
+    return interface
+
+
+def _typestr(tensor: Tensor) -> str:
+    dtype = tensor.dtype
+    if dtype.lanes == 1 and not dtype.is_subbyte:
+        if dtype.name in _TYPESTRS:
+            return _TYPESTRS[dtype.name]
+        if dtype.name.startswith("float8"):
+            return "|V1"
+        try:
+            found = dtype.numpy
+        except ExchangeError:
+            pass
+        else:
+            return str(found.str)
+    raise AttributeError(
+        f"{dtype} has no typestr in the CUDA Array Interface; use DLPack, or view it as uint8"
+    )
+
+
+def _exported_stream(tensor: Tensor) -> int | None:
+    """What a consumer must wait for: our current stream, after all our work; never 0."""
+    device, last = tensor.device, tensor._memory.last_use
+    if device.type == _ON_HOST_TOO or os.environ.get(EXPORT_STREAM) == "0":
+        return None  # work on pinned memory is done when our calls return
+    try:
+        stream = current_stream(device)
+    except BackendUnavailable:  # no work of ours is on it; it came ready on the default stream
+        return LEGACY_STREAM
+    if last is not None:
+        wait(device, last.handle)
+    return stream or LEGACY_STREAM
+
+
+INTERFACES["__cuda_array_interface__"] = from_cuda_array_interface
+OPERATIONS["cuda_array_interface"] = describe

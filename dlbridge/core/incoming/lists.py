@@ -1,0 +1,110 @@
+"""Python numbers and nested lists of them as arrays: no value is changed in silence."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.values.dtypes import DLDataTypeCode, DType
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["array_of"]
+
+_WHOLE = {DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt, DLDataTypeCode.kDLBool}
+_EXACT = 2.0**53
+"""Below it a float64 is every integer that it was made of."""
+
+
+def array_of(x: Any, wanted: DType | None) -> Array:
+    """The numbers in *x* as elements of *wanted*; None: of the type that numpy gives them.
+
+    Integers and bools become exactly what they are. Floats are rounded, but
+    what is finite stays finite and in the type's range, and nan and infinities
+    stay what they are. ValueError names the first value that cannot be had so,
+    TypeError what is no number; numpy's ValueError for ragged lists.
+    """
+    import numpy as np
+
+    plain = np.asarray(x)
+    if wanted is None:
+        if plain.dtype.kind == "f" and plain.size and np.abs(plain).max() >= _EXACT:
+            # numpy makes floats of integers that no integer type holds together.
+            whole = np.asarray(x, object)
+            both = zip(whole.flat, plain.flat, strict=True)
+            lost = [isinstance(value, int) and value != int(made) for value, made in both]
+            _refuse(whole, np.array(lost).reshape(plain.shape), "float64, their common type")
+        return plain
+    _require_numbers(plain, wanted)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is refused below
+        try:
+            made = np.asarray(x, wanted.numpy)
+        except (OverflowError, TypeError, ValueError) as exc:
+            raise ValueError(f"{x!r:.80} cannot become {wanted}: {exc}; {_WAY_OUT}") from exc
+        changed = _changed_whole if wanted.code in _WHOLE else _changed_float
+        _refuse(plain, changed(plain, made), str(wanted))
+    return made
+
+
+_WAY_OUT = "change it before, in the way you mean: numpy.asarray(x).astype(...)"
+
+
+def _require_numbers(plain: Array, wanted: DType) -> None:
+    if plain.dtype.kind in "?biufc":
+        return
+    for value in plain.flat:
+        if not isinstance(value, int):  # an integer of more than 64 bits is in order
+            raise TypeError(
+                f"{value!r} is no number, and cannot become {wanted}; make numbers of it before"
+            )
+
+
+def _refuse(plain: Array, changed: Array, name: str) -> None:
+    """ValueError for the first value where *changed*, if any."""
+    import numpy as np
+
+    if not changed.any():
+        return
+    index = tuple(map(int, np.argwhere(changed)[0]))
+    place = f"at {list(index)} " if index else ""
+    raise ValueError(
+        f"the value {plain[index]} {place}cannot become {name} without being changed; {_WAY_OUT}"
+    )
+
+
+def _changed_whole(plain: Array, made: Array) -> Array:
+    changed: Array = made.astype(plain.dtype) != plain
+    return changed
+
+
+def _changed_float(plain: Array, made: Array) -> Array:
+    """Where a value is not just rounded."""
+    import numpy as np
+
+    # The real part and the imaginary, as a last dimension.
+    before, after = (side.astype("c16")[..., None].view("f8") for side in (plain, made))
+    information = _finfo(made.dtype)
+    # What rounds to the largest number of the type is half a step beyond it at most.
+    limit = float(information.max) * (1 + float(information.eps) / 4)
+    finite = np.isfinite(before)
+    changed = np.isnan(before) != np.isnan(after)
+    changed |= finite & ~(np.isfinite(after) & (np.abs(before) <= limit))
+    changed |= np.isinf(before) & (before != after)
+    if made.dtype.kind != "c":
+        changed[..., 1] = before[..., 1] != 0
+    either: Array = changed.any(-1)
+    return either
+
+
+def _finfo(kind: np.dtype[Any]) -> Any:
+    import numpy as np
+
+    if kind.type.__module__ == "numpy":  # by its letter, float8_e5m2 would be numpy's, too
+        return np.finfo(kind)
+    import ml_dtypes
+
+    return ml_dtypes.finfo(kind)

@@ -1,0 +1,399 @@
+"""Any library's tensor in: from_dlpack.
+
+Source: array API 2024.12, ``from_dlpack``; dlpack.h 1.3. What a producer did
+is looked at, not believed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dlbridge.core.dlpack.capsules import (
+    FLAG_IS_COPIED,
+    FLAG_READ_ONLY,
+    FLAG_SUBBYTE_PADDED,
+    ManagedTensor,
+    numpy_takes,
+    open_capsule,
+)
+from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
+from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.outgoing.producer import (
+    OPERATIONS,
+    check_copy,
+    check_host_stream,
+    order_consumer,
+)
+from dlbridge.core.plugins.lookup import backend_of, find_device, supports
+from dlbridge.core.plugins.registry import backend, loaded
+from dlbridge.core.plugins.streams import consumer_stream, current_use, wait
+from dlbridge.core.tensor.memory import NATIVE_DTYPES, Memory, native_dtypes
+from dlbridge.core.tensor.tensor import ArrayTensor, Tensor, make_tensor, wrap_array
+from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.values.layout import reach
+from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.protocol import SupportsForeignData, SupportsStreams
+
+__all__ = ["adopt", "from_dlpack", "origin_of", "refuse_class", "refuse_hidden_state"]
+
+_CPU = Device.of(1, 0)
+
+_FAST: dict[type, Callable[[Any], Tensor]] = {}
+"""Importers for exact types that need no protocol: numpy's and torch's arrays."""
+
+
+def from_dlpack(
+    x: Any, /, *, device: Any = None, copy: bool | None = None, stream: Any = None
+) -> Tensor:
+    """A Tensor on the memory of *x*: any object with ``__dlpack__``, or a capsule.
+
+    *device* moves it there, by the producer where it can and by the device's
+    backend otherwise. *copy*: True always copies, False never, None only to
+    reach *device*. *stream* is the one that you will use the tensor on, by the
+    rules of its device; the current one if None.
+
+    TypeError for what is no producer (`asarray` takes more), BufferError for
+    a tensor that cannot be had that way. A producer's own errors pass through.
+    """
+    if device is None and copy is None and stream is None:
+        importer = _FAST.get(type(x)) or _learn(type(x))
+        if importer is not None:
+            return importer(x)
+    check_copy(copy)
+    target = None if device is None else find_device(device)
+    tensor = _import(x, target, copy, stream)
+    if copy is True or (target is not None and tensor.device is not target):
+        moved: Tensor = OPERATIONS["to_device"](tensor, target or tensor.device, copy=copy)
+        return moved
+    return tensor
+
+
+def adopt(
+    managed: ManagedTensor, origin: str, *, name: str | None = None, immutable: bool = False
+) -> Tensor:
+    """The Tensor that owns *managed*. *origin* says where it came from, in words.
+
+    *name* is the backend of a device type that several share; *immutable*
+    marks memory read-only whose producer could not say so.
+    """
+    fields = managed.fields
+    kind, index, data = fields.device_type, fields.device_id, fields.data
+    device = _CPU if kind == DLDeviceType.kDLCPU else Device.of(kind, index, name)
+    if not device.is_address and 0 not in fields.shape:
+        device, data = _bind(device, data, origin)
+    if fields.flags & FLAG_SUBBYTE_PADDED and fields.dtype.bits < 8 and fields.dtype.lanes > 1:
+        raise ExchangeError(
+            f"padded {fields.dtype} elements: dlpack.h does not say whether each lane is padded; "
+            "export them packed, or with one lane"
+        )
+    # The cffi pointer's destructor is the producer's deleter.
+    memory = Memory(device, data, origin, managed.pointer)
+    return make_tensor(
+        memory,
+        fields.byte_offset,
+        fields.dtype,
+        fields.shape,
+        fields.strides,
+        readonly=immutable or bool(fields.flags & FLAG_READ_ONLY),
+        # Padding means nothing on types of whole bytes.
+        flags=fields.flags
+        & (FLAG_IS_COPIED | (FLAG_SUBBYTE_PADDED if fields.dtype.is_subbyte else 0)),
+    )
+
+
+# DLPack -------------------------------------------------------------------
+
+
+def _import(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
+    """A Tensor of *x*, on *target* only if the producer brought it there."""
+    if isinstance(x, Tensor):
+        if stream is not None:
+            order_consumer(x, stream)
+        _ = x._array  # says so if it was a host view that has ended
+        return x
+    facts = _FACTS.get(type(x)) or _Facts(type(x))
+    if facts.hides_state:
+        refuse_hidden_state(x)
+    elif facts.immutable and getattr(x, "is_deleted", bool)():
+        raise ExchangeError(
+            f"the {origin_of(x)} has been deleted (by delete(), or as a donated argument): it has "
+            "no memory any more; pass the array that replaced it"
+        )
+    if facts.table is not None and target is None and copy is not False:
+        tensor = _import_by_table(facts.table, x, stream)
+        if tensor is not None:
+            return tensor
+    if not facts.is_producer:
+        return _import_capsule(x, stream)
+    return _import_by_method(x, facts, target, copy, stream)
+
+
+class _Facts:
+    """What is looked up once for a type of producers."""
+
+    __slots__ = ("hides_state", "immutable", "is_producer", "table")
+
+    def __init__(self, cls: type) -> None:
+        module = cls.__module__.partition(".")[0]
+        bases = {base.__module__.partition(".")[0] for base in cls.__mro__}
+        self.hides_state = "torch" in bases or "numpy" in bases
+        self.immutable = module in {"jax", "jaxlib"}
+        self.is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
+        self.table = table_of(cls)
+        # Only classes that live for ever anyway; others are asked each time.
+        home = sys.modules.get(cls.__module__)
+        if getattr(home, cls.__qualname__, None) is cls:
+            _FACTS[cls] = self
+
+
+_FACTS: dict[type, _Facts] = {}
+
+
+def _import_capsule(x: Any, stream: Any) -> Tensor:
+    if type(x).__name__ == "PyCapsule":
+        tensor = adopt(open_capsule(x), "a capsule")
+        if tensor.device.is_host:
+            check_host_stream(stream)
+        return tensor
+    refuse_class(x)
+    missing = "__dlpack_device__" if hasattr(type(x), "__dlpack__") else "__dlpack__"
+    raise TypeError(
+        f"{origin_of(x)} has no {missing}, so it is no DLPack producer; dlbridge.asarray "
+        "also takes buffers, array interfaces and the objects of device backends"
+    )
+
+
+def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor | None:
+    """By the C exchange API; None where the producer wants to be asked by ``__dlpack__``."""
+    try:
+        managed = table.export(x)
+    except ExchangeError:
+        raise  # ours: what it exported breaks the standard
+    except BufferError:
+        return None
+    tensor = adopt(managed, origin_of(x))
+    device = tensor.device
+    if device.is_host:
+        check_host_stream(stream)
+    else:
+        _order_after(tensor, table.current_work_stream(device), stream)
+    return tensor
+
+
+def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
+    """Make our stream wait for *producer*'s; the table itself never synchronises."""
+    device = tensor.device
+    try:
+        plugin = backend_of(device)
+    except BackendUnavailable:
+        if producer:
+            raise  # memory that may not be ready, and nothing here to wait with
+        return
+    if stream is None:
+        wait(device, producer)
+        tensor._memory.last_use = current_use(device)
+    elif supports(plugin, SupportsStreams):
+        consumer = plugin.normalize_stream(device.index, stream)
+        if consumer not in (-1, producer):
+            plugin.wait(device.index, consumer, producer)
+
+
+def _import_by_method(
+    x: Any, facts: _Facts, target: Device | None, copy: bool | None, stream: Any
+) -> Tensor:
+    source = _device_of(x)
+    wanted: dict[str, Any] = {}
+    ours = None
+    if stream is None and source is not _CPU:
+        stream = ours = consumer_stream(source)
+    if source is _CPU:
+        check_host_stream(stream)
+        stream = None  # numpy knows None only
+    if target is not None and target is not source and target is _CPU:
+        wanted["dl_device"] = target.dlpack
+        stream = None  # the producer synchronises (array API: dl_device on the CPU)
+    if copy is False:
+        wanted["copy"] = False
+    streams = {} if stream is None else {"stream": stream}
+    capsule = _call(x, streams, wanted, source)
+    if numpy_takes(capsule, facts.immutable):
+        try:
+            return _by_numpy(capsule, type(x))
+        except (ValueError, RuntimeError):
+            pass  # numpy has left it in the capsule; our own check says what is wrong
+    managed = open_capsule(capsule)
+    if copy is False and managed.fields.flags & FLAG_IS_COPIED:
+        raise ExchangeError(f"{origin_of(x)} exported a copy although copy=False was asked for")
+    tensor = adopt(managed, origin_of(x), immutable=facts.immutable and managed.legacy)
+    if ours is not None and tensor.device is source:
+        tensor._memory.last_use = current_use(source)  # the producer ordered it so
+    return tensor
+
+
+class _Once:
+    """What numpy takes a capsule from that is already made."""
+
+    __slots__ = ("capsule",)
+
+    capsule: Any
+
+    def __dlpack__(self, **_keywords: Any) -> Any:
+        return self.capsule
+
+
+def _by_numpy(capsule: Any, cls: type) -> Tensor:
+    """The Tensor of a capsule that numpy's C code consumes, in a fifth of our time."""
+    import numpy as np
+
+    once = _Once()
+    once.capsule = capsule
+    array = np.from_dlpack(once)
+    if not array.flags.forc:
+        low, high = reach(array.shape, array.strides)
+        if high - low >= 1 << 63:
+            raise ExchangeError(f"byte strides {array.strides} span more than 63 bits can count")
+    return wrap_array(array, cls)
+
+
+def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Device) -> Any:
+    """The capsule; producers that do not know a keyword are asked once more, simply."""
+    try:
+        return x.__dlpack__(max_version=DLPACK_VERSION, **streams, **wanted)
+    except TypeError as first:
+        if wanted.get("copy") is False and "dl_device" in wanted:
+            raise ExchangeError(
+                f"{origin_of(x)} on {source} cannot be had on the CPU without a copy: its "
+                "__dlpack__ takes no dl_device"
+            ) from first
+        try:
+            return x.__dlpack__(**streams)
+        except TypeError as second:
+            raise second from first
+    except (BufferError, ValueError):
+        # Crossing to the CPU is ours to do where the producer will not.
+        if "dl_device" not in wanted or "copy" in wanted:
+            raise
+        stream = consumer_stream(source)
+        again = {} if stream is None else {"stream": stream}
+        return x.__dlpack__(max_version=DLPACK_VERSION, **again)
+
+
+def _device_of(x: Any) -> Device:
+    pair = x.__dlpack_device__()
+    if pair == (1, 0):
+        return _CPU
+    if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in pair):
+        raise TypeError(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
+    if len(pair) != 2:
+        raise ValueError(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
+    kind, index = pair
+    return _CPU if kind == DLDeviceType.kDLCPU else Device.of(int(kind), int(index))
+
+
+def _bind(device: Device, data: int, origin: str) -> tuple[Device, int]:
+    """The device and handle as its backend knows them; opaque if there is none.
+
+    Where several loaded backends share the type (kDLExtDev), the one that knows
+    the handle has made it: what none of them knows stays opaque.
+    """
+    sharing = loaded(device.type)
+    if not any(name != device.name for name, _ in sharing):
+        return _bind_to(device.name, device, data, origin)
+    for name, plugin in sharing:
+        if supports(plugin, SupportsForeignData):
+            try:
+                return _bind_to(name, device, data, origin)
+            except ExchangeError:
+                continue  # not its own
+    return device, data
+
+
+def _bind_to(name: str, device: Device, data: int, origin: str) -> tuple[Device, int]:
+    try:
+        plugin = backend(name)
+    except BackendUnavailable:
+        return device, data
+    if supports(plugin, SupportsForeignData):
+        index, data = plugin.import_data(device.index, data, origin.rpartition(".")[0])
+        device = Device.of(device.type, index, name)
+    return device, data
+
+
+def refuse_class(x: Any) -> None:
+    """TypeError if *x* is a class: its instances may be tensors, it is none."""
+    if isinstance(x, type):
+        raise TypeError(
+            f"the class {x.__module__}.{x.__qualname__} is no tensor; pass an instance of it"
+        )
+
+
+def origin_of(x: Any) -> str:
+    """The type of *x* in words, for messages."""
+    return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
+def refuse_hidden_state(x: Any) -> None:
+    """ExchangeError for what DLPack cannot say about *x*: lazy signs, masks, gradients."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if x.is_meta or type(x).__name__ == "FakeTensor":
+            raise ExchangeError(
+                f"the {origin_of(x)} is a meta or fake tensor: it has a shape and no memory; make "
+                "a real one of it first (torch.empty_like(x, device='cpu') and its values)"
+            )
+        if x.requires_grad:
+            raise ExchangeError("the torch tensor requires grad; pass x.detach()")
+        if x.is_conj() or x.is_neg():
+            raise ExchangeError(
+                "the torch tensor is lazily conjugated or negated, which other libraries do not "
+                "see; pass x.resolve_conj().resolve_neg()"
+            )
+    elif hasattr(type(x), "__array_ufunc__") and hasattr(x, "mask") and hasattr(x, "filled"):
+        raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
+
+
+def _learn(cls: type) -> Callable[[Any], Tensor] | None:
+    """The importer for exactly *cls*, remembered, if it needs no protocol."""
+    module = cls.__module__.partition(".")[0]
+    if module == "numpy" and cls is getattr(sys.modules.get(module), "ndarray", None):
+        native_dtypes()
+        _FAST[cls] = _from_numpy
+    elif module == "torch" and cls is getattr(sys.modules.get(module), "Tensor", None):
+        native = {dtype.name for dtype in native_dtypes().values()}
+        torch = sys.modules["torch"]
+        _TORCH_NATIVE.update(getattr(torch, name) for name in native if hasattr(torch, name))
+        _FAST[cls] = _from_torch
+    return _FAST.get(cls)
+
+
+def _from_numpy(x: Any) -> Tensor:
+    array = x[...]  # our own view: x's metadata may change, and x stays alive
+    if x.dtype in NATIVE_DTYPES and x.flags.forc and x.size:
+        tensor = ArrayTensor()
+        tensor._array = array
+        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
+        return tensor
+    return wrap_array(array)
+
+
+def _from_torch(x: Any) -> Tensor:
+    # torch's own C conversion refuses what would be wrong (grad, conj, neg,
+    # other devices) in a third of the time of __dlpack__. Its TypeError for a
+    # type that numpy has not costs 10 us, so that is looked up first.
+    if x.dtype not in _TORCH_NATIVE:
+        return _import(x, None, None, None)
+    try:
+        array = x.numpy()
+    except (RuntimeError, TypeError):
+        return _import(x, None, None, None)
+    if array.size:  # torch has no negative strides: `wrap_array` would do the same
+        tensor = ArrayTensor()
+        tensor._array = array
+        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
+        return tensor
+    return wrap_array(array)
+
+
+_TORCH_NATIVE: set[Any] = set()

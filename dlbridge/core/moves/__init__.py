@@ -1,0 +1,1 @@
+"""From one memory to another: the plan, its steps, the copies."""

@@ -1,0 +1,35 @@
+"""The copy between two tensors of one shape and type, whatever memory they are in.
+
+Every copy of dlbridge goes through here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .between_devices import on_device
+from .host_and_device import from_host, host_array, to_host
+from .within_host import copy_host
+
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.tensor import Tensor
+
+    from .within_host import Progress
+
+__all__ = ["copy_tensor"]
+
+
+def copy_tensor(target: Tensor, source: Tensor, progress: Progress | None = None) -> None:
+    """Copy the elements of *source* to *target*, complete on return where the host takes part.
+
+    Same shape and dtype. On one device the copy is ordered on its current
+    stream; between two devices of one backend it is complete on return.
+    """
+    if not source.size:
+        return
+    if not source.device.is_host:
+        (to_host if target.device.is_host else on_device)(target, source, progress)
+    elif not target.device.is_host:
+        from_host(target, source, progress)
+    else:
+        copy_host(host_array(target), host_array(source), progress)

@@ -1,0 +1,58 @@
+"""A record of every `to_device` that ran, for ``with dlbridge.trace() as t:``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from .plans import Plan
+
+__all__ = ["Trace", "record", "trace"]
+
+
+@dataclass(eq=False)  # two traces of the same moves are two traces
+class Trace:
+    """The plans that ran, in order; ``print(t)`` lists them."""
+
+    plans: list[Plan] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were copied in all."""
+        return sum(plan.nbytes for plan in self.plans)
+
+    @property
+    def copies(self) -> int:
+        """How many copies were made."""
+        return sum(plan.copies for plan in self.plans)
+
+    def __str__(self) -> str:
+        lines = [f"{plan}\n  took {plan.seconds * 1e6:.0f} us" for plan in self.plans]
+        return "\n".join([*lines, f"{len(self.plans)} moves, {self.nbytes} bytes copied"])
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+
+
+_active = _Active()
+
+
+@contextmanager
+def trace() -> Iterator[Trace]:
+    """Record the moves that this thread makes inside the block."""
+    new = Trace()
+    _active.traces.append(new)
+    try:
+        yield new
+    finally:
+        _active.traces.remove(new)
+
+
+def record(plan: Plan) -> None:
+    """Add *plan*, which has just run, to the traces of this thread."""
+    for active in _active.traces:
+        active.plans.append(plan)

@@ -1,0 +1,1 @@
+"""A Tensor becomes any library's tensor."""

@@ -1,0 +1,202 @@
+"""The CPU backend: plain host memory, allocated by numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.protocol import API
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CPU"]
+
+ALIGNMENT = 256
+"""Bytes. What TVM-FFI kernels assume, and more than any vector unit wants."""
+
+
+class CPU:
+    """Host memory as a device; ``data`` is an address.
+
+    Copies and fills are ctypes' ``memmove`` and ``memset``, which drop the GIL
+    while they work. Two threads on one copy gained nothing below 1 GiB on the
+    machine where it was measured, so there is one.
+    """
+
+    api = API
+    device_type = 1  # kDLCPU
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self._np = np
+        self._allocations: dict[int, Any] = {}  # data -> the array over it
+
+    def device_count(self) -> int:
+        """One: the host."""
+        return 1
+
+    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        """Uninitialised memory; DeviceMemoryError if the system has no room."""
+        _check_device(device_id)
+        alignment = max(alignment, ALIGNMENT)
+        try:
+            memory: Any = self._np.empty(nbytes + alignment, "u1")
+        except (MemoryError, OverflowError, ValueError) as exc:
+            # numpy says ValueError for more bytes than an address can count.
+            raise DeviceMemoryError(
+                f"cpu: no room for {nbytes} bytes aligned to {alignment}: {exc}"
+            ) from exc
+        start: int = memory.__array_interface__["data"][0]
+        padding = -start % alignment
+        self._allocations[start + padding] = memory[padding : padding + nbytes]
+        return start + padding
+
+    def free(self, device_id: int, data: int, stream: int) -> None:
+        """Give *data* back; imported memory stays its owner's."""
+        # A single dict operation needs no lock, so a finalizer may come in at
+        # any point of the other methods.
+        self._allocations.pop(data, None)
+
+    def copy_from_host(
+        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
+    ) -> None:
+        """Copy the bytes of *source* to *data* at *offset*, at once."""
+        self._check_region(device_id, data, offset, source.nbytes)
+        ctypes.memmove(data + offset, self._address(source), source.nbytes)
+
+    def copy_to_host(
+        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
+    ) -> None:
+        """Copy ``len(into)`` bytes at *offset* of *data* to *into*, at once."""
+        self._check_region(device_id, data, offset, into.nbytes)
+        ctypes.memmove(self._address(into), data + offset, into.nbytes)
+
+    def current_stream(self, device_id: int) -> int:
+        """0: the CPU has no streams."""
+        return 0
+
+    def synchronize(self, device_id: int, stream: int) -> None:
+        """Nothing to do: all work is done when a call returns."""
+
+    def wait(self, device_id: int, stream: int, on: int) -> None:
+        """Nothing to do, as in `synchronize`."""
+
+    def normalize_stream(self, device_id: int, stream: object) -> int:
+        """0 for None and -1 for -1: the array API (2024.12) allows the CPU no other."""
+        if stream is None:
+            return 0
+        if isinstance(stream, bool) or not isinstance(stream, int):
+            raise TypeError(f"stream for cpu must be None or -1, not {type(stream).__name__}")
+        if stream != -1:
+            raise ValueError(f"stream for cpu must be None or -1, not {stream}: it has no streams")
+        return -1
+
+    def copy(
+        self,
+        device_id: int,
+        data: int,
+        offset: int,
+        source_device_id: int,
+        source: int,
+        source_offset: int,
+        nbytes: int,
+        stream: int,
+    ) -> None:
+        """Copy *nbytes*, at once; the regions may overlap."""
+        self._check_region(device_id, data, offset, nbytes)
+        self._check_region(source_device_id, source, source_offset, nbytes)
+        ctypes.memmove(data + offset, source + source_offset, nbytes)
+
+    def fill(
+        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
+    ) -> None:
+        """Set *nbytes* bytes at *offset* to *value*, at once."""
+        self._check_region(device_id, data, offset, nbytes)
+        ctypes.memset(data + offset, value, nbytes)
+
+    def host_view_refusal(self, device_id: int, data: int) -> str:
+        """Empty: all of it is host memory."""
+        return ""
+
+    def host_view(
+        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
+    ) -> int:
+        """The address itself."""
+        self._check_region(device_id, data, offset, nbytes)
+        return data + offset
+
+    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
+        """Nothing to do: `host_view` did nothing."""
+
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+        """Only this backend's own memory is refused: it is on this device already."""
+        return "this backend allocated it, use it as it is" if address in self._allocations else ""
+
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool
+    ) -> tuple[int, int]:
+        """The address itself, and offset 0."""
+        _check_device(device_id)
+        refusal = self.host_import_refusal(device_id, address, nbytes)
+        if refusal:  # else `free` of the import would free the allocation
+            raise ExchangeError(f"cpu: cannot import the memory at {address:#x}: {refusal}")
+        return address, 0
+
+    def device_info(self, device_id: int) -> Mapping[str, object]:
+        """The processor's name, the memory, and how many cores this process may use."""
+        _check_device(device_id)
+        info: dict[str, object] = {
+            "name": _processor_name(),
+            "driver": f"numpy {self._np.__version__}",
+            "host_memory_shared": True,
+            "cores": usable_cores(),
+        }
+        if hasattr(os, "sysconf"):  # not on Windows
+            info["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return info
+
+    def live_allocations(self) -> int:
+        """How many allocations have not been freed (for the conformance kit)."""
+        return len(self._allocations)
+
+    def _address(self, view: memoryview) -> int:
+        """Where *view* begins, whether or not it is read-only."""
+        address: int = self._np.frombuffer(view, "u1").__array_interface__["data"][0]
+        return address
+
+    def _check_region(self, device_id: int, data: int, offset: int, nbytes: int) -> None:
+        """ExchangeError for bytes outside one of our allocations; others cannot be checked."""
+        _check_device(device_id)
+        memory = self._allocations.get(data)
+        if memory is not None and not 0 <= offset <= memory.nbytes - nbytes:
+            raise ExchangeError(
+                f"cpu: {nbytes} bytes at offset {offset} reach outside the allocation of "
+                f"{memory.nbytes} bytes at {data:#x}"
+            )
+
+
+def _check_device(device_id: int) -> None:
+    if device_id != 0:
+        raise ExchangeError(f"cpu has one device, cpu:0; there is no cpu:{device_id}")
+
+
+def _processor_name() -> str:
+    try:  # platform.processor() is empty or only the architecture on Linux
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

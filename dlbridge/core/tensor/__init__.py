@@ -1,0 +1,1 @@
+"""The tensor: metadata, the memory under it and its owner, views."""

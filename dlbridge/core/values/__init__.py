@@ -1,0 +1,1 @@
+"""Immutable values: layouts, dtypes, devices. No memory, no C."""

@@ -1,0 +1,301 @@
+"""Devices: DLDevice as a value that also knows the name of its backend.
+
+Several backends may share a device type (kDLExtDev is everybody's), so the
+name is part of a `Device`. Strings, tuples and the device objects of torch, jax
+and tvm_ffi become one by `device`, without importing any of those libraries.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import sys
+from enum import IntEnum
+from typing import Any, Final, NoReturn
+
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES
+
+__all__ = ["DLDeviceType", "Device", "device", "split"]
+
+
+class DLDeviceType(IntEnum):
+    """DLDeviceType of ``dlpack.h`` 1.3. Open: a type it does not list prints too."""
+
+    kDLCPU = 1
+    kDLCUDA = 2
+    kDLCUDAHost = 3
+    kDLOpenCL = 4
+    kDLVulkan = 7
+    kDLMetal = 8
+    kDLVPI = 9
+    kDLROCM = 10
+    kDLROCMHost = 11
+    kDLExtDev = 12
+    kDLCUDAManaged = 13
+    kDLOneAPI = 14
+    kDLWebGPU = 15
+    kDLHexagon = 16
+    kDLMAIA = 17
+    kDLTrn = 18
+
+    @classmethod
+    def _missing_(cls, value: object) -> DLDeviceType | None:
+        if not isinstance(value, int):
+            return None
+        member = int.__new__(cls, value)
+        member._name_ = f"type{value:d}"
+        member._value_ = value
+        return member
+
+
+_TYPES: Final = {
+    "cpu": DLDeviceType.kDLCPU,
+    "cuda": DLDeviceType.kDLCUDA,
+    "cuda_host": DLDeviceType.kDLCUDAHost,
+    "opencl": DLDeviceType.kDLOpenCL,
+    "vulkan": DLDeviceType.kDLVulkan,
+    "metal": DLDeviceType.kDLMetal,
+    "vpi": DLDeviceType.kDLVPI,
+    "rocm": DLDeviceType.kDLROCM,
+    "rocm_host": DLDeviceType.kDLROCMHost,
+    "ext_dev": DLDeviceType.kDLExtDev,
+    "cuda_managed": DLDeviceType.kDLCUDAManaged,
+    "oneapi": DLDeviceType.kDLOneAPI,
+    "webgpu": DLDeviceType.kDLWebGPU,
+    "hexagon": DLDeviceType.kDLHexagon,
+    "maia": DLDeviceType.kDLMAIA,
+    "trn": DLDeviceType.kDLTrn,
+}
+"""TVM-FFI's names, which are those of the backends."""
+
+_NAMES: Final = {int(type): name for name, type in _TYPES.items()}
+
+_TORCH_TYPES: Final = {"xpu": "oneapi", "mps": "metal", "hip": "rocm", "privateuseone": "ext_dev"}
+"""torch's device types that have another name here (``torch.utils.dlpack``)."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|type-[0-9]+", re.ASCII)
+_NUMBERED = re.compile(r"type(-?[0-9]+)", re.ASCII)
+_INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
+
+
+class Device:
+    """A device: DLDevice (``dlpack.h`` 1.3) and its backend's name. An immutable value.
+
+    Equal devices are one object. ``str`` is ``"cuda:0"``, and `device` takes it
+    back. A type that ``dlpack.h`` does not list is as good as any other, and
+    called ``"type21"`` unless it comes with a name.
+    """
+
+    __slots__ = ("index", "name", "type")
+
+    type: DLDeviceType
+    """Its DLDeviceType, an int; may be one that ``dlpack.h`` does not list."""
+    index: int
+    """DLDevice.device_id: which device of the backend, from 0."""
+    name: str
+    """The name of its backend, which is its identity."""
+
+    def __new__(cls, type: int, index: int = 0, name: str | None = None) -> Device:
+        """Like `of`."""
+        return cls.of(type, index, name)
+
+    @classmethod
+    def of(cls, type: int, index: int = 0, name: str | None = None) -> Device:
+        """The Device of these; *name* only where the type alone does not say it.
+
+        ValueError for a negative index, for numbers that DLDevice cannot hold,
+        and for a name that means another type.
+        """
+        found = _interned.get((type, index, name))
+        return _intern(type, index, name) if found is None else found
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a Device is a value: {name!r} cannot be set; make another")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a Device is a value: {name!r} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Device.of, (int(self.type), self.index, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.index}"
+
+    def __repr__(self) -> str:
+        known = f", device_type={self.type:d}" if _type_named(self.name) is None else ""
+        return f"dlbridge.device('{self}'{known})"
+
+    def dlpack_device_type(self) -> int:
+        """The DLDeviceType as a plain int, by TVM-FFI's name."""
+        return int(self.type)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """``(type, index)``: TVM-FFI takes objects that have this as device arguments."""
+        return int(self.type), self.index
+
+    @property
+    def dlpack(self) -> tuple[int, int]:
+        """``(type, index)`` in plain ints, as ``dl_device=`` wants it (array API 2024.12)."""
+        return int(self.type), self.index
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the CPU may read its memory (CUDAManaged: once it is synchronised)."""
+        return self.type in HOST_DEVICES
+
+    @property
+    def is_address(self) -> bool:
+        """Whether ``data + byte_offset`` is an address there; elsewhere data is a handle."""
+        return self.type in ADDRESS_DEVICES
+
+
+_interned: dict[tuple[int, int, str | None], Device] = {}
+
+
+def _intern(type: int, index: int, name: str | None) -> Device:
+    """A new Device in the table, or the one that another thread put there first."""
+    type, index = operator.index(type), operator.index(index)
+    if index < 0:
+        raise ValueError(f"device index {index}: devices are counted from 0 (DLDevice.device_id)")
+    if index >= 2**31 or not -(2**31) <= type < 2**31:
+        raise ValueError(f"device type {type}, index {index}: DLDevice holds two int32 (dlpack.h)")
+    usual = _NAMES.get(type, f"type{type}")
+    if name is None or _type_named(name) == type:
+        name = usual  # "type2" is cuda
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is no device name: letters, digits and _, no digit first")
+    if _type_named(name) not in (None, type):
+        raise ValueError(
+            f"the name {name!r} means device type {_type_named(name):d}, not {type}:"
+            " a backend of another type needs a name of its own"
+        )
+    found = _interned.get((type, index, name))
+    if found is None:
+        found = object.__new__(Device)
+        object.__setattr__(found, "type", DLDeviceType(type))
+        object.__setattr__(found, "index", index)
+        object.__setattr__(found, "name", name)
+        found = _interned.setdefault((type, index, name), found)
+    if name == usual:
+        _interned[type, index, None] = found
+    return found
+
+
+def _type_named(name: str) -> int | None:
+    """The device type that *name* always means, None for a name of a backend's own."""
+    numbered = _NUMBERED.fullmatch(name)
+    return int(numbered[1]) if numbered else _TYPES.get(name)
+
+
+def split(text: str) -> tuple[str, int | str | None]:
+    """``"opencl:1"`` as a backend's name and what selects the device.
+
+    The selector is an integer, free text for the backend to find
+    (``"opencl:Intel"``, `dlbridge.protocol.SupportsDeviceNames`), or None where
+    there is none (``"opencl"``). ValueError if *text* has not that form.
+    """
+    name, colon, selector = text.partition(":")
+    if _NAME.fullmatch(name) is None or (colon and not selector):
+        raise ValueError(f"{text!r} is no device: write 'name' or 'name:index', as in 'cuda:0'")
+    if _INTEGER.fullmatch(selector):
+        return name, int(selector)
+    return name, selector or None
+
+
+def device(obj: Any, index: int | None = None, *, device_type: int | None = None) -> Device:
+    """The `Device` of anything that names one.
+
+    Takes a `Device`; a string (``"cuda:1"``, ``"cuda"`` for its first device,
+    ``"type21:0"``); a type and an *index*; ``(type, index)``; the device objects
+    of torch, jax and tvm_ffi; and anything with ``__dlpack_device__()``.
+    *device_type* is the type of a backend whose name says none.
+
+    ValueError for names and indices that cannot be, TypeError for what is no
+    device, ExchangeError for one that DLPack cannot name.
+    """
+    found, chosen = _find(obj, device_type)
+    if index is None:
+        return found
+    if chosen:
+        raise ValueError(f"{found} is a device already: index={index!r} is one too many")
+    return Device.of(found.type, index, found.name)
+
+
+def _find(obj: Any, device_type: int | None) -> tuple[Device, bool]:
+    """The Device of *obj*, and whether *obj* says which index."""
+    if isinstance(obj, Device):
+        return obj, True
+    if isinstance(obj, str):
+        return _from_text(obj, device_type)
+    if isinstance(obj, tuple):
+        return _from_pair(obj), True
+    if isinstance(obj, int) and not isinstance(obj, bool):
+        return Device.of(obj), False
+    kind = type(obj)
+    if kind.__name__ == "device" and kind.__module__ == "torch":
+        return _from_torch(obj)
+    if hasattr(kind, "dlpack_device_type"):  # tvm_ffi.Device
+        return Device.of(obj.dlpack_device_type(), obj.index), True
+    if hasattr(kind, "__dlpack_device__"):
+        return _from_pair(obj.__dlpack_device__()), True
+    if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(obj, "platform"):
+        return _from_jax(obj), True
+    raise TypeError(
+        f"a {kind.__name__} is no device: give a string such as 'cuda:0', (type, index), a device"
+        " of torch, jax or tvm_ffi, or an object with __dlpack_device__()"
+    )
+
+
+def _from_text(text: str, device_type: int | None) -> tuple[Device, bool]:
+    name, selector = split(text)
+    if isinstance(selector, str):
+        raise ValueError(
+            f"{text!r}: {selector!r} is no index; only a backend that finds devices by name"
+            " (SupportsDeviceNames) can say which one is meant"
+        )
+    known = _type_named(name) if device_type is None else device_type
+    if known is None:
+        raise ValueError(
+            f"{text!r}: no device type is called {name!r}; there are {', '.join(_TYPES)}, typeN"
+            " for a type by number, and the names of the installed backends"
+        )
+    return Device.of(known, selector or 0, name), selector is not None
+
+
+def _from_pair(pair: Any) -> Device:
+    """``(type, index)``: TypeError where they are no integers, ValueError where not two."""
+    try:
+        numbers = [operator.index(number) for number in pair]
+    except TypeError as error:
+        raise TypeError(f"{pair!r} is no device: (type, index) is two integers") from error
+    if len(numbers) != 2:
+        raise ValueError(f"{pair!r} is no device: (type, index) has two entries")
+    return Device.of(numbers[0], numbers[1])
+
+
+def _from_torch(obj: Any) -> tuple[Device, bool]:
+    name = _TORCH_TYPES.get(obj.type, obj.type)
+    if name == "cuda" and sys.modules["torch"].version.hip is not None:
+        name = "rocm"  # torch for ROCm calls its devices cuda
+    known = _type_named(name)
+    if known is None:
+        raise ExchangeError(
+            f"torch device {str(obj)!r} has no DLPack type of its own: name the backend instead"
+            " ('name:index'), or move the tensor to the CPU first (tensor.cpu())"
+        )
+    return Device.of(known, obj.index or 0), obj.index is not None
+
+
+def _from_jax(obj: Any) -> Device:
+    """A ``jax.Device``, by the rules that ``jax.Array.__dlpack_device__`` has."""
+    if obj.platform == "cpu":
+        return Device.of(DLDeviceType.kDLCPU)
+    version = obj.client.platform_version if obj.platform == "gpu" else obj.platform
+    for name in ("cuda", "rocm"):
+        if name in version.lower():
+            return Device.of(_TYPES[name], obj.local_hardware_id)
+    raise ExchangeError(
+        f"jax device {str(obj)!r} (platform {obj.platform!r}) has no DLPack type; bring the array"
+        " to a CPU device first (jax.device_put(x, jax.devices('cpu')[0]))"
+    )

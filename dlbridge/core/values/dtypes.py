@@ -1,0 +1,466 @@
+"""Data types: DLDataType as a value, and its names in every array library.
+
+A `DType` is the three numbers of ``dlpack.h``: type code, bits of one lane, and
+lanes. Both directions are tables: `dtype` finds the `DType` of what numpy,
+torch, jax, ml_dtypes and tvm_ffi call a dtype, and `DType.numpy` goes back.
+None of these libraries is imported here, numpy only once it is needed.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from enum import IntEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from dlbridge.errors import ExchangeError
+
+from .subbyte import pack_bits, unpack_bits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "NUMPY_DTYPES",
+    "DLDataTypeCode",
+    "DType",
+    "check",
+    "dtype",
+    "fill_numpy_dtypes",
+    "from_numpy",
+    "pack_bits",
+    "unpack_bits",
+]
+
+
+class DLDataTypeCode(IntEnum):
+    """DLDataTypeCode of ``dlpack.h`` 1.3. Open: a code it does not list prints too."""
+
+    kDLInt = 0
+    kDLUInt = 1
+    kDLFloat = 2
+    kDLOpaqueHandle = 3
+    kDLBfloat = 4
+    kDLComplex = 5
+    kDLBool = 6
+    kDLFloat8_e3m4 = 7
+    kDLFloat8_e4m3 = 8
+    kDLFloat8_e4m3b11fnuz = 9
+    kDLFloat8_e4m3fn = 10
+    kDLFloat8_e4m3fnuz = 11
+    kDLFloat8_e5m2 = 12
+    kDLFloat8_e5m2fnuz = 13
+    kDLFloat8_e8m0fnu = 14
+    kDLFloat6_e2m3fn = 15
+    kDLFloat6_e3m2fn = 16
+    kDLFloat4_e2m1fn = 17
+
+    @classmethod
+    def _missing_(cls, value: object) -> DLDataTypeCode | None:
+        if not isinstance(value, int):
+            return None
+        member = int.__new__(cls, value)
+        member._name_ = f"type_code({value:d})"
+        member._value_ = value
+        return member
+
+
+_WORDS: Final = {
+    "int": DLDataTypeCode.kDLInt,
+    "uint": DLDataTypeCode.kDLUInt,
+    "float": DLDataTypeCode.kDLFloat,
+    "handle": DLDataTypeCode.kDLOpaqueHandle,
+    "bfloat": DLDataTypeCode.kDLBfloat,
+    "complex": DLDataTypeCode.kDLComplex,
+    "bool": DLDataTypeCode.kDLBool,
+}
+"""Codes whose names end in the bits: ``int8``, ``complex64``."""
+
+_SMALL_FLOATS: Final = {
+    code.name[3:].lower(): (code, int(code.name[8])) for code in DLDataTypeCode if code >= 7
+}
+"""Codes with one width each, by name: ``float8_e4m3fn`` is kDLFloat8_e4m3fn, 8 bits."""
+
+_SPECIAL: Final[dict[str, tuple[int, int, int]]] = {
+    "bool": (DLDataTypeCode.kDLBool, 8, 1),
+    "handle": (DLDataTypeCode.kDLOpaqueHandle, 64, 1),
+    "void": (DLDataTypeCode.kDLOpaqueHandle, 0, 0),  # TVM-FFI's name for no value
+    "float4_e2m1fn_x2": (DLDataTypeCode.kDLFloat4_e2m1fn, 4, 2),  # torch's spelling
+}
+
+_WIDTHS: Final[dict[int, frozenset[int]]] = {
+    DLDataTypeCode.kDLInt: frozenset({1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64}),
+    DLDataTypeCode.kDLUInt: frozenset({1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64}),
+    DLDataTypeCode.kDLFloat: frozenset({16, 32, 64}),
+    DLDataTypeCode.kDLOpaqueHandle: frozenset({64}),
+    DLDataTypeCode.kDLBfloat: frozenset({16}),
+    DLDataTypeCode.kDLComplex: frozenset({32, 64, 128}),
+    DLDataTypeCode.kDLBool: frozenset({8}),
+    **{code: frozenset({bits}) for code, bits in _SMALL_FLOATS.values()},
+}
+"""Bits that an exchange accepts, by code (``dlpack.h`` 1.3, DLDataTypeCode and
+the examples at DLDataType)."""
+
+_NUMPY_OWN: Final = frozenset(
+    {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+"""The dtypes that numpy has by itself, under their common name."""
+
+_PYTHON_TYPES: Final = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+
+_ONE_LANE = re.compile(r"([a-z]+|type_code\(([0-9]+)\)_)([0-9]+)", re.ASCII)
+_LANES = re.compile(r"(.+)x([0-9]+)", re.ASCII)
+
+
+class DType:
+    """The type of one element: DLDataType (``dlpack.h`` 1.3). An immutable value.
+
+    Equal types are one object, so ``is`` and ``hash`` are as fast as they can
+    be; ``==`` also takes other spellings (``t.dtype == "float32"``). Any code,
+    bits and lanes that fit the struct make a `DType`; `check` says which of
+    them can be exchanged. ``str`` gives the name that numpy, ml_dtypes and
+    TVM-FFI use, and `dtype` takes it back.
+    """
+
+    __slots__ = ("_numpy", "bits", "code", "lanes", "name")
+
+    code: int
+    """Its DLDataTypeCode; may be one that `DLDataTypeCode` does not list."""
+    bits: int
+    """Bits of one lane."""
+    lanes: int
+    """Values per element: 1, or the length of a vector type."""
+    name: str
+    """``"float32"``, ``"float8_e4m3fn"``, ``"float32x4"``, ``"type_code(42)_8"``."""
+
+    _numpy: np.dtype[Any] | None
+
+    def __new__(cls, code: int, bits: int, lanes: int = 1) -> DType:
+        """Like `of`."""
+        return cls.of(code, bits, lanes)
+
+    @classmethod
+    def of(cls, code: int, bits: int, lanes: int = 1) -> DType:
+        """The DType of these three numbers. ValueError if DLDataType cannot hold one."""
+        found = _interned.get((code, bits, lanes))
+        return _intern(code, bits, lanes) if found is None else found
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a DType is a value: {name!r} cannot be set; make another")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a DType is a value: {name!r} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DType.of, (self.code, self.bits, self.lanes)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether *other*, in any spelling that `dtype` takes, is this type."""
+        if other is self or other is None or isinstance(other, DType):
+            return other is self
+        try:
+            return dtype(other) is self
+        except (TypeError, ValueError, ExchangeError):
+            return NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"dlbridge.dtype({self.name!r})"
+
+    def __dlpack_data_type__(self) -> tuple[int, int, int]:
+        """``(code, bits, lanes)``: the protocol of TVM-FFI for dtype arguments."""
+        return self.code, self.bits, self.lanes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element that is stored by itself."""
+        return (self.bits * self.lanes + 7) // 8
+
+    @property
+    def is_subbyte(self) -> bool:
+        """Whether elements can be packed closer than one per `itemsize` bytes."""
+        return self.bits * self.lanes % 8 != 0
+
+    def nbytes(self, count: int, *, padded: bool = False) -> int:
+        """Bytes of *count* elements: packed, or each in `itemsize` bytes if *padded*.
+
+        The two differ only for sub-byte types (``dlpack.h``,
+        DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED).
+        """
+        return count * self.itemsize if padded else (count * self.bits * self.lanes + 7) // 8
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy dtype of exactly this type: numpy's own, or ml_dtypes'.
+
+        For a sub-byte type it is the padded one, a byte per element.
+        ExchangeError if there is none, naming the way to the raw bytes.
+        """
+        return self._numpy or _find_numpy(self)
+
+
+_interned: dict[tuple[int, int, int], DType] = {}
+_checked: dict[tuple[int, int, int], DType] = {}
+NUMPY_DTYPES: dict[Any, DType] = {}
+"""numpy's dtypes that were met so far; `from_numpy` fills it, and `fill_numpy_dtypes`."""
+
+
+def _intern(code: int, bits: int, lanes: int) -> DType:
+    """A new DType in the table, or the one that another thread put there first."""
+    code, bits, lanes = operator.index(code), operator.index(bits), operator.index(lanes)
+    if not (0 <= code < 256 and 0 <= bits < 256 and 0 <= lanes < 65536):
+        raise ValueError(
+            f"(code={code}, bits={bits}, lanes={lanes}) does not fit DLDataType:"
+            " code and bits are uint8, lanes is uint16 (dlpack.h 1.3)"
+        )
+    new = object.__new__(DType)
+    name = _name(code, bits, lanes)
+    for slot, value in zip(DType.__slots__, (None, bits, code, lanes, name), strict=True):
+        object.__setattr__(new, slot, value)
+    return _interned.setdefault((code, bits, lanes), new)
+
+
+def _name(code: int, bits: int, lanes: int) -> str:
+    for name in ("bool", "handle", "void"):
+        if _SPECIAL[name] == (code, bits, lanes):
+            return name
+    if lanes != 1:
+        return f"{_name(code, bits, 1)}x{lanes}"
+    word = next((word for word, its_code in _WORDS.items() if its_code == code), None)
+    if word is not None:
+        return f"{word}{bits}"
+    small = (name for name, numbers in _SMALL_FLOATS.items() if numbers == (code, bits))
+    return next(small, f"type_code({code})_{bits}")
+
+
+def check(code: int, bits: int, lanes: int = 1) -> DType:
+    """The DType of numbers that came from outside, if a tensor of it can be exchanged.
+
+    ExchangeError names the rule of ``dlpack.h`` 1.3 that they break: a code
+    that it does not have, bits that the code does not come in, or no lane.
+    """
+    found = _checked.get((code, bits, lanes))
+    if found is not None:
+        return found
+    given = f"DLDataType(code={code:d}, bits={bits:d}, lanes={lanes:d})"
+    widths = _WIDTHS.get(code)
+    if widths is None:
+        raise ExchangeError(
+            f"{given}: type code {code:d} is not in dlpack.h 1.3, so the elements have no known"
+            " meaning; export them as unsigned integers of the same size instead"
+        )
+    if bits not in widths:
+        name = DLDataTypeCode(code).name
+        choice = " or ".join(str(width) for width in sorted(widths))
+        raise ExchangeError(
+            f"{given}: {name} comes in {choice} bits, not {bits:d} (dlpack.h 1.3,"
+            " DLDataTypeCode); convert the elements, or export them as unsigned integers"
+        )
+    if lanes == 0:
+        raise ExchangeError(f"{given}: lanes must be at least 1 (dlpack.h 1.3, DLDataType)")
+    return _checked.setdefault((code, bits, lanes), DType.of(code, bits, lanes))
+
+
+def dtype(obj: Any) -> DType:
+    """The `DType` of anything that an array library calls a dtype.
+
+    Takes a `DType`; a name (``"float32"``, ``"bfloat16"``, ``"int4"``,
+    ``"float32x4"``, numpy's ``"<f4"``, and ``"int"`` and ``"float"`` with
+    numpy's meaning: 64 bits); Python's ``bool``, ``int``, ``float`` and
+    ``complex``; dtypes and scalar types of numpy, ml_dtypes and jax; a
+    ``torch.dtype``; a ``tvm_ffi.dtype`` and anything with
+    ``__dlpack_data_type__()``; and ``(code, bits, lanes)``.
+
+    ExchangeError for a type that DLPack cannot carry, TypeError for what is
+    no dtype, ValueError for numbers that no DLDataType can hold.
+    """
+    if isinstance(obj, DType):
+        return obj
+    kind = type(obj)
+    if kind.__name__ == "dtype" and kind.__module__ == "torch":
+        return _from_torch(str(obj))
+    if isinstance(obj, str):
+        # A tvm_ffi.dtype is a str whose text may mean something else to numpy:
+        # its "float" has 32 bits.
+        theirs: Any = obj
+        if hasattr(theirs, "type_code"):
+            return DType.of(theirs.type_code, theirs.bits, theirs.lanes)
+        return _from_name(obj)
+    if isinstance(obj, tuple):
+        return _from_numbers(obj)
+    if isinstance(obj, type):
+        return _from_type(obj)
+    if hasattr(kind, "__dlpack_data_type__"):
+        return _from_numbers(obj.__dlpack_data_type__())
+    if kind.__module__.partition(".")[0] == "numpy" and hasattr(obj, "newbyteorder"):
+        return from_numpy(obj)
+    raise _no_dtype(obj)
+
+
+def _no_dtype(obj: object) -> TypeError:
+    what = f"the class {obj.__name__}" if isinstance(obj, type) else f"a {type(obj).__name__}"
+    return TypeError(
+        f"{what} is no dtype: give a name such as 'float32', a dtype of numpy, torch, jax,"
+        " ml_dtypes or tvm_ffi, or (code, bits, lanes)"
+    )
+
+
+def _from_numbers(numbers: tuple[Any, ...]) -> DType:
+    try:
+        code, bits, lanes = map(operator.index, numbers)
+    except (TypeError, ValueError):
+        raise TypeError(f"{numbers!r} is no dtype: (code, bits, lanes) is three integers") from None
+    return DType.of(code, bits, lanes)
+
+
+@lru_cache(maxsize=512)
+def _from_name(text: str) -> DType:
+    """Our own names first; what is left is numpy's to know."""
+    numbers = _parse(text)
+    if numbers is not None:
+        return DType.of(*numbers)
+    import numpy as np
+
+    try:
+        theirs = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise TypeError(
+            f"{text!r} names no dtype: the names are those of numpy, ml_dtypes and TVM-FFI"
+            " ('float32', 'bfloat16', 'float8_e4m3fn', 'int4', 'float32x4')"
+        ) from error
+    return from_numpy(theirs)
+
+
+def _parse(text: str) -> tuple[int, int, int] | None:
+    """``(code, bits, lanes)`` of a name in our own spelling, else None."""
+    if text in _SPECIAL:
+        return _SPECIAL[text]
+    one = _parse_lane(text)
+    if one is not None:
+        return (*one, 1)
+    several = _LANES.fullmatch(text)
+    one = _parse_lane(several[1]) if several else None
+    return (*one, int(several[2])) if several and one else None
+
+
+def _parse_lane(text: str) -> tuple[int, int] | None:
+    if text in _SMALL_FLOATS:
+        return _SMALL_FLOATS[text]
+    if text in ("bool", "handle"):
+        return _SPECIAL[text][:2]
+    match = _ONE_LANE.fullmatch(text)
+    if match is None:
+        return None
+    code = int(match[2]) if match[2] else _WORDS.get(match[1])
+    return None if code is None else (code, int(match[3]))
+
+
+def _from_torch(text: str) -> DType:
+    """The DType of a ``torch.dtype``, from its ``str``."""
+    name = text.removeprefix("torch.")
+    numbers = _parse(name)
+    if numbers is None:  # bits8, quint4x2 and the like
+        raise ExchangeError(
+            f"{text} has no DLPack type (torch refuses to export it too): exchange its raw"
+            " values, tensor.view(torch.uint8) or tensor.int_repr() for a quantized one"
+        )
+    return DType.of(*numbers)
+
+
+def _from_type(cls: type) -> DType:
+    """The DType of a Python type, or of a scalar type of numpy, ml_dtypes or jax."""
+    if cls in _PYTHON_TYPES:
+        return _from_name(_PYTHON_TYPES[cls])
+    import numpy as np
+
+    if cls in (object, str, bytes) or cls in np.sctypeDict.values():
+        return from_numpy(np.dtype(cls))
+    if cls.__module__ == "numpy" and issubclass(cls, np.generic):
+        raise TypeError(f"{cls.__name__} is no dtype: it stands for several; name one of them")
+    # jax's scalar types are no numpy types, but carry the dtype.
+    theirs = np.dtype(cls) if issubclass(cls, np.generic) else getattr(cls, "dtype", None)
+    if not isinstance(theirs, np.dtype):
+        raise _no_dtype(cls)
+    return from_numpy(theirs)
+
+
+def fill_numpy_dtypes() -> dict[Any, DType]:
+    """`NUMPY_DTYPES`, with numpy's own dtypes in it."""
+    import numpy as np
+
+    for name in _NUMPY_OWN:
+        NUMPY_DTYPES[np.dtype(name)] = _from_name(name)
+    return NUMPY_DTYPES
+
+
+def from_numpy(np_dtype: np.dtype[Any]) -> DType:
+    """The `DType` of a ``numpy.dtype``, ml_dtypes' included.
+
+    ExchangeError with the way out for what DLPack cannot carry: foreign byte
+    order, objects, strings, dates, structures, extended precision.
+    """
+    found = NUMPY_DTYPES.get(np_dtype)
+    if found is None:
+        found = fill_numpy_dtypes().get(np_dtype)
+    if found is None and np_dtype.type.__module__ == "ml_dtypes" and np_dtype.isnative:
+        numbers = _parse(np_dtype.name)
+        if numbers is not None:
+            found = NUMPY_DTYPES[np_dtype] = DType.of(*numbers)
+    if found is None:
+        raise ExchangeError(f"numpy dtype {np_dtype!r} cannot be exchanged: {_obstacle(np_dtype)}")
+    return found
+
+
+def _obstacle(np_dtype: np.dtype[Any]) -> str:
+    """What DLPack cannot say about *np_dtype*, and what to do instead."""
+    if np_dtype.fields is not None or np_dtype.subdtype is not None:
+        return "it is structured; exchange each field (array['name']) by itself"
+    if not np_dtype.isnative:
+        return (
+            "its byte order (endianness) is not this machine's, and DLPack has native byte order"
+            " only; use array.astype(array.dtype.newbyteorder('='))"
+        )
+    kinds = {
+        "O": "it holds Python objects, which are addresses; convert it to numbers",
+        "S": "it holds strings; view it as numpy.uint8",
+        "U": "it holds strings; view it as numpy.uint32",
+        "T": "it holds strings; encode them to numbers",
+        "M": "it holds dates; view it as numpy.int64 and keep the unit beside it",
+        "m": "it holds time spans; view it as numpy.int64 and keep the unit beside it",
+        "f": "its format differs between machines (long double); use array.astype('float64')",
+        "c": "its format differs between machines (long double); use array.astype('complex128')",
+        "V": "it is raw memory; view it as numpy.uint8",
+    }
+    return kinds.get(np_dtype.kind, "DLPack has no such type; view it as numpy.uint8")
+
+
+def _find_numpy(ours: DType) -> np.dtype[Any]:
+    """The numpy dtype of *ours*, found once and kept in it."""
+    import numpy as np
+
+    if ours.name in _NUMPY_OWN:
+        found = np.dtype(ours.name)
+    else:
+        way_out = "take the raw bytes: tensor.tobytes()"
+        if ours.lanes != 1:
+            raise ExchangeError(f"numpy has no vector types, so none for {ours}: {way_out}")
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise ExchangeError(
+                f"numpy has no {ours} by itself: pip install ml_dtypes, or {way_out}"
+            ) from error
+        scalar = getattr(ml_dtypes, ours.name, None)
+        if scalar is None:
+            raise ExchangeError(
+                f"neither numpy nor ml_dtypes {ml_dtypes.__version__} has {ours}: {way_out}"
+            )
+        found = np.dtype(scalar)
+    object.__setattr__(ours, "_numpy", found)
+    return found

@@ -1,0 +1,285 @@
+"""S7: a backend published by somebody else, from an empty folder to a tensor on its device."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dlbridge import protocol
+from dlbridge.cli import main, new_backend
+from dlbridge.cli.new_backend import CLASSES, TEMPLATES, write_skeleton
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "writing-a-backend.md"
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+ISOLATED = importlib.util.find_spec("hatchling") is None  # then pip fetches it
+OPTIONS = ["--no-deps", "--quiet", *([] if ISOLATED else ["--no-build-isolation"])]
+
+MOVE = """
+import numpy as np, dlbridge as bridge
+x = np.arange(12, dtype="f4").reshape(3, 4)
+t = bridge.to_device(x.T, "my_npu:0")
+assert (t.device.name, int(t.device.type)) == ("my_npu", 12)
+assert (bridge.to_device(t, "cpu", like="numpy") == x.T).all()
+print(bridge.explain(x, "my_npu:0"))
+"""
+
+
+def run(*command, site=None, cwd=None):
+    """The output of *command*, with the folder *site* on Python's path."""
+    path = os.pathsep.join(filter(None, [site and str(site), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def skeleton(tmp_path_factory):
+    """The folder that new-backend writes, as a user calls it."""
+    empty = tmp_path_factory.mktemp("empty")
+    said = run(sys.executable, "-m", "dlbridge", "new-backend", "my_npu", cwd=empty)
+    assert [path.name for path in empty.iterdir()] == ["dlbridge-my-npu"]
+    assert "cd dlbridge-my-npu" in said
+    return empty / "dlbridge-my-npu"
+
+
+@pytest.fixture(scope="module")
+def site(skeleton, tmp_path_factory):
+    """A folder with the skeleton installed in it."""
+    target = tmp_path_factory.mktemp("site")
+    run(*PIP, "install", *OPTIONS, "--target", target, skeleton)
+    return target
+
+
+def test_files(skeleton):
+    files = {str(path.relative_to(skeleton)) for path in skeleton.rglob("*") if path.is_file()}
+    assert files == {
+        ".github/workflows/test.yml",
+        ".gitignore",
+        "README.md",
+        "dlbridge_my_npu/__init__.py",
+        "dlbridge_my_npu/backend.py",
+        "dlbridge_my_npu/driver.py",
+        "dlbridge_my_npu/py.typed",
+        "pyproject.toml",
+        "tests/test_conformance.py",
+    }
+    assert not [path for path in skeleton.rglob("*") if path.is_file() and "$" in _plain(path)]
+
+
+def _plain(path):
+    return path.read_text().replace("${{ matrix.python }}", "")
+
+
+def test_the_kit_passes_at_once(skeleton, site):
+    """As its CI runs it: with a missing device forbidden."""
+    said = run(
+        "env", "DLBRIDGE_EXPECT=my_npu", sys.executable, "-m", "pytest", "-q",
+        "-p", "no:cacheprovider", "-c", skeleton / "pyproject.toml", skeleton / "tests",
+        site=site,
+    )  # fmt: skip
+    assert " passed" in said
+    assert " failed" not in said
+
+
+def test_it_is_found_and_used(skeleton, site, tmp_path):
+    said = run(sys.executable, "-c", MOVE, site=site, cwd=tmp_path)
+    assert "48 bytes copied" in said
+
+
+def test_info_lists_it(site, tmp_path):
+    said = run(sys.executable, "-m", "dlbridge", "info", "--json", site=site, cwd=tmp_path)
+    report = json.loads(said)["backends"]["my_npu"]
+    assert report["state"] == "usable"
+    assert report["owner"] == "dlbridge-my-npu 0.1.0"
+    assert [device["name"] for device in report["devices"]] == ["pretended my_npu device 0"]
+
+
+def test_a_broken_one_harms_nobody(site, tmp_path):
+    """An ImportError in it: dlbridge and the other devices go on, and `info` names it."""
+    broken = tmp_path / "site"
+    shutil.copytree(site, broken)
+    (broken / "dlbridge_my_npu" / "driver.py").write_text("import no_such_driver\n")
+    code = (
+        "import dlbridge as bridge\n"
+        "assert 'my_npu' in bridge.backends()\n"
+        "assert bridge.zeros(3).tolist() == [0, 0, 0]\n"
+        "try: bridge.zeros(3, 'float32', 'my_npu:0')\n"
+        "except bridge.BackendError as exc: print(exc)\n"
+    )
+    said = run(sys.executable, "-c", code, site=broken, cwd=tmp_path)
+    assert "dlbridge-my-npu 0.1.0 failed to load backend 'my_npu'" in said
+    assert "no_such_driver" in said
+    said = run(sys.executable, "-m", "dlbridge", "info", "--json", site=broken, cwd=tmp_path)
+    assert json.loads(said)["backends"]["my_npu"]["state"] == "broken"
+
+
+def test_the_wheel_holds_only_its_own_package(skeleton, tmp_path):
+    run(*PIP, "wheel", *OPTIONS, "--wheel-dir", tmp_path, skeleton)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == "dlbridge_my_npu-0.1.0-py3-none-any.whl"
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert tops == {"dlbridge_my_npu", "dlbridge_my_npu-0.1.0.dist-info"}
+
+
+def test_it_is_clean(skeleton):
+    """ruff has nothing to say of a fresh skeleton, by its own defaults."""
+    if importlib.util.find_spec("ruff") is None:
+        pytest.skip("needs ruff (the lint extra)")
+    run(sys.executable, "-m", "ruff", "check", "--isolated", skeleton)
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["", "x", "My", "1st", "a-b", "a b", "_a", "a_", "../a", "é1"])
+def test_names_that_cannot_be(name, tmp_path):
+    with pytest.raises(ValueError, match="is no name for a device"):
+        write_skeleton(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_taken(tmp_path):
+    with pytest.raises(ValueError, match=r"'cpu' is provided by dlbridge .* already"):
+        write_skeleton("cpu", tmp_path)
+
+
+def test_a_name_whose_data_is_an_address(tmp_path):
+    with pytest.raises(ValueError, match=r"'oneapi' tensor's data is an address"):
+        write_skeleton("oneapi", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["none", "true", "false", "driver", "memory_error"])
+def test_a_name_whose_class_means_something_else(name, tmp_path):
+    """`class None` is no Python, and `class Driver` would hide the driver."""
+    with pytest.raises(ValueError, match=rf"'{name}' would make a class \w+, which means"):
+        write_skeleton(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_class_that_the_skeleton_uses_can_be_its_name(skeleton):
+    """CLASSES names every one of them that a device's name could make."""
+    nodes = list(ast.walk(ast.parse((skeleton / "dlbridge_my_npu" / "backend.py").read_text())))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    used |= {name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert {name for name in used if name[0].isupper()} == CLASSES
+
+
+@pytest.mark.parametrize("name", ["fake", "opencl", "rocm"])
+def test_a_name_of_ours_is_refused_where_it_is_not_installed(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(new_backend, "backends", dict)
+    monkeypatch.setattr(new_backend, "ADDRESS_DEVICES", ())
+    with pytest.raises(ValueError, match=f"dlbridge-{name} is a package of dlbridge's own"):
+        write_skeleton(name, tmp_path)
+
+
+def test_a_distribution_that_is_installed(tmp_path, monkeypatch):
+    """Its entry point may have another name than the distribution."""
+    folder = tmp_path / "dlbridge_some_npu-2.5.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: dlbridge-some-npu\nVersion: 2.5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    into = tmp_path / "into"
+    into.mkdir()
+    with pytest.raises(ValueError, match=r"dlbridge-some-npu 2\.5 is installed already"):
+        write_skeleton("some_npu", into)
+    assert list(into.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("metal", "device_type = 8  # kDLMetal"), ("my_npu", "device_type = 12  # kDLExtDev")],
+)
+def test_names_that_dlpack_knows_get_their_type(name, line, tmp_path):
+    folder = write_skeleton(name, tmp_path)
+    assert line in (folder / f"dlbridge_{name}" / "backend.py").read_text()
+
+
+def test_nothing_is_overwritten(tmp_path, capsys):
+    write_skeleton("my_npu", tmp_path)
+    before = (tmp_path / "dlbridge-my-npu" / "README.md").stat().st_mtime_ns
+    assert main(["new-backend", "my_npu", "--into", str(tmp_path)]) == 1
+    assert "dlbridge-my-npu" in capsys.readouterr().err
+    assert (tmp_path / "dlbridge-my-npu" / "README.md").stat().st_mtime_ns == before
+
+
+def test_the_templates_are_in_the_wheel():
+    """They are data of the package, in the folder that hatchling packs."""
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert '[tool.hatch.build.targets.wheel]\npackages = ["dlbridge"]\n' in settings
+    assert TEMPLATES.is_relative_to(ROOT / "dlbridge")
+
+
+# docs/writing-a-backend.md
+
+
+def test_the_guide_names_every_capability():
+    """A row for each, and none that is not there."""
+    rows = re.findall(r"^\| `(Supports\w+)` \|", GUIDE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(n for n in protocol.__all__ if n.startswith("Supports"))
+
+
+def test_the_guide_walks_through_the_fake_backend():
+    """Every module once, and each name that it points at is in that module."""
+    text = (
+        GUIDE.read_text().partition("**`backends/fake`**")[2].partition("**`backends/vulkan`**")[0]
+    )
+    rows = dict(re.findall(r"^\| `(\w+\.py)` \| (.*) \|$", text, re.MULTILINE))
+    package = ROOT / "backends" / "fake" / "dlbridge_fake"
+    assert set(rows) == {path.name for path in package.glob("[!_]*.py")}
+    for file, said in rows.items():
+        code = (package / file).read_text()
+        for name in re.findall(r"`([\w.]+)`", said):
+            assert name.split(".")[-1] in code, f"{file}: {name}"
+
+
+def test_the_guide_says_what_the_fake_backend_lacks():
+    backends = pytest.importorskip("dlbridge_fake").Fake()
+    names = [name for name in protocol.__all__ if name.startswith("Supports")]
+    lacks = [name for name in names if not isinstance(backends, getattr(protocol, name))]
+    assert lacks == ["SupportsDemo"]
+    assert "every capability\nbut `SupportsDemo`" in GUIDE.read_text()
+
+
+def test_the_guide_names_every_module_of_the_vulkan_backend():
+    text = GUIDE.read_text().partition("One module per job:")[2].partition("## Names")[0]
+    named = set(re.findall(r"`(\w+\.py)`", text))
+    package = ROOT / "backends" / "vulkan" / "dlbridge_vulkan"
+    assert named == {path.name for path in package.glob("[!_]*.py")}
+
+
+def test_the_guides_class_is_the_skeletons(skeleton):
+    """Its test module, its entry point and its files are those that new-backend writes."""
+    text = GUIDE.read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    written = (skeleton / "tests" / "test_conformance.py").read_text()
+    assert code.split() == written.partition('"""\n\n')[2].split()
+    (point,) = re.findall(
+        r'^my_npu = ".*"$', (skeleton / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert f"`{point}`" in text
+    for file in re.findall(
+        r"^\| `([\w./]+\.\w+)` \|", text.partition("## The contract")[0], re.MULTILINE
+    ):
+        assert (skeleton / file).exists(), file

@@ -1,0 +1,340 @@
+"""The CUDA Array Interface without CUDA: what its dictionaries say, in and out."""
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+
+from dlbridge.core.incoming import cuda_array_interface as cuda_array
+from dlbridge.core.incoming.cuda_array_interface import describe, from_cuda_array_interface, parse
+from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.tensor import make_tensor
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import dtype
+from dlbridge.errors import ExchangeError
+
+GOOD = {
+    "shape": (2, 3),
+    "typestr": "<f4",
+    "data": (0x7000, False),
+    "strides": None,
+    "stream": 1,
+    "version": 3,
+}
+
+
+def good(**changes):
+    return {**GOOD, **changes}
+
+
+def without(*keys):
+    return {key: value for key, value in GOOD.items() if key not in keys}
+
+
+def tensor(device=2, shape=(2, 3), strides=None, kind="float32", readonly=False, data=0x7000):
+    memory = Memory(Device.of(device, 0), data, "a test")
+    return make_tensor(memory, 0, dtype(kind), shape, strides, readonly=readonly)
+
+
+# In -----------------------------------------------------------------------------
+
+
+def test_all_of_it():
+    said = parse(good(strides=(24, 8), data=(0x7000, True), stream=7))
+    assert said == (0x7000, True, (2, 3), (6, 2), dtype("float32"), 7)
+
+
+@pytest.mark.parametrize("other", [None, 1, "x", (1,), [("shape", (1,))], object()], ids=repr)
+def test_not_a_dict(other):  # I15
+    with pytest.raises(TypeError, match="must be a dict"):
+        parse(other)
+
+
+@pytest.mark.parametrize("key", ["shape", "typestr", "data", "version"])
+def test_a_key_is_missing(key):  # I16
+    with pytest.raises(ExchangeError, match=key):
+        parse(without(key))
+
+
+@pytest.mark.parametrize(
+    "data", [None, 0x7000, (0x7000,), (None, False), ("7", False), (True, False)], ids=repr
+)
+def test_data_is_no_address(data):  # I16
+    with pytest.raises(TypeError, match="data"):
+        parse(good(data=data))
+
+
+@pytest.mark.parametrize("address", [0, -1])
+def test_no_address_for_elements(address):  # I16
+    with pytest.raises(BufferError, match="address"):
+        parse(good(data=(address, False)))
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_old_versions_are_taken_to_work_on_the_default_stream(version):  # I17
+    old = {**without("stream"), "version": version}
+    assert parse(old).stream == 1
+    assert parse({**old, "stream": 77}).stream == 1  # it had no meaning then
+
+
+def test_later_versions_are_read_like_this_one():  # I17
+    assert parse(good(version=4, event=5)) == parse(GOOD)
+
+
+def test_version_is_a_number():  # I17
+    with pytest.raises(TypeError, match="version"):
+        parse(good(version="3"))
+
+
+def test_mask():  # I18
+    assert parse(good(mask=None)) == parse(GOOD)
+    with pytest.raises(BufferError, match="mask"):
+        parse(good(mask=object()))
+
+
+@pytest.mark.parametrize(
+    ("strides", "elements"),
+    [
+        (None, None),
+        ((12, 4), (3, 1)),
+        ((4, 8), (1, 2)),
+        ((0, 4), (0, 1)),
+        ((-12, -4), (-3, -1)),
+        ([12, 4], (3, 1)),
+    ],
+)
+def test_strides(strides, elements):  # I19
+    assert parse(good(strides=strides)).strides == elements
+    assert parse(without("strides")).strides is None
+
+
+@pytest.mark.parametrize("strides", [(), (4,), (12, 4, 4)])
+def test_strides_of_another_length(strides):  # I19
+    with pytest.raises(BufferError, match="strides for 2 dimensions"):
+        parse(good(strides=strides))
+
+
+def test_strides_between_elements():  # I19
+    with pytest.raises(BufferError, match="multiples"):
+        parse(good(strides=(12, 6)))
+    assert parse(good(shape=(2, 1), strides=(12, 6))).strides == (3, 0)  # it has no neighbour
+    assert parse(good(shape=(2, 0), strides=(3, 6))).strides is None
+
+
+@pytest.mark.parametrize("strides", [7, "ab", (1.0, 2), (True, 4)], ids=repr)
+def test_strides_are_ints(strides):  # I19
+    with pytest.raises(TypeError, match="strides"):
+        parse(good(strides=strides))
+
+
+@pytest.mark.parametrize("shape", [None, 6, (2.0, 3), (True,), "23"], ids=repr)
+def test_shape_is_ints(shape):
+    with pytest.raises(TypeError, match="shape"):
+        parse(good(shape=shape))
+
+
+def test_shape_is_positive():
+    with pytest.raises(BufferError, match="negative"):
+        parse(good(shape=(2, -3)))
+
+
+def test_numpy_ints_are_ints():
+    said = parse(good(shape=(np.int64(2), np.int32(3)), data=(np.uint64(0x7000), np.False_)))
+    assert (said.shape, said.data, said.readonly) == ((2, 3), 0x7000, False)
+    assert all(type(part) is int for part in (*said.shape, said.data))
+
+
+@pytest.mark.parametrize("typestr", [">f4", ">i8", ">c16"])
+def test_foreign_byte_order(typestr):  # I20
+    with pytest.raises(BufferError, match=r"[Bb]yte order|endian"):
+        parse(good(typestr=typestr))
+
+
+@pytest.mark.parametrize("typestr", ["|O", "<U4", "|S3", "<M8[s]", "<m8[s]", "nonsense"])
+def test_types_that_no_tensor_has(typestr):
+    with pytest.raises(BufferError):
+        parse(good(typestr=typestr))
+
+
+@pytest.mark.parametrize("typestr", [None, 4, np.dtype("f4")], ids=repr)
+def test_typestr_is_a_str(typestr):
+    with pytest.raises(TypeError, match="typestr"):
+        parse(good(typestr=typestr))
+
+
+@pytest.mark.parametrize(
+    ("typestr", "name"),
+    [("|b1", "bool"), ("|u1", "uint8"), ("|i1", "int8"), ("<u2", "uint16"), ("<i4", "int32"), ("<i8", "int64"),
+     ("<f2", "float16"), ("<f8", "float64"), ("<c8", "complex64"), ("<c16", "complex128")],
+)  # fmt: skip
+def test_typestr(typestr, name):
+    assert parse(good(typestr=typestr)).dtype is dtype(name)
+
+
+def test_raw_bytes_need_a_dtype():  # I20
+    raw = good(typestr="<V2", descr=[("", "<V2")])
+    with pytest.raises(BufferError, match="dtype="):
+        parse(raw)
+    assert parse(raw, "bfloat16").dtype is dtype("bfloat16")
+    assert parse(good(typestr="|V1"), "float8_e4m3fn").dtype is dtype("float8_e4m3fn")
+    for wrong in ("float32", "int4"):
+        with pytest.raises(BufferError, match="sizes"):
+            parse(raw, wrong)
+
+
+@pytest.mark.parametrize("data", [(0, False), (None, False), (0x7000, False)], ids=repr)
+def test_no_elements_no_address(data):  # I21 I22
+    assert parse(good(shape=(0, 3), data=data)).data == 0
+
+
+def test_no_elements_need_no_driver(monkeypatch):  # I21
+    monkeypatch.setattr(cuda_array, "backend_of", None)
+    empty = from_cuda_array_interface(good(shape=(0, 3), data=(0, True)))
+    assert (empty.shape, empty.data_ptr(), empty.device) == ((0, 3), 0, Device.of(2, 0))
+
+
+@pytest.mark.parametrize("stream", [0, -1, -2])
+def test_forbidden_streams(stream):  # I23
+    with pytest.raises(BufferError, match="stream"):
+        parse(good(stream=stream))
+
+
+@pytest.mark.parametrize("stream", [True, "1", 1.0], ids=repr)
+def test_stream_is_an_int(stream):  # I23
+    with pytest.raises(TypeError, match="stream"):
+        parse(good(stream=stream))
+
+
+def test_no_stream():  # I23
+    assert parse(good(stream=None)).stream is None
+    assert parse(without("stream")).stream is None
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_readonly(readonly):  # I26
+    assert parse(good(data=(0x7000, readonly))).readonly is readonly
+
+
+@pytest.mark.parametrize("stranger", [None, 1, "x", object(), np.zeros(2)], ids=type)
+def test_strangers(stranger):
+    with pytest.raises(TypeError, match="__cuda_array_interface__"):
+        from_cuda_array_interface(stranger)
+
+
+# Out ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [1, 4, 7, 8, 10, 11, 12])
+def test_absent_where_cuda_cannot_reach(device):  # I1
+    data = ctypes.addressof(ctypes.create_string_buffer(64))
+    with pytest.raises(AttributeError, match="CUDA cannot reach it"):
+        describe(tensor(device, data=data))
+
+
+@pytest.mark.parametrize("device", [2, 3, 13])
+def test_present_where_it_can(device):  # I1 I2
+    data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
+    said = describe(tensor(device, data=data))
+    assert type(said) is dict
+    assert {"shape", "typestr", "data", "version"} <= said.keys()
+    assert said["version"] == 3
+    assert said["data"] == (data, False)
+    del buffer
+
+
+def test_shape_is_a_tuple_of_ints():  # I3
+    shape = describe(tensor())["shape"]
+    assert shape == (2, 3)
+    assert type(shape) is tuple
+    assert {type(part) for part in shape} == {int}
+    assert describe(tensor(shape=()))["shape"] == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "typestr"),
+    [("float32", "<f4"), ("bool", "|b1"), ("uint8", "|u1"), ("int64", "<i8"), ("complex64", "<c8"),
+     ("bfloat16", "<V2"), ("float8_e4m3fn", "|V1"), ("float8_e5m2", "|V1")],
+)  # fmt: skip
+def test_typestr_of(name, typestr):  # I4
+    said = describe(tensor(kind=name))
+    assert said["typestr"] == typestr
+    assert said.get("descr") == ([("", typestr)] if "V" in typestr else None)  # I8
+
+
+def test_address_has_the_offset():  # I5
+    assert describe(tensor()[1])["data"] == (0x7000 + 12, False)
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_no_elements(readonly):  # I5
+    assert describe(tensor(shape=(0, 3), readonly=readonly))["data"] == (0, readonly)
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_readonly_flag(readonly):  # I6
+    flag = describe(tensor(readonly=readonly))["data"][1]
+    assert flag is readonly
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "said"),
+    [((2, 3), None, None), ((2, 3), (3, 1), None), ((2, 3), (6, 2), (24, 8)), ((3, 2), (1, 3), (4, 12)),
+     ((2, 1, 3), (3, 77, 1), None), ((0, 3), (5, 7), None), ((2, 3), (0, 1), (0, 4)), ((), None, None)],
+)  # fmt: skip
+def test_strides_of(shape, strides, said):  # I7
+    assert describe(tensor(shape=shape, strides=strides))["strides"] == said
+
+
+def test_nothing_is_masked():  # I9
+    assert describe(tensor()).get("mask") is None
+
+
+def test_stream_is_never_zero():  # I10
+    assert describe(tensor())["stream"] == 1
+
+
+def test_pinned_memory_has_no_stream():  # I10
+    data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
+    assert describe(tensor(3, data=data))["stream"] is None
+    del buffer
+
+
+def test_a_new_dict_each_time():  # I12
+    ours = tensor()
+    first = describe(ours)
+    first["shape"] = "spoilt"
+    assert describe(ours)["shape"] == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["float32x4", "int4", "uint1", "float4_e2m1fn", "handle"])
+def test_types_without_typestr(name):  # I13 I14
+    with pytest.raises(AttributeError, match="typestr"):
+        describe(tensor(kind=name))
+
+
+def test_export_toggle(monkeypatch):  # I27
+    assert describe(tensor())["stream"] == 1  # off by default
+    monkeypatch.setenv(cuda_array.EXPORT_STREAM, "0")
+    assert describe(tensor())["stream"] is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "name"),
+    list(
+        itertools.product(
+            [(), (3,), (2, 3), (0,), (1, 5)], [None, "double"], ["float32", "int8", "complex128"]
+        )
+    ),
+)
+def test_what_goes_out_comes_back(shape, strides, name):
+    steps = strides and tuple(2 * step for step in tensor(shape=shape).strides)
+    ours = tensor(shape=shape, strides=steps, kind=name)
+    said = parse(describe(ours))
+    assert said.shape == ours.shape
+    assert said.dtype is ours.dtype
+    assert said.data == ours.data_ptr()
+    if said.strides is not None:
+        assert [s for s, n in zip(said.strides, shape, strict=True) if n > 1] == [
+            s for s, n in zip(ours.strides, shape, strict=True) if n > 1
+        ]

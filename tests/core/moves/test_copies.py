@@ -1,0 +1,271 @@
+"""copy_, host views, and progress."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import numpy as np
+import pytest
+from counting_backend import NAME, counting
+from peers import peer
+
+import dlbridge as bridge
+from dlbridge.core.moves import host_and_device as host_copies
+
+PLACES = ["cpu", f"{NAME}:0", f"{NAME}:1", "ext_dev:0"]
+LAYOUTS = {
+    "compact": lambda t: t[:2, :3],
+    "strided": lambda t: t[::2, ::2],
+    "transposed": lambda t: t.T[:2, :3],
+    "backwards": lambda t: t[1::-1, 2::-1],
+}
+
+
+@pytest.fixture
+def backend():
+    with counting() as plugin:
+        yield plugin
+        gc.collect()
+        assert plugin.live_allocations() == 0
+
+
+def values(shape=(4, 6)):
+    return np.arange(np.prod(shape), dtype="float32").reshape(shape)
+
+
+# copy_
+
+
+@pytest.mark.parametrize("to_layout", LAYOUTS)
+@pytest.mark.parametrize("from_layout", LAYOUTS)
+@pytest.mark.parametrize("to", PLACES)
+@pytest.mark.parametrize("source", PLACES)
+def test_copy(source, to, from_layout, to_layout, backend):
+    expected = np.zeros((4, 6), "float32")
+    target = bridge.to_device(expected, to, copy=True)
+    given = LAYOUTS[from_layout](bridge.to_device(values(), source))
+    bridge.copy_(LAYOUTS[to_layout](target), given)
+    LAYOUTS[to_layout](expected)[...] = LAYOUTS[from_layout](values())
+    assert target.tolist() == expected.tolist()  # and nothing beside it was touched
+
+
+def test_copy_takes_any_library():
+    target = np.zeros(3)
+    bridge.copy_(target, [1.0, 2.0, 3.0])
+    assert target.tolist() == [1, 2, 3]
+    buffer = bytearray(3)
+    bridge.copy_(buffer, b"abc")
+    assert buffer == b"abc"
+
+
+@pytest.mark.parametrize("place", ["cpu", "ext_dev:0"])
+@pytest.mark.parametrize(("to", "source"), [((1, 9), (0, 8)), ((0, 8), (1, 9))])
+def test_copies_that_overlap(place, to, source):
+    t = bridge.to_device(values((9,)), place, copy=True)
+    expected = values((9,))
+    bridge.copy_(t[slice(*to)], t[slice(*source)])
+    expected[slice(*to)] = expected[slice(*source)].copy()
+    assert t.tolist() == expected.tolist()
+
+
+def test_a_copy_onto_itself_reversed():
+    t = bridge.to_device(values((9,)), "cpu", copy=True)
+    bridge.copy_(t, t[::-1])
+    assert t.tolist() == values((9,))[::-1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("to", "source", "error", "said"),
+    [
+        (np.zeros(3), np.zeros(4), ValueError, "shapes and dtypes must be equal"),
+        (np.zeros(3), np.zeros(3, "f4"), ValueError, "shapes and dtypes must be equal"),
+        (b"abc", b"abc", BufferError, "read-only"),
+        ([0.0, 0.0], [1.0, 2.0], BufferError, "copy=False"),
+        (object(), [1.0], TypeError, "is no tensor"),
+    ],
+    ids=["shape", "dtype", "readonly", "list", "object"],
+)
+def test_copies_that_are_refused(to, source, error, said):
+    with pytest.raises(error, match=said):
+        bridge.copy_(to, source)
+
+
+# host_view
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+    with counting() as plugin:
+        yield plugin
+        gc.collect()
+        assert plugin.live_allocations() == 0
+
+
+def test_a_host_view(shared):
+    t = bridge.zeros((2, 3), device=PLACES[1])
+    with t.host_view() as h:
+        assert h.device is bridge.device("cpu")
+        h.numpy()[...] = 7
+        assert shared.views
+    assert not shared.views
+    assert t.tolist() == [[7] * 3] * 2
+    with pytest.raises(BufferError, match="ended with its block"):  # whatever names are left
+        h.numpy()
+
+
+def test_a_host_view_that_is_still_used(shared):
+    t = bridge.zeros((2, 3), device=PLACES[1])
+    with pytest.raises(BufferError, match=r"still used by 1 array"), t.host_view() as h:
+        kept = h.numpy()
+    kept[...] = 3  # and it is no dangling memory
+    assert shared.views
+    del kept, h
+    gc.collect()
+    assert not shared.views
+    assert t.tolist() == [[3] * 3] * 2
+
+
+def test_an_error_in_the_block_matters_more(shared):
+    t = bridge.zeros((2, 3), device=PLACES[1])
+    with pytest.raises(KeyError), t.host_view() as h:  # noqa: PT012 - its end is the question
+        kept = h.numpy()
+        raise KeyError
+    assert kept.shape == (2, 3)
+    with pytest.raises(KeyError), t.host_view() as other:
+        raise KeyError
+    assert "has ended" in repr(other)
+    del kept, h
+    gc.collect()
+    assert not shared.views
+
+
+def test_a_host_view_as_a_producer(shared):
+    t = bridge.zeros((2, 3), device=PLACES[1])
+    x = np.from_dlpack(t.host_view())
+    x[...] = 4
+    assert t.tolist() == [[4] * 3] * 2
+    assert shared.views
+    del x
+    gc.collect()
+    assert not shared.views
+
+
+def test_no_host_view():
+    t = bridge.zeros((2, 3), device="ext_dev:0")
+    with pytest.raises(BufferError, match=r"the host cannot map it .*to_device"):
+        t.host_view()
+
+
+# progress
+
+CHUNK = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def large():
+    return np.arange(2 * CHUNK + 4096, dtype="uint8")
+
+
+@pytest.mark.parametrize(
+    "route", [("cpu", f"{NAME}:0"), (f"{NAME}:0", "cpu"), ("cpu", "cpu")], ids=str
+)
+def test_progress(route, large, backend):
+    source = bridge.to_device(large, route[0])
+    seen = []
+    moved = bridge.to_device(source, route[1], copy=True, progress=lambda *now: seen.append(now))
+    done = [now for now, _ in seen]
+    assert done == sorted(set(done))
+    assert {total for _, total in seen} == {large.nbytes}
+    assert done[-1] == large.nbytes
+    assert len(done) >= 3
+    del moved
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("route", [("cpu", f"{NAME}:0"), (f"{NAME}:0", "cpu")], ids=str)
+def test_progress_that_raises(route, error, large, backend):
+    source = bridge.to_device(large, route[0])
+    before = backend.live_allocations()
+
+    def stop(done, total):
+        raise error("stop")
+
+    with pytest.raises(error, match="stop"):
+        bridge.to_device(source, route[1], progress=stop)
+    gc.collect()
+    assert backend.live_allocations() == before
+    assert bridge.to_device(source, route[1]).shape == large.shape
+
+
+def test_progress_is_a_bool_or_a_callable():
+    with pytest.raises(TypeError, match="progress must be"):
+        bridge.to_device([1.0], "ext_dev:0", progress="yes")
+    assert bridge.to_device([1.0], "ext_dev:0", progress=False).tolist() == [1]
+
+
+BAR = """
+import sys, numpy as np, dlbridge
+dlbridge.to_device(np.zeros(int(sys.argv[1]), "u1"), "cpu", copy=True, progress=True)
+"""
+
+
+LIMIT = 256 << 20
+
+
+@pytest.mark.parametrize(("nbytes", "terminal"), [(LIMIT, True), (LIMIT - 1, True), (LIMIT, False)])
+def test_the_bar(nbytes, terminal):
+    peer("tqdm")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-c", BAR, str(nbytes)]
+    process = subprocess.run(
+        command, stderr=theirs if terminal else subprocess.PIPE, check=True, timeout=120
+    )
+    os.close(theirs)
+    try:
+        shown = os.read(ours, 65536)
+    except OSError:  # how Linux says that nothing is left to read
+        shown = b""
+    os.close(ours)
+    assert (b"100%" in shown) == (terminal and nbytes == LIMIT)
+    assert not process.stderr
+
+
+@pytest.mark.parametrize("way", ["in", "out", "strided out"])
+@pytest.mark.parametrize("wait", ["works", "is refused", "fails"])
+def test_host_memory_outlives_the_copies_on_their_way(way, wait, monkeypatch):
+    """After a Ctrl-C between queueing and waiting: waited for, or kept if nobody can wait."""
+    plugin = bridge.backend("ext_dev")
+    tensor = bridge.zeros((4, 6), "float32", "ext_dev:0")
+    waited = []
+
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    def synchronize(*arguments):
+        waited.append(arguments)
+        if wait != "works":
+            raise (bridge.ExchangeError if wait == "is refused" else bridge.DeviceError)("no")
+
+    kept = list(host_copies._kept)
+    for method in ("copy_from_host", "copy_to_host", "copy_strided_to_host"):
+        monkeypatch.setattr(plugin, method, interrupted)
+    monkeypatch.setattr(plugin, "synchronize", synchronize)
+    ways = {
+        "in": lambda: bridge.copy_(tensor, np.ones((4, 6), "float32")),
+        "out": lambda: bridge.to_device(tensor, "cpu", copy=True),
+        "strided out": lambda: bridge.to_device(tensor[:, ::2], "cpu", copy=True),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        ways[way]()
+    assert waited
+    assert len(host_copies._kept) - len(kept) == (wait == "fails")
+    host_copies._kept[:] = kept

@@ -1,0 +1,534 @@
+"""to_device from every library, in every layout and type, to every device and back.
+
+A comment ``# C34`` names the line of docs/conformance.md that the test shows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+from math import prod
+
+import numpy as np
+import pytest
+from counting_backend import NAME, counting
+from dlbridge_fake import Stream
+from peers import peer
+from raw_producer import Producer
+
+import dlbridge as bridge
+from dlbridge.core.dlpack.capsules import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+
+ROUTES = [
+    ("cpu",),
+    ("ext_dev:0", "cpu"),
+    ("ext_dev:1", "ext_dev:0", "cpu"),
+    ("ext_dev", "ext_dev", "cpu"),
+]
+
+
+@pytest.fixture
+def backend():
+    with counting() as plugin:
+        yield plugin
+        gc.collect()
+        assert plugin.live_allocations() == 0
+
+
+def raw_bytes(tensor):
+    """The elements' bytes in order, whatever they mean."""
+    host = bridge.to_device(tensor, "cpu")
+    if not host.is_contiguous():
+        host = bridge.to_device(host, "cpu", copy=True)
+    return ctypes.string_at(host.data_ptr(), host.nbytes) if host.size else b""
+
+
+# What there is to move: a compact array and what is done to it.
+LAYOUTS = {
+    "compact": ((4, 6), lambda a: a),
+    "no dimensions": ((), lambda a: a),
+    "one element": ((1, 1, 1), lambda a: a),
+    "empty": ((3, 0, 2), lambda a: a),
+    "empty slice": ((4, 6), lambda a: a[4:]),
+    "slice": ((4, 6), lambda a: a[1:3, 2:5]),
+    "strided": ((6, 8), lambda a: a[::2, ::3]),
+    "column": ((6, 8), lambda a: a[:, 3]),
+    "transposed": ((4, 6), lambda a: a.T),
+    "five dimensions": ((2, 3, 2, 3, 2), lambda a: a),
+    "five dimensions, strided": ((4, 3, 4, 3, 2), lambda a: a[::2, 1:, ::3, :, :1]),
+    "negative": ((4, 6), lambda a: a[::-1, ::-2]),
+    "five dimensions, permuted": ((2, 3, 2, 3, 2), lambda a: a.transpose(4, 2, 0, 3, 1)),
+    "broadcast": ((6,), lambda a: np.broadcast_to(a, (3, 6))),
+}
+DTYPES = [
+    "bool",
+    "int8",
+    "uint16",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+
+
+def values(shape, dtype="float32"):
+    """Distinct elements, as far as the type has them."""
+    count = np.arange(prod(shape))
+    if dtype == "bool":
+        return (count % 3 == 0).reshape(shape)
+    if dtype.startswith("complex"):
+        return (count + 1j * (count + 0.5)).astype(dtype).reshape(shape)
+    return count.astype(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids="->".join)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy(dtype, layout, route):  # C21, C22, C33, P26
+    shape, change = LAYOUTS[layout]
+    array = change(values(shape, dtype))
+    moved = array
+    for device in route:
+        moved = bridge.to_device(moved, device)
+        assert moved.device is bridge.device(device)
+        assert moved.shape == array.shape
+        assert moved.dtype is bridge.dtype(dtype)
+        assert moved.tolist() == array.tolist()
+    back = bridge.to_device(moved, "cpu", like="numpy")
+    assert (back.dtype, back.tobytes()) == (array.dtype, array.tobytes())
+
+
+@pytest.mark.parametrize("route", ROUTES, ids="->".join)
+@pytest.mark.parametrize(
+    "layout", [name for name in LAYOUTS if "negative" not in name and "broadcast" not in name]
+)
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float32", "bfloat16", "complex64"])
+def test_torch(dtype, layout, route):  # C33, P26
+    torch = peer("torch")
+    shape, change = LAYOUTS[layout]
+    base = torch.from_numpy(values(shape, "float32" if dtype == "bfloat16" else dtype))
+    tensor = base.to(getattr(torch, dtype))
+    if layout == "transposed":
+        tensor = tensor.T
+    elif "permuted" in layout:
+        tensor = tensor.permute(4, 2, 0, 3, 1)
+    else:
+        tensor = change(tensor)
+    moved = tensor
+    for device in route:
+        moved = bridge.to_device(moved, device)
+        assert (moved.shape, moved.dtype) == (tuple(tensor.shape), bridge.dtype(dtype))
+    back = bridge.to_device(moved, "cpu", like="torch")
+    assert back.dtype is tensor.dtype
+    assert torch.equal(back, tensor)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids="->".join)
+@pytest.mark.parametrize("shape", [(), (0, 3), (4, 6), (2, 3, 2, 3, 2)], ids=str)
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "bfloat16", "complex64"])
+def test_jax(dtype, shape, route):  # C33
+    jnp = peer("jax.numpy")
+    array = jnp.arange(prod(shape)).reshape(shape).astype(dtype)
+    moved = array
+    for device in route:
+        moved = bridge.to_device(moved, device)
+        assert (moved.shape, moved.dtype) == (shape, bridge.dtype(dtype))
+    back = bridge.to_device(moved, "cpu", like="jax")
+    assert back.dtype == array.dtype
+    assert (back == array).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:0", "ext_dev:1"])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (3, "int64"),
+        (True, "bool"),
+        (2.5, "float64"),
+        (1 + 2j, "complex128"),
+        ([], "float64"),
+        ([1, 2], "int64"),
+        ([[1.0, 2.0], [3.0, 4.0]], "float64"),
+        ((True, False), "bool"),
+    ],
+    ids=repr,
+)
+def test_scalars_and_lists(value, dtype, device):
+    moved = bridge.to_device(value, device)
+    assert moved.dtype is bridge.dtype(dtype)
+    assert moved.tolist() == np.asarray(value).tolist()
+
+
+# Types that numpy has not
+
+
+ODD = {
+    "bfloat16": ((4, 16, 1), 0, 12),
+    "float8_e4m3fn": ((10, 8, 1), 0, 6),
+    "float32x3": ((2, 32, 3), 0, 72),
+    "int4, packed": ((0, 4, 1), 0, 3),
+    "float4_e2m1fn, packed": ((17, 4, 1), 0, 3),
+    "float6_e2m3fn, packed": ((15, 6, 1), 0, 5),
+    "float4_e2m1fnx2": ((17, 4, 2), 0, 6),
+    "int4, padded": ((0, 4, 1), FLAG_SUBBYTE_PADDED, 6),
+    "float6_e2m3fn, padded": ((15, 6, 1), FLAG_SUBBYTE_PADDED, 6),
+    "uint2, packed": ((1, 2, 1), 0, 2),
+    "opaque handle": ((3, 64, 1), 0, 48),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids="->".join)
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_types(kind, route):  # C31, P35, P37
+    numbers, flags, nbytes = ODD[kind]
+    content = bytes(range(1, nbytes + 1))
+    raw = Producer((6,), dtype=numbers, flags=flags, content=content)
+    moved = raw
+    for device in route:
+        moved = bridge.to_device(moved, device, copy=True)
+        assert (moved.nbytes, moved.is_padded) == (nbytes, bool(flags))
+        assert raw_bytes(moved) == content
+    del moved
+    assert raw.alive == 0
+
+
+@pytest.mark.parametrize("kind", ["float32x3", "int4, padded", "bfloat16"])
+@pytest.mark.parametrize(
+    ("strides", "first"), [((2, 4), 0), ((-1, -2), 5), ((0, 1), 2)], ids=["apart", "back", "zero"]
+)
+def test_odd_types_with_strides(kind, strides, first):  # C22, C31
+    numbers, flags, nbytes = ODD[kind]
+    size = nbytes // 6
+    content = bytes(range(8 * size))
+    raw = Producer(
+        (2, 2),
+        dtype=numbers,
+        flags=flags,
+        content=content,
+        strides=strides,
+        byte_offset=first * size,
+    )
+    at = [(first + i * strides[0] + j * strides[1]) * size for i in (0, 1) for j in (0, 1)]
+    wanted = b"".join(content[start : start + size] for start in at)
+    for device in ("cpu", "ext_dev:0"):
+        assert raw_bytes(bridge.to_device(raw, device, copy=True)) == wanted
+
+
+def test_packed_elements_with_strides_are_refused():  # C31
+    raw = Producer((2, 2), dtype=(0, 4, 1), strides=(4, 1))
+    for device, copy in (("cpu", True), ("ext_dev:0", None)):
+        with pytest.raises(BufferError, match="compact"):
+            bridge.to_device(raw, device, copy=copy)
+    gc.collect()
+    assert raw.alive == 0
+
+
+# copy=
+
+
+def test_copy_none_shares_where_it_can():  # C35, P23
+    array = values((3, 4))
+    assert bridge.to_device(array, "cpu").data_ptr() == array.ctypes.data
+    tensor = bridge.to_device(array, "ext_dev:0")
+    assert bridge.to_device(tensor, "ext_dev:0") is tensor
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
+def test_copy_true_never_shares(device):  # C34, P21
+    source = bridge.to_device(values((3, 4)), device)
+    moved = bridge.to_device(source, device, copy=True)
+    bridge.copy_(moved, np.zeros((3, 4), "float32"))
+    assert source.tolist() == values((3, 4)).tolist()
+
+
+def test_a_copy_of_a_readonly_tensor_is_writable():  # P25
+    raw = Producer((4,), flags=FLAG_READ_ONLY)
+    for device in ("cpu", "ext_dev:0"):
+        assert not bridge.to_device(raw, device, copy=True).readonly
+    assert bridge.to_device(raw, "cpu").readonly
+
+
+def on(device, array=None):
+    return bridge.to_device(values((4, 6)) if array is None else array, device)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        ("cpu", "ext_dev:0", "upload cpu:0 -> ext_dev:0 would copy 96 bytes: the device cannot"),
+        ("ext_dev:0", "cpu", "download ext_dev:0 -> cpu:0 would copy 96 bytes: the host cannot"),
+        ("ext_dev:0", "ext_dev:1", "peer copy ext_dev:0 -> ext_dev:1 would copy 96 bytes"),
+    ],
+)
+def test_copy_false_names_the_step_that_would_copy(source, target, said):  # C35, D7
+    tensor = on(source)
+    with pytest.raises(BufferError, match=said) as caught:
+        bridge.to_device(tensor, target, copy=False)
+    assert "pass copy=None" in str(caught.value)
+
+
+def test_copy_false_where_nothing_is_copied():  # C35
+    for device in ("cpu", "ext_dev:1"):
+        tensor = on(device)
+        assert bridge.to_device(tensor, device, copy=False) is tensor
+
+
+@pytest.mark.parametrize("x", [[1, 2], 3.5, (1, (2,))], ids=repr)
+def test_copy_false_of_what_has_no_memory(x):  # C35
+    for take in (
+        lambda: bridge.to_device(x, "cpu", copy=False),
+        lambda: bridge.plan(x, "cpu", copy=False),
+        lambda: bridge.asarray(x, copy=False),
+    ):
+        with pytest.raises(BufferError):
+            take()
+
+
+def test_copy_false_and_a_producer_that_copies():  # C35
+    raw = Producer((4,), flags=FLAG_IS_COPIED)
+    with pytest.raises(BufferError, match="copy=False"):
+        bridge.to_device(raw, "cpu", copy=False)
+    gc.collect()
+    assert raw.alive == 0
+
+
+@pytest.mark.parametrize("copy", [1, "no", 0])
+def test_copy_is_a_bool_or_none(copy):  # P24
+    for take in (bridge.to_device, bridge.explain, bridge.asarray):
+        with pytest.raises(TypeError, match="copy must be True, False or None"):
+            take(values((2,)), device="cpu", copy=copy)
+    with pytest.raises(TypeError, match="copy must be True, False or None"):
+        bridge.asarray(values((2,)), copy=copy)
+
+
+# stream=
+
+
+def test_the_stream_that_is_copied_on(backend):  # S-rows: the backend knows its streams
+    stream, done = Stream(1), []
+    enqueue = stream.enqueue
+    stream.enqueue = lambda work: (done.append(stream.handle), enqueue(work))
+    moved = bridge.to_device(values((4,)), f"{NAME}:1", stream=stream)
+    assert done
+    assert moved.tolist() == [0, 1, 2, 3]
+    assert bridge.to_device(values((4,)), f"{NAME}:1", stream=stream.handle).shape == (4,)
+    assert moved.to_device("cpu").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("device", "stream", "error"),
+    [
+        ("ext_dev:0", "main", TypeError),
+        ("ext_dev:0", True, TypeError),
+        ("ext_dev:0", 12345, ValueError),
+        ("ext_dev:0", -1, ValueError),
+        ("cpu", 7, ValueError),
+        ("cpu", True, TypeError),
+    ],
+)
+def test_what_is_no_stream(device, stream, error):
+    with pytest.raises(error, match="stream"):
+        bridge.to_device(values((4,)), device, stream=stream)
+
+
+# Devices
+
+
+@pytest.mark.parametrize(
+    ("device", "index"),
+    [
+        ("ext_dev", 0),
+        ("ext_dev:1", 1),
+        ("ext_dev:one", 1),
+        ((12, 1), 1),
+        (bridge.device("ext_dev:1"), 1),
+    ],
+    ids=str,
+)
+def test_devices_by_every_name(device, index):  # C32
+    moved = bridge.to_device(values((4,)), device)
+    assert (moved.device.name, moved.device.index) == ("ext_dev", index)
+
+
+def test_a_backend_registered_by_hand(backend):
+    for device in (NAME, f"{NAME}:0", f"{NAME}:zero"):
+        moved = bridge.to_device(values((4,)), device)
+        assert str(moved.device) == f"{NAME}:0"
+        assert moved.tolist() == [0, 1, 2, 3]
+    # The name is the identity, not the type: both are kDLExtDev.
+    other = bridge.to_device(moved, "ext_dev:0")
+    assert other.device is not moved.device
+    assert backend.log[-1] == ("download", 16)
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "said"),
+    [
+        ("nothing:0", ValueError, "no device type is called 'nothing'"),
+        ("ext_dev:2", BufferError, "there is no ext_dev:2: backend 'ext_dev' has 2 devices"),
+        ("ext_dev:three", LookupError, "there are zero, one"),
+        ("cpu:1", BufferError, "there is no cpu:1: backend 'cpu' has 1 device here"),
+        ("cpu:first", ValueError, "finds devices by number only"),
+        ("metal:0", RuntimeError, "no backend for device 'metal' .installed: .*ext_dev"),
+        ("", ValueError, "'name' or 'name:index'"),
+        ("ext_dev:-1", ValueError, "-1"),
+        ((12,), (TypeError, ValueError), "device"),
+        (None, TypeError, "no device"),
+        (1.5, TypeError, "no device"),
+    ],
+    ids=str,
+)
+def test_devices_that_there_are_not(device, error, said):  # C20, C32
+    with pytest.raises(error, match=said):
+        bridge.to_device(values((4,)), device)
+
+
+SWITCHED_OFF = """
+import dlbridge
+try:
+    dlbridge.to_device([1.0], "ext_dev:0")
+except dlbridge.BackendUnavailable as error:
+    print(error)
+print(dlbridge.to_device([1.0], "cpu").tolist())
+"""
+
+
+def test_a_backend_that_is_switched_off():
+    done = subprocess.run(
+        [sys.executable, "-c", SWITCHED_OFF],
+        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "'ext_dev' is switched off by DLBRIDGE_BACKENDS='cpu'" in done.stdout
+    assert done.stdout.endswith("[1.0]\n")
+
+
+def test_a_tensor_whose_device_has_no_backend():
+    opaque = bridge.from_dlpack(Producer((4,), device=(21, 3)))
+    with pytest.raises(BufferError, match="type21:3, and no backend here can read it"):
+        bridge.to_device(opaque, "cpu")
+
+
+@pytest.mark.parametrize("x", [object(), "text", {1: 2}, None], ids=repr)
+def test_what_is_no_tensor(x):
+    with pytest.raises(TypeError, match="is no tensor"):
+        bridge.to_device(x, "cpu")
+
+
+# empty and zeros
+
+
+@pytest.mark.parametrize("alignment", [1, 64, 256, 4096, 1 << 16])
+def test_empty_is_aligned(alignment):  # P40
+    for _ in range(5):
+        tensor = bridge.empty((3, 5), "float32", alignment=alignment)
+        assert tensor.data_ptr() % max(alignment, 256) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:1"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3, 4), 7], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bool", "complex128", "int4", "float32x3"])
+def test_zeros(dtype, shape, device):
+    tensor = bridge.zeros(shape, dtype, device)
+    assert tensor.shape == ((shape,) if isinstance(shape, int) else shape)
+    assert (tensor.dtype, tensor.device) == (bridge.dtype(dtype), bridge.device(device))
+    assert tensor.is_contiguous()
+    assert raw_bytes(tensor) == bytes(tensor.nbytes)
+    assert bridge.empty(shape, dtype, device).nbytes == tensor.nbytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (((-1, 3),), ValueError),
+        (((1,) * 65,), ValueError),
+        ((-3,), ValueError),
+        ((("a",),), TypeError),
+        (((1.5,),), TypeError),
+        ((None,), TypeError),
+        (((2**62, 4),), (ValueError, BufferError, MemoryError)),
+        (((2**70,),), (ValueError, BufferError, MemoryError)),
+        (((3,), "no such type"), (TypeError, ValueError)),
+        (((3,), "float32", "nothing"), ValueError),
+    ],
+    ids=repr,
+)
+def test_empty_of_nonsense(arguments, error):  # C24
+    with pytest.raises(error):
+        bridge.empty(*arguments)
+
+
+@pytest.mark.parametrize("alignment", [0, -1, 3, 100])
+def test_alignments_that_are_none(alignment):
+    with pytest.raises(ValueError, match="power of two"):
+        bridge.empty((3,), alignment=alignment)
+
+
+def test_no_room():
+    for device in ("cpu", "ext_dev:0"):
+        with pytest.raises(MemoryError, match="bytes"):
+            bridge.empty((1 << 50,), "uint8", device)
+
+
+def test_the_public_device_knows_what_backends_find():
+    """`dlbridge.device` takes every name that `to_device` takes, and devices that are not here."""
+    assert bridge.device("ext_dev:1") is bridge.zeros(2, "int8", "ext_dev:1").device
+    assert str(bridge.device("cuda:3")) == "cuda:3"
+    with pytest.raises(ValueError, match="nothing"):
+        bridge.device("nothing:0")
+
+
+def test_nested_traces_end_by_themselves():
+    with bridge.trace() as outer:
+        bridge.to_device(np.zeros(3), "ext_dev")
+        with bridge.trace() as inner:
+            bridge.to_device(np.zeros(3), "ext_dev")
+        bridge.to_device(np.zeros(3), "ext_dev")
+    assert (len(outer.plans), len(inner.plans)) == (3, 1)
+
+
+def test_copy_into_a_strided_target_of_a_type_that_numpy_has_not():
+    source = bridge.empty((4,), "float32x3")
+    ctypes.memmove(source.data_ptr(), bytes(range(48)), 48)
+    target = bridge.empty((8,), "float32x3")[::2]
+    bridge.copy_(target, bridge.to_device(source, "ext_dev"))
+    assert target.tobytes() == bytes(range(48))
+
+
+def test_copy_takes_a_progress_bar():
+    target = bridge.zeros(3)
+    bridge.copy_(target, np.ones(3, "float32"), progress=True)
+    assert target.tolist() == [1, 1, 1]
+
+
+def test_empty_takes_numpys_integers():
+    assert bridge.empty(np.int64(3)).shape == (3,)
+    with pytest.raises(TypeError):
+        bridge.empty(2.0)
+
+
+def test_the_current_stream_by_name():
+    assert bridge.current_stream("cpu") == 0
+
+
+def test_asarray_never_reinterprets_in_silence():
+    assert bridge.asarray([1, 2, 3], dtype="float32").tolist() == [1.0, 2.0, 3.0]
+    assert bridge.asarray(np.zeros(2), dtype="float64").dtype == "float64"
+    with pytest.raises(BufferError, match="converts no elements"):
+        bridge.asarray(np.array([1.5, 2.0]), dtype="int64")
+
+
+@pytest.mark.parametrize("where", ["cpu", "ext_dev:1"])
+def test_an_empty_tensor_goes_out_and_comes_back(where):
+    again = bridge.from_dlpack(bridge.empty((0, 3), "float32", where).__dlpack__())
+    assert (again.shape, str(again.device)) == (
+        (0, 3),
+        f"{where.partition(':')[0]}:{where[-1] if ':' in where else 0}",
+    )

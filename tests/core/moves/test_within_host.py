@@ -1,0 +1,321 @@
+"""dlbridge.core.moves.within_host: copies of any strides are byte for byte those of numpy."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlbridge.core.moves import within_host as pack
+from dlbridge.core.moves.within_host import copy_host
+
+MIB = 1 << 20
+KINDS = [
+    "V100",
+    "u1",
+    "i2",
+    "f2",
+    "f4",
+    "i8",
+    "f8",
+    "c8",
+    "c16",
+    "V3",
+    "V12",
+    "V16",
+    "?",
+    ">f4",
+    "g",
+]
+
+
+def noise(nbytes, seed=0):
+    """Bytes of every pattern: NaNs that signal, booleans that are no 0 or 1."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, "u1")
+
+
+def as_bytes(array):
+    """The elements' bytes, in order, by a way that does not use numpy's casts."""
+    return np.ascontiguousarray(array.view(f"V{array.itemsize}")).tobytes()
+
+
+def flipped(draw, array):
+    """*array* with some axes backwards."""
+    flips = (slice(None, None, -1) if draw(st.booleans()) else slice(None) for _ in array.shape)
+    index = (*flips, ...)
+    return array[index]
+
+
+@st.composite
+def layouts(draw, kind):
+    """Two arrays of one shape, each somewhere in memory of its own."""
+    extents = st.lists(st.integers(0, 40), min_size=0, max_size=4)
+    shape = tuple(draw(extents.filter(lambda shape: np.prod(shape, dtype=int) <= 4000)))
+    arrays = []
+    for seed in (1, 2):
+        order = draw(st.permutations(range(len(shape))))
+        steps = [draw(st.integers(1, 3)) for _ in shape]
+        memory = [shape[axis] * steps[axis] for axis in order]
+        size = int(np.prod(memory, dtype=int)) * np.dtype(kind).itemsize
+        offset = draw(st.integers(0, 1))  # unaligned elements
+        array = noise(size + offset, seed)[offset:].view(kind).reshape(memory)
+        array = array.transpose(np.argsort(order))
+        every = (*(slice(None, None, step) for step in steps), ...)
+        array = array[every]
+        arrays.append(flipped(draw, array))
+    target, source = arrays
+    if draw(st.booleans()) and source.ndim:
+        axis = draw(st.integers(0, source.ndim - 1))
+        if source.shape[axis]:
+            once = source.take([0], axis)
+            source = np.broadcast_to(once, source.shape)
+    return target, source
+
+
+@pytest.fixture
+def tiny_limits(monkeypatch):
+    """Every way of copying, on arrays of a few KiB."""
+    monkeypatch.setattr(pack, "_SMALL", 1)
+    monkeypatch.setattr(pack, "_CHUNK", 1000)
+    monkeypatch.setattr(pack, "_THREADS_FROM", 3000)
+    monkeypatch.setattr(pack, "_THREADS_FROM_TRANSPOSED", 2000)
+    monkeypatch.setattr(pack, "_CACHE_REACH", 256)
+    monkeypatch.setattr(pack, "_LEAST_CONFLICT", 0)
+    monkeypatch.setattr(pack, "_LINE", 16)
+    monkeypatch.setattr(pack, "_STRIP_AT_LEAST", 256)
+    monkeypatch.setattr(pack, "_SHORT_COLUMN", 3)
+    monkeypatch.setattr(pack, "_BUFFER", 1024)
+    monkeypatch.setattr(pack, "usable_cores", lambda: 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("small", [False, True])
+def test_bytes_are_those_of_numpy(kind, small, request):  # P26
+    if small:
+        request.getfixturevalue("tiny_limits")
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.data())
+    def check(data):
+        target, source = data.draw(layouts(kind))
+        expected = as_bytes(source)
+        beside = target.base.copy() if target.base is not None else None
+        copy_host(target, source)
+        assert as_bytes(target) == expected
+        # What lies between the target's elements is as before.
+        if beside is not None and target.size:
+            raw = target.view(f"V{target.itemsize}")
+            raw[...] = np.zeros((), raw.dtype)
+            after = target.base.copy()
+            target.base[...] = beside
+            raw[...] = np.zeros((), raw.dtype)
+            assert after.tobytes() == target.base.tobytes()
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["u1", "f2", "f4", "f8", "c16", "V12", "V32"])
+@pytest.mark.parametrize(
+    "shape",
+    [(512, 512), (513, 1031), (2048, 512), (40, 32768), (32768, 40), (3, 1024, 256)],
+)
+def test_transposed_pairs_at_full_size(kind, shape):
+    source = noise(int(np.prod(shape)) * np.dtype(kind).itemsize).view(kind).reshape(shape)
+    for view in (np.moveaxis(source, 0, -1), np.moveaxis(source[:, ::-1], 0, -1)):
+        target = np.empty(view.shape, kind)
+        copy_host(target, view)
+        assert as_bytes(target) == as_bytes(view)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_channels_last_and_back(threads, monkeypatch):
+    monkeypatch.setattr(pack, "_THREADS", threads)
+    images = noise(8 * 64 * 64 * 64 * 4).view("f4").reshape(8, 64, 64, 64)
+    last = np.empty((8, 64, 64, 64), "f4")
+    copy_host(last, images.transpose(0, 2, 3, 1))
+    assert as_bytes(last) == as_bytes(images.transpose(0, 2, 3, 1))
+    back = np.empty_like(images)
+    copy_host(back, last.transpose(0, 3, 1, 2))
+    assert as_bytes(back) == as_bytes(images)
+
+
+def test_strips_are_chosen_only_where_columns_share_cache_sets():
+    def strip(shape, kind="f4"):
+        source = np.empty(shape, kind).T
+        return pack._strip_nbytes(*pack._arrange(np.empty(source.shape, kind), source), 0)
+
+    assert strip((4096, 4096)) == 128
+    assert strip((4096, 4096), "u1") == 64
+    assert strip((1000, 1000)) == 0
+    assert strip((16, 65536)) == 0  # too short to be worth Python's overhead
+
+
+def test_nothing_is_converted():
+    source = np.array([0x7F800001, 0x7FC00001, 0xFF812345], "u4")  # signalling and quiet NaNs
+    target = np.zeros(3, "f4")
+    copy_host(target, source)
+    assert target.tobytes() == source.tobytes()
+    copy_host(target, source.view(">i4"))
+    assert target.tobytes() == source.tobytes()
+    copy_host(target, np.array(["a", "b", "c"], "U1"))
+    assert target.tobytes() == b"a\0\0\0b\0\0\0c\0\0\0"
+
+
+def test_structures_keep_their_padding():
+    kind = np.dtype([("a", "u1"), ("b", "u4")], align=True)
+    source = noise(8 * 100).view(kind)
+    target = np.zeros(100, kind)
+    copy_host(target, source)
+    assert target.tobytes() == source.tobytes()
+
+
+@pytest.mark.parametrize("size", [1000, 3 * MIB])
+def test_overlapping_arrays(size):
+    for make in (
+        lambda a: (a[1:], a[:-1]),
+        lambda a: (a[:-1], a[1:]),
+        lambda a: (a, a[::-1]),
+        lambda a: (a[::2], a[1::2]),
+        lambda a: (a[: size // 2], a[: size // 2 * 2 : 2]),
+    ):
+        ours, numpys = noise(size // 8 * 8).view("u8"), noise(size // 8 * 8).view("u8")
+        target, source = make(ours)
+        other, copied = make(numpys)
+        source, copied = source[: len(target)], copied[: len(other)]
+        target, other = target[: len(source)], other[: len(copied)]
+        np.copyto(other, copied.copy())
+        copy_host(target, source)
+        assert (ours == numpys).all()
+
+
+def test_a_matrix_onto_its_own_transpose():
+    matrix = noise(1024 * 1024).reshape(1024, 1024)
+    expected = matrix.T.copy()
+    copy_host(matrix, matrix.T)
+    assert (matrix == expected).all()
+
+
+def test_progress_after_each_chunk_and_at_the_end():
+    for shape in ((130 * MIB,), (130, MIB)):
+        source = np.zeros(shape, "u1")
+        target = np.empty(shape, "u1")
+        calls = []
+        copy_host(target, source, lambda *now, calls=calls: calls.append(now))
+        assert len(calls) >= 3
+        assert calls == sorted(set(calls))
+        assert calls[-1] == (source.nbytes, source.nbytes)
+    calls = []
+    copy_host(np.empty(3, "u1"), np.zeros(3, "u1"), lambda *now: calls.append(now))
+    assert calls == [(3, 3)]
+
+
+def test_progress_with_two_threads(tiny_limits):
+    source = noise(100 * 100).reshape(100, 100)
+    target = np.empty((100, 100), "u1")
+    calls = []
+    threads = set()
+
+    def progress(done, total):
+        calls.append((done, total))
+        threads.add(threading.current_thread())
+
+    copy_host(target, source.T, progress)
+    assert (target == source.T).all()
+    assert calls == sorted(calls)
+    assert calls[-1] == (10_000, 10_000)
+    assert [done for done, _ in calls].count(10_000) == 1
+    assert threads == {threading.current_thread()}
+
+
+def test_an_error_in_progress_ends_the_copy_and_its_threads(tiny_limits):
+    def progress(done, total):
+        raise RuntimeError("stop")
+
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="stop"):
+        copy_host(np.empty((100, 100), "u1"), noise(10_000).reshape(100, 100).T, progress)
+    assert threading.active_count() == before
+
+
+def test_an_error_in_the_other_thread_is_raised_here(tiny_limits, monkeypatch):
+    def move(target, source):
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError("no room for a strip")
+        time.sleep(0.01)  # leaves some pieces to the other
+
+    monkeypatch.setattr(pack, "_copy_by_element", move)
+    with pytest.raises(MemoryError, match="no room for a strip"):
+        copy_host(np.empty((3000, 2), "u1"), noise(6000).reshape(2, 3000).T)
+
+
+def test_no_thread_can_be_started(tiny_limits, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    source = noise(10_000).reshape(100, 100)
+    target = np.empty((100, 100), "u1")
+    copy_host(target, source.T)
+    assert (target == source.T).all()
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"\(3,\).*\(1,\)"):
+        copy_host(np.empty(3), np.empty(1))
+    with pytest.raises(ValueError, match="4 and 8 bytes"):
+        copy_host(np.empty(3, "f4"), np.empty(3, "f8"))
+    with pytest.raises(TypeError, match="Python objects"):
+        copy_host(np.empty(3, "O"), np.empty(3, "O"))
+    for shape in ((3,), (1024, 1024)):
+        readonly = np.empty(shape)
+        readonly.setflags(write=False)
+        with pytest.raises(ValueError, match="read-only"):
+            copy_host(readonly, np.empty(shape[::-1]).T)
+
+
+def test_other_threads_run_meanwhile():
+    source = np.zeros(64 * MIB, "u1")
+    target = np.empty_like(source)
+    worker = threading.Thread(target=lambda: [copy_host(target, source) for _ in range(20)])
+    worker.start()
+    steps = 0
+    while worker.is_alive():
+        time.sleep(0.001)
+        steps += 1
+    worker.join()
+    assert steps > 20  # with the GIL held, one per copy at the most
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends itself SIGINT")
+def test_ctrl_c_between_chunks():
+    script = """
+        import os, signal
+        import numpy as np
+        from dlbridge.core.moves.within_host import copy_host
+        calls = []
+        def progress(done, total):
+            calls.append(done)
+            os.kill(os.getpid(), signal.SIGINT)
+        try:
+            copy_host(np.empty(200 << 20, "u1"), np.zeros(200 << 20, "u1"), progress)
+        except KeyboardInterrupt:
+            assert calls == [50 << 20], calls
+            print("interrupted")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "interrupted\n", done.stderr
+    assert done.returncode not in (-signal.SIGINT, -signal.SIGSEGV)
+
+
+def test_importing_it_does_not_import_numpy():
+    script = "import sys, dlbridge.core.moves.within_host; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,704 @@
+"""The DLPack exchange API: our table called from C and by tvm_ffi, others' called by us.
+
+A comment ``# X5`` names the line of docs/conformance.md that the test shows.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import gc
+import importlib
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from harness import load
+from peers import peer
+from raw_producer import Producer, address, get_destructor, is_valid, new_capsule, pointer_in
+from stream_backend import Streams, installed
+
+import dlbridge
+from dlbridge.core.dlpack import foreign_tables as exchange
+from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core.dlpack.capsules import FLAG_IS_COPIED, FLAG_READ_ONLY
+from dlbridge.core.dlpack.foreign_tables import NAMES, ForeignTable, table_of
+from dlbridge.core.outgoing import own_table as table
+
+FLOATS = np.arange(6, dtype="float32")
+TABLE = ffi.cast("DLPackExchangeAPI *", pointer_in(dlbridge.Tensor.__dlpack_c_exchange_api__))
+FROM = address(TABLE.managed_tensor_from_py_object_no_sync)
+ALLOCATE = address(TABLE.managed_tensor_allocator)
+OURS = ForeignTable(TABLE)
+
+
+def lent():
+    """How many structs of ours are in the hands of C."""
+    gc.collect()
+    return len(table._lent)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    before = lent()
+    yield
+    assert lent() == before
+
+
+class Out:
+    """A C variable for a managed tensor."""
+
+    def __init__(self):
+        self.variable = ffi.new("DLManagedTensorVersioned **")
+        self.address = address(self.variable)
+
+    @property
+    def managed(self):
+        return self.variable[0]
+
+    def delete(self):
+        self.managed.deleter(self.managed)
+
+
+def test_the_attribute():  # X1
+    for name in NAMES:
+        capsule = getattr(dlbridge.Tensor, name)
+        assert is_valid(capsule, b"dlpack_exchange_api")
+        assert get_destructor(capsule) is None
+    assert getattr(dlbridge.Tensor, NAMES[0]) is getattr(dlbridge.Tensor, NAMES[1])
+    assert type(dlbridge.empty(1)) is not dlbridge.Tensor  # a subclass, which inherits it
+    assert getattr(type(dlbridge.empty(1)), NAMES[0]) is getattr(dlbridge.Tensor, NAMES[0])
+
+
+def test_subclasses_are_accepted():  # X1
+    array = dlbridge.from_dlpack(FLOATS)
+    general = array.view("uint32").view("bfloat16x2")
+    for tensor in (array, general):
+        managed = OURS.export(tensor)
+        assert managed.fields.data == FLOATS.ctypes.data
+        del managed
+
+
+def test_version():  # X2
+    assert (TABLE.header.version.major, TABLE.header.version.minor) == (1, 3)
+    assert TABLE.header.prev_api == ffi.NULL
+
+
+def test_every_function_is_there_and_the_table_stays():  # X3, X7
+    for field in (
+        "managed_tensor_allocator",
+        "managed_tensor_from_py_object_no_sync",
+        "managed_tensor_to_py_object_no_sync",
+        "dltensor_from_py_object_no_sync",
+        "current_work_stream",
+    ):
+        assert getattr(TABLE, field) != ffi.NULL
+    code = (
+        "import importlib, dlbridge.core.outgoing.own_table as table, dlbridge\n"
+        "name = '__dlpack_c_exchange_api__'\n"
+        "capsule = getattr(dlbridge.Tensor, name)\n"
+        "importlib.reload(dlbridge)\n"
+        "table.install()\n"
+        "print(int(table.ffi.cast('uintptr_t', table._table)))\n"
+        "print(capsule is not None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert importlib.import_module("dlbridge.core.outgoing.own_table") is table
+
+
+class Prototype:
+    def __init__(self, shape=(2, 3), dtype=(2, 32, 1), device=(1, 0)):
+        self.shape = ffi.new("int64_t[]", list(shape)) if shape else ffi.NULL
+        self.struct = ffi.new("DLTensor *")
+        self.struct.ndim = len(shape)
+        self.struct.shape = self.shape
+        self.struct.dtype.code, self.struct.dtype.bits, self.struct.dtype.lanes = dtype
+        pair = ffi.cast("int32_t *", ffi.addressof(self.struct, "device"))
+        pair[0], pair[1] = device
+        # Nothing else of a prototype is valid.
+        self.struct.data = ffi.cast("void *", 0xBAD)
+        self.struct.strides = ffi.cast("int64_t *", 0xBAD)
+        self.address = address(self.struct)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (7,), (), (0, 3)], ids=str)
+@pytest.mark.parametrize("thread", [False, True], ids=["caller", "foreign thread"])
+def test_allocator(shape, thread):  # X4, P40
+    library, out, prototype = load(), Out(), Prototype(shape)
+    if thread:
+        status = library.harness_allocate_in_thread(ALLOCATE, prototype.address, out.address)
+    else:
+        status = library.harness_allocate(ALLOCATE, prototype.address, out.address, 1)
+    assert (status, library.harness_errors()) == (0, 0)
+    tensor = out.managed.dl_tensor
+    assert tuple(tensor.shape[axis] for axis in range(tensor.ndim)) == shape
+    if shape == (2, 3):
+        assert (tensor.strides[0], tensor.strides[1]) == (3, 1)
+    assert address(tensor.data) % 256 == 0
+    assert (tensor.data == ffi.NULL) == (0 in shape)
+    assert tensor.byte_offset == 0
+    out.delete()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"dtype": (99, 32, 1)}, b"BufferError"),
+        ({"dtype": (2, 32, 0)}, b"BufferError"),
+        ({"device": (99, 0)}, b"RuntimeError"),
+        ({"device": (1, 7)}, b"BufferError"),
+        ({"device": (1, -1)}, b"ValueError"),
+        ({"shape": (1 << 60, 1 << 20)}, None),
+        ({"shape": (-1, 3)}, None),
+        ({"shape": (1 << 46,)}, b"MemoryError"),
+    ],
+    ids=str,
+)
+def test_allocator_that_fails(wrong, kind):  # X4
+    library, prototype = load(), Prototype(**wrong)
+    for with_set_error in (1, 0):
+        out = Out()
+        status = library.harness_allocate(ALLOCATE, prototype.address, out.address, with_set_error)
+        assert status == -1
+        assert library.harness_errors() == with_set_error
+        assert out.managed == ffi.NULL
+        if with_set_error:
+            assert library.harness_message()
+            assert library.harness_kind() == kind or kind is None
+            assert issubclass(getattr(builtins, library.harness_kind().decode()), Exception)
+
+
+def test_allocator_on_a_plugins_device():  # X4
+    peer("dlbridge_fake")
+    library, out, prototype = load(), Out(), Prototype(device=(12, 1))
+    assert library.harness_allocate(ALLOCATE, prototype.address, out.address, 1) == 0
+    assert out.managed.dl_tensor.device.device_type == 12
+    assert out.managed.dl_tensor.device.device_id == 1
+    out.delete()
+
+
+def test_export_from_c():  # X5, X10
+    library = load(keep_gil=True)
+    readonly = FLOATS.copy()
+    readonly.setflags(write=False)
+    for tensor, flags in (
+        (dlbridge.from_dlpack(FLOATS), 0),
+        (dlbridge.from_dlpack(readonly), FLAG_READ_ONLY),
+    ):
+        outs = [Out(), Out(), Out()]
+        references = sys.getrefcount(tensor)
+        for out in outs:
+            error = ctypes.c_int()
+            status = library.harness_from_py_object(
+                FROM, tensor, out.address, ctypes.addressof(error)
+            )
+            assert status == 0
+            assert out.managed.flags == flags
+            assert out.managed.version.major == 1
+            assert address(out.managed.dl_tensor.data) == tensor.data_ptr()
+        assert (
+            len({address(out.managed) for out in outs}) == 3
+        )  # each its own, to delete in any order
+        assert sys.getrefcount(tensor) == references + 3
+        for out in (outs[1], outs[0], outs[2]):
+            out.delete()
+        assert sys.getrefcount(tensor) == references
+
+
+def test_an_export_keeps_the_memory():  # X5
+    raw = Producer((2, 3))
+    tensor = dlbridge.from_dlpack(raw)
+    managed = OURS.export(tensor)
+    del tensor
+    gc.collect()
+    assert raw.alive == 1
+    del managed
+    gc.collect()
+    assert raw.alive == 0
+
+
+def test_structs_are_lent_again_and_not_lost():  # X5
+    library = load(keep_gil=True)
+    tensor = dlbridge.from_dlpack(FLOATS)
+    assert library.harness_repeat_from_py_object(FROM, tensor, 10_000) == 10_000
+    assert len(tensor._shared.structs) == 1
+
+
+def test_deletion_in_a_foreign_thread():  # X5, P49
+    library, out = load(), Out()
+    tensor = dlbridge.from_dlpack(FLOATS)
+    assert (
+        load(keep_gil=True).harness_from_py_object(
+            FROM, tensor, out.address, ctypes.addressof(ctypes.c_int())
+        )
+        == 0
+    )
+    assert library.harness_delete_in_thread(address(out.managed)) == 0
+
+
+def test_deletion_with_an_error_pending():  # X5, P52
+    """The consumer's own error is what arrives, and the tensor is gone."""
+    library, out = load(keep_gil=True), Out()
+    tensor = dlbridge.from_dlpack(FLOATS)
+    references = sys.getrefcount(tensor)
+    assert (
+        library.harness_from_py_object(FROM, tensor, out.address, ctypes.addressof(ctypes.c_int()))
+        == 0
+    )
+    with pytest.raises(ValueError, match="the consumer's own"):
+        library.harness_delete_with_error(address(out.managed))
+    assert sys.getrefcount(tensor) == references
+
+
+def test_an_export_shows_the_elements_of_now():  # X5, P41
+    """Negative strides are exported as a copy: one made now, not one from before."""
+    array = FLOATS.copy()
+    tensor = dlbridge.from_dlpack(array[::-1])
+    for first in (5.0, 50.0):
+        array[5] = first
+        managed = OURS.export(tensor)
+        assert managed.fields.flags == FLAG_IS_COPIED
+        assert managed.fields.strides == (1,)
+        assert ffi.cast("float *", managed.fields.data)[0] == first
+        del managed
+
+
+def test_what_is_no_tensor_fails_without_a_crash(capfd):  # X5, X9
+    library, out = load(keep_gil=True), Out()
+    for thing in (object(), None, 7):
+        error = ctypes.c_int()
+        assert (
+            library.harness_from_py_object(FROM, thing, out.address, ctypes.addressof(error)) == -1
+        )
+    assert capfd.readouterr().err == ""
+
+
+def test_import_by_the_table():  # X6
+    raw = Producer((2, 3), content=FLOATS.tobytes())
+    tensor = OURS.wrap(raw.build())
+    assert isinstance(tensor, dlbridge.Tensor)
+    assert sys.getrefcount(tensor) == 2
+    assert tensor.tolist() == FLOATS.reshape(2, 3).tolist()
+    assert raw.alive == 1
+    del tensor
+    assert raw.alive == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": (2, 0)},
+        {"dtype": (99, 1, 1)},
+        {"ndim": -1},
+        {"shape": (0, 1 << 62, 1 << 62), "strides": None},
+    ],
+    ids=str,
+)
+def test_a_failed_import_by_the_table_deletes_nothing(wrong):  # X6
+    """The caller does: tvm_ffi calls the deleter itself after -1."""
+    raw = Producer(**{"shape": (2, 3), **wrong})
+    out = ctypes.c_void_p()
+    at = raw.build()
+    status = OURS._to_py_object(at, ctypes.addressof(out))
+    assert status == -1
+    gc.collect()
+    assert raw.alive == 1
+    exchange.delete_managed(at)
+    assert raw.alive == 0
+    with pytest.raises(BufferError):
+        OURS.wrap(raw.build())
+    assert raw.alive == 0
+
+
+def test_borrowed():  # X7
+    borrow = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+        address(TABLE.dltensor_from_py_object_no_sync)
+    )
+    tensor = ffi.new("DLTensor *")
+    array = np.arange(4, dtype="float32")
+    ours = dlbridge.from_dlpack(array)
+    backwards = ours[::-1]
+    assert borrow(ours, address(tensor)) == 0
+    assert (tensor.ndim, tensor.shape[0], tensor.strides[0]) == (1, 4, 1)
+    assert address(tensor.data) == array.ctypes.data
+    gc.collect()
+    assert tensor.shape[0] == 4  # as long as the tensor
+    assert borrow(backwards, address(tensor)) == 0
+    assert tensor.strides[0] == -1  # no copy: who borrows may write
+    assert address(tensor.data) == array[::-1].ctypes.data
+    # and the owned kind of export is still a copy
+    managed = OURS.export(backwards)
+    assert managed.fields.strides == (1,)
+
+
+def test_current_work_stream():  # X8, X10
+    for library in (load(), load(keep_gil=True)):
+        out = ctypes.c_void_p(7)
+        call = library.harness_current_work_stream
+        function = address(TABLE.current_work_stream)
+        assert call(function, 1, 0, ctypes.addressof(out)) == 0
+        assert not out.value
+        assert call(function, 99, 0, ctypes.addressof(out)) == -1
+        assert call(function, 1 << 20, -5, ctypes.addressof(out)) == -1
+        with installed("cuda", Streams()) as plugin:
+            plugin.current = 0xABCD
+            assert call(function, 2, 1, ctypes.addressof(out)) == 0
+            assert out.value == 0xABCD
+            assert call(function, 2, 9, ctypes.addressof(out)) == -1
+
+
+def test_no_exception_comes_out_of_a_callback():  # X9
+    """A backend that fails in the strangest way gives -1."""
+
+    class Broken(Streams):
+        def current_stream(self, device_id):
+            raise SystemExit("no")
+
+        def allocate(self, *_):
+            raise OSError("driver on fire")
+
+    library, out = load(), Out()
+    with installed("cuda", Broken()):
+        status = library.harness_allocate(
+            ALLOCATE, Prototype(device=(2, 0)).address, out.address, 1
+        )
+        assert status == -1
+    with installed("cuda", Streams()) as plugin:
+        plugin.allocate = Broken.allocate.__get__(plugin)
+        status = library.harness_allocate(
+            ALLOCATE, Prototype(device=(2, 0)).address, out.address, 1
+        )
+        assert status == -1
+        assert (library.harness_kind(), library.harness_message()) == (
+            b"OSError",
+            b"driver on fire",
+        )
+
+
+def test_reentrance():  # X10
+    """A callback that triggers a collection that deletes other exports."""
+    library = load(keep_gil=True)
+
+    class Cycle:
+        pass
+
+    for _ in range(50):
+        cycle = Cycle()
+        cycle.itself = cycle
+        cycle.managed = OURS.export(dlbridge.from_dlpack(FLOATS[1:]))
+        del cycle
+        out, error = Out(), ctypes.c_int()
+        tensor = dlbridge.from_dlpack(FLOATS)
+        gc.set_threshold(1)
+        try:
+            assert (
+                library.harness_from_py_object(FROM, tensor, out.address, ctypes.addressof(error))
+                == 0
+            )
+        finally:
+            gc.set_threshold(700, 10, 10)
+        out.delete()
+
+
+CTRL_C = """
+import signal, sys, numpy as np, dlbridge
+from dlbridge.core.outgoing import own_table as table
+tensor = dlbridge.from_dlpack(np.arange(4, dtype="f4"))
+call = {call}
+def interrupt(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+heard = 0
+for turn in range(100):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0003 + turn * 1e-6)
+        for _ in range(1_000_000):
+            call(tensor)
+    except KeyboardInterrupt:
+        heard += 1
+call = None
+print(heard, len(table._lent))
+"""
+
+
+def test_ctrl_c_within_tvm_ffi_calls():  # X9
+    """Never a crash, never lost, and no tensor leaked by it."""
+    peer("tvm_ffi")
+    nop = "(lambda f: lambda t: f(t, t, t))(__import__('tvm_ffi').get_global_func('testing.nop'))"
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C.format(call=nop)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (0, "100 0\n"), done.stderr[-2000:]
+
+
+# tvm_ffi as the consumer of our table
+
+
+def test_tvm_ffi_takes_our_tensors():  # X2, X5
+    tvm_ffi = peer("tvm_ffi")
+    echo = tvm_ffi.get_global_func("testing.echo")
+    tensor = dlbridge.from_dlpack(FLOATS)
+    theirs = tvm_ffi.from_dlpack(tensor)
+    assert np.from_dlpack(theirs).ctypes.data == FLOATS.ctypes.data
+    ours = echo(tensor)
+    assert isinstance(ours, dlbridge.Tensor)  # the type of the first tensor argument
+    assert ours.data_ptr() == tensor.data_ptr()
+    del ours, theirs
+
+
+def test_tvm_ffi_takes_device_tensors_and_asks_for_the_stream():  # X8, X15
+    tvm_ffi = peer("tvm_ffi")
+    peer("dlbridge_fake")
+    tensor = dlbridge.to_device(FLOATS, "ext_dev:1")
+    seen = []
+    tvm_ffi.convert(
+        lambda x: seen.append((x.device.dlpack_device_type(), x.device.index, tuple(x.shape)))
+    )(tensor)
+    assert seen == [(12, 1, (6,))]
+
+
+def test_a_failing_export_is_an_error_for_tvm_ffi(monkeypatch):  # X5, X9
+    tvm_ffi = peer("tvm_ffi")
+    tensor = dlbridge.from_dlpack(FLOATS)
+
+    def fail(*_):
+        raise MemoryError("injected")
+
+    monkeypatch.setattr(table, "export_tensor", fail)
+    with pytest.raises((SystemError, BufferError, MemoryError)):
+        tvm_ffi.from_dlpack(tensor)
+
+
+# Consuming other libraries' tables
+
+
+def test_where_a_table_is_looked_for():  # X11
+    class Nothing:
+        pass
+
+    class Wrong:
+        __dlpack_c_exchange_api__ = new_capsule(address(TABLE), b"other_name")
+
+    class Text:
+        __dlpack_c_exchange_api__ = "yes"
+
+    class Null:
+        __dlpack_c_exchange_api__ = 0
+
+    class Integer:
+        __c_dlpack_exchange_api__ = address(TABLE)
+
+    class Capsule:
+        __dlpack_c_exchange_api__ = new_capsule(address(TABLE), b"dlpack_exchange_api")
+
+    class OnlyOnTheInstance:
+        def __init__(self):
+            self.__dlpack_c_exchange_api__ = dlbridge.Tensor.__dlpack_c_exchange_api__
+
+    class PyCapsule:
+        pass
+
+    class Pretended:
+        __dlpack_c_exchange_api__ = PyCapsule()
+
+    for cls in (Nothing, Wrong, Text, Null, OnlyOnTheInstance, Pretended):
+        assert table_of(cls) is None
+    for cls in (Integer, Capsule):
+        assert table_of(cls).address == address(TABLE)
+        assert table_of(cls) is table_of(cls)  # looked up once
+    gone = weakref.ref(Capsule)
+    del cls, Capsule, Integer
+    gc.collect()
+    assert gone() is None  # and not kept
+
+
+def other_table(major, previous=ffi.NULL, **changes):
+    copy = ffi.new("DLPackExchangeAPI *", TABLE[0])
+    copy.header.version.major = major
+    copy.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", previous)
+    for name, value in changes.items():
+        setattr(copy, name, value)
+    return copy
+
+
+def class_with(struct):
+    capsule = new_capsule(address(struct), b"dlpack_exchange_api")
+    return type("WithTable", (), {NAMES[0]: capsule, "struct": struct})
+
+
+def test_versions_of_tables():  # X12
+    newer = other_table(3, other_table(2, TABLE))
+    assert table_of(class_with(newer)).address == address(TABLE)
+    assert table_of(class_with(other_table(2))) is None
+    assert table_of(class_with(other_table(0))) is None
+    assert table_of(class_with(other_table(1))) is not None
+    without = other_table(1, managed_tensor_from_py_object_no_sync=ffi.NULL)
+    assert table_of(class_with(without)) is None
+
+
+def failing():
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    def from_py_object(_x, _out):
+        return -1
+
+    function = from_py_object
+    struct = other_table(
+        1,
+        managed_tensor_from_py_object_no_sync=ffi.cast(
+            ffi.typeof(TABLE.managed_tensor_from_py_object_no_sync),
+            ctypes.cast(function, ctypes.c_void_p).value,
+        ),
+    )
+    capsule = new_capsule(address(struct), b"dlpack_exchange_api")
+    return type("Failing", (Producer,), {NAMES[0]: capsule, "kept": (struct, function)})
+
+
+def test_a_table_that_fails_without_an_error():  # X14
+    raw = failing()((6,), content=FLOATS.tobytes())
+    tensor = dlbridge.from_dlpack(raw)  # asked by __dlpack__ instead
+    assert raw.calls == [{"max_version": (1, 3)}]
+    assert tensor.tolist() == FLOATS.tolist()
+    with pytest.raises(BufferError, match="without an error"):
+        table_of(type(raw)).export(raw)
+
+
+def test_torchs_own_error_comes_through():  # X13, X14
+    torch = peer("torch")
+    theirs = table_of(torch.Tensor)
+    quantized = torch.zeros(2).to_sparse()
+    with pytest.raises((RuntimeError, BufferError, TypeError)):
+        theirs.export(quantized)
+    with pytest.raises((RuntimeError, BufferError, TypeError)):
+        dlbridge.from_dlpack(quantized)
+
+
+def test_torchs_table():  # X13, X17
+    torch = peer("torch")
+    theirs = table_of(torch.Tensor)
+    tensor = torch.arange(6.0).reshape(2, 3)
+    managed = theirs.export(tensor)
+    assert managed.fields.data == tensor.data_ptr()
+    assert managed.fields.shape == (2, 3)
+    del managed
+    references = sys.getrefcount(tensor)
+    for _ in range(100):
+        theirs.export(tensor)
+    assert sys.getrefcount(tensor) == references
+    assert theirs.current_work_stream(dlbridge.device("cpu")) == 0
+    raw = Producer((6,), content=FLOATS.tobytes())
+    back = theirs.wrap(raw.build())
+    assert isinstance(back, torch.Tensor)
+    assert sys.getrefcount(back) == 2
+    assert back.tolist() == FLOATS.tolist()
+    del back
+    assert raw.alive == 0
+    bfloat = dlbridge.from_dlpack(torch.arange(4).to(torch.bfloat16))  # comes by the table
+    assert str(bfloat.dtype) == "bfloat16"
+
+
+def test_cuda_cores_table():  # X13
+    view = peer("cuda.core.utils").StridedMemoryView
+    theirs = view.from_dlpack(FLOATS.copy(), stream_ptr=-1)
+    found = table_of(view)
+    assert found is not None
+    managed = found.export(theirs)
+    assert managed.fields.data == theirs.ptr
+    del managed
+    tensor = dlbridge.from_dlpack(theirs)
+    assert tensor.data_ptr() == theirs.ptr
+    assert tensor.tolist() == FLOATS.tolist()
+
+
+def test_a_foreign_tables_stream_is_waited_for():  # X15
+    struct = other_table(1)
+
+    class OnDevice(Producer):
+        pass
+
+    raw_address = []
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+    def from_py_object(x, out):
+        raw_address.append(x.build())
+        ctypes.c_void_p.from_address(out).value = raw_address[-1]
+        return 0
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
+    def current_work_stream(_type, _index, out):
+        ctypes.c_void_p.from_address(out).value = 0x5151
+        return 0
+
+    for name, function in (
+        ("managed_tensor_from_py_object_no_sync", from_py_object),
+        ("current_work_stream", current_work_stream),
+    ):
+        kind = ffi.typeof(getattr(struct, name))
+        setattr(struct, name, ffi.cast(kind, ctypes.cast(function, ctypes.c_void_p).value))
+    setattr(OnDevice, NAMES[0], new_capsule(address(struct), b"dlpack_exchange_api"))
+    raw = OnDevice((4,), device=(2, 0))
+    with installed("cuda", Streams()) as plugin:
+        dlbridge.from_dlpack(raw)
+        assert plugin.log == [("wait", 0, 0x5151)]
+        plugin.log.clear()
+        dlbridge.from_dlpack(raw, stream=0x77)
+        assert plugin.log == [("wait", 0x77, 0x5151)]
+        plugin.log.clear()
+        dlbridge.from_dlpack(raw, stream=-1)
+        dlbridge.from_dlpack(raw, stream=0x5151)
+        assert plugin.log == []
+    gc.collect()
+    assert raw.alive == 0
+
+
+def test_what_torchs_table_does_not_look_at():  # X16
+    torch = peer("torch")
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    for hidden, match in (
+        (torch.zeros(3, requires_grad=True), "requires grad"),
+        (parameter, "requires grad"),
+        (torch.zeros(3, dtype=torch.complex64).conj(), "conjugated"),
+        (torch._neg_view(torch.ones(3)), "negated"),
+    ):
+        with pytest.raises(BufferError, match=match):
+            dlbridge.from_dlpack(hidden)
+    assert dlbridge.from_dlpack(parameter.detach()).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"version": (2, 0)}, {"dtype": (99, 1, 1)}, {"ndim": -1}], ids=str
+)
+def test_what_comes_out_of_a_table_is_checked(wrong):  # X17
+    struct = other_table(1)
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+    def from_py_object(x, out):
+        ctypes.c_void_p.from_address(out).value = x.build()
+        return 0
+
+    name = "managed_tensor_from_py_object_no_sync"
+    setattr(
+        struct,
+        name,
+        ffi.cast(
+            ffi.typeof(getattr(struct, name)), ctypes.cast(from_py_object, ctypes.c_void_p).value
+        ),
+    )
+    cls = type(
+        "Corrupt",
+        (Producer,),
+        {
+            NAMES[0]: new_capsule(address(struct), b"dlpack_exchange_api"),
+            "kept": (struct, from_py_object),
+        },
+    )
+    raw = cls(**{"shape": (2, 3), **wrong})
+    with pytest.raises(BufferError):
+        dlbridge.from_dlpack(raw)
+    gc.collect()
+    assert raw.alive == 0

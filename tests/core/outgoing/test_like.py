@@ -1,0 +1,482 @@
+"""dlbridge.core.outgoing.like: tensors as other libraries' arrays, with the same values or not at all."""
+
+import ctypes
+import subprocess
+import sys
+import textwrap
+import types
+
+import ml_dtypes
+import numpy as np
+import pytest
+from peers import peer
+
+import dlbridge
+from dlbridge.core.dlpack.capsules import FLAG_SUBBYTE_PADDED
+from dlbridge.core.outgoing.like import as_library, library_step
+from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.tensor import make_tensor
+from dlbridge.core.values.devices import Device
+from dlbridge.errors import ExchangeError
+
+LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi"]
+FOREIGN = ["torch", "jax", "tvm_ffi"]
+
+
+def aligned(shape, kind="f4", offset=0):
+    """Numbers from 0 in memory that begins *offset* bytes after a multiple of 64."""
+    nbytes = int(np.prod(shape)) * np.dtype(kind).itemsize
+    memory = np.zeros(nbytes + 128, "u1")
+    start = -memory.ctypes.data % 64 + offset
+    array = memory[start : start + nbytes].view(kind).reshape(shape)
+    array[...] = np.arange(array.size).reshape(shape).astype(kind)
+    return array
+
+
+def readonly(array):
+    array = array[...]
+    array.setflags(write=False)
+    return array
+
+
+def on_device(device_type, array):
+    """*array*'s memory as that of a device type that the CPU may read."""
+    device = Device.of(device_type, 0)
+    return make_tensor(
+        Memory(device, array.ctypes.data, "test", array),
+        0,
+        dlbridge.dtype(array.dtype),
+        array.shape,
+    )
+
+
+def raw(name, count, flags=0):
+    """*count* elements of the dtype *name* over bytes 0, 1, 2, ..."""
+    memory = np.arange(1024, dtype="u1")
+    return make_tensor(
+        Memory(Device.of(1, 0), memory.ctypes.data, "test", memory),
+        0,
+        dlbridge.dtype(name),
+        (count,),
+        flags=flags,
+    )
+
+
+def values(result):
+    """The elements of any library's array, by a way that is not ours."""
+    if hasattr(result, "detach"):
+        return result.numpy()
+    if type(result).__module__.startswith("tvm_ffi"):
+        return np.from_dlpack(result).copy()
+    return np.asarray(result)
+
+
+def address(result):
+    return dlbridge.from_dlpack(result).data_ptr()
+
+
+@pytest.fixture(autouse=True)
+def fewer_peers(request):
+    """Skip, or fail, where the library of the test is not installed."""
+    like = request.node.callspec.params.get("like") if hasattr(request.node, "callspec") else None
+    if like in FOREIGN:
+        peer(like)
+
+
+# The same memory -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("like", LIBRARIES)
+@pytest.mark.parametrize("kind", ["?", "i1", "u2", "i4", "f2", "f4", "c8"])
+def test_shares_memory(like, kind):  # C39
+    array = aligned((3, 4), kind)
+    result = as_library(dlbridge.from_dlpack(array), like, False)
+    assert type(result).__module__.startswith(like)
+    assert address(result) == array.ctypes.data
+    assert np.array_equal(values(result), array)
+    assert not library_step(dlbridge.from_dlpack(array), like, False)[0]
+
+
+@pytest.mark.parametrize("like", LIBRARIES)
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1, 4, 1)])
+def test_odd_shapes(like, shape):  # P27, P29
+    result = as_library(dlbridge.from_dlpack(aligned(shape)), like, False)
+    assert tuple(result.shape) == shape
+    assert values(result).tolist() == aligned(shape).tolist()
+
+
+@pytest.mark.parametrize("like", LIBRARIES)
+def test_the_memory_lives_as_long_as_the_result(like):  # C37
+    result = as_library(dlbridge.from_dlpack(aligned((1 << 16,))), like, None)
+    other = [np.full(1 << 16, 7, "f4") for _ in range(4)]
+    assert values(result)[-1] == (1 << 16) - 1
+    assert len(other) == 4
+
+
+# Naming a library -----------------------------------------------------------------
+
+
+def test_the_many_names_of_a_library():
+    torch, jax, tvm_ffi = peer("torch"), peer("jax"), peer("tvm_ffi")
+    peer("jax.numpy")
+    peer("torch.utils.dlpack")
+    tensor = dlbridge.from_dlpack(aligned((4,)))
+    for like in ("torch", torch, torch.zeros(1), torch.Tensor, "torch.utils.dlpack", torch.utils):
+        assert type(as_library(tensor, like, None)) is torch.Tensor
+    for like in ("jax", jax, jax.numpy, jax.numpy.zeros(1), jax.Array, "jax.dlpack", "jax.numpy"):
+        assert isinstance(as_library(tensor, like, None), jax.Array)
+    for like in ("numpy", np, np.zeros(1), np.ndarray):
+        assert type(as_library(tensor, like, None)) is np.ndarray
+    for like in ("tvm_ffi", tvm_ffi, tvm_ffi.from_dlpack(np.zeros(1)), tvm_ffi.Tensor):
+        assert type(as_library(tensor, like, None)) is tvm_ffi.Tensor
+    for like in ("dlbridge", dlbridge, tensor, dlbridge.Tensor):
+        assert as_library(tensor, like, None) is tensor
+
+
+def test_a_library_that_wraps_another_has_its_rules():
+    torch = peer("torch")
+    wrapper = types.ModuleType("wrapper")
+    wrapper.from_dlpack = torch.from_dlpack
+    assert library_step(dlbridge.from_dlpack(readonly(aligned((4,)))), wrapper, None) == (
+        True,
+        "the memory is read-only, which torch ignores",
+    )
+
+
+def test_an_unknown_library_is_trusted_least():
+    unknown = types.ModuleType("unknown")
+
+    def from_dlpack(tensor):
+        return np.from_dlpack(tensor)
+
+    from_dlpack.__module__ = "unknown"
+    unknown.from_dlpack = from_dlpack
+    array = aligned((4,))
+    assert np.shares_memory(as_library(dlbridge.from_dlpack(array), unknown, False), array)
+    copied = as_library(dlbridge.from_dlpack(readonly(array)), unknown, None)
+    assert not np.shares_memory(copied, array)
+    assert (copied == array).all()
+    with pytest.raises(
+        ExchangeError, match=r"unknown needs a copy.*read-only, which .* may ignore"
+    ):
+        as_library(dlbridge.from_dlpack(readonly(array)), unknown, False)
+    reverse = dlbridge.from_dlpack(array[::-1])
+    assert library_step(reverse, unknown, None)[0]
+    assert (as_library(reverse, unknown, None) == array[::-1]).all()
+
+
+@pytest.mark.parametrize("like", [3, None, [1.0], int, "", ".torch", "no spaces"])
+def test_what_is_no_library(like):
+    tensor = dlbridge.from_dlpack(aligned((4,)))
+    for function in (as_library, library_step):
+        with pytest.raises(TypeError, match="neither a library's name"):
+            function(tensor, like, None)
+
+
+def test_a_library_that_is_not_installed():
+    tensor = dlbridge.from_dlpack(aligned((4,)))
+    with pytest.raises(ModuleNotFoundError, match="no module 'nothing_of_that_name' here; install"):
+        as_library(tensor, "nothing_of_that_name", None)
+
+
+def test_a_module_without_from_dlpack():
+    with pytest.raises(TypeError, match="'json' has neither from_dlpack"):
+        as_library(dlbridge.from_dlpack(aligned((4,))), "json", None)
+
+
+# Read-only memory -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("like", ["torch", "tvm_ffi"])
+def test_read_only_memory_is_copied_for_who_ignores_the_mark(like):  # P25, C27
+    array = readonly(aligned((4,)))
+    tensor = dlbridge.from_dlpack(array)
+    result = as_library(tensor, like, None)
+    assert address(result) != array.ctypes.data
+    assert np.array_equal(values(result), array)
+    assert library_step(tensor, like, None) == (
+        True,
+        f"the memory is read-only, which {like} ignores",
+    )
+    for function in (as_library, library_step):
+        with pytest.raises(ExchangeError, match=f"{like} needs a copy.*read-only.*copy=None"):
+            function(tensor, like, False)
+
+
+@pytest.mark.parametrize("like", ["torch", "tvm_ffi"])
+def test_they_do_ignore_the_mark(like):
+    """The reason for the rule; where this fails, the copy may be spared."""
+    library = peer(like)
+    array = readonly(aligned((4,)))
+    result = library.from_dlpack(dlbridge.from_dlpack(array))
+    assert address(result) == array.ctypes.data
+    assert not dlbridge.from_dlpack(result).readonly
+
+
+def test_numpy_keeps_the_mark():  # C27
+    array = readonly(aligned((4,)))
+    result = as_library(dlbridge.from_dlpack(array), "numpy", False)
+    assert not result.flags.writeable
+    assert np.shares_memory(result, array)
+
+
+def test_jax_takes_read_only_memory_in_place():  # P9
+    jax = peer("jax")
+    array = readonly(aligned((3, 4)).T)
+    tensor = dlbridge.from_dlpack(array)
+    result = as_library(tensor, "jax", False)
+    assert result.unsafe_buffer_pointer() == array.ctypes.data
+    assert np.array_equal(result, array)
+    assert tensor.readonly
+    # And back, which is again read-only memory in place.
+    back = as_library(dlbridge.from_dlpack(result), jax, False)
+    assert back.unsafe_buffer_pointer() == array.ctypes.data
+
+
+def test_jax_does_not_write_into_memory_that_is_donated():
+    """The reason for the rule above."""
+    jax = peer("jax")
+    array = aligned((1024,))
+    expected = array.copy()
+    given = as_library(dlbridge.from_dlpack(readonly(array)), "jax", False)
+    changed = jax.jit(lambda x: x.at[3].set(-1), donate_argnums=0)(given)
+    assert changed[3] == -1
+    assert np.array_equal(array, expected)
+
+
+# Strides and alignment ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("like", FOREIGN)
+def test_negative_strides_are_copied(like):  # P26, P41
+    array = aligned((4, 3))[::-1]
+    tensor = dlbridge.from_dlpack(array)
+    assert "no negative strides" in library_step(tensor, like, None)[1]
+    assert np.array_equal(values(as_library(tensor, like, None)), array)
+    with pytest.raises(ExchangeError, match=f"{like} needs a copy.*negative strides"):
+        as_library(tensor, like, False)
+
+
+@pytest.mark.parametrize("like", ["numpy", "dlbridge"])
+def test_negative_strides_are_kept(like):
+    array = aligned((4, 3))[::-1]
+    result = as_library(dlbridge.from_dlpack(array), like, False)
+    assert np.array_equal(values(result), array)
+    assert np.shares_memory(values(result), array)
+
+
+@pytest.mark.parametrize("like", ["numpy", "torch", "tvm_ffi"])
+def test_gaps_and_repetition_are_kept(like):  # C22
+    array = aligned((4, 6))
+    for view in (array[:, ::2], np.lib.stride_tricks.as_strided(array, (5, 6), (0, 4))):
+        result = as_library(dlbridge.from_dlpack(view), like, False)
+        assert address(result) == array.ctypes.data
+        assert np.array_equal(values(result), view)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        aligned((2, 3, 4)).transpose(2, 0, 1),
+        aligned((2, 3, 4)).transpose(1, 0, 2),
+        aligned((1, 3, 1)).transpose(2, 1, 0),
+        aligned((8, 4))[2:6],
+        np.lib.stride_tricks.as_strided(aligned((4, 4)), (1, 4), (4000, 4)),
+    ],
+)
+def test_jax_takes_compact_memory_in_any_order_of_axes(view):
+    peer("jax")
+    tensor = dlbridge.from_dlpack(view)
+    aligned_too = not view.ctypes.data % 64
+    assert library_step(tensor, "jax", None)[0] is not aligned_too
+    result = as_library(tensor, "jax", False if aligned_too else None)
+    assert np.array_equal(result, view)
+    assert (result.unsafe_buffer_pointer() == view.ctypes.data) is aligned_too
+
+
+@pytest.mark.parametrize(
+    "view",
+    [aligned((4, 6))[:, ::2], aligned((4, 6))[:, :4], np.broadcast_to(aligned((4,)), (3, 4))],
+)
+def test_jax_gets_a_compact_copy_of_the_rest(view):
+    jax = peer("jax")
+    tensor = dlbridge.from_dlpack(view)
+    assert "compact memory only" in library_step(tensor, "jax", None)[1]
+    assert np.array_equal(as_library(tensor, "jax", None), view)
+    with pytest.raises(ExchangeError, match="compact memory only"):
+        as_library(tensor, "jax", False)
+    with pytest.raises(RuntimeError, match="compact"):  # the reason for the rule
+        jax.dlpack.from_dlpack(dlbridge.from_dlpack(np.array(view).repeat(2, 1)[:, ::2]))
+
+
+@pytest.mark.parametrize("offset", [4, 16, 32])
+def test_jax_copies_what_is_not_aligned(offset):
+    jax = peer("jax")
+    array = aligned((8,), offset=offset)
+    tensor = dlbridge.from_dlpack(array)
+    assert library_step(tensor, "jax", None) == (
+        True,
+        "jax takes memory that is aligned to 64 bytes",
+    )
+    assert np.array_equal(as_library(tensor, "jax", None), array)
+    with pytest.raises(ExchangeError, match="aligned to 64 bytes"):
+        as_library(tensor, "jax", False)
+    with pytest.raises(ValueError, match="aligned to 64"):  # the reason for the rule
+        jax.dlpack.from_dlpack(tensor, copy=False)
+
+
+# Types ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("like", ["numpy", "torch", "tvm_ffi", "jax"])
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_small_floats(like, name):
+    tensor = raw(name, 16)
+    result = as_library(tensor, like, None)
+    assert dlbridge.dtype(result.dtype) is tensor.dtype
+    back = dlbridge.asarray(result)
+    assert back.dtype is tensor.dtype
+    code = "uint16" if name == "bfloat16" else "uint8"
+    assert back.view(code).numpy().tobytes() == bytes(range(16 * tensor.itemsize))
+
+
+def test_numpy_has_the_types_of_ml_dtypes():
+    assert as_library(raw("bfloat16", 4), "numpy", False).dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["f8", "i8", "u8", "c16"])
+def test_jax_does_not_narrow_in_silence(kind):
+    jax = peer("jax")
+    tensor = dlbridge.from_dlpack(aligned((4,), kind))
+    assert str(jax.dlpack.from_dlpack(tensor).dtype) != str(tensor.dtype)  # the reason
+    for function in (as_library, library_step):
+        with pytest.raises(ExchangeError, match=r"jax would turn .*jax_enable_x64"):
+            function(tensor, "jax", None)
+    with jax.enable_x64(True):
+        result = as_library(tensor, "jax", False)
+        assert dlbridge.dtype(result.dtype) is tensor.dtype
+        assert np.array_equal(result, tensor.numpy())
+
+
+@pytest.mark.parametrize(
+    ("like", "name", "way_out"),
+    [
+        ("torch", "int4", "unpack_bits"),
+        ("torch", "float4_e2m1fn", "unpack_bits"),
+        ("torch", "float32x4", "same size"),
+        ("torch", "float8_e3m4", "same size"),
+        ("jax", "int4", "unpack_bits"),
+        ("jax", "float32x4", "same size"),
+        ("numpy", "int4", "unpack_bits"),
+        ("numpy", "float32x4", "tobytes"),
+    ],
+)
+def test_types_that_a_library_has_not(like, name, way_out):
+    with pytest.raises(ExchangeError, match=f"(?s){like}.*{way_out}") as caught:
+        as_library(raw(name, 8), like, None)
+    assert like == "numpy" or caught.value.__cause__ is not None
+    if way_out == "unpack_bits":  # and that way is one
+        tensor = raw(name, 8)
+        codes = dlbridge.unpack_bits(tensor.tobytes(), tensor.dtype, tensor.size)
+        assert codes.size == tensor.size * tensor.dtype.lanes
+
+
+@pytest.mark.parametrize("name", ["int4", "float4_e2m1fn", "float4_e2m1fn_x2", "float32x4"])
+def test_tvm_ffi_takes_every_type(name):
+    peer("tvm_ffi")
+    tensor = raw(name, 8)
+    result = as_library(tensor, "tvm_ffi", False)
+    assert dlbridge.from_dlpack(result).dtype is tensor.dtype
+
+
+@pytest.mark.parametrize("like", FOREIGN)
+def test_padded_sub_byte_elements(like):  # P10, C31
+    tensor = raw("int4", 8, flags=FLAG_SUBBYTE_PADDED)
+    for function in (as_library, library_step):
+        with pytest.raises(ExchangeError, match=f"{like} does not know padded int4.*ml_dtypes"):
+            function(tensor, like, None)
+    assert as_library(tensor, "numpy", False).dtype == ml_dtypes.int4
+
+
+def test_a_result_of_another_type_is_an_error():
+    wrong = types.ModuleType("wrong")
+    wrong.from_dlpack = lambda tensor: np.zeros(tensor.shape, "i1")
+    with pytest.raises(ExchangeError, match=r"made int8 \(4,\) of float32 \(4,\)"):
+        as_library(dlbridge.from_dlpack(aligned((4,))), wrong, None)
+
+
+# Devices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("like", ["numpy", "torch", "jax", "tvm_ffi"])
+@pytest.mark.parametrize("kind", ["kDLCUDAHost", "kDLROCMHost", "kDLCUDAManaged"])
+def test_host_memory_of_a_device_is_host_memory(like, kind):
+    array = aligned((4,))
+    tensor = on_device(dlbridge.DLDeviceType[kind], array)
+    assert not library_step(tensor, like, False)[0]
+    result = as_library(tensor, like, False)
+    expected = (1, 0) if like != "tvm_ffi" else tensor.__dlpack_device__()
+    assert tuple(map(int, result.__dlpack_device__())) == expected
+    pointer = result.__array_interface__["data"][0] if like == "numpy" else address(result)
+    assert pointer == array.ctypes.data
+
+
+@pytest.mark.parametrize("like", ["numpy", "torch", "jax"])
+def test_devices_that_a_library_has_not(like):
+    tensor = on_device(4, aligned((4,)))  # OpenCL
+    with pytest.raises(ExchangeError, match=rf"{like}.*to_device\(t, 'cpu', like='{like}'\)"):
+        as_library(tensor, like, None)
+
+
+def test_explaining_before_a_move():
+    peer("torch")
+    tensor = on_device(4, readonly(aligned((4,))))
+    assert not library_step(tensor, "numpy", None, device=Device.of(1, 0), fresh=True)[0]
+    tensor = dlbridge.from_dlpack(readonly(aligned((4,))))
+    assert library_step(tensor, "torch", None)[0]
+    assert not library_step(tensor, "torch", None, fresh=True)[0]
+
+
+# Errors and the rest --------------------------------------------------------------------------
+
+
+def test_errors_of_a_library_are_chained():
+    broken = types.ModuleType("broken")
+
+    def from_dlpack(tensor):
+        raise ZeroDivisionError("a bug")
+
+    broken.from_dlpack = from_dlpack
+    with pytest.raises(ExchangeError, match=r"refuses dlbridge\.Tensor.*a bug") as caught:
+        as_library(dlbridge.from_dlpack(aligned((4,))), broken, None)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("like", FOREIGN)
+def test_nothing_leaks(like):
+    array = aligned((4,))
+    result = as_library(dlbridge.from_dlpack(array), like, False)
+    del result
+    before = sys.getrefcount(array)
+    for _ in range(100):
+        as_library(dlbridge.from_dlpack(array), like, False)
+    assert sys.getrefcount(array) == before
+
+
+def test_importing_it_imports_no_library():
+    script = """
+        import sys, dlbridge.core.outgoing.like
+        assert not {"numpy", "torch", "jax", "tvm_ffi"} & set(sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+
+
+def test_to_device_and_explain_agree():
+    torch = peer("torch")
+    array = readonly(aligned((4,)))
+    moved = dlbridge.to_device(array, "cpu", like="torch")
+    assert isinstance(moved, torch.Tensor)
+    assert "read-only, which torch ignores" in dlbridge.explain(array, "cpu", like="torch")
+    moved += 1
+    assert (array == np.arange(4)).all()
+    assert ctypes.c_float.from_address(array.ctypes.data).value == 0

@@ -1,0 +1,142 @@
+"""The CPU backend: the conformance kit, and what only the CPU has."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from dlbridge.core.plugins.cpu import CPU
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.testing import BackendTests
+from dlbridge.testing.backend_memory import resident_bytes
+
+
+class TestCPU(BackendTests):
+    name = "cpu"
+
+
+@pytest.fixture
+def cpu():
+    return CPU()
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 64, 256])
+@pytest.mark.parametrize("nbytes", [1, 100, 1 << 20])
+def test_memory_is_aligned_to_256_bytes_at_least(cpu, nbytes, alignment):
+    held = [cpu.allocate(0, nbytes, alignment, 0) for _ in range(20)]
+    assert [data % 256 for data in held] == [0] * 20
+
+
+def test_data_is_an_address(cpu):
+    data = cpu.allocate(0, 10, 1, 0)
+    cpu.copy_from_host(0, data, 3, memoryview(b"here"), 0)
+    assert ctypes.string_at(data + 3, 4) == b"here"
+    assert cpu.host_view(0, data, 3, 4, True, 0) == data + 3
+
+
+def test_large_memory_goes_back_to_the_system_at_once(cpu):
+    before = resident_bytes()
+    data = cpu.allocate(0, 64 << 20, 256, 0)
+    cpu.fill(0, data, 0, 64 << 20, 1, 0)
+    assert resident_bytes() - before > 60 << 20
+    cpu.free(0, data, 0)
+    assert resident_bytes() - before < 8 << 20
+
+
+def test_memory_of_others_is_copied_without_bounds(cpu):
+    """An address that we did not give out: its owner alone knows where it ends."""
+    array = np.arange(10, dtype="u1")
+    into = bytearray(3)
+    cpu.copy_to_host(0, array.ctypes.data, 4, memoryview(into), 0)
+    assert into == bytes([4, 5, 6])
+    cpu.free(0, array.ctypes.data, 0)
+    assert array.tolist() == list(range(10))
+
+
+def test_own_memory_cannot_be_imported(cpu):
+    """Else freeing the import would free the allocation under its owner."""
+    data = cpu.allocate(0, 100, 1, 0)
+    assert "allocated it" in cpu.host_import_refusal(0, data, 100)
+    with pytest.raises(ExchangeError, match="allocated it, use it as it is"):
+        cpu.import_host(0, data, 100, False)
+
+
+def test_overlapping_copy(cpu):
+    data = cpu.allocate(0, 10, 1, 0)
+    cpu.copy_from_host(0, data, 0, memoryview(b"0123456789"), 0)
+    cpu.copy(0, data, 2, 0, data, 0, 8, 0)
+    assert ctypes.string_at(data, 10) == b"0101234567"
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        *((stream, ValueError) for stream in (0, 1, 2, -2, 1 << 70)),
+        *((stream, TypeError) for stream in (True, False, object(), 1.0)),
+    ],
+)
+def test_streams_other_than_none_and_minus_one(cpu, stream, error):  # S1 S9 S10
+    with pytest.raises(error, match="stream for cpu must be None or -1, not"):
+        cpu.normalize_stream(0, stream)
+
+
+def test_the_two_streams(cpu):  # S1
+    assert cpu.normalize_stream(0, None) == cpu.current_stream(0) == 0
+    assert cpu.normalize_stream(0, -1) == -1
+
+
+@pytest.mark.parametrize("nbytes", [1 << 60, 1 << 80])
+def test_no_room_is_a_memory_error_with_its_cause(cpu, nbytes):
+    with pytest.raises(MemoryError, match=f"no room for {nbytes} bytes") as caught:
+        cpu.allocate(0, nbytes, 256, 0)
+    assert isinstance(caught.value, DeviceMemoryError)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("call", ["copy_from_host", "copy_to_host", "copy", "fill"])
+def test_copies_release_the_gil(cpu, call):
+    """A thread that waits for the GIL gets it during the call, or not before the assert."""
+    nbytes = 64 << 20
+    host = memoryview(bytearray(nbytes))
+    data, other = cpu.allocate(0, nbytes, 256, 0), cpu.allocate(0, nbytes, 256, 0)
+    arguments = {
+        "copy_from_host": (0, data, 0, host, 0),
+        "copy_to_host": (0, data, 0, host, 0),
+        "copy": (0, data, 0, 0, other, 0, nbytes, 0),
+        "fill": (0, data, 0, nbytes, 1, 0),
+    }[call]
+    gate, ran = threading.Event(), []
+    thread = threading.Thread(target=lambda: ran.append(gate.wait()))
+    thread.start()
+    function, interval = getattr(cpu, call), sys.getswitchinterval()
+    sys.setswitchinterval(60)  # nobody takes the GIL from this thread
+    try:
+        gate.set()
+        for _ in range(500):  # a busy machine may not wake it at once
+            function(*arguments)
+            if during := list(ran):
+                break
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert during == [True]
+
+
+def test_module_imports_no_numpy():
+    code = "import sys, dlbridge.core.plugins.cpu; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_device_info(cpu):
+    info = cpu.device_info(0)
+    assert info["name"] == info["name"].strip() != ""
+    assert info["host_memory_shared"] is True
+    assert info["cores"] >= 1
+    assert info["driver"] == f"numpy {np.__version__}"
+    assert info.get("memory", 1 << 30) > 1 << 28

@@ -1,0 +1,305 @@
+"""Plugins: found without being imported, loaded once, each failure its own clear error.
+
+The plugins are the ``*.dist-info`` folders and modules in ``tests/plugins``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dlbridge.core.plugins import registry
+from dlbridge.errors import BackendError, BackendUnavailable, Error
+from dlbridge.protocol import Backend
+
+PLUGINS = Path(__file__).parents[2] / "support" / "plugins"
+
+
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch):
+    """The fake installation; what a test loads or registers is forgotten after it."""
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    monkeypatch.delenv("DLBRIDGE_BACKENDS", raising=False)
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "_locks", {})
+    yield
+    for name in [name for name in sys.modules if name.startswith("plugin_")]:
+        del sys.modules[name]
+
+
+def run(code, **environment):
+    """What *code* prints in a new interpreter that has the plugins installed."""
+    path = os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_lists_what_is_installed():
+    names = registry.backends()
+    assert names == sorted(names)
+    assert {"absent", "broken_import", "cpu", "newer", "outdated", "shared", "twice"} <= set(names)
+
+
+def test_listing_imports_no_backend():
+    code = """
+import sys
+import dlbridge.core.plugins.registry
+print(*dlbridge.core.plugins.registry.backends(), "|", *sorted(sys.modules))
+"""
+    out = run(code)
+    names, modules = out[: out.index("|")], out[out.index("|") + 1 :]
+    assert {"cpu", "broken_import", "heavy"} <= set(names)
+    assert not {"dlbridge.core.plugins.cpu", "numpy"} & set(modules)
+    assert not [name for name in modules if name.startswith(("plugin_", "dlbridge_"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        (
+            "broken_import",
+            BackendError,
+            (
+                "dlbridge-broken 0.1 failed to load backend 'broken_import': ModuleNotFoundError: "
+                "No module named 'a_module_that_nobody_has'"
+            ),
+        ),
+        ("broken_class", BackendError, "dlbridge-broken 0.1 failed .* RuntimeError: boom"),
+        ("broken_name", BackendError, "dlbridge-broken 0.1 failed .* AttributeError: .*Nothing"),
+        ("broken_module", BackendError, "dlbridge-broken 0.1 failed .*'plugin_that_is_not_there'"),
+        ("broken_exit", BackendError, "dlbridge-broken 0.1 failed .* SystemExit: no licence"),
+        (
+            "broken_part",
+            BackendError,
+            (
+                "dlbridge-broken 0.1: backend 'broken_part' lacks allocate, copy_from_host, "
+                "copy_to_host, current_stream; report it there"
+            ),
+        ),
+        ("absent", BackendUnavailable, "libabsent.so.1 not found; install"),
+        (
+            "outdated",
+            BackendError,
+            (
+                "dlbridge-outdated 0.0.3 speaks backend API 0, this dlbridge speaks 1; "
+                "upgrade that backend"
+            ),
+        ),
+        (
+            "newer",
+            BackendError,
+            "dlbridge-newer 9.0 speaks backend API 2, this dlbridge speaks 1; upgrade dlbridge",
+        ),
+        (
+            "twice",
+            BackendError,
+            (
+                "dlbridge-other-twin 2.0 and dlbridge-twin 1.0 both provide 'twice'; "
+                "uninstall all but one"
+            ),
+        ),
+        ("nobody", BackendUnavailable, "no backend for device 'nobody' .installed: .*cpu.*shared"),
+        ("", BackendUnavailable, "no backend for device ''"),
+    ],
+)
+def test_each_failure_is_its_own_error(name, error, match):
+    with pytest.raises(error, match=match):
+        registry.backend(name)
+
+
+@pytest.mark.parametrize("name", ["broken_import", "broken_class", "broken_exit"])
+def test_the_cause_is_chained(name):
+    with pytest.raises(BackendError) as caught:
+        registry.backend(name)
+    assert type(caught.value.__cause__).__name__ in str(caught.value)
+
+
+def test_everything_else_keeps_working():
+    for name in registry.backends():
+        if name.startswith(("broken", "absent", "outdated", "newer", "twice")):
+            with pytest.raises(Error):
+                registry.backend(name)
+    assert registry.backend("cpu").device_type == 1
+    assert registry.backend("shared").device_type == 12
+
+
+def test_a_backend_that_is_not_installed_is_hinted_at(monkeypatch):
+    monkeypatch.setattr(registry, "_entry_points", dict)
+    with pytest.raises(BackendUnavailable, match="try: pip install dlbridge-vulkan"):
+        registry.backend("vulkan")
+
+
+def test_failures_are_not_kept(monkeypatch):
+    """A driver may be installed while the program runs."""
+    with pytest.raises(BackendUnavailable):
+        registry.backend("absent")
+    import plugin_absent
+    import plugin_shared
+
+    monkeypatch.setattr(plugin_absent, "Backend", plugin_shared.Shared)
+    assert isinstance(registry.backend("absent"), plugin_shared.Shared)
+
+
+def test_two_names_may_share_a_device_type():
+    """The name is the identity, the DLDeviceType is not."""
+    registry.register_backend("other", type(registry.backend("shared")))
+    assert registry.backend("other") is not registry.backend("shared")
+    assert registry.backend("other").device_type == registry.backend("shared").device_type == 12
+
+
+@pytest.mark.parametrize("chosen", ["cpu,shared", " shared , cpu ", "cpu,shared,nobody"])
+def test_environment_restricts(monkeypatch, chosen):
+    monkeypatch.setenv("DLBRIDGE_BACKENDS", chosen)
+    assert registry.backends() == ["cpu", "shared"]
+    assert registry.backend("cpu").device_type == 1
+    with pytest.raises(BackendUnavailable, match="'outdated' is switched off by DLBRIDGE_BACKENDS"):
+        registry.backend("outdated")
+
+
+def test_empty_environment_allows_none(monkeypatch):
+    monkeypatch.setenv("DLBRIDGE_BACKENDS", "")
+    assert registry.backends() == []
+    with pytest.raises(BackendUnavailable, match="switched off"):
+        registry.backend("cpu")
+
+
+def test_register_by_hand():
+    from plugin_shared import Shared
+
+    registry.register_backend("mine", Shared)
+    registry.register_backend("mine", Shared)  # the same again is the same
+    assert "mine" in registry.backends()
+    assert isinstance(registry.backend("mine"), Shared)
+    assert registry.owner("mine") == "plugin_shared.Shared (registered by hand)"
+
+
+@pytest.mark.parametrize("chosen", [None, "shared"])
+def test_a_registered_name_must_be_free(monkeypatch, chosen):
+    """Whether or not the environment has switched the other one off."""
+    from plugin_versions import Newer
+
+    if chosen is not None:
+        monkeypatch.setenv("DLBRIDGE_BACKENDS", chosen)
+    registry.register_backend("mine", type("Mine", (), {}))
+    for name, provider in [("cpu", "dlbridge .built in."), ("mine", "Mine .registered by hand")]:
+        with pytest.raises(BackendError, match=f"{name!r} is already provided by .*{provider}"):
+            registry.register_backend(name, Newer)
+
+
+def test_a_registered_class_is_checked_too():
+    registry.register_backend("mine", type("Mine", (), {"device_type": 1}))
+    message = r"Mine \(registered by hand\): backend 'mine' lacks allocate, api, copy_from_host"
+    with pytest.raises(BackendError, match=message):
+        registry.backend("mine")
+
+
+def test_sixteen_threads_load_a_backend_once():
+    made = []
+    barrier = threading.Barrier(16)
+
+    class Slow:
+        api = 1
+        device_type = 12
+
+        def __init__(self):
+            made.append(self)
+            threading.Event().wait(0.05)  # others come in meanwhile
+
+        def __getattr__(self, name):
+            return None if name in vars(Backend) else self.__getattribute__(name)
+
+    def load():
+        barrier.wait()
+        got.append(registry.backend("slow"))
+
+    got: list[object] = []
+    registry.register_backend("slow", Slow)
+    threads = [threading.Thread(target=load) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert got == made * 16
+
+
+def test_a_slow_driver_holds_up_nobody_else():
+    inside, release = threading.Event(), threading.Event()
+
+    class Stuck:
+        def __init__(self):
+            inside.set()
+            release.wait()
+            raise BackendUnavailable("stuck")
+
+    def load():
+        with pytest.raises(BackendUnavailable, match="stuck"):
+            registry.backend("stuck")
+
+    registry.register_backend("stuck", Stuck)
+    thread = threading.Thread(target=load)
+    thread.start()
+    inside.wait()
+    assert registry.backend("shared").device_type == 12
+    release.set()
+    thread.join()
+
+
+def test_one_installation_seen_twice_is_one(tmp_path, monkeypatch):
+    """An editable install and its source on the path, say."""
+    import shutil
+
+    copy = tmp_path / "again"
+    shutil.copytree(PLUGINS, copy)
+    monkeypatch.syspath_prepend(str(copy))
+    assert registry.backend("shared").device_type == 12
+    assert registry.owner("shared") == "dlbridge-shared 1.0"
+
+
+def test_owner_names_distribution_and_version():
+    assert registry.owner("absent") == "dlbridge-absent 0.2"
+    assert registry.owner("twice") == "dlbridge-other-twin 2.0 and dlbridge-twin 1.0"
+    assert registry.owner("nobody") == ""
+
+
+def test_a_class_with_an_error_of_another_thread_is_tried_again():
+    """Waiting for a load that fails is no failure: the waiter tries for itself."""
+    tries = []
+    inside, release = threading.Event(), threading.Event()
+
+    class SecondTime(type(registry.backend("shared"))):
+        def __init__(self):
+            tries.append(self)
+            if len(tries) == 1:
+                inside.set()
+                release.wait()
+                raise BackendUnavailable("not yet")
+
+    def first():
+        with pytest.raises(BackendUnavailable, match="not yet"):
+            registry.backend("second")
+
+    def second():
+        got.append(registry.backend("second"))
+
+    got: list[object] = []
+    registry.register_backend("second", SecondTime)
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    inside.wait()
+    threads.append(threading.Thread(target=second))
+    threads[1].start()
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert got == tries[1:]

@@ -1,0 +1,278 @@
+"""Who waits for whom: the order between streams on export, on import, and under `use_stream`.
+
+`Streams` notes what the core asks of a backend with CUDA's rules; the fake
+device shows that the asking works. What a stream value means is each backend's
+to enforce, and shown by its own tests. A comment ``# S3`` names the line of
+docs/conformance.md that the test shows.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from peers import peer
+from raw_producer import OldProducer, Producer
+from stream_backend import Pinned, Streams, installed
+
+import dlbridge
+from dlbridge.core.tensor.tensor import ArrayTensor
+
+FLOATS = np.arange(6, dtype="float32")
+
+
+@pytest.fixture
+def cuda():
+    """A backend in CUDA's place that notes what it is asked."""
+    with installed("cuda", Streams()) as plugin:
+        yield plugin
+
+
+@pytest.fixture
+def tensor(cuda):
+    made = dlbridge.to_device(FLOATS, "cuda:0")
+    cuda.log.clear()
+    return made
+
+
+def waits(plugin):
+    return [entry for entry in plugin.log if entry[0] in ("wait", "synchronize")]
+
+
+# Host memory has no streams
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2, 77, -2])
+def test_host_memory_and_stream_numbers(stream):  # S1
+    general = dlbridge.from_dlpack(FLOATS.view("uint32")).view("bfloat16x2")
+    pinned = dlbridge.from_dlpack(Producer((2,), device=(3, 0)))
+    for tensor in (general, pinned):
+        with pytest.raises(ValueError, match="host memory has no streams"):
+            tensor.__dlpack__(stream=stream)
+    array = dlbridge.from_dlpack(FLOATS)
+    assert type(array) is ArrayTensor
+    with pytest.raises((RuntimeError, ValueError, BufferError)):  # numpy's own
+        array.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("stream", [object(), True, False, "0", 1.0])
+def test_host_memory_and_what_is_no_stream(stream):  # S1, S9, S10
+    general = dlbridge.from_dlpack(FLOATS.view("uint32")).view("bfloat16x2")
+    with pytest.raises(TypeError, match="host memory has no streams"):
+        general.__dlpack__(stream=stream)
+
+
+def test_host_memory_without_a_stream():  # S1
+    general = dlbridge.from_dlpack(FLOATS.view("uint32")).view("bfloat16x2")
+    for stream in (None, -1):
+        assert general.__dlpack__(stream=stream)
+    assert dlbridge.from_dlpack(FLOATS).__dlpack__(stream=None)
+
+
+# Exports
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"),
+    [
+        (None, 0),  # S2: the legacy default stream
+        (1, 0),  # S4
+        (2, 2),  # S5
+        (0x7F00, 0x7F00),  # S6
+    ],
+)
+def test_the_consumers_stream_waits_for_ours(
+    tensor, cuda, stream, handle
+):  # P11, S2, S4, S5, S6, S17
+    with dlbridge.use_stream("cuda:0", 0xAAA):
+        tensor.__dlpack__(stream=stream)
+        # Where it was written and where it may be written now; on the device, not here.
+        expected = {("wait", handle, 0), ("wait", handle, 0xAAA)} - {("wait", handle, handle)}
+        assert set(cuda.log) == expected
+
+
+def test_a_stream_does_not_wait_for_itself(tensor, cuda):  # S17
+    tensor.__dlpack__(stream=1)
+    tensor.__dlpack__(stream=None)
+    assert waits(cuda) == []
+
+
+def test_minus_one_asks_for_no_order(tensor, cuda):  # S3
+    with dlbridge.use_stream("cuda:0", 0xAAA):
+        tensor.__dlpack__(stream=-1)
+        assert waits(cuda) == []
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [(0, ValueError), (-2, ValueError), (object(), TypeError), ("1", TypeError), (True, TypeError)],
+    ids=repr,
+)
+def test_what_the_backend_refuses(tensor, stream, error):  # S7, S8, S9, S10
+    with pytest.raises(error):
+        tensor.__dlpack__(stream=stream)
+
+
+def test_to_the_cpu_there_is_no_stream(tensor, cuda):  # S12
+    for stream in (1, 2, -1, 0x77):
+        with pytest.raises(ValueError, match="stream must be None"):
+            tensor.__dlpack__(stream=stream, dl_device=(1, 0))
+    assert cuda.log == []
+    capsule = tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 3))
+    assert cuda.log == [("download", 0), ("synchronize", 0)]
+    assert dlbridge.from_dlpack(capsule).tolist() == FLOATS.tolist()
+
+
+def test_the_consumer_waits_for_the_copy_that_it_asked_for(tensor, cuda):  # S13
+    tensor.__dlpack__(stream=0x77, copy=True)
+    kinds = [entry[0] for entry in cuda.log]
+    assert "copy" in kinds or "upload" in kinds
+    assert cuda.log[-1] == ("wait", 0x77, 0)  # behind the copy, not before it
+
+
+def test_the_consumer_waits_for_the_copy_of_negative_strides(tensor, cuda):  # S13, P41
+    tensor[::-1].__dlpack__(stream=0x77, max_version=(1, 0))
+    assert cuda.log[-1] == ("wait", 0x77, 0)
+    assert len(cuda.log) > 1
+
+
+def test_managed_memory_is_ordered_as_cuda_is():  # S15
+    class Managed(Streams):
+        device_type = 13
+
+    with installed("cuda_managed", Managed()) as plugin:
+        raw = Producer((4,), device=(13, 0))
+        tensor = dlbridge.from_dlpack(raw)
+        assert raw.calls == [{"max_version": (1, 3), "stream": 1}]
+        plugin.current = 0xBBB
+        plugin.log.clear()
+        tensor.__dlpack__(stream=0x77)
+        assert ("wait", 0x77, 0xBBB) in plugin.log
+        with pytest.raises(ValueError):
+            tensor.__dlpack__(stream=0)
+
+
+def test_pinned_memory_has_no_stream():  # S15, S1
+    with installed("cuda_host", Pinned()):
+        raw = Producer((4,), device=(3, 0))
+        dlbridge.from_dlpack(raw)
+        assert raw.calls == [{"max_version": (1, 3)}]
+
+
+def test_devices_whose_streams_are_their_own():  # S16
+    fake = peer("dlbridge_fake")
+    tensor = dlbridge.to_device(FLOATS, "ext_dev:0")
+    stream = fake.Stream(0)
+    for value in (None, -1, stream, stream.handle):
+        assert tensor.__dlpack__(stream=value)
+    for value in (object(), "queue", 1.5, True):
+        with pytest.raises(TypeError):
+            tensor.__dlpack__(stream=value)
+    with pytest.raises(ValueError):
+        tensor.__dlpack__(stream=12345)
+    with pytest.raises(ValueError):  # the other device's
+        tensor.__dlpack__(stream=fake.Stream(1))
+
+
+def test_devices_without_streams():  # S16
+    class NoStreams:
+        api, device_type = 1, 9
+        device_count = staticmethod(lambda: 1)
+
+        def current_stream(self, device_id):
+            return 0
+
+    with installed("vpi", NoStreams()):
+        tensor = dlbridge.from_dlpack(Producer((4,), device=(9, 0), data=0x10))
+        for value in (None, -1):
+            assert tensor.__dlpack__(stream=value)
+        with pytest.raises(TypeError, match="has no streams"):
+            tensor.__dlpack__(stream=3)
+        with pytest.raises(TypeError, match="has no streams"), dlbridge.use_stream("vpi:0", 3):
+            raise AssertionError
+
+
+# Imports
+
+
+def test_what_a_producer_is_told(cuda):  # S14, C36
+    raw = Producer((4,), device=(2, 0))
+    dlbridge.from_dlpack(raw)
+    cuda.current = 0xCCC
+    dlbridge.from_dlpack(raw)
+    with dlbridge.use_stream("cuda:0", 0xDDD):
+        dlbridge.from_dlpack(raw)
+    dlbridge.from_dlpack(raw, stream=2)
+    dlbridge.from_dlpack(raw, stream=-1)
+    assert [call.get("stream") for call in raw.calls] == [1, 0xCCC, 0xDDD, 2, -1]
+
+
+def test_what_a_rocm_producer_is_told():  # S14, S11
+    class Rocm(Streams):
+        device_type = 10
+
+    with installed("rocm", Rocm()) as plugin:
+        raw = Producer((4,), device=(10, 0))
+        dlbridge.from_dlpack(raw)
+        plugin.current = 0xCCC
+        dlbridge.from_dlpack(raw)
+    assert raw.calls == [{"max_version": (1, 3)}, {"max_version": (1, 3), "stream": 0xCCC}]
+
+
+def test_what_host_producers_are_told():  # S14, C36
+    raw = Producer((4,))
+    dlbridge.from_dlpack(raw)
+    old = OldProducer((4,))
+    dlbridge.from_dlpack(old)
+    assert (raw.calls, old.calls) == ([{"max_version": (1, 3)}], [{}])
+
+
+def test_the_stream_that_the_user_names_waits_for_our_own_tensor(tensor, cuda):  # S14
+    assert dlbridge.from_dlpack(tensor, stream=0x77) is tensor
+    assert cuda.log == [("wait", 0x77, 0)]
+
+
+def test_work_is_ordered_after_the_block(cuda):  # S17
+    with dlbridge.use_stream("cuda:0", 0xAAA) as handle:
+        assert handle == dlbridge.current_stream(dlbridge.device("cuda:0")) == 0xAAA
+        tensor = dlbridge.to_device(FLOATS, "cuda:0")
+        assert ("upload", 0xAAA) in cuda.log
+        cuda.log.clear()
+    assert waits(cuda) == [("wait", 0, 0xAAA)]
+    assert dlbridge.current_stream(dlbridge.device("cuda:0")) == 0
+    assert tensor.tolist() == FLOATS.tolist()
+
+
+def test_a_stream_is_chosen_for_one_thread(cuda):  # S17
+    seen = []
+
+    def work():
+        seen.append(dlbridge.current_stream(dlbridge.device("cuda:0")))
+
+    with dlbridge.use_stream("cuda:0", 0xAAA):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen == [0]
+    with pytest.raises(ValueError, match="-1"), dlbridge.use_stream("cuda:0", -1):
+        raise AssertionError
+
+
+def test_a_late_device_shows_a_missing_wait(monkeypatch):  # S17, S16
+    """The fake device does its work late: without the wait the consumer would see zeros."""
+    fake = peer("dlbridge_fake")
+    monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "20000")
+    with installed("ext_dev", fake.Fake()) as plugin:
+        producer, consumer = fake.Stream(0), fake.Stream(0)
+        source = np.arange(1, 9, dtype="u1")
+        with dlbridge.use_stream("ext_dev:0", producer):
+            tensor = dlbridge.empty(8, "uint8", "ext_dev:0")
+            data = tensor.data_ptr()
+            plugin.copy_from_host(0, data, 0, memoryview(source), producer.handle)
+            capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 3))
+            seen = bytearray(8)
+            plugin.copy_to_host(0, data, 0, memoryview(seen), consumer.handle)
+            consumer.synchronize()
+            assert list(seen) == source.tolist()
+        del capsule

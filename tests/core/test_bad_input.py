@@ -1,0 +1,246 @@
+"""Wrong arguments: each error names the thing, the rule and the way out."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from peers import peer
+
+import dlbridge as bridge
+from dlbridge.core.tensor import memory, tensor
+
+
+def test_a_tensor_is_not_made_by_calling_its_class():
+    class Mine(bridge.Tensor):
+        pass
+
+    for cls in (bridge.Tensor, Mine):
+        for arguments in ((), ([1, 2],)):
+            with pytest.raises(TypeError, match=r"from_dlpack and asarray .*empty"):
+                cls(*arguments)
+    for t in (bridge.empty((2, 3)), bridge.zeros((2, 3), "bfloat16")):
+        for other in (copy.copy(t), copy.deepcopy(t), pickle.loads(pickle.dumps(t))):
+            assert other.shape == (2, 3)
+
+
+@pytest.mark.parametrize("index", [10**30, -(10**30), 1 << 63])
+def test_an_index_that_no_dimension_has(index):
+    with pytest.raises(IndexError, match=rf"index {index} is out of bounds"):
+        bridge.zeros((2, 3))[index]
+
+
+def test_only_minus_one_is_inferred():
+    t = bridge.zeros((2, 3))
+    assert t.reshape(-1, 2).shape == (3, 2)
+    for shape in ((-5,), (-2, 3), ((-5, 2),)):
+        with pytest.raises(ValueError, match="only -1 is inferred"):
+            t.reshape(*shape)
+
+
+def test_any_later_version_is_ours():
+    for t in (bridge.zeros(3, "bfloat16"), bridge.empty((0, 2))):
+        for version in ((2**70, 0), (1, 2**70), (2, 0)):
+            assert "versioned" in repr(t.__dlpack__(max_version=version))
+        for version in (None, (-(2**70), 0), (0, 8)):
+            assert "versioned" not in repr(t.__dlpack__(max_version=version))
+
+
+def test_shapes_that_no_struct_holds():
+    where = memory.Memory(bridge.device("cpu:0"), 0, "nowhere")
+    with pytest.raises(bridge.ExchangeError, match="more than numpy can describe"):
+        tensor.make_tensor(where, 0, bridge.dtype("float32"), (0, 2**63))
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [("a", TypeError), (True, TypeError), (1.5, TypeError), (7, ValueError), (0, ValueError)],
+)
+def test_host_memory_has_no_streams(stream, error):
+    torch = peer("torch")
+    for source in (
+        np.zeros(3),
+        torch.zeros(3),
+        bridge.zeros(3),
+        torch.zeros(3).__dlpack__(),
+        peer("jax").numpy.zeros(3),
+    ):
+        with pytest.raises(error, match="host memory has no streams"):
+            bridge.from_dlpack(source, stream=stream)
+        if type(source).__name__ != "PyCapsule":
+            assert bridge.from_dlpack(source, stream=-1).shape == (3,)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 21])
+def test_a_type_by_number_is_the_type(number):
+    assert bridge.device(f"type{number}:0") is bridge.device((number, 0))
+    assert bridge.Device(number, 0, f"type{number}") is bridge.device((number, 0))
+
+
+def test_a_class_is_no_tensor():
+    for cls in (np.ndarray, peer("torch").Tensor, bridge.Tensor):
+        for take in (bridge.asarray, bridge.from_dlpack):
+            with pytest.raises(TypeError, match=rf"the class .*{cls.__name__} is no tensor"):
+                take(cls)
+
+
+def test_tensors_without_memory():
+    torch = peer("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(3)
+    gone = peer("jax").numpy.zeros(3)
+    gone.delete()
+    for source, why in (
+        (fake, "meta or fake tensor"),
+        (torch.empty(3, device="meta"), "meta or fake tensor"),
+        (gone, "has been deleted"),
+    ):
+        for take in (bridge.asarray, bridge.from_dlpack):
+            with pytest.raises(bridge.ExchangeError, match=why):
+                take(source)
+
+
+def test_the_command_line_and_a_closed_pipe():
+    command = [sys.executable, "-m", "dlbridge"]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"dlbridge {bridge.__version__}\n"
+    process = subprocess.Popen(
+        [*command, "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 1
+
+
+CHANGED = [
+    ([99], "int4", r"99 at \[0\]"),
+    ([[1, 2], [3, 9]], "int4", r"9 at \[1, 1\]"),
+    ([300], "uint8", "300"),
+    (500, "uint8", "500"),
+    ([-1], "uint8", "-1"),
+    ([2**70], "int64", "too large"),
+    ([1.5], "int32", r"1.5 at \[0\]"),
+    ([1e30], "int32", "1e\\+30"),
+    ([float("nan")], "int32", "NaN"),
+    ([2], "bool", r"2 at \[0\]"),
+    ([1 + 2j], "float32", "complex"),
+    ([np.complex64(1 + 1j)], "int32", "1\\+1j"),
+    ([np.complex64(1 + 1j)], "float32", "1\\+1j"),
+    ([0.0, 1e40], "float32", r"1e\+40 at \[1\]"),
+    ([2**1100], "float64", "too large"),
+    ([7.0], "float4_e2m1fn", "7.0"),
+    ([1e3], "float8_e4m3fn", "1000.0"),
+    ([float("inf")], "float8_e4m3fn", "inf"),
+    ([float("nan")], "float4_e2m1fn", "nan"),
+    ([2**63 + 1, -1], None, r"9223372036854775809 at \[0\]"),
+    ([2**53 + 1, 1.5], None, r"9007199254740993 at \[0\]"),
+]
+
+
+@pytest.mark.parametrize(("numbers", "dtype", "says"), CHANGED, ids=str)
+def test_no_number_is_changed_in_silence(numbers, dtype, says):
+    with pytest.raises(ValueError, match=rf"{says}.*astype"):
+        bridge.asarray(numbers, dtype=dtype)
+
+
+KEPT = [
+    ([1.0, -3.0], "int32", [1, -3]),
+    ([3, -8], "int4", [3, -8]),
+    ([1, 0, True], "bool", [True, False, True]),
+    ([2**64 - 1], "uint64", [2**64 - 1]),
+    ([3.4028235e38, 0.1], "float32", [float(np.float32(3.4028235e38)), float(np.float32(0.1))]),
+    ([6.5], "float4_e2m1fn", [6.0]),
+    ([2**70], "float64", [2.0**70]),
+    ([float("inf")], "float16", [float("inf")]),
+    ([1 + 2j], "complex64", [1 + 2j]),
+    ([2**60, 1.5], None, [2.0**60, 1.5]),
+    ([], "int8", []),
+]
+
+
+@pytest.mark.parametrize(("numbers", "dtype", "values"), KEPT, ids=str)
+def test_numbers_that_a_type_has(numbers, dtype, values):
+    assert bridge.asarray(numbers, dtype=dtype).tolist() == values
+
+
+FLOATS = [code.name[3:].lower() for code in bridge.DLDataTypeCode if "Float" in code.name[3:]]
+FLOATS = [name for name in FLOATS if name not in ("float", "bfloat")]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "bfloat16", "float16", "float32", "float64"])
+def test_every_float_takes_what_it_has(dtype):
+    peer("ml_dtypes")
+    assert bridge.asarray([1.0, 2.0], dtype=dtype).tolist() == [1, 2]
+    if dtype != "float64":
+        with pytest.raises(ValueError, match=r"1e\+40 at \[1\]"):
+            bridge.asarray([1.0, 1e40], dtype=dtype)
+
+
+@pytest.mark.parametrize("value", ["5", None, b"x", object()], ids=str)
+def test_what_is_no_number(value):
+    with pytest.raises(TypeError, match="is no number"):
+        bridge.asarray([value], dtype="float32")
+
+
+@pytest.mark.parametrize("ask", [bridge.plan, bridge.explain])
+def test_a_plan_does_not_use_a_capsule_up(ask):
+    capsule = np.arange(3.0).__dlpack__()
+    with pytest.raises(TypeError, match=r"from_dlpack\(capsule\)"):
+        ask(capsule, "cpu")
+    assert bridge.from_dlpack(capsule).tolist() == [0, 1, 2]
+
+
+def test_no_copy_into_elements_that_share_memory():
+    base = np.zeros((1, 3))
+    wide = np.ndarray((2, 3), "f8", base, strides=(0, 8))
+    # (Some releases of numpy export such an array as read-only, which is refused before.)
+    with pytest.raises(bridge.ExchangeError, match=r"share memory|is read-only"):
+        bridge.copy_(wide, np.ones((2, 3)))
+    assert not base.any()
+    bridge.copy_(np.ndarray((1, 3), "f8", base, strides=(0, 8)), np.ones((1, 3)))
+    assert base.all()
+
+
+@pytest.mark.parametrize("alignment", ["a", None, 1.5, True])
+def test_alignments_that_are_no_number(alignment):
+    with pytest.raises(TypeError, match=r"alignment .* is no number of bytes"):
+        bridge.empty(3, alignment=alignment)
+
+
+@pytest.mark.parametrize("alignment", [-256, 3, 1 << 40, 1 << 70])
+def test_alignments_that_cannot_be(alignment):
+    with pytest.raises(ValueError, match=r"alignment .* is no power of two from 1 to"):
+        bridge.empty(3, alignment=alignment)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**63), (2**70,), -1])
+def test_extents_that_cannot_be(shape):
+    with pytest.raises(ValueError, match="extents are 0 or more and int64"):
+        bridge.empty(shape)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "what"),
+    [
+        ("type_code(42)_8", "type code 42 is not in"),
+        ("void", "64 bits, not 0"),
+        ("int0", "bits, not 0"),
+        ((2, 7, 1), "16 or 32 or 64 bits, not 7"),
+        ("float32x0", "lanes must be at least 1"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(4,), (0,), ()])
+def test_new_tensors_are_of_dtypes_that_can_be_exchanged(dtype, what, shape):
+    """What is made here can be handed on: every import, ours too, refuses the others."""
+    for make in (bridge.empty, bridge.zeros):
+        with pytest.raises(BufferError, match=rf"{what}.*dlpack\.h 1\.3|{what} dlpack\.h 1\.3"):
+            make(shape, dtype)
+    with pytest.raises(BufferError, match=f"{what}"):
+        bridge.zeros(4, "uint8").view(dtype)

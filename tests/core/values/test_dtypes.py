@@ -1,0 +1,645 @@
+"""`dlbridge.dtype`: the names and numbers of data types, against the libraries that own them."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from peers import peer
+
+from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core.values.dtypes import (
+    NUMPY_DTYPES,
+    DLDataTypeCode,
+    DType,
+    check,
+    dtype,
+    fill_numpy_dtypes,
+    from_numpy,
+    pack_bits,
+    unpack_bits,
+)
+from dlbridge.errors import ExchangeError
+
+NUMBERS = {  # P34: every type of dlpack.h 1.3, by the name that its owners print
+    "bool": (6, 8, 1),
+    "int8": (0, 8, 1),
+    "int16": (0, 16, 1),
+    "int32": (0, 32, 1),
+    "int64": (0, 64, 1),
+    "uint8": (1, 8, 1),
+    "uint16": (1, 16, 1),
+    "uint32": (1, 32, 1),
+    "uint64": (1, 64, 1),
+    "float16": (2, 16, 1),
+    "float32": (2, 32, 1),
+    "float64": (2, 64, 1),
+    "bfloat16": (4, 16, 1),
+    "complex32": (5, 32, 1),
+    "complex64": (5, 64, 1),
+    "complex128": (5, 128, 1),
+    "float8_e3m4": (7, 8, 1),
+    "float8_e4m3": (8, 8, 1),
+    "float8_e4m3b11fnuz": (9, 8, 1),
+    "float8_e4m3fn": (10, 8, 1),
+    "float8_e4m3fnuz": (11, 8, 1),
+    "float8_e5m2": (12, 8, 1),
+    "float8_e5m2fnuz": (13, 8, 1),
+    "float8_e8m0fnu": (14, 8, 1),
+    "float6_e2m3fn": (15, 6, 1),
+    "float6_e3m2fn": (16, 6, 1),
+    "float4_e2m1fn": (17, 4, 1),
+    "int1": (0, 1, 1),
+    "int2": (0, 2, 1),
+    "int4": (0, 4, 1),
+    "uint1": (1, 1, 1),
+    "uint2": (1, 2, 1),
+    "uint4": (1, 4, 1),
+    "handle": (3, 64, 1),
+    "float32x4": (2, 32, 4),
+    "complex64x2": (5, 64, 2),
+    "boolx4": (6, 8, 4),
+    "handlex2": (3, 64, 2),
+    "bfloat16x8": (4, 16, 8),
+    "float8_e4m3b11fnuzx16": (9, 8, 16),
+    "float4_e2m1fnx2": (17, 4, 2),
+}
+NATIVE = [*list(NUMBERS)[:12], "complex64", "complex128"]  # what numpy has by itself
+EXTENDED = [name for name in NUMBERS if hasattr(ml_dtypes, name)]  # what it adds to numpy
+any_numbers = st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, 65535))
+
+
+def run_python(code: str) -> str:
+    """What *code* prints in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def exported(array) -> tuple[int, int, int]:
+    """``(code, bits, lanes)`` in the struct of the legacy capsule that *array* exports."""
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype = ctypes.c_void_p
+    get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    capsule = array.__dlpack__()
+    tensor = ffi.cast("DLTensor*", get_pointer(capsule, b"dltensor"))
+    return tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
+
+
+# -- The value -----------------------------------------------------------------
+
+
+def test_codes_are_those_of_the_header():  # P34
+    elements = {int(value): name for value, name in ffi.typeof("DLDataTypeCode").elements.items()}
+    assert {int(code): code.name for code in DLDataTypeCode} == elements
+
+
+def test_the_enum_of_codes_is_open():  # C16: what is refused must print
+    code = DLDataTypeCode(42)
+    assert (code, code.name, repr(code)) == (
+        42,
+        "type_code(42)",
+        "<DLDataTypeCode.type_code(42): 42>",
+    )
+    assert pickle.loads(pickle.dumps(code)) == 42
+    assert {42: "found"}[code] == "found"
+    with pytest.raises(ValueError, match="nonsense"):
+        DLDataTypeCode("nonsense")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_type_has_its_numbers_and_its_name(name):  # P34, P35
+    found = DType.of(*NUMBERS[name])
+    assert (found.code, found.bits, found.lanes) == NUMBERS[name]
+    assert (found.name, str(found), repr(found)) == (name, name, f"dlbridge.dtype({name!r})")
+    assert dtype(name) is found
+
+
+@given(any_numbers)
+def test_any_numbers_make_one_value_with_a_name_of_its_own(numbers):  # P34, C16: open enum
+    found = DType.of(*numbers)
+    assert found is DType(*numbers)
+    assert (found.code, found.bits, found.lanes) == numbers
+    assert found.__dlpack_data_type__() == numbers
+    assert dtype(str(found)) is found  # the name means these numbers and no others
+    assert dtype(numbers) is found
+    assert pickle.loads(pickle.dumps(found)) is found
+
+
+def test_the_attributes_are_plain_ints():
+    found = DType.of(DLDataTypeCode.kDLFloat4_e2m1fn, np.int64(4), np.uint8(9))
+    assert [type(value) for value in found.__dlpack_data_type__()] == [int, int, int]
+
+
+def test_a_value_is_immutable_and_one_object():
+    found = dtype("float32")
+    with pytest.raises(AttributeError, match="a DType is a value"):
+        found.bits = 64
+    with pytest.raises(AttributeError, match="a DType is a value"):
+        del found.bits
+    with pytest.raises(AttributeError):
+        found.anything = 1
+    assert copy.copy(found) is copy.deepcopy(found) is found
+    assert found == dtype("f4") != dtype("f8")
+    assert {found: 1}[dtype(np.float32)] == 1
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickling_gives_the_same_object(protocol):
+    assert pickle.loads(pickle.dumps(dtype("int4x3"), protocol)) is dtype("int4x3")
+
+
+def test_threads_that_make_one_type_at_once_get_one_object():  # C40
+    barrier = threading.Barrier(8)
+    made: list[list[DType]] = []
+
+    def make():
+        barrier.wait()
+        made.append([DType.of(200, bits, lanes) for bits in range(200, 256) for lanes in range(9)])
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 8
+    assert all(a is b for other in made for a, b in zip(made[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "numbers", [(256, 8, 1), (-1, 8, 1), (0, 256, 1), (0, 8, 65536), (0, 8, -1)]
+)
+def test_numbers_that_the_struct_cannot_hold(numbers):
+    with pytest.raises(ValueError, match="does not fit DLDataType"):
+        DType.of(*numbers)
+
+
+def test_importing_it_imports_no_library():
+    code = (
+        "import sys; from dlbridge.dtype import check, dtype; import dlbridge.device;"
+        "dtype('float4_e2m1fn').nbytes(3); dtype(float); check(0, 8);"
+        "print([m for m in ('numpy', 'ml_dtypes', 'torch', 'jax', 'tvm_ffi') if m in sys.modules])"
+    )
+    assert run_python(code) == "[]\n"
+
+
+# -- Sizes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "itemsize", "subbyte", "packed7"),
+    [
+        ("bool", 1, False, 7),
+        ("float32", 4, False, 28),
+        ("complex128", 16, False, 112),
+        ("float32x4", 16, False, 112),
+        ("int4", 1, True, 4),
+        ("uint1", 1, True, 1),
+        ("float6_e2m3fn", 1, True, 6),
+        ("float4_e2m1fn", 1, True, 4),
+        ("float4_e2m1fnx2", 1, False, 7),
+        ("int4x3", 2, True, 11),
+        ("handle", 8, False, 56),
+        ("type_code(42)_24", 3, False, 21),
+    ],
+)
+def test_sizes(name, itemsize, subbyte, packed7):  # P35, C17, C31
+    found = dtype(name)
+    assert (found.itemsize, found.is_subbyte) == (itemsize, subbyte)
+    assert found.nbytes(7) == packed7
+    assert found.nbytes(7, padded=True) == 7 * itemsize
+    assert found.nbytes(0) == found.nbytes(0, padded=True) == 0
+
+
+def test_equality_takes_other_spellings():
+    np = pytest.importorskip("numpy")
+    found = dtype("float32")
+    assert found == "float32"
+    assert found == np.float32
+    assert found == np.dtype("<f4")
+    assert found != "float64"
+    assert found != dtype("float64")
+    assert found != None  # noqa: E711 - what a user may write
+    assert found != object()
+    assert {found: 1}[dtype("float32")] == 1
+
+
+# -- What may cross ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_type_of_the_header_may_cross(name):  # C16
+    assert check(*NUMBERS[name]) is dtype(name)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "rule"),
+    [
+        ((42, 8, 1), r"type code 42 is not in dlpack\.h 1\.3"),
+        ((18, 8, 1), r"type code 18 is not in"),
+        ((255, 8, 1), r"type code 255 is not in"),
+        ((17, 8, 1), r"kDLFloat4_e2m1fn comes in 4 bits, not 8"),
+        ((15, 8, 1), r"kDLFloat6_e2m3fn comes in 6 bits, not 8"),
+        ((16, 4, 1), r"kDLFloat6_e3m2fn comes in 6 bits, not 4"),
+        ((6, 1, 1), r"kDLBool comes in 8 bits, not 1"),
+        ((4, 32, 1), r"kDLBfloat comes in 16 bits, not 32"),
+        ((12, 16, 1), r"kDLFloat8_e5m2 comes in 8 bits, not 16"),
+        ((2, 8, 1), r"kDLFloat comes in 16 or 32 or 64 bits, not 8"),
+        ((2, 80, 1), r"kDLFloat comes in .* not 80"),
+        ((2, 128, 1), r"kDLFloat comes in .* not 128"),
+        ((5, 255, 1), r"kDLComplex comes in 32 or 64 or 128 bits, not 255"),
+        ((0, 0, 1), r"kDLInt comes in .* not 0"),
+        ((1, 24, 1), r"kDLUInt comes in .* not 24"),
+        ((3, 8, 1), r"kDLOpaqueHandle comes in 64 bits, not 8"),
+        ((3, 0, 0), r"kDLOpaqueHandle comes in 64 bits, not 0"),
+        ((2, 32, 0), r"lanes must be at least 1"),
+    ],
+)
+def test_what_may_not_cross_names_the_rule(numbers, rule):  # C16
+    with pytest.raises(ExchangeError, match=rule) as caught:
+        check(*numbers)
+    assert isinstance(caught.value, BufferError)
+    assert "code={}, bits={}, lanes={}".format(*numbers) in str(caught.value)
+
+
+@given(any_numbers)
+def test_whatever_passes_the_check_is_of_the_header(numbers):  # C16
+    code, bits, lanes = numbers
+    try:
+        found = check(code, bits, lanes)
+    except ExchangeError:
+        one_lane = {numbers[:2] for numbers in NUMBERS.values()}
+        assert lanes == 0 or (code, bits) not in one_lane
+    else:
+        assert lanes > 0
+        assert code in set(DLDataTypeCode)
+        assert found is DType.of(code, bits, lanes)
+
+
+# -- Names ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("<f4" if sys.byteorder == "little" else ">f4", "float32"),
+        ("=f8", "float64"),
+        ("f2", "float16"),
+        ("f", "float32"),
+        ("d", "float64"),
+        ("half", "float16"),
+        ("float", "float64"),  # numpy's meaning, not TVM-FFI's
+        ("int", "int64"),
+        ("complex", "complex128"),
+        ("c8", "complex64"),
+        ("?", "bool"),
+        ("u1", "uint8"),
+        ("|i1", "int8"),
+        ("float4_e2m1fn_x2", "float4_e2m1fnx2"),  # torch's spelling
+        ("float32x1", "float32"),
+        ("bool8", "bool"),
+        ("handle64", "handle"),
+        (bool, "bool"),
+        (int, "int64"),
+        (float, "float64"),
+        (complex, "complex128"),
+    ],
+)
+def test_other_spellings(spelling, name):
+    assert dtype(spelling) is dtype(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nonsense", "float32x", "xx4", "float32 ", "type_code(x)_8", "float٣٢", "torch.float32"],
+)
+def test_text_that_names_no_dtype(text):
+    with pytest.raises(TypeError, match="names no dtype"):
+        dtype(text)
+
+
+@pytest.mark.parametrize("text", ["float32x0", "int0"])
+def test_text_for_what_cannot_cross_still_prints(text):  # C16
+    assert str(dtype(text)) == text
+    with pytest.raises(ExchangeError):
+        check(*dtype(text).__dlpack_data_type__())
+
+
+@pytest.mark.parametrize("text", ["int256", "float32x65536", "type_code(256)_8"])
+def test_text_for_numbers_that_do_not_fit(text):
+    with pytest.raises(ValueError, match="does not fit DLDataType"):
+        dtype(text)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        None,
+        3,
+        1.5,
+        [],
+        {},
+        list,
+        DType,
+        np.zeros(2),
+        np.float32(1),
+        b"f4",
+        np.floating,
+        np.generic,
+        np.integer,
+    ],
+)
+def test_what_is_no_dtype_at_all(nothing):
+    with pytest.raises(TypeError, match="is no dtype"):
+        dtype(nothing)
+
+
+@pytest.mark.parametrize("pair", [(0, 8), (0, 8, 1, 1), ("0", 8, 1), (0, 8.0, 1), (0, None, 1), ()])
+def test_a_tuple_must_be_three_integers(pair):
+    with pytest.raises(TypeError, match="three integers"):
+        dtype(pair)
+
+
+# -- numpy and ml_dtypes -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_numpy_both_ways(name):  # P34
+    theirs = np.dtype(name)
+    assert dtype(theirs) is dtype(theirs.type) is dtype(theirs.str) is dtype(name)
+    assert dtype(name).numpy is theirs
+    assert exported(np.zeros(2, theirs)) == NUMBERS[name]
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_ml_dtypes_both_ways(name):  # P34
+    scalar = getattr(ml_dtypes, name)
+    assert dtype(scalar) is dtype(np.dtype(scalar)) is dtype(name)
+    assert dtype(name).numpy == np.dtype(scalar)
+    assert dtype(name).itemsize == np.dtype(scalar).itemsize  # sub-byte: padded, C31
+
+
+def test_ml_dtypes_has_all_small_floats():  # P34: the list above is not empty by accident
+    assert {name for name in NUMBERS if "_e" in name and NUMBERS[name][2] == 1} <= set(EXTENDED)
+    assert {"bfloat16", "int2", "int4", "uint2", "uint4"} <= set(EXTENDED)
+
+
+@pytest.mark.parametrize(
+    "theirs", [np.longlong, np.ulonglong, np.intp, np.dtype("f4", metadata={"unit": "m"})]
+)
+def test_numpy_aliases(theirs):
+    assert dtype(theirs).itemsize == np.dtype(theirs).itemsize
+    assert dtype(theirs).numpy == np.dtype(theirs)
+
+
+def test_a_scalar_type_derived_from_numpys():
+    assert dtype(type("Meters", (np.float64,), {})) is dtype("float64")
+
+
+def test_the_table_for_callers_in_a_hurry():
+    table = fill_numpy_dtypes()
+    assert table is NUMPY_DTYPES
+    assert table[np.dtype("float32")] is from_numpy(np.zeros(1, "f4").dtype) is dtype("float32")
+    assert from_numpy(np.dtype(ml_dtypes.bfloat16)) is dtype("bfloat16")
+    assert table[np.dtype(ml_dtypes.bfloat16)] is dtype("bfloat16")
+    assert np.dtype(">f4") not in table
+    assert np.dtype("V2") not in table
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        np.dtype("f4").newbyteorder(),
+        np.dtype("i8").newbyteorder(),
+        np.dtype(ml_dtypes.bfloat16).newbyteorder(),
+    ],
+)
+def test_foreign_byte_order_is_named(theirs):  # P32
+    with pytest.raises(ExchangeError, match=r"endianness.*newbyteorder\('='\)"):
+        dtype(theirs)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "way_out"),
+    [
+        ("O", "objects.*convert"),
+        ("S3", r"strings.*numpy\.uint8"),
+        ("U3", r"strings.*numpy\.uint32"),
+        ("M8[s]", r"dates.*numpy\.int64"),
+        ("m8[s]", r"time spans.*numpy\.int64"),
+        ("V3", r"raw memory.*numpy\.uint8"),
+        ("i4,f4", r"structured.*each field"),
+        ("2f4", r"structured"),
+        (np.dtypes.StringDType(), "strings.*encode"),
+        (ml_dtypes.bcomplex32, "no such type.*uint8")
+        if hasattr(ml_dtypes, "bcomplex32")
+        else ("O", "objects"),
+        (object, "objects"),
+        (str, "strings"),
+        (bytes, "strings"),
+    ],
+)
+def test_what_dlpack_cannot_carry_says_the_way_out(theirs, way_out):  # P33
+    with pytest.raises(ExchangeError, match=way_out):
+        dtype(theirs)
+
+
+def test_long_double_is_refused():  # P33
+    if np.dtype(np.longdouble) == np.dtype("f8"):  # a platform without one
+        assert dtype(np.longdouble) is dtype("float64")
+        return
+    with pytest.raises(ExchangeError, match=r"long double.*astype\('float64'\)"):
+        dtype(np.longdouble)
+    with pytest.raises(ExchangeError, match=r"long double.*astype\('complex128'\)"):
+        dtype(np.clongdouble)
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("float32x4", "no vector types.*tobytes"),  # C17
+        ("float4_e2m1fnx2", "no vector types.*tobytes"),
+        ("int3", "neither numpy nor ml_dtypes .*tobytes"),
+        ("handle", "neither numpy nor ml_dtypes .*tobytes"),
+        ("type_code(42)_8", "neither numpy nor ml_dtypes .*tobytes"),
+    ],
+)
+def test_types_that_numpy_lacks_name_the_way_out(name, way_out):
+    with pytest.raises(ExchangeError, match=way_out):
+        dtype(name).numpy
+
+
+def test_without_ml_dtypes_the_error_says_what_to_install():
+    code = (
+        "import sys; sys.modules['ml_dtypes'] = None\n"
+        "from dlbridge.dtype import dtype\n"
+        "try: dtype('bfloat16').numpy\n"
+        "except BufferError as error: print(type(error.__cause__).__name__, error)"
+    )
+    printed = run_python(code)
+    assert printed.startswith(("ImportError", "ModuleNotFoundError"))
+    assert "pip install ml_dtypes" in printed
+    assert "tobytes" in printed
+
+
+# -- The other libraries -------------------------------------------------------
+
+
+def test_torch_dtypes_are_what_torch_exports():  # P34, P35
+    torch = peer("torch")
+    warnings.simplefilter("ignore", UserWarning)  # some dtypes are experimental, some deprecated
+    seen, refused = {}, set()
+    for theirs in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
+        try:
+            ours = exported(torch.empty((2,), dtype=theirs))
+        except (BufferError, RuntimeError):  # torch itself cannot
+            refused.add(str(theirs))
+            continue
+        seen[str(theirs).removeprefix("torch.")] = (dtype(theirs), ours)
+    subbyte = {name for name, (found, _) in seen.items() if found.is_subbyte}
+    for name, (found, ours) in seen.items():
+        if name in subbyte:  # torch exports its int4 as int8: the wrong type, silently
+            assert ours == (found.code, 8, 1)
+        else:
+            assert found.__dlpack_data_type__() == ours
+    assert len(seen) >= 20
+    assert {"bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2", "complex32", "uint16"} <= set(seen)
+    assert dtype(torch.float4_e2m1fn_x2) is DType.of(17, 4, 2)
+    assert dtype(torch.int4) is dtype("int4")  # what it holds, not what torch exports
+    for name in refused:
+        with pytest.raises(ExchangeError, match="torch refuses to export it too"):
+            dtype(getattr(torch, name.removeprefix("torch.")))
+
+
+def test_jax_dtypes_are_what_jax_exports():  # P34
+    jax = peer("jax")
+    names = "bool int8 uint16 int32 float16 float32 complex64 bfloat16 float8_e4m3fn float8_e5m2 float4_e2m1fn"
+    for name in names.split():
+        array = jax.numpy.zeros(2, name)
+        assert dtype(array.dtype) is dtype(name)
+        assert exported(array) == NUMBERS[name]
+        scalar = getattr(jax.numpy, "bool_" if name == "bool" else name)
+        assert dtype(scalar) is dtype(name)
+    with pytest.raises(ExchangeError, match="structured"):
+        dtype(jax.dtypes.float0)
+    with pytest.raises(TypeError, match="is no dtype"):
+        dtype(jax.random.key(0).dtype)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_names_are_those_of_tvm_ffi(name):  # P34, P35
+    tvm_ffi = peer("tvm_ffi")
+    if NUMBERS[name][0] == DLDataTypeCode.kDLComplex:  # unknown to it in 0.1.15
+        with pytest.raises(ValueError, match="unknown"):
+            tvm_ffi.dtype(name)
+        return
+    theirs = tvm_ffi.dtype(name)
+    assert (theirs.type_code, theirs.bits, theirs.lanes) == NUMBERS[name]
+    assert dtype(theirs) is dtype(name)
+    echoed = tvm_ffi.get_global_func("testing.echo")(dtype(name))  # as an argument
+    assert (echoed.type_code, echoed.bits, echoed.lanes) == NUMBERS[name]
+    if name != "handlex2":  # it prints every handle alike
+        assert echoed == name
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("float", (2, 32, 1)), ("int", (0, 32, 1)), ("void", (3, 0, 0))]
+)
+def test_a_tvm_ffi_dtype_keeps_its_own_meaning(name, numbers):
+    tvm_ffi = peer("tvm_ffi")
+    assert dtype(tvm_ffi.dtype(name)).__dlpack_data_type__() == numbers
+    assert dtype(tvm_ffi.dtype("")) is dtype("void")
+
+
+@given(st.tuples(st.sampled_from([0, 1, 2, 4, 6]), st.integers(1, 255), st.integers(1, 32767)))
+def test_our_names_mean_the_same_to_tvm_ffi(numbers):
+    tvm_ffi = peer("tvm_ffi")
+    name = str(DType.of(*numbers))
+    assert str(tvm_ffi.dtype.from_dlpack_data_type(numbers)) == name
+    if numbers[0] == DLDataTypeCode.kDLBfloat and numbers[1] != 16:
+        return  # it prints "bfloat8", and cannot read it
+    theirs = tvm_ffi.dtype(name)
+    assert (theirs.type_code, theirs.bits, theirs.lanes) == numbers
+
+
+def test_objects_with_the_dtype_protocol():
+    class Theirs:
+        def __dlpack_data_type__(self):
+            return (17, 4, 2)
+
+    assert dtype(Theirs()) is DType.of(17, 4, 2)
+
+
+# -- Packing -------------------------------------------------------------------
+
+
+@given(st.integers(1, 7), st.lists(st.integers(0, 255), max_size=60), st.data())
+def test_packing_is_little_bit_endian(bits, values, data):  # P37: element i is (D >> i*bits) & mask
+    lanes = data.draw(st.sampled_from([n for n in range(1, 5) if len(values) % n == 0]))
+    kind = DType.of(1, bits, lanes)
+    count, mask = len(values) // lanes, (1 << bits) - 1
+    packed = pack_bits(np.array(values, np.uint8), kind)
+    assert len(packed) == kind.nbytes(count)
+    as_number = sum((value & mask) << (i * bits) for i, value in enumerate(values))
+    assert int.from_bytes(packed, "little") == as_number
+    codes = unpack_bits(memoryview(packed), kind, count)
+    assert codes.dtype == np.uint8
+    assert codes.tolist() == [value & mask for value in values]
+
+
+@pytest.mark.parametrize(
+    "name", ["float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "int4", "uint4", "int2", "uint2"]
+)
+def test_unpacked_codes_are_the_values_of_ml_dtypes(name):  # P37, C31
+    kind = dtype(name)
+    every = np.arange(1 << kind.bits, dtype=np.uint8)
+    values = unpack_bits(pack_bits(every, kind), kind, every.size).view(kind.numpy)
+    known = {
+        "float4_e2m1fn": [0, 0.5, 1, 1.5, 2, 3, 4, 6],
+        "float6_e2m3fn": [0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875],
+        "float6_e3m2fn": [0, 0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375],
+        "int4": [0, 1, 2, 3, 4, 5, 6, 7, -8],
+        "uint4": list(range(16)),
+        "int2": [0, 1, -2, -1],
+        "uint2": [0, 1, 2, 3],
+    }[name]
+    assert values.astype("f8")[: len(known)].tolist() == known
+
+
+def test_packing_a_padded_array_ignores_its_high_bits():  # C31
+    kind = dtype("int4")
+    values = np.array([-1, 7, -8], kind.numpy)
+    assert pack_bits(values.view(np.uint8), kind) == pack_bits([-1, 7, -8], kind) == b"\x7f\x08"
+
+
+def test_packing_refuses_values_in_place_of_codes():
+    values = np.array([0.5, 1], ml_dtypes.float4_e2m1fn)
+    with pytest.raises(TypeError, match=r"view\(numpy\.uint8\)"):
+        pack_bits(values, dtype("float4_e2m1fn"))
+    assert pack_bits(values.view(np.uint8), dtype("float4_e2m1fn")) == b"\x21"
+    assert pack_bits([], dtype("int4")) == b""
+
+
+def test_packing_errors():
+    with pytest.raises(ValueError, match="5 elements of int4 take 3 bytes; there are 2"):
+        unpack_bits(b"ab", dtype("int4"), 5)
+    with pytest.raises(ValueError, match="-1 elements"):
+        unpack_bits(b"ab", dtype("int4"), -1)
+    with pytest.raises(ValueError, match="int8 is no sub-byte type"):
+        unpack_bits(b"ab", dtype("int8"), 1)
+    with pytest.raises(ValueError, match="float32 is no sub-byte type"):
+        pack_bits([1], dtype("float32"))
+    with pytest.raises(ValueError, match="no sub-byte type"):
+        pack_bits([1], dtype("int4x0"))
+    with pytest.raises(ValueError, match="3 codes are no whole number of float4_e2m1fnx2"):
+        pack_bits([1, 2, 3], dtype("float4_e2m1fnx2"))

@@ -1,0 +1,304 @@
+"""A script that holds our tensors ends as it should, whoever holds them and however it ends.
+
+Each case runs in a process of its own, whose exit status is the result. A
+comment ``# P53`` names the line of docs/conformance.md that the test shows.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import harness
+import pytest
+from peers import peer
+
+HERE = str(Path(__file__).parents[1] / "support")
+
+# How the libraries take a tensor of ours.
+TAKE = {
+    "numpy": "numpy.from_dlpack(t)",
+    "torch": "torch.from_dlpack(t)",
+    "tvm_ffi": "tvm_ffi.from_dlpack(t)",
+    "jax": "jax.dlpack.from_dlpack(t)",
+}
+MODULES = {"numpy": "numpy", "torch": "torch", "tvm_ffi": "tvm_ffi", "jax": "jax.dlpack"}
+
+# What kinds of tensors there are, each with its own way out.
+MAKE = {
+    "array": "dlbridge.from_dlpack(numpy.arange(64, dtype='float32'))",
+    "allocated": "dlbridge.zeros(64, 'int32')",
+    "imported": "dlbridge.from_dlpack(Producer((64,), content=bytes(256)))",
+    "carried": "dlbridge.from_dlpack(numpy.arange(64, dtype='uint16')).view('bfloat16')",
+}
+
+
+def run(code, *arguments, **environment):
+    """Run *code*; its output, or a failure that shows how it ended."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code, HERE, *map(str, arguments)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.stderr == "", done.stderr
+    return done.stdout
+
+
+BEGIN = """
+import sys; sys.path.insert(0, sys.argv[1])
+import numpy, dlbridge
+from raw_producer import Producer
+"""
+
+
+def holds(library, make):
+    return f"{BEGIN}\nimport {MODULES[library]}\nt = {make}\nheld = {TAKE[library]}\n"
+
+
+@pytest.mark.parametrize("library", TAKE)
+@pytest.mark.parametrize("last", ["", "del tensors, t", "del held"])
+def test_globals_hold_our_tensors_at_exit(library, last):  # P53
+    peer(library)
+    kinds = [make for kind, make in MAKE.items() if (kind, library) != ("carried", "numpy")]
+    code = f"{BEGIN}\nimport {MODULES[library]}\ntensors = [{', '.join(kinds)}]\n"
+    code += f"held = [{TAKE[library]} for t in tensors]\nt = None\n{last}\nprint('end')"
+    assert run(code) == "end\n"
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("library", TAKE)
+def test_a_hundred_exits_of_a_hundred(library):  # P53
+    peer(library)
+    for turn in range(100):
+        kind = list(MAKE)[turn % 3]  # those that every library takes
+        assert run(holds(library, MAKE[kind]) + "print('end')") == "end\n", turn
+
+
+@pytest.mark.parametrize("library", TAKE)
+def test_all_at_once_in_a_cycle(library):  # P53
+    """Held in cycles, in modules, in other threads' locals and by their own holders."""
+    peer(library)
+    code = (
+        holds(library, MAKE["array"])
+        + f"""
+class Holder: pass
+a = Holder(); a.itself = a; a.held = {TAKE[library]}; a.t = t
+sys.modules['made_up'] = a
+import threading, builtins, atexit
+builtins.held = {TAKE[library]}
+threading.Thread(target=lambda x: threading.Event().wait(), args=(held,), daemon=True).start()
+atexit.register(lambda: {TAKE[library]})
+print('end')
+"""
+    )
+    assert run(code) == "end\n"
+
+
+def test_our_tensors_on_a_plugins_device():  # P53
+    peer("dlbridge_fake")
+    code = (
+        BEGIN
+        + """
+import sys
+t = dlbridge.to_device(numpy.arange(64.), 'ext_dev:1')
+v = t[3:]
+held = t.__dlpack__(max_version=(1, 0))
+host = dlbridge.to_device(t, 'cpu')
+sys.modules['made_up'] = v
+print('end')
+"""
+    )
+    for shared in "01":
+        assert run(code, DLBRIDGE_FAKE_SHARED=shared, DLBRIDGE_FAKE_DELAY_US="100") == "end\n"
+        view = code.replace("held =", "held = t.host_view().__dlpack__(max_version=(1, 0)) #")
+        assert run(view if shared == "1" else code, DLBRIDGE_FAKE_SHARED=shared) == "end\n"
+
+
+def test_capsules_that_nobody_consumed():  # P53, P42
+    code = BEGIN + "".join(
+        f"t{i} = {make}\nc{i} = t{i}.__dlpack__()\nd{i} = t{i}.__dlpack__(max_version=(1, 3))\n"
+        for i, make in enumerate(MAKE.values())
+    )
+    assert run(code + "print('end')") == "end\n"
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "tvm_ffi", "jax"])
+def test_we_hold_theirs_at_exit(library):  # P53, C15
+    peer(library)
+    make = {
+        "numpy": "numpy.arange(4.)",
+        "torch": "torch.arange(4).to(torch.bfloat16)",
+        "tvm_ffi": "tvm_ffi.from_dlpack(numpy.arange(4.))",
+        "jax": "jax.numpy.arange(4.)",
+    }[library]
+    code = (
+        BEGIN + f"import {MODULES[library]}\n" + ("import jax.numpy\n" if library == "jax" else "")
+    )
+    assert run(code + f"held = dlbridge.from_dlpack({make})\nprint('end')") == "end\n"
+
+
+# Held by C until Python is gone
+
+
+HELD = (
+    BEGIN
+    + """
+import ctypes, harness
+from raw_producer import address, set_name, immortal, struct_in, ffi
+library = harness.load()
+t = eval(sys.argv[2])
+if sys.argv[4] == 'capsule':
+    capsule = t.__dlpack__(max_version=(1, 3))
+    set_name(capsule, immortal(b'used_dltensor_versioned'))
+    managed = struct_in(capsule)
+else:
+    table = ffi.cast('DLPackExchangeAPI *', __import__('raw_producer').pointer_in(type(t).__dlpack_c_exchange_api__))
+    out = ffi.new('DLManagedTensorVersioned **')
+    assert table.managed_tensor_from_py_object_no_sync(ffi.cast('void *', id(t)), out) == 0
+    managed = out[0]
+getattr(library, 'harness_' + sys.argv[3])(address(managed))
+"""
+)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("way", ["capsule", "table"])
+@pytest.mark.parametrize("when", ["hold", "hold_until_exit"])
+def test_released_after_python_has_gone(kind, way, when):  # P53
+    """By a static destructor of C's, and by C's atexit."""
+    harness.path()
+    assert run(HELD + "print('end')", MAKE[kind], when, way) == "end\n"
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("way", ["capsule", "table"])
+def test_released_by_a_thread_while_python_goes(kind, way):  # P54
+    harness.path()
+    busy = """
+import time
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)  # finalization takes longer than the thread sleeps
+sys.modules['slow'] = Slow()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", HELD + busy, HERE, MAKE[kind], "delete_late", way],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "late thread calls\n"
+
+
+@pytest.mark.parametrize("way", ["capsule", "table"])
+def test_released_in_a_thread_while_python_runs(way):  # P49
+    harness.path()
+    code = HELD + "import gc; gc.collect(); print('end')"
+    assert run(code, MAKE["imported"], "delete_in_thread", way) == "end\n"
+
+
+# Errors on the way out
+
+
+def test_the_end_by_an_exception():  # P53
+    code = (
+        BEGIN
+        + """
+t = dlbridge.zeros(4)
+held = numpy.from_dlpack(t)
+def fail():
+    inner = numpy.from_dlpack(dlbridge.zeros(8))
+    raise SystemExit(0)
+fail()
+"""
+    )
+    assert run(code) == ""
+
+
+def test_the_end_by_exit_in_a_thread_and_by_os_exit():  # P53
+    code = (
+        BEGIN
+        + """
+import os, threading
+t = dlbridge.zeros(4); held = numpy.from_dlpack(t)
+threading.Thread(target=sys.exit).start()
+print('end', flush=True)
+os._exit(0)
+"""
+    )
+    assert run(code) == "end\n"
+
+
+@pytest.mark.parametrize("order", ["numpy, dlbridge", "dlbridge, numpy"])
+@pytest.mark.parametrize("library", ["torch", "tvm_ffi", "jax"])
+def test_the_order_of_imports_does_not_matter(library, order):  # P53
+    """Handlers of `atexit` run backwards."""
+    peer(library)
+    code = f"import {order}\nt = dlbridge.from_dlpack(numpy.arange(4.))\n"
+    code += f"import {MODULES[library]}\nheld = {TAKE[library]}\nprint('end')"
+    first = f"import {MODULES[library]}\n"
+    assert run(code if order.startswith("numpy") else first + code) == "end\n"
+
+
+# Subinterpreters
+
+
+SUBINTERPRETER = """
+try:
+    import _interpreters as interpreters  # 3.13
+    made = interpreters.create('legacy')
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    made = interpreters.create(isolated=False)
+code = '''
+try:
+    import dlbridge
+    dlbridge.{use}
+except ImportError as error:
+    print(type(error).__name__, error, flush=True)
+else:
+    print("imported", flush=True)
+'''
+error = interpreters.run_string(made, code)
+assert error is None, error
+interpreters.destroy(made)
+"""
+
+
+@pytest.mark.parametrize("use", ["from_dlpack", "Tensor", "to_device", "ffi.load_module"])
+def test_subinterpreters_are_refused(use):  # P53
+    """numpy's and cffi's callbacks deadlock or run in the wrong interpreter there."""
+    if use.startswith("ffi"):
+        peer("tvm_ffi")
+    out = run(SUBINTERPRETER.format(use=use))
+    assert out.startswith("ImportError")
+    assert "subinterpreter" in out
+    assert "dlbridge" in out
+
+
+def test_isolated_subinterpreters_are_refused():  # P53
+    code = (
+        SUBINTERPRETER.format(use="from_dlpack")
+        .replace("'legacy'", "")
+        .replace("isolated=False", "")
+    )
+    out = run(code)
+    assert out.startswith("ImportError")
+
+
+def test_the_main_interpreter_goes_on_beside_a_subinterpreter():  # P53
+    code = (
+        BEGIN
+        + "t = dlbridge.zeros(3)\n"
+        + SUBINTERPRETER.format(use="Tensor")
+        + "print(numpy.from_dlpack(t).tolist())"
+    )
+    assert run(code).endswith("[0.0, 0.0, 0.0]\n")

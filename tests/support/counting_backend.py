@@ -1,0 +1,99 @@
+"""The pretended device of ``backends/fake``, which counts the bytes it copies and fails when told."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from math import prod
+
+from dlbridge_fake import Fake
+
+import dlbridge
+from dlbridge.core.plugins import registry
+from dlbridge.errors import DeviceError
+
+__all__ = ["NAME", "Counting", "counting"]
+
+NAME = "counted"
+
+
+class Counting(Fake):
+    """*log* holds ``(kind, bytes)`` of every copy; *failing* names a method that refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.log: list[tuple[str, int]] = []
+        self.failing: dict[str, int] = {}  # method -> how many calls still succeed
+
+    @property
+    def nbytes(self):
+        return sum(nbytes for _, nbytes in self.log)
+
+    def fail(self, method):
+        if method in self.failing:
+            self.failing[method] -= 1
+            if self.failing[method] < 0:
+                raise DeviceError(f"{method} refused by the test")
+
+    def allocate(self, device_id, nbytes, alignment, stream):
+        self.fail("allocate")
+        return super().allocate(device_id, nbytes, alignment, stream)
+
+    def copy_from_host(self, device_id, data, offset, source, stream):
+        self.fail("copy_from_host")
+        self.log.append(("upload", source.nbytes))
+        super().copy_from_host(device_id, data, offset, source, stream)
+
+    def copy_to_host(self, device_id, data, offset, into, stream):
+        self.fail("copy_to_host")
+        self.log.append(("download", into.nbytes))
+        super().copy_to_host(device_id, data, offset, into, stream)
+
+    def copy(self, device_id, data, offset, source_device_id, source, at, nbytes, stream):
+        self.fail("copy")
+        self.log.append(("copy", nbytes))
+        super().copy(device_id, data, offset, source_device_id, source, at, nbytes, stream)
+
+    def copy_strided(self, *arguments):
+        self.fail("copy")
+        self.log.append(("copy", prod(arguments[-3]) * arguments[-2]))
+        super().copy_strided(*arguments)
+
+    def copy_strided_from_host(self, *arguments):
+        self.fail("copy_from_host")
+        self.log.append(("upload", prod(arguments[-3]) * arguments[-2]))
+        super().copy_strided_from_host(*arguments)
+
+    def copy_strided_to_host(self, *arguments):
+        self.fail("copy_to_host")
+        self.log.append(("download", prod(arguments[-3]) * arguments[-2]))
+        super().copy_strided_to_host(*arguments)
+
+    def fill(self, *arguments):
+        self.fail("fill")
+        super().fill(*arguments)
+
+    def synchronize(self, device_id, stream):
+        self.fail("synchronize")
+        super().synchronize(device_id, stream)
+
+    def import_host(self, *arguments):
+        self.fail("import_host")
+        return super().import_host(*arguments)
+
+    def host_view(self, *arguments):
+        self.fail("host_view")
+        return super().host_view(*arguments)
+
+
+@contextmanager
+def counting():
+    """The backend `NAME` inside the block, through the public door; empty again at its end."""
+    registered, loaded = dict(registry._registered), dict(registry._loaded)
+    dlbridge.register_backend(NAME, Counting)
+    try:
+        yield dlbridge.backend(NAME)
+    finally:
+        registry._registered.clear()
+        registry._registered.update(registered)
+        registry._loaded.pop(NAME, None)
+        registry._loaded.update(loaded)

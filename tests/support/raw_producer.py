@@ -1,0 +1,239 @@
+"""A DLPack producer that exports exactly what a test tells it, legal or not, and counts deletions.
+
+The structs are made by hand through cffi. Their deleter only notes the address:
+it runs while a consumer's exception is pending and must not disturb it, so its
+body is the one statement that leaves it alone (``del`` on a dict, no call).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from math import prod
+
+from dlbridge.core.dlpack._cdefs import ffi
+
+__all__ = [
+    "COMPACT",
+    "Producer",
+    "address",
+    "capsule_name",
+    "deleted_twice",
+    "legacy_struct",
+    "new_capsule",
+    "pointer_in",
+    "struct_in",
+    "versioned_struct",
+]
+
+COMPACT = "compact"
+
+_api = ctypes.pythonapi
+
+
+def _function(name, result, *arguments):
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, _api))
+
+
+_new = _function(
+    "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+)
+_get_name = _function("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
+_get_pointer = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+get_destructor = _function("PyCapsule_GetDestructor", ctypes.c_void_p, ctypes.py_object)
+set_name = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+set_destructor = _function(
+    "PyCapsule_SetDestructor", ctypes.c_int, ctypes.py_object, ctypes.c_void_p
+)
+is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+
+# A capsule keeps the pointer to its name: the buffers stay for ever.
+_names: dict[bytes, ctypes.Array] = {}
+
+
+def immortal(name: bytes) -> int:
+    """The address of *name* in memory that outlives the interpreter."""
+    if name not in _names:
+        _names[name] = ctypes.create_string_buffer(name)
+        _api.Py_IncRef(ctypes.py_object(_names[name]))
+    return ctypes.addressof(_names[name])
+
+
+live: dict[int, object] = {}
+"""Exported structs whose deleter has not run, by address."""
+
+_static: list[object] = []  # exports without a deleter, which nobody frees
+
+deleted_twice: list[int] = []
+"""Addresses whose deleter ran a second time: something is very wrong."""
+
+
+def _second(_type, error, _traceback):
+    deleted_twice.extend(error.args)
+
+
+@ffi.callback("void(intptr_t)", onerror=_second)
+def _deleter(at):
+    del live[at]
+
+
+_api.Py_IncRef(ctypes.py_object(_deleter))  # C may call it after the module is gone
+
+
+def address(pointer) -> int:
+    """A cffi pointer as a number."""
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+class Producer:
+    """``from_dlpack`` takes it; each ``__dlpack__`` call makes one struct as described.
+
+    *strides* in elements, `COMPACT`, or None for a NULL pointer. *data* is an
+    address, None for 256-byte aligned memory of our own that holds *content*.
+    *version* None makes legacy structs. *says* is what ``__dlpack_device__``
+    answers, the struct's device if not given. *ndim* overrides the shape's.
+    *destructor* is whether capsules free what nobody consumed.
+    """
+
+    def __init__(
+        self,
+        shape=(4,),
+        *,
+        strides=COMPACT,
+        dtype=(2, 32, 1),
+        device=(1, 0),
+        says=None,
+        data=None,
+        content=b"",
+        byte_offset=0,
+        version=(1, 3),
+        flags=0,
+        deleter=True,
+        name=None,
+        ndim=None,
+        null_shape=False,
+    ):
+        self.shape, self.strides, self.dtype, self.device = shape, strides, dtype, device
+        self.says = device if says is None else says
+        self.byte_offset, self.version, self.flags = byte_offset, version, flags
+        self.deleter, self.ndim, self.null_shape = deleter, ndim, null_shape
+        self.name = name or (b"dltensor" if version is None else b"dltensor_versioned")
+        self.calls: list[dict[str, object]] = []
+        self.structs: dict[int, object] = {}
+        self.memory = None
+        if data is None:
+            nbytes = max(len(content), 4096)
+            self.memory = ffi.new("char[]", nbytes + 256)
+            data = (address(self.memory) + 255) // 256 * 256
+            ffi.memmove(ffi.cast("char *", data), content, len(content))
+        self.data = data
+
+    def build(self) -> int:
+        """The address of a new managed struct; it and its memory live until it is deleted."""
+        ndim = len(self.shape) if self.ndim is None else self.ndim
+        steps = self.strides
+        if steps == COMPACT:
+            steps = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
+        shape = ffi.new("int64_t[]", list(self.shape)) if self.shape else ffi.NULL
+        strides = ffi.new("int64_t[]", list(steps)) if steps else ffi.NULL
+        kind = "DLManagedTensor *" if self.version is None else "DLManagedTensorVersioned *"
+        managed = ffi.new(kind)
+        if self.version is not None:
+            managed.version.major, managed.version.minor = self.version
+            managed.flags = self.flags
+        tensor = managed.dl_tensor
+        tensor.data = ffi.cast("void *", self.data)
+        device = ffi.cast("int32_t *", ffi.addressof(tensor, "device"))
+        device[0], device[1] = self.device
+        tensor.ndim = ndim
+        tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = self.dtype
+        tensor.shape = ffi.NULL if self.null_shape else shape
+        tensor.strides = strides
+        tensor.byte_offset = self.byte_offset
+        if self.deleter:
+            managed.deleter = ffi.cast(ffi.typeof(managed.deleter), _deleter)
+        at = address(managed)
+        self.structs[at] = managed, shape, strides, self.memory
+        if self.deleter:
+            live[at] = self.structs[at]
+        else:
+            _static.append(self.structs[at])
+        return at
+
+    def capsule(self):
+        """A new capsule, freed by numpy's own C destructor if nobody consumes it."""
+        destructor = _destructor(versioned=self.version is not None)
+        return _new(self.build(), immortal(self.name), destructor)
+
+    def __dlpack__(self, **keywords):
+        self.calls.append(keywords)
+        return self.capsule()
+
+    def __dlpack_device__(self):
+        return self.says
+
+    @property
+    def exported(self) -> int:
+        """How many structs were made."""
+        return len(self.structs)
+
+    @property
+    def alive(self) -> int:
+        """How many of them have not been deleted. Fails if one was deleted twice."""
+        assert not self.structs.keys() & set(deleted_twice)
+        return sum(at in live for at in self.structs)
+
+
+class OldProducer(Producer):
+    """One from before DLPack 1.0: a legacy struct, and no keyword but *stream*."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, version=None, **keywords)
+
+    def __dlpack__(self, stream=None):
+        self.calls.append({} if stream is None else {"stream": stream})
+        return self.capsule()
+
+
+_destructors: dict[bool, int] = {}
+
+
+def _destructor(*, versioned: bool) -> int:
+    """numpy's: the standard's rules in C, for any managed struct of that generation."""
+    if versioned not in _destructors:
+        import numpy as np
+
+        _destructors[versioned] = get_destructor(
+            np.empty(1).__dlpack__(max_version=(1, 0) if versioned else None)
+        )
+    return _destructors[versioned]
+
+
+def new_capsule(at: int, name: bytes):
+    """A capsule without a destructor around the pointer *at*."""
+    return _new(at, immortal(name), None)
+
+
+def capsule_name(capsule) -> str:
+    """The name that the capsule has now."""
+    return _get_name(capsule).decode()
+
+
+def pointer_in(capsule) -> int:
+    """The address in a capsule, whatever its name."""
+    return _get_pointer(capsule, _get_name(capsule))
+
+
+def versioned_struct(at: int):
+    """The struct at an address, as cffi sees it."""
+    return ffi.cast("DLManagedTensorVersioned *", at)
+
+
+def legacy_struct(at: int):
+    """Likewise, from before DLPack 1.0."""
+    return ffi.cast("DLManagedTensor *", at)
+
+
+def struct_in(capsule):
+    """The managed struct in a capsule."""
+    cast = versioned_struct if "versioned" in capsule_name(capsule) else legacy_struct
+    return cast(pointer_in(capsule))

@@ -1,0 +1,97 @@
+"""A backend over host memory with streams by CUDA's rules, which notes what it was asked to do.
+
+It stands in for a GPU where the question is only who is told to wait for whom.
+What it cannot show is that the waiting works: that is for the backends' own
+tests, on their devices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import contextmanager
+
+import numpy as np
+
+from dlbridge.core.plugins import registry
+from dlbridge.protocol import API
+
+__all__ = ["Streams", "installed"]
+
+
+class Streams:
+    """Addresses as data; *log* holds what happened, in order."""
+
+    api = API
+    device_type = 2
+
+    def __init__(self):
+        self.log: list[tuple[object, ...]] = []
+        self.current = 0
+        self.memory: dict[int, object] = {}
+
+    def device_count(self):
+        return 2
+
+    def allocate(self, device_id, nbytes, alignment, stream):
+        memory = np.empty(nbytes + alignment, "u1")
+        at = memory.ctypes.data
+        at += -at % alignment
+        self.memory[at] = memory
+        return at
+
+    def free(self, device_id, data, stream):
+        del self.memory[data]
+
+    def copy_from_host(self, device_id, data, offset, source, stream):
+        self.log.append(("upload", stream))
+        ctypes.memmove(data + offset, bytes(source), source.nbytes)
+
+    def copy_to_host(self, device_id, data, offset, into, stream):
+        self.log.append(("download", stream))
+        into[:] = ctypes.string_at(data + offset, into.nbytes)
+
+    def copy(
+        self, device_id, data, offset, source_device_id, source, source_offset, nbytes, stream
+    ):
+        self.log.append(("copy", stream))
+        ctypes.memmove(data + offset, source + source_offset, nbytes)
+
+    def current_stream(self, device_id):
+        return self.current
+
+    def synchronize(self, device_id, stream):
+        self.log.append(("synchronize", stream))
+
+    def wait(self, device_id, stream, on):
+        self.log.append(("wait", stream, on))
+
+    def normalize_stream(self, device_id, stream):
+        if isinstance(stream, bool):
+            raise TypeError("a bool is no stream")
+        if stream is None or stream == 1:
+            return 0  # the legacy default stream
+        if not isinstance(stream, int):
+            raise TypeError(f"not a stream: {stream!r}")
+        if stream == 0 or stream < -1:
+            raise ValueError(f"stream {stream} is ambiguous or unknown")
+        return stream
+
+
+class Pinned(Streams):
+    """Host memory of such a device."""
+
+    device_type = 3
+
+
+@contextmanager
+def installed(name, plugin):
+    """*plugin* as the backend *name* inside the block, whatever is installed here."""
+    before = registry._loaded.get(name)
+    registry._loaded[name] = plugin
+    try:
+        yield plugin
+    finally:
+        if before is None:
+            del registry._loaded[name]
+        else:
+            registry._loaded[name] = before
