@@ -55,9 +55,10 @@ def test_declarations_are_fresh():
 def test_an_edit_by_hand_is_seen(tmp_path):
     peer("pcpp")
     peer("tvm_ffi")
-    for name in ("cdefs", "dlbridge"):
-        (tmp_path / name).mkdir()
-    for name in ("cdefs/__main__.py", "cdefs/dlpack.h", "cdefs/tvm_ffi.h", "dlbridge/core/dlpack/_cdefs.py"):
+    module = "dlbridge/core/dlpack/_cdefs.py"
+    for folder in ("cdefs", Path(module).parent):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("cdefs/__main__.py", "cdefs/dlpack.h", "cdefs/tvm_ffi.h", module):
         shutil.copy(ROOT / name, tmp_path / name)
     edited = (tmp_path / "cdefs/dlpack.h").read_text().replace("kDLTrn = 18", "kDLTrn = 19")
     (tmp_path / "cdefs/dlpack.h").write_text(edited)
