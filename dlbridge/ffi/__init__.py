@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dlbridge.core.incoming.producers import from_dlpack
+    from dlbridge.core.api import from_dlpack
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.devices import Device, DLDeviceType, device
     from dlbridge.core.values.dtypes import dtype

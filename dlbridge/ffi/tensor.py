@@ -12,13 +12,16 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.dlpack._cdefs import ffi
-from dlbridge.core.dlpack.capsules import export_managed, take_managed
-from dlbridge.core.dlpack.foreign_tables import ForeignTable, delete_managed, table_of
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.api import from_dlpack
+from dlbridge.core.dlpack.capsules import Received, delete_managed, read_managed
+from dlbridge.core.dlpack.exports import export_managed
+from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.incoming.producers import adopt, from_dlpack
 from dlbridge.core.outgoing.like import as_library
-from dlbridge.core.plugins.streams import access, chosen_streams, wait
+from dlbridge.core.plugins.streams import chosen_streams, wait
+from dlbridge.core.tensor.adopt import adopt
+from dlbridge.core.tensor.ordering import access
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -234,12 +237,13 @@ def _tensor(handle: int, _index: int) -> Tensor:
     known = _tensors.get(handle)
     if known is not None:
         return known
-    out = ffi.new("DLManagedTensorVersioned **")
+    received = Received()
+    out = ffi.cast("DLManagedTensorVersioned **", received.address)
     if C.TVMFFITensorToDLPackVersioned(ffi.cast("void *", owned), out):
         raise raised()
     if handle in _readonly:
         out[0].flags |= _FLAG_READ_ONLY
-    tensor = adopt(take_managed(address(out[0])), "libtvm_ffi")
+    tensor = adopt(received.open(), "libtvm_ffi")
     _tensors[handle] = tensor
     tensor._native = owned  # what came from C goes back as the same object
     return tensor
@@ -250,7 +254,7 @@ def _borrowed(_tag: int, payload: int) -> Tensor:
     managed = ffi.new("DLManagedTensorVersioned *")
     managed.version.major = DLPACK_VERSION[0]
     managed.dl_tensor = ffi.cast("DLTensor *", payload)[0]
-    return adopt(take_managed(address(managed)), "a borrowed DLTensor")
+    return adopt(read_managed(address(managed)), "a borrowed DLTensor")
 
 
 def converter(like: Any) -> Callable[[Any], Any]:

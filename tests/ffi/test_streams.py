@@ -9,7 +9,7 @@ from producers import STREAMS, PlainTensor, StreamTensor, TableTensor
 
 import dlbridge
 from dlbridge import ffi
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi import call
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.function import BorrowingFunction, described

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard, TypeVar
 
-from dlbridge.core.values.devices import Device, split
-from dlbridge.core.values.devices import device as _device
+from dlbridge.core.values.devices import Device, device as _device, split
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Backend, SupportsDeviceNames
 
