@@ -9,14 +9,16 @@ from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.memory import AllocatedMemory, Memory
+from dlbridge.core.tensor.operand import operand_of_new
 from dlbridge.core.tensor.tensor import make_tensor
 
 if TYPE_CHECKING:
+    from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.devices import Device
     from dlbridge.core.values.dtypes import DType
 
-__all__ = ["MIN_ALIGNMENT", "allocate"]
+__all__ = ["MIN_ALIGNMENT", "allocate", "allocate_like"]
 
 MIN_ALIGNMENT = 256
 """Bytes; ``dlpack.h`` 1.3 asks for that (DLTensor, data)."""
@@ -40,3 +42,13 @@ def allocate(
         memory = AllocatedMemory(plugin, where, current_use(where), "dlbridge.empty")
         memory.allocate(nbytes, alignment)
     return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
+
+
+def allocate_like(operand: Operand, where: Device) -> tuple[Tensor, Operand]:
+    """A new compact tensor on *where* for the elements of *operand*, and its operand."""
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    use = current_use(where)
+    memory = AllocatedMemory(backend_of(where), where, use, "dlbridge.empty")
+    memory.allocate(operand.nbytes, MIN_ALIGNMENT)
+    tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
+    return tensor, operand_of_new(tensor, operand.nbytes, use)

@@ -46,6 +46,7 @@ fraction of a second. Each piece ends with a wait: in pieces of 64 MiB, 1 GiB to
 def from_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a host tensor to a device."""
     flat = packed_bytes(source)
+    plugin = backend_of(target.device)
     if isinstance(target.memory, HostImportMemory):
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
@@ -54,9 +55,9 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
         if not target.contiguous:
             _strided_from_host(target, source, flat, stream)
         else:
-            copy = backend_of(target.device).copy_from_host
-            _in_pieces(copy, target, flat, stream, progress)
-        finish(target, stream)
+            _in_pieces(plugin.copy_from_host, target, flat, stream, progress)
+        if supports(plugin, SupportsStreams):
+            plugin.synchronize(target.device.index, stream)
     except BaseException:
         _drain_then_release(flat, target, stream)
         raise
@@ -68,14 +69,15 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
         _through_packed_host(target, source, progress)
         return
     flat = _flat(host_array(target))
+    plugin = backend_of(source.device)
     stream = source.access()
     try:
         if not source.contiguous:
             _strided_to_host(target, source, flat, stream)
         else:
-            copy = backend_of(source.device).copy_to_host
-            _in_pieces(copy, source, flat, stream, progress)
-        finish(source, stream)
+            _in_pieces(plugin.copy_to_host, source, flat, stream, progress)
+        if supports(plugin, SupportsStreams):
+            plugin.synchronize(source.device.index, stream)
     except BaseException:
         _drain_then_release(flat, source, stream)
         raise

@@ -150,7 +150,8 @@ def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str) 
     ExchangeError where *copy* is False and a step would copy, naming it; or
     where the tensor is on a device that no backend here can use.
     """
-    check_copy(copy)
+    if copy is not None:
+        check_copy(copy)
     source = operand.device
     may_copy = copy is not False
     plan = Plan(operand.dtype, operand.shape, origin, source, target, may_copy=may_copy)

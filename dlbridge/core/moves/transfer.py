@@ -14,7 +14,7 @@ from dlbridge.core.tensor.tensor import make_tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import Error
 
-from .allocate import allocate
+from .allocate import allocate, allocate_like
 from .copies import copy_elements
 from .plans import plan_host_copy, plan_move
 from .traces import record
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .plans import Plan
     from .within_host import Progress
 
-    StepFunction = Callable[[Tensor, Operand, Device, Progress | None], Tensor]
+    _Place = tuple[Tensor, Operand]
+    StepFunction = Callable[[Tensor, Operand, Device, Progress | None], _Place]
 
 __all__ = ["copy_of", "copy_to_host", "move", "run", "to_compact_host"]
 
@@ -63,7 +64,7 @@ def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None 
     plan.address = _address(operand)
     for step in plan.steps:
         try:
-            moved = _STEPS[step.kind](tensor, operand, step.target, progress)
+            tensor, operand = _STEPS[step.kind](tensor, operand, step.target, progress)
         except Error as exc:
             if step.kind != "host import" or not plan.may_copy:
                 raise
@@ -71,8 +72,6 @@ def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None 
             plan.steps.clear()
             plan_host_copy(plan, operand, f"it was refused in place: {exc}")
             return run(plan, tensor, operand, progress)
-        if moved is not tensor:
-            tensor, operand = moved, operand_of(moved)
     if operand.device is not plan.target:  # an empty tensor
         tensor = allocate(plan.target, operand.dtype, operand.shape, padded=operand.padded)
         operand = operand_of(tensor)
@@ -89,11 +88,11 @@ def _address(operand: Operand) -> int:
     return operand.data + operand.byte_offset if operand.device.is_address else operand.data
 
 
-def _share(tensor: Tensor, _operand: Operand, _target: Device, _progress: Any) -> Tensor:
-    return tensor
+def _share(tensor: Tensor, operand: Operand, _target: Device, _progress: Any) -> _Place:
+    return tensor, operand
 
 
-def _relabel(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> Tensor:
+def _relabel(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> _Place:
     if operand.memory is not None:
         host_access(operand.memory)
     low, _ = operand.span()
@@ -102,13 +101,14 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -
     return _same_layout(operand, memory, -low)
 
 
-def _copy(tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> Tensor:
-    new = allocate(target, operand.dtype, operand.shape, padded=operand.padded)
-    copy_elements(operand_of(new), operand, progress)
-    return new
+def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
+    new, there = allocate_like(operand, target)
+    copy_elements(there, operand, progress)
+    there.use = None  # from now on it has had its first use
+    return new, there
 
 
-def _host_view(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> Tensor:
+def _host_view(_tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> _Place:
     plugin: Any = backend_of(operand.device)  # the plan has asked for SupportsHostView
     viewed: Any = operand.memory
     memory = HostViewMemory(plugin, viewed, target, operand.access())
@@ -117,7 +117,7 @@ def _host_view(tensor: Tensor, operand: Operand, target: Device, _progress: Any)
     return _same_layout(operand, memory, -low)
 
 
-def _host_import(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> Tensor:
+def _host_import(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> _Place:
     plugin: Any = backend_of(target)  # the plan has asked for SupportsHostImport
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
@@ -140,8 +140,8 @@ _STEPS: dict[str, StepFunction] = {
 }
 
 
-def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> Tensor:
-    return make_tensor(
+def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> _Place:
+    tensor = make_tensor(
         memory,
         byte_offset,
         operand.dtype,
@@ -150,3 +150,4 @@ def _same_layout(operand: Operand, memory: Memory, byte_offset: int) -> Tensor:
         readonly=operand.readonly,
         flags=operand.flags,
     )
+    return tensor, operand_of(tensor)

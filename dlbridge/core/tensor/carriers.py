@@ -53,7 +53,7 @@ def carrier(
     """A new carrier of the type `carrier_dtype`; *strides* in elements, None for compact."""
     import numpy as np
 
-    kind = carrier_dtype(dtype)
+    kind = _carrier_dtypes.get(dtype) or carrier_dtype(dtype)
     # The address of an empty tensor means nothing: it may be NULL, or no address.
     readable = memory.device.is_host and 0 not in shape
     holder = _Holder()

@@ -57,26 +57,33 @@ class AllocatedMemory(Memory):
     def __init__(
         self, backend: Backend, device: Device, use: StreamUse, origin: str, owner: object = None
     ) -> None:
-        super().__init__(device, 0, origin, owner)
-        self.backend = backend
+        self.device = device
+        self.data = 0
+        self.origin = origin
+        self.owner = owner
         self.last_use = use
+        self.backend = backend
         self._taken: list[Any] = []
 
     def allocate(self, nbytes: int, alignment: int) -> None:
         """Take *nbytes* > 0 bytes from the backend."""
         index, stream = self.device.index, self.last_use.handle
-        self._taken.extend(map(self.backend.allocate, [index], [nbytes], [alignment], [stream]))
-        self._set_data(self._taken[0], "allocate")
+        taken = self._taken
+        taken.extend(map(self.backend.allocate, [index], [nbytes], [alignment], [stream]))
+        data = self.data = taken[0]
+        if type(data) is not int or not 0 <= data < 1 << 64:
+            self._check_data("allocate")
 
-    def _set_data(self, data: object, member: str) -> None:
+    def _check_data(self, member: str) -> None:
+        """BackendError if what *member* of the backend returned is not an integer for C."""
+        data: object = self.data
         if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < 1 << 64:
-            self._taken.clear()
+            self._taken.clear()  # there is nothing that could be given back
             raise BackendError(
                 f"the backend of {self.device} returned {data!r} from {member}: data is an address "
                 "or a handle, an integer from 0 to 2**64 - 1 (dlbridge.protocol); report it to "
                 "the backend's authors"
             )
-        self.data = data
 
     def __del__(self) -> None:
         # Python sets a pending exception aside for __del__; a Python deleter
@@ -97,10 +104,10 @@ class HostImportMemory(AllocatedMemory):
         index = self.device.index
         self._taken.extend(map(backend.import_host, [index], [address], [nbytes], [readonly]))
         try:
-            data, offset = self._taken[0]
+            self.data, offset = self._taken[0]
         except (TypeError, ValueError):
-            data, offset = self._taken[0], 0
-        self._set_data(data, "import_host")
+            self.data, offset = self._taken[0], 0  # refused in the next line
+        self._check_data("import_host")
         return int(offset)
 
 

@@ -17,11 +17,12 @@ from .tensor import ArrayTensor, Tensor
 if TYPE_CHECKING:
     import numpy as np
 
+    from dlbridge.core.plugins.streams import StreamUse
     from dlbridge.core.values.dtypes import DType
 
     from .memory import Memory
 
-__all__ = ["Operand", "host_array", "operand_of", "require_compact"]
+__all__ = ["Operand", "host_array", "operand_of", "operand_of_new", "require_compact"]
 
 _CPU = Device.of(1, 0)
 
@@ -78,6 +79,7 @@ class Operand:
         "shape",
         "size",
         "stream",
+        "use",
     )
 
     _array: np.ndarray[Any, Any]
@@ -94,6 +96,8 @@ class Operand:
     shape: tuple[int, ...]
     size: int
     stream: int
+    use: StreamUse | None
+    """Of memory that was allocated just now: the stream that it was allocated for."""
 
     def __init__(self) -> None:
         raise TypeError("an Operand is not made by calling its class; use tensor.operand()")
@@ -116,6 +120,9 @@ class Operand:
 
     def access(self) -> int:
         """The stream for device work on the memory now, ordered after the last work on it."""
+        if self.use is not None:  # new memory: there is no earlier work
+            self.use.used = True
+            return self.stream
         if self.memory is None:
             return 0
         self.stream = stream = access(self.memory)
@@ -149,6 +156,7 @@ def operand_of(tensor: Tensor) -> Operand:
     operand.contiguous = flags.c_contiguous
     operand.readonly = not flags.writeable
     operand.stream = 0
+    operand.use = None
     if isinstance(tensor, ArrayTensor):
         operand.device = _CPU
         operand.dtype = NATIVE_DTYPES[array.dtype]
@@ -163,7 +171,34 @@ def operand_of(tensor: Tensor) -> Operand:
     operand.data = memory.data
     operand.byte_offset = tensor._byte_offset
     operand.flags = tensor._flags
-    operand.nbytes = tensor.nbytes
+    dtype = operand.dtype
+    if dtype.bits * dtype.lanes == 8 * array.itemsize:  # the carrier has elements of that size
+        operand.nbytes = array.nbytes
+    else:
+        operand.nbytes = tensor.nbytes
+    return operand
+
+
+def operand_of_new(tensor: Tensor, nbytes: int, use: StreamUse) -> Operand:
+    """The operand of a compact *tensor* on memory that was allocated for *use* just now.
+
+    Its stream is known, so that the first work on it need not ask for it again.
+    """
+    operand = _new(Operand)
+    array = operand._array = tensor._array
+    memory = operand.memory = tensor._memory
+    operand.device = memory.device
+    operand.data = memory.data
+    operand.byte_offset = 0
+    operand.dtype = tensor._dtype
+    operand.flags = tensor._flags
+    operand.shape = array.shape
+    operand.size = array.size
+    operand.nbytes = nbytes
+    operand.contiguous = True
+    operand.readonly = False
+    operand.stream = use.handle
+    operand.use = use
     return operand
 
 

@@ -585,6 +585,8 @@ def make_tensor(
         array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
     except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0
         raise ExchangeError(f"shape {shape} of {dtype} is more than numpy can describe") from exc
+    if memory.device is not _CPU:
+        return _general(array, memory, dtype, byte_offset, flags)
     return _build(array, memory, dtype, byte_offset, flags)
 
 

@@ -87,7 +87,7 @@ class Device:
     called ``"type21"`` unless it comes with a name.
     """
 
-    __slots__ = ("index", "name", "type")
+    __slots__ = ("index", "is_address", "is_host", "name", "type")
 
     type: DLDeviceType
     """Its DLDeviceType, an int; may be one that ``dlpack.h`` does not list."""
@@ -95,6 +95,10 @@ class Device:
     """DLDevice.device_id: which device of the backend, from 0."""
     name: str
     """The name of its backend, which is its identity."""
+    is_host: bool
+    """Whether the CPU may read its memory (CUDAManaged: once it is synchronised)."""
+    is_address: bool
+    """Whether ``data + byte_offset`` is an address there; elsewhere data is a handle."""
 
     def __new__(cls, type: int, index: int = 0, name: str | None = None) -> Device:
         """Like `of`."""
@@ -139,16 +143,6 @@ class Device:
         """``(type, index)`` in plain ints, as ``dl_device=`` wants it (array API 2024.12)."""
         return int(self.type), self.index
 
-    @property
-    def is_host(self) -> bool:
-        """Whether the CPU may read its memory (CUDAManaged: once it is synchronised)."""
-        return self.type in HOST_DEVICES
-
-    @property
-    def is_address(self) -> bool:
-        """Whether ``data + byte_offset`` is an address there; elsewhere data is a handle."""
-        return self.type in ADDRESS_DEVICES
-
 
 _interned: dict[tuple[int, int, str | None], Device] = {}
 
@@ -176,6 +170,8 @@ def _intern(type: int, index: int, name: str | None) -> Device:
         object.__setattr__(found, "type", DLDeviceType(type))
         object.__setattr__(found, "index", index)
         object.__setattr__(found, "name", name)
+        object.__setattr__(found, "is_host", type in HOST_DEVICES)
+        object.__setattr__(found, "is_address", type in ADDRESS_DEVICES)
         found = _interned.setdefault((type, index, name), found)
     if name == usual:
         _interned[type, index, None] = found
