@@ -10,7 +10,7 @@ import pyopencl as cl
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
-from . import devices, foreign, memory, queues, sharing
+from . import devices, foreign, imports, memory, queues, sharing
 from .errors import translated
 
 __all__ = ["from_native", "to_native"]
@@ -73,7 +73,7 @@ def _svm(svm: cl.SVMPointer) -> NativeArray:
 def _over_svm(context: cl.Context, svm: cl.SVMPointer) -> cl.Buffer:
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
     try:
-        host = memory.host_memory(svm.svm_ptr, svm.size, readonly=False)
+        host = imports.host_memory(svm.svm_ptr, svm.size, readonly=False)
         buffer = cl.Buffer(context, flags, hostbuf=host)
         if buffer.uses_svm_pointer:
             return buffer

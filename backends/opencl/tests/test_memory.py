@@ -153,9 +153,9 @@ def test_each_device_has_a_pool_of_its_own(opencl, pooled):
     assert memory._pool(0)._nbytes == idle
 
 
-def test_more_than_one_buffer_may_have(opencl):
+def test_more_than_the_driver_accepts_in_one_buffer(opencl):
     limit = opencl.device_info(0)["max_allocation"]
-    with pytest.raises(DeviceMemoryError, match=f"no room for {limit + 1} bytes.*{limit}"):
+    with pytest.raises(DeviceMemoryError, match=f"{limit + 1} bytes.*{limit} bytes"):
         opencl.allocate(0, limit + 1, 64, 0)
 
 
@@ -224,7 +224,7 @@ def test_free_waits_for_work_on_host_memory(opencl, kernels, context, turns, sha
 def test_badly_aligned_host_memory_is_refused(opencl, shared):
     host = aligned(N)[16:]
     address = host.__array_interface__["data"][0]
-    assert "multiple of 64 bytes" in opencl.host_import_refusal(0, address, 256)
+    assert "not a multiple of 64 bytes" in opencl.host_import_refusal(0, address, 256)
     with pytest.raises(ExchangeError, match="multiple of 64 bytes"):
         opencl.import_host(0, address, 256, False)
 

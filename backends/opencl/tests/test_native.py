@@ -237,7 +237,7 @@ def test_tvms_descriptor(opencl, context):
 def test_what_is_neither_is_refused(opencl, data):
     with pytest.raises(ExchangeError, match="neither a cl_mem nor"):
         opencl.import_data(0, data, "somebody")
-    with pytest.raises(ExchangeError, match="no cl_mem"):
+    with pytest.raises(ExchangeError, match="not a cl_mem"):
         opencl.copy_from_host(0, data, 0, memoryview(b"x"), 0)
 
 
