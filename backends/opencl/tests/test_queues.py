@@ -140,7 +140,7 @@ def test_other_objects_are_no_queues_and_no_memory(opencl, context, kind):
 
 
 def test_what_says_no_device_is_no_queue(opencl):
-    """By a double: PoCL says it of a context taken for a queue, and may crash afterwards."""
+    """By a simulated queue: PoCL says it of a context taken for a queue, and may crash afterwards."""
     from dlbridge_opencl import queues
 
     class NoQueue:
