@@ -3,7 +3,7 @@
 A bus moves memory that the driver has pinned (CL_MEM_ALLOC_HOST_PTR, mapped), and
 the driver itself copies other memory there first. Two pieces of pinned memory
 take turns: the host fills or empties one while the bus moves the other (NVIDIA's
-OpenCL best practices guide, 3.1.1 and 3.1.3). Not confirmed on hardware.
+OpenCL best practices guide, "Pinned Memory"). Not confirmed on hardware.
 """
 
 from __future__ import annotations
