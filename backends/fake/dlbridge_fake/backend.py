@@ -147,7 +147,7 @@ class Fake(StridedCopies, SharedMemory):
         """The device that is called ``"zero"`` or ``"one"``."""
         if name not in DEVICE_NAMES:
             raise LookupError(
-                f"{name!r} is not a device of ext_dev; the devices are {', '.join(DEVICE_NAMES)}"
+                f"{name!r} is not a device of ext_dev; there are {', '.join(DEVICE_NAMES)}"
             )
         return DEVICE_NAMES.index(name)
 
