@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 from .device import Device, adopt_device, open_device
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
+from .locks import package_lock
 from .memory_types import LOCAL
 
 __all__ = ["Devices"]
 
+EXIT_SECONDS = 10.0
+"""How long the end of the process waits for the work of a device."""
+
 _tables: weakref.WeakSet[Devices] = weakref.WeakSet()
+
+
+@dataclass(eq=False)
+class Entry:
+    """One numbered device: what is known of it, and the open device."""
+
+    physical: PhysicalDevice
+    device: Device | None = None
+
+    def enter(self, opened: Device) -> Device:
+        """Keep *opened*, unless a finalizer has opened the device meanwhile in this thread."""
+        if self.device is None:
+            self.device = opened
+        else:
+            opened.close()
+        return self.device
 
 
 class Devices:
@@ -29,40 +49,40 @@ class Devices:
     def __init__(self, *, staged: bool) -> None:
         self.staged = staged
         self.instance, version = create_instance()
-        self._physical = physical_devices(self.instance, version)
-        self._open: list[Device | None] = [None] * len(self._physical)
-        self._lock = threading.Lock()
+        self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
+        self._lock = package_lock()
         self.forked = False
         _tables.add(self)
         atexit.register(self.finish)
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._entries)
 
     def __getitem__(self, index: int) -> Device:
         """The device *index*, opened now if it is not yet."""
-        device = self._open[index] if 0 <= index < len(self._open) else None
-        if device is not None and device.alive:
-            return device
+        entry = self._entries[index] if 0 <= index < len(self._entries) else None
+        if entry is not None and entry.device is not None and entry.device.alive:
+            return entry.device
         self._refuse_after_fork()
-        if not 0 <= index < len(self._open):
+        if entry is None:
             raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
-        if device is not None:
-            raise DeviceError(f"vulkan:{index} has been closed")
         with self._lock:
-            again = self._open[index]
-            if again is None:
-                again = open_device(index, self.instance, self._physical[index], self.staged)
-                self._open[index] = again
-            return again
+            device = entry.device
+            if device is None:
+                opened = open_device(self.instance, entry.physical, self.staged)
+                opened.index = index
+                device = entry.enter(opened)
+        if not device.alive:
+            raise DeviceError(f"vulkan:{index} has been closed")
+        return device
 
     def adopt(self, **handles: Any) -> Device:
         """Take a VkDevice of the caller's in as one more device; see `adopt_device`."""
         self._refuse_after_fork()
-        with self._lock:
-            device = adopt_device(len(self._open), staged=self.staged, **handles)
-            self._physical.append(device.physical)
-            self._open.append(device)
+        device = adopt_device(staged=self.staged, **handles)
+        entry = Entry(device.physical, device)
+        self._entries.append(entry)  # one step, which gives it its number
+        device.index = self._entries.index(entry)
         return device
 
     def find(self, name: str) -> int:
@@ -72,16 +92,16 @@ class Devices:
             lambda physical: wanted.replace("-", "") == physical.uuid.replace("-", ""),
             lambda physical: wanted in physical.name.casefold(),
         ):
-            for index, physical in enumerate(self._physical):
-                if wanted and match(physical):
+            for index, entry in enumerate(self._entries):
+                if wanted and match(entry.physical):
                     return index
         raise LookupError(f"no Vulkan device is called {name!r}; {self._listed()}")
 
     def info(self, index: int) -> Mapping[str, Any]:
         """The device described; opens nothing."""
-        if not 0 <= index < len(self._physical):
+        if not 0 <= index < len(self._entries):
             raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
-        physical = self._physical[index]
+        physical = self._entries[index].physical
         return {
             "name": physical.name,
             "kind": physical.kind,
@@ -96,24 +116,25 @@ class Devices:
         }
 
     def finish(self) -> None:
-        """Wait for the work on every open device.
+        """Wait for the work on every open device, up to `EXIT_SECONDS` for each.
 
         Runs at exit: a driver that is still busy while the process unloads it
         would crash. The devices stay open, for tensors that are freed later.
         """
-        for device in self._open:
+        for entry in self._entries:
+            device = entry.device
             if device is not None and device.alive:
                 try:
-                    device.queue.finish()
+                    device.queue.finish(EXIT_SECONDS)
                 except (DeviceError, DeviceMemoryError):
                     continue  # a lost device has no work left
 
     def forget(self) -> None:
-        """In a forked child: no device is ours any more."""
+        """In a forked child: the devices are the parent's only."""
         self.forked = True
-        for device in self._open:
-            if device is not None:
-                device.alive = False
+        for entry in self._entries:
+            if entry.device is not None:
+                entry.device.queue.alive = False
 
     def _refuse_after_fork(self) -> None:
         if self.forked:
@@ -123,7 +144,8 @@ class Devices:
             )
 
     def _listed(self) -> str:
-        names = (f"vulkan:{i} {p.name} ({p.uuid})" for i, p in enumerate(self._physical))
+        found = [entry.physical for entry in self._entries]
+        names = (f"vulkan:{i} {p.name} ({p.uuid})" for i, p in enumerate(found))
         return f"devices: {', '.join(names)}"
 
 

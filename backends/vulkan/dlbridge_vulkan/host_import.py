@@ -1,0 +1,181 @@
+"""Host memory used in place as device memory."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import Any
+
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+
+from .buffer import Buffer
+from .device import Device
+from .errors import check
+from .library import constant, ffi, load, struct
+from .memory import create_buffer
+from .memory_types import COHERENT
+
+__all__ = ["Imported", "import_drawback", "import_memory", "import_refusal"]
+
+
+def import_refusal(device: Device, address: int, nbytes: int) -> str:
+    """Why the host memory cannot be used in place; empty if it can.
+
+    The memory must begin on a page: a page's head belongs to whoever allocated
+    it. Its last page is imported whole, as the driver wants whole pages; its end
+    must be a word's, because shaders write whole words.
+    """
+    if device.host_pointer_properties is None:
+        return f"{device.physical.name} has no VK_EXT_external_memory_host"
+    limits = device.physical.limits
+    page = limits["min_imported_host_pointer_alignment"]
+    if address % page:
+        return (
+            f"pointer not page aligned: {address:#x} is not a multiple of {page} bytes, "
+            "which VK_EXT_external_memory_host needs"
+        )
+    if nbytes % 4:
+        return (
+            f"{nbytes} bytes are not a multiple of 4: a shader writes 32-bit words, and would "
+            "change what lies behind the last byte"
+        )
+    if nbytes % page and page > mmap.PAGESIZE:
+        return (
+            f"{nbytes} bytes are not a multiple of the {page} bytes that the driver imports at once"
+        )
+    most = min(limits["max_allocation"], limits["max_buffer"])
+    if nbytes > most:
+        return f"{nbytes} bytes are more than the {most} of one buffer of {device.physical.name}"
+    return ""
+
+
+def import_drawback(device: Device) -> str:
+    """Why a copy is better than using host memory in place; empty if it is not.
+
+    A discrete GPU reads and writes imported memory over its bus, each time.
+    """
+    if device.physical.kind in ("integrated", "cpu"):
+        return ""
+    return (
+        f"{device.physical.name} is a {device.physical.kind} device: each access to host memory in "
+        "place would cross its bus (copy=False asks for it)"
+    )
+
+
+class Imported(Buffer):
+    """A buffer on memory of the host, which its owner may take back after `release`."""
+
+    __slots__ = ("imported",)
+
+    def __init__(self, device: Device) -> None:
+        self.imported = ffi.new("VkDeviceMemory[1]")
+        super().__init__(device)
+
+    @property
+    def words(self) -> int:
+        """Bytes that shaders may see: a word's end, by `import_refusal`."""
+        return self.nbytes
+
+    def release(self) -> None:
+        """Wait until no work uses it, and end the import. Harmless when repeated.
+
+        The owner of the memory may unmap it as soon as this returns.
+        """
+        if not self.queue.alive or not (self.cell[0] or self.imported[0]):
+            return
+        # After any other error than this it may be in use still, and stays.
+        with suppress(DeviceError):  # a lost device has no work left
+            if self.queue.shared:
+                self.queue.finish()
+            else:
+                self.queue.wait(self.last_use)
+        lib, device = self.device.lib, self.device.pointer
+        # Python runs no signal handler between taking a handle and destroying it.
+        destroy, free, null = lib.vkDestroyBuffer, lib.vkFreeMemory, ffi.NULL
+        buffer, self.cell[0] = self.cell[0], 0
+        destroy(device, buffer, null)
+        memory, self.imported[0] = self.imported[0], 0
+        free(device, memory, null)
+
+
+def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> Imported:
+    """A buffer on the host memory itself; it must outlive the buffer.
+
+    ExchangeError where `import_refusal` has a reason, or the driver has one,
+    whatever it calls it: the memory can be copied instead. Source:
+    VK_EXT_external_memory_host.
+    """
+    refusal = import_refusal(device, address, nbytes)
+    if not refusal and readonly and device.physical.kind != "cpu":
+        # Mesa's RADV pins the pages for writing and refuses those of mapped files (amdgpu's
+        # AMDGPU_GEM_USERPTR_ANONONLY); no driver says so before.
+        refusal = f"it is read-only, and the driver of {device.physical.name} pins it for writing"
+    if refusal:
+        raise ExchangeError(f"this host memory cannot be a Vulkan buffer in place: {refusal}")
+    made = Imported(device)
+    try:
+        _import(made, address, nbytes)
+    except (DeviceError, DeviceMemoryError) as exc:
+        made.release()
+        raise ExchangeError(
+            f"this host memory cannot be a Vulkan buffer in place: {exc}; copy it instead"
+        ) from exc
+    except BaseException:
+        made.release()
+        raise
+    return made
+
+
+def _import(made: Imported, address: int, nbytes: int) -> None:
+    lib, device = load(), made.device
+    host = constant("VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT")
+    pointer = ffi.cast("void *", address)
+    page = device.physical.limits["min_imported_host_pointer_alignment"]
+    whole = -(-nbytes // page) * page
+    external = struct("VkExternalMemoryBufferCreateInfo", handleTypes=host)
+    size, _ = create_buffer(device.pointer, nbytes, made.cell, external)
+    if size > whole:
+        raise ExchangeError(
+            f"{device.physical.name} needs {size} bytes behind a buffer of {nbytes}, more than its "
+            "pages hold; copy it instead"
+        )
+    source = struct("VkImportMemoryHostPointerInfoEXT", handleType=host, pHostPointer=pointer)
+    info = struct(
+        "VkMemoryAllocateInfo",
+        pNext=source,
+        allocationSize=whole,
+        memoryTypeIndex=_memory_type(device, made.cell[0], pointer),
+    )
+    result = lib.vkAllocateMemory(device.pointer, info, ffi.NULL, made.imported)
+    if result < 0:
+        made.imported[0] = 0  # what a failed call leaves there is not defined
+    check(result, f"vkAllocateMemory of {nbytes} bytes of host memory in place")
+    made.buffer, made.memory, made.nbytes = made.cell[0], made.imported[0], nbytes
+    check(lib.vkBindBufferMemory(device.pointer, made.buffer, made.memory, 0), "vkBindBufferMemory")
+    # The address itself: coherent memory needs no mapping to be seen.
+    made.mapped = address
+    made.cached = True
+    made.describe()
+
+
+def _memory_type(device: Device, buffer: int, pointer: Any) -> int:
+    """A coherent memory type that both the host memory and the buffer allow."""
+    properties = struct("VkMemoryHostPointerPropertiesEXT")
+    check(
+        device.host_pointer_properties(  # type: ignore[misc]  # refused before when None
+            device.pointer,
+            constant("VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT"),
+            pointer,
+            properties,
+        ),
+        "vkGetMemoryHostPointerPropertiesEXT",
+    )
+    needs = ffi.new("VkMemoryRequirements *")
+    load().vkGetBufferMemoryRequirements(device.pointer, buffer, needs)
+    bits = properties.memoryTypeBits & needs.memoryTypeBits
+    for index, (flags, _, _) in enumerate(device.physical.memory_types):
+        if bits >> index & 1 and flags & COHERENT == COHERENT:
+            return index
+    raise ExchangeError(
+        f"{device.physical.name} has no coherent memory type for this host memory; copy it instead"
+    )
