@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -63,25 +62,29 @@ class Kernel:
         self._sets: deque[tuple[int, Any]] = deque()
         """Descriptor sets that no call has claimed, with the queue's value of their last use."""
         self._handles = Handles()
-        # A kernel is freed when the queue is done with it, whoever drops it.
-        self._free = weakref.finalize(self, _destroy, device, self._handles, self._sets)
-        self._free.atexit = False  # the process ends with the device open
+        self._owned = _Owned(device, self._handles, self._sets)
+        device.reclaim()
+        self._key = device.owners.enter(self, self._owned)
         try:
             self._build(spirv, entry)
         except BaseException:
             self._free()
             raise
-        device.closers.add(self)
 
     def close(self) -> None:
-        """Free the kernel now, not when it is dropped; waits for its work.
+        """Free the kernel now; waits for its work.
 
-        If a call is under way, in another thread or in the code that a finalizer
-        has interrupted, the kernel is freed at the end of that call.
+        A kernel that is dropped without this is freed when the next is made, or
+        the device is closed. If a call is under way, in another thread or in the code
+        that a finalizer has interrupted, the kernel is freed at the end of that call.
         """
         self._closed = True
         if not self._calls:
             self._free()
+
+    def _free(self) -> None:
+        self._owned.close()
+        self.device.owners.leave(self._key)
 
     def _build(self, spirv: bytes, entry: str) -> None:
         device = self.device.pointer
@@ -130,24 +133,20 @@ class Kernel:
         code = ffi.new("uint32_t[]", len(spirv) // 4)
         ffi.memmove(code, spirv, len(spirv))
         info = struct("VkShaderModuleCreateInfo", codeSize=len(spirv), pCode=code)
-        temporary = Handles()
-        try:
-            module = temporary.create(device, "ShaderModule", info)
-            name = ffi.new("char[]", entry.encode())
-            stage_info = struct(
-                "VkPipelineShaderStageCreateInfo", stage=stage, module=module[0], pName=name
-            )
-            info = struct("VkComputePipelineCreateInfo", stage=stage_info[0], layout=self._layout)
-            return int(
-                self._handles.make(
-                    "Pipeline",
-                    lambda cell: lib.vkCreateComputePipelines(device, 0, 1, info, ffi.NULL, cell),
-                    device,
-                    call=f"vkCreateComputePipelines (entry point {entry!r})",
-                )[0]
-            )
-        finally:
-            temporary.destroy()
+        # It could be destroyed with the pipeline made; an interrupt would then lose it.
+        module = self._handles.create(device, "ShaderModule", info)
+        name = ffi.new("char[]", entry.encode())
+        stage_info = struct(
+            "VkPipelineShaderStageCreateInfo", stage=stage, module=module[0], pName=name
+        )
+        info = struct("VkComputePipelineCreateInfo", stage=stage_info[0], layout=self._layout)
+        pipeline = self._handles.make(
+            "Pipeline",
+            lambda cell: lib.vkCreateComputePipelines(device, 0, 1, info, ffi.NULL, cell),
+            device,
+            call=f"vkCreateComputePipelines (entry point {entry!r})",
+        )
+        return int(pipeline[0])
 
     def __call__(self, *tensors: Any, groups: int | Sequence[int], push: bytes = b"") -> None:
         """Enqueue the kernel over *tensors*, in the order of the bindings.
@@ -188,8 +187,7 @@ class Kernel:
 
     def run(self, bindings: Sequence[Binding], groups: int | Sequence[int], push: bytes) -> int:
         """Enqueue one dispatch over allocations; the queue's value for it."""
-        if not self._free.alive or not self.device.alive:
-            raise DeviceError("this kernel is closed, its device is, or the process forked")
+        self._refuse_closed()
         counts, push = counts_of(groups), bytes_of(push)
         self._check(bindings, counts, push)
         block = ffi.new("char[]", push) if push else ffi.NULL
@@ -197,13 +195,16 @@ class Kernel:
         try:
             # Entered before the look, as `close` looks after it has said so: one sees the other.
             self._calls.add(call)
-            if self._closed:
-                raise DeviceError("this kernel is closed")
+            self._refuse_closed()
             return self._dispatch(bindings, counts, block)
         finally:
             self._calls.discard(call)
             if self._closed and not self._calls:
                 self._free()
+
+    def _refuse_closed(self) -> None:
+        if self._closed or not self.device.alive:
+            raise DeviceError("this kernel is closed, its device is, or the process forked")
 
     def _dispatch(self, bindings: Sequence[Binding], counts: Sequence[int], block: Any) -> int:
         value, chosen = self._claim()
@@ -272,16 +273,33 @@ class Kernel:
         check_bindings(self.device, bindings)
 
 
-def _destroy(device: Device, handles: Handles, sets: deque[tuple[int, Any]]) -> None:
-    # A finalizer must not raise.
-    try:
-        if device.alive:
-            device.queue.wait(max((value for value, _ in sets.copy()), default=0))
-    except DeviceMemoryError:
-        handles.forget()  # it may be in use still: better left than pulled away
-    except DeviceError:
-        pass  # a lost device has no work left
-    if device.alive:
-        handles.destroy()
-    else:
-        handles.forget()  # closed with the device, or the parent process's
+class _Owned:
+    """What a kernel owns: its Vulkan objects, and when their last use is done."""
+
+    def __init__(self, device: Device, handles: Handles, sets: deque[tuple[int, Any]]) -> None:
+        self._device = device
+        self._handles = handles
+        self._sets = sets
+
+    def close(self) -> None:
+        """Wait for the kernel's work and destroy it; never raises, and may be repeated."""
+        device = self._device
+        if not device.alive:
+            self._handles.forget()  # closed with the device, or the parent process's
+            return
+        if not len(self._handles):
+            return
+        try:
+            device.queue.wait(self._last_use())
+        except DeviceMemoryError:
+            self._handles.forget()  # it may be in use still: better left than pulled away
+            return
+        except DeviceError:
+            pass  # a lost device has no work left
+        self._handles.destroy()
+
+    def _last_use(self) -> int:
+        # A set that an interrupted call has not put back may be in use.
+        sets = self._sets.copy()
+        lost = len(sets) % SETS
+        return NEVER if lost else max((value for value, _ in sets), default=0)

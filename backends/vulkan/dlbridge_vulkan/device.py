@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -11,9 +10,10 @@ from dlbridge.errors import DeviceError, DeviceMemoryError
 from .handles import Handles
 from .instance import HOST_MEMORY, NEWEST, PhysicalDevice, describe, features
 from .library import ffi, handle, load, struct
-from .locks import is_reentrant
+from .locks import holds, is_reentrant
 from .memory import USAGE, Allocation, Heap
 from .memory_types import MemoryType
+from .owners import Owners
 from .queue import Queue
 from .staging import Staging
 
@@ -37,10 +37,10 @@ EXTENSIONS = (HOST_MEMORY, "VK_KHR_portability_subset")
 
 
 class Closes(Protocol):
-    """What is made for a device, and must be closed before it."""
+    """What something made for a device owns, and must be destroyed before the device."""
 
     def close(self) -> None:
-        """Wait for its work, and give back what is its own."""
+        """Wait for its work, and give back what is its own. Harmless when repeated."""
 
 
 class Device:
@@ -68,7 +68,7 @@ class Device:
         self.physical = physical
         self.pointer = pointer
         self.queue = queue
-        self._handles = handles
+        self.handles = handles
         self.lib = load()
         self.host_pointer_properties = self._host_import() if host_import else None
         # Equal for all buffers of equal usage (Vulkan 1.3, "Resource Memory Association").
@@ -78,8 +78,8 @@ class Device:
         self._staging_heap = self._heap(MemoryType.for_staging(physical, bits))
         self.staging = Staging(queue, self._staging_heap)
         """The ring of host memory through which unmapped memory is copied."""
-        self.closers: weakref.WeakSet[Closes] = weakref.WeakSet()
-        """What must be closed before the device, while somebody holds it."""
+        self.owners: Owners[Closes] = Owners()
+        """Kernels and imports, with what must be closed before the device."""
         self.tools: dict[str, Any] = {}
         """What modules above this one keep for the device's whole life, by their names."""
 
@@ -119,30 +119,32 @@ class Device:
 
         No tensor may be left on it; its kernels are closed.
         """
-        for one in list(self.closers):
-            one.close()
         self.tools.clear()
+        for one in self.owners.all():
+            one.close()
+        self.owners.clear()
         self.queue.finish()
         self.staging.close()
         self.queue.alive = False
         self.queue.finish()
         for heap in (*self.heaps, self._staging_heap):
             heap.close()
-        self._handles.destroy()
+        self.handles.destroy()
+
+    def reclaim(self) -> None:
+        """Close what dropped kernels and imports left; called before the next is made."""
+        if self.owners.any_dropped and not holds(self.queue.lock):
+            self.owners.reclaim(_close)
 
     def _heap(self, kind: MemoryType) -> Heap:
         physical = self.physical
         return Heap(self.pointer, physical.name, physical.limits, self.queue, kind)
 
     def _memory_type_bits(self) -> int:
-        probe = Handles()
         info = struct("VkBufferCreateInfo", size=4, usage=USAGE)
-        try:
-            buffer = probe.create(self.pointer, "Buffer", info)[0]
-            needs = ffi.new("VkMemoryRequirements *")
-            self.lib.vkGetBufferMemoryRequirements(self.pointer, buffer, needs)
-        finally:
-            probe.destroy()
+        probe = self.handles.create(self.pointer, "Buffer", info)  # it stays, without memory
+        needs = ffi.new("VkMemoryRequirements *")
+        self.lib.vkGetBufferMemoryRequirements(self.pointer, probe[0], needs)
         return int(needs.memoryTypeBits)
 
     def _host_import(self) -> Any:
@@ -151,26 +153,29 @@ class Device:
         return ffi.cast(f"PFN_{name}", function) if function else None
 
 
-def open_device(instance: Any, physical: PhysicalDevice, staged: bool) -> Device:
-    """A new VkDevice with one compute queue, opened with every feature that tensors need."""
+def _close(one: Closes) -> bool:
+    one.close()
+    return True
+
+
+def open_device(handles: Handles, instance: Any, physical: PhysicalDevice, staged: bool) -> Device:
+    """A new VkDevice with one compute queue, opened with every feature that tensors need.
+
+    *handles* owns what is made; after an exception it is the caller's to destroy.
+    """
     extensions = [name for name in EXTENSIONS if name in physical.extensions]
-    handles = Handles()  # from here on it owns what is made, and destroys it after an exception
     pointer = _create(handles, physical, extensions)
     taken = ffi.new("VkQueue *")
     load().vkGetDeviceQueue(pointer, physical.queue_family, 0, taken)
-    try:
-        return Device(
-            handles,
-            instance,
-            physical,
-            pointer,
-            Queue(handles, pointer, taken[0], physical.queue_family),
-            staged=staged,
-            host_import=HOST_MEMORY in extensions,
-        )
-    except BaseException:
-        handles.destroy()
-        raise
+    return Device(
+        handles,
+        instance,
+        physical,
+        pointer,
+        Queue(handles, pointer, taken[0], physical.queue_family),
+        staged=staged,
+        host_import=HOST_MEMORY in extensions,
+    )
 
 
 def _create(handles: Handles, physical: PhysicalDevice, extensions: list[str]) -> Any:
@@ -217,6 +222,7 @@ def _features(physical: PhysicalDevice) -> list[Any]:
 
 
 def adopt_device(
+    handles: Handles,
     *,
     instance: Any,
     physical_device: Any,
@@ -232,7 +238,8 @@ def adopt_device(
     Handles are integers or cffi pointers. Both instance and device must have
     been created for Vulkan 1.2 or newer, through the system's loader, with the
     feature timelineSemaphore; *host_import* says that the device has
-    VK_EXT_external_memory_host switched on.
+    VK_EXT_external_memory_host switched on. What is made in it goes to the object
+    *handles*, as in `open_device`.
     """
     pointers = [
         ffi.cast(kind, handle(value))
@@ -258,17 +265,12 @@ def adopt_device(
             f"this VkDevice of {physical.name} was created for a Vulkan older than 1.2; set "
             "VkApplicationInfo.apiVersion to 1.2 or newer"
         )
-    handles = Handles()
-    try:
-        return Device(
-            handles,
-            pointers[0],
-            physical,
-            pointers[2],
-            Queue(handles, pointers[2], pointers[3], queue_family, lock, shared=True),
-            staged=staged,
-            host_import=host_import,
-        )
-    except BaseException:
-        handles.destroy()
-        raise
+    return Device(
+        handles,
+        pointers[0],
+        physical,
+        pointers[2],
+        Queue(handles, pointers[2], pointers[3], queue_family, lock, shared=True),
+        staged=staged,
+        host_import=host_import,
+    )

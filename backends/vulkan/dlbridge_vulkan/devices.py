@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 from .device import Device, adopt_device, open_device
+from .handles import Handles
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
 from .locks import package_lock
 from .memory_types import LOCAL
@@ -31,8 +32,9 @@ class Entry:
     physical: PhysicalDevice
     device: Device | None = None
 
-    def enter(self, opened: Device) -> Device:
+    def enter(self, opened: Device, index: int) -> Device:
         """Keep *opened*, unless a finalizer has opened the device meanwhile in this thread."""
+        opened.index = index
         if self.device is None:
             self.device = opened
         else:
@@ -51,6 +53,8 @@ class Devices:
         self.instance, version = create_instance()
         self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
         self._lock = package_lock()
+        self._making = False
+        self._unfinished: list[Handles] = []
         self.forked = False
         _tables.add(self)
         atexit.register(self.finish)
@@ -69,9 +73,11 @@ class Devices:
         with self._lock:
             device = entry.device
             if device is None:
-                opened = open_device(self.instance, entry.physical, self.staged)
-                opened.index = index
-                device = entry.enter(opened)
+                device = self._make(
+                    lambda handles: entry.enter(
+                        open_device(handles, self.instance, entry.physical, self.staged), index
+                    )
+                )
         if not device.alive:
             raise DeviceError(f"vulkan:{index} has been closed")
         return device
@@ -79,11 +85,42 @@ class Devices:
     def adopt(self, **handles: Any) -> Device:
         """Take a VkDevice of the caller's in as one more device; see `adopt_device`."""
         self._refuse_after_fork()
-        device = adopt_device(staged=self.staged, **handles)
+        with self._lock:
+            return self._make(
+                lambda made: self._append(adopt_device(made, staged=self.staged, **handles))
+            )
+
+    def _append(self, device: Device) -> Device:
         entry = Entry(device.physical, device)
         self._entries.append(entry)  # one step, which gives it its number
         device.index = self._entries.index(entry)
         return device
+
+    def _make(self, make: Callable[[Handles], Device]) -> Device:
+        """Run *make*, whose device keeps the handles; the lock is held.
+
+        What an exception leaves of a device is destroyed, at the next call at the latest.
+        """
+        if not self._making:  # else this is a finalizer's call, in the middle of another
+            for left in self._unfinished.copy():
+                self._settle(left)
+        outer, self._making = self._making, True
+        try:
+            handles = Handles()
+            self._unfinished.append(handles)
+            try:
+                return make(handles)
+            finally:
+                self._settle(handles)
+        finally:
+            self._making = outer
+
+    def _settle(self, handles: Handles) -> None:
+        """Destroy *handles*, unless they belong to a device that has been entered."""
+        devices = [entry.device for entry in self._entries]
+        if not any(device is not None and device.handles is handles for device in devices):
+            handles.destroy()
+        self._unfinished.remove(handles)
 
     def find(self, name: str) -> int:
         """The device whose UUID is *name*, or the first whose name contains it."""

@@ -6,7 +6,6 @@ exception at any moment (a Ctrl-C too) leaves nothing that nobody can destroy.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,10 +30,11 @@ class Handles:
         destroyed with ``vkDestroy<kind>(*parent, handle, NULL)``.
         """
         cell = ffi.new(f"Vk{kind}[1]")
-        self._made.append((getattr(load(), f"vkDestroy{kind}"), parent, cell, cell[0]))
+        none = cell[0]
+        self._made.append((getattr(load(), f"vkDestroy{kind}"), parent, cell, none))
         result = create(cell)
         if result < 0:
-            self._made.pop()  # what a failed call leaves in the cell is not defined
+            cell[0] = none  # what a failed call leaves there is not defined
         check(result, call or f"vkCreate{kind}")
         return cell
 
@@ -44,14 +44,16 @@ class Handles:
         return self.make(kind, lambda cell: function(device, info, ffi.NULL, cell), device)
 
     def destroy(self) -> None:
-        """Destroy all objects that are left; nothing may be using them."""
-        while self._made:
-            function, parent, cell, none = self._made[-1]
+        """Destroy all objects that are left; nothing may be using them.
+
+        Two threads may do so at once, and an interrupted call may be repeated.
+        """
+        for function, parent, cell, none in reversed(self._made.copy()):
             if cell[0]:
-                # Python runs no signal handler between these two lines.
+                # Python runs no signal handler and no other thread between these two lines.
                 handle, cell[0] = cell[0], none
                 function(*parent, handle, ffi.NULL)
-            self._made.pop()
+        self._made.clear()
 
     def forget(self) -> None:
         """Leave the objects to the driver: they may be in use, or are another process's."""
@@ -59,8 +61,3 @@ class Handles:
 
     def __len__(self) -> int:
         return len(self._made)
-
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Only what an exception left behind: owners destroy or keep their objects.
-        if self._made and not ending():
-            self.destroy()

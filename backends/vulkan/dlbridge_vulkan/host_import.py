@@ -14,6 +14,7 @@ from .errors import check
 from .library import constant, ffi, load, struct
 from .memory import create_buffer
 from .memory_types import COHERENT
+from .queue import NEVER
 
 __all__ = ["Imported", "import_drawback", "import_memory", "import_refusal"]
 
@@ -62,14 +63,42 @@ def import_drawback(device: Device) -> str:
     )
 
 
+class Import:
+    """What an imported buffer owns: a VkBuffer, and the import as a VkDeviceMemory."""
+
+    __slots__ = ("_device", "buffer", "memory", "queue")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device.pointer
+        self.queue = device.queue
+        self.buffer = ffi.new("VkBuffer[1]")
+        self.memory = ffi.new("VkDeviceMemory[1]")
+
+    def close(self, last_use: int = NEVER) -> None:
+        """Wait for the value *last_use* of the queue, and end the import."""
+        if not (self.buffer[0] or self.memory[0]):
+            return
+        # After any other error than this it may be in use still, and stays.
+        with suppress(DeviceError):  # a lost device has no work left
+            self.queue.wait(last_use)
+        lib, null = load(), ffi.NULL
+        # Python runs no signal handler between taking a handle and destroying it.
+        destroy, free = lib.vkDestroyBuffer, lib.vkFreeMemory
+        buffer, self.buffer[0] = self.buffer[0], 0
+        destroy(self._device, buffer, null)
+        memory, self.memory[0] = self.memory[0], 0
+        free(self._device, memory, null)
+
+
 class Imported(Buffer):
     """A buffer on memory of the host, which its owner may take back after `release`."""
 
-    __slots__ = ("imported",)
+    __slots__ = ("_import_key", "imported")
 
     def __init__(self, device: Device) -> None:
-        self.imported = ffi.new("VkDeviceMemory[1]")
         super().__init__(device)
+        self.imported = Import(device)
+        self._import_key = device.owners.enter(self, self.imported)
 
     @property
     def words(self) -> int:
@@ -81,21 +110,9 @@ class Imported(Buffer):
 
         The owner of the memory may unmap it as soon as this returns.
         """
-        if not self.queue.alive or not (self.cell[0] or self.imported[0]):
-            return
-        # After any other error than this it may be in use still, and stays.
-        with suppress(DeviceError):  # a lost device has no work left
-            if self.queue.shared:
-                self.queue.finish()
-            else:
-                self.queue.wait(self.last_use)
-        lib, device = self.device.lib, self.device.pointer
-        # Python runs no signal handler between taking a handle and destroying it.
-        destroy, free, null = lib.vkDestroyBuffer, lib.vkFreeMemory, ffi.NULL
-        buffer, self.cell[0] = self.cell[0], 0
-        destroy(device, buffer, null)
-        memory, self.imported[0] = self.imported[0], 0
-        free(device, memory, null)
+        if self.queue.alive:
+            self.imported.close(NEVER if self.queue.shared else self.last_use)
+            self.device.owners.leave(self._import_key)
 
 
 def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> Imported:
@@ -112,6 +129,7 @@ def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> 
         refusal = f"it is read-only, and the driver of {device.physical.name} pins it for writing"
     if refusal:
         raise ExchangeError(f"this host memory cannot be a Vulkan buffer in place: {refusal}")
+    device.reclaim()
     made = Imported(device)
     try:
         _import(made, address, nbytes)
@@ -133,7 +151,7 @@ def _import(made: Imported, address: int, nbytes: int) -> None:
     page = device.physical.limits["min_imported_host_pointer_alignment"]
     whole = -(-nbytes // page) * page
     external = struct("VkExternalMemoryBufferCreateInfo", handleTypes=host)
-    size, _ = create_buffer(device.pointer, nbytes, made.cell, external)
+    size, _ = create_buffer(device.pointer, nbytes, made.imported.buffer, external)
     if size > whole:
         raise ExchangeError(
             f"{device.physical.name} needs {size} bytes behind a buffer of {nbytes}, more than its "
@@ -144,13 +162,14 @@ def _import(made: Imported, address: int, nbytes: int) -> None:
         "VkMemoryAllocateInfo",
         pNext=source,
         allocationSize=whole,
-        memoryTypeIndex=_memory_type(device, made.cell[0], pointer),
+        memoryTypeIndex=_memory_type(device, made.imported.buffer[0], pointer),
     )
-    result = lib.vkAllocateMemory(device.pointer, info, ffi.NULL, made.imported)
+    memory = made.imported.memory
+    result = lib.vkAllocateMemory(device.pointer, info, ffi.NULL, memory)
     if result < 0:
-        made.imported[0] = 0  # what a failed call leaves there is not defined
+        memory[0] = 0  # what a failed call leaves there is not defined
     check(result, f"vkAllocateMemory of {nbytes} bytes of host memory in place")
-    made.buffer, made.memory, made.nbytes = made.cell[0], made.imported[0], nbytes
+    made.buffer, made.memory, made.nbytes = made.imported.buffer[0], memory[0], nbytes
     check(lib.vkBindBufferMemory(device.pointer, made.buffer, made.memory, 0), "vkBindBufferMemory")
     # The address itself: coherent memory needs no mapping to be seen.
     made.mapped = address

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -43,6 +44,18 @@ constant = cache(ffi.integer_const)
 _library: Any = None
 
 
+def _realize_types() -> None:
+    """Have cffi make all structures of ``vulkan.h`` now.
+
+    It makes each one at its first use, and ends the process if a finalizer then
+    uses the same one (cffi 2.0: an assertion in ``_realize_c_struct_or_union``).
+    """
+    for name in ffi.list_types()[0]:
+        if ffi.typeof(name).kind == "struct":
+            with suppress(TypeError):  # only declared, such as VkAllocationCallbacks
+                ffi.new(f"{name} *")
+
+
 def load() -> Any:
     """The Vulkan loader, opened at the first call and never closed.
 
@@ -53,7 +66,9 @@ def load() -> Any:
         attempts = []
         for name in names(sys.platform, os.environ.get("VULKAN_SDK")):
             try:
-                _library = ffi.dlopen(name)
+                opened = ffi.dlopen(name)
+                _realize_types()
+                _library = opened
                 break
             except OSError as exc:
                 attempts.append(f"{name} ({exc})")

@@ -7,7 +7,6 @@ place and beginning at its byte 0, as TVM's convention wants it.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,9 +19,10 @@ from .errors import check
 from .library import constant, ffi, load, struct
 from .locks import holds, package_lock
 from .memory_types import MemoryType
+from .owners import Owners
 from .queue import NEVER, Queue
 
-__all__ = ["USAGE", "Allocation", "Heap", "create_buffer"]
+__all__ = ["USAGE", "Allocation", "Heap", "Place", "create_buffer"]
 
 BLOCK = 64 << 20
 """Bytes of a block. Larger buffers get one of their own size."""
@@ -38,41 +38,50 @@ USAGE = (
 )
 
 
+class Place:
+    """What an allocation owns: a VkBuffer, and a range of a block."""
+
+    __slots__ = ("block", "cell", "end", "last_use", "start")
+
+    def __init__(self) -> None:
+        self.cell = ffi.new("VkBuffer[1]")
+        self.block: Block | None = None
+        self.start = 0
+        self.end = 0
+        self.last_use = NEVER
+        """The queue's value after which nothing uses it, once it is freed."""
+
+
 class Allocation:
     """One VkBuffer and the memory behind it.
 
-    It is made empty; `Heap.allocate` makes the buffer into it. So whatever the
-    driver has made is owned from the first moment, and goes back when the
-    allocation is released or dropped.
+    It is made empty; `Heap.allocate` makes the buffer into its `place`. So
+    whatever the driver has made is owned from the first moment, and goes back
+    when the allocation is released or dropped.
     """
 
     __slots__ = (
-        "block",
+        "__weakref__",
+        "_key",
         "buffer",
         "cached",
-        "cell",
-        "end",
         "heap",
         "last_use",
         "mapped",
         "memory",
         "nbytes",
+        "place",
         "queue",
-        "start",
     )
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.heap: Heap | None = None
-        """Where it goes back to; None if it has nothing of a heap."""
-        self.cell = ffi.new("VkBuffer[1]")
-        """The VkBuffer, if it is this object's to destroy."""
-        self.block: Block | None = None
+        """Where its place goes back to; None if it has nothing of a heap."""
+        self.place = Place()
+        self._key: object = None
         self.buffer = 0
         self.memory = 0
-        self.start = 0
-        """Where the buffer is bound in the memory."""
-        self.end = 0
         self.nbytes = 0
         self.mapped = 0
         """Host address of its first byte; 0 if the host cannot address it."""
@@ -80,6 +89,18 @@ class Allocation:
         """Whether the host reads it at full speed."""
         self.last_use = 0
         """The queue's value after which nothing uses it."""
+
+    def enter(self, heap: Heap) -> None:
+        """Belong to *heap* from now on."""
+        self.leave()
+        self.heap = heap
+        self._key = heap.owners.enter(self, self.place)
+
+    def leave(self) -> None:
+        """Belong to no heap: the place is on its way back."""
+        if self.heap is not None:
+            self.heap.owners.leave(self._key)
+            self.heap = None
 
     def settle(self) -> None:
         """Block until no work uses it, so that the host may touch it."""
@@ -91,18 +112,23 @@ class Allocation:
 
     def release(self) -> None:
         """Give it back once no work uses it; does not block. Harmless when repeated."""
-        if self.heap is not None and self.cell[0] and self.queue.alive:
+        if self.heap is not None and self.queue.alive:
             self.heap.free(self)
+
+    @property
+    def start(self) -> int:
+        """Where the buffer is bound in the memory."""
+        return self.place.start
+
+    @property
+    def end(self) -> int:
+        """Where its range of the memory ends."""
+        return self.place.end
 
     @property
     def words(self) -> int:
         """Bytes of the buffer that shaders may see: our own are whole 32-bit words."""
         return -(-self.nbytes // 4) * 4
-
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Drivers may be gone at the end of the process, which reclaims all.
-        if not ending():
-            self.release()
 
 
 class Heap:
@@ -122,7 +148,8 @@ class Heap:
         self._busy = False
         """Whether the blocks are being changed, by the thread that holds the lock."""
         self._blocks: list[Block] = []
-        self._pending: deque[Allocation] = deque()
+        self._pending: deque[Place] = deque()
+        self.owners: Owners[Place] = Owners()
 
     def allocate(self, into: Allocation, nbytes: int, alignment: int) -> None:
         """Make *into* a new buffer of *nbytes* bytes.
@@ -132,18 +159,20 @@ class Heap:
         there is no room even after what is still in use by the queue was freed.
         """
         self.collect()
-        into.heap, into.nbytes = self, nbytes
-        size, step = create_buffer(self._device, nbytes, into.cell)
+        into.enter(self)
+        into.nbytes = nbytes
+        place = into.place
+        size, step = create_buffer(self._device, nbytes, place.cell)
         alignment = max(alignment, step)
         try:
-            self._place(into, size, alignment, step)
+            self._place(place, size, alignment, step)
         except DeviceMemoryError:
             if not self._make_room():
                 raise
-            self._place(into, size, alignment, step)
-        block = into.block
+            self._place(place, size, alignment, step)
+        block = place.block
         assert block is not None  # placed above
-        into.buffer, into.memory = into.cell[0], block.memory
+        into.buffer, into.memory = place.cell[0], block.memory
         into.mapped = block.mapped and block.mapped + into.start
         into.cached = self.kind.cached
         check(
@@ -158,15 +187,16 @@ class Heap:
         same thread: it is then only noted for the next call. Where others may
         submit to the queue, their work that is on it now counts as well.
         """
-        if self._queue.shared:
-            allocation.last_use = NEVER
-        self._pending.append(allocation)
+        place = allocation.place
+        place.last_use = NEVER if self._queue.shared else allocation.last_use
+        self._pending.append(place)
+        allocation.leave()
         with suppress(DeviceError, DeviceMemoryError):  # a finalizer must not raise
             self.collect()
 
     def collect(self) -> None:
         """Take back what was freed and is no longer in use."""
-        if not self._pending or holds(self._lock):
+        if not (self._pending or self.owners.any_dropped) or holds(self._lock):
             return
         self._mark()
         with self._lock:
@@ -175,9 +205,10 @@ class Heap:
     def close(self) -> None:
         """Give everything back to the driver; nothing may be in use."""
         with self._lock:
-            while self._pending:
-                self._destroy(self._pending[0])
-                self._pending.popleft()
+            for place in (*self._pending, *self.owners.all()):
+                self._destroy(place)
+            self._pending.clear()
+            self.owners.clear()
             while self._blocks:
                 self._blocks[-1].destroy()
                 self._blocks.pop()
@@ -198,12 +229,20 @@ class Heap:
             self._busy = False
 
     def _mark(self) -> None:
-        """Have others' work on a shared queue waited for, by one mark for all that was freed."""
+        """Have all work on the queue waited for where it is not known what used the memory.
+
+        That is so for a queue to which others submit, and for what was dropped.
+        """
+        self.owners.reclaim(self._adopt)
         unmarked = [one for one in self._pending.copy() if one.last_use == NEVER]
         if unmarked:
             value = self._queue.mark()
             for one in unmarked:
                 one.last_use = value
+
+    def _adopt(self, place: Place) -> bool:
+        self._pending.append(place)
+        return True
 
     def _collect(self) -> None:
         self._sweep()
@@ -221,17 +260,17 @@ class Heap:
             block.destroy()
             self._blocks.remove(block)
 
-    def _destroy(self, allocation: Allocation) -> None:
-        cell = allocation.cell
+    def _destroy(self, place: Place) -> None:
+        cell = place.cell
         if cell[0]:
             # Python runs no signal handler between these two lines.
             buffer, cell[0] = cell[0], 0
             self._lib.vkDestroyBuffer(self._device, buffer, ffi.NULL)
-        block = allocation.block
+        block = place.block
         if block is None:
             return
-        free = block.joined(allocation.start, allocation.end)
-        block.free, allocation.block = free, None
+        free = block.joined(place.start, place.end)
+        block.free, place.block = free, None
         if block.empty:
             self._trim(KEEP)
 
@@ -256,7 +295,7 @@ class Heap:
             self._changing(self._trim, 0)
         return True
 
-    def _place(self, into: Allocation, size: int, alignment: int, step: int) -> None:
+    def _place(self, into: Place, size: int, alignment: int, step: int) -> None:
         # A block's own address may be less aligned than the buffer wants.
         need = size + (alignment if alignment > step else 0)
         with self._lock:
@@ -265,7 +304,7 @@ class Heap:
             else:
                 self._changing(self._find, into, size, alignment, step, need)
 
-    def _find(self, into: Allocation, size: int, alignment: int, step: int, need: int) -> None:
+    def _find(self, into: Place, size: int, alignment: int, step: int, need: int) -> None:
         self._collect()
         fits = [
             (fit[0], index)
@@ -283,7 +322,7 @@ class Heap:
                 block = self._grow(need)
         self._take(into, block, size, alignment, step)
 
-    def _take(self, into: Allocation, block: Block, size: int, alignment: int, step: int) -> None:
+    def _take(self, into: Place, block: Block, size: int, alignment: int, step: int) -> None:
         fit = block.fit(size, alignment, step)
         assert fit is not None  # found or made large enough
         start, end = fit[1], fit[1] + size

@@ -153,7 +153,7 @@ def wrap(
     needed = -(-prod(shape) * _bits(dtype) // 8)
     if needed > nbytes:
         raise ValueError(f"shape {shape} of {dtype} takes {needed} bytes; the buffer has {nbytes}")
-    made.start, made.nbytes = memory_offset, nbytes
+    made.place.start, made.nbytes = memory_offset, nbytes
     made.mapped = mapped
     made.cached = bool(mapped)
     made.describe()

@@ -242,11 +242,14 @@ class Queue:
                 self.wait(self._running[0][0])
 
     def _take(self) -> Any:
-        """A command buffer that is not in use. The lock is held."""
-        while self._running and self.done(self._running[0][0]):
-            _, commands = self._running.popleft()
-            self._free.append(commands)
-        if self._free:
+        """A command buffer that is not in use. The lock is held, but finalizers may submit."""
+        for entry in self._running.copy():
+            if not self.done(entry[0]):
+                break
+            with suppress(ValueError):  # taken out by a finalizer meanwhile
+                self._running.remove(entry)
+                self._free.append(entry[1])
+        with suppress(IndexError):
             return self._free.pop()
         commands = ffi.new("VkCommandBuffer[1]")
         info = struct("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)

@@ -116,7 +116,7 @@ def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(device, "lib", Watching())
+    monkeypatch.setattr(host_import, "load", Watching)
     monkeypatch.setattr(device.queue, "wait", failing)
     lost = error is DeviceError
     with contextlib.nullcontext() if lost else pytest.raises(error):

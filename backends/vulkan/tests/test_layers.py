@@ -16,7 +16,7 @@ errors locks        what VkResults mean; the one lock
 library             the loader
 spirv strided       reading modules; cutting regions
 hostcopy handles    moving bytes on the host; what an owner destroys
-instance            the physical devices
+instance owners     the physical devices; what dropped objects leave
 memory_types        which memory for what
 blocks queue        one VkDeviceMemory; one VkQueue
 memory              buffers in blocks
