@@ -64,7 +64,7 @@ class Kernel:
         self._handles = Handles()
         self._owned = _Owned(device, self._handles, self._sets)
         device.reclaim()
-        self._key = device.owners.enter(self, self._owned)
+        self._key = device.kernels.enter(self, self._owned)
         try:
             self._build(spirv, entry)
         except BaseException:
@@ -84,7 +84,7 @@ class Kernel:
 
     def _free(self) -> None:
         self._owned.close()
-        self.device.owners.leave(self._key)
+        self.device.kernels.leave(self._key)
 
     def _build(self, spirv: bytes, entry: str) -> None:
         device = self.device.pointer

@@ -70,6 +70,9 @@ class Device:
         self.queue = queue
         self.handles = handles
         self.lib = load()
+        self.kernels: Owners[Closes] = Owners()
+        self.imports: Owners[Closes] = Owners()
+        """Host memory in place."""
         self.host_pointer_properties = self._host_import() if host_import else None
         # Equal for all buffers of equal usage (Vulkan 1.3, "Resource Memory Association").
         bits = self._memory_type_bits()
@@ -78,8 +81,6 @@ class Device:
         self._staging_heap = self._heap(MemoryType.for_staging(physical, bits))
         self.staging = Staging(queue, self._staging_heap)
         """The ring of host memory through which unmapped memory is copied."""
-        self.owners: Owners[Closes] = Owners()
-        """Kernels and imports, with what must be closed before the device."""
         self.tools: dict[str, Any] = {}
         """What modules above this one keep for the device's whole life, by their names."""
 
@@ -120,9 +121,10 @@ class Device:
         No tensor may be left on it; its kernels are closed.
         """
         self.tools.clear()
-        for one in self.owners.all():
-            one.close()
-        self.owners.clear()
+        for owners in (self.kernels, self.imports):
+            for one in owners.all():
+                one.close()
+            owners.clear()
         self.queue.finish()
         self.staging.close()
         self.queue.alive = False
@@ -133,12 +135,20 @@ class Device:
 
     def reclaim(self) -> None:
         """Close what dropped kernels and imports left; called before the next is made."""
-        if self.owners.any_dropped and not holds(self.queue.lock):
-            self.owners.reclaim(_close)
+        for owners in (self.kernels, self.imports):
+            if owners.any_dropped and not holds(self.queue.lock):
+                owners.reclaim(_close)
+
+    @property
+    def allocations(self) -> int:
+        """The VkDeviceMemory objects that this package has in the device."""
+        heaps = (*self.heaps, self._staging_heap)
+        return sum(len(heap.blocks) for heap in heaps) + len(self.imports)
 
     def _heap(self, kind: MemoryType) -> Heap:
         physical = self.physical
-        return Heap(self.pointer, physical.name, physical.limits, self.queue, kind)
+        limits = physical.limits
+        return Heap(self.pointer, physical.name, limits, self.queue, kind, lambda: self.allocations)
 
     def _memory_type_bits(self) -> int:
         info = struct("VkBufferCreateInfo", size=4, usage=USAGE)

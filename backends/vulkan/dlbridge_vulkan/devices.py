@@ -15,7 +15,6 @@ from .device import Device, adopt_device, open_device
 from .handles import Handles
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
 from .locks import package_lock
-from .memory_types import LOCAL
 
 __all__ = ["Devices"]
 
@@ -187,10 +186,12 @@ class Devices:
 
 
 def _shares_memory(physical: PhysicalDevice) -> bool:
-    """Whether all its memory is the host's: every heap with a type is device-local."""
-    return physical.kind in ("integrated", "cpu") and all(
-        flags & LOCAL for flags, _, _ in physical.memory_types
-    )
+    """Whether all its memory is the host's.
+
+    The flag DEVICE_LOCAL says nothing of it: AMD's drivers show an APU's memory
+    as one part with it and one without.
+    """
+    return physical.kind in ("integrated", "cpu")
 
 
 def _after_fork() -> None:

@@ -6,7 +6,7 @@ import mmap
 from contextlib import suppress
 from typing import Any
 
-from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.errors import DeviceError, Error, ExchangeError
 
 from .buffer import Buffer
 from .device import Device
@@ -98,7 +98,7 @@ class Imported(Buffer):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self.imported = Import(device)
-        self._import_key = device.owners.enter(self, self.imported)
+        self._import_key = device.imports.enter(self, self.imported)
 
     @property
     def words(self) -> int:
@@ -112,7 +112,7 @@ class Imported(Buffer):
         """
         if self.queue.alive:
             self.imported.close(NEVER if self.queue.shared else self.last_use)
-            self.device.owners.leave(self._import_key)
+            self.device.imports.leave(self._import_key)
 
 
 def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> Imported:
@@ -127,13 +127,15 @@ def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> 
         # Mesa's RADV pins the pages for writing and refuses those of mapped files (amdgpu's
         # AMDGPU_GEM_USERPTR_ANONONLY); no driver says so before.
         refusal = f"it is read-only, and the driver of {device.physical.name} pins it for writing"
+    device.reclaim()
+    if not refusal and device.allocations >= device.physical.limits["max_allocations"]:
+        refusal = f"{device.physical.name} allows no more allocations at once"
     if refusal:
         raise ExchangeError(f"this host memory cannot be a Vulkan buffer in place: {refusal}")
-    device.reclaim()
     made = Imported(device)
     try:
         _import(made, address, nbytes)
-    except (DeviceError, DeviceMemoryError) as exc:
+    except Error as exc:
         made.release()
         raise ExchangeError(
             f"this host memory cannot be a Vulkan buffer in place: {exc}; copy it instead"
@@ -155,7 +157,7 @@ def _import(made: Imported, address: int, nbytes: int) -> None:
     if size > whole:
         raise ExchangeError(
             f"{device.physical.name} needs {size} bytes behind a buffer of {nbytes}, more than its "
-            "pages hold; copy it instead"
+            "pages hold"
         )
     source = struct("VkImportMemoryHostPointerInfoEXT", handleType=host, pHostPointer=pointer)
     info = struct(
@@ -195,6 +197,4 @@ def _memory_type(device: Device, buffer: int, pointer: Any) -> int:
     for index, (flags, _, _) in enumerate(device.physical.memory_types):
         if bits >> index & 1 and flags & COHERENT == COHERENT:
             return index
-    raise ExchangeError(
-        f"{device.physical.name} has no coherent memory type for this host memory; copy it instead"
-    )
+    raise ExchangeError(f"{device.physical.name} has no coherent memory type for this host memory")

@@ -135,12 +135,21 @@ class Heap:
     """All blocks of one memory type of one device. Safe from any thread and any finalizer."""
 
     def __init__(
-        self, device: Any, name: str, limits: Mapping[str, Any], queue: Queue, kind: MemoryType
+        self,
+        device: Any,
+        name: str,
+        limits: Mapping[str, Any],
+        queue: Queue,
+        kind: MemoryType,
+        allocations: Callable[[], int],
     ) -> None:
         self.kind = kind
         self._device = device
         self._lib = load()
         self._name = name
+        self._allocations = allocations
+        """The VkDeviceMemory objects of the device, of all heaps and imports."""
+        self._most = limits["max_allocations"]
         self._limit = min(limits["max_allocation"], kind.size)
         self._queue = queue
         self._block = min(BLOCK, max(1 << 20, kind.size // 8))
@@ -335,6 +344,11 @@ class Heap:
             raise DeviceMemoryError(
                 f"{size} bytes asked for; {self._name} gives at most {self._limit} of this memory "
                 "at once"
+            )
+        if self._allocations() >= self._most:
+            raise DeviceMemoryError(
+                f"{self._most} blocks of memory are allocated, as many as {self._name} allows at "
+                "once; free tensors first"
             )
         block = Block(self._device, size)
         self._blocks.append(block)

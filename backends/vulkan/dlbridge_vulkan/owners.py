@@ -44,6 +44,9 @@ class Owners(Generic[Owned]):
         """Watch an owner no longer: what it owned is destroyed, or will be."""
         self._references.discard(key)
 
+    def __len__(self) -> int:
+        return len(self._references)
+
     @property
     def any_dropped(self) -> bool:
         """Whether an owner has been dropped since."""

@@ -45,6 +45,22 @@ class TestStaged(VulkanTests):
         return staged
 
 
+class TestSimulatedDiscrete(VulkanTests):
+    """A discrete GPU as the specification allows it; see tests/simulated/README.md."""
+
+    @pytest.fixture
+    def backend(self, discrete):
+        return discrete
+
+
+class TestSimulatedIntegrated(VulkanTests):
+    """An APU with a small carve-out: tensors in the host's cached memory, and imports."""
+
+    @pytest.fixture
+    def backend(self, integrated):
+        return integrated
+
+
 def test_staged_by_the_environment(vulkan, monkeypatch):
     monkeypatch.setenv("DLBRIDGE_VULKAN_STAGED", "1")
     assert Vulkan().devices.staged
