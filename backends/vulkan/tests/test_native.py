@@ -364,3 +364,10 @@ def test_through_dlpack(vulkan):
 
 def test_strangers_cost_nothing(vulkan):
     assert vulkan.from_native(object()) is None
+
+
+def test_a_lock_that_is_not_reentrant_is_refused(vulkan, own):
+    """A finalizer would wait for ever for the lock that its own thread holds."""
+    with pytest.raises(ValueError, match=r"is not reentrant.*threading\.RLock"):
+        vulkan.adopt_device(*own.handles(), lock=threading.Lock())
+    own.destroy()
