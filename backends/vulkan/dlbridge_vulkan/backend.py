@@ -41,8 +41,20 @@ __all__ = ["Vulkan"]
 class Vulkan(Beyond):
     """Tensors in VkBuffers, on every device that a Vulkan 1.2 driver offers.
 
-    *staged* treats device memory as if the host could not address it, as on a
-    discrete GPU; the environment's ``DLBRIDGE_VULKAN_STAGED=1`` does the same.
+    Parameters
+    ----------
+    staged : bool, optional
+        Treat device memory as if the host could not address it, as on a discrete
+        GPU. By default so with ``DLBRIDGE_VULKAN_STAGED=1`` in the environment.
+
+    Raises
+    ------
+    BackendUnavailable
+        If there is no loader, no driver or no usable device.
+
+    Examples
+    --------
+    ``vulkan = bridge.backend("vulkan")``
     """
 
     api = 1
@@ -229,7 +241,22 @@ class Vulkan(Beyond):
         return host_import.import_refusal(self.devices[device_id], address, nbytes)
 
     def host_import_drawback(self, device_id: int) -> str:
-        """Why a copy is better than host memory in place, unless asked for; empty if it is not."""
+        """Say why a copy is better than host memory in place, unless that is asked for.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+
+        Returns
+        -------
+        str
+            The reason; empty where host and device share their memory.
+
+        Examples
+        --------
+        ``vulkan.host_import_drawback(0)``
+        """
         return host_import.import_drawback(self.devices[device_id])
 
     def import_host(
@@ -246,7 +273,29 @@ class Vulkan(Beyond):
         return obj.described() if isinstance(obj, native.VulkanArray) else None
 
     def to_native(self, array: NativeArray) -> native.VulkanArray:
-        """The tensor's raw handles, as a `VulkanArray`."""
+        """Give a tensor's raw handles; ``tensor.to_native()`` calls this.
+
+        Parameters
+        ----------
+        array : NativeArray
+            The tensor in dlbridge's terms.
+
+        Returns
+        -------
+        VulkanArray
+            It keeps the memory alive.
+
+        Raises
+        ------
+        ExchangeError
+            If the tensor is empty, and so has no buffer.
+        DeviceError
+            If its buffer has been freed, or the process has forked.
+
+        Examples
+        --------
+        ``n = t.to_native(); n.buffer, n.offset``
+        """
         if 0 in array.shape:
             raise ExchangeError(f"a tensor of shape {array.shape} has no bytes, and no buffer")
         return native.describe(self.live.get(array.data), array)
@@ -265,11 +314,55 @@ class Vulkan(Beyond):
     # --- SupportsDeviceNames, SupportsDeviceInfo ---
 
     def find_device(self, name: str) -> int:
-        """The device with this UUID, or the first whose name contains *name*."""
+        """Find a device by name.
+
+        Parameters
+        ----------
+        name : str
+            A UUID, or part of a device's name; letter case does not count.
+
+        Returns
+        -------
+        int
+            The device_id of the device with this UUID, or of the first whose
+            name contains *name*.
+
+        Raises
+        ------
+        LookupError
+            If there is none; it lists the devices.
+
+        Examples
+        --------
+        ``vulkan.find_device("llvmpipe")``
+        """
         return self.devices.find(name)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
-        """Name, kind, memory, UUID, driver, versions and limits. Opens nothing."""
+        """Describe a device, without opening it.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+
+        Returns
+        -------
+        mapping of str to object
+            ``name``, ``kind``, ``memory`` (bytes of the largest device-local
+            heap), ``uuid``, ``driver``, ``vulkan`` (the version), ``pci`` where
+            known, ``host_memory_shared``, ``host_import``, and limits named
+            after Vulkan's (sizes in bytes).
+
+        Raises
+        ------
+        ExchangeError
+            If there is no such device.
+
+        Examples
+        --------
+        ``vulkan.device_info(0)["name"]``
+        """
         return self.devices.info(device_id)
 
     # --- SupportsDemo ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .device import Device
 from .library import ffi, handle
 from .memory import Allocation
@@ -10,6 +12,10 @@ __all__ = ["MAGIC", "Buffer"]
 
 MAGIC = 0x6B56656764697262
 """The descriptor's magic: the bytes ``bridgeVk``."""
+
+
+SIZE = ffi.sizeof("DlbridgeVulkanBuffer")
+ADDRESS = ffi.typeof("void *")  # looking a type up by name costs as much as the cast
 
 
 class Buffer(Allocation):
@@ -39,15 +45,28 @@ class Buffer(Allocation):
     def describe(self) -> None:
         """Fill in the descriptor."""
         described, device = self.descriptor, self.device
-        described.device = device.pointer
+        common = device.tools.get("descriptor")
+        if common is None:
+            common = device.tools["descriptor"] = _common(device)
+        ffi.memmove(described, common, SIZE)
         described.buffer = self.buffer
         described.memory = self.memory
-        described.magic = MAGIC
-        described.instance = device.instance
-        described.physical_device = device.physical.pointer
-        described.queue = device.queue.handle
-        described.queue_family = device.queue.family
-        described.version = 1
         described.size = self.nbytes
         described.offset = self.start
-        described.mapped = ffi.cast("void *", self.mapped)
+        described.mapped = ffi.cast(ADDRESS, self.mapped)
+
+
+def _common(device: Device) -> Any:
+    """The descriptor's members that are the same for all buffers of *device*."""
+    return ffi.new(
+        "DlbridgeVulkanBuffer *",
+        {
+            "device": device.pointer,
+            "magic": MAGIC,
+            "instance": device.instance,
+            "physical_device": device.physical.pointer,
+            "queue": device.queue.handle,
+            "queue_family": device.queue.family,
+            "version": 1,
+        },
+    )

@@ -85,6 +85,7 @@ class Kernel:
     def _free(self) -> None:
         self._owned.close()
         self.device.kernels.leave(self._key)
+        self._key = None  # else the key would note this object's end
 
     def _build(self, spirv: bytes, entry: str) -> None:
         device = self.device.pointer
@@ -216,7 +217,7 @@ class Kernel:
                 [allocation for allocation, _, _ in bindings],
             )
         except BaseException:
-            value = NEVER  # it may have been submitted: whoever is next waits for all work
+            value = NEVER  # it may have been submitted: the next call waits for all work
             raise
         finally:
             self._sets.append((value, chosen))

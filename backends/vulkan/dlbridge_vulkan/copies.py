@@ -39,7 +39,7 @@ def to_host(source: Buffer, offset: int, into: memoryview) -> None:
         source.settle()
         read(into, source.mapped + offset)
     else:
-        # Mapped memory that the host does not cache is read at a crawl.
+        # The host reads mapped memory that it does not cache very slowly.
         source.device.staging.download(source, offset, address_of(into), len(into))
 
 
@@ -88,7 +88,7 @@ def _bytes(address: int, nbytes: int) -> memoryview:
 def fill(target: Buffer, offset: int, nbytes: int, value: int) -> None:
     """Set *nbytes* bytes at *offset* to *value*."""
     device = target.device
-    if target.cached:  # uncached memory is written at a crawl, byte by byte
+    if target.cached:  # byte by byte, uncached memory is written very slowly
         target.settle()
         ctypes.memset(target.mapped + offset, value, nbytes)
         return

@@ -1,7 +1,7 @@
 """Vulkan objects of one owner: the owner exists before the driver makes them.
 
 The driver writes each new handle into memory that the owner already has, so an
-exception at any moment (a Ctrl-C too) leaves nothing that nobody can destroy.
+exception at any moment (a Ctrl-C too) leaves no object without an owner.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ __all__ = ["Imported", "import_drawback", "import_memory", "import_refusal"]
 def import_refusal(device: Device, address: int, nbytes: int) -> str:
     """Why the host memory cannot be used in place; empty if it can.
 
-    The memory must begin on a page: a page's head belongs to whoever allocated
-    it. Its last page is imported whole, as the driver wants whole pages; its end
+    The memory must begin on a page: its first bytes belong to whoever allocated
+    them. Its last page is imported whole, as the driver wants whole pages; its end
     must be a word's, because shaders write whole words.
     """
     if device.host_pointer_properties is None:
@@ -113,6 +113,7 @@ class Imported(Buffer):
         if self.queue.alive:
             self.imported.close(NEVER if self.queue.shared else self.last_use)
             self.device.imports.leave(self._import_key)
+            self._import_key = None  # else the key would note this object's end
 
 
 def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> Imported:

@@ -29,7 +29,7 @@ class Live:
         return buffer.data
 
     def find(self, data: int) -> Buffer | None:
-        """The buffer behind *data*, or None if it is none of ours."""
+        """The buffer behind *data*, or None if this package did not make it."""
         return self._table.get(data)
 
     def get(self, data: int) -> Buffer:
@@ -64,7 +64,7 @@ class Live:
         Blocks only where the memory is someone else's (imported, wrapped): its
         owner may take it away as soon as this returns.
         """
-        buffer = self._table.pop(data, None)  # one step: nobody else frees it
+        buffer = self._table.pop(data, None)  # one step: no other call frees it too
         if buffer is None or not buffer.queue.alive:
             return
         try:

@@ -20,7 +20,7 @@ from .library import constant, ffi, load, struct
 from .locks import holds, package_lock
 from .memory_types import MemoryType
 from .owners import Owners
-from .queue import NEVER, Queue
+from .queue import Queue
 
 __all__ = ["USAGE", "Allocation", "Heap", "Place", "create_buffer"]
 
@@ -48,7 +48,7 @@ class Place:
         self.block: Block | None = None
         self.start = 0
         self.end = 0
-        self.last_use = NEVER
+        self.last_use = 0
         """The queue's value after which nothing uses it, once it is freed."""
 
 
@@ -100,7 +100,7 @@ class Allocation:
         """Belong to no heap: the place is on its way back."""
         if self.heap is not None:
             self.heap.owners.leave(self._key)
-            self.heap = None
+            self._key = self.heap = None  # else the key would note this object's end
 
     def settle(self) -> None:
         """Block until no work uses it, so that the host may touch it."""
@@ -158,6 +158,8 @@ class Heap:
         """Whether the blocks are being changed, by the thread that holds the lock."""
         self._blocks: list[Block] = []
         self._pending: deque[Place] = deque()
+        self._unmarked: deque[Place] = deque()
+        """Freed places that work of unknown submissions may use."""
         self.owners: Owners[Place] = Owners()
 
     def allocate(self, into: Allocation, nbytes: int, alignment: int) -> None:
@@ -167,7 +169,7 @@ class Heap:
         for the place in the block where there is none. DeviceMemoryError if
         there is no room even after what is still in use by the queue was freed.
         """
-        self.collect()
+        self._mark()
         into.enter(self)
         into.nbytes = nbytes
         place = into.place
@@ -197,15 +199,15 @@ class Heap:
         submit to the queue, their work that is on it now counts as well.
         """
         place = allocation.place
-        place.last_use = NEVER if self._queue.shared else allocation.last_use
-        self._pending.append(place)
+        place.last_use = allocation.last_use
+        (self._unmarked if self._queue.shared else self._pending).append(place)
         allocation.leave()
         with suppress(DeviceError, DeviceMemoryError):  # a finalizer must not raise
             self.collect()
 
     def collect(self) -> None:
         """Take back what was freed and is no longer in use."""
-        if not (self._pending or self.owners.any_dropped) or holds(self._lock):
+        if holds(self._lock):
             return
         self._mark()
         with self._lock:
@@ -214,9 +216,10 @@ class Heap:
     def close(self) -> None:
         """Give everything back to the driver; nothing may be in use."""
         with self._lock:
-            for place in (*self._pending, *self.owners.all()):
+            for place in (*self._pending, *self._unmarked, *self.owners.all()):
                 self._destroy(place)
             self._pending.clear()
+            self._unmarked.clear()
             self.owners.clear()
             while self._blocks:
                 self._blocks[-1].destroy()
@@ -242,23 +245,32 @@ class Heap:
 
         That is so for a queue to which others submit, and for what was dropped.
         """
+        if not (self._unmarked or self.owners.any_dropped) or holds(self._lock):
+            return
         self.owners.reclaim(self._adopt)
-        unmarked = [one for one in self._pending.copy() if one.last_use == NEVER]
-        if unmarked:
-            value = self._queue.mark()
-            for one in unmarked:
-                one.last_use = value
+        unmarked = self._unmarked.copy()
+        value = self._queue.mark()
+        for place in unmarked:
+            place.last_use = value
+            self._pending.append(place)
+            with suppress(ValueError):  # another thread was faster: twice does no harm
+                self._unmarked.remove(place)
 
     def _adopt(self, place: Place) -> bool:
-        self._pending.append(place)
+        self._unmarked.append(place)
         return True
 
     def _collect(self) -> None:
         self._sweep()
+        queue, asked = self._queue, False
         for _ in range(len(self._pending)):
+            place = self._pending[0]
+            if place.last_use > queue.reached and not asked:
+                queue.done(place.last_use)  # once: it learns how far the queue is
+                asked = True
             # Taken out when it is destroyed: an error or an interrupt loses nothing.
-            if self._queue.done(self._pending[0].last_use):
-                self._destroy(self._pending[0])
+            if place.last_use <= queue.reached:
+                self._destroy(place)
                 self._pending.popleft()
             else:
                 self._pending.rotate(-1)
@@ -296,7 +308,8 @@ class Heap:
 
     def _make_room(self) -> bool:
         """Wait for what was freed and give all empty blocks back; False if there was nothing."""
-        if not self._pending and not any(block.empty for block in self._blocks):
+        freed = self._pending or self._unmarked
+        if not freed and not any(block.empty for block in self._blocks):
             return False
         self._queue.finish()
         self.collect()

@@ -41,7 +41,10 @@ class Owners(Generic[Owned]):
         return reference
 
     def leave(self, key: object) -> None:
-        """Watch an owner no longer: what it owned is destroyed, or will be."""
+        """Watch an owner no longer: what it owned is destroyed, or will be.
+
+        The caller drops the key too: one that is still held notes the owner's end.
+        """
         self._references.discard(key)
 
     def __len__(self) -> int:
@@ -68,6 +71,6 @@ class Owners(Generic[Owned]):
         return [reference.owned for reference in self._references.copy()]
 
     def clear(self) -> None:
-        """Watch nobody any more."""
+        """Watch no owner any more."""
         self._references.clear()
         self._dropped.clear()

@@ -1,9 +1,9 @@
 """The choice of memory types, on tables of real devices.
 
-The tables are written after reports on vulkan.gpuinfo.org and the drivers' sources
-(Mesa: radv_physical_device.c, anv_device.c, tu_device.cc; MoltenVK: MVKDevice.mm).
-Sizes are rounded, and types that buffers cannot use are left out where nothing
-depends on them. None of these devices has run the tests.
+The tables are made up, after what these drivers are known to report (collected on
+vulkan.gpuinfo.org; Mesa's radv_physical_device.c, anv_device.c; MoltenVK's MVKDevice.mm). Sizes
+are rounded, and types that buffers cannot use are left out where nothing depends on them.
+None of these devices has run the tests.
 """
 
 from types import SimpleNamespace
