@@ -25,9 +25,10 @@ def package_lock() -> Any:
 
 
 def holds(lock: Any) -> bool:
-    """Whether the calling thread holds *lock* (a ``threading.RLock``)."""
+    """Whether the calling thread holds *lock*; False for a lock that cannot say."""
     # threading.Condition asks its lock in the same way.
-    return bool(lock._is_owned())
+    owned = getattr(lock, "_is_owned", None)
+    return bool(owned and owned())
 
 
 def is_reentrant(lock: Any) -> bool:
