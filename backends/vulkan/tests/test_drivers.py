@@ -5,8 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import demo, devices, host_import, library
-from dlbridge_vulkan import instance as instances
+from dlbridge_vulkan import demo, devices, host_import, instance as instances, library
 from dlbridge_vulkan.instance import compute_family
 
 from dlbridge.errors import BackendUnavailable, DeviceMemoryError, ExchangeError
