@@ -47,6 +47,7 @@ __all__ = [
     "SupportsFill",
     "SupportsForeignData",
     "SupportsHostImport",
+    "SupportsHostImportDrawback",
     "SupportsHostView",
     "SupportsNative",
     "SupportsStreams",
@@ -264,6 +265,18 @@ class SupportsHostImport(Protocol):
         self, device_id: int, address: int, nbytes: int, readonly: bool
     ) -> tuple[int, int]:
         """``(data, offset)`` for host memory that dlbridge keeps alive until ``free``."""
+
+
+@runtime_checkable
+class SupportsHostImportDrawback(Protocol):
+    """A backend of devices on which host memory in place is possible and slow."""
+
+    def host_import_drawback(self, device_id: int) -> str:
+        """Why a copy is better on this device, where ``copy=None``; empty if it is not.
+
+        On a device with memory of its own each use of host memory crosses the
+        bus. ``copy=False`` imports it all the same.
+        """
 
 
 class NativeArray(NamedTuple):

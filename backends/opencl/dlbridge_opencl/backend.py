@@ -59,16 +59,13 @@ class OpenCL:
     copy_strided_to_host = staticmethod(regions.copy_strided_to_host)
     fill = staticmethod(copies.fill)
 
-    # SupportsHostView, SupportsHostImport
+    # SupportsHostView, SupportsHostImport, SupportsHostImportDrawback
     host_view_refusal = staticmethod(views.host_view_refusal)
     host_view = staticmethod(views.host_view)
     release_host_view = staticmethod(views.release_host_view)
     host_import_refusal = staticmethod(imports.host_import_refusal)
     import_host = staticmethod(imports.import_host)
-
-    # Host memory on a device with memory of its own, for users who ask for it
-    requested_import_refusal = staticmethod(imports.requested_import_refusal)
-    import_requested = staticmethod(imports.import_requested)
+    host_import_drawback = staticmethod(imports.host_import_drawback)
 
     # SupportsNative, SupportsForeignData
     from_native = staticmethod(native.from_native)

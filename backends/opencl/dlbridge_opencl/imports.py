@@ -14,11 +14,10 @@ from .errors import translated
 from .probe import PAGE, why_not_one_memory
 
 __all__ = [
+    "host_import_drawback",
     "host_import_refusal",
     "host_memory",
     "import_host",
-    "import_requested",
-    "requested_import_refusal",
 ]
 
 CPU_ALIGNMENT = 64
@@ -32,20 +31,20 @@ size is a multiple of this (Intel's and Arm's OpenCL guides; not confirmed on ha
 _flags = cl.mem_flags
 
 
-def host_import_refusal(device_id: int, address: int, nbytes: int) -> str:
-    """Why the device cannot use this host memory in place; empty if it can.
-
-    Refused on a device with memory of its own: it would read host memory over the
-    bus at each use. `requested_import_refusal` is for users who ask for that.
-    """
+def host_import_drawback(device_id: int) -> str:
+    """Why a copy is better than host memory in place, unless the user asks for that."""
     chosen = devices.device(device_id)
-    if not chosen.shares_memory:
-        return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
-    return requested_import_refusal(device_id, address, nbytes, readonly=False)
+    if chosen.shares_memory:
+        return ""
+    return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
 
 
-def requested_import_refusal(device_id: int, address: int, nbytes: int, readonly: bool) -> str:
-    """Why the device cannot use this host memory in place, though the user asked for it."""
+def host_import_refusal(device_id: int, address: int, nbytes: int) -> str:
+    """Why the device cannot use this host memory in place; empty if it can."""
+    return _refusal(device_id, address, nbytes, readonly=False)
+
+
+def _refusal(device_id: int, address: int, nbytes: int, *, readonly: bool) -> str:
     chosen = devices.device(device_id)
     if nbytes > chosen.max_allocation:
         return f"{chosen.name} allows {chosen.max_allocation} bytes in one buffer"
@@ -68,15 +67,8 @@ def requested_import_refusal(device_id: int, address: int, nbytes: int, readonly
 
 def import_host(device_id: int, address: int, nbytes: int, readonly: bool) -> tuple[int, int]:
     """A buffer over host memory; ExchangeError where it is refused."""
-    if refusal := host_import_refusal(device_id, address, nbytes):
-        raise _refused(device_id, refusal)
-    return import_requested(device_id, address, nbytes, readonly)
-
-
-def import_requested(device_id: int, address: int, nbytes: int, readonly: bool) -> tuple[int, int]:
-    """A buffer over host memory, on any device whose driver can; ExchangeError otherwise."""
-    if refusal := requested_import_refusal(device_id, address, nbytes, readonly):
-        raise _refused(device_id, refusal)
+    if refusal := _refusal(device_id, address, nbytes, readonly=readonly):
+        raise ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
     chosen = devices.device(device_id)
     flags = _flags.READ_ONLY | _flags.HOST_READ_ONLY if readonly else _flags.READ_WRITE
     context = devices.context(device_id)
@@ -92,10 +84,6 @@ def import_requested(device_id: int, address: int, nbytes: int, readonly: bool) 
         doing = f"using {nbytes} bytes of host memory in place"
         raise translated(exc, doing, allocating=True) from exc
     return memory.adopt(buffer, nbytes), 0
-
-
-def _refused(device_id: int, refusal: str) -> ExchangeError:
-    return ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
 
 
 _view = ctypes.pythonapi.PyMemoryView_FromMemory

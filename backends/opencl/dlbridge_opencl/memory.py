@@ -97,7 +97,7 @@ def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
     if buffer is None:
         buffer = _new_buffer(device_id, queue, nbytes)
     data: int = buffer.int_ptr
-    owned = _Owned(buffer, nbytes, over_host=False, exports=sharing.exports())
+    owned = _Owned(buffer, nbytes, over_host=False, exports=sharing.exports)
     _owned[data] = owned
     return data
 
@@ -105,7 +105,7 @@ def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
 def adopt(buffer: cl.Buffer, nbytes: int) -> int:
     """Record *buffer*, which was made over host memory; its ``data``."""
     data: int = buffer.int_ptr
-    owned = _Owned(buffer, nbytes, over_host=True, exports=sharing.exports())
+    owned = _Owned(buffer, nbytes, over_host=True, exports=sharing.exports)
     _owned[data] = owned
     return data
 
@@ -130,7 +130,7 @@ def free(device_id: int, data: int, stream: int) -> None:
             _finish_all([*shared, *queues.all_in(owned.buffer.context)], device_id)
         if not chosen.thread_safe:
             _released.append(owned.buffer)
-        elif owned.over_host or shared or owned.exports != sharing.exports():
+        elif owned.over_host or shared or owned.exports != sharing.exports:
             return  # others may still use it
         elif queues.is_ours(stream, owned.buffer.context):
             limit = chosen.memory // IDLE_PART

@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 _queues: dict[int, list[cl.CommandQueue]] = inherited({})  # data -> the users' queues
-_exports = 0
+exports = 0
+"""The number of calls of `may_be_exported`."""
 lock = threading.RLock()
 """The lock of these tables and of the pool, which finalizers acquire. Nothing waits for
 another lock or for the driver while it holds this one. Re-entrant, because the garbage
@@ -80,14 +81,9 @@ def may_be_exported() -> None:
 
     Nothing says which memory, nor when the consumer is done with it.
     """
-    global _exports
+    global exports
     with lock:
-        _exports += 1
-
-
-def exports() -> int:
-    """The number of calls of `may_be_exported`."""
-    return _exports
+        exports += 1
 
 
 def all_queues() -> set[cl.CommandQueue]:

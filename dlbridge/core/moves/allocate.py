@@ -39,7 +39,7 @@ def allocate(
     if not nbytes:
         memory = Memory(where, 0, "dlbridge.empty")
     else:
-        memory = AllocatedMemory(plugin, where, current_use(where), "dlbridge.empty")
+        memory = AllocatedMemory(plugin, where, current_use(where, plugin), "dlbridge.empty")
         memory.allocate(nbytes, alignment)
     return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
 
@@ -47,8 +47,9 @@ def allocate(
 def allocate_like(operand: Operand, where: Device) -> tuple[Tensor, Operand]:
     """A new compact tensor on *where* for the elements of *operand*, and its operand."""
     flags = operand.flags & FLAG_SUBBYTE_PADDED
-    use = current_use(where)
-    memory = AllocatedMemory(backend_of(where), where, use, "dlbridge.empty")
+    plugin = backend_of(where)
+    use = current_use(where, plugin)
+    memory = AllocatedMemory(plugin, where, use, "dlbridge.empty")
     memory.allocate(operand.nbytes, MIN_ALIGNMENT)
     tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
     return tensor, operand_of_new(tensor, operand.nbytes, use)

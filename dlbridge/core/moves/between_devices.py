@@ -34,7 +34,8 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
     plugin: Any = backend_of(target.device)
     same = target.device is source.device
     shape, (there, here), run = region(target, source)
-    index, stream = target.device.index, target.access()
+    index = target.device.index
+    stream = target.stream if target.is_new else target.access()
     data, offset = target.data, target.byte_offset
     other, start = source.data, source.byte_offset
     source_stream = source.access()

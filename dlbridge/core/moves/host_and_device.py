@@ -50,10 +50,14 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     if isinstance(target.memory, HostImportMemory):
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
-    stream = target.access()
+    stream = target.stream if target.is_new else target.access()
     try:
         if not target.contiguous:
             _strided_from_host(target, source, flat, stream)
+        elif progress is None and len(flat) <= UNREPORTED:  # most copies
+            plugin.copy_from_host(
+                target.device.index, target.data, target.byte_offset, flat, stream
+            )
         else:
             _in_pieces(plugin.copy_from_host, target, flat, stream, progress)
         if not getattr(plugin, "host_copies_block", False) and supports(plugin, SupportsStreams):
@@ -74,6 +78,9 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
     try:
         if not source.contiguous:
             _strided_to_host(target, source, flat, stream)
+        elif progress is None and len(flat) <= UNREPORTED:
+            index, data, offset = source.device.index, source.data, source.byte_offset
+            plugin.copy_to_host(index, data, offset, flat, stream)
         else:
             _in_pieces(plugin.copy_to_host, source, flat, stream, progress)
         if not getattr(plugin, "host_copies_block", False) and supports(plugin, SupportsStreams):
@@ -108,9 +115,6 @@ def _in_pieces(
     index, data, offset = there.device.index, there.data, there.byte_offset
     nbytes = len(flat)
     piece = UNREPORTED if progress is None else REPORTED
-    if nbytes <= piece and progress is None:  # most copies: nothing to cut
-        copy(index, data, offset, flat, stream)
-        return
     for start in range(0, nbytes, piece):
         stop = min(start + piece, nbytes)
         copy(index, data, offset + start, flat[start:stop], stream)
@@ -207,7 +211,8 @@ def packed_bytes(source: Operand) -> memoryview:
         packed = np.empty(array.shape, array.dtype)
         copy_host(packed, array)
         array = packed
-    return _flat(array)
+    flat: memoryview = array.reshape(-1).view("u1").data
+    return flat
 
 
 def _flat(array: np.ndarray[Any, Any]) -> memoryview:

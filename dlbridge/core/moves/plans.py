@@ -15,7 +15,7 @@ from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import SupportsHostImport, SupportsHostView
+from dlbridge.protocol import SupportsHostImport, SupportsHostImportDrawback, SupportsHostView
 
 from .regions import bytes_to_host, can_copy_natively
 
@@ -210,7 +210,10 @@ def _plan_from_device(plan: Plan, operand: Operand, copy: bool | None) -> None:
 
 def _plan_from_host(plan: Plan, operand: Operand, copy: bool | None) -> None:
     target = plan.target
-    refusal = "copy=True was asked for" if copy is True else _why_no_host_import(operand, target)
+    if copy is True:
+        refusal = "copy=True was asked for"
+    else:
+        refusal = _why_no_host_import(operand, target, asked=copy is False)
     if refusal:
         plan_host_copy(plan, operand, refusal)
     else:
@@ -231,14 +234,22 @@ def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
     plan.add("upload", source, target, operand.nbytes, refusal)
 
 
-def _why_no_host_import(operand: Operand, target: Device) -> str:
-    """Why *target* cannot use this host memory in place; empty if it can."""
-    plugin = backend_of(target)
+def _why_no_host_import(operand: Operand, target: Device, *, asked: bool) -> str:
+    """Why *target* does not use this host memory in place; empty if it does.
+
+    *asked*: the user wants it although the device has a drawback.
+    """
+    plugin: Any = backend_of(target)  # asked twice below, which a type checker cannot follow
     if not supports(plugin, SupportsHostImport):
         return f"{target} cannot use host memory in place"
-    low, nbytes = operand.span()
+    if not asked and supports(plugin, SupportsHostImportDrawback):
+        drawback: str = plugin.host_import_drawback(target.index)
+        if drawback:
+            return drawback
+    low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
     start = operand.data + operand.byte_offset + low
-    return plugin.host_import_refusal(target.index, start, nbytes)
+    refusal: str = plugin.host_import_refusal(target.index, start, nbytes)
+    return refusal
 
 
 def why_no_host_view(operand: Operand) -> str:

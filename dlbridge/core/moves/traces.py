@@ -11,7 +11,7 @@ from dlbridge.core.public import public
 
 from .plans import Plan
 
-__all__ = ["Trace", "record", "trace"]
+__all__ = ["ANYWHERE", "Trace", "record", "trace"]
 
 
 @public
@@ -49,6 +49,9 @@ class _Active(threading.local):
 
 _active = _Active()
 
+ANYWHERE: list[Trace] = []
+"""The traces of all threads: while it is empty, nothing needs to be recorded."""
+
 
 @public
 @contextmanager
@@ -68,11 +71,13 @@ def trace() -> Iterator[Trace]:
     (8000, 1)
     """
     new = Trace()
+    ANYWHERE.append(new)
     _active.traces.append(new)
     try:
         yield new
     finally:
         _active.traces.remove(new)
+        ANYWHERE.remove(new)
 
 
 def record(plan: Plan) -> None:

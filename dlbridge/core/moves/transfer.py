@@ -17,7 +17,7 @@ from dlbridge.errors import Error
 from .allocate import allocate, allocate_like
 from .copies import copy_elements
 from .plans import plan_host_copy, plan_move
-from .traces import record
+from .traces import ANYWHERE, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,8 @@ def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None 
         operand = operand_of(tensor)
     plan.result_address = _address(operand)
     plan.seconds = time.perf_counter() - start
-    record(plan)
+    if ANYWHERE:
+        record(plan)
     return tensor
 
 
@@ -104,7 +105,7 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -
 def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
     new, there = allocate_like(operand, target)
     copy_elements(there, operand, progress)
-    there.use = None  # from now on it has had its first use
+    there.is_new = False
     return new, there
 
 

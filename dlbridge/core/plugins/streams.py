@@ -9,7 +9,7 @@ from typing import Any
 
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import SupportsStreams
+from dlbridge.protocol import Backend, SupportsStreams
 
 from .lookup import backend_of, find_device, supports
 
@@ -81,10 +81,14 @@ def use_stream(device: Any, stream: Any) -> Iterator[int]:
         inside.handle = outer
 
 
-def current_use(device: Device) -> StreamUse:
-    """The stream that our work on *device* goes to."""
+def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
+    """The stream that our work on *device* goes to; *plugin* is its backend, if known."""
     chosen = _chosen.streams.get(device)
-    return StreamUse(backend_of(device).current_stream(device.index)) if chosen is None else chosen
+    if chosen is not None:
+        return chosen
+    if plugin is None:
+        plugin = backend_of(device)
+    return StreamUse(plugin.current_stream(device.index))
 
 
 def current_stream(device: Any) -> int:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NATIVE_DTYPES",
+    "CarrierBase",
     "address_of",
     "carrier",
     "carrier_dtype",
     "counts_elements",
-    "memory_of",
     "native_dtypes",
 ]
 
@@ -33,7 +33,7 @@ __all__ = [
 NOWHERE = 1 << 40
 
 
-class _Holder:
+class CarrierBase:
     """The object that numpy takes a carrier from, and keeps as its base."""
 
     __slots__ = ("__array_interface__", "memory")
@@ -56,7 +56,7 @@ def carrier(
     kind = _carrier_dtypes.get(dtype) or carrier_dtype(dtype)
     # The address of an empty tensor means nothing: it may be NULL, or no address.
     readable = memory.device.is_host and 0 not in shape
-    holder = _Holder()
+    holder = CarrierBase()
     holder.memory = memory
     holder.__array_interface__ = {
         "version": 3,
@@ -110,15 +110,6 @@ NATIVE_DTYPES: dict[np.dtype[Any], DType] = {}
 def counts_elements(dtype: DType) -> bool:
     """Whether carriers for *dtype* have one byte per element, whatever its size."""
     return dtype.bits * dtype.lanes not in _CARRIERS
-
-
-def memory_of(array: np.ndarray[Any, Any]) -> Memory | None:
-    """The memory under a carrier or a view of one; None for any other array."""
-    base: object = array
-    while (base := getattr(base, "base", None)) is not None:
-        if isinstance(base, _Holder):
-            return base.memory
-    return None
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

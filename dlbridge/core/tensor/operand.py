@@ -73,13 +73,13 @@ class Operand:
         "device",
         "dtype",
         "flags",
+        "is_new",
         "memory",
         "nbytes",
         "readonly",
         "shape",
         "size",
         "stream",
-        "use",
     )
 
     _array: np.ndarray[Any, Any]
@@ -96,8 +96,8 @@ class Operand:
     shape: tuple[int, ...]
     size: int
     stream: int
-    use: StreamUse | None
-    """Of memory that was allocated just now: the stream that it was allocated for."""
+    is_new: bool
+    """Whether the memory was allocated just now, for work on `stream`: `access` is not needed."""
 
     def __init__(self) -> None:
         raise TypeError("an Operand is not made by calling its class; use tensor.operand()")
@@ -120,9 +120,6 @@ class Operand:
 
     def access(self) -> int:
         """The stream for device work on the memory now, ordered after the last work on it."""
-        if self.use is not None:  # new memory: there is no earlier work
-            self.use.used = True
-            return self.stream
         if self.memory is None:
             return 0
         self.stream = stream = access(self.memory)
@@ -156,7 +153,7 @@ def operand_of(tensor: Tensor) -> Operand:
     operand.contiguous = flags.c_contiguous
     operand.readonly = not flags.writeable
     operand.stream = 0
-    operand.use = None
+    operand.is_new = False
     if isinstance(tensor, ArrayTensor):
         operand.device = _CPU
         operand.dtype = NATIVE_DTYPES[array.dtype]
@@ -198,7 +195,7 @@ def operand_of_new(tensor: Tensor, nbytes: int, use: StreamUse) -> Operand:
     operand.contiguous = True
     operand.readonly = False
     operand.stream = use.handle
-    operand.use = use
+    operand.is_new = use.used = True
     return operand
 
 

@@ -15,11 +15,11 @@ from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype, from_nu
 from dlbridge.errors import ExchangeError
 
 from .carriers import (
+    CarrierBase,
     address_of,
     carrier,
     carrier_dtype,
     counts_elements,
-    memory_of,
     native_dtypes,
 )
 from .indexing import basic_index
@@ -585,8 +585,14 @@ def make_tensor(
         array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
     except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0
         raise ExchangeError(f"shape {shape} of {dtype} is more than numpy can describe") from exc
-    if memory.device is not _CPU:
-        return _general(array, memory, dtype, byte_offset, flags)
+    if memory.device is not _CPU:  # as `_general`, without the call
+        tensor = object.__new__(Tensor)
+        tensor._array = array
+        tensor._memory = memory
+        tensor._dtype = dtype
+        tensor._byte_offset = byte_offset
+        tensor._flags = flags
+        return tensor
     return _build(array, memory, dtype, byte_offset, flags)
 
 
@@ -620,8 +626,9 @@ def _array_memory(array: Array, producer: type | None = None) -> Memory:
 
 
 def _array_origin(array: Array, producer: type | None) -> str:
-    known = memory_of(array)
-    if known is not None:
-        return known.origin
+    base: object = array
+    while (base := getattr(base, "base", None)) is not None:
+        if isinstance(base, CarrierBase):
+            return base.memory.origin
     kind = producer or type(array if array.base is None else array.base)
     return f"{kind.__module__}.{kind.__qualname__}"
