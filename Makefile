@@ -4,13 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BACKENDS := fake opencl vulkan cuda rocm
+# Two processes at a time, each with its own test files.
+PARALLEL := -n 2 --dist loadfile
 PYTEST := $(BIN)/python -m pytest -q
+# All tests but those that need hardware, or minutes each.
+ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-core test-backends test-pythons gpu-peers test-gpu test-amd stress lint format bench bench-gpu docs clean
+.PHONY: help setup demo test test-all test-core test-backends test-pythons gpu-peers test-gpu test-amd stress lint format bench bench-gpu docs clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
-	@echo "make test     every test but the long ones, on every CPython here (peers where their wheels install)"
+	@echo "make test     the tests: core and backends, on this Python (minutes)"
+	@echo "make test-all all of them: other CPythons, and the checks of the tests themselves"
 	@echo "make lint     ruff, mypy and the generated files"
 	@echo "make stress   the long tests: races, exits 100 of 100"
 	@echo "make bench    the figures of docs/benchmarks/, beside the peers"
@@ -40,17 +45,22 @@ setup: $(VENV)/.test
 demo: $(VENV)/.base
 	$(BIN)/python -m dlbridge demo $(PHOTO)
 
-test: test-core test-backends test-pythons
+test: test-core test-backends
 
 test-core: $(VENV)/.test
-	$(PYTEST) tests
+	$(PYTEST) $(PARALLEL) $(SELECTED) tests
 
-# One process each: a driver's double must be loaded before anything else, and
+# One process each: a simulated driver must be loaded before anything else, and
 # environment variables choose drivers.
 test-backends: $(VENV)/.test
 	@set -e; for name in $(BACKENDS); do \
-	  if [ -d backends/$$name/tests ]; then echo "backends/$$name"; $(PYTEST) backends/$$name/tests; fi; \
+	  if [ -d backends/$$name/tests ]; then echo "backends/$$name"; $(PYTEST) $(PARALLEL) $(SELECTED) backends/$$name/tests; fi; \
 	done
+
+# What tests the tests, too: each wait taken out of a backend in turn, each call
+# of a driver failed in turn; and every other CPython here.
+test-all: test-pythons
+	$(MAKE) test-core test-backends SELECTED="$(ALL)"
 
 # The core on every other CPython from 3.10 up that is here.
 test-pythons: $(VENV)/.test

@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 10)
+PARALLEL = ["-n", "2", "--dist", "loadfile"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
 
 
@@ -27,7 +28,7 @@ def main() -> int:
             continue
         print(f"CPython {version[0]}.{version[1]}", flush=True)
         code = subprocess.run(
-            [environment(version, python), "-m", "pytest", "-q", "tests"],
+            [environment(version, python), "-m", "pytest", "-q", *PARALLEL, "tests"],
             cwd=ROOT,
             env={
                 **os.environ,

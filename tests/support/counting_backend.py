@@ -88,12 +88,12 @@ class Counting(Fake):
 @contextmanager
 def counting():
     """The backend `NAME` inside the block, through the public door; empty again at its end."""
-    registered, loaded = dict(registry._registered), dict(registry._loaded)
+    registered, loaded = dict(registry._registered), dict(registry.LOADED)
     dlbridge.register_backend(NAME, Counting)
     try:
         yield dlbridge.backend(NAME)
     finally:
         registry._registered.clear()
         registry._registered.update(registered)
-        registry._loaded.pop(NAME, None)
-        registry._loaded.update(loaded)
+        registry.LOADED.pop(NAME, None)
+        registry.LOADED.update(loaded)

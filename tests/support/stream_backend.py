@@ -86,12 +86,12 @@ class Pinned(Streams):
 @contextmanager
 def installed(name, plugin):
     """*plugin* as the backend *name* inside the block, whatever is installed here."""
-    before = registry._loaded.get(name)
-    registry._loaded[name] = plugin
+    before = registry.LOADED.get(name)
+    registry.LOADED[name] = plugin
     try:
         yield plugin
     finally:
         if before is None:
-            del registry._loaded[name]
+            del registry.LOADED[name]
         else:
-            registry._loaded[name] = before
+            registry.LOADED[name] = before

@@ -502,7 +502,7 @@ def run(test, make, monkeypatch, **values):
     pages = mmap.mmap(-1, 4 * mmap.PAGESIZE)
     pin = ctypes.c_char.from_buffer(pages)
     values |= {"backend": backend, "device": next(iter(devices), None), "devices": devices}
-    monkeypatch.setitem(registry._loaded, kit.name, backend)  # for the public functions
+    monkeypatch.setitem(registry.LOADED, kit.name, backend)  # for the public functions
     values |= {"where": f"{kit.name}:0", "host_pages": (ctypes.addressof(pin), pages)}
     function = getattr(kit, test)
     names = inspect.signature(function).parameters

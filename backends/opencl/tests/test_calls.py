@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def test_the_calls_of_an_upload():
         kept.append(bridge.to_device(array, "opencl:0"))
     finally:
         sys.setprofile(None)
-    changes = sum(one != other for one, other in zip(modules, modules[1:], strict=False))
+    changes = sum(one != other for one, other in pairwise(modules))
     assert kept[0].tolist() == array.tolist()
     assert len(modules) <= MOST_CALLS, modules
     assert changes <= MOST_CHANGES, modules

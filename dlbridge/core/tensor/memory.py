@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import BackendError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from dlbridge.core.plugins.streams import StreamUse
     from dlbridge.core.values.devices import Device
     from dlbridge.protocol import Backend, SupportsHostImport, SupportsHostView
@@ -43,11 +46,51 @@ class Memory:
         self.last_use: StreamUse | None = None
 
 
+class _Taken(list[Any]):
+    """The result of a backend's ``allocate``; given back when this dies, or before."""
+
+    __slots__ = ("backend", "memory_index", "use")
+
+    backend: Backend
+    memory_index: int
+    use: StreamUse
+
+    def give_back(self) -> None:
+        """Give the memory back, once: it leaves the list in the call that frees it.
+
+        `map` calls both from C, so no signal handler can run between the two.
+        """
+        data = self[0]
+        free = map(self.backend.free, [self.memory_index], map(self.pop, [-1]), [self.use.handle])
+        try:
+            deque(free, maxlen=0)
+        except BaseException as exc:
+            if not _is_cut_at_entry(exc.__traceback__):
+                raise
+            self.backend.free(self.memory_index, data, self.use.handle)
+            raise
+
+    def __del__(self) -> None:
+        if self and not _exiting:
+            self.give_back()
+
+
+def _is_cut_at_entry(traceback: TracebackType | None) -> bool:
+    """Whether the exception came before the first statement of the function that was called."""
+    called = traceback.tb_next if traceback is not None else None
+    if called is None:
+        return False
+    # The handler's own frame, if it has one, comes after that of the function.
+    return called.tb_lineno == called.tb_frame.f_code.co_firstlineno
+
+
 class AllocatedMemory(Memory):
     """Memory of a backend, which gets it back: `allocate` fills it.
 
     The owner exists before the memory does: `list.extend` takes the result of
-    the backend from C, so no signal handler can run between the two.
+    the backend from C, so no signal handler can run between the two. The
+    exception of a signal handler may come at the first instruction of a
+    ``__del__``, and Python only prints it; the list then has a ``__del__`` too.
     """
 
     __slots__ = ("_taken", "backend")
@@ -63,7 +106,8 @@ class AllocatedMemory(Memory):
         self.owner = owner
         self.last_use = use
         self.backend = backend
-        self._taken: list[Any] = []
+        self._taken = taken = _Taken()
+        taken.backend, taken.memory_index, taken.use = backend, device.index, use
 
     def allocate(self, nbytes: int, alignment: int) -> None:
         """Take *nbytes* > 0 bytes from the backend."""
@@ -89,7 +133,8 @@ class AllocatedMemory(Memory):
         # Python sets a pending exception aside for __del__; a Python deleter
         # that C calls would lose it.
         if not _exiting and self._taken:
-            self.backend.free(self.device.index, self.data, self.last_use.handle)
+            self._taken.use = self.last_use
+            self._taken.give_back()
 
 
 class HostImportMemory(AllocatedMemory):
@@ -108,6 +153,7 @@ class HostImportMemory(AllocatedMemory):
         except (TypeError, ValueError):
             self.data, offset = self._taken[0], 0  # refused in the next line
         self._check_data("import_host")
+        self._taken[0] = self.data
         return int(offset)
 
 

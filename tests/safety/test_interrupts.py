@@ -1,0 +1,98 @@
+"""Exceptions of signal handlers at any instruction: nothing is lost, nothing is freed twice."""
+
+from __future__ import annotations
+
+import pytest
+from peers import peer
+from scripts import run_script
+
+# Signals after many different times; the work must leave nothing behind.
+PRELUDE = """
+import gc, signal, sys, time
+import numpy as np
+import dlbridge as bridge
+class Alarm(Exception): pass
+Raised = {{"KeyboardInterrupt": KeyboardInterrupt, "Alarm": Alarm}}[{exception!r}]
+def handler(*_):
+    raise Raised
+signal.signal(signal.SIGALRM, handler)
+def storm(work, seconds):
+    heard, end, delay = 0, time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        delay = (delay + 7) % 1999
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 20e-6 + delay * 1e-6)
+            limit = time.monotonic() + 0.02
+            while time.monotonic() < limit:  # one that a destructor meets, Python only prints
+                work()
+        except Raised:
+            heard += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    return heard
+"""
+
+
+@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
+def test_imports_delete_the_struct_once(exception):  # C10
+    """An interrupt after the owner was made and before it was stored deleted the struct twice."""
+    out = run_script(
+        PRELUDE.format(exception=exception)
+        + """
+from raw_producer import Producer, deleted_twice
+producers = []
+def work():
+    producer = Producer(dtype=(4, 16, 1))
+    producers.append(producer)
+    bridge.from_dlpack(producer)
+heard = storm(work, 6)
+gc.collect()
+alive = sum(bool(p.alive) for p in producers)
+print(heard > 100, len(deleted_twice), alive)
+"""
+    )
+    heard, twice, alive = out.split()
+    assert (heard, twice) == ("True", "0")
+    assert int(alive) <= 2  # made by the producer, and cut off before anybody else had it
+
+
+@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
+def test_the_exchange_table_hands_the_exception_on(exception):  # X9
+    """An exception of a handler became SystemError, or a struct stayed lent for ever."""
+    peer("tvm_ffi")
+    out = run_script(
+        PRELUDE.format(exception=exception)
+        + """
+import tvm_ffi
+from dlbridge.core.outgoing import own_table as table
+nop = tvm_ffi.get_global_func("testing.nop")
+tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
+def work():
+    nop(tensor, tensor, tensor)
+heard = storm(work, 5)
+gc.collect()
+print(heard > 100, len(table._lent))
+"""
+    )
+    assert out == "True 0\n"
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
+def test_memory_is_never_without_an_owner(device):
+    """The memory that a backend had allocated was lost before its owner existed."""
+    out = run_script(
+        PRELUDE.format(exception="KeyboardInterrupt")
+        + f"""
+plugin = bridge.backend({device.partition(":")[0]!r})
+bridge.empty(3, "bfloat16", {device!r})
+before = plugin.live_allocations()
+def work():
+    bridge.empty(3, "bfloat16", {device!r})
+heard = storm(work, 5)
+gc.collect()
+print(heard > 100, plugin.live_allocations() - before)
+"""
+    )
+    heard, lost = out.split()
+    assert heard == "True"
+    assert int(lost) == 0, "the backend had it, and nobody else"

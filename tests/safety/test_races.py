@@ -1,0 +1,128 @@
+"""Several threads at one tensor: every step that claims something is atomic."""
+
+from __future__ import annotations
+
+import pytest
+from peers import peer
+from scripts import run_script
+
+import dlbridge as bridge
+from dlbridge.core.plugins import registry
+
+SWITCHING = "import sys; sys.setswitchinterval(1e-6)\n"
+
+
+def test_the_first_exports_of_one_tensor_in_threads():  # X5
+    """Each thread built structs of its own, and the last one freed those of the others."""
+    peer("tvm_ffi")
+    out = run_script(
+        SWITCHING
+        + """
+import threading, numpy as np, tvm_ffi, dlbridge
+wrong = []
+def convert(tensor, barrier):
+    barrier.wait()
+    try:
+        shape = tuple(tvm_ffi.convert(tensor).shape)
+    except BaseException as error:
+        shape = repr(error)
+    if shape != (3, 5):
+        wrong.append(shape)
+for turn in range(400):
+    tensor = dlbridge.from_dlpack(np.ones((3, 5), "f4"))
+    barrier = threading.Barrier(4)
+    threads = [threading.Thread(target=convert, args=(tensor, barrier)) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+print(len(wrong), wrong[:3])
+"""
+    )
+    assert out == "0 []\n"
+
+
+def test_one_struct_is_lent_once():  # X5
+    """Two threads found the same struct free, and the second deletion was a KeyError."""
+    peer("tvm_ffi")
+    out = run_script(
+        SWITCHING
+        + """
+import threading, time, numpy as np, tvm_ffi, dlbridge
+from dlbridge.core.outgoing import own_table as table
+tensor = dlbridge.from_dlpack(np.ones((3, 5), "f4"))
+tvm_ffi.from_dlpack(tensor)
+end = time.monotonic() + 4
+def work():
+    while time.monotonic() < end:
+        kept = [tvm_ffi.from_dlpack(tensor) for _ in range(3)]
+        for one in kept:
+            assert one.shape == (3, 5)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(table._lent))
+""",
+        timeout=200,
+    )
+    assert out == "0\n"
+
+
+def test_one_struct_is_lent_once_to_threads_that_pause(monkeypatch):  # X5
+    """The claim is one step, whatever runs between looking for a struct and taking it."""
+    from dlbridge.core.outgoing import own_table
+
+    tensor = bridge.zeros(3)
+    first = own_table.export_tensor(tensor)
+    own_table._lent.pop(first)
+    given = []
+    new_handle = own_table.ffi.new_handle
+
+    class Pausing:
+        """cffi, whose new_handle lets another export come in between."""
+
+        def __getattr__(self, name):
+            return getattr(own_table.cffi, name)
+
+        def new_handle(self, thing):
+            if not given:
+                given.append(None)
+                given.append(own_table.export_tensor(tensor))
+            return new_handle(thing)
+
+    monkeypatch.setattr(own_table, "cffi", own_table.ffi, raising=False)
+    monkeypatch.setattr(own_table, "ffi", Pausing())
+    mine = own_table.export_tensor(tensor)
+    monkeypatch.undo()
+    assert mine != given[1]
+    for address in (mine, given[1]):
+        own_table._lent.pop(address)
+
+
+def test_loading_while_another_thread_looks(monkeypatch):
+    """The registry's tables are read in one step: they may grow meanwhile."""
+
+    class Growing(dict):
+        """A table that another thread adds to as soon as somebody iterates over it."""
+
+        def items(self):
+            for item in super().items():
+                yield item
+                self[f"new{len(self)}"] = item[1]
+
+        values = items
+
+    monkeypatch.setattr(registry, "LOADED", Growing(registry.LOADED))
+    bridge.zeros(1)
+    assert ("cpu", registry.backend("cpu")) in registry.loaded(1)
+    assert registry.generation()
+
+
+@pytest.mark.parametrize("result", [None, -5, True, 2**64, "address"])
+def test_a_backend_that_allocates_no_integer(result, monkeypatch):
+    """It was noticed at an export much later; nothing is given back that never was."""
+    plugin = bridge.backend("ext_dev")
+    freed = []
+    monkeypatch.setattr(plugin, "allocate", lambda *_arguments: result)
+    monkeypatch.setattr(plugin, "free", lambda *arguments: freed.append(arguments))
+    with pytest.raises(bridge.BackendError, match="returned .* from allocate"):
+        bridge.empty(3, device="ext_dev:0")
+    assert not freed
