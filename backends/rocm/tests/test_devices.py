@@ -21,10 +21,11 @@ def uses(backend):
     """Every member that talks to the runtime, once; frees what it makes."""
     data = backend.allocate(0, 4096, 256, 0)
     other = backend.allocate(0, 4096, 4096, 0)
-    backend.copy_from_host(0, data, 0, memoryview(b"x" * 4096), 0)
+    source, into = bytearray(4096), bytearray(4096)  # alive until the copies are done
+    backend.copy_from_host(0, data, 0, memoryview(source), 0)
     backend.copy(0, other, 0, 0, data, 0, 100, 0)
     backend.fill(0, other, 0, 50, 7, 0)
-    backend.copy_to_host(0, other, 0, memoryview(bytearray(4096)), 0)
+    backend.copy_to_host(0, other, 0, memoryview(into), 0)
     with stream() as handle:
         backend.wait(0, handle, 0)
         backend.wait(0, 0, handle)
