@@ -47,8 +47,9 @@ def test_the_table_of_streams(cuda, cuda_managed, page):
 
 
 def test_the_numbers_are_the_programs(page):
-    from dlbridge_cuda import host_copies, tuning
     from dlbridge_cuda.driver import MINIMUM_VERSION
+
+    from dlbridge.kit import host_copies, tuning
 
     assert f"CUDA {MINIMUM_VERSION // 1000}.{MINIMUM_VERSION % 1000 // 10} or later" in page
     assert f"up to {host_copies.SMALL >> 10} KiB" in page
