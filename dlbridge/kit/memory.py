@@ -188,19 +188,14 @@ class Memory(ABC):
             while freed.events:
                 place, event = freed.events[-1]
                 if wait or not (self.polls and driver.polls_events):
-                    self._follow(stream, event)
+                    with suppress(StreamGoneError):  # then `release` waits for everything
+                        driver.wait_event(stream, event)
                 elif not driver.is_event_done(event):
                     return
                 freed.events.pop()
                 self.events.give_back(place, event)
             freed.released = True
             self.release(device_id, freed.pointer, stream)
-
-    def _follow(self, stream: int, event: Any) -> None:
-        try:
-            self.driver.wait_event(stream, event)
-        except StreamGoneError:
-            self.driver.wait_for_device()
 
     def _mark(self, freed: _Freed) -> bool:
         """Put an event behind the work of each consumer; False while one is capturing."""

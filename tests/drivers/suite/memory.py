@@ -148,6 +148,18 @@ def copy_into(target, source, nbytes, on):
         gpu.copy(target, source, nbytes, on)
 
 
+def test_both_streams_of_pinned_memory_are_destroyed(fake, pinned, device):
+    """That of the free, and a consumer's whose work goes on: all work is waited for."""
+    with stream() as theirs, memory(device, b"n" * 4096) as source:
+        data = pinned.allocate(0, 4096, 256, default())
+        pinned.wait(0, theirs, default())
+        with gate(theirs) as closed:
+            copy_into(data, source, 4096, theirs)
+            closed.open_soon()
+            pinned.free(0, data, 0xBAD)  # crashes on too early a free
+            assert closed.is_open
+
+
 @pytest.mark.parametrize("code", [900, 906])
 def test_a_free_that_a_capture_refuses_is_made_later(fake, kind, code):
     """It may begin in another thread after the stream was asked."""

@@ -375,3 +375,15 @@ def test_the_producers_stream_does_not_wait_for_a_consumer(fake, device):
         device.free(0, data, default())
         device.synchronize(0, default())
         assert not closed.is_open
+
+
+def test_a_consumer_that_was_waited_for(fake, device):
+    """Our work moved on to another stream, which waited for the consumer's: its later work too."""
+    with stream() as theirs, stream() as ours, memory(device, N) as copy:
+        data = device.allocate(0, N, 256, theirs)
+        write(device, data, NEW, theirs)
+        device.wait(0, ours, theirs)
+        consumer_at_work(theirs, data, copy)
+        device.free(0, data, ours)  # the simulated driver crashes on too early a free
+        device.synchronize(0, ours)
+        assert read(device, copy, N, theirs) == NEW
