@@ -1,6 +1,6 @@
 """Take out each wait of the kit and of this backend in turn, and see a test fail.
 
-A wait is a call that makes somebody wait, or notes who is to be waited for; `tests/mutate.py`
+A wait is a call that makes somebody wait, or notes who is to be waited for; `tests/support/mutate.py`
 finds them in the source. The tests hold the other side back, so that a missing wait shows for
 certain. A crash or a hang shows it too.
 """
@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from cuda_support import HERE
 
-TOOLS = HERE.parents[2] / "tests"
+TOOLS = HERE.parents[2] / "tests" / "support"
 OWNERS = ("driver", "self.driver", "self._driver")
 WAITS = ["wait_event", "wait_for_event", "wait_for_stream", "wait_for_device", "record_event"]
 WAITS = [f"{owner}.{name}" for owner in OWNERS for name in WAITS]

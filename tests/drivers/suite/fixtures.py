@@ -8,7 +8,7 @@ import pytest
 import dlbridge
 from dlbridge.errors import BackendUnavailable
 
-from .rig import DRIVERS, GLOBAL, RELAXED, rig
+from .rig import DRIVERS, GLOBAL, RELAXED, rig, settle
 
 PACES = ["delayed", "strict"]
 
@@ -66,10 +66,9 @@ def two_devices():
 def fake(pytestconfig):
     """The simulated driver, as the environment wants it again afterwards."""
     control = pytestconfig.dlbridge_fake
-    devices = backend_or_skip(rig().device).device_count()
+    backend_or_skip(rig().device)
     control.reset()
-    for device_id in range(devices):  # frees of the last test on their way
-        rig().wait_for_device(device_id)
+    settle()  # frees of the last test are on their way, or wait for their turn
     yield control
     control.reset()
 

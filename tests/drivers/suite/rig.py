@@ -200,10 +200,11 @@ def memory(memory_of, content, on=None, device_id=0):
 
 def settle():
     """Let everything queued be done, and free what waits for its turn."""
+    for device_id in range(dlbridge.backend(_rig.device).device_count()):
+        _rig.wait_for_device(device_id)  # of one, before memory of another is freed behind it
     for name in _rig.kinds:
         each = dlbridge.backend(name)
         for device_id in range(each.device_count()):
-            _rig.wait_for_device(device_id)
             each.free(device_id, each.allocate(device_id, 64, 256, _rig.default), _rig.default)
             each.synchronize(device_id, _rig.default)
 
