@@ -165,7 +165,7 @@ def table(pinned: bool, to_device: bool, sizes: Sequence[int], peers: dict[str, 
 
 
 def heading(peers: dict[str, Any]) -> list[str]:
-    """What was measured, on what, when."""
+    """The head of the page: the measurement, the machine, the date."""
     cuda: Any = dlbridge.backend("cuda")
     info = cuda.device_info(0)
     versions = ", ".join(

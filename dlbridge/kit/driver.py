@@ -23,7 +23,7 @@ class WrongDeviceError(StreamGoneError):
 
 
 class StreamState(Enum):
-    """What becomes of work that is queued on a stream now."""
+    """The fate of work that is queued on a stream now."""
 
     RUNS = "runs"
     CAPTURED = "captured"
@@ -33,7 +33,7 @@ class StreamState(Enum):
 
 
 class Location(NamedTuple):
-    """What the driver knows of an address."""
+    """The kind of memory at an address, and its device."""
 
     kind: str
     """``pageable`` (unknown to the driver), ``host`` (page-locked), ``device`` or ``managed``."""
@@ -103,7 +103,7 @@ class StreamDriver(ABC):
 
     @abstractmethod
     def stream_state(self, stream: int) -> StreamState:
-        """What becomes of work on *stream*; asking changes nothing."""
+        """Tell whether work on *stream* would run; asking changes nothing."""
 
     # Streams
 

@@ -1,4 +1,4 @@
-"""Streams: what ``stream=`` may be, the order between two, and waiting for one."""
+"""Streams: valid values of ``stream=``, the order between two, and waiting for one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_ORDER = -1
 
 @dataclass(frozen=True)
 class StreamRules:
-    """What callers may pass as ``stream=``, for one driver."""
+    """The rules for ``stream=`` of one driver."""
 
     api: str
     """The driver's name, for messages."""
@@ -32,7 +32,7 @@ class StreamRules:
     protocol: str = ""
     """The method (or attribute) of stream objects that gives ``(version, handle)``."""
     advice: str = "an integer"
-    """What can be passed beside None, for messages."""
+    """The kinds of streams that can be passed beside None, for messages."""
 
     def normalize(self, stream: object) -> int:
         """The handle for what a caller passed.

@@ -26,7 +26,7 @@ LEGACY, PER_THREAD = 1, 2
 _IMPLICIT, _NOT_READY = 906, 600  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_NOT_READY
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _COPY_INSTEAD = frozenset({1, 2, 304, 712, 801})
-"""What cuMemHostRegister returns for memory that cannot be locked: CUDA_ERROR_INVALID_VALUE
+"""Statuses of cuMemHostRegister for memory that cannot be locked: CUDA_ERROR_INVALID_VALUE
 (read-only pages, file mappings), OUT_OF_MEMORY (the limit of locked memory), OPERATING_SYSTEM,
 HOST_MEMORY_ALREADY_REGISTERED, NOT_SUPPORTED."""
 

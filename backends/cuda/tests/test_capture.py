@@ -12,7 +12,7 @@ from dlbridge.kit.staging import Plan, Stager
 
 
 def test_staging_goes_on(cuda, mode):
-    """Page-locking the ring is no reason to end somebody's capture."""
+    """Page-locking the ring does not end somebody's capture."""
     from dlbridge_cuda.contexts import current, primary
     from dlbridge_cuda.gpu import gpu
 
@@ -81,7 +81,7 @@ def test_host_waits_go_on(fake, cuda, mode):
 
 
 def test_waiting_for_the_context_ends_captures(fake, cuda, mode):
-    """What making room must not do: the simulated driver ends the capture then."""
+    """Making room must not do so: the simulated driver ends the capture then."""
     from dlbridge_cuda.contexts import current, primary
     from dlbridge_cuda.driver import call
 

@@ -34,7 +34,7 @@ def test_the_examples_run(cuda, page):
 
 
 def test_the_table_of_streams(cuda, cuda_managed, page):
-    """What it says of each integer and of None."""
+    """Its rows for each integer and for None."""
     said = {row[0].strip("`"): row[1] for row in table_after(page, "## Streams")}
     for backend in (cuda, cuda_managed):
         for value in (None, 1, 2, -1):

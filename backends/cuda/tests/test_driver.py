@@ -99,7 +99,7 @@ def test_a_function_that_the_driver_has_not(fake):
 @pytest.mark.parametrize(
     ("code", "error", "words"),
     [
-        (1, DeviceError, r"CUDA_ERROR_INVALID_VALUE \(1\): said by the double"),
+        (1, DeviceError, r"CUDA_ERROR_INVALID_VALUE \(1\): said by the simulated driver"),
         (3, DeviceError, r"NOT_INITIALIZED \(3\).*fork\(\)"),
         (4, DeviceError, "DEINITIALIZED.*exiting"),
         (201, DeviceError, "INVALID_CONTEXT.*reset the device"),
@@ -125,7 +125,7 @@ def test_codes_become_exceptions(fake, cuda, code, error, words):
 
 
 def test_every_known_code_has_a_name(cuda):
-    """Codes that the bindings know are said by name."""
+    """Messages name the codes that the bindings know."""
     from dlbridge_cuda import driver
 
     for result in driver.cu.CUresult:
@@ -138,7 +138,7 @@ def test_every_known_code_has_a_name(cuda):
 
 @pytest.mark.parametrize("address", [8, 0x1000, (1 << 47) - 64])
 def test_a_bad_pointer(fake, cuda, address):
-    """What is no device memory is refused by the driver, and later work is not disturbed."""
+    """The driver refuses an address that is not device memory; later work is not disturbed."""
     for call in (
         lambda: cuda.copy_from_host(0, address, 0, memoryview(b"x" * 64), 1),
         lambda: cuda.copy_to_host(0, address, 0, memoryview(bytearray(64)), 1),

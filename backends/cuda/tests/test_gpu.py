@@ -1,4 +1,4 @@
-"""What only a GPU can show: peers on their own streams with slow kernels, and real graphs.
+"""Tests that need a GPU: peers on their own streams with slow kernels, and real graphs.
 
 `make test-gpu` runs these with all other tests of this folder on the real
 driver. No GPU has run them yet.

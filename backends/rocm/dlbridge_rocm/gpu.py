@@ -34,10 +34,10 @@ __all__ = ["GPU", "default_pool", "events", "gpu", "relaxed", "without_pool"]
 
 _IMPLICIT = 906  # hipErrorStreamCaptureImplicit
 _DESTROYED = frozenset({400, 709, INVALID_VALUE})
-"""What runtimes return for a stream that was destroyed: hipErrorInvalidHandle,
+"""Statuses for a stream that was destroyed: hipErrorInvalidHandle,
 hipErrorContextIsDestroyed, hipErrorInvalidValue."""
 _COPY_INSTEAD = frozenset({1, 2, 304, 712, 801})
-"""What hipHostRegister returns for memory that cannot be locked: hipErrorInvalidValue,
+"""Statuses of hipHostRegister for memory that cannot be locked: hipErrorInvalidValue,
 OutOfMemory, OperatingSystem, HostMemoryAlreadyRegistered, NotSupported."""
 
 # hipMemoryType to kinds of `Location`. HIP 6 renumbered it (hip_runtime_api.h); what is not listed

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["candidates", "constant", "ffi", "load", "loaded_already"]
 
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so")
-"""What the loader is asked for in the end, newest first; the last is that of a
+"""Names that the loader is asked for in the end, newest first; the last is that of a
 development package, and of ROCm's own wheels."""
 
 _MAPS = Path("/proc/self/maps")

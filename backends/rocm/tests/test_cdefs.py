@@ -69,7 +69,7 @@ def test_the_shim_has_them_all(fake):
 
 @pytest.fixture
 def compiled(tmp_path):
-    """What a C program prints that includes HIP's own header, given the lines of its main."""
+    """The output of a C program that includes HIP's own header, given the lines of its main."""
     compiler = shutil.which("gcc")
     header = Path("/usr/include/hip/hip_runtime_api.h")
     if compiler is None or not header.exists():
@@ -130,7 +130,7 @@ def test_parameters_are_those_of_the_header(fake, compiled):
 
 
 def test_every_constant_is_used():
-    """What nobody needs is not declared."""
+    """Nothing is declared that nobody needs."""
     package = CDEFS.parent / "dlbridge_rocm"
     source = "\n".join(
         path.read_text() for path in package.glob("*.py") if path.name != "_cdefs.py"

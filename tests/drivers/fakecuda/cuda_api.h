@@ -1,4 +1,4 @@
-// The driver-API declarations that the double needs, so that it builds without a CUDA toolkit.
+// The driver-API declarations that the simulated driver needs, so that it builds without a CUDA toolkit.
 // Names and values are those of CUDA's cuda.h.
 #ifndef FAKE_CUDA_API_H
 #define FAKE_CUDA_API_H

@@ -1,4 +1,4 @@
-// What the parts of the double share: its state, and the checks at every entry.
+// Shared by the parts of the simulated driver: its state, and the checks at every entry.
 //
 // A libcuda over host memory. Device pointers are mapped PROT_NONE (the host faults when it
 // touches them); copies go through a writable alias of the same pages. Every stream is a worker

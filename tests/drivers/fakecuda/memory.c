@@ -103,7 +103,7 @@ API cuMemAlloc_v2(CUdeviceptr *pointer, size_t size) {
 }
 
 // A driver usually waits for the device in cuMemFree and cuMemFreeHost, but does not promise it.
-// The double does not, so work that still needs the memory crashes.
+// The simulated one does not, so work that still needs the memory crashes.
 API cuMemFree_v2(CUdeviceptr pointer) {
   WITH_CONTEXT;
   CUresult refused = unsafe_during_capture();

@@ -1,4 +1,4 @@
-"""What the common tests need of a backend's simulated driver, and helpers on top of it."""
+"""The simulated driver of a backend as the common tests use it, and helpers on top of it."""
 
 import ctypes
 import os
@@ -158,7 +158,7 @@ def capture(on, mode=GLOBAL):
 
 
 class Graph:
-    """What a capture gave."""
+    """The result of a capture."""
 
     executable = None
 
@@ -297,7 +297,7 @@ class Fake:
         self.cuda.fake_cuda_strict(on)
 
     def destroyed(self, error):
-        """What a destroyed stream gives from now on."""
+        """Let a destroyed stream give *error* from now on."""
         self.cuda.fake_cuda_destroyed(error)
 
     def reset(self):
