@@ -151,3 +151,11 @@ def test_a_bad_pointer(fake, cuda, address):
         cuda.copy_to_host(0, data, 0, memoryview(into), 1)
         cuda.synchronize(0, 1)
         assert into == b"still here"
+
+
+def test_the_uuid_of_a_mig_device(fake):
+    """A slice of a GPU has a UUID of its own, which nvidia-smi writes with MIG-."""
+    code = "import dlbridge; print(dlbridge.backend('cuda').device_info(1)['uuid'])"
+    done = python(code, FAKE_CUDA_NAME="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    assert done.stdout.startswith("MIG-fafafafa"), done.stdout + done.stderr
+    assert python(code).stdout.startswith("GPU-fafafafa")

@@ -173,7 +173,7 @@ def test_use_stream_takes_stream_objects(cuda):
 
 
 def test_pageable_sources_may_change_at_once(cuda):
-    """What `to_device` has taken is taken, also with a slow stream before it."""
+    """`to_device` has read its source on return, also behind slow work."""
     source = np.frombuffer(bytearray(NEW), "u1")
     with stream() as ours, dlbridge.use_stream("cuda:0", ours):
         slow(ours)

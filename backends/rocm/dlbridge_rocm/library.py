@@ -51,7 +51,7 @@ def load() -> Any:
 
 
 def candidates() -> Iterator[str]:
-    """Where a runtime may be, in the order in which they are tried."""
+    """Give the places where a runtime may be, in the order in which they are tried."""
     yield from loaded_already()
     if os.environ.get("ROCM_PATH"):
         yield str(Path(os.environ["ROCM_PATH"], "lib", "libamdhip64.so"))

@@ -31,7 +31,7 @@ class Fake(rigs.Fake):
     prefix = "fake_hip"
 
     def version(self, major, minor=0):
-        """What hipRuntimeGetVersion says; the shim does as that version would."""
+        """Let hipRuntimeGetVersion say so, and the shim do as that version would."""
         self.top.fake_hip_version(major * 10_000_000 + minor * 100_000)
         self.forget()
 

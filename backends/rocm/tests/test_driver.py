@@ -35,7 +35,7 @@ def test_codes_become_exceptions(fake, rocm, code, error, words):
 
 @pytest.mark.parametrize("address", [8, 0x1000, (1 << 47) - 64])
 def test_a_bad_pointer(fake, rocm, address):
-    """What is no device memory is refused, and later work is not disturbed."""
+    """An address that is not device memory is refused; later work is not disturbed."""
     with pytest.raises(DeviceError, match="InvalidValue"):
         rocm.fill(0, address, 0, 64, 0, 0)
     with pytest.raises(ExchangeError, match="mislabels it"):

@@ -1,4 +1,4 @@
-"""Where the HIP runtime is looked for, and what there is to say without one or without a device.
+"""The search for the HIP runtime, and the messages without one or without a device.
 
 The real library is Debian's libamdhip64-5 (5.2.3), on a machine without an AMD GPU.
 """

@@ -109,7 +109,7 @@ def test_pools(version, fake, rocm):
 
 
 def test_the_pools_of_the_first_hip_5_refuse_the_default_stream(fake, rocm):
-    """What the gate is for."""
+    """The reason why pools are used from HIP 6 on."""
     from dlbridge_rocm.driver import INVALID_VALUE, status
     from dlbridge_rocm.library import ffi
 
