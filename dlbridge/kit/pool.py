@@ -67,8 +67,14 @@ class PoolMemory(Memory):
                 self._remember(device_id, stream)
                 return
         self.wait_before_free(stream)
-        self.driver.free(pointer)
-        self._plain.discard(pointer)
+        was_plain = pointer in self._plain
+        self._plain.discard(pointer)  # before another thread can be given the address
+        try:
+            self.driver.free(pointer)
+        except BaseException:
+            if was_plain:
+                self._plain.add(pointer)  # it will be tried again
+            raise
 
     def trim(self, device_id: int, stream: int) -> None:
         """Wait for the frees on the way, then give the system what the pool keeps."""
@@ -88,7 +94,10 @@ class PoolMemory(Memory):
             self.events.give_back(place, event)
         try:
             place = self.driver.place_of(stream, device_id)
-            self._last_frees[device_id, stream] = place, self.events.record(place, stream)
+            event = self.events.record(place, stream)
+            kept = self._last_frees.setdefault((device_id, stream), (place, event))
+            if kept[1] is not event:  # another thread's free was faster
+                self.events.give_back(place, event)
             if len(self._last_frees) > FREES_KEPT:
                 oldest = next(iter(list(self._last_frees)))
                 place, event = self._last_frees.pop(oldest, (None, None))

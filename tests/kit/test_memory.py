@@ -183,6 +183,23 @@ def test_plain_memory_where_the_pool_refuses(driver, pool, monkeypatch, error):
     assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
 
 
+def test_plain_memory_whose_free_is_refused_stays_plain(driver, pool, monkeypatch):
+    """Else the next try would give it to the pool."""
+
+    def refused(*_):
+        raise CaptureError("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "allocate_async", refused)
+        data = pool.allocate(0, 64, 256, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "free", refused)
+        pool.free(0, data, 1)
+    pool.settle()
+    assert data not in driver.live
+    assert ("free behind", 1) not in driver.log
+
+
 def test_without_a_pool(driver, pool):
     driver.has_pool = False
     data = pool.allocate(0, 64, 256, 1)
