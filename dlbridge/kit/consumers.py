@@ -67,7 +67,9 @@ class Consumers:
         if len(self._seen) > self._limit:
             self._forget()
 
-    def end(self, device_id: int, pointer: int, stream: int) -> list[tuple[Consumer, int | None]]:
+    def end(
+        self, device_id: int, pointer: int, stream: int, shared: bool = False
+    ) -> list[tuple[Consumer, int | None]]:
         """Find the streams, beside *stream*, that a free of *pointer* has to wait for.
 
         Parameters
@@ -78,13 +80,15 @@ class Consumers:
             An address that `begin` was told; it is forgotten.
         stream : int
             The stream in whose order it is freed.
+        shared : bool
+            Others go on using it; then it is not forgotten.
 
         Returns
         -------
         list[tuple[Consumer, int | None]]
             The streams, and their unique numbers where the driver has such.
         """
-        born = self._born.pop(pointer, 0)
+        born = self._born.get(pointer, 0) if shared else self._born.pop(pointer, 0)
         if not self._seen:
             return []
         own = Consumer(stream, device_id)

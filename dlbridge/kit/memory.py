@@ -83,6 +83,10 @@ class Memory(ABC):
         """
         self.driver.wait_for_stream(stream)
 
+    def is_shared(self, pointer: int) -> bool:
+        """Whether others go on using *pointer* after one free."""
+        return False
+
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
         """Allocate memory for work on *stream*.
 
@@ -115,12 +119,13 @@ class Memory(ABC):
             refuse_capture(driver, stream, "allocated")
             self.settle()
             pointer = self._obtain_or_make_room(device_id, nbytes, stream)
+            self.consumers.begin(pointer)
             if pointer % alignment:  # 256 is what drivers give without being asked
                 self.free(device_id, pointer, stream)
                 base = self._obtain_or_make_room(device_id, nbytes + alignment, stream)
                 pointer = -(-base // alignment) * alignment
                 self._base[pointer] = base
-            self.consumers.begin(pointer)
+                self.consumers.begin(pointer)
             return pointer
 
     def free(self, device_id: int, pointer: int, stream: int) -> None:
@@ -132,7 +137,7 @@ class Memory(ABC):
         if self.driver.guard.in_child:
             return  # the parent's memory, which it will free itself
         stream = self.driver.all_threads(stream)  # this may run in another thread
-        consumers = self.consumers.end(device_id, pointer, stream)
+        consumers = self.consumers.end(device_id, pointer, stream, self.is_shared(pointer))
         base = self._base.pop(pointer, pointer)
         self._freed.append(_Freed(device_id, base, stream, consumers))
         self.settle()

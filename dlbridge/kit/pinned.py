@@ -104,6 +104,10 @@ class PinnedMemory(Memory):
             self.consumers.begin(address)
             return address, 0
 
+    def is_shared(self, pointer: int) -> bool:
+        """Whether several imports share *pointer*."""
+        return self._imports.get(pointer, 0) > 1
+
     def obtain(self, device_id: int, nbytes: int, stream: int) -> int:
         """New page-locked memory."""
         return self.driver.allocate_pinned(nbytes)

@@ -162,6 +162,21 @@ def test_alignment(driver, pool):
     assert not driver.live
 
 
+def test_streams_from_before_do_not_matter(driver, pool, pinned):
+    """Neither to a block that was not aligned, nor to the second free of a shared import."""
+    for memory in (pool, pinned):
+        old = driver.stream()
+        memory.consumers.note(0, old, 0)
+        driver.destroy_stream(old)
+    driver.addresses = iter(range(100, 1 << 30, 1000))
+    pool.allocate(0, 64, 4096, 1)
+    for _ in range(2):
+        pinned.import_host(0, PAGE, PAGE, False)
+    for _ in range(2):
+        pinned.free(0, PAGE, 1)
+    assert ("wait for device",) not in driver.log
+
+
 def test_events_of_frees_are_bounded(driver, pool):
     for _ in range(FREES_KEPT + 50):
         own = driver.stream()
