@@ -58,10 +58,11 @@ def test_the_numbers_are_the_programs(page):
 
 
 def test_the_environment_variables_are_the_programs(page):
-    from dlbridge.core.incoming import cuda_array_interface as cuda_array
+    from dlbridge.core.incoming.cuda_array_interface import SYNC
+    from dlbridge.core.outgoing.cuda_array_interface import EXPORT_STREAM
 
     named = {row[0].strip("`") for row in table_after(page, "## The CUDA Array Interface")}
-    assert named == {cuda_array.SYNC, cuda_array.EXPORT_STREAM}
+    assert named == {SYNC, EXPORT_STREAM}
 
 
 def test_the_kinds_of_memory(cuda, page):

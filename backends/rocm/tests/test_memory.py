@@ -23,6 +23,7 @@ def no_pools(request, fake):
         fake.attribute(MEMORY_POOLS_SUPPORTED, 0)
     elif request.param == "no default":
         fake.fail("hipDeviceGetDefaultMemPool", NOT_SUPPORTED)
+        fake.forget()
     elif request.param == "refusal":
         fake.fail("hipMallocFromPoolAsync", NOT_SUPPORTED)
     else:
