@@ -17,8 +17,10 @@ for name in ("streams", "memory", "capture", "copies", "threads", "failures", "p
     pytest.register_assert_rewrite(f"suite.{name}")
 
 from rocm_support import RocmRig  # noqa: E402
-from suite import fixtures  # noqa: E402
-from suite import rig as rigs  # noqa: E402
+from suite import (
+    fixtures,
+    rig as rigs,
+)
 from suite.fixtures import *  # noqa: E402, F403  # pytest looks for them here
 from suite.fixtures import PACES, backend_or_skip  # noqa: E402
 
