@@ -62,7 +62,7 @@ def test_the_dict_itself(cuda):  # I15
 
 def test_host_memory_is_refused(fake, cuda):  # I24
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(N))
-    with pytest.raises(ExchangeError, match=r"is no memory that CUDA knows.*pageable"):
+    with pytest.raises(ExchangeError, match=r"is not memory that CUDA knows.*pageable"):
         from_cuda_array_interface(Array(data))
     del buffer
 

@@ -17,7 +17,7 @@ for name in ("streams", "memory", "capture", "copies", "threads", "failures", "p
     pytest.register_assert_rewrite(f"suite.{name}")
 
 from rocm_support import RocmRig  # noqa: E402
-from suite import (
+from suite import (  # noqa: E402
     fixtures,
     rig as rigs,
 )
