@@ -18,6 +18,15 @@ TABLE = """
 errors
 protocol
 
+kit.status kit.fork kit.driver
+kit.capture kit.events kit.pointers kit.regions kit.consumers
+kit.streams kit.memory
+kit.pool kit.pinned kit.staging
+kit.tuning kit.host_copies
+kit.backend
+kit.device_backend kit.host_backend
+kit
+
 core
 core._cdefs core.public
 core.implementation_details core.implementation_details.python_api
@@ -168,11 +177,20 @@ def test_late_imports_are_inside_functions(name):
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda path: path.name)
 def test_backends_import_only_the_contract(backend):
-    allowed = {"dlbridge.protocol", "dlbridge.errors"}
+    kit = {name for name in MODULES if name.startswith("dlbridge.kit")}
+    allowed = {"dlbridge.protocol", "dlbridge.errors"} | kit
     for name, path in modules(backend).items():
         found = imports(path, name, types=True)
         foreign = {other for other in found if other.startswith("dlbridge")} - allowed
         assert {other for other in foreign if other.split(".")[0] != backend.name} == set(), path
+
+
+def test_the_kit_imports_only_the_contract():
+    for name, path in MODULES.items():
+        if name.startswith("dlbridge.kit"):
+            found = {other for other in imports(path, name) if other.startswith("dlbridge")}
+            outside = {other for other in found if not other.startswith("dlbridge.kit")}
+            assert outside <= {"dlbridge.protocol", "dlbridge.errors"}, name
 
 
 def test_the_backends_are_found():

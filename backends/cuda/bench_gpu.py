@@ -165,7 +165,7 @@ def table(pinned: bool, to_device: bool, sizes: Sequence[int], peers: dict[str, 
 
 
 def heading(peers: dict[str, Any]) -> list[str]:
-    """What was measured, on what, when."""
+    """The head of the page: the measurement, the machine, the date."""
     cuda: Any = dlbridge.backend("cuda")
     info = cuda.device_info(0)
     versions = ", ".join(
@@ -186,17 +186,18 @@ def heading(peers: dict[str, Any]) -> list[str]:
 
 
 def staging_plans() -> list[str]:
-    """What was chosen by measurement for pageable copies."""
-    from dlbridge_cuda.tuning import _measured
+    """The plans that measurements chose for pageable copies."""
+    from dlbridge_cuda.backends import host_copies
 
     lines = ["## How pageable memory was staged", ""]
-    for (device, direct), plan in sorted(_measured.items()):
+    for (device, to_host), plan in sorted(host_copies.tuning.measured().items()):
         how = (
             f"{plan.threads} threads, chunks of {size_text(plan.chunk)}"
             if plan.threads
             else "by the driver itself"
         )
-        lines.append(f"- device {device}, {direct}: {how}")
+        way = "to the host" if to_host else "to the device"
+        lines.append(f"- device {device}, {way}: {how}")
     return [*lines, ""]
 
 

@@ -1,4 +1,4 @@
-"""Compiles the driver doubles of this folder with gcc, and loads them.
+"""Compiles the simulated drivers of this folder with gcc, and loads them.
 
     from build import load
     cuda = load("cuda")   # libcuda.so.1, before cuda.bindings is first used
@@ -38,7 +38,7 @@ def compiler() -> str | None:
 
 
 def library(name: str) -> Path:
-    """The compiled double *name* (a key of `DRIVERS`), compiled at first use.
+    """The compiled driver *name* (a key of `DRIVERS`), compiled at first use.
 
     RuntimeError with the compiler's output if it fails or if there is none.
     """
@@ -61,7 +61,7 @@ def library(name: str) -> Path:
 
 @cache
 def load(name: str) -> ctypes.CDLL:
-    """The double *name*, loaded for this process; never unloaded."""
+    """The driver *name*, loaded for this process; never unloaded."""
     return ctypes.CDLL(str(library(name)), mode=ctypes.RTLD_GLOBAL)
 
 

@@ -13,16 +13,25 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.errors import (
+    BackendUnavailable,
+    DeviceError,
+    DeviceMemoryError,
+    Error,
+    ExchangeError,
+)
+from dlbridge.kit.fork import ForkGuard
+from dlbridge.kit.status import CaptureError, StatusTable, StreamGoneError
 
 __all__ = [
     "MINIMUM_VERSION",
-    "CaptureError",
     "call",
     "check",
     "cu",
     "device_count",
+    "guard",
     "status",
+    "table",
     "version",
 ]
 
@@ -31,57 +40,45 @@ MINIMUM_VERSION = 12000
 name and layout (``cuDriverGetVersion``: 1000 * major + 10 * minor)."""
 
 _lock = threading.Lock()
-
-
-class CaptureError(ExchangeError):
-    """The driver refused a call because of a graph capture; later it may be possible."""
-
+guard = ForkGuard("CUDA")
 
 _CAPTURE = (
-    "the stream is capturing a CUDA graph, or depends on one that is: "
-    "move the tensor before the capture begins, or pass stream=-1"
+    CaptureError,
+    (
+        "the stream is capturing a CUDA graph, or depends on one that is: move the tensor before "
+        "the capture begins, or pass stream=-1"
+    ),
 )
+_RESTART = "restart the process: every later call fails too"
 
 # CUresult (cuda.h, "CUDA driver API error codes") to the exception, and the way out.
-_ERRORS: dict[int, tuple[type[Exception], str]] = {
+_MEANINGS: dict[int, tuple[type[Error], str]] = {
     2: (DeviceMemoryError, "free some tensors, or move less at a time"),
     3: (DeviceError, "CUDA does not survive fork(): start processes with 'spawn'"),
     4: (DeviceError, "the driver is shutting down: the interpreter is exiting"),
     101: (DeviceError, "there is no such device in CUDA_VISIBLE_DEVICES"),
     201: (DeviceError, "the context was destroyed, or another library reset the device"),
-    400: (DeviceError, "the stream or event was destroyed, or belongs to another context"),
-    700: (DeviceError, "an earlier kernel touched memory not its own; restart the process"),
-    709: (DeviceError, "another library reset the device; restart the process"),
+    214: (DeviceError, f"the GPU's memory has an error that ECC cannot correct; {_RESTART}"),
+    400: (StreamGoneError, "the stream or event was destroyed, or belongs to another context"),
+    700: (DeviceError, f"an earlier kernel touched memory that is not its own; {_RESTART}"),
+    709: (StreamGoneError, "the stream was destroyed, or another library reset the device"),
+    710: (DeviceError, f"an earlier kernel failed an assertion; {_RESTART}"),
     712: (ExchangeError, "part of this host memory is already registered"),
+    719: (DeviceError, f"an earlier kernel failed; {_RESTART}"),
     801: (ExchangeError, "this device or driver cannot do that"),
-    900: (CaptureError, _CAPTURE),
-    901: (CaptureError, _CAPTURE),
-    902: (CaptureError, _CAPTURE),
-    903: (CaptureError, _CAPTURE),
-    904: (CaptureError, _CAPTURE),
-    905: (CaptureError, _CAPTURE),
-    906: (CaptureError, _CAPTURE),
-    907: (CaptureError, _CAPTURE),
-    908: (CaptureError, _CAPTURE),
-}  # fmt: skip
+    **dict.fromkeys(range(900, 909), _CAPTURE),
+}
 
 
 def call(name: str, *args: Any) -> Any:
-    """Call the driver function *name*; what it returns beside its status, if anything.
+    """Call the driver function *name* and return what it gives beside its status, if anything.
 
-    DeviceMemoryError, ExchangeError or DeviceError if the status is not
-    CUDA_SUCCESS. The GIL is released while the driver runs.
+    DeviceMemoryError, ExchangeError or DeviceError if the status is not CUDA_SUCCESS. The GIL is
+    released while the driver runs.
     """
     code, result = status(name, *args)
     check(name, code)
     return result
-
-
-def check(name: str, code: int) -> None:
-    """Raise what the CUresult *code* of the driver function *name* means, if not success."""
-    if code:
-        kind, remedy = _ERRORS.get(code, (DeviceError, ""))
-        raise kind(f"{name}: {_text(code)}" + (f"; {remedy}" if remedy else ""))
 
 
 def status(name: str, *args: Any) -> tuple[int, Any]:
@@ -153,6 +150,11 @@ def _text(code: int) -> str:
     words = cu.cuGetErrorString(result)[1]
     meaning = words.decode("utf-8", "replace") if isinstance(words, bytes) else ""
     return f"{result.name} ({code})" + (f": {meaning}" if meaning else "")
+
+
+table = StatusTable(_MEANINGS, _text, fatal=frozenset({214, 700, 710, 719}))
+check = table.check
+"""Raise the exception for a CUresult of a driver function, if it is not success."""
 
 
 def _version_text(number: int) -> str:

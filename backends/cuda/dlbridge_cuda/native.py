@@ -13,7 +13,7 @@ from typing import Any
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
-from .contexts import current, primary
+from .contexts import current, device_in_use, primary, somewhere
 
 __all__ = ["from_native", "to_native"]
 
@@ -22,7 +22,7 @@ def from_native(obj: Any) -> NativeArray | None:
     """*obj* described, if cuda.core made it and it is on a device; else None."""
     if not type(obj).__module__.startswith("cuda.core."):
         return None
-    with current(primary(0)):  # cuda.core asks the driver about foreign memory, in any context
+    with somewhere(device_in_use()):  # cuda.core asks the driver about foreign memory
         return _describe(obj)
 
 

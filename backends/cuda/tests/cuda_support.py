@@ -1,161 +1,182 @@
-"""What the CUDA tests share: streams, slow work, and Python processes of their own."""
+"""CUDA for the common tests, and what the other tests of this folder share."""
 
 import ctypes
-import subprocess
-import sys
-import textwrap
-import threading
-from contextlib import contextmanager
+import re
 from pathlib import Path
+from typing import ClassVar
+
+from suite import rig
+from suite.rig import Gate, gate, memory, python, read, slow, write
+
+__all__ = [
+    "HERE",
+    "CudaRig",
+    "Gate",
+    "gate",
+    "memory",
+    "own_context",
+    "python",
+    "read",
+    "slow",
+    "stream",
+    "write",
+]
 
 HERE = Path(__file__).resolve().parent
-USLEEP = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
 
 
-@contextmanager
-def stream(device_id=0, flags=1, context=None):
-    """A new stream (flags 1: not ordered with the default one); its handle."""
-    from dlbridge_cuda.contexts import current, primary
-    from dlbridge_cuda.driver import call
+def call(name, *arguments):
+    from dlbridge_cuda import driver
 
-    context = context or primary(device_id)
-    with current(context):
-        handle = int(call("cuStreamCreate", flags))
-    try:
-        yield handle
-    finally:
-        with current(context):
-            call("cuStreamSynchronize", handle)
-            call("cuStreamDestroy", handle)
+    return driver.call(name, *arguments)
 
 
-def launch_host_function(on, function, argument, device_id=0):
-    """Queue a C function on the stream *on*, by the driver itself.
-
-    cuda.bindings would call it through a function of its own, which takes the GIL.
-    """
+def at(device_id):
     from dlbridge_cuda.contexts import current, primary
 
-    driver = ctypes.CDLL("libcuda.so.1")  # the one that is loaded, the double or the real one
-    driver.cuLaunchHostFunc.argtypes = [ctypes.c_void_p] * 3
-    with current(primary(device_id)):
-        assert driver.cuLaunchHostFunc(on, function, argument) == 0
+    return current(primary(device_id))
 
 
-def slow(on, seconds=0.08, device_id=0):
-    """Queue work of *seconds* on the stream *on*: a host function that sleeps, in C."""
-    launch_host_function(on, USLEEP, int(seconds * 1e6), device_id)
+class CudaRig(rig.Rig):
+    device, host, kinds = "cuda", "cuda_host", ("cuda", "cuda_host", "cuda_managed")
+    default, default_streams = 1, (1, 2)
+    package = "dlbridge_cuda"
+    libraries = ("cuda",)
+    asking = ("cuStreamIsCapturing",)  # a question whose failure the next call reports
+    copy_calls = ("cuMemcpyAsync", "cuMemcpy2DAsync", "cuMemcpy3DAsync")
+    names: ClassVar = {
+        "allocate": "cuMemAllocFromPoolAsync",
+        "allocate cuda": "cuMemAllocFromPoolAsync",
+        "allocate cuda_host": "cuMemHostAlloc",
+        "allocate cuda_managed": "cuMemAllocManaged",
+        "free": "cuMemFreeAsync",
+        "free cuda": "cuMemFreeAsync",
+        "free cuda_host": "cuMemFreeHost",
+        "free cuda_managed": "cuMemFree",
+        "trim": "cuMemPoolTrimTo",
+        "lock": "cuMemHostRegister",
+        "unlock": "cuMemHostUnregister",
+        "event": "cuEventCreate",
+        "record": "cuEventRecord",
+        "wait": "cuStreamWaitEvent",
+        "synchronize": "cuStreamSynchronize",
+        "device": "cuCtxSynchronize",
+        "capturing": "cuStreamIsCapturing",
+        "fill": "cuMemsetD8Async",
+        "from host": "cuMemcpyHtoDAsync",
+        "peer access": "cuCtxEnablePeerAccess",
+        "pool access": "cuMemPoolSetAccess",
+    }
+
+    def create_stream(self, device_id, flags):
+        with at(device_id):
+            return int(call("cuStreamCreate", flags))
+
+    def destroy_stream(self, stream, device_id):
+        call("cuStreamDestroy", stream)
+
+    def wait(self, stream, device_id):
+        with at(device_id):
+            call("cuStreamSynchronize", stream)
+
+    def wait_for_device(self, device_id):
+        with at(device_id):
+            call("cuCtxSynchronize")
+
+    def launch(self, stream, function, argument, device_id):
+        # By the driver itself: cuda.bindings would call a function of its own, with the GIL.
+        driver = ctypes.CDLL("libcuda.so.1")  # the one that is loaded, simulated or real
+        driver.cuLaunchHostFunc.argtypes = [ctypes.c_void_p] * 3
+        with at(device_id):
+            assert driver.cuLaunchHostFunc(stream, function, argument) == 0
+
+    def begin_capture(self, stream, mode):
+        from dlbridge_cuda.driver import cu
+
+        with at(0):
+            call("cuStreamBeginCapture", stream, cu.CUstreamCaptureMode(mode))
+
+    def end_capture(self, stream):
+        with at(0):
+            return call("cuGraphInstantiate", call("cuStreamEndCapture", stream), 0)
+
+    def launch_graph(self, graph, stream):
+        with at(0):
+            call("cuGraphLaunch", graph, stream)
+
+    def fork_capture(self, stream, side):
+        with at(0):
+            event = call("cuEventCreate", 2)
+            call("cuEventRecord", event, stream)
+            call("cuStreamWaitEvent", side, event, 0)
+
+    def pool_threshold(self, value=None):
+        """The release threshold of device 0's pool, after setting it to *value*."""
+        from dlbridge_cuda import gpu
+        from dlbridge_cuda.driver import cu
+
+        pool = call("cuDeviceGetDefaultMemPool", 0)
+        which = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        if value is not None:
+            call("cuMemPoolSetAttribute", pool, which, cu.cuuint64_t(value))
+            gpu.default_pool.cache_clear()
+        return int(call("cuMemPoolGetAttribute", pool, which))
+
+    def gpu(self):
+        from dlbridge_cuda.gpu import gpu
+
+        return gpu
+
+    def events(self):
+        from dlbridge_cuda.gpu import events
+
+        return events
+
+    def where(self):
+        return int(call("cuCtxGetCurrent"))
+
+    def make_current(self, device_id):
+        from dlbridge_cuda.contexts import primary
+
+        call("cuCtxSetCurrent", primary(device_id))
+
+    def all_calls(self):
+        """Every function of the simulated driver, but for those that put back what was."""
+        found = {
+            name.partition("_v")[0]
+            for path in (rig.DRIVERS / "fakecuda").glob("*.c")
+            for name in re.findall(r"^API (cu\w+)\(", path.read_text(), re.MULTILINE)
+        }
+        return sorted(found - {"cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"})
 
 
-class Gate:
-    """Work that stands in a stream until it is opened: `sem_wait`, in C."""
+class stream:  # noqa: N801  # a context manager, as `suite.rig.stream`
+    """A new stream, also in somebody's own context; its handle."""
 
-    def __init__(self):
-        self._libc = ctypes.CDLL(None)
-        self._semaphore = ctypes.create_string_buffer(64)
-        self._libc.sem_init(self._semaphore, 0, 0)
-        self.is_open = False
+    def __init__(self, device_id=0, flags=1, context=None):
+        from dlbridge_cuda.contexts import primary
 
-    def stand(self, on, device_id=0):
-        wait = ctypes.cast(self._libc.sem_wait, ctypes.c_void_p).value
-        launch_host_function(on, wait, ctypes.addressof(self._semaphore), device_id)
+        self._context = context or primary(device_id)
+        self._flags = flags
 
-    def open(self):
-        self.is_open = True
-        self._libc.sem_post(self._semaphore)
+    def __enter__(self):
+        from dlbridge_cuda.contexts import current
 
-    def open_soon(self):
-        """In 50 ms, by another thread; who waits for it then finds `is_open`."""
-        threading.Timer(0.05, self.open).start()
+        with current(self._context):
+            self._handle = int(call("cuStreamCreate", self._flags))
+        return self._handle
 
+    def __exit__(self, *_):
+        from dlbridge_cuda.contexts import current
 
-@contextmanager
-def gate(on, device_id=0):
-    """A closed `Gate` in the stream *on*; open at the end in any case."""
-    closed = Gate()
-    closed.stand(on, device_id)
-    # Who waits for it by mistake fails, and does not hang.
-    watchdog = threading.Timer(20, closed.open)
-    watchdog.start()
-    try:
-        yield closed
-    finally:
-        watchdog.cancel()
-        if not closed.is_open:
-            closed.open()
-        from dlbridge_cuda.contexts import current, primary
-        from dlbridge_cuda.driver import call
-
-        with current(primary(device_id)):  # the semaphore must outlive the wait
-            call("cuStreamSynchronize", on)
+        with current(self._context):
+            call("cuStreamSynchronize", self._handle)
+            call("cuStreamDestroy", self._handle)
 
 
 def own_context(device_id=0):
     """A context that is not the primary one; it is current, as the driver has it."""
-    from dlbridge_cuda.driver import call
-
     try:
         return call("cuCtxCreate", None, 0, device_id)
     except TypeError:  # cuda-bindings 12
         return call("cuCtxCreate", 0, device_id)
-
-
-def write(backend, data, content, on=1, device_id=0):
-    """Bytes to the device, there on return."""
-    backend.copy_from_host(device_id, data, 0, memoryview(content), on)
-    backend.synchronize(device_id, on)
-
-
-def read(backend, data, nbytes, on=1, device_id=0):
-    """Bytes from the device, after the work on *on*."""
-    into = bytearray(nbytes)
-    backend.copy_to_host(device_id, data, 0, memoryview(into), on)
-    backend.synchronize(device_id, on)
-    return bytes(into)
-
-
-@contextmanager
-def memory(backend, content, on=1, device_id=0):
-    """Device memory that holds *content* (bytes, or how many)."""
-    nbytes = content if isinstance(content, int) else len(content)
-    data = backend.allocate(device_id, nbytes, 256, on)
-    if not isinstance(content, int):
-        write(backend, data, content, on, device_id)
-    try:
-        yield data
-    finally:
-        from dlbridge_cuda.contexts import current, primary
-        from dlbridge_cuda.driver import call
-
-        for gpu in range(2 if backend.device_count() > 1 else 1):  # a test uses many streams
-            with current(primary(gpu)):
-                call("cuCtxSynchronize")
-        backend.free(device_id, data, on)
-        backend.synchronize(device_id, on)
-
-
-PRELUDE = f"""
-import importlib.util, os, sys
-sys.path.insert(0, {str(HERE)!r})
-def load_double():
-    path = {str(HERE.parents[2] / "tests" / "drivers" / "build.py")!r}
-    spec = importlib.util.spec_from_file_location("dlbridge_test_drivers", path)
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    return build.load("cuda")
-"""
-
-
-def python(code, double=True, **environment):
-    """Run *code* in a Python of its own; the finished process. With the double loaded, or none."""
-    import os
-
-    source = PRELUDE + ("load_double()\n" if double else "") + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, **environment},
-    )

@@ -55,7 +55,7 @@ class Torch:
 
     @contextmanager
     def importing(self, on):
-        """What a user does who works on that stream."""
+        """Work on that stream, as a user does."""
         with self.torch.cuda.stream(self.streams[on]):
             yield
 

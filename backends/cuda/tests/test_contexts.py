@@ -1,105 +1,30 @@
-"""The thread's current context is left as it was found, by every member, also when it fails."""
-
-import threading
+"""Contexts of the thread and of the process."""
 
 import pytest
-from cuda_support import own_context, stream
-
-from dlbridge.errors import Error
-
-
-def current_context():
-    from dlbridge_cuda.driver import call
-
-    return int(call("cuCtxGetCurrent"))
-
-
-def uses(backend):
-    """Every member that talks to the driver, once; frees what it makes."""
-    data = backend.allocate(0, 4096, 256, 1)
-    other = backend.allocate(0, 4096, 4096, 1)
-    backend.copy_from_host(0, data, 0, memoryview(b"x" * 4096), 1)
-    backend.copy(0, other, 0, 0, data, 0, 100, 1)
-    backend.fill(0, other, 0, 50, 7, 1)
-    backend.copy_to_host(0, other, 0, memoryview(bytearray(4096)), 1)
-    with stream() as handle:
-        backend.wait(0, handle, 1)
-        backend.wait(0, 1, handle)
-        backend.synchronize(0, handle)
-    backend.synchronize(0, 2)
-    if hasattr(backend, "host_view"):
-        backend.host_view(0, data, 0, 10, True, 1)
-    backend.device_info(0)
-    backend.import_data(0, data, "test")
-    with pytest.raises(Error):
-        backend.allocate(0, 1 << 60, 256, 1)
-    backend.free(0, data, 1)
-    backend.free(0, other, 1)
-    backend.synchronize(0, 1)
-
-
-def in_thread(function):
-    """Call *function* in a new thread, which has no context; its result."""
-    results = []
-
-    def run():
-        try:
-            results.append(function())
-        except BaseException as exc:
-            results.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(results[0], BaseException):
-        raise results[0]
-    return results[0]
+from cuda_support import own_context
+from suite.places import uses
+from suite.rig import in_threads, rig
 
 
 def test_no_context(kind):
-    def work():
-        assert current_context() == 0
+    def work(_):
+        assert rig().where() == 0
         uses(kind)
-        return current_context()
+        assert rig().where() == 0
 
-    assert in_thread(work) == 0
-
-
-def test_the_primary_context(kind):
-    def work():
-        from dlbridge_cuda.contexts import primary
-        from dlbridge_cuda.driver import call
-
-        call("cuCtxSetCurrent", primary(0))
-        uses(kind)
-        return current_context() == int(primary(0))
-
-    assert in_thread(work)
-
-
-def test_another_devices_context(kind, two_devices):
-    def work():
-        from dlbridge_cuda.contexts import primary
-        from dlbridge_cuda.driver import call
-
-        call("cuCtxSetCurrent", primary(1))
-        uses(kind)
-        return current_context() == int(primary(1))
-
-    assert in_thread(work)
+    assert in_threads(work, 1) == []
 
 
 def test_somebodys_own_context(kind):
-    def work():
+    def work(_):
         from dlbridge_cuda.driver import call
 
         own = own_context()
         uses(kind)
-        same = current_context() == int(own)
+        assert rig().where() == int(own)
         call("cuCtxDestroy", own)
-        return same
 
-    assert in_thread(work)
+    assert in_threads(work, 1) == []
 
 
 def test_the_primary_context_is_retained_once(fake, cuda):

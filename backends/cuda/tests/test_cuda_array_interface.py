@@ -9,11 +9,8 @@ import pytest
 from cuda_support import memory, read, slow, stream
 
 import dlbridge
-from dlbridge.core.incoming.cuda_array_interface import (
-    EXPORT_STREAM,
-    SYNC,
-    from_cuda_array_interface,
-)
+from dlbridge.core.incoming.cuda_array_interface import SYNC, from_cuda_array_interface
+from dlbridge.core.outgoing.cuda_array_interface import EXPORT_STREAM
 from dlbridge.errors import ExchangeError
 
 N = 1 << 14
@@ -65,7 +62,7 @@ def test_the_dict_itself(cuda):  # I15
 
 def test_host_memory_is_refused(fake, cuda):  # I24
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(N))
-    with pytest.raises(ExchangeError, match=r"is no memory that CUDA knows.*pageable"):
+    with pytest.raises(ExchangeError, match=r"is not memory that CUDA knows.*pageable"):
         from_cuda_array_interface(Array(data))
     del buffer
 

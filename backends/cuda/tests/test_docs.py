@@ -34,7 +34,7 @@ def test_the_examples_run(cuda, page):
 
 
 def test_the_table_of_streams(cuda, cuda_managed, page):
-    """What it says of each integer and of None."""
+    """Its rows for each integer and for None."""
     said = {row[0].strip("`"): row[1] for row in table_after(page, "## Streams")}
     for backend in (cuda, cuda_managed):
         for value in (None, 1, 2, -1):
@@ -47,8 +47,9 @@ def test_the_table_of_streams(cuda, cuda_managed, page):
 
 
 def test_the_numbers_are_the_programs(page):
-    from dlbridge_cuda import host_copies, tuning
     from dlbridge_cuda.driver import MINIMUM_VERSION
+
+    from dlbridge.kit import host_copies, tuning
 
     assert f"CUDA {MINIMUM_VERSION // 1000}.{MINIMUM_VERSION % 1000 // 10} or later" in page
     assert f"up to {host_copies.SMALL >> 10} KiB" in page
@@ -57,10 +58,11 @@ def test_the_numbers_are_the_programs(page):
 
 
 def test_the_environment_variables_are_the_programs(page):
-    from dlbridge.core.incoming import cuda_array_interface as cuda_array
+    from dlbridge.core.incoming.cuda_array_interface import SYNC
+    from dlbridge.core.outgoing.cuda_array_interface import EXPORT_STREAM
 
     named = {row[0].strip("`") for row in table_after(page, "## The CUDA Array Interface")}
-    assert named == {cuda_array.SYNC, cuda_array.EXPORT_STREAM}
+    assert named == {SYNC, EXPORT_STREAM}
 
 
 def test_the_kinds_of_memory(cuda, page):

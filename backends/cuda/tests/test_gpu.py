@@ -1,4 +1,4 @@
-"""What only a GPU can show: peers on their own streams with slow kernels, and real graphs.
+"""Tests that need a GPU: peers on their own streams with slow kernels, and real graphs.
 
 `make test-gpu` runs these with all other tests of this folder on the real
 driver. No GPU has run them yet.
@@ -228,20 +228,29 @@ def test_others_that_speak_the_interface(gpu, name):
         assert dlbridge.from_cuda_array_interface(theirs).data_ptr() == tensor.data_ptr()
 
 
-# The driver as the double pretends it is ----------------------------------------------
+# The driver as the simulated one is ----------------------------------------------
 
 
 def test_pool_memory_has_no_context(gpu):
-    """`pointers.checked` takes a null context, and the primary one, for memory within reach."""
-    from dlbridge_cuda.contexts import primary
-    from dlbridge_cuda.pointers import locate
+    """A null context, and the primary one, are taken for memory within reach."""
+    from dlbridge_cuda.gpu import gpu as driver
 
     with memory(gpu, 64) as data:
-        assert locate(data).context in (0, int(primary(0)))
+        assert driver.locate(data, 0) == ("device", 0, "")
+
+
+def test_a_destroyed_stream_is_told_apart(gpu):
+    """By its number or an error: the driver's documents leave open what happens (cuStreamGetId)."""
+    from dlbridge_cuda.driver import call, status
+
+    with stream() as own:
+        number = int(call("cuStreamGetId", own))
+    code, found = status("cuStreamGetId", own)
+    assert code in (400, 709) or int(found) != number
 
 
 def test_streams_can_be_asked_without_a_context(gpu):
-    """`streams.wait` asks for a stream's context."""
+    """`GPU.place_of` asks for a stream's context."""
     from dlbridge_cuda.contexts import current, primary
     from dlbridge_cuda.driver import call
 

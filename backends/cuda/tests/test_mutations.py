@@ -1,74 +1,142 @@
-"""Take out each wait of the backend in turn, and see a test fail.
+"""Take out each wait of the kit and of this backend in turn, and see a test fail.
 
-What is taken out is every call that makes somebody wait (`cuda_mutate` finds
-them in the source). The tests make the other side slow enough for it to be seen
-for certain. A crash or a hang shows it too.
+A wait is a call that makes somebody wait, or notes who is to be waited for; `tests/support/mutate.py`
+finds them in the source. The tests hold the other side back, so that a missing wait shows for
+certain. A crash or a hang shows it too.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from cuda_mutate import all_sites
 from cuda_support import HERE
 
+TOOLS = HERE.parents[2] / "tests" / "support"
+OWNERS = ("driver", "self.driver", "self._driver")
+WAITS = ["wait_event", "wait_for_event", "wait_for_stream", "wait_for_device", "record_event"]
+WAITS = [f"{owner}.{name}" for owner in OWNERS for name in WAITS]
+WAITS += [
+    "ring.record",
+    "ring.wait_for_dma",
+    "self._mark",
+    "self._memory.consumers.note",
+    "self._order.synchronize",
+    "self._order.wait",
+    "self.synchronize",
+    "self.wait_before_free",
+    "self.wait_for_devices",
+    "wait_for_helper",
+]
+DRIVER_WAITS = [
+    "cuStreamWaitEvent",
+    "cuStreamSynchronize",
+    "cuEventSynchronize",
+    "cuEventRecord",
+    "cuCtxSynchronize",
+    "self.synchronize",
+    "self.wait_before_free",
+]
+STREAMS, MEMORY, STAGING = (
+    "test_common_streams.py::",
+    "test_common_memory.py::",
+    "test_staging.py::",
+)
+ORDER = f"{STREAMS}test_wait_orders_a_slow_stream_before_a_fast_one"
+SYNCHRONIZE = f"{STREAMS}test_synchronize_waits_and_lets_other_threads_run"
+PER_THREAD = "test_streams.py::test_synchronize_the_per_thread_stream_of_another_thread"
+CONSUMER = f"{STREAMS}test_a_tensor_that_dies_while_a_consumer_reads_it"
+FREE = f"{MEMORY}test_free_waits_for_the_work_on_it"
+HOST = f"{MEMORY}test_the_host_waits_for_the_device"
+ROOM = f"{MEMORY}test_no_room_waits_for_frees_on_the_way"
+WAY_IN = f"{STAGING}test_chunks_wait_for_the_dma_that_reads_them"
+WAY_OUT = f"{STAGING}test_to_host_waits_for_earlier_work"
+EMPTYING = f"{STAGING}test_chunks_wait_for_the_helpers_that_empty_them"
+
 SHOWN_BY = {
-    "base.Base.synchronize:streams.synchronize": "test_streams.py::test_synchronize_the_per_thread_stream_of_another_thread",
-    "base.Base.wait:streams.wait": "test_streams.py::test_wait_orders_a_slow_stream_before_a_fast_one",
-    "host.CUDAHost.copy:wait_for_devices": "test_memory.py::test_the_host_waits_for_the_device",
-    "host.CUDAHost.copy_from_host:wait_for_devices": "test_memory.py::test_the_host_waits_for_the_device",
-    "host.CUDAHost.copy_to_host:wait_for_devices": "test_memory.py::test_the_host_waits_for_the_device",
-    "host.CUDAHost.fill:wait_for_devices": "test_memory.py::test_the_host_waits_for_the_device",
-    "host.CUDAHost.host_view:wait_for_devices": "test_memory.py::test_the_host_waits_for_the_device",
-    "host.wait_for_devices:streams.synchronize": "test_memory.py::test_the_host_waits_for_the_device",
-    "managed.CUDAManaged.host_view:streams.synchronize": "test_memory.py::test_the_host_waits_for_managed_memory",
-    "memory.DeviceMemory._release:_wait_before_free": "test_memory.py::test_without_pools",
-    "memory.ManagedMemory._release:_wait_before_free": "test_memory.py::test_free_waits_for_the_work_on_it",
-    "memory.PinnedMemory._release:_wait_before_free": "test_memory.py::test_free_waits_for_the_work_on_it",
-    "memory.Memory._trim:_finish": "test_memory.py::test_no_room_waits_for_frees_on_the_way",
-    "memory._wait_before_free:cuCtxSynchronize": "test_memory.py::test_free_waits_for_the_work_on_it",
-    "memory._finish:cuStreamSynchronize": "test_memory.py::test_free_waits_for_the_work_on_it",
-    "memory._wait_before_free:_finish": "test_memory.py::test_free_waits_for_the_work_on_it",
-    "staging.Ring.record:cuEventRecord": "test_staging.py::test_chunks_wait_for_the_dma_that_reads_them",
-    "staging.Ring.wait_for_dma:cuEventSynchronize": "test_staging.py::test_chunks_wait_for_the_dma_that_reads_them",
-    "staging.Stager._drain:record": "test_staging.py::test_to_host_waits_for_earlier_work",
-    "staging.Stager._drain:wait_for_dma": "test_staging.py::test_the_way_out_waits_for_the_dma_of_the_way_in",
-    "staging.Stager._drain:wait_for_helper": "test_staging.py::test_chunks_wait_for_the_helpers_that_empty_them",
-    "staging.Stager._drain:wait_for_helper#2": "test_staging.py::test_chunks_wait_for_the_helpers_that_empty_them",
-    "staging.Stager._empty:wait_for_dma": "test_staging.py::test_to_host_waits_for_earlier_work",
-    "staging.Stager._fill:wait_for_dma": "test_staging.py::test_chunks_wait_for_the_dma_that_reads_them",
-    "staging.Stager._fill:wait_for_helper": "test_staging.py::test_no_helper_works_on_after_a_failure",
-    "staging.Stager._send:record": "test_staging.py::test_chunks_wait_for_the_dma_that_reads_them",
-    "staging.Stager._send:wait_for_helper": "test_staging.py::test_dmas_wait_for_the_helpers",
-    "staging.Stager._with_ring:cuStreamSynchronize": "test_staging.py::test_a_dma_that_no_event_tells_of",
-    "streams._record:cuEventRecord": "test_streams.py::test_wait_orders_a_slow_stream_before_a_fast_one",
-    "streams._synchronize_with_all_threads:cuEventSynchronize": "test_streams.py::test_synchronize_the_per_thread_stream_of_another_thread",
-    "streams.synchronize:_synchronize_with_all_threads": "test_streams.py::test_synchronize_the_per_thread_stream_of_another_thread",
-    "streams.synchronize:cuStreamSynchronize": "test_memory.py::test_the_host_waits_for_the_device",
-    "streams.wait:cuStreamWaitEvent": "test_streams.py::test_wait_orders_a_slow_stream_before_a_fast_one",
-    "tuning._seconds:cuStreamSynchronize": "test_staging.py::test_a_measurement_lasts_until_the_copy_is_done",
-}  # fmt: skip
+    "dlbridge.kit": {
+        "backend.StreamBackend.synchronize:self._order.synchronize": SYNCHRONIZE,
+        "backend.StreamBackend.wait:self._memory.consumers.note": CONSUMER,
+        "backend.StreamBackend.wait:self._memory.consumers.note#2": f"{STREAMS}test_a_consumer_that_was_waited_for",
+        "backend.StreamBackend.wait:self._order.wait": ORDER,
+        "device_backend.DeviceBackend.copy:self._memory.consumers.note": f"{STREAMS}test_a_peer_copy_whose_wait_failed_keeps_its_source",
+        "events.EventPool.record:self._driver.record_event": ORDER,
+        "host_backend.HostBackend.copy:self.wait_for_devices": HOST,
+        "host_backend.HostBackend.copy_from_host:self.wait_for_devices": HOST,
+        "host_backend.HostBackend.copy_to_host:self.wait_for_devices": HOST,
+        "host_backend.HostBackend.fill:self.wait_for_devices": HOST,
+        "host_backend.HostBackend.host_view:self.wait_for_devices": HOST,
+        "host_backend.HostBackend.wait_for_devices:self.synchronize": HOST,
+        "memory.Memory._free:driver.wait_event": ROOM,
+        "memory.Memory._free:self._mark": f"{MEMORY}test_alignment_and_free_of_over_aligned_memory",
+        "memory.Memory._mark:driver.wait_for_device": CONSUMER,
+        "memory.Memory.trim:self.driver.wait_for_stream": ROOM,
+        "memory.Memory.wait_before_free:self.driver.wait_for_device": FREE,
+        "memory.Memory.wait_before_free:self.driver.wait_for_stream": FREE,
+        "pinned.PinnedMemory.release:self.wait_before_free": FREE,
+        "pool.PoolMemory.release:self.wait_before_free": f"{MEMORY}test_without_pools",
+        "pool.PoolMemory.trim:self.driver.wait_event": ROOM,
+        "staging.Ring.record:self._driver.record_event": WAY_IN,
+        "staging.Ring.wait_for_dma:self._driver.wait_for_event": WAY_IN,
+        "staging.Stager._drain:ring.record": WAY_OUT,
+        "staging.Stager._drain:ring.wait_for_dma": f"{STAGING}test_the_way_out_waits_for_the_dma_of_the_way_in",
+        "staging.Stager._drain:wait_for_helper": EMPTYING,
+        "staging.Stager._drain:wait_for_helper#2": EMPTYING,
+        "staging.Stager._empty:ring.wait_for_dma": WAY_OUT,
+        "staging.Stager._fill:ring.wait_for_dma": WAY_IN,
+        "staging.Stager._fill:wait_for_helper": f"{STAGING}test_no_helper_works_on_after_a_failure",
+        "staging.Stager._send:ring.record": WAY_IN,
+        "staging.Stager._send:wait_for_helper": f"{STAGING}test_dmas_wait_for_the_helpers",
+        "staging.Stager._with_ring:self._driver.wait_for_stream": f"{STAGING}test_a_dma_that_no_event_tells_of",
+        "streams.StreamOrder.synchronize:driver.wait_for_event": PER_THREAD,
+        "streams.StreamOrder.synchronize:driver.wait_for_stream": SYNCHRONIZE,
+        "streams.StreamOrder.wait:driver.wait_event": ORDER,
+        "tuning.Tuning.seconds:driver.wait_for_stream": f"{STAGING}test_a_measurement_lasts_until_the_copy_is_done",
+    },
+    "dlbridge_cuda": {
+        "backends.CUDAManaged.host_view:self.synchronize": "test_memory.py::test_the_host_waits_for_managed_memory",
+        "backends.ManagedMemory.release:self.wait_before_free": FREE,
+        "gpu.GPU.record_event:cuEventRecord": ORDER,
+        "gpu.GPU.wait_event:cuStreamWaitEvent": ORDER,
+        "gpu.GPU.wait_for_device:cuCtxSynchronize": FREE,
+        "gpu.GPU.wait_for_event:cuEventSynchronize": PER_THREAD,
+        "gpu.GPU.wait_for_stream:cuStreamSynchronize": SYNCHRONIZE,
+    },
+}
+# Only old versions of HIP need it: see test_wait_between_devices_by_version there.
+ELSEWHERE = {"streams.StreamOrder.wait:driver.wait_for_stream"}
+SITES = [(package, site) for package, sites in SHOWN_BY.items() for site in sites]
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("mutate", TOOLS / "mutate.py")
+    mutate = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = mutate  # where dataclasses look
+    spec.loader.exec_module(mutate)
+    return mutate
+
+
+@pytest.fixture(scope="module")
+def waits():
+    """The waits of each package."""
+    mutate = load()
+    success = {"call": "None", "status": "(0, None)"}
+    return {
+        "dlbridge.kit": mutate.Mutation("dlbridge.kit", WAITS, {}),
+        "dlbridge_cuda": mutate.Mutation("dlbridge_cuda", DRIVER_WAITS, success),
+    }
 
 
 def run(tests, mutation=""):
-    """pytest's exit status on *tests* of this folder, with one wait taken out."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "cuda_mutate",
-    ]
-    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    """pytest on *tests* of this folder, with one wait taken out."""
+    paths = os.pathsep.join([str(TOOLS), os.environ.get("PYTHONPATH", "")])
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "mutate"]
     return subprocess.run(
-        [*command, *(str(HERE / test) for test in tests)],
+        [sys.executable, "-m", "pytest", *options, *(str(HERE / test) for test in tests)],
         cwd=HERE.parents[2],
-        env={**os.environ, "CUDA_MUTATION": mutation, "PYTHONPATH": paths},
+        env={**os.environ, "DLBRIDGE_MUTATION": mutation, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         check=False,
@@ -76,19 +144,20 @@ def run(tests, mutation=""):
     )
 
 
-def test_every_wait_has_its_test(fake):
-    assert all_sites() == set(SHOWN_BY)
+def test_every_wait_has_its_test(fake, waits):
+    found = {package: mutation.sites() - ELSEWHERE for package, mutation in waits.items()}
+    assert found == {package: set(sites) for package, sites in SHOWN_BY.items()}
 
 
 def test_with_all_waits_the_tests_pass(fake):
-    done = run(sorted(set(SHOWN_BY.values())))
+    done = run(sorted({test for sites in SHOWN_BY.values() for test in sites.values()}))
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("site", SHOWN_BY)
-def test_without_it_a_test_fails(fake, site):
+@pytest.mark.parametrize(("package", "site"), SITES)
+def test_without_it_a_test_fails(fake, waits, package, site):
     try:
-        done = run([SHOWN_BY[site]], site)
+        done = run([SHOWN_BY[package][site]], replace(waits[package], site=site).encode())
     except subprocess.TimeoutExpired:
         return  # a hang shows that it is missed, too
     crashed = done.returncode < 0

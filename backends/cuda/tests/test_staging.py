@@ -7,9 +7,12 @@ import threading
 import numpy as np
 import pytest
 from cuda_support import gate, memory, own_context, read, slow, stream, write
+from suite.rig import rig
 
 import dlbridge
 from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.kit.staging import Plan, Stager
+from dlbridge.kit.tuning import CANDIDATES, DEFAULT, SAMPLE
 
 CHUNK = 4096
 
@@ -19,8 +22,6 @@ def content(nbytes, seed=0):
 
 
 def plan(threads=2, chunk=CHUNK):
-    from dlbridge_cuda.staging import Plan
-
     return Plan(chunk, threads)
 
 
@@ -28,10 +29,10 @@ def plan(threads=2, chunk=CHUNK):
 def stager(cuda):
     """A stager of its own, with the context current as its callers have it."""
     from dlbridge_cuda.contexts import current, primary
-    from dlbridge_cuda.staging import Stager
+    from dlbridge_cuda.gpu import gpu
 
     with current(primary(0)):
-        made = Stager(0)
+        made = Stager(gpu, 0)
         yield made
         cuda.synchronize(0, 1)
         made.close()
@@ -129,7 +130,7 @@ def slow_helpers(monkeypatch):
     """
     import time
 
-    from dlbridge_cuda import staging
+    from dlbridge.kit import staging
 
     quick, seconds = staging._memmove, [0.02]
 
@@ -292,7 +293,7 @@ def test_at_exit_the_caller_copies_itself(stager, cuda):
 @pytest.fixture
 def ways(monkeypatch):
     """Notes which way each copy went."""
-    from dlbridge_cuda import host_copies
+    from dlbridge_cuda.backends import host_copies
 
     seen = []
 
@@ -303,8 +304,8 @@ def ways(monkeypatch):
         def to_host(self, target, source, nbytes, stream, plan):
             seen.append(("out", nbytes, plan))
 
-    monkeypatch.setattr(host_copies, "_stager", lambda device_id: Noting())
-    monkeypatch.setattr(host_copies, "plan_for", lambda *_: plan())
+    monkeypatch.setattr(host_copies, "stager", lambda device_id: Noting())
+    monkeypatch.setattr(host_copies.tuning, "plan", lambda *_: plan())
     return seen
 
 
@@ -326,9 +327,9 @@ def test_large_pageable_copies_are_staged(name, cuda, ways):
 
 def test_managed_memory_on_a_stream_of_another_gpu(cuda_managed, two_devices, monkeypatch):
     """Events are recorded on streams of their own context alone: the ring is the stream's."""
-    from dlbridge_cuda import host_copies
+    from dlbridge_cuda.backends import host_copies
 
-    monkeypatch.setattr(host_copies, "plan_for", lambda *_: plan())
+    monkeypatch.setattr(host_copies.tuning, "plan", lambda *_: plan())
     source = content(40 * CHUNK).tobytes()
     with stream(1) as other, memory(cuda_managed, source, other) as data:
         assert read(cuda_managed, data, len(source), other) == source
@@ -336,10 +337,10 @@ def test_managed_memory_on_a_stream_of_another_gpu(cuda_managed, two_devices, mo
 
 def test_a_stream_of_somebodys_own_context(cuda, monkeypatch):
     """It may be gone tomorrow: no ring is made for it, and the driver copies."""
-    from dlbridge_cuda import host_copies
+    from dlbridge_cuda.backends import host_copies
     from dlbridge_cuda.driver import call
 
-    monkeypatch.setattr(host_copies, "plan_for", lambda *_: plan())
+    monkeypatch.setattr(host_copies.tuning, "plan", lambda *_: plan())
     source = content(40 * CHUNK).tobytes()
     context = own_context()
     try:
@@ -378,64 +379,77 @@ def test_nothing_is_staged_where_the_gpu_reads_the_hosts_pages(fake, cuda, ways)
 
 
 @pytest.fixture
-def tuning(monkeypatch):
-    from dlbridge_cuda import tuning
+def tuning(cuda, monkeypatch):
+    """The measurements, forgotten."""
+    from dlbridge_cuda.backends import host_copies
 
-    monkeypatch.setattr(tuning, "_measured", {})
-    return tuning
+    monkeypatch.setattr(host_copies.tuning, "_measured", {})
+    return host_copies.tuning
 
 
-@pytest.mark.parametrize("direct", ["cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"])
-def test_the_fastest_is_chosen(tuning, cuda, monkeypatch, direct):
-    times = {candidate: 1.0 + index for index, candidate in enumerate(reversed(tuning.CANDIDATES))}
+@pytest.mark.parametrize("to_host", [False, True])
+def test_the_fastest_is_chosen(tuning, monkeypatch, to_host):
+    times = {candidate: 1.0 + index for index, candidate in enumerate(reversed(CANDIDATES))}
     seen = []
 
     def timed(stager, candidate, *_):
         seen.append(candidate)
         return times[candidate]
 
-    monkeypatch.setattr(tuning, "_seconds", timed)
-    best = tuning.measure(0, direct)
+    monkeypatch.setattr(tuning, "seconds", timed)
+    best = tuning.measure(0, to_host)
     assert best == min(set(seen), key=times.get)
     assert all(candidate.threads <= len(os.sched_getaffinity(0)) for candidate in seen)
 
 
-def test_measuring_leaves_nothing(fake, tuning, cuda):
+def test_measuring_leaves_nothing_and_stalls_nobody(fake, tuning, cuda):
+    """cuMemFree may wait for all work of the process: memory of the pool, on an own stream."""
+    cuda.synchronize(0, 1)
     live = fake.live()
-    for direct in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"):
-        assert tuning.measure(0, direct) in tuning.CANDIDATES
+    stalling = [fake.calls(name) for name in ("cuMemAlloc", "cuMemFree", "cuCtxSynchronize")]
+    with stream() as busy, gate(busy) as closed:
+        for to_host in (False, True):
+            assert tuning.measure(0, to_host) in CANDIDATES
+        assert not closed.is_open
+    assert [fake.calls(name) for name in ("cuMemAlloc", "cuMemFree", "cuCtxSynchronize")] == [
+        *stalling[:2],
+        stalling[2] + 1,
+    ]  # the gate's own
     assert fake.live() == live
 
 
 def test_a_measurement_lasts_until_the_copy_is_done(fake, tuning, cuda):
     """Not until it is queued."""
     from dlbridge_cuda.contexts import current, primary
-    from dlbridge_cuda.staging import Stager
+    from dlbridge_cuda.gpu import gpu
 
-    source = np.zeros(tuning.SAMPLE, "u1")
-    with current(primary(0)), memory(cuda, tuning.SAMPLE) as data, stream() as own:
-        stager = Stager(0)
+    source = np.zeros(SAMPLE, "u1")
+    with current(primary(0)), memory(cuda, SAMPLE) as data, stream() as own:
+        stager = Stager(gpu, 0)
         slow(own)
-        whole = plan(1, tuning.SAMPLE)  # one chunk: nothing in the copy itself waits for a DMA
-        assert (
-            tuning._seconds(stager, whole, "cuMemcpyHtoDAsync", data, source.ctypes.data, own)
-            > 0.06
-        )
+        whole = plan(1, SAMPLE)  # one chunk: nothing in the copy itself waits for a DMA
+        assert tuning.seconds(stager, whole, False, data, source.ctypes.data, own) > 0.06
         stager.close()
 
 
 def test_only_large_copies_measure(tuning, monkeypatch):
     asked = []
     monkeypatch.setattr(tuning, "measure", lambda *args: asked.append(args) or plan())
-    assert tuning.plan_for(0, tuning.SAMPLE - 1, "x") == tuning.DEFAULT
+    assert tuning.plan(0, SAMPLE - 1, False) == DEFAULT
     assert asked == []
     for _ in range(3):
-        assert tuning.plan_for(0, tuning.SAMPLE, "x") == plan()
-    assert tuning.plan_for(0, 1, "x") == plan()
-    assert asked == [(0, "x")]  # once, for each device and direction
-    tuning.plan_for(1, tuning.SAMPLE, "x")
-    tuning.plan_for(0, tuning.SAMPLE, "y")
+        assert tuning.plan(0, SAMPLE, False) == plan()
+    assert tuning.plan(0, 1, False) == plan()
+    assert asked == [(0, False)]  # once, for each device and direction
+    tuning.plan(1, SAMPLE, False)
+    tuning.plan(0, SAMPLE, True)
     assert len(asked) == 3
+
+
+def test_without_pools_nothing_is_measured(fake, tuning, monkeypatch):
+    fake.attribute("MEMORY_POOLS_SUPPORTED", 0)
+    monkeypatch.setattr(tuning, "measure", None)
+    assert tuning.plan(0, SAMPLE, False) == DEFAULT
 
 
 def test_others_do_not_wait_for_a_measurement(tuning, monkeypatch):
@@ -447,48 +461,60 @@ def test_others_do_not_wait_for_a_measurement(tuning, monkeypatch):
         return plan()
 
     monkeypatch.setattr(tuning, "measure", measure)
-    thread = threading.Thread(target=tuning.plan_for, args=(0, tuning.SAMPLE, "x"))
+    thread = threading.Thread(target=tuning.plan, args=(0, SAMPLE, False))
     thread.start()
     inside.wait(20)
-    assert tuning.plan_for(0, tuning.SAMPLE, "x") == tuning.DEFAULT
+    assert tuning.plan(0, SAMPLE, False) == DEFAULT
     go.set()
     thread.join()
-    assert tuning.plan_for(0, tuning.SAMPLE, "x") == plan()
+    assert tuning.plan(0, SAMPLE, False) == plan()
 
 
-@pytest.mark.parametrize("function", ["cuMemAlloc", "cuMemHostAlloc", "cuStreamCreate"])
-def test_no_room_to_measure_in(fake, tuning, cuda, function):
+@pytest.mark.parametrize(
+    "function", ["cuMemAllocFromPoolAsync", "cuMemHostAlloc", "cuStreamCreate"]
+)
+def test_no_room_to_measure_in(fake, tuning, function):
     live = fake.live()
     fake.fail(function, 2)
-    assert tuning.plan_for(0, tuning.SAMPLE, "cuMemcpyHtoDAsync") == tuning.DEFAULT
+    assert tuning.plan(0, SAMPLE, False) == DEFAULT
     fake.fail(function, 0)
+    wait_for_device()
     assert fake.live() == live
 
 
-@pytest.mark.parametrize("function", ["cuEventDestroy", "cuMemFree"])
-def test_a_measurement_that_cannot_be_cleaned_up(fake, tuning, cuda, function):
-    """What one failure leaves is one thing; all else is given back."""
+@pytest.mark.parametrize("function", ["cuEventDestroy", "cuMemFreeAsync"])
+def test_a_measurement_that_cannot_be_cleaned_up(fake, tuning, function):
+    """One failure leaves one thing; all else is given back."""
     live, streams = fake.live(), fake.calls("cuStreamDestroy")
     fake.fail(function, 999)
-    assert tuning.plan_for(0, tuning.SAMPLE, "cuMemcpyHtoDAsync") == tuning.DEFAULT
+    assert tuning.plan(0, SAMPLE, False) == DEFAULT
     fake.fail(function, 0)
-    assert fake.live() == live + (function == "cuMemFree")
+    wait_for_device()
+    assert fake.live() == live + (function == "cuMemFreeAsync")
     assert fake.calls("cuStreamDestroy") == streams + 1
 
 
-def test_no_host_memory_to_measure_in(tuning, cuda, monkeypatch):
+def wait_for_device():
+    """The frees that are queued, too."""
+    rig().wait_for_device(0)
+
+
+def test_no_host_memory_to_measure_in(tuning, monkeypatch):
+    from dlbridge.kit import tuning as module
+
     def none(*_):
         raise OSError("no room")
 
-    monkeypatch.setattr(tuning.mmap, "mmap", none)
-    assert tuning.plan_for(0, tuning.SAMPLE, "cuMemcpyHtoDAsync") == tuning.DEFAULT
+    monkeypatch.setattr(module.mmap, "mmap", none)
+    assert tuning.plan(0, SAMPLE, False) == DEFAULT
 
 
 @pytest.mark.parametrize("code", [2, 800, 801])
 def test_without_pinned_memory_the_driver_copies(fake, cuda, monkeypatch, code):
-    from dlbridge_cuda import host_copies, staging
+    from dlbridge_cuda.backends import host_copies
+    from dlbridge_cuda.gpu import gpu
 
-    monkeypatch.setattr(host_copies, "_stager", staging.Stager)
+    monkeypatch.setattr(host_copies, "stager", lambda device_id: Stager(gpu, device_id))
     source, live = content(4 << 20), fake.live()
     fake.fail("cuMemHostAlloc", code)
     with memory(cuda, source.tobytes()) as data:

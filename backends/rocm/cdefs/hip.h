@@ -86,7 +86,8 @@ hipError_t hipDeviceEnablePeerAccess(int peer, unsigned flags);
 hipError_t hipMemGetInfo(size_t *available, size_t *total);
 hipError_t hipMalloc(hipDeviceptr_t *pointer, size_t nbytes);
 hipError_t hipFree(hipDeviceptr_t pointer);
-hipError_t hipMallocAsync(hipDeviceptr_t *pointer, size_t nbytes, hipStream_t stream);
+hipError_t hipMallocFromPoolAsync(hipDeviceptr_t *pointer, size_t nbytes, hipMemPool_t pool,
+                                  hipStream_t stream);
 hipError_t hipFreeAsync(hipDeviceptr_t pointer, hipStream_t stream);
 hipError_t hipDeviceGetDefaultMemPool(hipMemPool_t *pool, int device);
 hipError_t hipMemPoolGetAttribute(hipMemPool_t pool, hipMemPoolAttr attribute, void *value);
@@ -97,6 +98,7 @@ hipError_t hipHostMalloc(hipDeviceptr_t *pointer, size_t nbytes, unsigned flags)
 hipError_t hipHostFree(hipDeviceptr_t pointer);
 hipError_t hipHostRegister(hipDeviceptr_t pointer, size_t nbytes, unsigned flags);
 hipError_t hipHostUnregister(hipDeviceptr_t pointer);
+hipError_t hipHostGetDevicePointer(hipDeviceptr_t *seen, hipDeviceptr_t pointer, unsigned flags);
 hipError_t hipPointerGetAttributes(hipPointerAttribute_t *attributes, hipDeviceptr_t pointer);
 
 /* --- Copies and fills --- */
@@ -117,6 +119,8 @@ hipError_t hipStreamQuery(hipStream_t stream);
 hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned flags);
 hipError_t hipStreamIsCapturing(hipStream_t stream, hipStreamCaptureStatus *status);
 hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t *device);  /* since HIP 5.6 */
+hipError_t hipStreamGetId(hipStream_t stream, unsigned long long *id);  /* since HIP 7 */
 hipError_t hipThreadExchangeStreamCaptureMode(hipStreamCaptureMode *mode);
 hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags);
+hipError_t hipEventDestroy(hipEvent_t event);
 hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream);

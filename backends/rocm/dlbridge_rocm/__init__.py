@@ -6,15 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .device import ROCM
-    from .host import ROCMHost
+    from .backends import ROCM, ROCMHost
 
 __all__ = ["ROCM", "ROCMHost"]
 
-_HOMES = {"ROCM": "device", "ROCMHost": "host"}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(".backends", __name__), name)

@@ -1,4 +1,4 @@
-"""The thread's current device, and what devices can do.
+"""The thread's current device, and attributes of devices.
 
 HIP has no contexts to push: most calls mean the current device of the calling
 thread, which is left as it was found.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from .driver import INVALID_VALUE, answer, call, check, status
+from .driver import INVALID_VALUE, answer, call, check, guard, status
 from .library import constant, ffi
 
 __all__ = ["attribute", "current"]
@@ -36,6 +36,7 @@ class current:  # noqa: N801  # reads as a function in `with current(device_id):
         self._device_id = device_id
 
     def __enter__(self) -> None:
+        guard.check()
         self._before = int(answer("hipGetDevice", "int"))
         if self._before != self._device_id:
             call("hipSetDevice", self._device_id)

@@ -7,22 +7,30 @@ import threading
 from functools import cache
 from typing import Any
 
-from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.errors import (
+    BackendUnavailable,
+    DeviceError,
+    DeviceMemoryError,
+    Error,
+    ExchangeError,
+)
+from dlbridge.kit.fork import ForkGuard
+from dlbridge.kit.status import CaptureError, StatusTable, StreamGoneError
 
 from .library import ffi, load
 
 __all__ = [
-    "DESTROYED",
     "INVALID_VALUE",
     "MINIMUM_VERSION",
     "NOT_READY",
     "NOT_SUPPORTED",
-    "CaptureError",
     "answer",
     "call",
     "check",
     "device_count",
+    "guard",
     "status",
+    "table",
     "version",
 ]  # fmt: skip
 
@@ -30,44 +38,35 @@ MINIMUM_VERSION = (5, 0)
 """The oldest HIP that has every function used here, or an answer without it."""
 
 INVALID_VALUE, NOT_READY, NOT_SUPPORTED = 1, 600, 801
-DESTROYED = frozenset({400, 709})
-"""What runtimes say of a stream that was destroyed: hipErrorInvalidHandle,
-hipErrorContextIsDestroyed."""
 
 _lock = threading.Lock()
+guard = ForkGuard("HIP")
 
 _CAPTURE = (
-    "the stream is capturing a HIP graph, or depends on one that is: "
-    "move the tensor before the capture begins, or pass stream=-1"
+    CaptureError,
+    (
+        "the stream is capturing a HIP graph, or depends on one that is: move the tensor before "
+        "the capture begins, or pass stream=-1"
+    ),
 )
-
-
-class CaptureError(ExchangeError):
-    """A call that a graph capture forbids now (hipErrorStreamCapture*)."""
-
+_RESTART = "restart the process: every later call fails too"
 
 # hipError_t (hip_runtime_api.h) to the exception, and the way out.
-_ERRORS: dict[int, tuple[type[Exception], str]] = {
+_MEANINGS: dict[int, tuple[type[Error], str]] = {
     2: (DeviceMemoryError, "free some tensors, or move less at a time"),
     3: (DeviceError, "HIP does not survive fork(): start processes with 'spawn'"),
     4: (DeviceError, "the runtime is shutting down: the interpreter is exiting"),
     100: (DeviceError, "no device is left in HIP_VISIBLE_DEVICES"),
     101: (DeviceError, "there is no such device in HIP_VISIBLE_DEVICES"),
-    400: (DeviceError, "the stream or event was destroyed, or belongs to another device"),
-    700: (DeviceError, "an earlier kernel touched memory not its own; restart the process"),
-    709: (DeviceError, "the stream was destroyed, or another library reset the device"),
+    214: (DeviceError, f"the GPU's memory has an error that ECC cannot correct; {_RESTART}"),
+    400: (StreamGoneError, "the stream or event was destroyed, or belongs to another device"),
+    700: (DeviceError, f"an earlier kernel touched memory that is not its own; {_RESTART}"),
+    709: (StreamGoneError, "the stream was destroyed, or another library reset the device"),
+    710: (DeviceError, f"an earlier kernel failed an assertion; {_RESTART}"),
     712: (ExchangeError, "part of this host memory is already registered"),
-    719: (DeviceError, "an earlier kernel failed; restart the process"),
+    719: (DeviceError, f"an earlier kernel failed; {_RESTART}"),
     801: (ExchangeError, "this device or runtime cannot do that"),
-    900: (CaptureError, _CAPTURE),
-    901: (CaptureError, _CAPTURE),
-    902: (CaptureError, _CAPTURE),
-    903: (CaptureError, _CAPTURE),
-    904: (CaptureError, _CAPTURE),
-    905: (CaptureError, _CAPTURE),
-    906: (CaptureError, _CAPTURE),
-    907: (CaptureError, _CAPTURE),
-    908: (CaptureError, _CAPTURE),
+    **dict.fromkeys(range(900, 909), _CAPTURE),
     1052: (DeviceError, "the ROCm kernel driver refused"),
 }
 
@@ -82,17 +81,10 @@ def call(name: str, *args: Any) -> None:
 
 
 def answer(name: str, kind: str, *args: Any) -> Any:
-    """What the function *name* writes to its first parameter, a pointer to *kind*."""
+    """Call the function *name*; return what it writes to its first parameter, a *kind* pointer."""
     result = ffi.new(f"{kind} *")
     check(name, status(name, result, *args))
     return result[0]
-
-
-def check(name: str, code: int) -> None:
-    """Raise what the hipError_t *code* of the function *name* means, if not success."""
-    if code:
-        kind, remedy = _ERRORS.get(code, (DeviceError, ""))
-        raise kind(f"{name}: {_text(code)}" + (f"; {remedy}" if remedy else ""))
 
 
 def status(name: str, *args: Any) -> int:
@@ -161,3 +153,8 @@ def _text(code: int) -> str:
         for text in (library.hipGetErrorName(code), library.hipGetErrorString(code))
     )
     return f"{name} ({code})" + (f": {words}" if words and words != name else "")
+
+
+table = StatusTable(_MEANINGS, _text, fatal=frozenset({214, 700, 710, 719}))
+check = table.check
+"""Raise the exception for a hipError_t of a function, if it is not success."""

@@ -1,4 +1,4 @@
-"""What a device is called, and what it has."""
+"""The description of a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .devices import attribute
 from .driver import answer, call, version
 from .library import ffi, loaded_already
 
-__all__ = ["device_info", "find_device"]
+__all__ = ["device_info"]
 
 _HEX = frozenset(string.hexdigits.encode())
 
@@ -27,7 +27,7 @@ def device_info(device_id: int) -> dict[str, object]:
         "uuid": _uuid(bytes(ffi.buffer(answer("hipDeviceGetUuid", "hipUUID", device_id).bytes))),
         "pci": _text("hipDeviceGetPCIBusId", 32, device_id),
         "driver": f"HIP {major}.{minor}",
-        "library": ", ".join(loaded_already()),  # two are one too many
+        "library": ", ".join(loaded_already()),  # two would not know each other's memory
         "host_memory_shared": bool(attribute(device_id, "Integrated")),
         "compute_capability": f"{attribute(device_id, 'ComputeCapabilityMajor')}."
         f"{attribute(device_id, 'ComputeCapabilityMinor')}",
@@ -39,21 +39,6 @@ def device_info(device_id: int) -> dict[str, object]:
     }
 
 
-def find_device(name: str, count: int) -> int:
-    """The first of *count* devices with *name* in its name, UUID or PCI address.
-
-    LookupError lists the devices if there is none.
-    """
-    known = []
-    for device_id in range(count):
-        found = device_info(device_id)
-        words = f"{found['name']} {found['uuid']} {found['pci']}"
-        if name.casefold() in words.casefold():
-            return device_id
-        known.append(f"{device_id}: {words}")
-    raise LookupError(f"no ROCm device is called {name!r}; there are {'; '.join(known)}")
-
-
 def _text(function: str, size: int, device_id: int) -> str:
     text = ffi.new("char[]", size)
     call(function, text, size, device_id)
@@ -61,7 +46,7 @@ def _text(function: str, size: int, device_id: int) -> str:
 
 
 def _uuid(raw: bytes) -> str:
-    """As ``rocm-smi`` shows it: AMD's runtime gives 16 characters, others 16 bytes."""
+    """Format a UUID as ``rocm-smi`` does: AMD's runtime gives 16 characters, others 16 bytes."""
     if set(raw) <= _HEX:
         return f"GPU-{raw.decode()}"
     return f"GPU-{uuid.UUID(bytes=raw)}"

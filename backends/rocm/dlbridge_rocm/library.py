@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["candidates", "constant", "ffi", "load", "loaded_already"]
 
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so")
-"""What the loader is asked for in the end, newest first; the last is that of a
+"""Names that the loader is asked for in the end, newest first; the last is that of a
 development package, and of ROCm's own wheels."""
 
 _MAPS = Path("/proc/self/maps")
@@ -51,7 +51,7 @@ def load() -> Any:
 
 
 def candidates() -> Iterator[str]:
-    """Where a runtime may be, in the order in which they are tried."""
+    """Give the places where a runtime may be, in the order in which they are tried."""
     yield from loaded_already()
     if os.environ.get("ROCM_PATH"):
         yield str(Path(os.environ["ROCM_PATH"], "lib", "libamdhip64.so"))

@@ -1,16 +1,27 @@
-"""What the ROCm tests share: streams, slow work, memory with content, other Pythons."""
+"""ROCm for the common tests, and what the other tests of this folder share."""
 
 import ctypes
-import os
-import subprocess
-import sys
-import textwrap
-import threading
-from contextlib import contextmanager
+import re
 from pathlib import Path
+from typing import ClassVar
+
+from suite import rig
+from suite.rig import gate, memory, python, read, slow, stream, write
+
+__all__ = [
+    "HERE",
+    "RocmRig",
+    "gate",
+    "hip",
+    "memory",
+    "python",
+    "read",
+    "slow",
+    "stream",
+    "write",
+]
 
 HERE = Path(__file__).resolve().parent
-USLEEP = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
 
 
 def hip(name, *arguments):
@@ -24,123 +35,117 @@ def hip(name, *arguments):
     assert code == 0, (name, code)
 
 
-def create_stream(device_id=0, flags=1):
-    """The handle of a new stream (flags 1: not ordered with the default one)."""
+def at(device_id):
     from dlbridge_rocm.devices import current
 
-    handle = ctypes.c_void_p()
-    with current(device_id):
-        hip("hipStreamCreateWithFlags", ctypes.byref(handle), flags)
-    return handle.value
+    return current(device_id)
 
 
-@contextmanager
-def stream(device_id=0, flags=1):
-    handle = create_stream(device_id, flags)
-    try:
-        yield handle
-    finally:
-        hip("hipStreamSynchronize", handle)
-        hip("hipStreamDestroy", handle)
+class RocmRig(rig.Rig):
+    device, host, kinds = "rocm", "rocm_host", ("rocm", "rocm_host")
+    default, default_streams = 0, (0,)
+    package = "dlbridge_rocm"
+    libraries = ("cuda", "hip")
+    asking = ("hipStreamIsCapturing",)  # a question whose failure the next call reports
+    copy_calls = ("hipMemcpyAsync", "hipMemcpy2DAsync")
+    names: ClassVar = {
+        "allocate": "hipMallocFromPoolAsync",
+        "allocate rocm": "hipMallocFromPoolAsync",
+        "allocate rocm_host": "hipHostMalloc",
+        "free": "hipFreeAsync",
+        "free rocm": "hipFreeAsync",
+        "free rocm_host": "hipHostFree",
+        "trim": "hipMemPoolTrimTo",
+        "lock": "hipHostRegister",
+        "unlock": "hipHostUnregister",
+        "event": "hipEventCreateWithFlags",
+        "record": "hipEventRecord",
+        "wait": "hipStreamWaitEvent",
+        "synchronize": "hipStreamSynchronize",
+        "device": "hipDeviceSynchronize",
+        "capturing": "hipStreamIsCapturing",
+        "fill": "hipMemsetAsync",
+        "from host": "hipMemcpyAsync",
+        "peer access": "hipDeviceEnablePeerAccess",
+        "pool access": "hipMemPoolSetAccess",
+    }
 
+    def create_stream(self, device_id, flags):
+        handle = ctypes.c_void_p()
+        with at(device_id):
+            hip("hipStreamCreateWithFlags", ctypes.byref(handle), flags)
+        return handle.value
 
-def slow(on, seconds, device_id=0):
-    """Queue work of *seconds* on the stream *on*: a host function that sleeps, in C."""
-    launch(on, USLEEP, int(seconds * 1e6), device_id)
+    def destroy_stream(self, stream, device_id):
+        hip("hipStreamDestroy", stream)
 
+    def wait(self, stream, device_id):
+        with at(device_id):
+            hip("hipStreamSynchronize", stream)
 
-def launch(on, function, argument, device_id=0):
-    """Queue a call of a C function on the stream *on*."""
-    from dlbridge_rocm.devices import current
+    def wait_for_device(self, device_id):
+        with at(device_id):
+            hip("hipDeviceSynchronize")
 
-    with current(device_id):
-        hip("hipLaunchHostFunc", on, function, argument)
+    def launch(self, stream, function, argument, device_id):
+        with at(device_id):
+            hip("hipLaunchHostFunc", stream, function, argument)
 
+    def begin_capture(self, stream, mode):
+        hip("hipStreamBeginCapture", stream, mode)
 
-class Gate:
-    """Work that stands in a stream until it is opened: `sem_wait`, in C."""
+    def end_capture(self, stream):
+        captured, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        hip("hipStreamEndCapture", stream, ctypes.byref(captured))
+        hip("hipGraphInstantiateWithFlags", ctypes.byref(executable), captured.value, 0)
+        return executable.value
 
-    def __init__(self, on, device_id):
-        self._libc = ctypes.CDLL(None)
-        self._semaphore = ctypes.create_string_buffer(64)
-        self._libc.sem_init(self._semaphore, 0, 0)
-        self.is_open = False
-        wait = ctypes.cast(self._libc.sem_wait, ctypes.c_void_p).value
-        launch(on, wait, ctypes.addressof(self._semaphore), device_id)
+    def launch_graph(self, graph, stream):
+        hip("hipGraphLaunch", graph, stream)
 
-    def open(self):
-        if not self.is_open:
-            self.is_open = True
-            self._libc.sem_post(self._semaphore)
+    def fork_capture(self, stream, side):
+        event = ctypes.c_void_p()
+        hip("hipEventCreateWithFlags", ctypes.byref(event), 2)
+        hip("hipEventRecord", event.value, stream)
+        hip("hipStreamWaitEvent", side, event.value, 0)
 
-    def open_soon(self):
-        """In 50 ms, by another thread; who waits for it then finds `is_open`."""
-        threading.Timer(0.05, self.open).start()
+    def pool_threshold(self, value=None):
+        """The release threshold of device 0's pool, after setting it to *value*."""
+        from dlbridge_rocm import gpu
+        from dlbridge_rocm.driver import answer, call
+        from dlbridge_rocm.library import ffi
 
+        pool = answer("hipDeviceGetDefaultMemPool", "hipMemPool_t", 0)
+        number = ffi.new("uint64_t *", value or 0)
+        if value is not None:
+            call("hipMemPoolSetAttribute", pool, 4, number)
+            gpu.default_pool.cache_clear()
+        call("hipMemPoolGetAttribute", pool, 4, number)
+        return number[0]
 
-@contextmanager
-def gate(on, device_id=0):
-    """A closed `Gate` in the stream *on*; open at the end in any case."""
-    closed = Gate(on, device_id)
-    try:
-        yield closed
-    finally:
-        closed.open()
-        from dlbridge_rocm.devices import current
+    def gpu(self):
+        from dlbridge_rocm.gpu import gpu
 
-        with current(device_id):  # the semaphore must outlive the wait
-            hip("hipStreamSynchronize", on)
+        return gpu
 
+    def events(self):
+        from dlbridge_rocm.gpu import events
 
-def write(backend, data, content, on=0, device_id=0):
-    """Bytes to the device, there on return."""
-    backend.copy_from_host(device_id, data, 0, memoryview(content), on)
-    backend.synchronize(device_id, on)
+        return events
 
+    def where(self):
+        from dlbridge_rocm.driver import answer
 
-def read(backend, data, nbytes, on=0, device_id=0):
-    """Bytes from the device, after the work on *on*."""
-    into = bytearray(nbytes)
-    backend.copy_to_host(device_id, data, 0, memoryview(into), on)
-    backend.synchronize(device_id, on)
-    return bytes(into)
+        return int(answer("hipGetDevice", "int"))
 
+    def make_current(self, device_id):
+        from dlbridge_rocm.driver import call
 
-@contextmanager
-def memory(backend, content, on=0, device_id=0):
-    """Device memory that holds *content* (bytes, or how many)."""
-    nbytes = content if isinstance(content, int) else len(content)
-    data = backend.allocate(device_id, nbytes, 256, on)
-    if not isinstance(content, int):
-        write(backend, data, content, on, device_id)
-    try:
-        yield data
-    finally:
-        backend.free(device_id, data, on)
-        backend.synchronize(device_id, on)
+        call("hipSetDevice", device_id)
 
-
-PRELUDE = f"""
-import importlib.util, os, sys
-def drivers():
-    path = {str(HERE.parents[2] / "tests" / "drivers" / "build.py")!r}
-    spec = importlib.util.spec_from_file_location("dlbridge_test_drivers", path)
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    return build
-def load_shim():
-    return drivers().load("cuda"), drivers().load("hip")
-"""
-
-
-def python(code, shim=True, **environment):
-    """Run *code* in a Python of its own; the finished process. With the shim loaded, or nothing."""
-    source = PRELUDE + ("load_shim()\n" if shim else "") + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
+    def all_calls(self):
+        """Every declared function, but for those that put back what was, and the last error."""
+        header = (HERE.parent / "cdefs" / "hip.h").read_text()
+        found = set(re.findall(r"^hipError_t (hip\w+)\(", header, re.MULTILINE))
+        restoring = {"hipSetDevice", "hipThreadExchangeStreamCaptureMode"}
+        return sorted(found - restoring - {"hipGetLastError"})

@@ -1,74 +1,22 @@
-"""The thread's current device is left as it was found; names and descriptions of devices."""
-
-import threading
+"""Names and descriptions of devices."""
 
 import pytest
-from rocm_support import stream
+from suite.rig import rig
 
 import dlbridge
-from dlbridge.errors import DeviceError, Error
+from dlbridge.errors import DeviceError
 
 HOST_MEMORY_SHARED = 18  # CUdevice_attribute INTEGRATED, below the shim
 
 
-def current_device():
-    from dlbridge_rocm.driver import answer
-
-    return answer("hipGetDevice", "int")
-
-
-def uses(backend):
-    """Every member that talks to the runtime, once; frees what it makes."""
-    data = backend.allocate(0, 4096, 256, 0)
-    other = backend.allocate(0, 4096, 4096, 0)
-    backend.copy_from_host(0, data, 0, memoryview(b"x" * 4096), 0)
-    backend.copy(0, other, 0, 0, data, 0, 100, 0)
-    backend.fill(0, other, 0, 50, 7, 0)
-    backend.copy_to_host(0, other, 0, memoryview(bytearray(4096)), 0)
-    with stream() as handle:
-        backend.wait(0, handle, 0)
-        backend.wait(0, 0, handle)
-        backend.synchronize(0, handle)
-    if hasattr(backend, "host_view"):
-        backend.host_view(0, data, 0, 10, True, 0)
-    backend.device_info(0)
-    backend.import_data(0, data, "test")
-    with pytest.raises(Error):
-        backend.allocate(0, 1 << 60, 256, 0)
-    with pytest.raises(Error):
-        backend.synchronize(0, 0xBAD)
-    backend.free(0, data, 0)
-    backend.free(0, other, 0)
-    backend.synchronize(0, 0)
-
-
-@pytest.mark.parametrize("device_id", [None, 0, 1])
-def test_the_current_device_stays(fake, kind, two_devices, device_id):
-    """That of a new thread (None), device 0, another one; also when a member fails."""
-    results = []
-
-    def work():
-        from dlbridge_rocm.driver import call
-
-        if device_id is not None:
-            call("hipSetDevice", device_id)
-        uses(kind)
-        results.append(current_device())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert results == [device_id or 0]
-
-
 def test_a_device_that_cannot_be_had(fake, rocm, two_devices):
     """The runtime's refusal is ours, and the thread's device is what it was."""
-    before = current_device()
+    before = rig().where()
     fake.fail("hipSetDevice", 101)
     with pytest.raises(DeviceError, match=r"hipSetDevice: hipErrorInvalidDevice \(101\).*VISIBLE"):
         rocm.allocate(1 - before, 64, 256, 0)
     fake.fail("hipSetDevice", 0)
-    assert current_device() == before
+    assert rig().where() == before
 
 
 def test_device_info(fake, rocm, rocm_host):
@@ -112,5 +60,5 @@ def test_devices_by_name(fake, rocm, two_devices):
     assert uuid != rocm.device_info(0)["uuid"]
     assert rocm.find_device(uuid.upper()) == 1
     assert dlbridge.zeros(3, device=f"rocm:{uuid}").device.index == 1
-    with pytest.raises(LookupError, match=r"no ROCm device is called 'Voodoo'; there are 0: Fake"):
+    with pytest.raises(LookupError, match=r"no rocm device is called 'Voodoo'; there are 0: Fake"):
         rocm.find_device("Voodoo")

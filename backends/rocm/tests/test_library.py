@@ -1,4 +1,4 @@
-"""Where the HIP runtime is looked for, and what there is to say without one or without a device.
+"""The search for the HIP runtime, and the messages without one or without a device.
 
 The real library is Debian's libamdhip64-5 (5.2.3), on a machine without an AMD GPU.
 """
@@ -99,14 +99,13 @@ def test_rocm_path(fake, tmp_path):
     """A runtime that only ROCM_PATH leads to."""
     done = python(
         """
-    build = drivers()
-    build.load("cuda")
+    build().load("cuda")
     os.mkdir(os.environ["ROCM_PATH"] + "/lib")
-    os.symlink(build.library("hip"), os.environ["ROCM_PATH"] + "/lib/libamdhip64.so")
+    os.symlink(build().library("hip"), os.environ["ROCM_PATH"] + "/lib/libamdhip64.so")
     import dlbridge
     print(dlbridge.backend("rocm").device_count())
     """,
-        shim=False,
+        simulated=False,
         ROCM_PATH=str(tmp_path),
     )
     assert done.stdout == "2\n", done.stderr
@@ -120,7 +119,7 @@ def test_no_library(name):
     """Every place that was tried, and the remedy; nothing else is affected."""
     other = "import numpy; print(dlbridge.from_dlpack(numpy.ones(3)).tolist())"
     code = NO_LIBRARY + OPEN.format(name=name) + other
-    done = python(code, shim=False, ROCM_PATH="/nowhere")
+    done = python(code, simulated=False, ROCM_PATH="/nowhere")
     assert done.returncode == 0, done.stderr
     assert "unavailable: no HIP runtime: tried /nowhere/lib/libamdhip64.so (" in done.stdout
     assert "libamdhip64.so.none (" in done.stdout
@@ -130,7 +129,7 @@ def test_no_library(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_device_on_the_real_library(debian, name):
-    done = python(OPEN.format(name=name), shim=False, HIP_VISIBLE_DEVICES="5", ROCM_PATH="")
+    done = python(OPEN.format(name=name), simulated=False, HIP_VISIBLE_DEVICES="5", ROCM_PATH="")
     assert done.returncode == 0, done.stderr
     assert (
         "unavailable: no usable ROCm device: hipGetDeviceCount gave hipErrorNoDevice (100)"
@@ -153,9 +152,9 @@ def test_too_old(fake):
 
 def test_a_runtime_that_comes_later_is_found(fake):
     """A refusal is not kept."""
-    code = NO_LIBRARY + OPEN.format(name="rocm") + "load_shim()\nprint('now:', "
+    code = NO_LIBRARY + OPEN.format(name="rocm") + "drivers()\nprint('now:', "
     code += "dlbridge.backend('rocm').device_count())"
-    done = python(code, shim=False, FAKE_CUDA_DEVICES="3", ROCM_PATH="")
+    done = python(code, simulated=False, FAKE_CUDA_DEVICES="3", ROCM_PATH="")
     assert "unavailable: no HIP runtime" in done.stdout
     assert "now: 3" in done.stdout, done.stdout + done.stderr
 
@@ -166,11 +165,11 @@ def test_the_real_library_agrees_with_us(debian):
         """
     from dlbridge_rocm import driver, library
     print(library.load(), driver.version())
-    for code in driver._ERRORS:
+    for code in driver.table.meanings:
         print(code, driver._text(code))
     print(driver.status("hipStreamGetDevice", 0, library.ffi.NULL))
     """,
-        shim=False,
+        simulated=False,
         ROCM_PATH="",
     )
     assert done.returncode == 0, done.stderr

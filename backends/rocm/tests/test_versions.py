@@ -32,7 +32,7 @@ def test_real_version_numbers(fake, rocm, number, want):
     """As releases said them: Debian's 5.2.3, ROCm 6.1, ROCm 7.0."""
     from dlbridge_rocm import driver
 
-    fake.hip.fake_hip_version(number)
+    fake.top.fake_hip_version(number)
     driver.version.cache_clear()
     assert driver.version() == want
 
@@ -48,13 +48,13 @@ def test_too_old(fake):
 
 def test_where_pointers_live(version, fake, rocm, rocm_host):
     """hipMemoryType was renumbered between 5 and 6: 1 is Device, then Host."""
-    from dlbridge_rocm.pointers import locate
+    from dlbridge_rocm.gpu import gpu
 
     with memory(rocm, 64) as device, memory(rocm_host, 64) as host:
-        assert locate(device).kind == "device"
-        assert locate(device + 63).kind == "device"
-        assert locate(host).kind == "host"
-    assert locate(ctypes.addressof(ctypes.create_string_buffer(8))).kind == "pageable"
+        assert gpu.locate(device, 0).kind == "device"
+        assert gpu.locate(device + 63, 0).kind == "device"
+        assert gpu.locate(host, 0).kind == "host"
+    assert gpu.locate(ctypes.addressof(ctypes.create_string_buffer(8)), 0).kind == "pageable"
 
 
 def test_the_numbers_do_differ(fake, rocm):
@@ -72,13 +72,13 @@ def test_the_numbers_do_differ(fake, rocm):
 def test_managed_memory(version, rocm):
     from dlbridge_rocm.devices import current
     from dlbridge_rocm.driver import call
-    from dlbridge_rocm.pointers import locate
+    from dlbridge_rocm.gpu import gpu
     from rocm_support import hip
 
     data = ctypes.c_void_p()
     with current(0):
         hip("hipMallocManaged", ctypes.byref(data), 64, 1)
-    assert locate(data.value).kind == "managed"
+    assert gpu.locate(data.value, 0).kind == "managed"
     assert rocm.import_data(0, data.value, "test") == (0, data.value)
     call("hipFree", data.value)
 
@@ -101,20 +101,20 @@ def test_plain_host_memory(version, kind):
 
 def test_pools(version, fake, rocm):
     """Not those of HIP 5, which calls them beta."""
-    pooled, plain = fake.calls("hipMallocAsync"), fake.calls("hipMalloc")
+    pooled, plain = fake.calls("hipMallocFromPoolAsync"), fake.calls("hipMalloc")
     with memory(rocm, b"x" * 64) as data:
         assert read(rocm, data, 64) == b"x" * 64
-    taken = fake.calls("hipMallocAsync") - pooled, fake.calls("hipMalloc") - plain
+    taken = fake.calls("hipMallocFromPoolAsync") - pooled, fake.calls("hipMalloc") - plain
     assert taken == ((0, 1) if version < (6, 0) else (1, 0))
 
 
 def test_the_pools_of_the_first_hip_5_refuse_the_default_stream(fake, rocm):
-    """What the gate is for."""
+    """The reason why pools are used from HIP 6 on."""
     from dlbridge_rocm.driver import INVALID_VALUE, status
     from dlbridge_rocm.library import ffi
 
     fake.version(5, 2)
-    assert status("hipMallocAsync", ffi.new("hipDeviceptr_t *"), 64, 0) == INVALID_VALUE
+    assert status("hipMallocFromPoolAsync", ffi.new("hipDeviceptr_t *"), 64, 0, 0) == INVALID_VALUE
 
 
 def test_round_trips(version, fake, rocm):
@@ -135,11 +135,11 @@ def test_round_trips(version, fake, rocm):
 
 def test_the_last_error_is_taken_off(version, fake, rocm):
     """Else the next check of another library in this thread would find ours."""
+    from dlbridge_rocm.gpu import gpu
     from dlbridge_rocm.library import load
-    from dlbridge_rocm.pointers import locate
 
     fake.fail("hipPointerGetAttributes", 1)
-    locate(0x1000)
+    gpu.locate(0x1000, 0)
     assert load().hipGetLastError() == 0
 
 

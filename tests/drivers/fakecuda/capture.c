@@ -52,6 +52,17 @@ API fake_wait_beside_captures(CUstream stream) {
   return stream && !stream->capture ? unsafe_during_capture() : CUDA_SUCCESS;
 }
 
+// Refused, and nothing ends, while any other stream captures, in any mode.
+API fake_refuse_beside_any(CUstream stream) {
+  (void)stream;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&lock);
+  for (CUstream s = streams; s; s = s->next)
+    if (s->capture) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
 // StreamCaptureBlocking: refused, and nothing ends, while a blocking stream captures.
 API fake_refuse_beside_blocking(CUstream stream) {
   stream = stream_of(stream);
@@ -77,7 +88,7 @@ API cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
   WITH_CONTEXT;
   if ((uintptr_t)stream <= CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   stream = stream_of(stream);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return destroyed;
   stream->graph = calloc(1, sizeof *stream->graph);
   stream->mode = mode;
   stream->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -87,7 +98,7 @@ API cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
 API cuStreamEndCapture(CUstream stream, CUgraph *graph) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return destroyed;
   CUgraph captured = stream->graph;
   int whole = stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
   pthread_mutex_lock(&lock);
@@ -104,7 +115,7 @@ API cuStreamEndCapture(CUstream stream, CUgraph *graph) {
 API cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return destroyed;
   *status = stream->capture;
   if (!stream->is_legacy) return CUDA_SUCCESS;
   for (CUstream s = streams; s; s = s->next)

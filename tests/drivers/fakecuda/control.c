@@ -1,4 +1,4 @@
-// How a test steers the double: delays, ordered errors, counts, device attributes.
+// How a test steers the simulated driver: delays, ordered errors, counts, device attributes.
 #include "fake.h"
 #include <stdio.h>
 
@@ -8,6 +8,7 @@ static struct {
   unsigned long calls;
   CUresult error;  // what it returns ...
   long skip;       // ... after this many calls more
+  int once;        // ... and no more
 } functions[MAX_NAMES];
 static int known;
 static pthread_mutex_t names = PTHREAD_MUTEX_INITIALIZER;
@@ -30,6 +31,7 @@ CUresult entered(const char *function) {
   functions[i].calls++;
   CUresult error = functions[i].error;
   if (error && functions[i].skip-- > 0) error = 0;
+  if (error && functions[i].once) functions[i].error = 0;
   pthread_mutex_unlock(&names);
   return error;
 }
@@ -40,6 +42,17 @@ CONTROL void fake_cuda_fail(const char *function, CUresult error, long skip) {
   int i = slot_of(function);
   functions[i].error = error;
   functions[i].skip = skip;
+  functions[i].once = 0;
+  pthread_mutex_unlock(&names);
+}
+
+// The same, for one call.
+CONTROL void fake_cuda_fail_once(const char *function, CUresult error, long skip) {
+  pthread_mutex_lock(&names);
+  int i = slot_of(function);
+  functions[i].error = error;
+  functions[i].skip = skip;
+  functions[i].once = 1;
   pthread_mutex_unlock(&names);
 }
 
@@ -62,6 +75,19 @@ CONTROL void fake_cuda_reset(void) {
   const char *is_strict = getenv("FAKE_CUDA_STRICT");
   strict = is_strict && atoi(is_strict);
   total_memory = (size_t)1 << 34;
+  destroyed = CUDA_ERROR_INVALID_HANDLE;
+}
+
+// What a destroyed stream gives from now on: CUDA_ERROR_INVALID_HANDLE or _CONTEXT_IS_DESTROYED.
+CONTROL void fake_cuda_destroyed(CUresult error) { destroyed = error; }
+
+// On which device the memory is, whatever it was allocated for; -1: it is not there.
+CONTROL int fake_cuda_home(const void *pointer) {
+  pthread_mutex_lock(&lock);
+  Allocation *a = find_allocation(pointer);
+  int device = a ? a->device : -1;
+  pthread_mutex_unlock(&lock);
+  return device;
 }
 
 CONTROL void fake_cuda_delay(int microseconds) { delay_us = microseconds; }

@@ -22,7 +22,7 @@ static void run_fill(Operation *o) { memset(o->target, o->value, o->nbytes); }
 static CUresult copy(const void *target, int device_target, const void *source, int device_source,
                      size_t nbytes, CUstream handle) {
   CUstream stream = stream_of(handle);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return destroyed;
   pthread_mutex_lock(&lock);
   int pageable_source = !find_allocation(source), pageable_target = !find_allocation(target);
   Operation operation = {

@@ -59,7 +59,8 @@ API cuDeviceGet(CUdevice *device, int ordinal) {
 API cuDeviceGetName(char *name, int size, CUdevice device) {
   INITIALIZED;
   VALID_DEVICE(device);
-  snprintf(name, size, "Fake CUDA device %d", device);
+  const char *wanted = getenv("FAKE_CUDA_NAME");
+  snprintf(name, size, "%s %d", wanted ? wanted : "Fake CUDA device", device);
   return CUDA_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-// What the parts of the double share: its state, and the checks at every entry.
+// Shared by the parts of the simulated driver: its state, and the checks at every entry.
 //
 // A libcuda over host memory. Device pointers are mapped PROT_NONE (the host faults when it
 // touches them); copies go through a writable alias of the same pages. Every stream is a worker
@@ -90,10 +90,12 @@ struct CUstream_st {
   CUstreamCaptureStatus capture;
   CUstreamCaptureMode mode;
   CUgraph graph;
+  unsigned long long id;  // no other stream ever has it
 };
 
 // Set by cuInit and by the control functions.
 extern int device_count, delay_us, strict;
+extern CUresult destroyed;  // what a destroyed stream gives: CUDA_ERROR_INVALID_HANDLE or 709
 extern int attributes[CU_DEVICE_ATTRIBUTE_COUNT];
 extern size_t total_memory, used_memory[MAX_DEVICES];  // of each device
 extern size_t live_allocations;

@@ -1,4 +1,4 @@
-// How cuda.bindings and the HIP double find the functions: by plain name, through one entry.
+// How cuda.bindings and the HIP shim find the functions: by plain name, through one entry.
 #include "fake.h"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@ API cuGetErrorName(CUresult error, const char **name) {
 }
 
 API cuGetErrorString(CUresult error, const char **text) {
-  *text = error ? "said by the double" : "no error";
+  *text = error ? "said by the simulated driver" : "no error";
   return CUDA_SUCCESS;
 }
 

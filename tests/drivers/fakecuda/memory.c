@@ -1,5 +1,6 @@
 // Allocation: pool, device, pinned, managed and registered memory, and where a pointer lives.
 #include "fake.h"
+#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -102,7 +103,7 @@ API cuMemAlloc_v2(CUdeviceptr *pointer, size_t size) {
 }
 
 // A driver usually waits for the device in cuMemFree and cuMemFreeHost, but does not promise it.
-// The double does not, so work that still needs the memory crashes.
+// The simulated one does not, so work that still needs the memory crashes.
 API cuMemFree_v2(CUdeviceptr pointer) {
   WITH_CONTEXT;
   CUresult refused = unsafe_during_capture();
@@ -113,13 +114,13 @@ API cuMemFree_v2(CUdeviceptr pointer) {
 API cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return destroyed;
   return allocate((void **)pointer, size, POOL, stream->context->device);
 }
 
 API cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool, CUstream s) {
   WITH_CONTEXT;
-  if (!stream_of(s)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream_of(s)) return destroyed;
   return allocate((void **)pointer, size, POOL, pool->device);
 }
 
@@ -199,10 +200,28 @@ API cuMemFreeHost(void *pointer) {
   return refused ? refused : release(pointer, 1 << HOST);
 }
 
+// Whether all pages of the host memory can be written, by the kernel's own table.
+static int writable(uintptr_t first, uintptr_t last) {
+  FILE *maps = fopen("/proc/self/maps", "r");
+  char line[512], mode[8];
+  unsigned long from, to;
+  int all = 1;
+  while (maps && fgets(line, sizeof line, maps))
+    if (sscanf(line, "%lx-%lx %7s", &from, &to, mode) == 3 && from <= last && to > first)
+      all &= mode[1] == 'w';
+  if (maps) fclose(maps);
+  return all;
+}
+
 API cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags) {
   WITH_CONTEXT;
   CUresult refused = unsafe_during_capture();
   if (refused) return refused;
+  int readonly = (flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
+  if (readonly && attributes[CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED] <= 0)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  if (!readonly && !writable((uintptr_t)pointer, (uintptr_t)pointer + size - 1))
+    return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&lock);
   int overlaps = find_allocation(pointer) || find_allocation((char *)pointer + size - 1);
   pthread_mutex_unlock(&lock);

@@ -9,6 +9,10 @@ static unsigned long long queued;
 static CUstream legacy[MAX_DEVICES];
 static __thread CUstream per_thread[MAX_DEVICES];
 
+// Handles of destroyed streams are used again at once, as drivers do (rapidsai/rmm#649).
+static CUstream unused;
+CUresult destroyed = CUDA_ERROR_INVALID_HANDLE;
+
 // Earlier work on the legacy stream holds up a blocking stream of its context, and the reverse.
 static int held_up(CUstream stream, Operation *operation) {
   if (stream->flags & CU_STREAM_NON_BLOCKING) return 0;
@@ -39,19 +43,30 @@ static void *worker(void *argument) {
     free(operation);
     pthread_cond_broadcast(&changed);
   }
+  CUstream *link = &streams;  // it was destroyed, and its work is done
+  while (*link != stream) link = &(*link)->next;
+  *link = stream->next;
+  stream->next = unused;
+  unused = stream;
   pthread_mutex_unlock(&lock);
   return NULL;
 }
 
 static CUstream new_stream(CUcontext context, unsigned flags) {
-  CUstream stream = calloc(1, sizeof *stream);
+  static unsigned long long ids;
+  pthread_mutex_lock(&lock);
+  CUstream stream = unused;
+  if (stream) unused = stream->next;
+  else stream = malloc(sizeof *stream);
+  memset(stream, 0, sizeof *stream);
   stream->context = context;
   stream->flags = flags;
-  pthread_mutex_lock(&lock);
+  stream->id = ++ids;
   stream->next = streams;
   streams = stream;
   pthread_mutex_unlock(&lock);
   pthread_create(&stream->thread, NULL, worker, stream);
+  pthread_detach(stream->thread);
   return stream;
 }
 
@@ -73,7 +88,7 @@ CUstream stream_of(CUstream handle) {
   if ((uintptr_t)handle == CU_STREAM_PER_THREAD) return default_stream(per_thread);
   pthread_mutex_lock(&lock);
   CUstream stream = streams;
-  while (stream && stream != handle) stream = stream->next;
+  while (stream && (stream != handle || stream->stop)) stream = stream->next;
   pthread_mutex_unlock(&lock);
   return stream;
 }
@@ -93,7 +108,7 @@ static int breaks_a_capture(CUstream stream) {
 // Queue work; while the stream is capturing it becomes a node of the graph instead.
 CUresult push(CUstream handle, Operation operation) {
   CUstream stream = stream_of(handle);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return destroyed;
   if (stream->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
     return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (breaks_a_capture(stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -145,17 +160,11 @@ API cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
 API cuStreamDestroy_v2(CUstream stream) {
   INITIALIZED;
   if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || !stream_of(stream))
-    return CUDA_ERROR_INVALID_HANDLE;
-  drain(stream);
+    return destroyed;
   pthread_mutex_lock(&lock);
-  stream->stop = 1;
-  CUstream *link = &streams;
-  while (*link != stream) link = &(*link)->next;
-  *link = stream->next;
+  stream->stop = 1;  // its work goes on; then the handle is free for others
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
-  pthread_join(stream->thread, NULL);
-  free(stream);
   return CUDA_SUCCESS;
 }
 
@@ -163,7 +172,7 @@ API cuStreamDestroy_v2(CUstream stream) {
 #define IDLE_STREAM(stream)                                          \
   WITH_CONTEXT;                                                      \
   stream = stream_of(stream);                                        \
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;                     \
+  if (!stream) return destroyed;                     \
   if (stream->capture) {                                             \
     stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;          \
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                    \
@@ -192,7 +201,7 @@ API cuStreamQuery(CUstream stream) {
   if ((uintptr_t)stream <= CU_STREAM_PER_THREAD && !current_context()) \
     return CUDA_ERROR_INVALID_CONTEXT;                                 \
   stream = stream_of(stream);   \
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE
+  if (!stream) return destroyed
 
 API cuStreamGetDevice(CUstream stream, CUdevice *device) {
   EXISTING_STREAM(stream);
@@ -203,6 +212,13 @@ API cuStreamGetDevice(CUstream stream, CUdevice *device) {
 API cuStreamGetCtx(CUstream stream, CUcontext *context) {
   EXISTING_STREAM(stream);
   *context = stream->context;
+  return CUDA_SUCCESS;
+}
+
+API cuStreamGetId(CUstream stream, unsigned long long *id) {
+  EXISTING_STREAM(stream);
+  if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  *id = stream->id;
   return CUDA_SUCCESS;
 }
 
@@ -255,7 +271,8 @@ API cuEventRecord(CUevent event, CUstream stream) {
   WITH_CONTEXT;
   stream = stream_of(stream);
   // "hEvent and hStream must be from the same context" (CUDA driver API, cuEventRecord).
-  if (!stream || event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return destroyed;
+  if (event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture) {
     event->captured_in = stream;
     return CUDA_SUCCESS;
@@ -270,7 +287,7 @@ API cuEventRecord(CUevent event, CUstream stream) {
 API cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return destroyed;
   if (event->captured_in) {  // the stream joins the capture
     stream->capture = event->captured_in->capture;
     stream->mode = event->captured_in->mode;
@@ -289,6 +306,8 @@ API cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
 
 API cuEventQuery(CUevent event) {
   INITIALIZED;
+  CUresult refused = unsafe_during_capture();
+  if (refused) return refused;
   pthread_mutex_lock(&lock);
   int pending = event->done < event->recorded;
   pthread_mutex_unlock(&lock);

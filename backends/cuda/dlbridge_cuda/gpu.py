@@ -1,0 +1,338 @@
+"""The CUDA driver as the parts of `dlbridge.kit` use it."""
+# ruff: noqa: D102  # the methods are described in StreamDriver
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+from dlbridge.errors import ExchangeError
+from dlbridge.kit.driver import Location, StreamDriver, StreamState
+from dlbridge.kit.events import EventPool
+from dlbridge.kit.regions import Side
+
+from . import info
+from .contexts import attribute, current, device_in_use, primary, somewhere
+from .driver import call, check, cu, device_count, guard, status, table
+
+__all__ = ["GPU", "LEGACY", "PER_THREAD", "default_pool", "events", "gpu", "relaxed"]
+
+LEGACY, PER_THREAD = 1, 2
+"""Handles of the default streams (``CU_STREAM_LEGACY``, ``CU_STREAM_PER_THREAD``). The driver's
+0 means either, by a compile-time choice, and is never passed on from here."""
+
+_IMPLICIT, _NOT_READY = 906, 600  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_NOT_READY
+_PEER_ACCESS_ALREADY_ENABLED = 704
+_COPY_INSTEAD = frozenset({1, 2, 304, 712, 801})
+"""Statuses of cuMemHostRegister for memory that cannot be locked: CUDA_ERROR_INVALID_VALUE
+(read-only pages, file mappings), OUT_OF_MEMORY (the limit of locked memory), OPERATING_SYSTEM,
+HOST_MEMORY_ALREADY_REGISTERED, NOT_SUPPORTED."""
+
+_ATTRIBUTES = [
+    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT,
+]
+_KINDS = {0: "pageable", 1: "host", 2: "device"}  # CUmemorytype; 0: the driver does not know it
+
+
+class relaxed:  # noqa: N801  # reads as a function in `with relaxed():`
+    """Let this thread call what another thread's capture would forbid, inside ``with``.
+
+    Page-locking and freeing do not depend on any stream, yet in the default capture mode they
+    would invalidate a capture anywhere in the process (``cuThreadExchangeStreamCaptureMode``).
+    """
+
+    __slots__ = ("_mode",)
+
+    def __enter__(self) -> None:
+        mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._mode = call("cuThreadExchangeStreamCaptureMode", mode)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        call("cuThreadExchangeStreamCaptureMode", self._mode)
+
+
+class GPU(StreamDriver):
+    """The driver API; a place is a context."""
+
+    api = "CUDA"
+    memory_api = "the CUDA driver"
+    device_name = "cuda"
+    default_stream = LEGACY
+    has_boxes = True
+    table = table
+    guard = guard
+
+    # Places
+
+    def device_count(self) -> int:
+        return device_count()
+
+    def device_info(self, device_id: int) -> Mapping[str, object]:
+        return info.device_info(device_id)
+
+    def place(self, device_id: int) -> int:
+        return primary(device_id)
+
+    def at(self, place: Any) -> current:
+        return current(place)
+
+    def place_of(self, stream: int, device_id: int) -> int:
+        return int(call("cuStreamGetCtx", stream)) if stream > PER_THREAD else primary(device_id)
+
+    def stream_device(self, stream: int, device_id: int) -> int | None:
+        context = self.place_of(stream, device_id)
+        if context == primary(device_id):
+            return device_id
+        with current(context):
+            found = int(call("cuCtxGetDevice"))
+        return found if context == primary(found) else None
+
+    def is_lasting(self, place: Any) -> bool:
+        return int(primary(int(call("cuCtxGetDevice")))) == int(place)
+
+    def host_device(self) -> int:
+        return device_in_use()
+
+    # Capture
+
+    def relaxed(self) -> relaxed:
+        return relaxed()
+
+    def stream_state(self, stream: int) -> StreamState:
+        code, captured = status("cuStreamIsCapturing", stream)
+        if code == _IMPLICIT:
+            return StreamState.BLOCKED
+        if code == 0 and int(captured) != 0:
+            return StreamState.CAPTURED
+        return StreamState.RUNS  # any other error is the next call's to report
+
+    # Streams
+
+    def stream_id(self, stream: int, device_id: int) -> int | None:
+        return int(call("cuStreamGetId", stream)) if stream > PER_THREAD else None
+
+    def all_threads(self, stream: int) -> int:
+        # The driver orders the legacy stream after every thread's own default stream (CUDA
+        # driver API, "Stream synchronization behavior").
+        return LEGACY if stream == PER_THREAD else stream
+
+    def create_stream(self) -> int:
+        return int(call("cuStreamCreate", cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def destroy_stream(self, stream: int) -> None:
+        call("cuStreamDestroy", stream)
+
+    def wait_for_stream(self, stream: int) -> None:
+        with relaxed():
+            call("cuStreamSynchronize", stream)
+
+    def is_idle(self, stream: int) -> bool:
+        return _is_ready("cuStreamQuery", stream)
+
+    def wait_for_device(self) -> None:
+        with relaxed():
+            call("cuCtxSynchronize")
+
+    # Events
+
+    def create_event(self) -> Any:
+        return call("cuEventCreate", cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
+    def destroy_event(self, event: Any) -> None:
+        call("cuEventDestroy", event)
+
+    def record_event(self, event: Any, stream: int) -> None:
+        call("cuEventRecord", event, stream)
+
+    def wait_event(self, stream: int, event: Any) -> None:
+        call("cuStreamWaitEvent", stream, event, 0)
+
+    def wait_for_event(self, event: Any) -> None:
+        with relaxed():
+            call("cuEventSynchronize", event)
+
+    def is_event_done(self, event: Any) -> bool:
+        return _is_ready("cuEventQuery", event)
+
+    # Memory
+
+    def room(self) -> tuple[int, int]:
+        free, total = call("cuMemGetInfo")
+        return int(free), int(total)
+
+    def allocate(self, nbytes: int) -> int:
+        return int(call("cuMemAlloc", nbytes))
+
+    def free(self, pointer: int) -> None:
+        call("cuMemFree", pointer)
+
+    def pool(self, device_id: int) -> Any:
+        return default_pool(device_id)
+
+    def allocate_async(self, pool: Any, nbytes: int, stream: int) -> int:
+        # Not cuMemAllocAsync: it takes the pool of the stream's device.
+        return int(call("cuMemAllocFromPoolAsync", nbytes, pool, stream))
+
+    def free_async(self, pointer: int, stream: int) -> None:
+        call("cuMemFreeAsync", pointer, stream)
+
+    def trim_pool(self, pool: Any) -> None:
+        call("cuMemPoolTrimTo", pool, 0)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
+        return int(call("cuMemHostAlloc", nbytes, flags))
+
+    def free_pinned(self, pointer: int) -> None:
+        call("cuMemFreeHost", pointer)
+
+    def lock_pages(self, device_id: int, address: int, nbytes: int, readonly: bool) -> None:
+        flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
+        if readonly and attribute(device_id, "READ_ONLY_HOST_REGISTER_SUPPORTED"):
+            flags |= cu.CU_MEMHOSTREGISTER_READ_ONLY
+        code, _ = status("cuMemHostRegister", address, nbytes, flags)
+        if code in _COPY_INSTEAD:
+            table_says = table.text("cuMemHostRegister", code)
+            raise ExchangeError(
+                f"the memory at {address:#x} cannot be page-locked in place ({table_says}); "
+                "copy it instead"
+            )
+        check("cuMemHostRegister", code)
+
+    def unlock_pages(self, address: int) -> None:
+        call("cuMemHostUnregister", address)
+
+    def locate(self, address: int, device_id: int) -> Location:
+        """1.5 us: one call for four attributes."""
+        with somewhere(device_id):
+            memory, ordinal, managed, context = call(
+                "cuPointerGetAttributes", len(_ATTRIBUTES), _ATTRIBUTES, address
+            )
+        kind = "managed" if managed else _KINDS.get(int(memory), "pageable")
+        found, refusal = int(ordinal), ""
+        if kind == "device" and int(context) not in (0, primary(found)):  # 0: pool memory
+            refusal = (
+                "belongs to a CUDA context of its exporter's own, not to the primary context of "
+                f"device {found}; copy it through the host, or make the exporter use the primary "
+                "context"
+            )
+        return Location(kind, found, refusal)
+
+    def reads_pageable(self, device_id: int) -> bool:
+        return bool(attribute(device_id, "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"))
+
+    # Copies
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        call("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def copy_from_host(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
+
+    def copy_to_host(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
+
+    def copy_peer(
+        self, device_id: int, target: int, source_id: int, source: int, nbytes: int, stream: int
+    ) -> None:
+        _let_see(device_id, source_id)
+        contexts = primary(device_id), primary(source_id)
+        call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
+
+    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
+        call("cuMemsetD8Async", target, value, nbytes, stream)
+
+    def max_pitch(self, device_id: int) -> int:
+        return attribute(device_id, "MAX_PITCH")
+
+    def copy_rectangle(
+        self, target: Side, source: Side, height: int, width: int, stream: int
+    ) -> None:
+        region = cu.CUDA_MEMCPY2D()
+        _describe(region, target, source, height, width)
+        call("cuMemcpy2DAsync", region, stream)
+
+    def copy_box(
+        self, target: Side, source: Side, depth: int, height: int, width: int, stream: int
+    ) -> None:
+        region = cu.CUDA_MEMCPY3D()
+        region.Depth = depth
+        region.srcHeight = source.strides[0] // source.strides[1]
+        region.dstHeight = target.strides[0] // target.strides[1]
+        _describe(region, target, source, height, width)
+        call("cuMemcpy3DAsync", region, stream)
+
+
+gpu = GPU()
+events = EventPool(gpu)
+"""The events of all backends of this package."""
+
+
+@cache
+def default_pool(device_id: int) -> Any:
+    """The device's default pool, told to keep what is freed; None if it has none.
+
+    A release threshold of 0, the default, gives everything back to the system at each
+    synchronisation. One that somebody else has set is left alone: the pool belongs to the whole
+    process.
+    """
+    if not attribute(device_id, "MEMORY_POOLS_SUPPORTED"):
+        return None
+    pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", device_id))
+    threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    with relaxed():
+        if int(call("cuMemPoolGetAttribute", pool, threshold)) == 0:
+            call("cuMemPoolSetAttribute", pool, threshold, cu.cuuint64_t(2**64 - 1))
+    return pool
+
+
+@cache
+def _let_see(device_id: int, source_id: int) -> None:
+    """Let *device_id* read memory of *source_id*, pool memory too; no harm if it cannot."""
+    if not int(call("cuDeviceCanAccessPeer", device_id, source_id)):
+        return
+    with current(primary(device_id)), relaxed():
+        code, _ = status("cuCtxEnablePeerAccess", primary(source_id), 0)
+        if code not in (0, _PEER_ACCESS_ALREADY_ENABLED) or not attribute(
+            source_id, "MEMORY_POOLS_SUPPORTED"
+        ):
+            return  # too many peers: the copy works all the same, through the host
+        access = cu.CUmemAccessDesc()
+        access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = device_id
+        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", source_id))
+        call("cuMemPoolSetAccess", pool, [access], 1)
+
+
+def _is_ready(function: str, handle: Any) -> bool:
+    """Ask about an event or a stream without disturbing a capture."""
+    with relaxed():
+        code, _ = status(function, handle)
+    if code != _NOT_READY:
+        check(function, code)
+    return code == 0
+
+
+def _describe(region: Any, target: Side, source: Side, height: int, width: int) -> None:
+    host, device = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+    region.WidthInBytes, region.Height = width, height
+    region.srcPitch, region.dstPitch = source.strides[-1], target.strides[-1]
+    if source.on_host:
+        region.srcMemoryType, region.srcHost = host, source.address
+    else:
+        region.srcMemoryType, region.srcDevice = device, source.address
+    if target.on_host:
+        region.dstMemoryType, region.dstHost = host, target.address
+    else:
+        region.dstMemoryType, region.dstDevice = device, target.address

@@ -1,0 +1,342 @@
+"""The HIP runtime as the parts of `dlbridge.kit` use it."""
+# ruff: noqa: D102  # the methods are described in StreamDriver
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from dlbridge.errors import ExchangeError
+from dlbridge.kit.driver import Location, StreamDriver, StreamState, WrongDeviceError
+from dlbridge.kit.events import EventPool
+from dlbridge.kit.regions import Side
+from dlbridge.kit.status import NoPoolError, StreamGoneError
+
+from . import info
+from .devices import attribute, current
+from .driver import (
+    INVALID_VALUE,
+    NOT_READY,
+    NOT_SUPPORTED,
+    answer,
+    call,
+    check,
+    device_count,
+    guard,
+    status,
+    table,
+    version,
+)
+from .library import constant, ffi
+
+__all__ = ["GPU", "default_pool", "events", "gpu", "relaxed", "without_pool"]
+
+_IMPLICIT = 906  # hipErrorStreamCaptureImplicit
+_DESTROYED = frozenset({400, 709, INVALID_VALUE})
+"""Statuses for a stream that was destroyed: hipErrorInvalidHandle,
+hipErrorContextIsDestroyed, hipErrorInvalidValue."""
+_COPY_INSTEAD = frozenset({1, 2, 304, 712, 801})
+"""Statuses of hipHostRegister for memory that cannot be locked: hipErrorInvalidValue,
+OutOfMemory, OperatingSystem, HostMemoryAlreadyRegistered, NotSupported."""
+
+# hipMemoryType to kinds of `Location`. HIP 6 renumbered it (hip_runtime_api.h); what is not listed
+# (arrays) does not belong in a tensor. HIP 5 has no type of managed memory.
+_KINDS_5 = {0: "host", 1: "device", 3: "managed"}
+_KINDS_6 = {0: "pageable", 1: "host", 2: "device", 3: "managed", 11: "managed"}
+
+without_pool: set[int] = set()
+"""Devices that have hipMallocFromPoolAsync, and refuse it."""
+
+
+class relaxed:  # noqa: N801  # reads as a function in `with relaxed():`
+    """Let this thread call what another thread's capture would forbid, inside ``with``.
+
+    Allocating, freeing and waiting would otherwise invalidate a capture anywhere in the process
+    (``hipThreadExchangeStreamCaptureMode``; StreamCaptureOngoing in AMD's hip_stream.cpp).
+    """
+
+    __slots__ = ("_mode",)
+
+    def __enter__(self) -> None:
+        self._mode = ffi.new("hipStreamCaptureMode *", constant("hipStreamCaptureModeRelaxed"))
+        call("hipThreadExchangeStreamCaptureMode", self._mode)  # now it holds the old mode
+
+    def __exit__(self, *_: Any) -> None:
+        call("hipThreadExchangeStreamCaptureMode", self._mode)
+
+
+class GPU(StreamDriver):
+    """The HIP runtime; a place is a device.
+
+    The newest runtimes read the handle of a stream unchecked in hipStreamIsCapturing and in
+    allocations, but not in hipStreamGetDevice; so that is asked before each use.
+    """
+
+    api = "HIP"
+    memory_api = "the HIP runtime"
+    device_name = "rocm"
+    default_stream = 0
+    table = table
+    guard = guard
+
+    # Places
+
+    def device_count(self) -> int:
+        return device_count()
+
+    def device_info(self, device_id: int) -> Mapping[str, object]:
+        return info.device_info(device_id)
+
+    def place(self, device_id: int) -> int:
+        return device_id
+
+    def at(self, place: Any) -> current:
+        return current(place)
+
+    def place_of(self, stream: int, device_id: int) -> int:
+        home = _device_of(stream, device_id)
+        if home is None:
+            raise StreamGoneError(f"stream {stream:#x} was destroyed, or is not a HIP stream")
+        return home
+
+    # Capture
+
+    def relaxed(self) -> relaxed:
+        return relaxed()
+
+    def stream_state(self, stream: int) -> StreamState:
+        captured = ffi.new("hipStreamCaptureStatus *")
+        code = status("hipStreamIsCapturing", stream, captured)
+        if code == _IMPLICIT:
+            return StreamState.BLOCKED
+        if code == 0 and captured[0] != constant("hipStreamCaptureStatusNone"):
+            return StreamState.CAPTURED
+        return StreamState.RUNS  # any other error is the next call's to report
+
+    # Streams
+
+    def exists(self, stream: int, device_id: int) -> bool:
+        return _device_of(stream, device_id) is not None
+
+    def stream_id(self, stream: int, device_id: int) -> int | None:
+        if stream == 0:
+            return None
+        found = ffi.new("unsigned long long *")
+        code = status("hipStreamGetId", stream, found)
+        if code == NOT_SUPPORTED:  # before HIP 7
+            return None
+        check("hipStreamGetId", code)
+        return int(found[0])
+
+    def wait_for_stream(self, stream: int) -> None:
+        if not self.exists(stream, 0):
+            raise StreamGoneError(f"stream {stream:#x} was destroyed")
+        with relaxed():
+            call("hipStreamSynchronize", stream)
+
+    def is_idle(self, stream: int) -> bool:
+        return _is_ready("hipStreamQuery", stream)
+
+    def wait_for_device(self) -> None:
+        call("hipDeviceSynchronize")
+
+    # Events
+
+    # hipEventQuery and hipEventSynchronize end captures of other threads in ROCm 7.0 to 7.2, also
+    # in relaxed mode (ROCm/rocm-systems#3176).
+    polls_events = False
+
+    def create_event(self) -> int:
+        flags = constant("hipEventDisableTiming")
+        return int(answer("hipEventCreateWithFlags", "hipEvent_t", flags))
+
+    def destroy_event(self, event: Any) -> None:
+        call("hipEventDestroy", event)
+
+    def record_event(self, event: Any, stream: int) -> None:
+        code = status("hipEventRecord", event, stream)
+        if code in (400, 709):  # the stream is there: HIP before 5.6 did not tell its device
+            raise WrongDeviceError(table.text("hipEventRecord", code))
+        check("hipEventRecord", code)
+
+    def wait_event(self, stream: int, event: Any) -> None:
+        call("hipStreamWaitEvent", stream, event, 0)
+
+    # Memory
+
+    def room(self) -> tuple[int, int]:
+        room = ffi.new("size_t[2]")
+        call("hipMemGetInfo", room, room + 1)
+        return room[0], room[1]
+
+    def allocate(self, nbytes: int) -> int:
+        return int(answer("hipMalloc", "hipDeviceptr_t", nbytes))
+
+    def free(self, pointer: int) -> None:
+        call("hipFree", pointer)
+
+    def pool(self, device_id: int) -> int | None:
+        return None if device_id in without_pool else default_pool(device_id)
+
+    def allocate_async(self, pool: Any, nbytes: int, stream: int) -> int:
+        # Not hipMallocAsync: it takes the pool of the stream's device.
+        pointer = ffi.new("hipDeviceptr_t *")
+        code = status("hipMallocFromPoolAsync", pointer, nbytes, pool, stream)
+        if code == NOT_SUPPORTED:
+            without_pool.add(int(answer("hipGetDevice", "int")))
+            raise NoPoolError(table.text("hipMallocFromPoolAsync", code))
+        check("hipMallocFromPoolAsync", code)
+        return int(pointer[0])
+
+    def free_async(self, pointer: int, stream: int) -> None:
+        if not self.exists(stream, 0):
+            raise StreamGoneError(f"stream {stream:#x} was destroyed")
+        call("hipFreeAsync", pointer, stream)
+
+    def trim_pool(self, pool: Any) -> None:
+        call("hipMemPoolTrimTo", pool, 0)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        flags = constant("hipHostMallocPortable") | constant("hipHostMallocMapped")
+        return int(answer("hipHostMalloc", "hipDeviceptr_t", nbytes, flags))
+
+    def free_pinned(self, pointer: int) -> None:
+        call("hipHostFree", pointer)
+
+    def lock_pages(self, device_id: int, address: int, nbytes: int, readonly: bool) -> None:
+        flags = constant("hipHostRegisterPortable") | constant("hipHostRegisterMapped")
+        code = status("hipHostRegister", address, nbytes, flags)
+        if code in _COPY_INSTEAD:
+            table_says = table.text("hipHostRegister", code)
+            raise ExchangeError(
+                f"the memory at {address:#x} cannot be page-locked in place ({table_says}); "
+                "copy it instead"
+            )
+        check("hipHostRegister", code)
+        try:
+            seen = int(answer("hipHostGetDevicePointer", "hipDeviceptr_t", address, 0))
+            if seen != address:
+                raise ExchangeError(
+                    f"the GPU sees the memory at {address:#x} at another address ({seen:#x}), and "
+                    "a tensor has one address only; copy it instead"
+                )
+        except BaseException:
+            self.unlock_pages(address)
+            raise
+
+    def unlock_pages(self, address: int) -> None:
+        call("hipHostUnregister", address)
+
+    def locate(self, address: int, device_id: int) -> Location:
+        """Plain host memory is hipErrorInvalidValue, or hipMemoryTypeUnregistered.
+
+        Runtimes differ, whatever their version.
+        """
+        found = ffi.new("hipPointerAttribute_t *")
+        code = status("hipPointerGetAttributes", found, address)
+        if code == INVALID_VALUE:
+            return Location("pageable", -1)
+        check("hipPointerGetAttributes", code)
+        kinds = _KINDS_5 if version() < (6, 0) else _KINDS_6
+        kind = "managed" if found.isManaged else kinds.get(found.type, f"type {found.type}")
+        return Location(kind, int(found.device))
+
+    # Copies
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        call("hipMemcpyAsync", target, source, nbytes, constant("hipMemcpyDefault"), stream)
+
+    def copy_peer(
+        self, device_id: int, target: int, source_id: int, source: int, nbytes: int, stream: int
+    ) -> None:
+        _let_see(device_id, source_id)
+        call("hipMemcpyPeerAsync", target, device_id, source, source_id, nbytes, stream)
+
+    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
+        call("hipMemsetAsync", target, value, nbytes, stream)
+
+    def max_pitch(self, device_id: int) -> int:
+        return attribute(device_id, "MaxPitch")
+
+    def copy_rectangle(
+        self, target: Side, source: Side, height: int, width: int, stream: int
+    ) -> None:
+        call(
+            "hipMemcpy2DAsync", target.address, target.strides[0], source.address,
+            source.strides[0], width, height, constant("hipMemcpyDefault"), stream,
+        )  # fmt: skip
+
+
+gpu = GPU()
+events = EventPool(gpu)
+"""The events of both backends."""
+
+
+@cache
+def default_pool(device_id: int) -> int | None:
+    """The device's default pool, told to keep what is freed; None if it is not to be used.
+
+    HIP 5 calls its pools beta, and its first ones refuse the default stream. A release threshold
+    of 0, the default, gives everything back to the system at each synchronisation; one that
+    somebody else has set is left alone, for the pool belongs to the whole process.
+    """
+    if version() < (6, 0) or not attribute(device_id, "MemoryPoolsSupported"):
+        return None
+    pool = ffi.new("hipMemPool_t *")
+    code = status("hipDeviceGetDefaultMemPool", pool, device_id)
+    if code == NOT_SUPPORTED:
+        return None
+    check("hipDeviceGetDefaultMemPool", code)
+    which = constant("hipMemPoolAttrReleaseThreshold")
+    threshold = ffi.new("uint64_t *")
+    with relaxed():
+        call("hipMemPoolGetAttribute", pool[0], which, threshold)
+        if threshold[0] == 0:
+            threshold[0] = 2**64 - 1
+            call("hipMemPoolSetAttribute", pool[0], which, threshold)
+    return int(pool[0])
+
+
+@cache
+def _let_see(device_id: int, source_id: int) -> None:
+    """Let *device_id* read memory of *source_id*, pool memory too; no harm if it cannot."""
+    if not answer("hipDeviceCanAccessPeer", "int", device_id, source_id):
+        return
+    with current(device_id), relaxed():
+        # Any refusal is fine: enabled already, or the copy goes through the host.
+        status("hipDeviceEnablePeerAccess", source_id, 0)
+        pool = default_pool(source_id)
+        if pool:
+            access = ffi.new("hipMemAccessDesc *")
+            access.location.type = constant("hipMemLocationTypeDevice")
+            access.location.id = device_id
+            access.flags = constant("hipMemAccessFlagsProtReadWrite")
+            status("hipMemPoolSetAccess", pool, access, 1)  # likewise
+
+
+def _device_of(stream: int, device_id: int) -> int | None:
+    """The device that *stream* belongs to; None if it was destroyed.
+
+    The default stream is that of *device_id*. HIP before 5.6 cannot tell: there every stream is.
+    """
+    if stream == 0:
+        return device_id
+    found = ffi.new("hipDevice_t *")
+    code = status("hipStreamGetDevice", stream, found)
+    if code == NOT_SUPPORTED:  # then hipStreamIsCapturing looks at the handle
+        code = status("hipStreamIsCapturing", stream, found)
+        found[0] = device_id
+    if code in _DESTROYED:
+        return None
+    check("hipStreamGetDevice", code)
+    return int(found[0])
+
+
+def _is_ready(function: str, handle: Any) -> bool:
+    """Ask about an event or a stream without disturbing a capture."""
+    with relaxed():
+        code = status(function, handle)
+    if code != NOT_READY:
+        check(function, code)
+    return code == 0

@@ -1,0 +1,3 @@
+"""The common tests of `suite.capture` on this backend."""
+
+from suite.capture import *  # noqa: F403

@@ -1,0 +1,97 @@
+"""Strided copies as the fewest calls: boxes, rectangles, and runs where nothing else fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .driver import StreamDriver
+
+__all__ = ["Side", "copy_region"]
+
+
+class Side(NamedTuple):
+    """One side of a strided copy."""
+
+    address: int
+    strides: tuple[int, ...]
+    """Bytes between runs, outermost first."""
+    on_host: bool = False
+
+    def slice(self, index: int) -> Side:
+        """The region without its outer dimension, at *index*."""
+        return self._replace(
+            address=self.address + index * self.strides[0], strides=self.strides[1:]
+        )
+
+    def keep(self, axes: Sequence[int]) -> Side:
+        """The region with these dimensions only."""
+        return self._replace(strides=tuple(self.strides[axis] for axis in axes))
+
+
+def copy_region(
+    driver: StreamDriver,
+    target: Side,
+    source: Side,
+    shape: Sequence[int],
+    run_nbytes: int,
+    stream: int,
+    max_pitch: int,
+) -> None:
+    """Queue a copy of *shape* runs of *run_nbytes* bytes, in this place.
+
+    One call where the strides form a pitched rectangle or a box; else one call for each slice of
+    the outer dimension, and for each run where runs overlap or lie too far apart.
+
+    Parameters
+    ----------
+    driver : StreamDriver
+        Makes the copies.
+    target, source : Side
+        The two regions; their strides are positive.
+    shape : Sequence[int]
+        Number of runs in each strided dimension, outermost first.
+    run_nbytes : int
+        Contiguous bytes in each run.
+    stream : int
+        Where the copy is queued.
+    max_pitch : int
+        The longest stride that the driver takes (`StreamDriver.max_pitch`).
+    """
+    kept = [axis for axis, extent in enumerate(shape) if extent != 1]
+    shape, target, source = [shape[axis] for axis in kept], target.keep(kept), source.keep(kept)
+    if not shape:
+        driver.copy(target.address, source.address, run_nbytes, stream)
+    elif len(shape) == 1 and _is_pitched(target, source, run_nbytes, max_pitch):
+        driver.copy_rectangle(target, source, shape[0], run_nbytes, stream)
+    elif (
+        driver.has_boxes
+        and len(shape) == 2
+        and _is_pitched(target, source, run_nbytes, max_pitch)
+        and _is_boxed(target, source, shape[1])
+    ):
+        driver.copy_box(target, source, shape[0], shape[1], run_nbytes, stream)
+    else:
+        for index in range(shape[0]):
+            copy_region(
+                driver,
+                target.slice(index),
+                source.slice(index),
+                shape[1:],
+                run_nbytes,
+                stream,
+                max_pitch,
+            )
+
+
+def _is_pitched(target: Side, source: Side, run_nbytes: int, max_pitch: int) -> bool:
+    """Whether the innermost strides are pitches: runs do not overlap, and are not too far."""
+    return all(run_nbytes <= side.strides[-1] <= max_pitch for side in (target, source))
+
+
+def _is_boxed(target: Side, source: Side, height: int) -> bool:
+    """Whether the outer strides are whole rows, at least as many as the box is high."""
+    return all(
+        outer % inner == 0 and outer // inner >= height
+        for outer, inner in (target.strides, source.strides)
+    )

@@ -1,0 +1,234 @@
+"""Pageable memory, copied through a ring of pinned chunks that several threads fill.
+
+A driver's own pageable copies are one thread's memcpy; here several threads copy the next
+chunks while the DMA engine moves the last. Only the calling thread talks to the driver: the
+helpers do nothing but memcpy, so the stream's order, also that of a default stream of its own,
+is the caller's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbridge.errors import DeviceMemoryError, Error
+
+from .driver import StreamDriver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DIRECT", "NoRing", "Plan", "Ring", "Stager"]
+
+
+class Plan(NamedTuple):
+    """How to stage pageable memory."""
+
+    chunk: int
+    """Bytes in each chunk."""
+    threads: int
+    """Helper threads; 0: do not stage."""
+
+    @property
+    def slots(self) -> int:
+        """Chunks in the ring: each thread fills one while one of its own is moved."""
+        return 2 * self.threads
+
+
+DIRECT = Plan(0, 0)
+
+
+class NoRing(DeviceMemoryError):
+    """There is no pinned memory for a ring, and nothing was copied."""
+
+
+class Ring:
+    """The pinned chunks of one copy at a time, on one device, and their events.
+
+    The memory is kept for the life of the process: page-locking costs as much as copying a few
+    times over.
+
+    Parameters
+    ----------
+    driver : StreamDriver
+        The driver.
+    device_id : int
+        The device whose streams use the ring.
+    plan : Plan
+        How many chunks, and how large.
+    """
+
+    def __init__(self, driver: StreamDriver, device_id: int, plan: Plan) -> None:
+        self.plan = plan
+        self.events: list[Any] = []
+        self._driver = driver
+        with driver.at(driver.place(device_id)), driver.relaxed():
+            size = plan.chunk * plan.slots
+            self._memory = driver.allocate_pinned(size)
+            try:
+                for _ in range(plan.slots):
+                    self.events.append(driver.create_event())
+            except BaseException:
+                self.close()
+                raise
+        self.chunks = range(self._memory, self._memory + size, plan.chunk)
+
+    def close(self) -> None:
+        """Free the chunks; the thread is in the device's place, and no DMA runs."""
+        with self._driver.relaxed(), ExitStack() as cleanup:  # each, also if another fails
+            cleanup.callback(self._driver.free_pinned, self._memory)
+            for event in self.events:
+                cleanup.callback(self._driver.destroy_event, event)
+
+    def record(self, slot: int, stream: int) -> None:
+        """Note that the DMA of *slot* is the last work on *stream* now."""
+        self._driver.record_event(self.events[slot], stream)
+
+    def wait_for_dma(self, slot: int) -> None:
+        """Block until the DMA engine no longer reads or writes *slot*."""
+        self._driver.wait_for_event(self.events[slot])
+
+
+class Stager:
+    """Staged copies to and from the memory of one device.
+
+    Parameters
+    ----------
+    driver : StreamDriver
+        The driver.
+    device_id : int
+        The device of the streams that the copies are queued on.
+    """
+
+    def __init__(self, driver: StreamDriver, device_id: int) -> None:
+        self._driver = driver
+        self._device_id = device_id
+        self._free: dict[Plan, list[Ring]] = {}  # list methods are atomic
+        self._helpers: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def to_device(self, target: int, source: int, nbytes: int, stream: int, plan: Plan) -> None:
+        """Copy host bytes at *source* to *target*, in the order of *stream*.
+
+        *source* has been read on return; the last chunks may still be moving.
+        The thread is in the device's place.
+        """
+        self._with_ring(plan, stream, lambda ring: self._fill(ring, target, source, nbytes, stream))
+
+    def to_host(self, target: int, source: int, nbytes: int, stream: int, plan: Plan) -> None:
+        """Copy device bytes at *source* to host *target*; all there on return."""
+        self._with_ring(
+            plan, stream, lambda ring: self._drain(ring, target, source, nbytes, stream)
+        )
+
+    def close(self) -> None:
+        """Give everything back; no copy runs, and the thread is in the device's place."""
+        with ExitStack() as cleanup:  # each, also if another fails
+            for rings in self._free.values():
+                for ring in rings:
+                    cleanup.callback(ring.close)
+            self._free.clear()
+            if self._helpers is not None:
+                cleanup.callback(self._helpers.shutdown)
+
+    def _with_ring(self, plan: Plan, stream: int, work: Callable[[Ring], None]) -> None:
+        """Run *work*, whose DMA is on *stream*, with a ring that nobody else uses.
+
+        Copies never wait for one another's ring: one of them may stand in a
+        stream behind work that waits for the other.
+        """
+        free = self._free.setdefault(plan, [])
+        try:
+            ring = free.pop()
+        except IndexError:
+            try:
+                ring = Ring(self._driver, self._device_id, plan)
+            except Error as exc:
+                raise NoRing(str(exc)) from exc
+        try:
+            work(ring)
+        except BaseException:
+            self._driver.wait_for_stream(stream)  # a DMA may run that no event tells of
+            raise
+        finally:
+            free.append(ring)  # its events tell the next user which DMA still runs
+
+    def _fill(self, ring: Ring, target: int, source: int, nbytes: int, stream: int) -> None:
+        filling: deque[tuple[int, int, int, Future[None]]] = deque()
+        try:
+            for index, start in enumerate(range(0, nbytes, ring.plan.chunk)):
+                if len(filling) == ring.plan.threads:
+                    self._send(ring, target, stream, *filling.popleft())
+                slot = index % ring.plan.slots
+                size = min(ring.plan.chunk, nbytes - start)
+                ring.wait_for_dma(slot)
+                filled = self._memcpy(ring.chunks[slot], source + start, size)
+                filling.append((slot, start, size, filled))
+            while filling:
+                self._send(ring, target, stream, *filling.popleft())
+        finally:  # after a failure: no helper may still write to the ring
+            for *_, filled in filling:
+                wait_for_helper(filled)
+
+    def _send(
+        self, ring: Ring, target: int, stream: int, slot: int, start: int, size: int,
+        filled: Future[None],
+    ) -> None:  # fmt: skip
+        wait_for_helper(filled)
+        self._driver.copy_from_host(target + start, ring.chunks[slot], size, stream)
+        ring.record(slot, stream)
+
+    def _drain(self, ring: Ring, target: int, source: int, nbytes: int, stream: int) -> None:
+        moving: deque[tuple[int, int, int]] = deque()
+        emptied: dict[int, Future[None]] = {}  # slot -> its copy to the target
+        try:
+            for index, start in enumerate(range(0, nbytes, ring.plan.chunk)):
+                slot = index % ring.plan.slots
+                size = min(ring.plan.chunk, nbytes - start)
+                if slot in emptied:
+                    wait_for_helper(emptied.pop(slot))
+                else:  # the ring's last user may have left it with a DMA on another stream
+                    ring.wait_for_dma(slot)
+                self._driver.copy_to_host(ring.chunks[slot], source + start, size, stream)
+                ring.record(slot, stream)
+                moving.append((slot, start, size))
+                if len(moving) > ring.plan.threads:
+                    self._empty(ring, target, emptied, *moving.popleft())
+            while moving:
+                self._empty(ring, target, emptied, *moving.popleft())
+        finally:  # all of it has arrived, or after a failure: no helper still writes
+            for copied in emptied.values():
+                wait_for_helper(copied)
+
+    def _empty(
+        self, ring: Ring, target: int, emptied: dict[int, Future[None]], slot: int, start: int,
+        size: int,
+    ) -> None:  # fmt: skip
+        ring.wait_for_dma(slot)
+        emptied[slot] = self._memcpy(target + start, ring.chunks[slot], size)
+
+    def _memcpy(self, target: int, source: int, nbytes: int) -> Future[None]:
+        """Start a memcpy in a helper thread; ctypes drops the GIL while it runs."""
+        with self._lock:
+            if self._helpers is None:
+                self._helpers = ThreadPoolExecutor(thread_name_prefix="dlbridge-staging")
+        try:
+            return self._helpers.submit(_memmove, target, source, nbytes)
+        except RuntimeError:  # the interpreter is exiting: no new work in threads
+            _memmove(target, source, nbytes)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+
+def wait_for_helper(copied: Future[None]) -> None:
+    """Block until a helper's memcpy is done."""
+    copied.result()
+
+
+def _memmove(target: int, source: int, nbytes: int) -> None:
+    ctypes.memmove(target, source, nbytes)

@@ -1,0 +1,40 @@
+"""The conformance kit of dlbridge for a backend, at every pace of the simulated driver."""
+
+import gc
+
+import pytest
+
+from dlbridge.testing import BackendTests
+
+from .rig import rig, slow
+
+
+class Slow(BackendTests):
+    """How the kit gets streams and slow work: a host function that sleeps in the stream."""
+
+    @pytest.fixture(autouse=True)
+    def _pace(self, pace):
+        self.streams_made = []
+        if pace == "strict":  # an allocation takes a millisecond; delayed, there are 10,000
+            self.allocations = 1000
+        yield
+        gc.collect()  # tensors that were made on them
+        for device_id, stream in self.streams_made:
+            rig().destroy_stream(stream, device_id)
+
+    def make_stream(self, backend, device_id):
+        stream = rig().create_stream(device_id, 1)
+        self.streams_made.append((device_id, stream))
+        return stream
+
+    def slow_work(self, backend, device_id, stream):
+        slow(stream or rig().default, 0.06, device_id)
+        return self
+
+
+class SecondDevice(Slow):
+    device_id = 1
+
+    @pytest.fixture
+    def pace(self, two_devices):
+        """None: the driver at once, for the paces have nothing to do with the device."""

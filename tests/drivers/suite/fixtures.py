@@ -1,0 +1,93 @@
+"""Fixtures of the common tests; a backend's conftest imports them all."""
+
+import importlib.util
+import os
+
+import pytest
+
+import dlbridge
+from dlbridge.errors import BackendUnavailable
+
+from .rig import DRIVERS, GLOBAL, RELAXED, rig, settle
+
+PACES = ["delayed", "strict"]
+
+
+def expected():
+    return os.environ.get("DLBRIDGE_EXPECT", "").split(",")
+
+
+def build():
+    """The module that compiles and loads the simulated drivers."""
+    spec = importlib.util.spec_from_file_location("dlbridge_test_drivers", DRIVERS / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def backend_or_skip(name):
+    try:
+        return dlbridge.backend(name)
+    except BackendUnavailable as exc:
+        if name in expected():
+            raise
+        pytest.skip(str(exc))
+
+
+def pytest_generate_tests(metafunc):
+    if "kind" in metafunc.fixturenames:  # each of the backends
+        metafunc.parametrize("kind", rig().kinds, indirect=True)
+
+
+@pytest.fixture
+def kind(request):
+    return backend_or_skip(request.param)
+
+
+@pytest.fixture
+def device():
+    """The backend for device memory."""
+    return backend_or_skip(rig().device)
+
+
+@pytest.fixture
+def pinned():
+    """The backend for pinned memory."""
+    return backend_or_skip(rig().host)
+
+
+@pytest.fixture
+def two_devices():
+    if backend_or_skip(rig().device).device_count() < 2:
+        pytest.skip("one device here")
+
+
+@pytest.fixture
+def fake(pytestconfig):
+    """The simulated driver, as the environment wants it again afterwards."""
+    control = pytestconfig.dlbridge_fake
+    backend_or_skip(rig().device)
+    control.reset()
+    settle()  # frees of the last test are on their way, or wait for their turn
+    yield control
+    control.reset()
+
+
+@pytest.fixture(params=PACES)
+def pace(request, pytestconfig):
+    """How the driver behaves: 50 us before each piece of work; if strict, pageable copies too."""
+    control = pytestconfig.dlbridge_fake
+    if control is None:  # a real driver has its own pace
+        yield
+        return
+    control.reset()
+    control.delay(50)
+    control.strict(request.param == "strict")
+    yield request.param
+    control.reset()
+
+
+@pytest.fixture(params=[GLOBAL, RELAXED], ids=["global", "relaxed"])
+def mode(request):
+    """A mode of capture."""
+    return request.param

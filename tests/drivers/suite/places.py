@@ -1,0 +1,96 @@
+"""The thread's current context or device is left as it was found, also by a member that fails."""
+
+import pytest
+
+from dlbridge.errors import Error
+
+from .rig import default, in_threads, rig, stream
+
+
+def uses(backend):
+    """Every member that talks to the driver, once; frees what it makes."""
+    source, into = bytearray(4096), bytearray(4096)  # alive until the copies are done
+    data = backend.allocate(0, 4096, 256, default())
+    other = backend.allocate(0, 4096, 4096, default())
+    backend.copy_from_host(0, data, 0, memoryview(source), default())
+    backend.copy(0, other, 0, 0, data, 0, 100, default())
+    backend.fill(0, other, 0, 50, 7, default())
+    backend.copy_to_host(0, other, 0, memoryview(into), default())
+    with stream() as handle:
+        backend.wait(0, handle, default())
+        backend.wait(0, default(), handle)
+        backend.synchronize(0, handle)
+    for each in rig().default_streams:
+        backend.synchronize(0, each)
+    if hasattr(backend, "host_view"):
+        backend.host_view(0, data, 0, 10, True, default())
+    backend.device_info(0)
+    backend.import_data(0, data, "test")
+    with pytest.raises(Error):
+        backend.allocate(0, 1 << 60, 256, default())
+    with pytest.raises(Error):
+        backend.synchronize(0, 0xBAD)
+    backend.free(0, data, default())
+    backend.free(0, other, default())
+    backend.synchronize(0, default())
+
+
+@pytest.mark.parametrize("device_id", [None, 0, 1])
+def test_the_current_device_stays(kind, two_devices, device_id):
+    """That of a new thread (None), device 0, another one."""
+
+    def work(_):
+        if device_id is not None:
+            rig().make_current(device_id)
+        before = rig().where()
+        uses(kind)
+        assert rig().where() == before
+
+    assert in_threads(work, 1) == []
+
+
+def test_a_forked_child_is_refused(fake):
+    """Before the driver is touched; what the child's copies of tensors free is the parent's."""
+    from .rig import python
+
+    done = python(f"""
+    import dlbridge, logging
+    logging.basicConfig(stream=sys.stdout)
+    backend = dlbridge.backend({rig().device!r})
+    data = backend.allocate(0, 64, 256, {default()})
+    if os.fork() == 0:
+        for work in (lambda: backend.allocate(0, 16, 1, {default()}),
+                     lambda: backend.fill(0, data, 0, 16, 1, {default()}),
+                     lambda: backend.synchronize(0, {default()})):
+            try:
+                work()
+            except dlbridge.DeviceError as exc:
+                print(exc, flush=True)
+        backend.free(0, data, {default()})
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+    """)
+    assert done.stdout.count("does not survive fork()") == 3, done.stdout + done.stderr
+    assert done.stdout.count("start processes with 'spawn'") == 3
+    assert "not freed" not in done.stdout
+
+
+@pytest.mark.parametrize("exit_with", ["exit", "os._exit", "daemon"])
+def test_tensors_alive_at_exit(fake, exit_with):
+    """Nothing crashes when the interpreter goes before the tensors."""
+    from .rig import python
+
+    done = python(f"""
+    import threading, numpy as np, dlbridge
+    device, kinds = {rig().device!r}, {rig().kinds!r}
+    kept = [dlbridge.to_device(np.ones(100_000), name) for name in kinds]
+    big = dlbridge.to_device(np.ones(8 << 20), device + ":1")  # staged: its helpers live
+    if {exit_with!r} == "daemon":
+        threading.Thread(target=lambda: [dlbridge.to_device(big, "cpu") for _ in range(1000)],
+                         daemon=True).start()
+    if {exit_with!r} == "os._exit":
+        os._exit(0)
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr, done.stderr

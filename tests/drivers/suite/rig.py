@@ -1,0 +1,310 @@
+"""The simulated driver of a backend as the common tests use it, and helpers on top of it."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import dlbridge
+
+DRIVERS = Path(__file__).resolve().parents[1]
+USLEEP = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+GLOBAL, RELAXED = 0, 2  # modes of capture
+NON_BLOCKING, BLOCKING = 1, 0  # flags of streams
+
+
+class Rig:
+    """One backend under test; a subclass calls the driver, beside the backend."""
+
+    device: str  # the name of its device memory
+    host: str  # the name of its pinned memory
+    kinds: list  # the names of all its memory
+    default: int  # its default stream
+    package: str
+    libraries: list  # to load in a subprocess
+    names: dict  # what a function does -> its name
+
+    def create_stream(self, device_id, flags):
+        raise NotImplementedError
+
+    def destroy_stream(self, stream, device_id):
+        raise NotImplementedError
+
+    def wait(self, stream, device_id):
+        raise NotImplementedError
+
+    def wait_for_device(self, device_id):
+        raise NotImplementedError
+
+    def launch(self, stream, function, argument, device_id):
+        raise NotImplementedError
+
+    def begin_capture(self, stream, mode):
+        raise NotImplementedError
+
+    def end_capture(self, stream):
+        raise NotImplementedError
+
+    def launch_graph(self, graph, stream):
+        raise NotImplementedError
+
+    def fork_capture(self, stream, side):
+        """Let *side* join the capture of *stream*, as a caller does."""
+        raise NotImplementedError
+
+    def gpu(self):
+        """The backend's `StreamDriver`."""
+        raise NotImplementedError
+
+    def events(self):
+        """The backend's `EventPool`."""
+        raise NotImplementedError
+
+    def where(self):
+        """The thread's current context or device."""
+        raise NotImplementedError
+
+
+_rig = Rig()
+
+
+def use(rig):
+    global _rig
+    _rig = rig
+
+
+def rig():
+    return _rig
+
+
+def backend(name=None):
+    return dlbridge.backend(name or _rig.device)
+
+
+def default():
+    return _rig.default
+
+
+@contextmanager
+def stream(device_id=0, flags=NON_BLOCKING):
+    """A new stream; its handle."""
+    handle = _rig.create_stream(device_id, flags)
+    try:
+        yield handle
+    finally:
+        _rig.wait(handle, device_id)
+        _rig.destroy_stream(handle, device_id)
+
+
+def destroyed_stream():
+    with stream() as gone:
+        pass
+    return gone
+
+
+def slow(on, seconds=0.08, device_id=0):
+    """Queue work of *seconds* on the stream *on*: a host function that sleeps, in C."""
+    _rig.launch(on, USLEEP, int(seconds * 1e6), device_id)
+
+
+class Gate:
+    """Work that stands in a stream until it is opened: `sem_wait`, in C."""
+
+    def __init__(self, on, device_id=0):
+        self._libc = ctypes.CDLL(None)
+        self._semaphore = ctypes.create_string_buffer(64)
+        self._libc.sem_init(self._semaphore, 0, 0)
+        self.is_open = False
+        wait = ctypes.cast(self._libc.sem_wait, ctypes.c_void_p).value
+        _rig.launch(on, wait, ctypes.addressof(self._semaphore), device_id)
+
+    def open(self):
+        if not self.is_open:
+            self.is_open = True
+            self._libc.sem_post(self._semaphore)
+
+    def open_soon(self):
+        """In 50 ms, by another thread; who waits for it then finds `is_open`."""
+        threading.Timer(0.05, self.open).start()
+
+
+@contextmanager
+def gate(on, device_id=0):
+    """A closed `Gate` in the stream *on*; open at the end in any case."""
+    closed = Gate(on, device_id)
+    watchdog = threading.Timer(20, closed.open)  # who waits by mistake fails, and does not hang
+    watchdog.start()
+    try:
+        yield closed
+    finally:
+        watchdog.cancel()
+        closed.open()
+        _rig.wait_for_device(device_id)  # the semaphore must outlive the wait
+
+
+@contextmanager
+def capture(on, mode=GLOBAL):
+    """Capture *on* in the block. It must come out whole: nothing in the block may end it."""
+    graph = Graph()
+    _rig.begin_capture(on, mode)
+    try:
+        yield graph
+    finally:
+        graph.executable = _rig.end_capture(on)
+
+
+class Graph:
+    """The result of a capture."""
+
+    executable = None
+
+    def launch(self, on):
+        _rig.launch_graph(self.executable, on)
+
+
+def write(memory_of, data, content, on=None, device_id=0):
+    """Bytes to the device, there on return."""
+    on = _rig.default if on is None else on
+    memory_of.copy_from_host(device_id, data, 0, memoryview(content), on)
+    memory_of.synchronize(device_id, on)
+
+
+def read(memory_of, data, nbytes, on=None, device_id=0):
+    """Bytes from the device, after the work on *on*."""
+    on, into = _rig.default if on is None else on, bytearray(nbytes)
+    memory_of.copy_to_host(device_id, data, 0, memoryview(into), on)
+    memory_of.synchronize(device_id, on)
+    return bytes(into)
+
+
+@contextmanager
+def memory(memory_of, content, on=None, device_id=0):
+    """Device memory that holds *content* (bytes, or how many)."""
+    on = _rig.default if on is None else on
+    nbytes = content if isinstance(content, int) else len(content)
+    data = memory_of.allocate(device_id, nbytes, 256, on)
+    if not isinstance(content, int):
+        write(memory_of, data, content, on, device_id)
+    try:
+        yield data
+    finally:
+        for gpu in range(2 if memory_of.device_count() > 1 else 1):  # a test uses many streams
+            _rig.wait_for_device(gpu)
+        memory_of.free(device_id, data, on)
+        memory_of.synchronize(device_id, on)
+
+
+def settle():
+    """Let everything queued be done, and free what waits for its turn."""
+    for device_id in range(dlbridge.backend(_rig.device).device_count()):
+        _rig.wait_for_device(device_id)  # of one, before memory of another is freed behind it
+    for name in _rig.kinds:
+        each = dlbridge.backend(name)
+        for device_id in range(each.device_count()):
+            each.free(device_id, each.allocate(device_id, 64, 256, _rig.default), _rig.default)
+            each.synchronize(device_id, _rig.default)
+
+
+def in_threads(work, count=8):
+    """Run *work(number)* in *count* threads; what went wrong."""
+    failures = []
+
+    def run(number):
+        try:
+            failures.extend(work(number) or [])
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
+
+def python(code, simulated=True, **environment):
+    """Run *code* in a Python of its own; the finished process."""
+    prelude = f"""
+import ctypes, importlib.util, os, sys
+def build():
+    spec = importlib.util.spec_from_file_location("build", {str(DRIVERS / "build.py")!r})
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+def drivers():
+    return [build().load(name) for name in {_rig.libraries!r}]
+"""
+    source = prelude + ("drivers()\n" if simulated else "") + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+class Fake:
+    """The controls of the simulated CUDA driver (control.c), which is below the HIP shim too."""
+
+    prefix = "fake_cuda"
+
+    def __init__(self, cuda, top):
+        self.cuda = cuda
+        self.top = top  # the library that the backend calls
+
+    def _call(self, what, *arguments):
+        return getattr(self.top, f"{self.prefix}_{what}")(*arguments)
+
+    def fail(self, function, error, skip=0):
+        """Let *function* return *error* after *skip* calls that succeed."""
+        self._call("fail", _rig.names.get(function, function).encode(), int(error), skip)
+
+    def fail_once(self, function, error, skip=0):
+        """As `fail`, for one call."""
+        self._call("fail_once", _rig.names.get(function, function).encode(), int(error), skip)
+
+    def calls(self, function):
+        return self._call("calls", _rig.names.get(function, function).encode())
+
+    def live(self):
+        """Allocations that are not freed."""
+        return self.cuda.fake_cuda_live()
+
+    def home(self, pointer):
+        """The device that the memory is on."""
+        return self.cuda.fake_cuda_home(ctypes.c_void_p(pointer))
+
+    def memory(self, nbytes):
+        """Leave device 0 this much room."""
+        self.cuda.fake_cuda_memory(ctypes.c_size_t(nbytes))
+
+    def attribute(self, number, value):
+        """From now on every device's attribute (a CUdevice_attribute) is *value*."""
+        self.cuda.fake_cuda_attribute(int(number), value)
+        self.forget()
+
+    def delay(self, microseconds):
+        self.cuda.fake_cuda_delay(microseconds)
+
+    def strict(self, on):
+        self.cuda.fake_cuda_strict(on)
+
+    def destroyed(self, error):
+        """Let a destroyed stream give *error* from now on."""
+        self.cuda.fake_cuda_destroyed(error)
+
+    def reset(self):
+        self.cuda.fake_cuda_reset()
+        _rig.gpu().table.lost = ""
+        self.forget()
+
+    def forget(self):
+        """Drop what the backend remembers of attributes that tests change."""
+        raise NotImplementedError

@@ -1,0 +1,389 @@
+"""Streams: what may be passed, and who waits for whom."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.errors import DeviceError
+
+from .rig import backend, default, destroyed_stream, gate, memory, read, rig, slow, stream, write
+
+N = 1 << 16
+NEW, OLD = b"n" * N, b"o" * N
+ORDERING = ["record", "wait", "synchronize", "device"]
+
+
+# Values of stream= ---------------------------------------------------------------
+
+
+def test_none_is_the_default_stream(kind):  # S2 S11
+    assert kind.normalize_stream(0, None) == default() == kind.current_stream(0)
+
+
+@pytest.mark.parametrize("value", [-1, 3, 0x7F00DEADBEE0, np.int64(5), 2**64 - 1])
+def test_integers_are_themselves(kind, value):  # S3 S6
+    result = kind.normalize_stream(0, value)
+    assert result == value
+    assert type(result) is int
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(-2, "only -1"), (-(1 << 63), "only -1"), (1 << 64, "64 bits"), (1 << 80, "64 bits")],
+)
+def test_integers_that_are_not_streams(kind, value, why):  # S8
+    with pytest.raises(ValueError, match=why):
+        kind.normalize_stream(0, value)
+
+
+@pytest.mark.parametrize("value", [1.0, "1", b"1", (1,), [], {}, object(), int, np.array([1, 2])])
+def test_what_is_not_a_stream(kind, value):  # S9
+    with pytest.raises(TypeError, match=r"is not a \w+ stream; pass None"):
+        kind.normalize_stream(0, value)
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_])
+def test_a_bool_is_not_a_stream(kind, value):  # S10
+    with pytest.raises(TypeError, match="stream"):
+        kind.normalize_stream(0, value)
+
+
+# Order ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_default", [False, True])
+def test_wait_orders_a_slow_stream_before_a_fast_one(device, on_default):  # S17
+    """The host is not held up, and the reader sees what the slow stream wrote."""
+    with (
+        stream() as first,
+        stream() as second,
+        memory(device, OLD) as source,
+        memory(device, N) as copy,
+    ):
+        producer = default() if on_default else first
+        with gate(producer) as closed:
+            device.fill(0, source, 0, N, NEW[0], producer)
+            device.wait(0, second, producer)
+            device.copy(0, copy, 0, 0, source, 0, N, second)
+            assert not closed.is_open  # nobody has waited on the host so far
+            closed.open_soon()
+            assert read(device, copy, N, second) == NEW
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_without_wait_it_would_be_wrong(device, flags):
+    """The test above can fail: two such streams are not ordered by themselves."""
+    with (
+        stream(flags=flags) as first,
+        stream(flags=flags) as second,
+        memory(device, OLD) as source,
+        memory(device, N) as copy,
+        gate(first),
+    ):
+        device.fill(0, source, 0, N, NEW[0], first)
+        device.copy(0, copy, 0, 0, source, 0, N, second)
+        assert read(device, copy, N, second) == OLD
+
+
+def test_wait_takes_the_work_so_far_only(device):
+    """Later work on the producer does not hold the consumer up; the event is used again."""
+    with stream() as first, stream() as second:
+        device.wait(0, second, first)
+        with gate(first) as closed:
+            device.synchronize(0, second)
+            assert not closed.is_open
+
+
+def test_events_are_used_again(fake, device):
+    with stream() as first, stream() as second:
+        device.wait(0, second, first)
+        before = fake.calls("event")
+        for _ in range(100):
+            device.wait(0, second, first)
+            device.wait(0, first, second)
+        assert fake.calls("event") == before
+
+
+def test_waiting_for_itself_is_nothing(fake, device):  # S17
+    with stream() as own:
+        before = fake.calls("wait"), fake.calls("record")
+        device.wait(0, own, own)
+        device.wait(0, 0, default())
+        device.wait(0, default(), 0)
+        assert (fake.calls("wait"), fake.calls("record")) == before
+
+
+def test_wait_between_devices(device, two_devices):
+    with (
+        stream(0) as first,
+        stream(1) as second,
+        memory(device, OLD, first) as source,
+        memory(device, N, second, device_id=1) as copy,
+        gate(first) as closed,
+    ):
+        device.fill(0, source, 0, N, NEW[0], first)
+        device.wait(1, second, first)
+        device.copy(1, copy, 0, 0, source, 0, N, second)
+        closed.open_soon()
+        assert read(device, copy, N, second, 1) == NEW
+
+
+def test_synchronize_waits_and_lets_other_threads_run(device):
+    """The GIL is not held meanwhile, else nobody could open the gate."""
+    with stream() as own, gate(own) as closed:
+        closed.open_soon()
+        device.synchronize(0, own)
+        assert closed.is_open
+
+
+@pytest.mark.parametrize("code", [400, 709])
+@pytest.mark.parametrize("member", ["wait", "wait on", "synchronize", "fill"])
+def test_a_destroyed_stream(fake, device, member, code):
+    fake.destroyed(code)
+    with memory(device, 8) as data:
+        gone = destroyed_stream()
+        with pytest.raises(DeviceError, match="destroyed"):
+            {
+                "wait": lambda: device.wait(0, gone, default()),
+                "wait on": lambda: device.wait(0, default(), gone),
+                "synchronize": lambda: device.synchronize(0, gone),
+                "fill": lambda: device.fill(0, data, 0, 8, 0, gone),
+            }[member]()
+
+
+@pytest.mark.parametrize("function", ["event", "record", "wait"])
+def test_a_wait_that_fails_is_reported(fake, device, function):
+    """Its event is used again, and the next wait works."""
+    rig().events().clear()
+    with stream() as first, stream() as second:
+        for _ in range(5):
+            fake.fail(function, 999)
+            with pytest.raises(DeviceError, match=rig().names[function]):
+                device.wait(0, second, first)
+            fake.fail(function, 0)
+        kept = rig().events().count(rig().gpu().place(0))
+        assert kept == (function != "event")
+        made = fake.calls("event")
+        device.wait(0, second, first)
+        assert fake.calls("event") - made == (not kept)
+        device.synchronize(0, second)
+
+
+# Through the tensors ------------------------------------------------------------
+
+
+def test_tensors_order_their_consumers(device):  # S2 S6 S17
+    """A consumer that passes its stream reads what is still being written on ours."""
+    with stream() as ours, stream() as theirs, memory(device, N) as copy:
+        with dlbridge.use_stream(f"{rig().device}:0", ours):
+            tensor = dlbridge.to_device(np.frombuffer(OLD, "u1"), f"{rig().device}:0")
+            with gate(ours) as closed:
+                device.fill(0, tensor.data_ptr(), 0, N, NEW[0], ours)
+                capsule = tensor.__dlpack__(stream=theirs)
+                device.copy(0, copy, 0, 0, tensor.data_ptr(), 0, N, theirs)
+                closed.open_soon()
+                assert read(device, copy, N, theirs) == NEW
+        del capsule
+
+
+def test_minus_one_makes_no_order(fake, device):  # S3
+    tensor = dlbridge.zeros(10, device=f"{rig().device}:0")
+    with stream() as ours, dlbridge.use_stream(f"{rig().device}:0", ours):
+        before = {name: fake.calls(name) for name in ORDERING}
+        tensor.__dlpack__(stream=-1)
+        assert {name: fake.calls(name) for name in ORDERING} == before
+
+
+@pytest.mark.parametrize(
+    ("stream_argument", "error"),
+    [(-2, ValueError), (True, TypeError), ("1", TypeError), (object(), TypeError)],
+)
+def test_what_dlpack_refuses(device, stream_argument, error):  # S8 S9 S10
+    with pytest.raises(error, match="stream"):
+        dlbridge.zeros(10, device=f"{rig().device}:0").__dlpack__(stream=stream_argument)
+
+
+def test_pinned_memory_has_no_stream(pinned):  # S1
+    tensor = dlbridge.empty(10, device=rig().host)
+    tensor.__dlpack__(stream=None)
+    tensor.__dlpack__(stream=-1)
+    with pytest.raises(ValueError, match="stream"):
+        tensor.__dlpack__(stream=3)
+
+
+def test_to_the_cpu_is_synchronised(device):  # S12
+    with stream() as ours, dlbridge.use_stream(f"{rig().device}:0", ours):
+        tensor = dlbridge.to_device(np.frombuffer(OLD, "u1"), f"{rig().device}:0")
+        with gate(ours) as closed:
+            device.fill(0, tensor.data_ptr(), 0, N, NEW[0], ours)
+            closed.open_soon()
+            assert np.from_dlpack(tensor, device="cpu").tobytes() == NEW
+        with pytest.raises(ValueError, match="stream must be None"):
+            tensor.__dlpack__(stream=3, dl_device=(1, 0))
+
+
+def test_a_copy_is_queued_on_our_stream(device):  # S13
+    with stream() as ours, stream() as theirs, memory(device, N) as into:
+        with dlbridge.use_stream(f"{rig().device}:0", ours):
+            tensor = dlbridge.to_device(np.frombuffer(NEW, "u1"), f"{rig().device}:0")
+            slow(ours)
+            twin = dlbridge.to_device(tensor, f"{rig().device}:0", copy=True)
+            capsule = twin.__dlpack__(stream=theirs)
+        device.copy(0, into, 0, 0, twin.data_ptr(), 0, N, theirs)
+        assert read(device, into, N, theirs) == NEW
+        del capsule
+
+
+def test_writing_after_reading(device):
+    """The write of one stream waits for the read of another, when asked to."""
+    with (
+        stream() as reader,
+        stream() as writer,
+        memory(device, OLD) as data,
+        memory(device, N) as copy,
+    ):
+        slow(reader)
+        device.copy(0, copy, 0, 0, data, 0, N, reader)
+        device.wait(0, writer, reader)
+        device.fill(0, data, 0, N, NEW[0], writer)
+        device.synchronize(0, writer)
+        assert read(device, copy, N, reader) == OLD
+        write(device, data, OLD)
+
+
+# Consumers' streams: DLPack's deleter carries none (dmlc/dlpack#176) --------------
+
+
+def consumer_at_work(on, data, copy):
+    """A consumer's slow kernel on its own stream, which reads *data* in the end."""
+    slow(on, 0.1)
+    backend().copy(0, copy, 0, 0, data, 0, N, on)
+
+
+@pytest.mark.parametrize("code", [400, 709])
+@pytest.mark.parametrize("destroyed", [False, True], ids=["alive", "destroyed"])
+def test_a_tensor_that_dies_while_a_consumer_reads_it(fake, device, destroyed, code):
+    """The memory is not given to anybody else before the consumer's stream is done with it."""
+    fake.destroyed(code)
+    live = fake.live()
+    with stream() as ours, memory(device, N) as copy:
+        theirs = rig().create_stream(0, 1)
+        with dlbridge.use_stream(f"{rig().device}:0", ours):
+            tensor = dlbridge.to_device(np.frombuffer(NEW, "u1"), f"{rig().device}:0")
+            capsule = tensor.__dlpack__(stream=theirs)
+            consumer_at_work(theirs, tensor.data_ptr(), copy)
+            if destroyed:
+                rig().destroy_stream(theirs, 0)
+            del tensor, capsule  # the simulated driver crashes on too early a free
+            device.synchronize(0, ours)
+            if not destroyed:
+                rig().wait(theirs, 0)
+        assert read(device, copy, N) == NEW
+        if not destroyed:
+            rig().destroy_stream(theirs, 0)
+    device.free(0, device.allocate(0, 64, 256, default()), default())
+    device.synchronize(0, default())
+    assert fake.live() == live
+
+
+def test_the_consumers_handle_belongs_to_a_new_stream(fake, device):
+    """Waiting for the new one would be too early: all work is waited for."""
+    with memory(device, N) as copy:
+        data = device.allocate(0, N, 256, default())
+        write(device, data, NEW)
+        theirs = rig().create_stream(0, 1)
+        device.wait(0, theirs, default())
+        with stream() as other:
+            consumer_at_work(other, data, copy)  # what it queued before it was destroyed
+            rig().destroy_stream(theirs, 0)
+            again = wait_for_handle(theirs)
+            device.free(0, data, default())
+            assert read(device, copy, N) == NEW
+        rig().destroy_stream(again, 0)
+
+
+def wait_for_handle(handle):
+    """A new stream with the handle of a destroyed one, as soon as the driver gives it."""
+    made = []
+    for _ in range(1000):
+        made.append(rig().create_stream(0, 1))
+        if made[-1] == handle:
+            break
+        threading.Event().wait(0.001)
+    for other in made[:-1]:
+        rig().destroy_stream(other, 0)
+    assert made[-1] == handle
+    return handle
+
+
+def test_later_consumers_of_other_memory_are_not_waited_for(fake, device):
+    """Only streams that took part in a wait since the memory was allocated."""
+    live = fake.live()
+    with stream() as theirs:
+        device.wait(0, theirs, default())
+        data = device.allocate(0, 64, 256, default())
+        with gate(theirs) as closed:
+            device.free(0, data, default())
+            device.synchronize(0, default())
+            assert fake.live() == live
+            assert not closed.is_open
+
+
+def test_a_peer_copy_whose_wait_failed_keeps_its_source(fake, device, two_devices):
+    """The source may die at once; it is freed when the copy is done."""
+    live = fake.live()
+    with stream(1) as own:
+        source = device.allocate(0, N, 256, default())
+        target = device.allocate(1, N, 256, own)
+        write(device, source, NEW)
+        slow(own, device_id=1)
+        device.copy(1, target, 0, 0, source, 0, N, own)
+        device.free(0, source, default())
+        assert read(device, target, N, own, 1) == NEW
+        device.free(1, target, own)
+    device.free(0, device.allocate(0, 64, 256, default()), default())
+    device.synchronize(0, default())
+    assert fake.live() == live
+
+
+def test_a_consumer_that_captures_keeps_the_memory(fake, device):
+    """An event in its stream would be part of the graph: the free is made later."""
+    from .rig import capture
+
+    live = fake.live()
+    with stream() as theirs:
+        data = device.allocate(0, 64, 256, default())
+        device.wait(0, theirs, default())
+        with capture(theirs):
+            device.free(0, data, default())
+            assert fake.live() == live + 1
+    device.free(0, device.allocate(0, 64, 256, default()), default())
+    device.synchronize(0, default())
+    assert fake.live() == live
+
+
+def test_the_producers_stream_does_not_wait_for_a_consumer(fake, device):
+    """Where events can be polled: the free is made by a later call."""
+    if not rig().gpu().polls_events:
+        assert rig().device == "rocm"
+        return
+    with stream() as theirs, gate(theirs) as closed:
+        data = device.allocate(0, 64, 256, default())
+        device.wait(0, theirs, default())
+        device.free(0, data, default())
+        device.synchronize(0, default())
+        assert not closed.is_open
+
+
+def test_a_consumer_that_was_waited_for(fake, device):
+    """Our work moved on to another stream, which waited for the consumer's: its later work too."""
+    with stream() as theirs, stream() as ours, memory(device, N) as copy:
+        data = device.allocate(0, N, 256, theirs)
+        write(device, data, NEW, theirs)
+        device.wait(0, ours, theirs)
+        consumer_at_work(theirs, data, copy)
+        device.free(0, data, ours)  # the simulated driver crashes on too early a free
+        device.synchronize(0, ours)
+        assert read(device, copy, N, theirs) == NEW

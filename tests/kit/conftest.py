@@ -1,0 +1,206 @@
+"""A driver in Python whose streams stand still until a test lets them go on."""
+
+import ctypes
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+
+from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.kit.driver import Location, StreamDriver, StreamState
+from dlbridge.kit.events import EventPool
+from dlbridge.kit.fork import ForkGuard
+from dlbridge.kit.status import StatusTable, StreamGoneError
+
+
+class Stream:
+    def __init__(self, number):
+        self.number = number
+        self.queued = self.done = 0
+        self.state = StreamState.RUNS
+
+
+class Driver(StreamDriver):
+    """Memory is addresses; an event is done when its stream has gone as far."""
+
+    api, memory_api, device_name, default_stream = "SIM", "the SIM driver", "sim", 1
+
+    def __init__(self):
+        self.table = StatusTable({}, str)
+        self.guard = ForkGuard("SIM")
+        self.numbers, self.addresses, self.handles = count(1), count(1 << 20, 1 << 16), count(100)
+        self.streams = {1: Stream(next(self.numbers))}
+        self.live, self.locked, self.log, self.where = {}, set(), [], []
+        self.has_pool, self.fits, self.kinds = True, 1 << 40, {}
+
+    def stream(self):
+        handle = next(self.handles)
+        self.streams[handle] = Stream(next(self.numbers))
+        return handle
+
+    def work(self, stream):
+        self.streams[stream].queued += 1
+
+    def go_on(self, stream):
+        self.streams[stream].done = self.streams[stream].queued
+
+    def _get(self, stream):
+        if stream not in self.streams:
+            raise StreamGoneError(f"{stream} was destroyed")
+        return self.streams[stream]
+
+    def device_count(self):
+        return 2
+
+    def device_info(self, device_id):
+        return {"name": f"Sim {device_id}", "uuid": f"GPU-{device_id}", "pci": "0"}
+
+    def place(self, device_id):
+        return device_id
+
+    @contextmanager
+    def at(self, place):
+        self.guard.check()
+        self.where.append(place)
+        try:
+            yield
+        finally:
+            self.where.pop()
+
+    def place_of(self, stream, device_id):
+        self._get(stream)
+        return device_id
+
+    @contextmanager
+    def relaxed(self):
+        yield
+
+    def stream_state(self, stream):
+        found = self.streams.get(stream)
+        return found.state if found else StreamState.RUNS
+
+    def stream_id(self, stream, device_id):
+        return self._get(stream).number
+
+    def create_stream(self):
+        return self.stream()
+
+    def destroy_stream(self, stream):
+        del self.streams[stream]
+
+    def wait_for_stream(self, stream):
+        self.log.append(("wait for stream", stream))
+        self._get(stream)
+        self.go_on(stream)
+
+    def is_idle(self, stream):
+        return self._get(stream).done >= self._get(stream).queued
+
+    def wait_for_device(self):
+        self.log.append(("wait for device",))
+        for stream in self.streams:
+            self.go_on(stream)
+
+    def create_event(self):
+        self.log.append(("event",))
+        return [None, 0]
+
+    def destroy_event(self, event):
+        self.log.append(("destroy event",))
+
+    def record_event(self, event, stream):
+        event[:] = [self._get(stream), self._get(stream).queued]
+
+    def wait_event(self, stream, event):
+        self.log.append(("wait", stream))
+        self._get(stream)
+
+    def wait_for_event(self, event):
+        if event[0] is None:
+            return  # it was never recorded
+        event[0].done = max(event[0].done, event[1])
+
+    def is_event_done(self, event):
+        return event[0].done >= event[1]
+
+    def room(self):
+        return self.fits, 1 << 40
+
+    def allocate(self, nbytes):
+        if nbytes > self.fits:
+            raise DeviceMemoryError("full")
+        pointer = next(self.addresses)
+        self.live[pointer] = nbytes
+        return pointer
+
+    def free(self, pointer):
+        if pointer not in self.live:
+            raise DeviceError("not allocated")
+        self.log.append(("free", pointer))
+        del self.live[pointer]
+
+    def pool(self, device_id):
+        return "pool" if self.has_pool else None
+
+    def allocate_async(self, pool, nbytes, stream):
+        return self.allocate(nbytes)
+
+    def free_async(self, pointer, stream):
+        self._get(stream)
+        self.free(pointer)
+        self.log.append(("free behind", stream))
+
+    def trim_pool(self, pool):
+        self.log.append(("trim",))
+
+    def allocate_pinned(self, nbytes):
+        block = ctypes.create_string_buffer(nbytes)
+        self.live[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def free_pinned(self, pointer):
+        self.free(pointer)
+
+    def lock_pages(self, device_id, address, nbytes, readonly):
+        self.locked.add(address)
+
+    def unlock_pages(self, address):
+        self.locked.remove(address)
+
+    def locate(self, address, device_id):
+        return Location(self.kinds.get(address, "pageable"), device_id)
+
+    def copy(self, target, source, nbytes, stream):
+        self.log.append(("copy", target, source, nbytes))
+
+    def copy_from_host(self, target, source, nbytes, stream):
+        ctypes.memmove(target, source, nbytes)
+
+    copy_to_host = copy_from_host
+
+    def copy_peer(self, device_id, target, source_id, source, nbytes, stream):
+        self.log.append(("peer", target, source, nbytes))
+
+    def fill(self, target, value, nbytes, stream):
+        self.log.append(("fill", target, value, nbytes))
+
+    def max_pitch(self, device_id):
+        return 1000
+
+    def copy_rectangle(self, target, source, height, width, stream):
+        self.log.append(("rectangle", height, width))
+
+    has_boxes = True
+
+    def copy_box(self, target, source, depth, height, width, stream):
+        self.log.append(("box", depth, height, width))
+
+
+@pytest.fixture
+def driver():
+    return Driver()
+
+
+@pytest.fixture
+def events(driver):
+    return EventPool(driver)

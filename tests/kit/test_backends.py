@@ -1,0 +1,110 @@
+"""Copies and whole backends of dlbridge.kit, on a driver in Python."""
+
+import ctypes
+
+import pytest
+
+from dlbridge.errors import ExchangeError
+from dlbridge.kit.device_backend import DeviceBackend
+from dlbridge.kit.host_backend import HostBackend
+from dlbridge.kit.host_copies import SMALL, HostCopies, StagedCopies
+from dlbridge.kit.pool import PoolMemory
+from dlbridge.kit.staging import DIRECT, Plan, Stager
+from dlbridge.kit.streams import StreamRules
+from dlbridge.kit.tuning import DEFAULT, SAMPLE, Tuning
+
+RULES = StreamRules("SIM", default=1)
+
+
+class Sim(DeviceBackend):
+    device_type, name = 12, "sim"
+
+
+class SimHost(HostBackend):
+    device_type, name = 1, "sim_host"
+
+
+@pytest.fixture
+def sim(driver, events):
+    return Sim(driver, RULES, PoolMemory(driver, events, "sim"), events, HostCopies(driver))
+
+
+@pytest.fixture
+def sim_host(driver, events):
+    return SimHost(driver, RULES, events)
+
+
+def address(buffer):
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("nbytes", [1, 4096, 4097, 50_000])
+def test_a_ring_copies_both_ways(driver, nbytes, threads):
+    content = bytes(index * 7 % 251 for index in range(nbytes))
+    source, middle, target = bytearray(content), bytearray(nbytes), bytearray(nbytes)
+    stager, plan = Stager(driver, 0), Plan(4096, threads)
+    stager.to_device(address(middle), address(source), nbytes, 1, plan)
+    assert middle == content
+    stager.to_host(address(target), address(middle), nbytes, 1, plan)
+    assert target == content
+    stager.close()
+    assert not driver.live
+
+
+def test_the_plan_for_host_memory(driver):
+    staged = StagedCopies(driver)
+    assert staged.plan(0, 64, SMALL, to_host=False) == DIRECT
+    assert staged.plan(0, 64, SMALL + 1, to_host=False) == DEFAULT
+    driver.kinds[64] = "host"
+    assert staged.plan(0, 64, SMALL + 1, to_host=False) == DIRECT
+
+
+def test_a_measurement_is_made_once(driver, monkeypatch):
+    tuning, asked = Tuning(driver), []
+    monkeypatch.setattr(tuning, "measure", lambda *args: asked.append(args) or DIRECT)
+    assert tuning.plan(0, SAMPLE - 1, True) == DEFAULT
+    assert [tuning.plan(0, SAMPLE, True) for _ in range(3)] == [DIRECT] * 3
+    assert asked == [(0, True)]
+    assert tuning.measured() == {(0, True): DIRECT}
+
+
+def test_the_members_of_a_device_backend(driver, sim):
+    data = sim.allocate(0, 64, 256, 0)
+    sim.fill(0, data, 4, 8, 7, 0)
+    sim.copy(1, data, 0, 0, data, 32, 8, 0)
+    assert driver.log[-2:] == [("fill", data + 4, 7, 8), ("peer", data, data + 32, 8)]
+    sim.copy_strided(0, data, 0, [16], data, 8, [16], [2], 4, 0)
+    assert driver.log[-1] == ("rectangle", 2, 4)
+    sim.free(0, data, 0)
+    assert sim.current_stream(0) == sim.normalize_stream(0, None) == 1
+    assert sim.find_device("sim 1") == 1
+    with pytest.raises(LookupError, match="no sim device is called 'x'; there are 0: Sim 0"):
+        sim.find_device("x")
+    with pytest.raises(ExchangeError, match="there is no sim:2: 2 devices here"):
+        sim.allocate(2, 64, 256, 0)
+    driver.kinds[64] = "device"
+    assert sim.import_data(1, 64, "test") == (1, 64)
+
+
+def test_waits_are_noted_for_frees(driver, sim):
+    theirs = driver.stream()
+    data = sim.allocate(0, 64, 256, 0)
+    sim.wait(0, theirs, 0)
+    driver.work(theirs)
+    sim.free(0, data, 0)
+    assert data in driver.live
+
+
+def test_the_members_of_a_host_backend(driver, sim_host):
+    assert sim_host.device_count() == 1
+    data = sim_host.allocate(0, 64, 1, 0)
+    source, into = bytearray(b"abcd"), bytearray(4)
+    sim_host.copy_from_host(0, data, 2, memoryview(source), 0)
+    sim_host.copy(0, data, 8, 0, data, 2, 4, 0)
+    sim_host.copy_to_host(0, data, 8, memoryview(into), 0)
+    assert into == b"abcd"
+    assert sim_host.host_view(0, data, 3, 4, True, 0) == data + 3
+    assert driver.log.count(("wait for stream", 1)) == 4
+    sim_host.free(0, data, 0)
+    assert not driver.live

@@ -1,0 +1,263 @@
+"""Frees of dlbridge.kit: consumers, order, room, pools, pinned memory and imports."""
+
+import mmap
+
+import pytest
+
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.kit.consumers import Consumer, Consumers
+from dlbridge.kit.driver import StreamState
+from dlbridge.kit.pinned import PinnedMemory
+from dlbridge.kit.pool import FREES_KEPT, PoolMemory
+from dlbridge.kit.status import CaptureError, NoPoolError
+
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture
+def pool(driver, events):
+    return PoolMemory(driver, events, "sim")
+
+
+@pytest.fixture
+def pinned(driver, events):
+    return PinnedMemory(driver, events, "sim_host")
+
+
+# consumers ---------------------------------------------------------------------------
+
+
+def test_streams_since_the_allocation(driver):
+    consumers, before, after = Consumers(driver), driver.stream(), driver.stream()
+    consumers.note(0, before, 0)
+    consumers.begin(64)
+    consumers.note(0, after, 0)
+    consumers.note(0, 1, 0)
+    consumers.note(1, after, 1)
+    number = driver.streams[after].number
+    assert consumers.end(0, 64, 1) == [(Consumer(after, 0), number)]
+    assert len(consumers.end(0, 64, 1)) == 2  # of memory that is not known, all of them
+
+
+def test_default_streams_of_two_devices_are_two(driver):
+    consumers = Consumers(driver)
+    consumers.begin(64)
+    consumers.note(0, 1, 1)
+    assert [consumer for consumer, _ in consumers.end(0, 64, 1)] == [Consumer(1, 1)]
+
+
+def test_old_streams_are_forgotten(driver):
+    consumers = Consumers(driver)
+    for _ in range(3000):
+        consumers.note(0, driver.stream(), 0)
+    assert len(consumers._seen) < 600
+
+
+# frees -------------------------------------------------------------------------------
+
+
+def test_a_free_waits_for_a_consumer(driver, pool):
+    theirs = driver.stream()
+    data = pool.allocate(0, 64, 256, 1)
+    pool.consumers.note(0, theirs, 0)
+    driver.work(theirs)
+    pool.free(0, data, 1)
+    pool.settle()
+    assert data in driver.live
+    driver.go_on(theirs)
+    pool.settle()
+    assert data not in driver.live
+    assert ("wait", 1) not in driver.log  # our stream did not wait
+
+
+def test_a_driver_that_cannot_poll_makes_the_stream_wait(driver, pool):
+    driver.polls_events = False
+    theirs = driver.stream()
+    data = pool.allocate(0, 64, 256, 1)
+    pool.consumers.note(0, theirs, 0)
+    driver.work(theirs)
+    pool.free(0, data, 1)
+    assert data not in driver.live
+    assert driver.log.index(("wait", 1)) < driver.log.index(("free behind", 1))
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_destroyed_consumer_is_waited_for_with_everything(driver, pool, reused):
+    theirs = driver.stream()
+    data = pool.allocate(0, 64, 256, 1)
+    pool.consumers.note(0, theirs, 0)
+    driver.destroy_stream(theirs)
+    if reused:
+        driver.handles = iter([theirs])
+        driver.stream()
+    pool.free(0, data, 1)
+    assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
+
+
+@pytest.mark.parametrize("who", ["free", "consumer"])
+def test_a_capture_puts_a_free_off(driver, pool, who):
+    theirs = driver.stream()
+    data = pool.allocate(0, 64, 256, 1)
+    pool.consumers.note(0, theirs, 0)
+    captured = driver.streams[1 if who == "free" else theirs]
+    captured.state = StreamState.CAPTURED
+    pool.free(0, data, 1)
+    assert data in driver.live
+    captured.state = StreamState.RUNS
+    pool.settle()
+    assert data not in driver.live
+
+
+def test_a_free_that_a_capture_refuses_is_made_later(driver, pool, monkeypatch):
+    data = pool.allocate(0, 64, 256, 1)
+
+    def refused(*_):
+        raise CaptureError("capturing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "free_async", refused)
+        pool.free(0, data, 1)
+    pool.settle()
+    assert data not in driver.live
+
+
+def test_failures_are_logged_and_once_for_a_lost_device(driver, pool, caplog):
+    pool.free(0, 0xBAD, 1)
+    assert "sim memory at 0xbad is not freed: not allocated" in caplog.text
+    driver.table.lost = "lost"
+    pool.free(0, 0xBAD, 1)
+    pool.free(0, 0xBAD, 1)
+    assert caplog.text.count("is not freed") == 2
+
+
+def test_a_child_of_fork_frees_nothing(driver, pool):
+    data = pool.allocate(0, 64, 256, 1)
+    driver.guard.in_child = True
+    pool.free(0, data, 1)
+    assert data in driver.live
+
+
+# room --------------------------------------------------------------------------------
+
+
+def test_no_room_finishes_the_frees_then_trims(driver, pool):
+    theirs = driver.stream()
+    data = pool.allocate(0, 64, 256, 1)
+    pool.consumers.note(0, theirs, 0)
+    driver.work(theirs)
+    pool.free(0, data, 1)
+    driver.fits = 10
+    with pytest.raises(DeviceMemoryError, match=r"no room for 64 bytes of sim memory .*; full"):
+        pool.allocate(0, 64, 256, 1)
+    assert data not in driver.live
+    assert driver.log.index(("wait for stream", 1)) < driver.log.index(("trim",))
+
+
+def test_alignment(driver, pool):
+    driver.addresses = iter(range(100, 1 << 30, 1000))
+    data = pool.allocate(0, 64, 4096, 1)
+    assert data % 4096 == 0
+    assert len(driver.live) == 1
+    pool.free(0, data, 1)
+    assert not driver.live
+
+
+def test_streams_from_before_do_not_matter(driver, pool, pinned):
+    """Neither to a block that was not aligned, nor to the second free of a shared import."""
+    for memory in (pool, pinned):
+        old = driver.stream()
+        memory.consumers.note(0, old, 0)
+        driver.destroy_stream(old)
+    driver.addresses = iter(range(100, 1 << 30, 1000))
+    pool.allocate(0, 64, 4096, 1)
+    for _ in range(2):
+        pinned.import_host(0, PAGE, PAGE, False)
+    for _ in range(2):
+        pinned.free(0, PAGE, 1)
+    assert ("wait for device",) not in driver.log
+
+
+def test_events_of_frees_are_bounded(driver, pool):
+    for _ in range(FREES_KEPT + 50):
+        own = driver.stream()
+        pool.free(0, pool.allocate(0, 64, 256, own), own)
+    assert len(pool._last_frees) == FREES_KEPT
+
+
+# pools -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [CaptureError, NoPoolError])
+def test_plain_memory_where_the_pool_refuses(driver, pool, monkeypatch, error):
+    def refused(*_):
+        raise error("not now")
+
+    monkeypatch.setattr(driver, "allocate_async", refused)
+    data = pool.allocate(0, 64, 256, 1)
+    pool.free(0, data, 1)
+    assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
+
+
+def test_plain_memory_whose_free_is_refused_stays_plain(driver, pool, monkeypatch):
+    """Else the next try would give it to the pool."""
+
+    def refused(*_):
+        raise CaptureError("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "allocate_async", refused)
+        data = pool.allocate(0, 64, 256, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "free", refused)
+        pool.free(0, data, 1)
+    pool.settle()
+    assert data not in driver.live
+    assert ("free behind", 1) not in driver.log
+
+
+def test_without_a_pool(driver, pool):
+    driver.has_pool = False
+    data = pool.allocate(0, 64, 256, 1)
+    pool.free(0, data, 1)
+    assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
+
+
+# pinned memory -----------------------------------------------------------------------
+
+
+def test_pinned_memory_is_freed_after_its_stream(driver, pinned):
+    data = pinned.allocate(0, 64, 1, 1)
+    pinned.free(0, data, 1)
+    assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
+
+
+def test_imports_share_a_lock(driver, pinned):
+    assert pinned.import_host(0, PAGE, 4 * PAGE, False) == (PAGE, 0)
+    assert pinned.import_host(0, 2 * PAGE, PAGE, False) == (PAGE, PAGE)
+    assert driver.locked == {PAGE}
+    pinned.free(0, PAGE, 1)
+    assert driver.locked == {PAGE}
+    pinned.free(0, PAGE, 1)
+    assert driver.locked == set()
+
+
+@pytest.mark.parametrize(
+    ("address", "kinds", "why"),
+    [
+        (PAGE + 1, {}, "does not begin at a page"),
+        (PAGE, {PAGE: "host"}, "a part of it is page-locked already"),
+        (PAGE, {PAGE: "device", 2 * PAGE - 1: "device"}, "device memory, which cannot"),
+    ],
+)
+def test_imports_that_are_refused(driver, pinned, address, kinds, why):
+    driver.kinds.update(kinds)
+    with pytest.raises(ExchangeError, match=why):
+        pinned.import_host(0, address, PAGE, False)
+    assert driver.locked == set()
+
+
+def test_memory_that_somebody_locked_stays_locked(driver, pinned):
+    driver.kinds.update({PAGE: "host", 2 * PAGE - 1: "host"})
+    pinned.import_host(0, PAGE, PAGE, False)
+    pinned.free(0, PAGE, 1)
+    assert driver.locked == set()
