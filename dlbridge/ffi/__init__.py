@@ -1,8 +1,8 @@
 """TVM-FFI from Python: compiled kernels, called with anybody's tensors.
 
 Names and behaviour are those of the tvm_ffi package where the thing is the
-same. Importing this loads nothing; the first name that is used loads
-libtvm_ffi.
+same. Importing this loads nothing; each name is loaded at its first use, and
+the first one loads libtvm_ffi.
 """
 
 from __future__ import annotations
@@ -11,165 +11,123 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dlbridge.core.incoming.producers import from_dlpack
-    from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.devices import Device, DLDeviceType, device
-    from dlbridge.core.values.dtypes import dtype
+    from dlbridge import Device as Device
+    from dlbridge import DLDeviceType as DLDeviceType
+    from dlbridge import Tensor as Tensor
+    from dlbridge import device as device
+    from dlbridge import dtype as dtype
+    from dlbridge import from_dlpack as from_dlpack
 
-    from . import dataclasses, serialization, structural
-    from ._lib import library_path, version
-    from .bound import BoundCall
-    from .conversion import ObjectConvertible, convert, init_ffi_api
-    from .env import get_raw_stream, use_raw_stream, use_stream, use_torch_stream
-    from .error import Error, register_error
-    from .function import (
-        Function,
-        convert_func,
-        get_global_func,
-        get_global_func_metadata,
-        list_global_func_names,
-        register_global_func,
-        remove_global_func,
-    )
-    from .mapping import Dict, Map
-    from .module import (
-        Module,
-        ModulePropertyMask,
-        load_module,
-        register_system_lib_symbol,
-        system_lib,
-    )
-    from .object import Object
-    from .plain import UNCHANGED
-    from .reflection import object_class, register_object
-    from .sequence import Array, List
-    from .shape import Shape
-    from .structural import (
-        DefRegionKind,
-        InplaceMode,
-        StructuralKey,
-        StructuralMutator,
-        StructuralVisitor,
-        VisitInterrupt,
-        WalkOrder,
-        WalkResult,
-        get_first_structural_mismatch,
-        structural_equal,
-        structural_hash,
-        structural_map,
-        structural_mutate,
-        structural_visit,
-        structural_walk,
-    )
-    from .typeinfo import get_registered_type_keys
+    from . import dataclasses as dataclasses
+    from . import serialization as serialization
+    from . import structural as structural
+    from ._lib import library_path as library_path
+    from ._lib import version as version
+    from .calls.bound import BoundCall as BoundCall
+    from .calls.environment import get_raw_stream as get_raw_stream
+    from .calls.environment import use_raw_stream as use_raw_stream
+    from .calls.environment import use_stream as use_stream
+    from .calls.environment import use_torch_stream as use_torch_stream
+    from .calls.functions import Function as Function
+    from .calls.functions import convert_func as convert_func
+    from .calls.registry import get_global_func as get_global_func
+    from .calls.registry import get_global_func_metadata as get_global_func_metadata
+    from .calls.registry import list_global_func_names as list_global_func_names
+    from .calls.registry import register_global_func as register_global_func
+    from .calls.registry import remove_global_func as remove_global_func
+    from .graphs.comparison import StructuralKey as StructuralKey
+    from .graphs.comparison import get_first_structural_mismatch as get_first_structural_mismatch
+    from .graphs.comparison import structural_equal as structural_equal
+    from .graphs.comparison import structural_hash as structural_hash
+    from .graphs.walks import DefRegionKind as DefRegionKind
+    from .graphs.walks import InplaceMode as InplaceMode
+    from .graphs.walks import StructuralMutator as StructuralMutator
+    from .graphs.walks import StructuralVisitor as StructuralVisitor
+    from .graphs.walks import VisitInterrupt as VisitInterrupt
+    from .graphs.walks import WalkOrder as WalkOrder
+    from .graphs.walks import WalkResult as WalkResult
+    from .graphs.walks import structural_map as structural_map
+    from .graphs.walks import structural_mutate as structural_mutate
+    from .graphs.walks import structural_visit as structural_visit
+    from .graphs.walks import structural_walk as structural_walk
+    from .objects.classes import object_class as object_class
+    from .objects.classes import register_object as register_object
+    from .objects.conversion import ObjectConvertible as ObjectConvertible
+    from .objects.conversion import convert as convert
+    from .objects.conversion import init_ffi_api as init_ffi_api
+    from .objects.mappings import Dict as Dict
+    from .objects.mappings import Map as Map
+    from .objects.modules import Module as Module
+    from .objects.modules import ModulePropertyMask as ModulePropertyMask
+    from .objects.modules import load_module as load_module
+    from .objects.modules import register_system_lib_symbol as register_system_lib_symbol
+    from .objects.modules import system_lib as system_lib
+    from .objects.sequences import Array as Array
+    from .objects.sequences import List as List
+    from .objects.shapes import Shape as Shape
+    from .objects.typeinfo import get_registered_type_keys as get_registered_type_keys
+    from .values.errors import Error as Error
+    from .values.errors import register_error as register_error
+    from .values.scalars import UNCHANGED as UNCHANGED
+    from .values.wrappers import Object as Object
+# The one list of public names: module -> its names. `__all__`, `__dir__` and
+# loading follow from it, and a test compares it with the imports above.
+_NAMES: Final = {
+    "dlbridge": "DLDeviceType Device Tensor device dtype from_dlpack",
+    "._lib": "library_path version",
+    ".values.scalars": "UNCHANGED",
+    ".values.wrappers": "Object",
+    ".values.errors": "Error register_error",
+    ".calls.bound": "BoundCall",
+    ".calls.environment": "get_raw_stream use_raw_stream use_stream use_torch_stream",
+    ".calls.functions": "Function convert_func",
+    ".calls.registry": """
+        get_global_func
+        get_global_func_metadata
+        list_global_func_names
+        register_global_func
+        remove_global_func
+    """,
+    ".objects.sequences": "Array List",
+    ".objects.shapes": "Shape",
+    ".objects.mappings": "Dict Map",
+    ".objects.conversion": "ObjectConvertible convert init_ffi_api",
+    ".objects.typeinfo": "get_registered_type_keys",
+    ".objects.classes": "object_class register_object",
+    ".objects.modules": """
+        Module ModulePropertyMask load_module register_system_lib_symbol system_lib
+    """,
+    ".graphs.comparison": """
+        StructuralKey get_first_structural_mismatch structural_equal structural_hash
+    """,
+    ".graphs.walks": """
+        DefRegionKind
+        InplaceMode
+        StructuralMutator
+        StructuralVisitor
+        VisitInterrupt
+        WalkOrder
+        WalkResult
+        structural_map
+        structural_mutate
+        structural_visit
+        structural_walk
+    """,
+}
+_MODULES: Final = ("dataclasses", "serialization", "structural")
+_HOMES: Final = {name: home for home, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "UNCHANGED",
-    "Array",
-    "BoundCall",
-    "DLDeviceType",
-    "DefRegionKind",
-    "Device",
-    "Dict",
-    "Error",
-    "Function",
-    "InplaceMode",
-    "List",
-    "Map",
-    "Module",
-    "ModulePropertyMask",
-    "Object",
-    "ObjectConvertible",
-    "Shape",
-    "StructuralKey",
-    "StructuralMutator",
-    "StructuralVisitor",
-    "Tensor",
-    "VisitInterrupt",
-    "WalkOrder",
-    "WalkResult",
-    "convert",
-    "convert_func",
-    "dataclasses",
-    "device",
-    "dtype",
-    "from_dlpack",
-    "get_first_structural_mismatch",
-    "get_global_func",
-    "get_global_func_metadata",
-    "get_raw_stream",
-    "get_registered_type_keys",
-    "init_ffi_api",
-    "library_path",
-    "list_global_func_names",
-    "load_module",
-    "object_class",
-    "register_error",
-    "register_global_func",
-    "register_object",
-    "register_system_lib_symbol",
-    "remove_global_func",
-    "serialization",
-    "structural",
-    "structural_equal",
-    "structural_hash",
-    "structural_map",
-    "structural_mutate",
-    "structural_visit",
-    "structural_walk",
-    "system_lib",
-    "use_raw_stream",
-    "use_stream",
-    "use_torch_stream",
-    "version",
-]
-
-# The same things as in dlbridge, where tvm_ffi's users look for them.
-_SHARED: Final = ("DLDeviceType", "Device", "Tensor", "device", "dtype", "from_dlpack")
-
-# In this order; each adds its part to the tables in `any`, `arguments` last.
-_MODULES: Final = (
-    "_lib",
-    "any",
-    "plain",
-    "object",
-    "opaque",
-    "error",
-    "tensor",
-    "bound",
-    "function",
-    "container",
-    "sequence",
-    "shape",
-    "mapping",
-    "typeinfo",
-    "graph",
-    "serialization",
-    "reflection",
-    "dataclasses",
-    "structural",
-    "module",
-    "conversion",
-    "env",
-    "arguments",
-)
+__all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605  # a list, which ruff does not see
 
 
-def _load() -> None:
-    for module in _MODULES:
-        loaded = import_module(f"{__name__}.{module}")
-        for name in loaded.__all__:
-            if name in __all__:
-                globals()[name] = getattr(loaded, name)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _SHARED:
-        return getattr(import_module("dlbridge"), name)
-    if name not in __all__:
+def __getattr__(name: str) -> Any:  # anybody's: the public object of that name
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)  # which sets the attribute
+    home = _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _load()
-    return globals()[name]
+    found = globals()[name] = getattr(import_module(home, __name__), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.ffi._lib import C
 
 STREAMS = {(2, 0): 0x1234, (2, 1): 0x5678, (10, 0): 0x9ABC}
 """Device -> the stream that `TableTensor` says it works on."""
@@ -137,3 +138,12 @@ class StreamTensor(PlainTensor):
 
     def __tvm_ffi_env_stream__(self):
         return 0xBEEF
+
+
+DEVICES = [(2, 0), (2, 1), (10, 0)]
+
+
+def streams():
+    """The streams that a kernel sees now: device -> stream, where one is set."""
+    seen = {device: int(ffi.cast("intptr_t", C.TVMFFIEnvGetStream(*device))) for device in DEVICES}
+    return {device: stream for device, stream in seen.items() if stream}

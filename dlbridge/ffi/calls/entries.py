@@ -1,0 +1,67 @@
+"""Function objects whose C entry point is a callback of ours, which finds what it calls by a key.
+
+A libffi closure for every function would be memory that is never given back;
+so each kind of function has one closure, and ``self`` is a key of its table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from .._lib import C, address, ffi, immortal
+from ..values.errors import raised, set_raised
+from ..values.words import Handle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Entry", "create"]
+
+
+class Entry:
+    """The C entry point of one kind of function, and what C calls when it drops one.
+
+    *enter* runs as a TVMFFISafeCallType of the cffi *declaration*, whose first
+    parameter is a key of *table*.
+    """
+
+    def __init__(self, table: dict[int, Any], declaration: str, enter: Callable[..., int]) -> None:
+        self._table = table
+        self._keys = itertools.count(1)
+        # All immortal: C may call them late, and from any thread.
+        call = ffi.callback(declaration, immortal(enter), error=-1, onerror=immortal(_escaped))
+        self._call = immortal(ffi.cast("TVMFFISafeCallType", immortal(call)))
+        forget = immortal(ffi.callback("void(intptr_t)", immortal(_forgetter(table))))
+        self._deleter = immortal(ffi.cast("void(*)(void *)", forget))
+
+    def function(self, value: Any) -> Handle:
+        """A new function object; *enter* finds *value* in the table, while C has the object."""
+        key = next(self._keys)
+        self._table[key] = value
+        try:
+            return create(ffi.cast("void *", key), self._call, self._deleter)
+        except BaseException:
+            del self._table[key]
+            raise
+
+
+def _escaped(_class: type, exception: BaseException, _traceback: Any) -> None:
+    """An exception that came before or after *enter* could catch it (a signal's)."""
+    set_raised(exception)
+
+
+def _forgetter(table: dict[int, Any]) -> Callable[[int], None]:
+    def forget(key: int) -> None:
+        # No call: an exception may be pending in whoever drops the function.
+        del table[key]
+
+    return forget
+
+
+def create(owner: Any, safe_call: Any, deleter: Any) -> Handle:
+    """A function object of the C API, which owns *owner* from now on."""
+    out = ffi.new("void **")
+    if C.TVMFFIFunctionCreate(owner, safe_call, deleter, out):
+        raise raised()
+    return Handle(address(out[0]))

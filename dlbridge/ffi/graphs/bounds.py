@@ -1,0 +1,65 @@
+"""Values as graphs, looked at before C++ descends into them by recursion.
+
+libtvm_ffi's structural functions and its JSON graphs overflow the stack of the
+process on what contains itself, or is nested some ten thousand levels deep.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ..objects.mappings import Dict, Map
+from ..objects.sequences import Array, List
+from ..values.wrappers import Object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["bounded"]
+
+MAX_DEPTH: Final = 2000
+"""Levels that are passed on to C++: a tenth of what was seen to crash with 8 MiB of stack."""
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, (Array, List, list, tuple)):
+        return iter(value)
+    if isinstance(value, (Map, Dict, dict)):
+        return (part for pair in value.items() for part in pair)
+    info = getattr(value, "__tvm_ffi_type_info__", None)
+    if isinstance(value, Object) and info is not None:
+        return (field.__get__(value) for field in info.all_fields())
+    return iter(())
+
+
+def _identity(value: Any) -> int:
+    return value._handle or 0 if isinstance(value, Object) else id(value)
+
+
+def bounded(value: Any) -> Any:
+    """*value*; ValueError if it contains itself, RecursionError if it is nested too deep."""
+    path = [(value, _children(value))]
+    above = {_identity(value)}
+    finished: set[int] = set()
+    kept = []  # alive, so that identities stay unique
+    while path:
+        parent, children = path[-1]
+        for child in children:
+            if not isinstance(child, (Object, list, tuple, dict)):
+                continue
+            identity = _identity(child)
+            if identity in above:
+                raise ValueError(f"a {type(child).__name__} contains itself")
+            if identity in finished:
+                continue
+            if len(path) >= MAX_DEPTH:
+                raise RecursionError(f"the value is nested more than {MAX_DEPTH} levels deep")
+            above.add(identity)
+            path.append((child, _children(child)))
+            break
+        else:
+            path.pop()
+            above.discard(_identity(parent))
+            finished.add(_identity(parent))
+            kept.append(parent)
+    return value

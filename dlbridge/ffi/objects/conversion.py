@@ -1,0 +1,61 @@
+"""Conversion without a call, and a library's functions as a module."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..calls.registry import get_global_func, list_global_func_names
+from ..values.words import Temporaries, pack, view
+
+if TYPE_CHECKING:
+    from ..values.words import Packer
+
+__all__ = ["ObjectConvertible", "convert", "convertible_rule", "init_ffi_api"]
+
+
+class ObjectConvertible:
+    """Base of classes whose instances are passed as something else: what `asobject` returns."""
+
+    def asobject(self) -> Any:
+        """The value to pass instead of this one."""
+        raise NotImplementedError
+
+
+def convert(value: Any) -> Any:
+    """*value* as it arrives on the other side.
+
+    A list or tuple as an Array, a dict as a Map, a function as a Function, an
+    array as a Tensor on the same memory; a value that has no other form as itself.
+    """
+    keep = Temporaries()  # what is packed lives until it has been read again
+    return view(*pack(value, keep))
+
+
+def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
+    """Put the global functions ``namespace.name`` into a module, each as ``name``.
+
+    *target_module_name* is the module's name in `sys.modules`, *namespace* by default.
+    """
+    if not isinstance(namespace, str):
+        raise TypeError(f"a namespace is a str such as 'my_library', not {namespace!r}")
+    target = target_module_name or namespace
+    module = sys.modules.get(target)
+    if module is None:
+        raise KeyError(f"there is no module {target!r} in sys.modules: import it before")
+    prefix = namespace.removeprefix("tvm.") + "."
+    for full in list_global_func_names():
+        name = full.removeprefix(prefix)
+        if name != full and "." not in name:
+            setattr(module, name, get_global_func(full))
+
+
+def _pack_convertible(value: ObjectConvertible, keep: Temporaries) -> tuple[int, int]:
+    found = value.asobject()
+    keep.append(found)  # perhaps nobody else holds it
+    return pack(found, keep)
+
+
+def convertible_rule(cls: type) -> Packer | None:
+    """Subclasses of `ObjectConvertible` say themselves what they are passed as."""
+    return _pack_convertible if issubclass(cls, ObjectConvertible) else None

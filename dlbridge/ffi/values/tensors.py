@@ -1,0 +1,276 @@
+"""Tensors as arguments and results: anybody's in, ours (or a library's of your choice) out.
+
+An argument becomes a Tensor object of libtvm_ffi over the same memory: our own
+and torch's by the C exchange tables, other libraries' by ``__dlpack__``. The
+stream of every device that an argument lies on is noted for the call.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core.dlpack.capsules import export_managed, take_managed
+from dlbridge.core.dlpack.foreign_tables import ForeignTable, delete_managed, table_of
+from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.incoming.producers import adopt, from_dlpack
+from dlbridge.core.outgoing.like import as_library
+from dlbridge.core.plugins.streams import access, chosen_streams, wait
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.values.devices import Device
+from dlbridge.errors import BackendUnavailable, ExchangeError
+
+from .._lib import C, address
+from .errors import raised
+from .words import Handle, Temporaries, defines, packer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .words import Packer
+
+__all__ = [
+    "converter",
+    "lent_tensor",
+    "tensor_of",
+    "tensor_rule",
+    "view_packer_of",
+    "view_packers",
+]
+
+_TENSOR: Final[int] = C.kTVMFFITensor
+_DLTENSOR: Final[int] = C.kTVMFFIDLTensorPtr
+_CPU: Final = 1
+# Where DLManagedTensorVersioned has the device, in int32; the major version is first.
+_DEVICE: Final = (
+    ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "device")
+) // 4
+# With addresses as integers, which come and go: 0.3 us less than casting each.
+_from_dlpack = ffi.cast(
+    "int(*)(intptr_t, int32_t, int32_t, intptr_t *)",
+    ffi.addressof(C, "TVMFFITensorFromDLPackVersioned"),
+)
+_FLAG_READ_ONLY: Final = 1
+
+
+# --- Arguments -----------------------------------------------------------------
+
+
+def tensor_rule(cls: type) -> Packer | None:
+    """Packers for tensors: ours, those with an exchange table, those with ``__dlpack__``."""
+    if issubclass(cls, Tensor):
+        return _pack_own
+    if not defines(cls, "__dlpack__"):
+        return None
+    table = table_of(cls)
+    if table is None:
+        return _pack_producer
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(cls, torch.Tensor):
+        return _torch_packer(table)
+    return _table_packer(table)
+
+
+def _pack_own(value: Tensor, keep: Temporaries) -> tuple[int, int]:
+    try:
+        handle = value._native
+    except AttributeError:  # not passed before
+        # As it is, with negative strides too: a copy would lose what a kernel writes.
+        handle = value._native = _tensor_object(_managed_of(value))
+    keep.append(handle)
+    if value.readonly:
+        keep.append(_Readonly(handle))
+    device = value.device
+    if device.type != _CPU:
+        keep.on_device(device.type, device.index, lambda: _stream_of_own(value))
+    return _TENSOR, handle
+
+
+def _managed_of(tensor: Tensor) -> int:
+    return export_managed(tensor._array, tensor._table_image(0))
+
+
+def _stream_of_own(tensor: Tensor) -> int | None:
+    """The stream for work on *tensor*, ordered after ours; None where none is known."""
+    try:
+        return access(tensor._memory)
+    except BackendUnavailable:
+        return None
+
+
+def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
+    tensor = from_dlpack(value)
+    keep.append(tensor)
+    packed = _pack_own(tensor, keep)
+    stream = getattr(value, "__tvm_ffi_env_stream__", None)
+    if stream is not None and keep.streams and tensor.device.type != _CPU:
+        # The producer says on which stream it works; it goes before ours.
+        device = tensor.device
+        keep.streams.pop()
+        keep.on_device(device.type, device.index, lambda: _stream_for(device, stream))
+    return packed
+
+
+def _table_packer(table: ForeignTable) -> Packer:
+    def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
+        try:
+            managed = table.export_address(value)
+        except BufferError:
+            return _pack_producer(value, keep)
+        head = ffi.cast("int32_t *", managed)
+        device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
+        handle = _tensor_object(managed, head[0])
+        keep.append(handle)
+        if device_type != _CPU:
+            device = Device.of(device_type, device_id)
+            keep.on_device(
+                device.type,
+                device.index,
+                lambda: _stream_for(device, lambda: table.current_work_stream(device)),
+            )
+        return _TENSOR, handle
+
+    return pack_by_table
+
+
+def view_packer_of(cls: type) -> Packer:
+    """The packer for a callee that borrows its tensors (``DLTensor *`` parameters).
+
+    Where the exchange table fills a DLTensor, nothing is allocated or counted.
+    """
+    packer = packer_of(cls)
+    table = table_of(cls)
+    if table is not None and table.has_view and not issubclass(cls, Tensor):
+        packer = _view_packer(table, packer)
+    view_packers[cls] = packer
+    return packer
+
+
+view_packers: dict[type, Packer] = {}
+"""Class -> packer, as `view_packer_of` found them."""
+
+
+def _view_packer(table: ForeignTable, otherwise: Packer) -> Packer:
+    def pack_view(value: Any, keep: Temporaries) -> tuple[int, int]:
+        view = ffi.new("DLTensor *")
+        where = address(view)
+        try:
+            table.export_view(value, where)
+        except BufferError:
+            return otherwise(value, keep)
+        if view.device.device_type != _CPU:
+            return otherwise(value, keep)  # which knows about streams
+        keep.append(view)
+        return _DLTENSOR, where
+
+    return pack_view
+
+
+def _stream_for(device: Device, producers: Callable[[], int]) -> int:
+    """The stream that `use_stream` chose for *device*, or else the producer's."""
+    stream = producers()
+    chosen = chosen_streams().get(device)
+    if chosen is None:
+        return stream
+    wait(device, stream)
+    return chosen
+
+
+def _torch_packer(table: ForeignTable) -> Packer:
+    pack_by_table = _table_packer(table)
+
+    def pack_torch(value: Any, keep: Temporaries) -> tuple[int, int]:
+        # A gradient is no obstacle to reading the memory; lazy signs are.
+        if value.is_conj() or value.is_neg():
+            raise ExchangeError(
+                "the torch tensor is lazily conjugated or negated, which a kernel does not see; "
+                "pass x.resolve_conj().resolve_neg()"
+            )
+        return pack_by_table(value, keep)
+
+    return pack_torch
+
+
+def _tensor_object(managed: int, major: int = DLPACK_VERSION[0]) -> Handle:
+    """The Tensor object that owns the ``DLManagedTensorVersioned *`` at *managed*."""
+    if major != DLPACK_VERSION[0]:  # libtvm_ffi does not look
+        delete_managed(managed)
+        raise ExchangeError(f"the tensor comes by DLPack {major}, libtvm_ffi speaks 1")
+    out = ffi.new("intptr_t[1]")
+    if _from_dlpack(managed, 0, 0, out):
+        refusal = raised()
+        delete_managed(managed)
+        raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
+    return Handle(out[0])
+
+
+# --- Results -------------------------------------------------------------------
+
+# Tensor objects that stand for memory which must not be written, while they are
+# arguments: libtvm_ffi forgets the flag (it exports them with flags 0).
+_readonly: dict[int, int] = {}
+_readonly_lock = threading.RLock()  # a collection inside may run a finalizer below
+
+
+class _Readonly:
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        with _readonly_lock:
+            _readonly[handle] = _readonly.get(handle, 0) + 1
+
+    def __del__(self) -> None:
+        with _readonly_lock:
+            _readonly[self.handle] -= 1
+            if not _readonly[self.handle]:
+                del _readonly[self.handle]
+
+
+_tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+"""Address of a Tensor object -> our Tensor over it, which keeps it alive."""
+
+
+def tensor_of(handle: int, _index: int) -> Tensor:
+    """Our Tensor over the Tensor object at *handle*, whose one reference is taken over."""
+    owned = Handle(handle)
+    known = _tensors.get(handle)
+    if known is not None:
+        return known
+    out = ffi.new("DLManagedTensorVersioned **")
+    if C.TVMFFITensorToDLPackVersioned(ffi.cast("void *", owned), out):
+        raise raised()
+    if handle in _readonly:
+        out[0].flags |= _FLAG_READ_ONLY
+    tensor = adopt(take_managed(address(out[0])), "libtvm_ffi")
+    _tensors[handle] = tensor
+    tensor._native = owned  # what came from C goes back as the same object
+    return tensor
+
+
+def lent_tensor(_tag: int, payload: int) -> Tensor:
+    """A Tensor over a DLTensor that C owns: good until the callback returns."""
+    managed = ffi.new("DLManagedTensorVersioned *")
+    managed.version.major = DLPACK_VERSION[0]
+    managed.dl_tensor = ffi.cast("DLTensor *", payload)[0]
+    return adopt(take_managed(address(managed)), "a borrowed DLTensor")
+
+
+def converter(like: Any) -> Callable[[Any], Any]:
+    """A function that makes a Tensor a tensor of *like*, and leaves other values alone.
+
+    *like* is a class whose type has an exchange table (``torch.Tensor``), any
+    other class of a library, or a library's name.
+    """
+    if isinstance(like, type):
+        table = table_of(like)
+        if table is not None:
+            return lambda value: (
+                table.wrap(_managed_of(value)) if isinstance(value, Tensor) else value
+            )
+        like = like.__module__.partition(".")[0]
+    return lambda value: as_library(value, like, None) if isinstance(value, Tensor) else value
