@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .objects.typeinfo import get_registered_type_keys as get_registered_type_keys
     from .values.errors import Error as Error
     from .values.errors import register_error as register_error
+    from .values.reading import readonly as readonly
     from .values.scalars import UNCHANGED as UNCHANGED
     from .values.wrappers import Object as Object
 # The one list of public names: module -> its names. `__all__`, `__dir__` and
@@ -77,6 +78,7 @@ _NAMES: Final = {
     "._lib": "library_path version",
     ".values.scalars": "UNCHANGED",
     ".values.wrappers": "Object",
+    ".values.reading": "readonly",
     ".values.errors": "Error register_error",
     ".calls.bound": "BoundCall",
     ".calls.environment": "get_raw_stream use_raw_stream use_stream use_torch_stream",

@@ -23,9 +23,9 @@ from dlbridge.core.dlpack._cdefs import ffi
 from dlbridge.errors import LibraryUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["C", "address", "ffi", "has", "immortal", "library_path", "py", "version"]
+__all__ = ["C", "address", "destructor", "ffi", "has", "immortal", "library_path", "py", "version"]
 
 ENVIRONMENT: Final = "DLBRIDGE_TVM_FFI_LIB"
 FILE_NAME: Final = {"darwin": "libtvm_ffi.dylib", "win32": "tvm_ffi.dll"}.get(
@@ -74,6 +74,33 @@ def immortal(thing: Any) -> Any:
     """*thing*, which is never freed now: C may use it after Python has forgotten it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     return thing
+
+
+def destructor(pointer: str, forget: Callable[[int], None]) -> Any:
+    """A C function of the cffi type *pointer*, ``void (*)(something *)``, that calls *forget*.
+
+    It lives for ever: C calls it late, and from any thread. *forget* takes the
+    address, and makes no call, so that nothing interrupts it once it runs. A
+    Ctrl-C that came before its first instruction is delivered after it has run.
+    """
+    code = immortal(forget).__code__
+
+    def after_interrupt(kind: type[BaseException], _error: BaseException, traceback: Any) -> None:
+        if traceback is None or traceback.tb_frame.f_code is not code:
+            return
+        forget(traceback.tb_frame.f_locals[code.co_varnames[0]])
+        if kind is KeyboardInterrupt:
+            # When this frame is gone: a call would meet the new Ctrl-C in here.
+            _at_return = ffi.gc(ffi.cast("void *", 1), _SET_INTERRUPT)
+
+    callback = ffi.callback("void(intptr_t)", forget, onerror=immortal(after_interrupt))
+    return immortal(ffi.cast(pointer, immortal(callback)))
+
+
+_SET_INTERRUPT: Final = ffi.cast(
+    "void(*)(void *)",
+    ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, ctypes.c_void_p).value,
+)
 
 
 def has(symbol: str) -> bool:

@@ -32,16 +32,16 @@ def live():
 class DeviceTensor:
     """Two floats that claim to be on *device*, with no way out yet."""
 
-    def __init__(self, device, version=(1, 3)):
+    def __init__(self, device, version=(1, 3), flags=0):
         self.device = device
-        self.version = version
+        self.version, self.flags = version, flags
         self.data = ffi.new("float[2]", [1.0, 2.0])
 
     def export(self):
         managed = ffi.new("DLManagedTensorVersioned *")
         shape = ffi.new("int64_t[2]", [2, 1])
         managed.version.major, managed.version.minor = self.version
-        managed.deleter = _delete
+        managed.deleter, managed.flags = _delete, self.flags
         tensor = managed.dl_tensor
         tensor.data = self.data
         tensor.device.device_type, tensor.device.device_id = self.device

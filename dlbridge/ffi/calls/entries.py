@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from .._lib import C, address, ffi, immortal
+from .._lib import C, address, destructor, ffi, immortal
 from ..values.errors import raised, set_raised
 from ..values.words import Handle
 
@@ -32,8 +32,7 @@ class Entry:
         # All immortal: C may call them late, and from any thread.
         call = ffi.callback(declaration, immortal(enter), error=-1, onerror=immortal(_escaped))
         self._call = immortal(ffi.cast("TVMFFISafeCallType", immortal(call)))
-        forget = immortal(ffi.callback("void(intptr_t)", immortal(_forgetter(table))))
-        self._deleter = immortal(ffi.cast("void(*)(void *)", forget))
+        self._deleter = destructor("void(*)(void *)", _forgetter(table))
 
     def function(self, value: Any) -> Handle:
         """A new function object; *enter* finds *value* in the table, while C has the object."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from .._lib import C, ffi, immortal
+from ..values.reading import readonly
 from ..values.tensors import converter, view_packer_of, view_packers
 from ..values.words import Handle, packer_of, packers
 from ..values.wrappers import Object, own
@@ -71,6 +72,19 @@ class Function(Object):
         """
         convert = converter(library)
         return lambda *args, **kwargs: convert(self(*args, **kwargs))
+
+    def reading(self, *places: int) -> Callable[..., Any]:
+        """The function, known not to write to its arguments; with *places*, not to those."""
+
+        def call(*args: Any) -> Any:
+            return self(
+                *[
+                    readonly(arg) if not places or place in places else arg
+                    for place, arg in enumerate(args)
+                ]
+            )
+
+        return call
 
     @property
     def metadata(self) -> Mapping[str, Any]:

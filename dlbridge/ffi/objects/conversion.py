@@ -29,6 +29,7 @@ def convert(value: Any) -> Any:
     array as a Tensor on the same memory; a value that has no other form as itself.
     """
     keep = Temporaries()  # what is packed lives until it has been read again
+    keep.reading = True  # nobody is called, and a Tensor remembers that it is read-only
     return view(*pack(value, keep))
 
 

@@ -15,6 +15,7 @@ from ..calls.callbacks import callable_rule
 from ..values import scalars
 from ..values.errors import error_rule
 from ..values.opaque import pack_opaque
+from ..values.reading import ReadOnlyArgument, pack_reading
 from ..values.tensors import tensor_rule
 from ..values.words import defines, pack
 from ..values.wrappers import object_rule
@@ -87,6 +88,7 @@ EXACT: Final[Mapping[type, Packer]] = {
     Device: scalars.pack_device,
     scalars.Unchanged: scalars.pack_unchanged,
     Packed: pack_packed,
+    ReadOnlyArgument: pack_reading,
 }
 """Packers of exactly these classes; subclasses go by `RULES`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from .._lib import C, address, ffi, immortal
+from .._lib import C, address, destructor, ffi
 from .words import HEADER, Handle, Temporaries
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def _keeper() -> tuple[Callable[[object], None], Callable[[int], None]]:
 
 
 _keep, _drop = _keeper()
-# C calls it late, from any thread.
-_deleter = immortal(ffi.callback("void(intptr_t)", immortal(_drop)))
-_DELETER = immortal(ffi.cast("void(*)(void *)", _deleter))
+_DELETER = destructor("void(*)(void *)", _drop)
 
 
 def make_opaque(value: object) -> Handle:

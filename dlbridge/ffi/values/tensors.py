@@ -8,7 +8,6 @@ stream of every device that an argument lies on is noted for the call.
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +22,7 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
-from .._lib import C, address
+from .._lib import C, address, destructor
 from .errors import raised
 from .words import Handle, Temporaries, defines, packer_of
 
@@ -53,6 +52,7 @@ _from_dlpack = ffi.cast(
     "int(*)(intptr_t, int32_t, int32_t, intptr_t *)",
     ffi.addressof(C, "TVMFFITensorFromDLPackVersioned"),
 )
+_FLAGS: Final = ffi.offsetof("DLManagedTensorVersioned", "flags") // 4  # the low half
 _FLAG_READ_ONLY: Final = 1
 
 
@@ -75,14 +75,14 @@ def tensor_rule(cls: type) -> Packer | None:
 
 
 def _pack_own(value: Tensor, keep: Temporaries) -> tuple[int, int]:
+    if value.readonly and not keep.reading:
+        raise _read_only("Tensor")
     try:
         handle = value._native
     except AttributeError:  # not passed before
         # As it is, with negative strides too: a copy would lose what a kernel writes.
         handle = value._native = _tensor_object(_managed_of(value))
     keep.append(handle)
-    if value.readonly:
-        keep.append(_Readonly(handle))
     device = value.device
     if device.type != _CPU:
         keep.on_device(device.type, device.index, lambda: _stream_of_own(value))
@@ -104,6 +104,8 @@ def _stream_of_own(tensor: Tensor) -> int | None:
 def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
     tensor = from_dlpack(value)
+    if tensor.readonly and not keep.reading:
+        raise _read_only(type(value).__name__)
     keep.append(tensor)
     packed = _pack_own(tensor, keep)
     stream = getattr(value, "__tvm_ffi_env_stream__", None)
@@ -122,6 +124,9 @@ def _table_packer(table: ForeignTable) -> Packer:
         except BufferError:
             return _pack_producer(value, keep)
         head = ffi.cast("int32_t *", managed)
+        if head[_FLAGS] & _FLAG_READ_ONLY and not keep.reading:
+            delete_managed(managed)
+            raise _read_only(type(value).__name__)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
         handle = _tensor_object(managed, head[0])
         keep.append(handle)
@@ -143,9 +148,12 @@ def view_packer_of(cls: type) -> Packer:
     Where the exchange table fills a DLTensor, nothing is allocated or counted.
     """
     packer = packer_of(cls)
-    table = table_of(cls)
-    if table is not None and table.has_view and not issubclass(cls, Tensor):
-        packer = _view_packer(table, packer)
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(cls, torch.Tensor):
+        # A DLTensor has no flags; torch has no read-only tensors, which others may have.
+        table = table_of(cls)
+        if table is not None and table.has_view:
+            packer = _view_packer(table, packer)
     view_packers[cls] = packer
     return packer
 
@@ -200,6 +208,12 @@ def _tensor_object(managed: int, major: int = DLPACK_VERSION[0]) -> Handle:
     if major != DLPACK_VERSION[0]:  # libtvm_ffi does not look
         delete_managed(managed)
         raise ExchangeError(f"the tensor comes by DLPack {major}, libtvm_ffi speaks 1")
+    if ffi.cast("int32_t *", managed)[_FLAGS] & _FLAG_READ_ONLY:
+        return _read_only_object(managed)
+    return _object_of(managed)
+
+
+def _object_of(managed: int) -> Handle:
     out = ffi.new("intptr_t[1]")
     if _from_dlpack(managed, 0, 0, out):
         refusal = raised()
@@ -208,28 +222,50 @@ def _tensor_object(managed: int, major: int = DLPACK_VERSION[0]) -> Handle:
     return Handle(out[0])
 
 
+def _read_only(name: str) -> ExchangeError:
+    return ExchangeError(
+        f"the {name} is read-only, and a function may write to its arguments: where it only "
+        "reads, pass dlbridge.ffi.readonly(x), or call f.reading()(x); else pass a copy"
+    )
+
+
+# --- Read-only memory ----------------------------------------------------------
+
+# libtvm_ffi forgets DLPack's flag (it exports its objects with flags 0), so the
+# objects over read-only memory are noted here until they are deleted.
+_readonly: Final[dict[int, int]] = {}
+"""Address of a Tensor object -> address of the struct that it owns."""
+
+_exports: Final[dict[int, list[Any]]] = {}
+"""Address of a struct -> itself, the owner of the memory, the object's address or 0."""
+
+
+def _forget_export(
+    key: int, _exports: dict[int, list[Any]] = _exports, _readonly: dict[int, int] = _readonly
+) -> None:
+    # No call: an exception may be pending in whoever drops the object.
+    if _exports[key][2] in _readonly:
+        del _readonly[_exports[key][2]]
+    del _exports[key]
+
+
+_FORGET_EXPORT: Final = destructor("void(*)(DLManagedTensorVersioned *)", _forget_export)
+
+
+def _read_only_object(managed: int) -> Handle:
+    """`_object_of` for read-only memory, marked as such for as long as the object lives."""
+    owner = take_managed(managed)
+    struct = ffi.new("DLManagedTensorVersioned *", owner.pointer[0])
+    struct.manager_ctx, struct.deleter = ffi.NULL, _FORGET_EXPORT
+    key = address(struct)
+    _exports[key] = export = [struct, owner, 0]
+    handle = _object_of(key)
+    export[2] = int(handle)
+    _readonly[int(handle)] = key
+    return handle
+
+
 # --- Results -------------------------------------------------------------------
-
-# Tensor objects that stand for memory which must not be written, while they are
-# arguments: libtvm_ffi forgets the flag (it exports them with flags 0).
-_readonly: dict[int, int] = {}
-_readonly_lock = threading.RLock()  # a collection inside may run a finalizer below
-
-
-class _Readonly:
-    __slots__ = ("handle",)
-
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-        with _readonly_lock:
-            _readonly[handle] = _readonly.get(handle, 0) + 1
-
-    def __del__(self) -> None:
-        with _readonly_lock:
-            _readonly[self.handle] -= 1
-            if not _readonly[self.handle]:
-                del _readonly[self.handle]
-
 
 _tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 """Address of a Tensor object -> our Tensor over it, which keeps it alive."""

@@ -63,6 +63,9 @@ class Temporaries(list[Any]):
     ``stream()`` is asked when the call begins; None where nobody knows of one.
     """
 
+    reading = False
+    """Whether the callee is known to read only, so that read-only tensors may be passed."""
+
     def on_device(self, device_type: int, device_id: int, stream: Callable[[], int | None]) -> None:
         """Note that an argument lies on a device, whose work goes to ``stream()``."""
         if self.streams is None:

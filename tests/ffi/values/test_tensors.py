@@ -17,7 +17,7 @@ from dlbridge.core.dlpack._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C, address
 from dlbridge.ffi.calls.functions import BorrowingFunction, described
 from dlbridge.ffi.values.errors import raised
-from dlbridge.ffi.values.tensors import _readonly
+from dlbridge.ffi.values.tensors import _exports, _readonly
 
 
 def numpy_array():
@@ -42,7 +42,7 @@ PRODUCERS = [numpy_array, torch_tensor, jax_array, own_tensor]
 @pytest.mark.parametrize("make", PRODUCERS)
 def test_echo(echo, make):
     x = make()
-    y = echo(x)
+    y = echo(ffi.readonly(x))
     assert isinstance(y, dlbridge.Tensor)
     assert y.shape == (2, 3)
     np.testing.assert_array_equal(y.numpy(), np.asarray(x))
@@ -58,19 +58,19 @@ def test_memory_is_shared(apply, make):
 @pytest.mark.parametrize("make", PRODUCERS)
 def test_owning_and_borrowing_parameters(testing, make):  # 3.1 ffi.Tensor, DLTensor*
     x = make()
-    assert testing("schema_id_tensor")(x).shape == (2, 3)
-    assert testing("schema_tensor_view_input")(x) is None
-    assert testing("optional_tensor_view_has_value")(x) is True
+    assert testing("schema_id_tensor")(ffi.readonly(x)).shape == (2, 3)
+    assert testing("schema_tensor_view_input")(ffi.readonly(x)) is None
+    assert testing("optional_tensor_view_has_value")(ffi.readonly(x)) is True
     assert testing("optional_tensor_view_has_value")(None) is False
     with pytest.raises(RuntimeError, match="cannot be held"):
-        testing("schema_id_dltensor")(x)  # returns the borrowed pointer: refused by C++
+        testing("schema_id_dltensor")(ffi.readonly(x))  # returns the borrowed pointer: refused by C++
 
 
 @pytest.mark.parametrize("make", PRODUCERS)
 def test_nothing_leaks(echo, make):
     x = make()
-    y = echo(x)
-    assert echo(x).shape == y.shape
+    y = echo(ffi.readonly(x))
+    assert echo(ffi.readonly(x)).shape == y.shape
     source, result = weakref.ref(x), weakref.ref(y)
     del y
     gc.collect()
@@ -174,31 +174,92 @@ def test_types_that_numpy_lacks(echo):
         assert echo.like("torch")(x).dtype == dtype
 
 
-def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned, 2.3
+def read_only_numpy():
     array = np.arange(3.0)
     array.flags.writeable = False
-    result = echo(array)  # tvm_ffi: BufferError
+    return array
+
+
+def read_only_memmap(folder):
+    path = folder / "values.bin"
+    np.arange(3.0).tofile(path)
+    return np.memmap(path, dtype="f8", mode="r")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "memmap", "own", "jax", "table"])
+def test_read_only_memory_is_not_passed_unless_it_is_only_read(kind, echo, apply, tmp_path):
+    x = {
+        "numpy": read_only_numpy,
+        "memmap": lambda: read_only_memmap(tmp_path),
+        "own": lambda: dlbridge.from_dlpack(read_only_numpy()),
+        "jax": jax_array,
+        "table": lambda: TableTensor((1, 0), flags=1),
+    }[kind]()
+    seen = []
+    borrowing = ffi.convert_func(seen.append)
+    borrowing.__class__ = BorrowingFunction  # what a schema of DLTensor* makes
+    calls = [
+        echo,
+        echo.bind,
+        borrowing,
+        lambda y: echo([y]),
+        lambda y: echo({"k": (y,)}),
+        lambda y: apply(seen.append, y),
+        lambda y: ffi.Array([y]),
+        lambda y: ffi.List().append(y),
+        lambda y: apply(lambda: y),  # a callback's result
+        echo.reading(1),
+    ]
+    for call in calls:
+        with pytest.raises(dlbridge.ExchangeError, match=r"read-only.*dlbridge\.ffi\.readonly"):
+            call(x)
+    assert seen == []
+    result = echo(ffi.readonly(x))
+    assert result.readonly
+    assert echo.reading()(x).readonly
+    assert echo.reading(0)(x).readonly
+    assert echo(ffi.readonly([x]))[0].readonly
+    assert ffi.convert(x).readonly
+
+
+def test_a_kernel_cannot_write_to_a_memmap_opened_for_reading(run_script, tmp_path):
+    """The page is not writable: to write there ends the process."""
+    np.arange(3.0).tofile(tmp_path / "values.bin")
+    code, output = run_script(f"""
+        import ctypes
+        import numpy as np
+        def write(t):
+            ctypes.memset(t.data_ptr(), 1, 8)
+        apply = testing("apply")
+        x = np.memmap({str(tmp_path / "values.bin")!r}, dtype="f8", mode="r")
+        try:
+            apply(write, x)
+        except BufferError as error:
+            print("readonly" in str(error))
+    """)
+    assert (code, output) == (0, "True\n")
+
+
+def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned, 2.3
+    array = read_only_numpy()
+    result = echo(ffi.readonly(array))  # tvm_ffi: BufferError
     assert result.readonly
     with pytest.raises(ValueError, match="read-only"):
         result.numpy()[0] = 1
     seen = []
-    apply(lambda tensor: seen.append(tensor.readonly), array)
+    apply(lambda tensor: seen.append(tensor.readonly), ffi.readonly(array))
     assert seen == [True]
-    assert echo(jax_array()).readonly
-    # The same tensor as an argument of two calls, one within the other.
-    frozen = dlbridge.from_dlpack(array)
-    inner, still = [], []
-
-    def outer(_tensor):
-        apply(lambda tensor: inner.append(tensor.readonly), frozen)
-        still.append(len(_readonly))  # what the outer call's tensor is known by
-
-    apply(outer, frozen)
-    assert inner == [True]
-    assert still == [1]
-    del result
+    # As long as the object lives, whoever had it first: here an Array.
+    kept = ffi.Array([ffi.readonly(array)])
+    gc.collect()
+    assert kept[0].readonly
+    with pytest.raises(dlbridge.ExchangeError, match="read-only"):
+        echo(kept[0])
+    assert apply(lambda: ffi.readonly(array)).readonly
+    del result, kept
     gc.collect()
     assert not _readonly
+    assert not _exports
 
 
 def test_gradients_and_lazy_signs(echo):
