@@ -14,51 +14,30 @@ from dlbridge import ffi
 FOLDER = ROOT / "dlbridge" / "ffi"
 
 # A module imports only what stands before it. A new module is entered here on purpose.
-ORDER = [
-    "_lib",
-    "values",
-    "values.words",
-    "values.scalars",
-    "values.wrappers",
-    "values.opaque",
-    "values.backtraces",
-    "values.errors",
-    "values.tensors",
-    "calls",
-    "calls.environment",
-    "calls.frames",
-    "calls.unrolled",
-    "calls.bound",
-    "calls.entries",
-    "calls.symbols",
-    "calls.callbacks",
-    "calls.schemas",
-    "calls.functions",
-    "calls.registry",
-    "objects",
-    "objects.elements",
-    "objects.containers",
-    "objects.sequences",
-    "objects.shapes",
-    "objects.mappings",
-    "objects.conversion",
-    "objects.peers",
-    "objects.typeinfo",
-    "objects.classes",
-    "objects.comparing",
-    "objects.modules",
-    "objects.results",
-    "objects.rules",
-    "graphs",
-    "graphs.bounds",
-    "graphs.comparison",
-    "graphs.walks",
-    "graphs.json_text",
-    "dataclasses",
-    "serialization",
-    "structural",
-    "__init__",
-]
+TABLE = """
+_lib
+
+values
+values.weak values.words values.reading values.scalars values.wrappers values.opaque
+values.backtraces values.errors values.tensors
+
+calls
+calls.environment calls.frames calls.unrolled calls.bound
+calls.entries calls.symbols calls.callbacks
+calls.schemas calls.functions calls.registry
+
+objects
+objects.elements objects.containers objects.sequences objects.shapes objects.mappings
+objects.conversion objects.peers objects.typeinfo objects.classes objects.comparing
+objects.modules objects.results objects.rules
+
+graphs
+graphs.bounds graphs.comparison graphs.walks graphs.json_text
+
+dataclasses serialization structural
+__init__
+"""
+ORDER = TABLE.split()
 
 # Imports inside a function of what stands later: asked at the first use, off the fast paths.
 LATE = {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .._lib import C, ffi
 from ..values.errors import drop_untaken, interrupted, raised, untaken
-from ..values.words import Handle, Temporaries, unpack
-from .frames import failure, new_frame, on_streams, pack_frame
+from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, unpack
+from .frames import abandon, failure, new_frame, on_streams, pack_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,13 +59,17 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
         if taken:
             return _call_apart(call_c, pointer, arguments, count)
         try:
-            if call_c(pointer, arguments, count, result):
-                error = failure(words)
-                busy[0] = False
-                raise error
-        except SystemError as exc:
+            failed = call_c(pointer, arguments, count, result)
+        except BaseException as exc:
+            abandon(words)
             busy[0] = False
-            raise interrupted(exc) from None
+            if isinstance(exc, SystemError):
+                raise interrupted(exc) from None
+            raise
+        if failed:
+            error = failure(words)
+            busy[0] = False
+            raise error
         if untaken:
             drop_untaken()
         tag = words[0]
@@ -73,6 +77,8 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
             busy[0] = False
             return None
         payload = words[1]
+        if OBJECT_BEGIN <= tag <= LAST_INDEX:
+            payload = Handle(payload)  # owned before the place forgets it
         words[0] = words[1] = 0
         busy[0] = False
         return unpack(tag, payload)
@@ -99,13 +105,19 @@ def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
     """The call, with a place of its own for the result."""
     words, _none, result, _kinds = new_frame(0)
     try:
-        if call_c(pointer, arguments, count, result):
-            raise failure(words)
+        failed = call_c(pointer, arguments, count, result)
     except SystemError as exc:
         raise interrupted(exc) from None
+    except BaseException:
+        abandon(words)
+        raise
+    if failed:
+        raise failure(words)
     if untaken:
         drop_untaken()
-    return unpack(words[0], words[1])
+    tag, payload = words[0], words[1]
+    # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
+    return unpack(tag, Handle(payload) if OBJECT_BEGIN <= tag <= LAST_INDEX else payload)
 
 
 def _pack(bound: list[Any]) -> tuple[Any, Callable[[Any, Any, int, Any], int]]:

@@ -111,7 +111,11 @@ def _give(value: Any, result: Any) -> None:
             raise raised()
         return
     if index >= OBJECT_BEGIN:
-        py.TVMFFIObjectIncRef(payload)
+        try:
+            py.TVMFFIObjectIncRef(payload)
+        except BaseException:  # a Ctrl-C that came meanwhile; the call itself cannot fail
+            Handle(payload)
+            raise
     words[0] = tag
     words[1] = payload
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from .._lib import C, address, destructor, ffi, immortal
+from .._lib import C, destructor, ffi, immortal
 from ..values.errors import raised, set_raised
-from ..values.words import Handle
+from ..values.words import made, new_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Entry", "create"]
+    from ..values.words import Handle
+
+__all__ = ["Entry"]
 
 
 class Entry:
@@ -36,13 +38,17 @@ class Entry:
 
     def function(self, value: Any) -> Handle:
         """A new function object; *enter* finds *value* in the table, while C has the object."""
-        key = next(self._keys)
-        self._table[key] = value
+        key, place = next(self._keys), new_place()
+        owner, table = ffi.cast("void *", key), self._table
         try:
-            return create(ffi.cast("void *", key), self._call, self._deleter)
-        except BaseException:
-            del self._table[key]
-            raise
+            table[key] = value
+            _status, handle = made(place, C.TVMFFIFunctionCreate, owner, self._call, self._deleter)
+        finally:
+            if not place[0]:  # else the object removes the entry when it dies
+                del table[key]
+        if handle is None:
+            raise raised()
+        return handle
 
 
 def _escaped(_class: type, exception: BaseException, _traceback: Any) -> None:
@@ -56,11 +62,3 @@ def _forgetter(table: dict[int, Any]) -> Callable[[int], None]:
         del table[key]
 
     return forget
-
-
-def create(owner: Any, safe_call: Any, deleter: Any) -> Handle:
-    """A function object of the C API, which owns *owner* from now on."""
-    out = ffi.new("void **")
-    if C.TVMFFIFunctionCreate(owner, safe_call, deleter, out):
-        raise raised()
-    return Handle(address(out[0]))

@@ -16,9 +16,9 @@ from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.values.devices import Device
 from dlbridge.protocol import SupportsStreams
 
-from .._lib import C, ffi, py
+from .._lib import C, address, ffi, py
 from ..values.errors import drop_untaken, interrupted, raised, untaken
-from ..values.words import Temporaries, pack, release, unpack
+from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, pack, release, unpack
 from .environment import restore_stream, swap_stream
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FAST",
     "Frame",
+    "abandon",
     "call",
     "call_with_gil",
     "failure",
@@ -56,9 +57,14 @@ def failure(words: memoryview) -> BaseException:
     A result that the callee wrote before it failed is let go, as C++ does.
     """
     error = raised()
+    abandon(words)
+    return error
+
+
+def abandon(words: memoryview) -> None:
+    """Let go of the result in a frame, if there is one: an exception came before it was read."""
     tag, payload, words[0], words[1] = words[0], words[1], 0, 0
     release(tag, payload)
-    return error
 
 
 def call(pointer: Any, arguments: Sequence[Any]) -> Any:
@@ -72,11 +78,16 @@ def call(pointer: Any, arguments: Sequence[Any]) -> Any:
             failed = C.TVMFFIFunctionCall(pointer, first, len(arguments), result)
     except SystemError as exc:
         raise interrupted(exc) from None
+    except BaseException:
+        abandon(words)
+        raise
     if failed:
         raise failure(words)
     if untaken:
         drop_untaken()
-    return unpack(words[0], words[1])
+    tag, payload = words[0], words[1]
+    # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
+    return unpack(tag, Handle(payload) if OBJECT_BEGIN <= tag <= LAST_INDEX else payload)
 
 
 def call_with_gil(handle: int, *arguments: Any) -> Any:
@@ -86,11 +97,16 @@ def call_with_gil(handle: int, *arguments: Any) -> Any:
     """
     keep = Temporaries()
     words, first, result, _kinds = pack_frame(arguments, keep)
-    if py.TVMFFIFunctionCall(
-        handle, int(ffi.cast("intptr_t", first)), len(arguments), int(ffi.cast("intptr_t", result))
-    ):
+    try:
+        failed = py.TVMFFIFunctionCall(handle, address(first), len(arguments), address(result))
+    except BaseException:
+        abandon(words)
+        raise
+    if failed:
         raise failure(words)
-    return unpack(words[0], words[1])
+    tag, payload = words[0], words[1]
+    # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
+    return unpack(tag, Handle(payload) if OBJECT_BEGIN <= tag <= LAST_INDEX else payload)
 
 
 def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Frame:

@@ -8,7 +8,7 @@ from .._lib import C, ffi, immortal
 from ..values.reading import readonly
 from ..values.tensors import converter, view_packer_of, view_packers
 from ..values.words import Handle, packer_of, packers
-from ..values.wrappers import Object, own
+from ..values.wrappers import Object, wrap
 from .bound import BoundCall, bind
 from .callbacks import make_function
 from .schemas import borrows_tensors, parse, returns_none, signature_of
@@ -104,7 +104,7 @@ class Function(Object):
 
         *keep_alive_object*, a library perhaps, lives as long as the function.
         """
-        return own(from_symbol(c_symbol, keep_alive_object), C.kTVMFFIFunction, Function)
+        return wrap(from_symbol(c_symbol, keep_alive_object), C.kTVMFFIFunction, Function)
 
     @staticmethod
     def __from_mlir_packed_safe_call__(
@@ -115,7 +115,7 @@ class Function(Object):
         Each call goes through Python here; a TVMFFISafeCallType symbol does not.
         """
         handle = from_mlir_symbol(mlir_packed_symbol, keep_alive_object)
-        return own(handle, C.kTVMFFIFunction, Function)
+        return wrap(handle, C.kTVMFFIFunction, Function)
 
 
 class KeywordFunction(Function):
@@ -189,4 +189,4 @@ def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function
         def target(*arguments: Any) -> Any:
             return pyfunc(*map(convert, arguments))
 
-    return own(make_function(target), C.kTVMFFIFunction, Function)
+    return wrap(make_function(target), C.kTVMFFIFunction, Function)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._lib import C, address, ffi, py
 from ..values.errors import raised
-from ..values.words import ByteArray, Handle
+from ..values.words import ByteArray, Handle, made_with_gil, new_place
 from ..values.wrappers import wrap
 from .callbacks import make_function
 from .frames import call_with_gil
@@ -28,17 +28,17 @@ __all__ = [
 
 def get_global_func(name: str, allow_missing: bool = False) -> Any:
     """The global function *name*; None if *allow_missing*, else ValueError if there is none."""
-    out = ffi.new("void **")
-    if py.TVMFFIFunctionGetGlobal(_name(name), address(out)):
+    status, handle = _look_up(_name(name))
+    if status:
         raise raised()
-    if not out[0]:
+    if handle is None:
         if allow_missing:
             return None
         raise ValueError(
             f"there is no global function {name!r}; list_global_func_names() lists them, and "
             "a library that registers functions must be loaded first"
         )
-    function = wrap(address(out[0]), C.kTVMFFIFunction, Function)
+    function = wrap(handle, C.kTVMFFIFunction, Function)
     try:
         text = call_with_gil(builtin("ffi.GetGlobalFuncMetadata"), name) or ""
     except RuntimeError:
@@ -62,11 +62,15 @@ def builtin(name: str) -> Handle:
     """The handle of a function of the library's own, kept."""
     handle = _builtins.get(name)
     if handle is None:
-        out = ffi.new("void **")
-        if py.TVMFFIFunctionGetGlobal(ByteArray(name), address(out)) or not out[0]:
+        _status, handle = _look_up(ByteArray(name))
+        if handle is None:
             raise ValueError(f"this libtvm_ffi has no {name}")
-        handle = _builtins[name] = Handle(address(out[0]))
+        _builtins[name] = handle
     return handle
+
+
+def _look_up(name: ByteArray) -> tuple[int, Handle | None]:
+    return made_with_gil(new_place(), py.TVMFFIFunctionGetGlobal, name)
 
 
 def get_global_func_metadata(name: str) -> Mapping[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .._lib import ffi
-from ..values.errors import set_raised
-from ..values.opaque import kept_pointer
-from .entries import Entry, create
+from .._lib import C, ffi
+from ..values.errors import raised, set_raised
+from ..values.opaque import with_owner
+from ..values.words import made, new_place
+from .entries import Entry
 
 if TYPE_CHECKING:
     from ..values.words import Handle
@@ -21,8 +22,14 @@ def from_symbol(symbol: int, keep_alive: object) -> Handle:
     ValueError if that is NULL.
     """
     _check(symbol)
-    owner, deleter = kept_pointer(keep_alive)
-    return create(owner, ffi.cast("TVMFFISafeCallType", symbol), deleter)
+    entry = ffi.cast("TVMFFISafeCallType", symbol)
+    if keep_alive is None:
+        handle = made(new_place(), C.TVMFFIFunctionCreate, ffi.NULL, entry, ffi.NULL)[1]
+    else:
+        handle = with_owner(keep_alive, C.TVMFFIFunctionCreate, entry)
+    if handle is None:
+        raise raised()
+    return handle
 
 
 def from_mlir_symbol(symbol: int, keep_alive: object) -> Handle:

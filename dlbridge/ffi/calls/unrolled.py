@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from .._lib import C
 from ..values.errors import drop_untaken, interrupted, untaken
 from ..values.scalars import pack_int
-from ..values.words import Temporaries, unpack
-from .frames import FAST, call, failure, new_frame, on_streams
+from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, unpack
+from .frames import FAST, abandon, call, failure, new_frame, on_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,9 @@ def make(ready):
                 failed = CALL(self._pointer, arguments, 0, result)
             except SystemError as error:
                 raise interrupted(error) from None
+            except BaseException:
+                abandon(words)
+                raise
         else:
             keep = None
 """
@@ -79,6 +82,9 @@ _TAIL = """\
                     failed = on_streams(keep.streams, self._pointer, arguments, count, result)
             except SystemError as error:
                 raise interrupted(error) from None
+            except BaseException:
+                abandon(words)
+                raise
         if failed:
             raise failure(words)
         if untaken:
@@ -88,10 +94,14 @@ _TAIL = """\
             ready[0] = frame
             return None
         payload = words[1]
+        if tag == INT:
+            words[0] = words[1] = 0
+            ready[0] = frame
+            return payload
+        if OBJECT_BEGIN <= tag <= LAST_INDEX:
+            payload = Handle(payload)  # owned before the frame forgets it
         words[0] = words[1] = 0
         ready[0] = frame
-        if tag == INT:
-            return payload
         return unpack(tag, payload)
     return __call__
 """
@@ -117,7 +127,11 @@ def make_fast_call(
         "call": call,
         "drop_untaken": drop_untaken,
         "failure": failure,
+        "abandon": abandon,
         "interrupted": interrupted,
+        "Handle": Handle,
+        "LAST_INDEX": LAST_INDEX,
+        "OBJECT_BEGIN": OBJECT_BEGIN,
         "new_frame": new_frame,
         "on_streams": on_streams,
         "pack_int": pack_int,

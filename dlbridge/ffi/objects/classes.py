@@ -10,7 +10,7 @@ from ..calls.frames import call_with_gil
 from ..calls.functions import Function
 from ..calls.registry import builtin
 from ..values.errors import Error
-from ..values.words import INDEX_MASK, OBJECT_BEGIN, Handle, unpack
+from ..values.words import INDEX_MASK, OBJECT_BEGIN, unpack
 from ..values.wrappers import Object, pack_object, remember
 from .elements import Members, build_by, method
 from .mappings import Dict, Map
@@ -217,9 +217,9 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
         raise TypeError(
             f"the constructor of {type(self).__name__} returned {unpack(tag, payload)!r}"
         )
-    self._adopt(Handle(payload))
+    self._adopt(payload)
     self._index = index
-    remember(self, payload)
+    remember(self, int(payload))
 
 
 def _with_self(signature: Signature) -> Signature:

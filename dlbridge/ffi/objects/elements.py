@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 from .._lib import C, address, ffi, py
 from ..calls.registry import builtin
 from ..values.errors import raised
-from ..values.words import HEADER, Handle, Temporaries, pack, unpack, view
+from ..values.words import (
+    HEADER,
+    LAST_INDEX,
+    OBJECT_BEGIN,
+    Handle,
+    Temporaries,
+    pack,
+    release,
+    unpack,
+    view,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,9 +162,16 @@ def _pack_all(values: Sequence[Any], keep: Temporaries) -> Any:
 def _call(function: int, arguments: Any, count: int) -> tuple[int, int]:
     """Tag and payload of the result, owned. The GIL is held: other threads change nothing."""
     result = ffi.new("int64_t[2]")
-    if py.TVMFFIFunctionCall(function, address(arguments), count, address(result)):
+    try:
+        failed = py.TVMFFIFunctionCall(function, address(arguments), count, address(result))
+    except BaseException:  # a Ctrl-C that came meanwhile
+        release(result[0], result[1])
+        raise
+    if failed:
         raise raised()
-    return result[0], result[1]
+    tag, payload = result
+    # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
+    return tag, Handle(payload) if OBJECT_BEGIN <= tag <= LAST_INDEX else payload
 
 
 def build_by(
@@ -170,7 +187,9 @@ def build_by(
 
 def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = None) -> Handle:
     """The new object that the library's function *constructor* makes of *values*."""
-    return Handle(build_by(builtin(constructor), values, keep)[1])
+    made = build_by(builtin(constructor), values, keep)[1]
+    assert isinstance(made, Handle)  # constructors make objects
+    return made
 
 
 def method(name: str, index: int, handle: int, *arguments: Any) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._lib import C, address, ffi, py
 from ..values.errors import raised
-from ..values.words import OBJECT_BEGIN, Handle, Temporaries, unpack
+from ..values.words import OBJECT_BEGIN, Temporaries, unpack
 from .containers import Container, changing
 from .elements import ANY_SIZE, Packed, build, method, owned
 
@@ -67,7 +67,7 @@ class _Mapping(Container):
             size = len(self)
             if not size:  # an iterator at its end must not be asked
                 return []
-            functor = Handle(method(f"{self._name}ForwardIterFunctor", self._index, handle)[1])
+            functor = method(f"{self._name}ForwardIterFunctor", self._index, handle)[1]
             results = ffi.new("int64_t[]", 6 * size)
             places = range(address(results), address(results) + 3 * ANY_SIZE * size, ANY_SIZE)
             calls = map(py.TVMFFIFunctionCall, repeat(functor), cycle(_COMMANDS), repeat(1), places)
@@ -93,7 +93,6 @@ class _Mapping(Container):
         """Tag and payload of the value for *key*, owned by the caller; None if there is none."""
         found = method(f"{self._name}GetItemOrMissing", self._index, self._alive(), key)
         if found[1] == _missing and found[0] >= OBJECT_BEGIN:
-            Handle(found[1])  # drops the reference
             return None
         return found
 

@@ -53,9 +53,8 @@ def shape_rule(cls: type) -> Packer | None:
     return _pack_shape if issubclass(cls, (Shape, peer)) else None
 
 
-def shape_of(handle: int, _index: int) -> Shape:
-    """The Shape object at *handle* as a tuple, which keeps it and passes it again."""
-    owned = Handle(handle)
+def shape_of(owned: Handle, _index: int) -> Shape:
+    """A Shape object as a tuple, which keeps it and passes it again."""
     cell = ffi.cast("TVMFFIShapeCell *", owned + HEADER)
     shape = tuple.__new__(Shape, ffi.unpack(cell.data, cell.size) if cell.size else ())
     shape._object = owned

@@ -21,7 +21,10 @@ from .words import (
     ByteArray,
     Handle,
     Temporaries,
+    made,
+    made_with_gil,
     native_type_index,
+    new_place,
     text_of,
     view,
 )
@@ -177,16 +180,13 @@ def raised() -> BaseException:
     there is none: the callee broke the rule, or a finalizer or signal handler
     has made another failing call in between.
     """
-    out = ffi.new("void **")
-    py.TVMFFIErrorMoveFromRaised(address(out))
+    owned = _take_raised()
     if untaken:
         untaken.discard(get_ident())
-    handle = address(out[0])
-    if not handle:
+    if owned is None:
         return RuntimeError(
             "a TVM-FFI function failed without saying why (it set no error, or the error was lost)"
         )
-    owned = Handle(handle)
     return _exception(owned, _MAX_CAUSES)
 
 
@@ -202,10 +202,12 @@ def interrupted(error: SystemError) -> BaseException:
 
 def drain() -> None:
     """Drop the thread's pending error, if any."""
-    out = ffi.new("void **")
-    py.TVMFFIErrorMoveFromRaised(address(out))
-    if out[0]:
-        Handle(address(out[0]))
+    _take_raised()
+
+
+def _take_raised() -> Handle | None:
+    """The thread's pending error, which is pending no more; None if there is none."""
+    return made_with_gil(new_place(), py.TVMFFIErrorMoveFromRaised)[1]
 
 
 # An error left in thread-local state is freed after Python is gone; one that
@@ -261,8 +263,12 @@ def set_raised(exception: BaseException) -> None:
         untaken.add(thread)
     try:
         error = error_of(exception)
-    except Exception:  # nothing may escape: C waits for an error
-        C.TVMFFIErrorSetRaisedFromCStr(b"RuntimeError", b"an exception that cannot be described")
+    except BaseException as second:  # nothing may escape: C waits for an error
+        # An interruption goes on as one, also if it came while another error was described.
+        stops = (KeyboardInterrupt, SystemExit)
+        stop = next((exc for exc in (exception, second) if isinstance(exc, stops)), None)
+        kind = b"RuntimeError" if stop is None else type(stop).__name__.encode()
+        C.TVMFFIErrorSetRaisedFromCStr(kind, b"an exception that cannot be described")
         return
     C.TVMFFIErrorSetRaised(ffi.cast("void *", error))
 
@@ -305,14 +311,17 @@ def _kind(exception: BaseException) -> str:
 def _create(
     kind: str, message: str, backtrace: str, cause: Handle | None, context: Handle | None
 ) -> Handle:
-    out = ffi.new("void **")
     texts = [ByteArray(text) for text in (kind, message, backtrace)]
     objects = [ffi.cast("void *", handle or 0) for handle in (cause, context)]
-    if C.TVMFFIErrorCreateWithCauseAndExtraContext(
-        *(text.pointer for text in texts), *objects, out
-    ):
+    _status, error = made(
+        new_place(),
+        C.TVMFFIErrorCreateWithCauseAndExtraContext,
+        *(text.pointer for text in texts),
+        *objects,
+    )
+    if error is None:
         raise MemoryError("libtvm_ffi could not allocate an error")
-    return Handle(address(out[0]))
+    return error
 
 
 def error_rule(cls: type) -> Packer | None:

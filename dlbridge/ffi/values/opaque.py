@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .._lib import C, address, destructor, ffi
-from .words import HEADER, Handle, Temporaries
+from .words import HEADER, Handle, Temporaries, made, new_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["kept_pointer", "make_opaque", "opaque_value", "pack_opaque"]
+__all__ = ["make_opaque", "opaque_value", "pack_opaque", "with_owner"]
 
 
-def _keeper() -> tuple[Callable[[object], None], Callable[[int], None]]:
-    """Functions that keep an object alive under its address, and let go of it."""
-    # address -> (object, what else was kept under this address). One entry per
-    # reference that C has.
-    kept: dict[int, Any] = {}
-
-    # Nothing here calls anything, and what must not be torn apart stands in one
-    # line, so that neither a thread nor a trace function comes between. A
-    # deleter that makes no call also leaves an exception alone that is pending
-    # in its caller (measured; docs/safety.md).
-    def keep(value: object) -> None:
-        key = id(value)
-        kept[key] = (value, kept[key] if key in kept else None)  # noqa: SIM401 - .get is a call
-
-    def drop(key: int) -> None:
-        if kept[key][1] is None: del kept[key]  # noqa: E701 # fmt: skip
-        else:
-            kept[key] = kept[key][1]
-
-    return keep, drop
+# Address of an object -> (the object, what was kept under this address before). One
+# entry for each reference that C has.
+#
+# Nothing below calls anything while it changes an entry, and each change is one
+# line, so that neither a thread nor a Ctrl-C nor a trace function comes between.
+# A deleter that makes no call also leaves an exception alone that is pending in
+# its caller (measured; docs/safety.md).
+_kept: Final[dict[int, Any]] = {}
 
 
-_keep, _drop = _keeper()
-_DELETER = destructor("void(*)(void *)", _drop)
+def _drop(key: int, _kept: dict[int, Any] = _kept) -> None:
+    if _kept[key][1] is None: del _kept[key]  # noqa: E701 # fmt: skip
+    else:
+        _kept[key] = _kept[key][1]
+
+
+_DELETER: Final = destructor("void(*)(void *)", _drop)
+
+
+def with_owner(value: object, make: Callable[..., int], *arguments: Any) -> Handle | None:
+    """The object that a C function makes, which keeps *value* alive; None if it fails.
+
+    *make* takes a pointer first and its deleter last, before the place for the object.
+    """
+    key, place = id(value), new_place()
+    pointer = ffi.cast("void *", key)
+    try:
+        _kept[key] = (value, _kept[key] if key in _kept else None)  # noqa: SIM401  # .get is a call
+        _status, handle = made(place, make, pointer, *arguments, _DELETER)
+    finally:
+        if not place[0]:
+            _drop(key)
+    return handle
 
 
 def make_opaque(value: object) -> Handle:
@@ -45,22 +54,10 @@ def make_opaque(value: object) -> Handle:
 
     tvm_ffi reads and makes the same, so such objects pass both ways.
     """
-    out = ffi.new("void **")
-    _keep(value)
-    if C.TVMFFIObjectCreateOpaque(
-        ffi.cast("void *", id(value)), C.kTVMFFIOpaquePyObject, _DELETER, out
-    ):
-        _drop(id(value))
+    handle = with_owner(value, C.TVMFFIObjectCreateOpaque, C.kTVMFFIOpaquePyObject)
+    if handle is None:
         raise MemoryError("libtvm_ffi could not allocate an object")
-    return Handle(address(out[0]))
-
-
-def kept_pointer(value: object) -> tuple[Any, Any]:
-    """``(void *, deleter)`` that keep *value* alive; both NULL for None."""
-    if value is None:
-        return ffi.NULL, ffi.NULL
-    _keep(value)
-    return ffi.cast("void *", id(value)), _DELETER
+    return handle
 
 
 def pack_opaque(value: object, keep: Temporaries) -> tuple[int, int]:
@@ -70,8 +67,7 @@ def pack_opaque(value: object, keep: Temporaries) -> tuple[int, int]:
     return C.kTVMFFIOpaquePyObject, handle
 
 
-def opaque_value(handle: int, _index: int) -> Any:
-    """The Python object in an opaque one, whose reference is taken over."""
-    owned = Handle(handle)
-    cell = ffi.cast("TVMFFIOpaqueObjectCell *", owned + HEADER)
+def opaque_value(handle: Handle, _index: int) -> Any:
+    """The Python object in an opaque one."""
+    cell = ffi.cast("TVMFFIOpaqueObjectCell *", handle + HEADER)
     return ctypes.cast(address(cell.handle), ctypes.py_object).value

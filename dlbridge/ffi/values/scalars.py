@@ -245,21 +245,19 @@ def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def heap_bytes(handle: int, _index: int) -> bytes:
-    """A copy of the bytes in a Bytes object, whose reference is taken over."""
-    owned = Handle(handle)
-    return bytes_of(ffi.cast("TVMFFIByteArray *", owned + HEADER))
+def heap_bytes(handle: Handle, _index: int) -> bytes:
+    """A copy of the bytes in a Bytes object."""
+    return bytes_of(ffi.cast("TVMFFIByteArray *", handle + HEADER))
 
 
-def heap_str(handle: int, index: int) -> str:
-    """A copy of the text in a String object, whose reference is taken over."""
+def heap_str(handle: Handle, index: int) -> str:
+    """A copy of the text in a String object."""
     return _decode(heap_bytes(handle, index))
 
 
-def big_int(handle: int, index: int) -> int:
-    """The value of a BigInt object, whose reference is taken over."""
-    owned = Handle(handle)
+def big_int(handle: Handle, index: int) -> int:
+    """The value of a BigInt object."""
     word = ffi.new("TVMFFIAny *")
     word.type_index = index
-    word.v_int64 = owned
+    word.v_int64 = handle
     return int.from_bytes(bytes_of(C.TVMFFIBigIntGetContentByteArray(word)), "little", signed=True)

@@ -8,7 +8,6 @@ stream of every device that an argument lies on is noted for the call.
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.dlpack._cdefs import ffi
@@ -24,7 +23,8 @@ from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from .._lib import C, address, destructor
 from .errors import raised
-from .words import Handle, Temporaries, defines, packer_of
+from .weak import WeakTable
+from .words import Handle, Temporaries, defines, made, new_place, packer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ _DEVICE: Final = (
 ) // 4
 # With addresses as integers, which come and go: 0.3 us less than casting each.
 _from_dlpack = ffi.cast(
-    "int(*)(intptr_t, int32_t, int32_t, intptr_t *)",
+    "int(*)(intptr_t, int32_t, int32_t, void **)",
     ffi.addressof(C, "TVMFFITensorFromDLPackVersioned"),
 )
 _FLAGS: Final = ffi.offsetof("DLManagedTensorVersioned", "flags") // 4  # the low half
@@ -214,12 +214,12 @@ def _tensor_object(managed: int, major: int = DLPACK_VERSION[0]) -> Handle:
 
 
 def _object_of(managed: int) -> Handle:
-    out = ffi.new("intptr_t[1]")
-    if _from_dlpack(managed, 0, 0, out):
+    status, handle = made(new_place(), _from_dlpack, managed, 0, 0)
+    if status or handle is None:
         refusal = raised()
         delete_managed(managed)
         raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
-    return Handle(out[0])
+    return handle
 
 
 def _read_only(name: str) -> ExchangeError:
@@ -267,13 +267,13 @@ def _read_only_object(managed: int) -> Handle:
 
 # --- Results -------------------------------------------------------------------
 
-_tensors: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+_tensors: Final[WeakTable[Tensor]] = WeakTable()
 """Address of a Tensor object -> our Tensor over it, which keeps it alive."""
 
 
-def tensor_of(handle: int, _index: int) -> Tensor:
-    """Our Tensor over the Tensor object at *handle*, whose one reference is taken over."""
-    owned = Handle(handle)
+def tensor_of(owned: Handle, _index: int) -> Tensor:
+    """Our Tensor over a Tensor object."""
+    handle = int(owned)  # the tables must own nothing
     known = _tensors.get(handle)
     if known is not None:
         return known
@@ -283,7 +283,7 @@ def tensor_of(handle: int, _index: int) -> Tensor:
     if handle in _readonly:
         out[0].flags |= _FLAG_READ_ONLY
     tensor = adopt(take_managed(address(out[0])), "libtvm_ffi")
-    _tensors[handle] = tensor
+    tensor = _tensors.add(handle, tensor)
     tensor._native = owned  # what came from C goes back as the same object
     return tensor
 

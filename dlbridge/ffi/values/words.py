@@ -11,6 +11,8 @@ of nearly all modules and are therefore imported at the first miss.
 
 from __future__ import annotations
 
+import ctypes
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from .._lib import C, address, ffi, py
@@ -19,12 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Packer = Callable[[Any, "Temporaries"], tuple[int, int]]
-    Constructor = Callable[[int, int], Any]
+    Constructor = Callable[["Handle", int], Any]
     View = Callable[[int, int], Any]
 
 __all__ = [
     "HEADER",
     "INDEX_MASK",
+    "LAST_INDEX",
     "OBJECT_BEGIN",
     "ByteArray",
     "Handle",
@@ -32,11 +35,15 @@ __all__ = [
     "bytes_of",
     "constructors",
     "defines",
+    "made",
+    "made_with_gil",
     "native_type_index",
+    "new_place",
     "pack",
     "packer_of",
     "packers",
     "release",
+    "shared",
     "text_of",
     "unpack",
     "use_count",
@@ -49,7 +56,7 @@ HEADER: Final[int] = ffi.sizeof("TVMFFIObject")
 """Bytes of an object's header; its own fields begin there."""
 INDEX_MASK: Final = 0xFFFFFFFF
 """Of a tag."""
-_LAST_INDEX: Final = 0x7FFFFFFF
+LAST_INDEX: Final = 0x7FFFFFFF
 _LENT: Final[int] = C.kTVMFFIDLTensorPtr
 _CACHED_CLASSES: Final = 2048
 
@@ -146,6 +153,11 @@ def pack(value: Any, keep: Temporaries) -> tuple[int, int]:
 # --- C to Python ---------------------------------------------------------------
 
 
+_instance_method: Final = ctypes.pythonapi.PyInstanceMethod_New
+_instance_method.restype = ctypes.py_object
+_instance_method.argtypes = [ctypes.py_object]
+
+
 class Handle(int):
     """The address of an object of libtvm_ffi, and one strong reference to it.
 
@@ -156,8 +168,14 @@ class Handle(int):
 
     __slots__ = ()
 
-    def __del__(self, _drop: Any = py.TVMFFIObjectDecRef) -> None:
-        _drop(self)
+    if TYPE_CHECKING:
+
+        def __del__(self) -> None: ...
+
+    else:
+        # The library's function itself, bound as a method: a Python function could be
+        # interrupted by a Ctrl-C before its first instruction, and drop nothing.
+        __del__ = _instance_method(py.TVMFFIObjectDecRef)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         # Whoever made an integer of it again would own a reference that nobody took.
@@ -168,23 +186,68 @@ class Handle(int):
 
 
 constructors: Final[dict[int, Constructor]] = {}
-"""Cache: type index -> constructor ``(handle, index)``, which owns one reference to *handle*."""
+"""Cache: type index -> constructor ``(handle, index)``."""
 
 views: Final[dict[int, View]] = {}
 """Cache: type index below 64 -> value of ``(tag, payload)``, for what C may own still."""
 
 
+def shared(handle: int) -> Handle:
+    """A reference of our own to the live object at *handle*, which somebody else owns."""
+    try:
+        py.TVMFFIObjectIncRef(handle)
+    except BaseException:  # a Ctrl-C that came meanwhile; the call itself cannot fail
+        Handle(handle)
+        raise
+    return Handle(handle)
+
+
+def new_place() -> Any:
+    """A place for the address of an object that a C function makes; NULL."""
+    return ffi.new("intptr_t[1]")
+
+
+def made(place: Any, function: Callable[..., int], *arguments: Any) -> tuple[int, Handle | None]:
+    """Call the C *function* with *arguments* and *place*, where it writes a new object.
+
+    What it returns, and the owner of the object; None if it made none. *place*
+    says afterwards which of the two it was, whatever was raised meanwhile.
+    """
+    return _own_result(place, partial(function, *arguments, ffi.cast("void **", place)))
+
+
+def made_with_gil(
+    place: Any, function: Callable[..., int], *arguments: Any
+) -> tuple[int, Handle | None]:
+    """Like `made`, for a function of `py`, which keeps the GIL."""
+    return _own_result(place, partial(function, *arguments, address(place)))
+
+
+def _own_result(place: Any, call: partial[int]) -> tuple[int, Handle | None]:
+    # One step to the interpreter, as `map` runs both in C: a Ctrl-C comes before
+    # there is an object, or when it has its owner.
+    own = partial(next, map(Handle, filter(None, place)), None)
+    status, handle = map(partial.__call__, (call, own))
+    return status, handle
+
+
 def release(tag: int, payload: int) -> None:
     """Let go of an owned TVMFFIAny that nobody wants."""
-    if OBJECT_BEGIN <= tag & INDEX_MASK <= _LAST_INDEX:
+    if OBJECT_BEGIN <= tag & INDEX_MASK <= LAST_INDEX:
         Handle(payload)
 
 
 def unpack(tag: int, payload: int) -> Any:
-    """The value of an owned TVMFFIAny; its reference is taken over."""
+    """The value of an owned TVMFFIAny; its reference is taken over.
+
+    *payload* may be a `Handle`, which owns the reference already.
+    """
     index = tag & INDEX_MASK
     if index >= OBJECT_BEGIN:
-        return (constructors.get(index) or _constructor_of(index))(payload, index)
+        if index > LAST_INDEX:
+            raise _impossible(index)
+        handle = payload if type(payload) is Handle else Handle(payload)
+        return (constructors.get(index) or _constructor_of(index))(handle, index)
     if index == _LENT:
         raise TypeError(
             "the function returned a DLTensor *, which is somebody else's memory for an unknown "
@@ -198,9 +261,15 @@ def view(tag: int, payload: int) -> Any:
     index = tag & INDEX_MASK
     if index >= OBJECT_BEGIN:
         construct = constructors.get(index) or _constructor_of(index)
-        py.TVMFFIObjectIncRef(payload)
-        return construct(payload, index)
+        return construct(shared(payload), index)
     return (views.get(index) or _view_of(index))(tag, payload)
+
+
+def _impossible(index: int) -> TypeError:
+    return TypeError(
+        f"a value with the impossible TVM-FFI type index {index - (1 << 32)}: "
+        "whoever made it wrote no value there"
+    )
 
 
 def _view_of(index: int) -> View:
@@ -216,11 +285,8 @@ def _view_of(index: int) -> View:
 
 def _constructor_of(index: int) -> Constructor:
     """The constructor of the type or of its nearest ancestor that has one, kept for *index*."""
-    if index > _LAST_INDEX:  # the library would end the process
-        raise TypeError(
-            f"a value with the impossible TVM-FFI type index {index - (1 << 32)}: "
-            "whoever made it wrote no value there"
-        )
+    if index > LAST_INDEX:  # the library would end the process
+        raise _impossible(index)
     from ..objects.results import CONSTRUCTORS  # names functions of most modules
 
     found = CONSTRUCTORS.get(index)

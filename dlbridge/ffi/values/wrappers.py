@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
-from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # private, see _forget
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from .._lib import C, address, ffi, py
-from .words import Handle, Temporaries, text_of
+from .weak import WeakTable
+from .words import Handle, Temporaries, shared, text_of
 
 if TYPE_CHECKING:
     from .words import Packer
@@ -17,7 +16,6 @@ __all__ = [
     "Object",
     "borrow",
     "object_rule",
-    "own",
     "pack_moved",
     "pack_object",
     "remember",
@@ -97,37 +95,17 @@ class MovedObject:
 _Wrapper = TypeVar("_Wrapper", bound=Object)
 
 
-class _Reference(weakref.ref[Object]):
-    __slots__ = ("handle",)
-
-    handle: int
+_wrappers: Final[WeakTable[Object]] = WeakTable()
+"""Address of an object -> its wrapper."""
 
 
-_wrappers: dict[int, weakref.ref[Object]] = {}
-
-
-def _forget(reference: Any) -> None:
-    # Atomic, and leaves an entry alone that a newer wrapper has made meanwhile:
-    # the function is private to CPython's weakref, which exists for this.
-    _remove_dead_weakref(_wrappers, reference.handle)
-
-
-def wrap(handle: int, index: int, cls: type[_Wrapper]) -> _Wrapper:
-    """The wrapper of the object at *handle*, whose one reference is taken over.
-
-    The one that lives, of whatever class, or a new *cls*.
-    """
-    return own(Handle(handle), index, cls)
-
-
-def own(owned: Handle, index: int, cls: type[_Wrapper]) -> _Wrapper:
-    """Like `wrap`, for a reference that has its owner already."""
+def wrap(owned: Handle, index: int, cls: type[_Wrapper]) -> _Wrapper:
+    """The wrapper of an object: the one that lives, of whatever class, or a new *cls*."""
     key = int(owned)  # the table must own nothing
-    known = _wrappers.get(key)
-    wrapper: Any = known() if known is not None else None
-    if wrapper is not None:
-        return wrapper  # type: ignore[no-any-return]
-    wrapper = object.__new__(cls)
+    known: Any = _wrappers.get(key)
+    if known is not None:
+        return known  # type: ignore[no-any-return]  # of whatever class it was made
+    wrapper: Any = object.__new__(cls)
     wrapper._adopt(owned)
     wrapper._index = index
     return remember(wrapper, key)  # type: ignore[no-any-return]
@@ -135,22 +113,12 @@ def own(owned: Handle, index: int, cls: type[_Wrapper]) -> _Wrapper:
 
 def remember(wrapper: Any, handle: int) -> Any:
     """*wrapper*, or the one that another thread has made for the same object meanwhile."""
-    reference = _Reference(wrapper, _forget)
-    reference.handle = handle
-    while True:
-        known = _wrappers.setdefault(handle, reference)  # atomic
-        if known is reference:
-            return wrapper
-        other = known()
-        if other is not None:
-            return other
-        _remove_dead_weakref(_wrappers, handle)
+    return _wrappers.add(handle, wrapper)
 
 
 def borrow(handle: int, index: int, cls: type[_Wrapper]) -> _Wrapper:
     """Like `wrap`, for an object that somebody else owns: takes a reference of its own."""
-    py.TVMFFIObjectIncRef(handle)
-    return wrap(handle, index, cls)
+    return wrap(shared(handle), index, cls)
 
 
 def type_key_of(index: int) -> str:
@@ -187,7 +155,7 @@ class _Slot:
         py.TVMFFIObjectIncRef(handle)
         self.slot[0] = ffi.cast("void *", handle)
         # Whoever asks for the object from now on gets a new wrapper.
-        _wrappers.pop(int(handle), None)
+        _wrappers.remove(int(handle))
         moved._adopt(None)
 
     def __del__(self) -> None:

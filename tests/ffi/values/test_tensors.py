@@ -63,7 +63,9 @@ def test_owning_and_borrowing_parameters(testing, make):  # 3.1 ffi.Tensor, DLTe
     assert testing("optional_tensor_view_has_value")(ffi.readonly(x)) is True
     assert testing("optional_tensor_view_has_value")(None) is False
     with pytest.raises(RuntimeError, match="cannot be held"):
-        testing("schema_id_dltensor")(ffi.readonly(x))  # returns the borrowed pointer: refused by C++
+        testing("schema_id_dltensor")(
+            ffi.readonly(x)
+        )  # returns the borrowed pointer: refused by C++
 
 
 @pytest.mark.parametrize("make", PRODUCERS)
