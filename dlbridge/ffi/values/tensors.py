@@ -24,7 +24,7 @@ from dlbridge.errors import BackendUnavailable, ExchangeError
 from .._lib import C, address, destructor
 from .errors import raised
 from .weak import WeakTable
-from .words import Handle, Temporaries, defines, made, new_place, packer_of
+from .words import Handle, Temporaries, defines, packer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ _DEVICE: Final = (
 ) // 4
 # With addresses as integers, which come and go: 0.3 us less than casting each.
 _from_dlpack = ffi.cast(
-    "int(*)(intptr_t, int32_t, int32_t, void **)",
+    "int(*)(intptr_t, int32_t, int32_t, intptr_t *)",
     ffi.addressof(C, "TVMFFITensorFromDLPackVersioned"),
 )
 _FLAGS: Final = ffi.offsetof("DLManagedTensorVersioned", "flags") // 4  # the low half
@@ -214,12 +214,18 @@ def _tensor_object(managed: int, major: int = DLPACK_VERSION[0]) -> Handle:
 
 
 def _object_of(managed: int) -> Handle:
-    status, handle = made(new_place(), _from_dlpack, managed, 0, 0)
-    if status or handle is None:
+    out = ffi.new("intptr_t[1]")
+    try:
+        failed = _from_dlpack(managed, 0, 0, out)
+    except BaseException:  # a Ctrl-C that came meanwhile
+        if out[0]:
+            Handle(out[0])
+        raise
+    if failed:
         refusal = raised()
         delete_managed(managed)
         raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
-    return handle
+    return Handle(out[0])
 
 
 def _read_only(name: str) -> ExchangeError:

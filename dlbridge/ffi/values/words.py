@@ -12,7 +12,6 @@ of nearly all modules and are therefore imported at the first miss.
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from .._lib import C, address, ffi, py
@@ -213,22 +212,25 @@ def made(place: Any, function: Callable[..., int], *arguments: Any) -> tuple[int
     What it returns, and the owner of the object; None if it made none. *place*
     says afterwards which of the two it was, whatever was raised meanwhile.
     """
-    return _own_result(place, partial(function, *arguments, ffi.cast("void **", place)))
+    return _own_result(place, function, *arguments, ffi.cast("void **", place))
 
 
 def made_with_gil(
     place: Any, function: Callable[..., int], *arguments: Any
 ) -> tuple[int, Handle | None]:
     """Like `made`, for a function of `py`, which keeps the GIL."""
-    return _own_result(place, partial(function, *arguments, address(place)))
+    return _own_result(place, function, *arguments, address(place))
 
 
-def _own_result(place: Any, call: partial[int]) -> tuple[int, Handle | None]:
-    # One step to the interpreter, as `map` runs both in C: a Ctrl-C comes before
-    # there is an object, or when it has its owner.
-    own = partial(next, map(Handle, filter(None, place)), None)
-    status, handle = map(partial.__call__, (call, own))
-    return status, handle
+def _own_result(place: Any, function: Any, *arguments: Any) -> tuple[int, Handle | None]:
+    try:
+        status = function(*arguments)
+    except BaseException:  # a Ctrl-C that came meanwhile
+        if place[0]:
+            Handle(place[0])
+        raise
+    # No call comes between that one and the making of the owner, hence no Ctrl-C.
+    return status, Handle(place[0]) if place[0] else None
 
 
 def release(tag: int, payload: int) -> None:
