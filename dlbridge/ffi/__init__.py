@@ -66,6 +66,30 @@ if TYPE_CHECKING:
     from .objects.sequences import List as List
     from .objects.shapes import Shape as Shape
     from .objects.typeinfo import get_registered_type_keys as get_registered_type_keys
+    from .values.dtype_constants import bfloat16 as bfloat16
+    from .values.dtype_constants import float4_e2m1fn as float4_e2m1fn
+    from .values.dtype_constants import float4_e2m1fnx2 as float4_e2m1fnx2
+    from .values.dtype_constants import float6_e2m3fn as float6_e2m3fn
+    from .values.dtype_constants import float6_e3m2fn as float6_e3m2fn
+    from .values.dtype_constants import float8_e3m4 as float8_e3m4
+    from .values.dtype_constants import float8_e4m3 as float8_e4m3
+    from .values.dtype_constants import float8_e4m3b11fnuz as float8_e4m3b11fnuz
+    from .values.dtype_constants import float8_e4m3fn as float8_e4m3fn
+    from .values.dtype_constants import float8_e4m3fnuz as float8_e4m3fnuz
+    from .values.dtype_constants import float8_e5m2 as float8_e5m2
+    from .values.dtype_constants import float8_e5m2fnuz as float8_e5m2fnuz
+    from .values.dtype_constants import float8_e8m0fnu as float8_e8m0fnu
+    from .values.dtype_constants import float16 as float16
+    from .values.dtype_constants import float32 as float32
+    from .values.dtype_constants import float64 as float64
+    from .values.dtype_constants import int8 as int8
+    from .values.dtype_constants import int16 as int16
+    from .values.dtype_constants import int32 as int32
+    from .values.dtype_constants import int64 as int64
+    from .values.dtype_constants import uint8 as uint8
+    from .values.dtype_constants import uint16 as uint16
+    from .values.dtype_constants import uint32 as uint32
+    from .values.dtype_constants import uint64 as uint64
     from .values.errors import Error as Error
     from .values.errors import register_error as register_error
     from .values.reading import readonly as readonly
@@ -78,6 +102,11 @@ _NAMES: Final = {
     "._lib": "library_path version",
     ".values.scalars": "UNCHANGED",
     ".values.wrappers": "Object",
+    ".values.dtype_constants": """
+        bfloat16 float16 float32 float64 float4_e2m1fn float4_e2m1fnx2 float6_e2m3fn float6_e3m2fn
+        float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2
+        float8_e5m2fnuz float8_e8m0fnu int8 int16 int32 int64 uint8 uint16 uint32 uint64
+    """,
     ".values.reading": "readonly",
     ".values.errors": "Error register_error",
     ".calls.bound": "BoundCall",

@@ -144,6 +144,9 @@ def _load() -> tuple[Any, str]:
         except OSError as exc:
             tried.append(f"{origin}: {exc}")
             continue
+        except UnicodeEncodeError:
+            tried.append(f"{origin}: {path!a} is not UTF-8; rename it, or link to it")
+            continue
         missing = [name for name in _REQUIRED if not _has(library, name)]
         if not missing:
             # Freed, it would unload under the objects that are still alive.

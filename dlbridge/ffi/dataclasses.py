@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .objects.comparing import c_class
+from .objects.records import asdict, astuple, c_class, fields, is_dataclass, replace
 
-__all__ = ["c_class"]
+__all__ = ["asdict", "astuple", "c_class", "fields", "is_dataclass", "replace"]

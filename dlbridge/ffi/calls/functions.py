@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .._lib import C, ffi, immortal
 from ..values.reading import readonly
 from ..values.tensors import converter, view_packer_of, view_packers
-from ..values.words import Handle, packer_of, packers
+from ..values.words import HEADER, Handle, packer_of, packers
 from ..values.wrappers import Object, wrap
 from .bound import BoundCall, bind
 from .callbacks import make_function
@@ -30,6 +30,13 @@ def _say_moved(*_arguments: Any) -> None:
 _MOVED: Final = immortal(make_function(_say_moved))
 
 
+def _say_null(*_arguments: Any) -> None:
+    raise ValueError("the Function is NULL: whoever made it gave no C function to call")
+
+
+_NULL: Final = immortal(make_function(_say_null))
+
+
 class Function(Object):
     """A function of libtvm_ffi: call it with any values and anybody's tensors.
 
@@ -43,7 +50,11 @@ class Function(Object):
 
     def _adopt(self, handle: Handle | None) -> None:
         super()._adopt(handle)
-        self._pointer = ffi.cast("void *", _MOVED if handle is None else handle)
+        if handle is None:
+            handle = _MOVED
+        elif not ffi.cast("TVMFFIFunctionCell *", handle + HEADER).safe_call:
+            handle = _NULL  # to call it would end the process
+        self._pointer = ffi.cast("void *", handle)
 
     __call__ = make_fast_call(packers, packer_of)
 
@@ -63,6 +74,8 @@ class Function(Object):
         """
         if self._handle is None:
             raise ValueError("the Function was moved into a call and is empty now")
+        if not ffi.cast("TVMFFIFunctionCell *", self._handle + HEADER).safe_call:
+            _say_null()
         return bind(self._handle, list(arguments), silent=returns_none(self.metadata))
 
     def like(self, library: Any) -> Callable[..., Any]:
@@ -85,6 +98,16 @@ class Function(Object):
             )
 
         return call
+
+    @property
+    def release_gil(self) -> bool:
+        """Whether a call releases the GIL: always."""
+        return True
+
+    @release_gil.setter
+    def release_gil(self, release: bool) -> None:
+        if not release:
+            raise ValueError("a call through cffi always releases the GIL; release_gil stays True")
 
     @property
     def metadata(self) -> Mapping[str, Any]:

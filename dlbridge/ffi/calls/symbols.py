@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from .._lib import C, ffi
@@ -43,8 +44,15 @@ def from_mlir_symbol(symbol: int, keep_alive: object) -> Handle:
 
 
 def _check(symbol: int) -> None:
+    if not isinstance(symbol, int) or isinstance(symbol, bool):
+        raise TypeError(
+            f"the address of a C function is an int, not {symbol!r}: int(ffi.cast('intptr_t', f)) "
+            "gives it for a cffi function, ctypes.cast(f, ctypes.c_void_p).value for a ctypes one"
+        )
     if not symbol:
         raise ValueError("the C function's address is NULL: its library has no such symbol")
+    if not 0 < symbol <= sys.maxsize * 2 + 1:
+        raise ValueError(f"{symbol:#x} is not the address of a C function: no pointer has it")
 
 
 _symbols: dict[int, tuple[Any, object]] = {}

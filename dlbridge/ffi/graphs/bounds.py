@@ -36,30 +36,36 @@ def _identity(value: Any) -> int:
     return value._handle or 0 if isinstance(value, Object) else id(value)
 
 
-def bounded(value: Any) -> Any:
+def bounded(value: Any) -> Any:  # anybody's: the value itself
     """*value*; ValueError if it contains itself, RecursionError if it is nested too deep."""
-    path = [(value, _children(value))]
+    # From the value down to what is looked at now: value, its children, levels below it.
+    path: list[list[Any]] = [[value, _children(value), 0]]
     above = {_identity(value)}
-    finished: set[int] = set()
+    levels: dict[int, int] = {}  # of what has been looked at: shared parts may lie deeper elsewhere
     kept = []  # alive, so that identities stay unique
     while path:
-        parent, children = path[-1]
+        parent, children, _below = path[-1]
         for child in children:
             if not isinstance(child, (Object, list, tuple, dict)):
                 continue
             identity = _identity(child)
             if identity in above:
                 raise ValueError(f"a {type(child).__name__} contains itself")
-            if identity in finished:
-                continue
-            if len(path) >= MAX_DEPTH:
+            known = levels.get(identity)
+            if len(path) + (known or 0) >= MAX_DEPTH:
                 raise RecursionError(f"the value is nested more than {MAX_DEPTH} levels deep")
+            if known is not None:
+                path[-1][2] = max(path[-1][2], known + 1)
+                continue
             above.add(identity)
-            path.append((child, _children(child)))
+            path.append([child, _children(child), 0])
             break
         else:
-            path.pop()
-            above.discard(_identity(parent))
-            finished.add(_identity(parent))
+            below = path.pop()[2]
+            identity = _identity(parent)
+            above.discard(identity)
+            levels[identity] = below
             kept.append(parent)
+            if path:
+                path[-1][2] = max(path[-1][2], below + 1)
     return value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dlbridge.core.tensor.tensor import Tensor
 
+from ..values.errors import Error
 from ..values.words import Handle, Temporaries, native_type_index, pack, unpack, view
 from ..values.wrappers import Object, pack_object, remember
 from .elements import Members, method
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..values.words import Packer
 
-__all__ = ["Container", "changing", "container_rule", "tensors_in"]
+__all__ = ["Container", "changing", "container_rule", "same", "tensors_in"]
 
 # What takes more than one call into C is one step for other threads by this. A
 # lock for all containers: it is held for microseconds, and may be taken again
@@ -88,7 +89,33 @@ class Container(Object):
     def __repr__(self) -> str:
         if self._handle is None:
             return super().__repr__()
-        return self._call("ffi.ReprPrint")  # type: ignore[no-any-return]
+        from ..graphs.bounds import MAX_DEPTH, bounded  # needs the containers
+
+        try:
+            bounded(self)
+        except ValueError:
+            pass  # what contains itself the library prints as "..."
+        except RecursionError:  # the library would take minutes, or overflow the stack
+            name = type(self).__name__
+            return f"<{name} of size {len(self)}, nested more than {MAX_DEPTH} levels deep>"
+        try:
+            return self._call("ffi.ReprPrint")  # type: ignore[no-any-return]
+        except ValueError:  # of a complex tensor, whose dtype the library cannot print
+            return self._python_repr()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _python_repr(self) -> str:
+        """The repr in Python's own way."""
+        raise NotImplementedError
+
+    def _pickled(self, content: Any) -> tuple[Any, ...]:
+        """What `__reduce__` returns; ValueError if the container contains itself."""
+        from ..graphs.bounds import bounded  # needs the containers
+
+        bounded(self)
+        return type(self), (content,)
 
     def __deepcopy__(self: _Self, _memo: Any = None) -> _Self:
         return self._call("ffi.DeepCopy")  # type: ignore[no-any-return]
@@ -109,9 +136,30 @@ def _agree(ours: Container, theirs: Container) -> bool:
                 if (x._handle, y._handle) not in seen:
                     seen.add((x._handle, y._handle))
                     waiting.append((x, y))
-            elif isinstance(x, Tensor) or x != y:
+            elif not _same_object(x, y):
                 return False
     return True
+
+
+def same(x: Any, y: Any) -> bool:
+    """Whether two elements are equal: in type and value, as containers compare them."""
+    if x is y:
+        return True
+    if type(x) is not type(y):
+        return isinstance(x, Container) and isinstance(y, Container) and x == y
+    if isinstance(x, float):
+        return x == y or (x != x and y != y)  # NaN, to the library, equals itself
+    return bool(_same_object(x, y))
+
+
+def _same_object(x: Any, y: Any) -> bool:
+    if isinstance(x, Tensor):
+        return x is y
+    if isinstance(x, Error) and isinstance(y, Error):
+        # An exception becomes a new Error each time that it is passed.
+        exception = x.extra_context
+        return x == y or (exception is not None and exception is y.extra_context)
+    return bool(x == y)
 
 
 def _pack_container(value: Container, keep: Temporaries) -> tuple[int, int]:

@@ -87,7 +87,12 @@ class _Mapping(Container):
     def _same_kind(self, other: object) -> Any:
         if type(other) is type(self):
             return other
-        return self._of(other) if isinstance(other, Mapping) else None
+        # A Map and a Dict are never equal, a Python mapping may be equal to both.
+        return (
+            self._of(other)
+            if isinstance(other, Mapping) and not isinstance(other, Container)
+            else None
+        )
 
     def _find(self, key: Any) -> tuple[int, int] | None:
         """Tag and payload of the value for *key*, owned by the caller; None if there is none."""
@@ -126,7 +131,10 @@ class _Mapping(Container):
 
     def __reduce__(self) -> tuple[Any, ...]:
         found = self._snapshot()
-        return type(self), (list(zip(found[::2], found[1::2], strict=True)),)
+        return self._pickled(list(zip(found[::2], found[1::2], strict=True)))
+
+    def _python_repr(self) -> str:
+        return repr(dict(self.items()))
 
 
 class _Items(ItemsView[Any, Any]):

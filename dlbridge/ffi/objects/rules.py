@@ -66,6 +66,11 @@ def _dtype_rule(cls: type) -> Packer | None:
     return None
 
 
+def _pack_text(value: str, keep: Temporaries) -> tuple[int, int]:
+    # As a str proper: what the subclass says of equality must not reach a cache.
+    return scalars.pack_str(str.__getitem__(value, slice(None)), keep)
+
+
 def _pack_cuda_stream(value: tuple[int, int], keep: Temporaries) -> tuple[int, int]:
     return scalars.pack_opaque_pointer(value[1], keep)  # (protocol version, handle)
 
@@ -103,7 +108,7 @@ RULES: Final[tuple[Callable[[type], Packer | None], ...]] = (
     _numpy_bool_rule,
     _subclasses(numbers.Integral, scalars.pack_int),
     _subclasses(numbers.Real, scalars.pack_float),
-    _subclasses(str, scalars.pack_str),
+    _subclasses(str, _pack_text),
     _subclasses((bytes, bytearray), scalars.pack_bytes),  # type: ignore[arg-type]
     shape_rule,
     sequence_rule,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
 
 from .._lib import C, ffi
 from ..values.words import HEADER, Handle, Temporaries
-from .containers import Container, changing
+from .containers import Container, changing, same
+from .conversion import convert
 from .elements import ANY_SIZE, Packed, build, decode, method, nested
 
 if TYPE_CHECKING:
@@ -86,16 +87,21 @@ class _Sequence(Container):
         return self._values().__reversed__()
 
     def __contains__(self, value: object) -> bool:
-        return value in self._values()
+        wanted = convert(value)
+        return any(same(item, wanted) for item in self._values())
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
         """The first position of *value*; ValueError if it is not there."""
-        values = self._values()
-        return values.index(value, start, len(values) if stop is None else stop)
+        values, wanted = self._values(), convert(value)
+        for place in range(*slice(start, stop).indices(len(values))):
+            if same(values[place], wanted):
+                return place
+        raise ValueError(f"{value!r} is not in the {type(self).__name__}")
 
     def count(self, value: Any) -> int:
         """How often *value* is an element."""
-        return self._values().count(value)
+        wanted = convert(value)
+        return sum(same(item, wanted) for item in self._values())
 
     def __add__(self, other: Iterable[Any]) -> Any:
         if not isinstance(other, Iterable):
@@ -108,7 +114,10 @@ class _Sequence(Container):
         return self._of([*other, *self])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._values(),)
+        return self._pickled(self._values())
+
+    def _python_repr(self) -> str:
+        return repr(self._values())
 
 
 class Array(_Sequence, Sequence[Any]):

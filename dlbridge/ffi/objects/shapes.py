@@ -27,7 +27,11 @@ class Shape(tuple[int, ...]):
 
     def __new__(cls, content: Iterable[SupportsIndex] = ()) -> Shape:
         """A Shape of the integers in *content*."""
-        return super().__new__(cls, map(operator.index, content))
+        shape = super().__new__(cls, map(operator.index, content))
+        for size in shape:
+            if not -(1 << 63) <= size < 1 << 63:
+                raise ValueError(f"a dimension of a Shape is an int of 64 bits; {size} has more")
+        return shape
 
     def __repr__(self) -> str:
         return f"Shape({super().__repr__()})"

@@ -17,6 +17,7 @@ from .words import (
     Temporaries,
     bytes_of,
     native_type_index,
+    release,
     unpack,
 )
 
@@ -57,8 +58,12 @@ _FLOAT: Final[int] = C.kTVMFFIFloat
 _BOOL: Final[int] = C.kTVMFFIBool
 _SMALL_STR: Final[int] = C.kTVMFFISmallStr
 _SMALL_BYTES: Final[int] = C.kTVMFFISmallBytes
-_RAW_STR: Final[int] = C.kTVMFFIRawStr
 _LOW: Final = 0xFFFFFFFF
+
+# Short texts are passed again and again: names, options, keys.
+_texts: Final[dict[str, tuple[int, int]]] = {}
+_CACHED_TEXTS: Final = 512
+_CACHED_BYTES: Final = 128
 
 _from_double = struct.Struct("=d").pack
 _to_double = struct.Struct("=d").unpack
@@ -90,10 +95,16 @@ def pack_int(value: int, keep: Temporaries) -> tuple[int, int]:
 
 def _new_object(make: Any, content: ByteArray, keep: Temporaries) -> tuple[int, int]:
     out = ffi.new("TVMFFIAny *")
-    if make(content.pointer, out):
+    try:
+        failed = make(content.pointer, out)
+    except BaseException:  # a Ctrl-C that came meanwhile
+        release(out.type_index, out.v_int64)
+        raise
+    if failed:
         raise MemoryError("libtvm_ffi could not allocate an object")
-    keep.append(Handle(out.v_int64))
-    return out.type_index, out.v_int64
+    handle = Handle(out.v_int64)
+    keep.append(handle)
+    return out.type_index, handle
 
 
 def pack_bool(value: Any, _keep: Temporaries) -> tuple[int, int]:
@@ -107,29 +118,34 @@ def pack_float(value: Any, _keep: Temporaries) -> tuple[int, int]:
 
 
 def pack_str(value: str, keep: Temporaries) -> tuple[int, int]:
-    """Text as UTF-8: inline up to 7 bytes, else a pointer to it, or an object with NULs.
+    """Text as UTF-8: inline up to 7 bytes, else a String object.
 
-    What was no UTF-8 when it came from C goes back unchanged (surrogateescape).
+    Bytes from C that are not UTF-8 came as surrogate escapes, and go back unchanged.
     """
+    known = _texts.get(value)
+    if known is not None:
+        keep.append(known[1])  # another thread may clear the cache during the call
+        return known
     data = value.encode("utf-8", "surrogateescape")
     size = len(data)
     if size < 8:
-        return _SMALL_STR | size << 32, int.from_bytes(data, "little")
-    if b"\0" in data:
-        return _new_object(C.TVMFFIStringFromByteArray, ByteArray(data), keep)
-    pointer = ffi.from_buffer(data)
-    keep.append(pointer)
-    return _RAW_STR, address(pointer)
+        packed = _SMALL_STR | size << 32, int.from_bytes(data, "little")
+    else:
+        packed = _new_object(C.TVMFFIStringFromByteArray, ByteArray(data), keep)
+        if size > _CACHED_BYTES:
+            return packed
+    if len(_texts) >= _CACHED_TEXTS:
+        _texts.clear()
+    _texts[value if type(value) is str else str(value)] = packed
+    return packed
 
 
 def pack_bytes(value: Any, keep: Temporaries) -> tuple[int, int]:
-    """Bytes: inline up to 7, else a pointer to them."""
+    """Bytes: inline up to 7, else a Bytes object."""
     size = len(value)
     if size < 8:
         return _SMALL_BYTES | size << 32, int.from_bytes(value, "little")
-    content = ByteArray(bytes(value))
-    keep.append(content)
-    return C.kTVMFFIByteArrayPtr, address(content.pointer)
+    return _new_object(C.TVMFFIBytesFromByteArray, ByteArray(bytes(value)), keep)
 
 
 def pack_opaque_pointer(value: Any, _keep: Temporaries) -> tuple[int, int]:

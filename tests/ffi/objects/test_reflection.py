@@ -13,8 +13,8 @@ import pytest
 
 from dlbridge import Device, ffi
 from dlbridge import dtype as as_dtype
+from dlbridge.ffi.dataclasses import c_class
 from dlbridge.ffi.objects import classes
-from dlbridge.ffi.objects.comparing import c_class
 from dlbridge.ffi.objects.typeinfo import Field, info_of
 
 
