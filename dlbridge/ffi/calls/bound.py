@@ -18,7 +18,17 @@ __all__ = ["BoundCall", "bind"]
 
 
 class BoundCall(Protocol):
-    """What `Function.bind` returns: a plain Python function, the fastest to call."""
+    """What `Function.bind` returns: a plain Python function, the fastest to call.
+
+    Examples
+    --------
+    >>> step = ffi.convert_func(lambda x, y: x + y).bind(1, 2)
+    >>> step()
+    3
+    >>> step.replace(1, 10)
+    >>> step()
+    11
+    """
 
     def __call__(self) -> Any:
         """Call with the bound arguments."""

@@ -54,7 +54,23 @@ def restore_stream(device_type: int, device_id: int, before: Any) -> None:
 
 
 def get_raw_stream(device_like: Any) -> int:
-    """The stream that a callee on *device_like* sees now in this thread; 0: the default."""
+    """The stream that a callee on a device sees now in this thread.
+
+    Parameters
+    ----------
+    device_like : Device or str
+        For example ``"cuda:0"``.
+
+    Returns
+    -------
+    int
+        The native handle; 0 is the default stream.
+
+    Examples
+    --------
+    >>> ffi.get_raw_stream("cuda:0")
+    0
+    """
     where = device(device_like)
     return address(C.TVMFFIEnvGetStream(where.type, where.index))
 
@@ -71,7 +87,25 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
     """Show callees the native handle *stream* for a device, inside the block.
 
     An argument on that device shows its own library's stream instead;
-    `use_stream` goes before that.
+    `use_stream` has precedence over that.
+
+    Parameters
+    ----------
+    device_like : Device or str
+        For example ``"cuda:0"``.
+    stream : int or ctypes.c_void_p
+        The native handle, for example a ``cudaStream_t``.
+
+    Raises
+    ------
+    TypeError
+        If *stream* is not a native handle.
+
+    Examples
+    --------
+    >>> with ffi.use_raw_stream("cuda:0", 0x1234):
+    ...     ffi.get_raw_stream("cuda:0") == 0x1234
+    True
     """
     where, handle = device(device_like), _handle(stream)
     if handle is None:
@@ -90,8 +124,29 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
 def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
     """Send work on a device to *stream* inside the block: callees' and dlbridge's own.
 
-    *stream* is whatever the device's backend knows as one
-    (`dlbridge.use_stream`); a device without a backend takes a native handle.
+    Parameters
+    ----------
+    device_like : Device or str
+        For example ``"cuda:0"``.
+    stream : object
+        A stream as the device's backend knows it (`dlbridge.use_stream`); for a
+        device without a backend a native handle.
+
+    Yields
+    ------
+    int
+        The native handle.
+
+    Raises
+    ------
+    BackendUnavailable
+        If the device has no backend and *stream* is not a native handle.
+
+    Examples
+    --------
+    >>> with ffi.use_stream("vpi:0", 0x1234) as handle:
+    ...     handle == ffi.get_raw_stream("vpi:0")
+    True
     """
     with ExitStack() as stack:
         try:
@@ -109,7 +164,15 @@ def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
 def use_torch_stream(context: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Show callees torch's current CUDA stream inside the block.
 
-    *context* is a ``torch.cuda.stream(...)`` or ``torch.cuda.graph(...)`` to enter first.
+    Parameters
+    ----------
+    context : context manager, optional
+        A ``torch.cuda.stream(...)`` or ``torch.cuda.graph(...)`` to enter first.
+
+    Examples
+    --------
+    >>> with ffi.use_torch_stream(torch.cuda.stream(s)):  # doctest: +SKIP
+    ...     f(x)
     """
     import torch
 

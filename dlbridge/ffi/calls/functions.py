@@ -40,7 +40,17 @@ _NULL: Final = immortal(make_function(_say_null))
 class Function(Object):
     """A function of libtvm_ffi: call it with any values and anybody's tensors.
 
-    Positional arguments only, unless its metadata names the parameters.
+    It takes positional arguments only, unless its metadata names the parameters.
+    `get_global_func`, a `Module` and `convert_func` give such functions.
+
+    Examples
+    --------
+    >>> f = ffi.convert_func(lambda x, y: x + y)
+    >>> f(1, 2)
+    3
+    >>> step = f.bind(1, 2)
+    >>> step()
+    3
     """
 
     __slots__ = ("_metadata", "_pointer")
@@ -201,8 +211,29 @@ def check_callable(function: object) -> None:
 def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function:
     """The Python callable as a `Function`.
 
-    Tensor arguments come as instances of *tensor_cls*, a class or a library's
-    name; as dlbridge's Tensor by default.
+    Parameters
+    ----------
+    pyfunc : callable
+        It is called with positional arguments.
+    tensor_cls : type or str, optional
+        Tensor arguments come as instances of this class, or of this library's
+        class; as `dlbridge.Tensor` by default.
+
+    Returns
+    -------
+    Function
+        It keeps *pyfunc* alive.
+
+    Raises
+    ------
+    TypeError
+        If *pyfunc* cannot be called.
+
+    Examples
+    --------
+    >>> total = ffi.convert_func(lambda x: float(x.sum()), tensor_cls="numpy")
+    >>> total(np.ones(3))
+    3.0
     """
     check_callable(pyfunc)
     target = pyfunc

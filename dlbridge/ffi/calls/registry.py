@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from .._lib import C, address, ffi, py
 from ..values.errors import raised
@@ -14,7 +14,7 @@ from .functions import Function, check_callable, described
 from .schemas import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "builtin",
@@ -25,9 +25,40 @@ __all__ = [
     "remove_global_func",
 ]
 
+_Callable = TypeVar("_Callable", bound="Callable[..., object]")
 
-def get_global_func(name: str, allow_missing: bool = False) -> Any:
-    """The global function *name*; None if *allow_missing*, else ValueError if there is none."""
+
+@overload
+def get_global_func(name: str, allow_missing: Literal[False] = False) -> Function: ...
+@overload
+def get_global_func(name: str, allow_missing: bool) -> Function | None: ...
+def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
+    """The global function *name*.
+
+    Parameters
+    ----------
+    name : str
+        As the library registered it.
+    allow_missing : bool
+        Whether None is returned where there is no such function.
+
+    Returns
+    -------
+    Function or None
+        The function, which keeps working when the name is removed.
+
+    Raises
+    ------
+    ValueError
+        If there is no such function, unless *allow_missing*.
+
+    Examples
+    --------
+    >>> ffi.get_global_func("ffi.Array")(1, 2)
+    (1, 2)
+    >>> ffi.get_global_func("docs.nothing", allow_missing=True) is None
+    True
+    """
     status, handle = _look_up(_name(name))
     if status:
         raise raised()
@@ -74,17 +105,73 @@ def _look_up(name: ByteArray) -> tuple[int, Handle | None]:
 
 
 def get_global_func_metadata(name: str) -> Mapping[str, Any]:
-    """The metadata of the global function *name*; ValueError if there is none."""
-    return get_global_func(name).metadata  # type: ignore[no-any-return]
+    """The metadata of the global function *name*.
+
+    Parameters
+    ----------
+    name : str
+        As the library registered it.
+
+    Returns
+    -------
+    Mapping
+        What the registrar said about the function, its ``type_schema`` first.
+
+    Raises
+    ------
+    ValueError
+        If there is no such function.
+
+    Examples
+    --------
+    >>> "type_schema" in ffi.get_global_func_metadata("ffi.GetRegisteredTypeKeys")
+    True
+    """
+    return get_global_func(name).metadata
 
 
+@overload
+def register_global_func(func_name: _Callable, *, override: bool = False) -> _Callable: ...
+@overload
+def register_global_func(func_name: str, f: _Callable, override: bool = False) -> _Callable: ...
+@overload
+def register_global_func(
+    func_name: str, f: None = None, override: bool = False
+) -> Callable[[_Callable], _Callable]: ...
 def register_global_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
     """Make the Python callable *f* the global function *func_name*.
 
     ``register_global_func("name", f)``, or as a decorator: ``@register_global_func``
     (the function's own name), ``@register_global_func("name")``. Positional
     parameters are published by name, so that others can pass keywords.
-    RuntimeError if the name is taken and *override* is false.
+
+    Parameters
+    ----------
+    func_name : str or callable
+        The name, or the decorated function.
+    f : callable, optional
+        The function.
+    override : bool
+        Whether a function with that name is replaced.
+
+    Returns
+    -------
+    callable
+        *f* itself; without it, a decorator.
+
+    Raises
+    ------
+    RuntimeError
+        If the name is taken and *override* is false.
+
+    Examples
+    --------
+    >>> @ffi.register_global_func("docs.double")
+    ... def double(x):
+    ...     return 2 * x
+    >>> ffi.get_global_func("docs.double")(x=4)
+    8
+    >>> ffi.remove_global_func("docs.double")
     """
     if callable(func_name):
         f, func_name = func_name, func_name.__name__
@@ -127,13 +214,37 @@ def _published(function: Any) -> dict[str, Any]:
 
 
 def remove_global_func(name: str) -> None:
-    """Remove the global function *name*; functions that were got keep working."""
+    """Remove the global function *name*; functions that were got keep working.
+
+    Parameters
+    ----------
+    name : str
+        As it was registered.
+
+    Examples
+    --------
+    >>> _ = ffi.register_global_func("docs.short", lambda: 1)
+    >>> ffi.remove_global_func("docs.short")
+    >>> "docs.short" in ffi.list_global_func_names()
+    False
+    """
     _name(name)
     call_with_gil(builtin("ffi.FunctionRemoveGlobal"), name)
 
 
 def list_global_func_names() -> list[str]:
-    """The names of all global functions, sorted."""
+    """The names of all global functions.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+
+    Examples
+    --------
+    >>> "ffi.Array" in ffi.list_global_func_names()
+    True
+    """
     # The list is copied when the functor is made: nothing changes in between.
     functor = call_with_gil(builtin("ffi.FunctionListGlobalNamesFunctor"))
     return sorted(functor(i) for i in range(functor(-1)))

@@ -28,14 +28,59 @@ _UNSIGNED: Final = (1 << 64) - 1
 def structural_equal(
     lhs: Any, rhs: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
 ) -> bool:
-    """Whether two values have the same structure and content."""
+    """Whether two values have the same structure and content.
+
+    Parameters
+    ----------
+    lhs, rhs : object
+        Any values.
+    map_free_vars : bool
+        Whether a free variable may stand for another.
+    skip_tensor_content : bool
+        Whether tensors are compared by shape and dtype only.
+
+    Returns
+    -------
+    bool
+        Whether they are equal.
+
+    Raises
+    ------
+    ValueError
+        If a value contains itself.
+    RecursionError
+        If it is nested more than 2000 levels deep.
+
+    Examples
+    --------
+    >>> ffi.structural_equal([1, {"a": 2}], [1, {"a": 2}])
+    True
+    """
     return _compare("ffi.StructuralEqual", lhs, rhs, map_free_vars, skip_tensor_content)  # type: ignore[no-any-return]
 
 
 def structural_hash(
     value: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
 ) -> int:
-    """A hash that values have in common which are `structural_equal`; unsigned, 64 bits."""
+    """A hash that values have in common which are `structural_equal`.
+
+    Parameters
+    ----------
+    value : object
+        Any value.
+    map_free_vars, skip_tensor_content : bool
+        As in `structural_equal`.
+
+    Returns
+    -------
+    int
+        Unsigned, 64 bits.
+
+    Examples
+    --------
+    >>> ffi.structural_hash([1, 2]) == ffi.structural_hash((1, 2))
+    True
+    """
     found = call_with_gil(
         builtin("ffi.StructuralHash"), bounded(value), map_free_vars, skip_tensor_content
     )
@@ -45,7 +90,25 @@ def structural_hash(
 def get_first_structural_mismatch(
     lhs: Any, rhs: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
 ) -> tuple[Any, Any] | None:
-    """The paths to the first difference, as two AccessPath objects; None if there is none."""
+    """The paths to the first difference of two values.
+
+    Parameters
+    ----------
+    lhs, rhs : object
+        Any values.
+    map_free_vars, skip_tensor_content : bool
+        As in `structural_equal`.
+
+    Returns
+    -------
+    tuple of two AccessPath objects, or None
+        None if there is no difference.
+
+    Examples
+    --------
+    >>> ffi.get_first_structural_mismatch([1, 2], [1, 2]) is None
+    True
+    """
     found = _compare("ffi.GetFirstStructuralMismatch", lhs, rhs, map_free_vars, skip_tensor_content)
     return None if found is None else tuple(found)
 
@@ -57,13 +120,25 @@ def _compare(name: str, lhs: Any, rhs: Any, *options: bool) -> Any:
 def register_if_known(type_key: str) -> Callable[[type[Object]], Any]:
     """`register_object`, if this libtvm_ffi has the type: older ones do without some."""
     if type_key in get_registered_type_keys():
-        return register_object(type_key)  # type: ignore[no-any-return]
+        return register_object(type_key)
     return lambda cls: cls
 
 
 @register_if_known("ffi.StructuralKey")
 class StructuralKey(Object):
-    """A value as a key, equal to keys with a structurally equal value."""
+    """A value as a key, equal to keys with a structurally equal value.
+
+    Parameters
+    ----------
+    key : object
+        Any value.
+
+    Examples
+    --------
+    >>> table = {ffi.StructuralKey([1, 2]): "found"}
+    >>> table[ffi.StructuralKey([1, 2])]
+    'found'
+    """
 
     __slots__ = ()
 

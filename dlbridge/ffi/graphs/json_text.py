@@ -28,13 +28,55 @@ _IN_PLACE: Final = frozenset(
 def to_json_graph_str(obj: Any, metadata: dict[str, Any] | None = None) -> str:
     """*obj* and all objects in it as JSON; what is shared stays shared.
 
-    ValueError if it contains itself, or something that has no text, such as a function.
+    Parameters
+    ----------
+    obj : object
+        Any value whose parts have a text, as functions have not.
+    metadata : dict, optional
+        Written beside the graph.
+
+    Returns
+    -------
+    str
+        For `from_json_graph_str`.
+
+    Raises
+    ------
+    ValueError
+        If *obj* contains itself, or something that has no text.
+
+    Examples
+    --------
+    >>> text = ffi.serialization.to_json_graph_str([1, "two"])
+    >>> ffi.serialization.from_json_graph_str(text)
+    (1, "two")
     """
     return call_with_gil(builtin("ffi.ToJSONGraphString"), bounded(obj), metadata)  # type: ignore[no-any-return]
 
 
-def from_json_graph_str(json_str: str) -> Any:
-    """The value that `to_json_graph_str` made text of. ValueError if it did not."""
+def from_json_graph_str(json_str: str) -> Any:  # anybody's: what the text describes
+    """The value that `to_json_graph_str` made text of.
+
+    Parameters
+    ----------
+    json_str : str
+        The text.
+
+    Returns
+    -------
+    object
+        A new value.
+
+    Raises
+    ------
+    ValueError
+        If the text is not such a graph.
+
+    Examples
+    --------
+    >>> ffi.serialization.from_json_graph_str(ffi.serialization.to_json_graph_str({"a": 1}))
+    {"a": 1}
+    """
     import json
 
     _check(json.loads(json_str))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
@@ -34,29 +34,68 @@ __all__ = [
 ]
 
 
+_Result = TypeVar("_Result")
+
+
 class WalkOrder(IntEnum):
-    """When a callback runs: before a value's children, or after them."""
+    """When a callback runs: before a value's children, or after them.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> ffi.structural_walk([1, 2], (int, seen.append), order=ffi.WalkOrder.PREORDER)
+    >>> seen
+    [1, 2]
+    """
 
     PREORDER = 0
     POSTORDER = 1
 
 
 class WalkResult(IntEnum):
-    """What a callback of `structural_walk` may return; SKIP leaves the children out."""
+    """What a callback of `structural_walk` may return; SKIP leaves the children out.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> def look(value):
+    ...     seen.append(value)
+    ...     return ffi.WalkResult.SKIP
+    >>> ffi.structural_walk([[1]], look, order="pre")
+    >>> len(seen)
+    1
+    """
 
     ADVANCE = 0
     SKIP = 1
 
 
 class InplaceMode(IntEnum):
-    """Whether a callback of `structural_mutate` may change its value in place."""
+    """Whether a callback of `structural_mutate` may change its value in place.
+
+    Examples
+    --------
+    >>> modes = []
+    >>> look = lambda value, mutator, mode: modes.append(mode) or value
+    >>> _ = ffi.structural_mutate([1], (int, look))
+    >>> modes[0] in list(ffi.InplaceMode)
+    True
+    """
 
     DISALLOW = 0
     ALLOW = 1
 
 
 class DefRegionKind(IntEnum):
-    """Whether a value is seen where names are defined (TVMFFIDefRegionKind)."""
+    """Whether a value is seen where names are defined (TVMFFIDefRegionKind).
+
+    Examples
+    --------
+    >>> kinds = []
+    >>> ffi.structural_walk([1], with_def_region_kind=(int, lambda value, kind: kinds.append(kind)))
+    >>> kinds == [ffi.DefRegionKind.NONE]
+    True
+    """
 
     NONE = C.kTVMFFIDefRegionKindNone
     DEF_PATTERN = C.kTVMFFIDefRegionKindPattern
@@ -65,7 +104,19 @@ class DefRegionKind(IntEnum):
 
 @register_if_known("ffi.VisitInterrupt")
 class VisitInterrupt(Object):
-    """What a callback returns to stop a walk; `value` goes to the caller."""
+    """What a callback returns to stop a walk.
+
+    Parameters
+    ----------
+    value : object
+        Goes to the caller, as the attribute `value`.
+
+    Examples
+    --------
+    >>> stop = lambda x: ffi.VisitInterrupt(x) if x > 1 else None
+    >>> ffi.structural_walk([1, 2, 3], (int, stop)).value
+    2
+    """
 
     __slots__ = ()
 
@@ -76,7 +127,18 @@ class VisitInterrupt(Object):
 
 @register_if_known("ffi.StructuralVisitor")
 class StructuralVisitor(Object):
-    """What a callback of `structural_visit` gets to go on with."""
+    """What a callback of `structural_visit` gets to go on with.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> def look(value, visitor):
+    ...     seen.append(value)
+    ...     return visitor.default_visit(value)
+    >>> ffi.structural_visit([1], look)
+    >>> seen
+    [(1,), 1]
+    """
 
     __slots__ = ()
 
@@ -92,26 +154,32 @@ class StructuralVisitor(Object):
         """Where the visit is now."""
         return DefRegionKind(_run("ffi.StructuralVisitorDefRegionKind", self))
 
-    def with_def_region_kind(self, kind: int, callback: Callable[[], Any]) -> Any:
+    def with_def_region_kind(self, kind: int, callback: Callable[[], _Result]) -> _Result:
         """The result of *callback*, called as if in a region of *kind*."""
-        return _run("ffi.StructuralVisitorWithDefRegionKind", self, int(kind), callback)
+        return _run("ffi.StructuralVisitorWithDefRegionKind", self, int(kind), callback)  # type: ignore[no-any-return]
 
 
 @register_if_known("ffi.StructuralMutator")
 class StructuralMutator(Object):
-    """What a callback of `structural_mutate` gets to go on with."""
+    """What a callback of `structural_mutate` gets to go on with.
+
+    Examples
+    --------
+    >>> ffi.structural_mutate([[1]], (int, lambda value, mutator: value + 1))
+    ((2,),)
+    """
 
     __slots__ = ()
 
-    def mutate(self, value: Any) -> Any:
+    def mutate(self, value: Any) -> Any:  # anybody's: what the callbacks make
         """*value* rewritten as the running rewrite does; itself if nothing changes."""
         return _run("ffi.StructuralMutatorMutate", self, value)
 
-    def default_mutate(self, value: Any) -> Any:
+    def default_mutate(self, value: Any) -> Any:  # anybody's: likewise
         """*value* with rewritten children, without a callback for itself."""
         return _run("ffi.StructuralMutatorDefaultMutate", self, value)
 
-    def var_remap_get(self, var: Object) -> Any:
+    def var_remap_get(self, var: Object) -> Any:  # anybody's: what was noted
         """The replacement that is noted for a variable; None if there is none."""
         return _run("ffi.StructuralMutatorVarRemapGet", self, var)
 
@@ -123,9 +191,9 @@ class StructuralMutator(Object):
         """Where the rewrite is now."""
         return DefRegionKind(_run("ffi.StructuralMutatorDefRegionKind", self))
 
-    def with_def_region_kind(self, kind: int, callback: Callable[[], Any]) -> Any:
+    def with_def_region_kind(self, kind: int, callback: Callable[[], _Result]) -> _Result:
         """The result of *callback*, called as if in a region of *kind*."""
-        return _run("ffi.StructuralMutatorWithDefRegionKind", self, int(kind), callback)
+        return _run("ffi.StructuralMutatorWithDefRegionKind", self, int(kind), callback)  # type: ignore[no-any-return]
 
 
 def structural_walk(
@@ -136,17 +204,65 @@ def structural_walk(
 ) -> VisitInterrupt | None:
     """Call the first callback that fits, on *root* and everything in it.
 
-    *callbacks* is a function of a value, ``(type, function)``, ``((type,
-    ...), function)``, or a sequence of those; *with_def_region_kind* has
-    functions of a value and its `DefRegionKind`. A callback returns None, a
-    `WalkResult`, or a `VisitInterrupt` to stop. *order* is ``"pre"`` or ``"post"``.
+    A callback returns None, a `WalkResult`, or a `VisitInterrupt` to stop.
+
+    Parameters
+    ----------
+    root : object
+        Any value.
+    callbacks : callable, tuple or sequence of tuples
+        A function of a value, ``(type, function)``, ``((type, ...), function)``, or
+        a sequence of those. The first that fits a value is called.
+    with_def_region_kind : as *callbacks*
+        Functions of a value and its `DefRegionKind`.
+    order : {"post", "pre"} or WalkOrder
+        Whether a value comes after its children or before them.
+
+    Returns
+    -------
+    VisitInterrupt or None
+        What a callback has stopped the walk with.
+
+    Raises
+    ------
+    ValueError
+        If *root* contains itself, or *order* is another.
+    RecursionError
+        If it is nested more than 2000 levels deep.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> ffi.structural_walk([1, ["x", 2]], (int, seen.append))
+    >>> seen
+    [1, 2]
     """
     entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
     return _run("ffi.StructuralWalk", bounded(root), *entries, _order(order))  # type: ignore[no-any-return]
 
 
 def structural_visit(root: Any, callbacks: Any = ()) -> VisitInterrupt | None:
-    """Like `structural_walk`, but each callback, of value and visitor, visits the children."""
+    """Like `structural_walk`, but each callback visits the children of its value itself.
+
+    Parameters
+    ----------
+    root : object
+        Any value.
+    callbacks : callable, tuple or sequence of tuples
+        A function of a value, ``(type, function)``, ``((type, ...), function)``, or
+        a sequence of those. The first that fits a value is called.
+        It gets a value and a `StructuralVisitor`.
+
+    Returns
+    -------
+    VisitInterrupt or None
+        What a callback has stopped the visit with.
+
+    Examples
+    --------
+    >>> ffi.structural_visit([1, 2], (int, lambda value, visitor: ffi.VisitInterrupt(value))).value
+    1
+    """
     return _run("ffi.StructuralVisit", bounded(root), _entries(callbacks))  # type: ignore[no-any-return]
 
 
@@ -155,20 +271,57 @@ def structural_map(
     callbacks: Any = (),
     with_def_region_kind: Any = (),
     order: str | WalkOrder = "post",
-) -> Any:
+) -> Any:  # anybody's: what the callbacks make
     """*root* with everything replaced by what the first callback that fits returns for it.
 
-    Callbacks are as in `structural_walk`. *root* is left as it is, unless it
-    comes as ``root._move()``.
+    Parameters
+    ----------
+    root : object
+        It is left as it is, unless it comes as ``root._move()``.
+    callbacks : callable, tuple or sequence of tuples
+        A function of a value, ``(type, function)``, ``((type, ...), function)``, or
+        a sequence of those. The first that fits a value is called.
+    with_def_region_kind : as *callbacks*
+        Functions of a value and its `DefRegionKind`.
+    order : {"post", "pre"} or WalkOrder
+        Whether a value comes after its children or before them.
+
+    Returns
+    -------
+    object
+        *root* itself if nothing changes.
+
+    Examples
+    --------
+    >>> ffi.structural_map([1, ["x", 2]], (int, lambda x: 10 * x))
+    (10, ("x", 20))
     """
     entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
     return _run("ffi.StructuralMap", _root(root), *entries, _order(order))
 
 
-def structural_mutate(root: Any, callbacks: Any = ()) -> Any:
-    """Like `structural_map`, but each callback, of value and mutator, rewrites the children.
+def structural_mutate(root: Any, callbacks: Any = ()) -> Any:  # anybody's: what the callbacks make
+    """Like `structural_map`, but each callback rewrites the children of its value itself.
 
-    A callback with a third parameter gets an `InplaceMode` there.
+    Parameters
+    ----------
+    root : object
+        It is left as it is, unless it comes as ``root._move()``.
+    callbacks : callable, tuple or sequence of tuples
+        A function of a value, ``(type, function)``, ``((type, ...), function)``, or
+        a sequence of those. The first that fits a value is called.
+        It gets a value, a `StructuralMutator`, and an `InplaceMode` if it has a
+        third parameter.
+
+    Returns
+    -------
+    object
+        *root* itself if nothing changes.
+
+    Examples
+    --------
+    >>> ffi.structural_mutate([1, "x"], (int, lambda value, mutator: -value))
+    (-1, "x")
     """
     entries = [(*entry, _takes_mode(entry[1])) for entry in _entries(callbacks)]
     return _run("ffi.StructuralMutate", _root(root), entries)

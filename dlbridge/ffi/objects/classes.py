@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from .._lib import C
 from ..calls.frames import call_with_gil
@@ -76,7 +76,25 @@ def index_of_class(cls: type) -> int | None:
 def object_class(type_key: str) -> type[Object]:
     """The class of objects of the type *type_key*, to construct and to test instances.
 
-    ValueError if no library has registered such a type.
+    Parameters
+    ----------
+    type_key : str
+        As the library registered it.
+
+    Returns
+    -------
+    type
+        A subclass of `Object` with the type's fields, methods and constructor.
+
+    Raises
+    ------
+    ValueError
+        If no library has registered such a type.
+
+    Examples
+    --------
+    >>> ffi.object_class("ffi.Module") is ffi.Module
+    True
     """
     return class_of(_object_index(type_key))
 
@@ -88,13 +106,40 @@ def _object_index(type_key: str) -> int:
     return index
 
 
-def register_object(type_key: str | type[Object] | None = None) -> Any:
+@overload
+def register_object(type_key: _Class) -> _Class: ...
+@overload
+def register_object(type_key: str | None = None) -> Callable[[_Class], _Class]: ...
+def register_object(type_key: Any = None) -> Any:
     """Make the decorated class, a subclass of `Object`, the class of a type's objects.
 
-    ``@register_object("my.Type")``; without a key the class's name is the key.
     The class gets the type's fields, methods and constructor, except those
     that it defines itself; a constructor of its own calls
-    ``self.__ffi_init__(...)``. ValueError if the type is not registered.
+    ``self.__ffi_init__(...)``.
+
+    Parameters
+    ----------
+    type_key : str, optional
+        As the library registered the type; the class's name by default.
+
+    Returns
+    -------
+    callable
+        A decorator, which returns the class.
+
+    Raises
+    ------
+    ValueError
+        If the type is not registered.
+
+    Examples
+    --------
+    >>> @ffi.register_object("ffi.reflection.AccessStep")
+    ... class AccessStep(ffi.Object):
+    ...     def shout(self):
+    ...         return repr(self).upper()
+    >>> ffi.object_class("ffi.reflection.AccessStep") is AccessStep
+    True
     """
     if isinstance(type_key, type):
         return register_object(type_key.__name__)(type_key)

@@ -15,18 +15,44 @@ __all__ = ["ObjectConvertible", "convert", "convertible_rule", "init_ffi_api"]
 
 
 class ObjectConvertible:
-    """Base of classes whose instances are passed as something else: what `asobject` returns."""
+    """Base of classes whose instances are passed as something else: what `asobject` returns.
 
-    def asobject(self) -> Any:
+    Examples
+    --------
+    >>> class Pair(ffi.ObjectConvertible):
+    ...     def asobject(self):
+    ...         return [1, 2]
+    >>> ffi.convert(Pair())
+    (1, 2)
+    """
+
+    def asobject(self) -> Any:  # anybody's: what the subclass stands for
         """The value to pass instead of this one."""
         raise NotImplementedError
 
 
-def convert(value: Any) -> Any:
+def convert(value: Any) -> Any:  # anybody's: the value itself where nothing changes
     """*value* as it arrives on the other side.
 
     A list or tuple as an Array, a dict as a Map, a function as a Function, an
     array as a Tensor on the same memory; a value that has no other form as itself.
+
+    Parameters
+    ----------
+    value : object
+        Any value.
+
+    Returns
+    -------
+    object
+        What a callee would get.
+
+    Examples
+    --------
+    >>> ffi.convert([1, "two", None])
+    (1, "two", None)
+    >>> ffi.convert(np.ones(3)).shape
+    (3,)
     """
     keep = Temporaries()  # what is packed lives until it has been read again
     keep.reading = True  # nobody is called, and a Tensor remembers that it is read-only
@@ -36,7 +62,25 @@ def convert(value: Any) -> Any:
 def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
     """Put the global functions ``namespace.name`` into a module, each as ``name``.
 
-    *target_module_name* is the module's name in `sys.modules`, *namespace* by default.
+    Parameters
+    ----------
+    namespace : str
+        The beginning of the functions' names, without the dot.
+    target_module_name : str, optional
+        The module's name in `sys.modules`; *namespace* by default.
+
+    Raises
+    ------
+    KeyError
+        If there is no such module.
+
+    Examples
+    --------
+    >>> import sys, types
+    >>> sys.modules["docs_api"] = types.ModuleType("docs_api")
+    >>> ffi.init_ffi_api("ffi", "docs_api")
+    >>> sys.modules["docs_api"].Array(1)
+    (1,)
     """
     if not isinstance(namespace, str):
         raise TypeError(f"a namespace is a str such as 'my_library', not {namespace!r}")

@@ -107,7 +107,7 @@ class _Mapping(Container):
             raise KeyError(key)
         return unpack(*found)
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
         """The value for *key*, *default* if there is none."""
         found = self._find(key)
         return default if found is None else unpack(*found)
@@ -153,7 +153,18 @@ class _Values(ValuesView[Any]):
 
 
 class Map(_Mapping, Mapping[Any, Any]):
-    """A mapping that never changes; what a Python dict becomes as an argument."""
+    """A mapping that never changes; what a Python dict becomes as an argument.
+
+    Parameters
+    ----------
+    input_dict : mapping or iterable of pairs
+        Keys and values, each converted as an argument is.
+
+    Examples
+    --------
+    >>> ffi.Map({"a": 1})["a"]
+    1
+    """
 
     __slots__ = ()
     _name = "ffi.Map"
@@ -164,7 +175,20 @@ class Map(_Mapping, Mapping[Any, Any]):
 
 
 class Dict(_Mapping, MutableMapping[Any, Any]):
-    """A mapping that everyone who holds it sees changing."""
+    """A mapping that everyone who holds it sees changing.
+
+    Parameters
+    ----------
+    input_dict : mapping or iterable of pairs
+        Keys and values, each converted as an argument is.
+
+    Examples
+    --------
+    >>> table = ffi.Dict()
+    >>> table["k"] = [1]
+    >>> table
+    {"k": (1,)}
+    """
 
     __slots__ = ()
     _name = "ffi.Dict"
@@ -187,7 +211,7 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
     def __delitem__(self, key: Any) -> None:
         self.pop(key)
 
-    def pop(self, key: Any, *default: Any) -> Any:
+    def pop(self, key: Any, *default: Any) -> Any:  # anybody's: the value
         """Remove *key* and return its value; *default*, or KeyError, if it is not there."""
         if len(default) > 1:
             raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")

@@ -34,7 +34,13 @@ _LIKE_SO: Final = frozenset({"dll", "dylib", "dso"})
 
 
 class ModulePropertyMask(IntFlag):
-    """What can be done with a module."""
+    """What can be done with a module.
+
+    Examples
+    --------
+    >>> ffi.ModulePropertyMask.RUNNABLE in ffi.system_lib().get_property_mask()
+    True
+    """
 
     BINARY_SERIALIZABLE = 0b001
     RUNNABLE = 0b010
@@ -47,6 +53,11 @@ class Module(Object):
 
     A function whose name is a method's here is had by ``module["kind"]``.
     Functions that were got keep the library loaded.
+
+    Examples
+    --------
+    >>> hasattr(ffi.system_lib(), "no_such_function")
+    False
     """
 
     # The functions that were got are kept as attributes.
@@ -158,9 +169,31 @@ class Module(Object):
 def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) -> Module:
     """The module in a shared library, or in another kind of file that has a loader.
 
-    With *keep_module_alive* it stays loaded for the life of the process: code
-    in it frees the objects that its functions return. FileNotFoundError if
-    there is no such file; RuntimeError if it cannot be loaded, with the reason.
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file. A bare name is looked for by the system's loader.
+    keep_module_alive : bool
+        Whether it stays loaded for the life of the process: code in it frees the
+        objects that its functions return.
+
+    Returns
+    -------
+    Module
+        Its functions are attributes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    RuntimeError
+        If it cannot be loaded; the message says why.
+
+    Examples
+    --------
+    >>> module = ffi.load_module(ffi.library_path.replace("tvm_ffi.", "tvm_ffi_testing."))
+    >>> module.testing_dll_schema_id_int(3)
+    3
     """
     from pathlib import Path
 
@@ -203,7 +236,20 @@ def _why_not(file: Path, error: RuntimeError) -> str:
 def system_lib(symbol_prefix: str = "") -> Module:
     """The functions that were registered in this process, as one module.
 
-    ``system_lib("my.")["f"]`` is the symbol ``__tvm_ffi_my.f``, or ``__tvm_ffi_f``.
+    Parameters
+    ----------
+    symbol_prefix : str
+        ``system_lib("my.")["f"]`` is the symbol ``__tvm_ffi_my.f``, or ``__tvm_ffi_f``.
+
+    Returns
+    -------
+    Module
+        Its functions are attributes.
+
+    Examples
+    --------
+    >>> ffi.system_lib().kind
+    'library'
     """
     return call_with_gil(builtin("ffi.SystemLib"), symbol_prefix)  # type: ignore[no-any-return]
 
@@ -211,8 +257,27 @@ def system_lib(symbol_prefix: str = "") -> Module:
 def register_system_lib_symbol(name: str, symbol: Any) -> None:
     """Make a C function of type TVMFFISafeCallType *name* of the system library.
 
-    *symbol* is its address, or a cffi function pointer or callback, which is
-    kept for ever: a registered symbol can be replaced, but not removed.
+    Parameters
+    ----------
+    name : str
+        With or without ``__tvm_ffi_`` in front.
+    symbol : int or cffi function pointer
+        The function's address, or a cffi function pointer or callback, which is
+        kept for ever: a registered symbol can be replaced, but not removed.
+
+    Raises
+    ------
+    ValueError
+        If *symbol* is NULL, or *name* cannot be the name of a C symbol.
+
+    Examples
+    --------
+    >>> from ctypes import CFUNCTYPE, c_int, c_void_p, cast
+    >>> safe_call = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_void_p)
+    >>> nothing = safe_call(lambda self, arguments, count, result: 0)
+    >>> ffi.register_system_lib_symbol("docs.nothing", cast(nothing, c_void_p).value)
+    >>> ffi.system_lib("docs.")["nothing"]() is None
+    True
     """
     if not isinstance(symbol, int):
         symbol = address(immortal(symbol))

@@ -41,8 +41,35 @@ def c_class(
 ) -> Callable[[_Class], _Class]:
     """`register_object`, with operators that compare and hash the fields, recursively.
 
-    What the class defines itself stays. Without *eq* two objects are equal if
-    they are the same one; without *init* they cannot be constructed.
+    What the class defines itself stays.
+
+    Parameters
+    ----------
+    type_key : str
+        As the library registered the type.
+    init : bool
+        Whether objects can be constructed.
+    eq : bool
+        Whether ``==`` compares the fields; else two objects are equal if they are
+        the same one.
+    order : bool
+        Whether ``<`` and the others compare the fields.
+    unsafe_hash : bool
+        Whether the hash is that of the fields, which may change.
+    match_args : bool
+        Whether ``match`` takes the fields by position.
+
+    Returns
+    -------
+    callable
+        A decorator, which returns the class.
+
+    Examples
+    --------
+    >>> @ffi.dataclasses.c_class("ffi.reflection.AccessStep", eq=True)
+    ... class AccessStep(ffi.Object): ...
+    >>> [field.name for field in ffi.dataclasses.fields(AccessStep)]
+    ['kind', 'key']
     """
 
     def register(cls: _Class) -> _Class:
@@ -92,7 +119,23 @@ def _refuse(self: Object, *_args: Any, **_kwargs: Any) -> None:
 
 
 def is_dataclass(obj: object) -> bool:
-    """Whether *obj* is an object of a registered type, or its class."""
+    """Whether *obj* is an object of a registered type, or its class.
+
+    Parameters
+    ----------
+    obj : object
+        Anything.
+
+    Returns
+    -------
+    bool
+        Whether `fields` takes it.
+
+    Examples
+    --------
+    >>> ffi.dataclasses.is_dataclass(ffi.object_class("ffi.reflection.AccessStep"))
+    True
+    """
     return _info_of(obj) is not None
 
 
@@ -102,7 +145,29 @@ def _info_of(obj: object) -> TypeInfo | None:
 
 
 def fields(class_or_instance: object) -> tuple[Field, ...]:
-    """The fields of a registered type, those of its ancestors first."""
+    """The fields of a registered type, those of its ancestors first.
+
+    Parameters
+    ----------
+    class_or_instance : object
+        An object of the type, or its class.
+
+    Returns
+    -------
+    tuple of Field
+        Each with `name`, `annotation`, `writable` and `has_default`.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+
+    Examples
+    --------
+    >>> cls = ffi.object_class("ffi.reflection.AccessStep")
+    >>> [field.name for field in ffi.dataclasses.fields(cls)]
+    ['kind', 'key']
+    """
     info = _info_of(class_or_instance)
     if info is None:
         raise TypeError(
@@ -113,14 +178,46 @@ def fields(class_or_instance: object) -> tuple[Field, ...]:
 
 
 def asdict(obj: Any) -> dict[str, Any]:
-    """The fields of *obj* by name; objects and containers in them converted likewise."""
+    """The fields of *obj* by name; objects and containers in them converted likewise.
+
+    Parameters
+    ----------
+    obj : Object
+        An object of a registered type.
+
+    Returns
+    -------
+    dict
+        Name of a field -> its value.
+
+    Examples
+    --------
+    >>> ffi.dataclasses.asdict(ffi.VisitInterrupt([1, 2]))
+    {'value': [1, 2]}
+    """
     if isinstance(obj, type):
         raise TypeError("asdict() takes an object, not its class")
     return {field.name: _plain(field.__get__(obj), asdict) for field in fields(obj)}
 
 
 def astuple(obj: Any) -> tuple[Any, ...]:
-    """The fields of *obj* in order; objects and containers in them converted likewise."""
+    """The fields of *obj* in order; objects and containers in them converted likewise.
+
+    Parameters
+    ----------
+    obj : Object
+        An object of a registered type.
+
+    Returns
+    -------
+    tuple
+        The values.
+
+    Examples
+    --------
+    >>> ffi.dataclasses.astuple(ffi.VisitInterrupt(3))
+    (3,)
+    """
     if isinstance(obj, type):
         raise TypeError("astuple() takes an object, not its class")
     return tuple(_plain(field.__get__(obj), astuple) for field in fields(obj))
@@ -135,7 +232,32 @@ def _plain(value: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def replace(obj: _Record, /, **changes: Any) -> _Record:
-    """A copy of *obj* with other values in some of its fields."""
+    """A copy of *obj* with other values in some of its fields.
+
+    Parameters
+    ----------
+    obj : Object
+        An object of a registered type whose objects C++ can copy.
+    **changes : object
+        Name of a field -> its new value. The field must be writable.
+
+    Returns
+    -------
+    Object
+        Of the same type.
+
+    Raises
+    ------
+    TypeError
+        If the type has no such field.
+
+    Examples
+    --------
+    >>> _ = ffi.load_module(ffi.library_path.replace("tvm_ffi.", "tvm_ffi_testing."))
+    >>> before = ffi.object_class("testing.TestCxxClassBase")(1, 2)
+    >>> ffi.dataclasses.asdict(ffi.dataclasses.replace(before, v_i32=5))
+    {'v_i64': 1, 'v_i32': 5}
+    """
     if isinstance(obj, type):
         raise TypeError("replace() takes an object, not its class")
     known = {field.name for field in fields(obj)}

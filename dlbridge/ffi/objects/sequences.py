@@ -121,7 +121,19 @@ class _Sequence(Container):
 
 
 class Array(_Sequence, Sequence[Any]):
-    """A sequence that never changes; what a Python list or tuple becomes as an argument."""
+    """A sequence that never changes; what a Python list or tuple becomes as an argument.
+
+    Parameters
+    ----------
+    input_list : iterable
+        The elements, each converted as an argument is.
+
+    Examples
+    --------
+    >>> a = ffi.Array([1, "two", [3.5]])
+    >>> a[-1], "two" in a, 1.0 in a
+    ((3.5,), True, False)
+    """
 
     __slots__ = ()
 
@@ -144,7 +156,20 @@ class Array(_Sequence, Sequence[Any]):
 
 
 class List(_Sequence, MutableSequence[Any]):
-    """A sequence that everyone who holds it sees changing."""
+    """A sequence that everyone who holds it sees changing.
+
+    Parameters
+    ----------
+    input_list : iterable
+        The elements, each converted as an argument is.
+
+    Examples
+    --------
+    >>> l = ffi.List([1, 2])
+    >>> l.append(3)
+    >>> l
+    [1, 2, 3]
+    """
 
     __slots__ = ()
 
@@ -229,7 +254,7 @@ class List(_Sequence, MutableSequence[Any]):
         with changing:
             self._replace(len(self), len(self), new)
 
-    def pop(self, index: SupportsIndex = -1) -> Any:
+    def pop(self, index: SupportsIndex = -1) -> Any:  # anybody's: the element
         """Remove and return the element at *index*; IndexError if there is none."""
         with changing:
             if not len(self):

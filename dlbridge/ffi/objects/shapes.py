@@ -20,7 +20,23 @@ _SHAPE: Final[int] = C.kTVMFFIShape
 
 
 class Shape(tuple[int, ...]):
-    """The dimensions of a tensor: a tuple, which goes to C as a Shape object."""
+    """The dimensions of a tensor: a tuple, which goes to C as a Shape object.
+
+    Parameters
+    ----------
+    content : iterable of int
+        Integers of 64 bits.
+
+    Raises
+    ------
+    ValueError
+        If one has more bits.
+
+    Examples
+    --------
+    >>> ffi.Shape((2, 3))
+    Shape((2, 3))
+    """
 
     # The object, once it was passed; a tuple's subclass has no other place for it.
     _object: Handle | None = None

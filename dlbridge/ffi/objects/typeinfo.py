@@ -184,5 +184,16 @@ def index_of(type_key: str) -> int:
 
 
 def get_registered_type_keys() -> list[str]:
-    """The keys of all types that are registered, sorted."""
+    """The keys of all types that are registered.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+
+    Examples
+    --------
+    >>> "ffi.Module" in ffi.get_registered_type_keys()
+    True
+    """
     return sorted(call_with_gil(builtin("ffi.GetRegisteredTypeKeys")))

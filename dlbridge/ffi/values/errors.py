@@ -11,7 +11,7 @@ import atexit
 import builtins
 import threading
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from .._lib import C, address, ffi, py
 from .backtraces import backtrace_of, traceback_of
@@ -31,6 +31,8 @@ from .words import (
 from .wrappers import Object, borrow, remember
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .words import Packer
 
 __all__ = [
@@ -48,15 +50,47 @@ __all__ = [
 
 _MAX_CAUSES: Final = 32
 
+_Exception = TypeVar("_Exception", bound=type[BaseException])
+
 _kinds: dict[type, str] = {}
 _classes: dict[str, type[BaseException]] = {}
 
 
+@overload
+def register_error(name_or_cls: _Exception) -> _Exception: ...
+@overload
+def register_error(name_or_cls: str, cls: _Exception) -> _Exception: ...
+@overload
+def register_error(name_or_cls: str | None = None) -> Callable[[_Exception], _Exception]: ...
 def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
     """Make a kind of error and an exception class each other's translation.
 
     ``register_error("Kind", Class)``, or as a decorator, with the class's own
     name or another: ``@register_error``, ``@register_error("Kind")``.
+
+    Parameters
+    ----------
+    name_or_cls : str or type, optional
+        The kind, as C has it, or the decorated class.
+    cls : type, optional
+        The exception class, which is constructed with the message.
+
+    Returns
+    -------
+    type or callable
+        The class; without it, a decorator.
+
+    Raises
+    ------
+    TypeError
+        If there is no exception class.
+
+    Examples
+    --------
+    >>> @ffi.register_error("DocsError")
+    ... class DocsError(ValueError): ...
+    >>> ffi.Error("DocsError", "text").py_error()
+    DocsError('text')
     """
     if isinstance(name_or_cls, type):
         return register_error(name_or_cls.__name__, name_or_cls)
@@ -96,7 +130,22 @@ for _name in (
 
 
 class Error(Object):
-    """An error object of libtvm_ffi; not an exception, `py_error` makes one."""
+    """An error object of libtvm_ffi. It is not an exception; `py_error` makes one.
+
+    Parameters
+    ----------
+    kind : str
+        By convention the name of a Python exception class.
+    message : str
+        What happened.
+    backtrace : str
+        Lines as in Python's tracebacks, the most recent call first.
+
+    Examples
+    --------
+    >>> ffi.Error("ValueError", "wrong").py_error()
+    ValueError('wrong')
+    """
 
     __slots__ = ()
 
@@ -129,7 +178,7 @@ class Error(Object):
         return _member(_cell(self._handle).cause_chain)  # type: ignore[no-any-return]
 
     @property
-    def extra_context(self) -> Any:
+    def extra_context(self) -> Any:  # anybody's: what the raiser attached
         """What the raiser attached; for an error out of Python the exception."""
         return _member(_cell(self._handle).extra_context)
 

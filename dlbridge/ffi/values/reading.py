@@ -27,7 +27,28 @@ class ReadOnlyArgument:
 
 
 def readonly(value: Any) -> ReadOnlyArgument:
-    """*value* as an argument that the function only reads."""
+    """Say that the function that gets *value* as an argument only reads it.
+
+    A read-only tensor is refused as an argument otherwise, because a ``DLTensor``
+    cannot tell the function that its memory must not be written.
+
+    Parameters
+    ----------
+    value : object
+        A tensor of any library, or a value with tensors in it.
+
+    Returns
+    -------
+    ReadOnlyArgument
+        To be passed to a function, or put into a container.
+
+    Examples
+    --------
+    >>> x = np.arange(3.0)
+    >>> x.flags.writeable = False
+    >>> ffi.get_global_func("ffi.Array")(ffi.readonly(x))[0].readonly
+    True
+    """
     return ReadOnlyArgument(value)
 
 

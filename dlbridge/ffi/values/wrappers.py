@@ -30,6 +30,12 @@ class Object:
     As long as one wrapper of an object lives, every value that is this object
     is that wrapper: ``a.x is a.x``. Compare by ``is`` or ``==``; hash by
     identity. It can be referenced weakly.
+
+    Examples
+    --------
+    >>> f = ffi.convert_func(lambda: 1)
+    >>> isinstance(f, ffi.Object), ffi.Array([f])[0] is f
+    (True, True)
     """
 
     __slots__ = ("__weakref__", "_handle", "_index")
