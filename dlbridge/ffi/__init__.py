@@ -1,4 +1,4 @@
-"""TVM-FFI from Python: compiled kernels, called with anybody's tensors.
+"""TVM-FFI from Python: compiled kernels, called with tensors of any library.
 
 Names and behaviour are those of the tvm_ffi package where the thing is the
 same. Importing this loads nothing; each name is loaded at its first use, and

@@ -1,4 +1,4 @@
-"""Loads libtvm_ffi: where it is found, which symbols it must have, how each is called.
+"""Loading of libtvm_ffi: where it is found, which symbols it must have, how each is called.
 
 Importing this module loads the library; nothing else in dlbridge does. Two
 views of the same library are given:
@@ -128,7 +128,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
     try:
         # Finds the package without importing it.
         spec = importlib.util.find_spec("tvm_ffi")
-    except ValueError:  # a tvm_ffi in sys.modules that is no package
+    except ValueError:  # tvm_ffi in sys.modules is not a package
         spec = None
     for folder in (spec and spec.submodule_search_locations) or ():
         # Not pathlib: its import takes as long as the rest of this module.

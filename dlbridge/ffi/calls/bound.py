@@ -18,7 +18,7 @@ __all__ = ["BoundCall", "bind"]
 
 
 class BoundCall(Protocol):
-    """What `Function.bind` returns: a plain Python function, the fastest to call.
+    """The result of `Function.bind`: a plain Python function, the fastest to call.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
 
     def call() -> Any:
         arguments, call_c = packed
-        # One statement without a call: nobody comes between reading and writing.
+        # One statement without a call: no other thread comes between reading and writing.
         taken, busy[0] = busy[0], True
         if taken:
             return _call_apart(call_c, pointer, arguments, count)
@@ -133,7 +133,7 @@ def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
 def _pack(bound: list[Any]) -> tuple[Any, Callable[[Any, Any, int, Any], int]]:
     """The packed arguments of a bound call, and what to call the function with.
 
-    What the arguments point to lives as long as they.
+    The memory to which the arguments point lives as long as they do.
     """
     keep = Temporaries()
     words, first, _result, _kinds = pack_frame(bound, keep)

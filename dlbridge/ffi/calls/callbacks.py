@@ -85,7 +85,7 @@ def _check_not_kept(lent: list[Any], result: Any) -> None:
     """ExchangeError if the callback returns a lent tensor, or an object has one now."""
     for tensor in lent:
         handle = getattr(tensor, "_native", None)
-        # Ours is the one reference, if nobody else has the tensor as an object.
+        # If no other code has the tensor as an object, ours is the only reference.
         if handle is not None and use_count(handle) > 1:
             tag, payload, result[0], result[1] = result[0], result[1], 0, 0
             release(tag, payload)

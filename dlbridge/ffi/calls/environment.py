@@ -36,7 +36,9 @@ _MAX_INDEX: Final = 1 << 16
 def set_stream(where: Device, stream: int) -> int:
     """Set the stream of *where* in this thread's environment; the one before."""
     if where.type >= _MAX_TYPE or where.index >= _MAX_INDEX:
-        raise ValueError(f"{where} is no device that the environment has room for")
+        raise ValueError(
+            f"{where} is outside the environment's table of devices (1024 types, 65536 ids)"
+        )
     return address(swap_stream(where.type, where.index, stream))
 
 
@@ -76,7 +78,7 @@ def get_raw_stream(device_like: Any) -> int:
 
 
 def _handle(stream: object) -> int | None:
-    """The native handle that *stream* is; None if it is no handle."""
+    """*stream* as a native handle; None if it is another kind of object."""
     if isinstance(stream, ctypes.c_void_p):
         return stream.value or 0
     return stream if isinstance(stream, int) else None

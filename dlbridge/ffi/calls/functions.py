@@ -26,7 +26,7 @@ def _say_moved(*_arguments: Any) -> None:
     raise ValueError("the Function was moved into a call and is empty now")
 
 
-# What an empty Function calls: nobody has to look whether it is empty.
+# Called by an empty Function, so that no call has to check whether it is empty.
 _MOVED: Final = immortal(make_function(_say_moved))
 
 
@@ -38,7 +38,7 @@ _NULL: Final = immortal(make_function(_say_null))
 
 
 class Function(Object):
-    """A function of libtvm_ffi: call it with any values and anybody's tensors.
+    """A function of libtvm_ffi: call it with any values and with tensors of any library.
 
     It takes positional arguments only, unless its metadata names the parameters.
     `get_global_func`, a `Module` and `convert_func` give such functions.
@@ -121,7 +121,7 @@ class Function(Object):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the registrar says about the function, as JSON; empty if nothing."""
+        """The metadata that was registered with the function; empty if there is none."""
         found = getattr(self, "_metadata", {})
         if isinstance(found, str):
             found = self._metadata = parse(found)

@@ -195,7 +195,7 @@ def register_global_func(func_name: Any, f: Any = None, override: bool = False) 
 
 
 def _published(function: Any) -> dict[str, Any]:
-    """What is registered beside *function*: a schema, and its parameters' names."""
+    """The metadata that is registered with *function*: a schema, and its parameters' names."""
     if isinstance(function, Function):
         return dict(function.metadata)
     metadata: dict[str, Any] = {"type_schema": '{"type":"ffi.Function"}'}

@@ -53,7 +53,7 @@ class WalkOrder(IntEnum):
 
 
 class WalkResult(IntEnum):
-    """What a callback of `structural_walk` may return; SKIP leaves the children out.
+    """Results of a callback of `structural_walk`; SKIP leaves the children out.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class DefRegionKind(IntEnum):
 
 @register_if_known("ffi.VisitInterrupt")
 class VisitInterrupt(Object):
-    """What a callback returns to stop a walk.
+    """The result of a callback that stops a walk.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class VisitInterrupt(Object):
 
 @register_if_known("ffi.StructuralVisitor")
 class StructuralVisitor(Object):
-    """What a callback of `structural_visit` gets to go on with.
+    """The second argument of a callback of `structural_visit`, which continues the visit.
 
     Examples
     --------
@@ -161,7 +161,7 @@ class StructuralVisitor(Object):
 
 @register_if_known("ffi.StructuralMutator")
 class StructuralMutator(Object):
-    """What a callback of `structural_mutate` gets to go on with.
+    """The second argument of a callback of `structural_mutate`, which continues the rewrite.
 
     Examples
     --------

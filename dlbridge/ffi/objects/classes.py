@@ -25,7 +25,7 @@ __all__ = ["class_of", "index_of_class", "object_class", "register_object"]
 
 _Class = TypeVar("_Class", bound=type[Object])
 
-# What Object itself needs is no field's to take; the constructor is made apart.
+# Names that Object itself needs: a field cannot have them. The constructor is made apart.
 _RESERVED: Final = frozenset({"_adopt", "_handle", "_index", "__weakref__", "__ffi_init__"})
 
 _classes: dict[int, type[Object]] = {
@@ -69,7 +69,7 @@ def class_of(index: int) -> type[Object]:
 
 
 def index_of_class(cls: type) -> int | None:
-    """The type index whose objects are of class *cls*; None if it is no such class."""
+    """The type index whose objects are of class *cls*; None if there is no such type."""
     return next((index for index, known in list(_classes.items()) if known is cls), None)
 
 
@@ -202,7 +202,7 @@ def _method(found: Method) -> Any:
 
 
 class _Signed:
-    """What `inspect.signature` finds behind a function: its signature, made when asked for.
+    """The object in which `inspect.signature` finds a function's signature, made when asked for.
 
     inspect takes 4 ms to import, of the 25 before a first call of a function.
     """
@@ -275,7 +275,7 @@ def _with_self(signature: Signature) -> Signature:
 
 
 def _signature(info: TypeInfo | None) -> Signature:
-    """What the library's own constructor takes: required fields first, keywords last."""
+    """The signature of the library's own constructor: required fields first, keywords last."""
     from inspect import Parameter, Signature
 
     # By name, for a type may declare a field of its ancestor's again.

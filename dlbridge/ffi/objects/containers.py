@@ -1,4 +1,4 @@
-"""What the library's four containers share, and how they are passed."""
+"""The common part of the library's four containers, and how they are passed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Self = TypeVar("_Self", bound="Container")
 
 
 class Container(Object):
-    """What the library's four containers share: equality, hash, repr and copies.
+    """The common part of the library's four containers: equality, hash, repr and copies.
 
     Elements are equal if they have the same type and value; tensors, functions
     and modules if they are the same one; Python objects if Python says so.
@@ -111,7 +111,7 @@ class Container(Object):
         raise NotImplementedError
 
     def _pickled(self, content: Any) -> tuple[Any, ...]:
-        """What `__reduce__` returns; ValueError if the container contains itself."""
+        """The result of `__reduce__`; ValueError if the container contains itself."""
         from ..graphs.bounds import bounded  # needs the containers
 
         bounded(self)

@@ -55,7 +55,7 @@ def convert(value: Any) -> Any:  # anybody's: the value itself where nothing cha
     (3,)
     """
     keep = Temporaries()  # what is packed lives until it has been read again
-    keep.reading = True  # nobody is called, and a Tensor remembers that it is read-only
+    keep.reading = True  # no function is called, and a Tensor remembers that it is read-only
     return view(*pack(value, keep))
 
 
@@ -97,7 +97,7 @@ def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
 
 def _pack_convertible(value: ObjectConvertible, keep: Temporaries) -> tuple[int, int]:
     found = value.asobject()
-    keep.append(found)  # perhaps nobody else holds it
+    keep.append(found)  # there may be no other reference
     return pack(found, keep)
 
 

@@ -44,7 +44,7 @@ ANY_SIZE: Final[int] = ffi.sizeof("TVMFFIAny")
 
 
 class Members(Temporaries):
-    """Temporaries of a call that runs no kernel: nobody asks for streams."""
+    """Temporaries of a call that runs no kernel: streams do not matter."""
 
 
 class Packed:

@@ -48,7 +48,7 @@ def _pairs(values: Any) -> list[Any]:
 
 
 class _Mapping(Container):
-    """What Map and Dict share."""
+    """The common part of Map and Dict."""
 
     __slots__ = ()
 

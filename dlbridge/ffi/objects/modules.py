@@ -34,7 +34,7 @@ _LIKE_SO: Final = frozenset({"dll", "dylib", "dso"})
 
 
 class ModulePropertyMask(IntFlag):
-    """What can be done with a module.
+    """The properties of a module, as flags.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class Module(Object):
     def get_function_metadata(
         self, name: str, query_imports: bool = False
     ) -> Mapping[str, Any] | None:
-        """What the library says about the function, its ``type_schema`` first; None if nothing."""
+        """The function's metadata, its ``type_schema`` first; None if the library has none."""
         text = self._call("ffi.ModuleGetFunctionMetadata", name, query_imports)
         return parse(text) or None
 
@@ -121,7 +121,7 @@ class Module(Object):
 
     @property
     def kind(self) -> str:
-        """What the module is made of: ``"library"`` for a shared library."""
+        """The kind of the module: ``"library"`` for a shared library."""
         return self._call("ffi.ModuleGetKind")  # type: ignore[no-any-return]
 
     @property
@@ -150,7 +150,7 @@ class Module(Object):
         self._call("ffi.ModuleWriteToFile", os.fspath(file_name), fmt)
 
     def get_property_mask(self) -> ModulePropertyMask:
-        """What can be done with the module."""
+        """The properties of the module, as flags."""
         return ModulePropertyMask(self._call("ffi.ModuleGetPropertyMask"))
 
     def is_binary_serializable(self) -> bool:
@@ -215,7 +215,7 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
 
 
 def _why_not(file: Path, error: RuntimeError) -> str:
-    """What is wrong with *file*, and what to do about it."""
+    """The message for a *file* that cannot be loaded: the reason, and what to do."""
     names = list_global_func_names()
     known = {name.removeprefix(_LOADERS) for name in names if name.startswith(_LOADERS)}
     if "so" in known:

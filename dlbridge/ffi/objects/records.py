@@ -41,7 +41,7 @@ def c_class(
 ) -> Callable[[_Class], _Class]:
     """`register_object`, with operators that compare and hash the fields, recursively.
 
-    What the class defines itself stays.
+    Members that the class defines itself are kept.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ def _protocol(name: str, packer: Any) -> Any:
 
         def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
             found = getattr(value, name)()
-            keep.append(found)  # perhaps nobody else holds it
+            keep.append(found)  # there may be no other reference
             return packer(found, keep)  # type: ignore[no-any-return]
 
         return pack_result

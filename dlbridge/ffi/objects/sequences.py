@@ -32,7 +32,7 @@ def _cell(handle: int) -> Any:
 
 
 class _Sequence(Container):
-    """What Array and List share; both begin with a TVMFFISeqCell."""
+    """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
     __slots__ = ()
 

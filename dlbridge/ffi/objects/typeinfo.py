@@ -130,7 +130,7 @@ class Method:
 
     @property
     def signature(self) -> Signature:
-        """What it takes and returns, as far as the library says."""
+        """The signature, as far as the library says."""
         return signature_of(parse(self._metadata))
 
 

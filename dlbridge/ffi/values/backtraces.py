@@ -42,7 +42,7 @@ def _frame(file: str, function: str) -> FrameType:
     """A frame that says it is *function* in *file*, and refers to nothing.
 
     The frame of a generator that never ran has no caller, so that it keeps
-    nobody's locals alive.
+    no local variables alive.
     """
     generator: Any = FunctionType(_code(file, function), {"__name__": file})()
     return generator.gi_frame  # type: ignore[no-any-return]

@@ -159,12 +159,12 @@ class Error(Object):
 
     @property
     def kind(self) -> str:
-        """What kind of error it is, by convention a Python class's name."""
+        """The kind of the error, by convention the name of a Python class."""
         return text_of(_cell(self._handle).kind)
 
     @property
     def message(self) -> str:
-        """What happened."""
+        """The message."""
         return text_of(_cell(self._handle).message)
 
     @property
@@ -179,7 +179,7 @@ class Error(Object):
 
     @property
     def extra_context(self) -> Any:  # anybody's: what the raiser attached
-        """What the raiser attached; for an error out of Python the exception."""
+        """The value that the raiser attached; for an error from Python, the exception."""
         return _member(_cell(self._handle).extra_context)
 
     def update_backtrace(self, backtrace: str) -> None:
@@ -204,7 +204,7 @@ class Error(Object):
 # --- C to Python ---------------------------------------------------------------
 
 
-# Threads in which a callback has failed and nobody is known to have taken the error yet.
+# Threads in which a callback has failed, whose error has perhaps not been taken yet.
 untaken: Final[set[int]] = set()
 
 
@@ -240,7 +240,7 @@ def raised() -> BaseException:
 
 
 def interrupted(error: SystemError) -> BaseException:
-    """What to raise when a call came back with a Python exception set.
+    """The exception to raise when a call returned with a Python exception set.
 
     That is how `PyErr_CheckSignals` inside a long call ends: cffi reports a
     SystemError whose cause is the KeyboardInterrupt.

@@ -1,4 +1,4 @@
-"""Tensors as arguments and results: anybody's in, ours (or a library's of your choice) out.
+"""Tensors as arguments and results: of any library in, ours (or those of a chosen library) out.
 
 An argument becomes a Tensor object of libtvm_ffi over the same memory: our own
 and torch's by the C exchange tables, other libraries' by ``__dlpack__``. The
@@ -192,7 +192,7 @@ def _torch_packer(table: ForeignTable) -> Packer:
     pack_by_table = _table_packer(table)
 
     def pack_torch(value: Any, keep: Temporaries) -> tuple[int, int]:
-        # A gradient is no obstacle to reading the memory; lazy signs are.
+        # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
         if value.is_conj() or value.is_neg():
             raise ExchangeError(
                 "the torch tensor is lazily conjugated or negated, which a kernel does not see; "

@@ -61,12 +61,12 @@ _CACHED_CLASSES: Final = 2048
 
 
 class Temporaries(list[Any]):
-    """What packed arguments point to; it must live until the call has returned."""
+    """The objects to which packed arguments point; they must live until the call has returned."""
 
     streams: list[tuple[int, int, Callable[[], int | None]]] | None = None
     """``(DLDeviceType, device_id, stream)`` of each argument that lies on a device.
 
-    ``stream()`` is asked when the call begins; None where nobody knows of one.
+    ``stream()`` is asked when the call begins; None where no stream is known.
     """
 
     reading = False
@@ -177,7 +177,7 @@ class Handle(int):
         __del__ = _instance_method(py.TVMFFIObjectDecRef)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        # Whoever made an integer of it again would own a reference that nobody took.
+        # An integer made from the pickle would own a reference that was never taken.
         raise TypeError(
             "objects of libtvm_ffi are neither pickled nor deep-copied by Python; "
             "dlbridge.ffi.serialization.to_json_graph_str makes text of many"
@@ -209,8 +209,8 @@ def new_place() -> Any:
 def made(place: Any, function: Callable[..., int], *arguments: Any) -> tuple[int, Handle | None]:
     """Call the C *function* with *arguments* and *place*, where it writes a new object.
 
-    What it returns, and the owner of the object; None if it made none. *place*
-    says afterwards which of the two it was, whatever was raised meanwhile.
+    Returns its status, and the owner of the object or None. Afterwards *place*
+    is NULL if no object was made, whatever exception has come meanwhile.
     """
     return _own_result(place, function, *arguments, ffi.cast("void **", place))
 
@@ -234,7 +234,7 @@ def _own_result(place: Any, function: Any, *arguments: Any) -> tuple[int, Handle
 
 
 def release(tag: int, payload: int) -> None:
-    """Let go of an owned TVMFFIAny that nobody wants."""
+    """Drop the reference of an owned TVMFFIAny that is not used."""
     if OBJECT_BEGIN <= tag & INDEX_MASK <= LAST_INDEX:
         Handle(payload)
 

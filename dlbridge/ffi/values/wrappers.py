@@ -80,7 +80,7 @@ class Object:
         return hand_over(self)
 
     def __reduce__(self) -> Any:
-        # Python would copy the address, and with it own a reference that nobody took.
+        # Python would copy the address, and drop a reference that was never taken.
         raise TypeError(f"a {type_key_of(self._index)} can be neither copied nor pickled")
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Object:
 
 
 class MovedObject:
-    """What `Object._move` gives, to be used as an argument once."""
+    """The result of `Object._move`, to be used as an argument once."""
 
     __slots__ = ("moved",)
 
