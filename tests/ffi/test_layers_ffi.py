@@ -169,3 +169,35 @@ def test_generated_calls_can_be_read_by_debuggers():
 
     lines = inspect.getsource(ffi.Function.__call__)
     assert "words[2] = INT" in lines
+
+
+def test_users_and_pickles_do_not_know_the_rooms():
+    import pickle
+
+    for name in ffi.__all__:
+        if isinstance(getattr(ffi, name), type) and ffi._HOMES[name] not in (
+            "dlbridge",
+            ".calls.bound",
+        ):
+            assert getattr(ffi, name).__module__ == "dlbridge.ffi", name
+    values = [
+        ffi.Array([1, ffi.List([2])]),
+        ffi.Dict({"a": ffi.Map({1: 2})}),
+        ffi.Shape((2, 3)),
+        ffi.Error("ValueError", "text"),
+        ffi.WalkOrder.PREORDER,
+        ffi.VisitInterrupt(3),
+    ]
+    data = pickle.dumps(values)
+    assert b"dlbridge.ffi" in data
+    for room in (b"ffi.values", b"ffi.calls", b"ffi.objects", b"ffi.graphs"):
+        assert room not in data
+    code = (
+        "import pickle, sys\n"
+        "values = pickle.loads(sys.stdin.buffer.read())\n"
+        "from dlbridge import ffi\n"
+        "assert values[0] == [1, ffi.List([2])] and type(values[0]) is ffi.Array, values\n"
+        "assert values[1]['a'][1] == 2 and values[2] == (2, 3) and values[3].message == 'text'\n"
+        "assert values[4] is ffi.WalkOrder.PREORDER and values[5].value == 3\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, input=data, check=True)

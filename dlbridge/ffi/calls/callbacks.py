@@ -18,7 +18,6 @@ from ..values.words import (
     defines,
     pack,
     release,
-    use_count,
     view,
 )
 from .entries import Entry
@@ -86,7 +85,7 @@ def _check_not_kept(lent: list[Any], result: Any) -> None:
     for tensor in lent:
         handle = getattr(tensor, "_native", None)
         # If no other code has the tensor as an object, ours is the only reference.
-        if handle is not None and use_count(handle) > 1:
+        if handle is not None and handle.is_lent():
             tag, payload, result[0], result[1] = result[0], result[1], 0, 0
             release(tag, payload)
             raise ExchangeError(

@@ -53,6 +53,8 @@ class Function(Object):
     3
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     __slots__ = ("_metadata", "_pointer")
 
     _pointer: Any

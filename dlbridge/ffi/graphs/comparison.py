@@ -140,6 +140,8 @@ class StructuralKey(Object):
     'found'
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     __slots__ = ()
 
     def __init__(self, key: Any) -> None:

@@ -118,3 +118,8 @@ def _members(index: int, data: Mapping[str, Any]) -> list[Any]:
         for field in fields
         if field.name in data and field.static_type_index not in _IN_PLACE
     ]
+
+
+# Where users and pickles find them.
+for _function in (to_json_graph_str, from_json_graph_str):
+    _function.__module__ = "dlbridge.ffi.serialization"

@@ -48,6 +48,8 @@ class WalkOrder(IntEnum):
     [1, 2]
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     PREORDER = 0
     POSTORDER = 1
 
@@ -66,6 +68,8 @@ class WalkResult(IntEnum):
     1
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     ADVANCE = 0
     SKIP = 1
 
@@ -82,6 +86,8 @@ class InplaceMode(IntEnum):
     True
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     DISALLOW = 0
     ALLOW = 1
 
@@ -96,6 +102,8 @@ class DefRegionKind(IntEnum):
     >>> kinds == [ffi.DefRegionKind.NONE]
     True
     """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     NONE = C.kTVMFFIDefRegionKindNone
     DEF_PATTERN = C.kTVMFFIDefRegionKindPattern
@@ -118,6 +126,8 @@ class VisitInterrupt(Object):
     2
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     __slots__ = ()
 
     def __init__(self, value: Any = None) -> None:
@@ -139,6 +149,8 @@ class StructuralVisitor(Object):
     >>> seen
     [(1,), 1]
     """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
 
@@ -168,6 +180,8 @@ class StructuralMutator(Object):
     >>> ffi.structural_mutate([[1]], (int, lambda value, mutator: value + 1))
     ((2,),)
     """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
 

@@ -26,6 +26,8 @@ class ObjectConvertible:
     (1, 2)
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     def asobject(self) -> Any:  # anybody's: what the subclass stands for
         """The value to pass instead of this one."""
         raise NotImplementedError

@@ -166,6 +166,8 @@ class Map(_Mapping, Mapping[Any, Any]):
     1
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     __slots__ = ()
     _name = "ffi.Map"
 
@@ -189,6 +191,8 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
     >>> table
     {"k": (1,)}
     """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
     _name = "ffi.Dict"

@@ -42,6 +42,8 @@ class ModulePropertyMask(IntFlag):
     True
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     BINARY_SERIALIZABLE = 0b001
     RUNNABLE = 0b010
     COMPILATION_EXPORTABLE = 0b100
@@ -59,6 +61,8 @@ class Module(Object):
     >>> hasattr(ffi.system_lib(), "no_such_function")
     False
     """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     # The functions that were got are kept as attributes.
     __slots__ = ("__dict__",)

@@ -135,6 +135,8 @@ class Array(_Sequence, Sequence[Any]):
     ((3.5,), True, False)
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     __slots__ = ()
 
     def __new__(cls, input_list: Iterable[Any] = ()) -> Array:
@@ -170,6 +172,8 @@ class List(_Sequence, MutableSequence[Any]):
     >>> l
     [1, 2, 3]
     """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
 

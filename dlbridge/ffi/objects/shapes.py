@@ -38,6 +38,8 @@ class Shape(tuple[int, ...]):
     Shape((2, 3))
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     # The object, once it was passed; a tuple's subclass has no other place for it.
     _object: Handle | None = None
 

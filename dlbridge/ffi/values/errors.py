@@ -147,6 +147,8 @@ class Error(Object):
     ValueError('wrong')
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     __slots__ = ()
 
     def __new__(cls, kind: str = "RuntimeError", message: str = "", backtrace: str = "") -> Error:

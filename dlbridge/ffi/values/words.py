@@ -176,6 +176,10 @@ class Handle(int):
         # interrupted by a Ctrl-C before its first instruction, and drop nothing.
         __del__ = _instance_method(py.TVMFFIObjectDecRef)
 
+    def is_lent(self) -> bool:
+        """Whether something else has a reference, too: C, or a container."""
+        return use_count(self) > 1
+
     def __reduce_ex__(self, _protocol: Any) -> Any:
         # An integer made from the pickle would own a reference that was never taken.
         raise TypeError(

@@ -38,6 +38,8 @@ class Object:
     (True, True)
     """
 
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
     __slots__ = ("__weakref__", "_handle", "_index")
 
     _handle: Handle | None

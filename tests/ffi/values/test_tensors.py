@@ -476,3 +476,14 @@ def test_a_lent_tensor_is_not_given_away(way):
     assert copy(torch.arange(3.0)).tolist() == [0, 1, 2]
     size = ffi.convert_func(lambda tensor: tensor.size)
     assert lending(lambda tensor: size(tensor) + 1)(torch.arange(3.0)) == 4
+
+
+def test_a_tensor_that_was_passed_knows_whether_it_is_still_in_use(echo):
+    """So that the end of a host view can drop what a call has left behind."""
+    tensor = dlbridge.zeros(3)
+    echo([tensor])
+    assert not tensor._native.is_lent()
+    kept = ffi.Array([tensor])
+    assert tensor._native.is_lent()
+    del kept
+    assert not tensor._native.is_lent()
