@@ -86,9 +86,7 @@ def module(name: str, cdef: str) -> str:
 def main(check: bool) -> int:
     """Rewrite the files, or compare them; the process's exit code."""
     files = header_texts()
-    files["dlbridge/core/dlpack/_cdefs.py"] = module(
-        "dlbridge.core.dlpack._cdefs", "".join(files.values())
-    )
+    files["dlbridge/core/_cdefs.py"] = module("dlbridge.core._cdefs", "".join(files.values()))
     stale = False
     for name, new in files.items():
         path = ROOT / name

@@ -22,125 +22,82 @@ if TYPE_CHECKING:
     from typing import Any
 
     from . import ffi as ffi
-    from .core.incoming.array_likes import asarray
-    from .core.incoming.cuda_array_interface import from_cuda_array_interface
-    from .core.incoming.producers import from_dlpack
-    from .core.moves.plans import Plan, Step
-    from .core.moves.traces import Trace, trace
-    from .core.moves.transfer import copy_, empty, explain, plan, to_device, zeros
-    from .core.plugins.lookup import device
-    from .core.plugins.registry import backend, backends, register_backend
-    from .core.plugins.streams import current_stream, synchronize, use_stream
-    from .core.tensor.tensor import Tensor
-    from .core.values.devices import Device, DLDeviceType
-    from .core.values.dtypes import DLDataTypeCode, DType, dtype
-    from .core.values.subbyte import pack_bits, unpack_bits
+    from .core.api import (
+        asarray as asarray,
+        copy_ as copy_,
+        empty as empty,
+        explain as explain,
+        from_dlpack as from_dlpack,
+        plan as plan,
+        to_device as to_device,
+        zeros as zeros,
+    )
+    from .core.incoming.cuda_array_interface import (
+        from_cuda_array_interface as from_cuda_array_interface,
+    )
+    from .core.moves.host_views import HostView as HostView
+    from .core.moves.plans import Plan as Plan, Step as Step
+    from .core.moves.traces import Trace as Trace, trace as trace
+    from .core.plugins.lookup import device as device
+    from .core.plugins.registry import (
+        backend as backend,
+        backends as backends,
+        register_backend as register_backend,
+    )
+    from .core.plugins.streams import (
+        current_stream as current_stream,
+        synchronize as synchronize,
+        use_stream as use_stream,
+    )
+    from .core.tensor.operand import Operand as Operand
+    from .core.tensor.tensor import Tensor as Tensor
+    from .core.values.devices import Device as Device, DLDeviceType as DLDeviceType
+    from .core.values.dtypes import DLDataTypeCode as DLDataTypeCode, DType as DType, dtype as dtype
+    from .core.values.subbyte import pack_bits as pack_bits, unpack_bits as unpack_bits
     from .errors import (
-        BackendError,
-        BackendUnavailable,
-        DeviceError,
-        DeviceMemoryError,
-        Error,
-        ExchangeError,
-        LibraryUnavailable,
+        BackendError as BackendError,
+        BackendUnavailable as BackendUnavailable,
+        DeviceError as DeviceError,
+        DeviceMemoryError as DeviceMemoryError,
+        Error as Error,
+        ExchangeError as ExchangeError,
+        LibraryUnavailable as LibraryUnavailable,
     )
 
-_HOMES = {
-    "core.incoming.array_likes": ("asarray",),
-    "core.incoming.producers": ("from_dlpack",),
-    "core.incoming.cuda_array_interface": ("from_cuda_array_interface",),
-    "core.values.devices": ("Device", "DLDeviceType"),
-    "core.plugins.lookup": ("device",),
-    "core.values.dtypes": ("DLDataTypeCode", "DType", "dtype"),
-    "errors": (
-        "BackendError",
-        "BackendUnavailable",
-        "DeviceError",
-        "DeviceMemoryError",
-        "Error",
-        "ExchangeError",
-        "LibraryUnavailable",
-    ),
-    "core.moves.plans": ("Plan", "Step"),
-    "core.plugins.registry": ("backend", "backends", "register_backend"),
-    "core.plugins.streams": ("current_stream", "synchronize", "use_stream"),
-    "core.values.subbyte": ("pack_bits", "unpack_bits"),
-    "core.tensor.tensor": ("Tensor",),
-    "core.moves.traces": ("Trace", "trace"),
-    "core.moves.transfer": ("copy_", "empty", "explain", "plan", "to_device", "zeros"),
+# The list of public names; everything else here follows from it. (The imports
+# above are for type checkers, which need them written out; a test compares.)
+_PUBLIC = {
+    "core.api": "asarray copy_ empty explain from_dlpack plan to_device zeros",
+    "core.incoming.cuda_array_interface": "from_cuda_array_interface",
+    "core.moves.host_views": "HostView",
+    "core.moves.plans": "Plan Step",
+    "core.moves.traces": "Trace trace",
+    "core.plugins.lookup": "device",
+    "core.plugins.registry": "backend backends register_backend",
+    "core.plugins.streams": "current_stream synchronize use_stream",
+    "core.tensor.operand": "Operand",
+    "core.tensor.tensor": "Tensor",
+    "core.values.devices": "DLDeviceType Device",
+    "core.values.dtypes": "DLDataTypeCode DType dtype",
+    "core.values.subbyte": "pack_bits unpack_bits",
+    "errors": "BackendError BackendUnavailable DeviceError DeviceMemoryError Error ExchangeError"
+    " LibraryUnavailable",
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
-__all__ = [
-    "BackendError",
-    "BackendUnavailable",
-    "DLDataTypeCode",
-    "DLDeviceType",
-    "DType",
-    "Device",
-    "DeviceError",
-    "DeviceMemoryError",
-    "Error",
-    "ExchangeError",
-    "LibraryUnavailable",
-    "Plan",
-    "Step",
-    "Tensor",
-    "Trace",
-    "__version__",
-    "asarray",
-    "backend",
-    "backends",
-    "copy_",
-    "current_stream",
-    "device",
-    "dtype",
-    "empty",
-    "explain",
-    "ffi",
-    "from_cuda_array_interface",
-    "from_dlpack",
-    "pack_bits",
-    "plan",
-    "register_backend",
-    "synchronize",
-    "to_device",
-    "trace",
-    "unpack_bits",
-    "use_stream",
-    "zeros",
-]
+__all__ = sorted([*_MODULES, "__version__", "ffi"])  # noqa: PLE0605 - a list, from the one above
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, each from its module at the first use."""
+    """Load a public name from its module at its first use."""
     if name == "ffi":
         return importlib.import_module(".ffi", __name__)
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'dlbridge' has no attribute {name!r}")
-    value = _load(name)
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return __all__
-
-
-_values: dict[str, Any] = {}
-
-
-def _load(name: str) -> Any:
-    found = _values.get(name)
-    if found is not None:
-        return found
-    # These fill tables that the rest asks: every use of the package has them.
-    for module in (
-        "core.moves.host_views",
-        "core.outgoing.own_table",
-        "core.incoming.cuda_array_interface",
-    ):
-        importlib.import_module(f".{module}", __name__)
-    found = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    _values[name] = found
-    return found

@@ -136,7 +136,7 @@ class SupportsStreams(Protocol):
         Takes None (the default stream), integers by the device's rules
         (array API 2024.12, ``__dlpack__``), and the ecosystem's own stream
         objects. ValueError for integers that the device's rules forbid,
-        TypeError for what is no stream at all; a bool is none.
+        TypeError for what is not a stream at all; a bool is none.
         """
 
 

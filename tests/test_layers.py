@@ -11,33 +11,44 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A module may import what stands before it, and nothing that stands behind it,
-# also inside a function. (An import for types only does not count: it names
-# what is handed in.) A new module is entered here on purpose; a cycle is cut by
-# a table that the later module fills.
+# The order of rooms, and of the modules in each. A module may import the modules
+# before it, and none of those behind it. (An import for types only does not
+# count.) A new module is entered here on purpose.
 TABLE = """
 errors
 protocol
+
 core
-core.values core.dlpack core.plugins core.tensor core.incoming core.moves core.outgoing
-core.plugins.cpu core.plugins.registry
+core._cdefs core.public
+core.implementation_details core.implementation_details.python_api
+core.implementation_details.callbacks
 
-core.dlpack._cdefs core.values.layout core.values.subbyte
-core.values.dtypes core.dlpack.structs
-core.values.devices core.plugins.lookup
-core.dlpack.capsules core.tensor.memory
+core.values core.values.layout core.values.subbyte core.values.dtypes core.values.devices
+typing
 
-core.dlpack.foreign_tables core.outgoing.producer
-core.plugins.streams core.tensor.metadata
-core.tensor.tensor
-core.incoming.producers core.outgoing.like
-core.incoming.lists core.tensor.expired
-core.incoming.array_likes core.outgoing.own_table
-core.incoming.cuda_array_interface
+core.dlpack core.dlpack.structs core.dlpack.requests core.dlpack.capsules
+core.dlpack.foreign_tables core.dlpack.exports
 
-core.moves.within_host core.moves.regions core.moves.host_and_device core.moves.between_devices core.moves.copies core.moves.progress
-core.moves.plans core.moves.traces
-core.moves.transfer core.moves.host_views
+core.plugins core.plugins.cpu core.plugins.registry core.plugins.lookup core.plugins.streams
+
+core.tensor core.tensor.memory core.tensor.carriers core.tensor.metadata core.tensor.ordering
+core.tensor.indexing core.tensor.tensor core.tensor.operand core.tensor.exports
+core.tensor.consumers core.tensor.adopt core.tensor.expired
+
+core.libraries core.libraries.descriptions
+
+core.incoming core.incoming.lists core.incoming.producers core.incoming.cuda_array_interface
+core.incoming.array_likes
+
+core.moves core.moves.regions core.moves.within_host core.moves.host_and_device
+core.moves.between_devices core.moves.copies core.moves.progress
+core.moves.plans core.moves.traces core.moves.allocate core.moves.transfer
+core.moves.host_views core.moves.pickling
+
+core.outgoing core.outgoing.producer core.outgoing.native core.outgoing.cuda_array_interface
+core.outgoing.own_table core.outgoing.like
+
+core.api
 
 ffi._lib
 ffi.any
@@ -70,6 +81,22 @@ testing.backend
 testing
 """
 ORDER = TABLE.split()
+
+# Functions that import a later module when they are called: a method of Tensor
+# that moves or exports, for example. Each is off the fast paths.
+LATE = {
+    "core.tensor.tensor": {
+        "core.tensor.operand",
+        "core.moves.transfer",
+        "core.moves.pickling",
+        "core.moves.host_views",
+        "core.outgoing.producer",
+        "core.outgoing.cuda_array_interface",
+        "core.outgoing.native",
+        "core.outgoing.own_table",
+        "core.api",
+    },
+}
 
 FRAMEWORKS = ["numpy", "torch", "jax", "tvm_ffi", "cupy", "ml_dtypes", "pyarrow", "tqdm", "PIL"]
 
@@ -127,7 +154,16 @@ def test_every_module_has_a_place():
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_import_only_what_stands_before_them(name):
     ours = {other for other in imports(MODULES[name], name) if other in MODULES}
-    assert [other for other in sorted(ours) if place(other) >= place(name)] == []
+    later = {other for other in ours if place(other) >= place(name)}
+    allowed = LATE.get(name.removeprefix("dlbridge."), set())
+    assert {other.removeprefix("dlbridge.") for other in later} == allowed
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_late_imports_are_inside_functions(name):
+    tree = ast.parse(MODULES[f"dlbridge.{name}"].read_text(encoding="utf-8"))
+    top = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert not {f"dlbridge.{late}" for late in LATE[name]} & top
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda path: path.name)

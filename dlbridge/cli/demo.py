@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.api import empty, to_device
 from dlbridge.core.moves.traces import trace
-from dlbridge.core.moves.transfer import empty, to_device
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.plugins.registry import backend, backends
-from dlbridge.core.plugins.streams import access, synchronize
+from dlbridge.core.plugins.streams import synchronize
+from dlbridge.core.tensor.ordering import access
 from dlbridge.core.values.devices import Device
 
 from ..errors import BackendUnavailable, Error
@@ -188,8 +189,7 @@ def _same(image: Image, expected: Image) -> bool:
 
 def _picture(results: list[Result], path: Path) -> None:
     """All images side by side, each under its name."""
-    from PIL import Image as PillowImage
-    from PIL import ImageDraw
+    from PIL import Image as PillowImage, ImageDraw
 
     height, width = results[0].image.shape[:2]
     scale = min(1.0, 320 / width)

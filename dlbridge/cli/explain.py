@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from dlbridge.core.moves.transfer import empty, plan
+from dlbridge.core.api import empty, plan
 from dlbridge.core.plugins.registry import backends
 
 __all__ = ["add_arguments", "run"]

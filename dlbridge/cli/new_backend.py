@@ -77,7 +77,7 @@ def write_skeleton(name: str, into: Path) -> Path:
     FileExistsError if the folder exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name):
-        raise ValueError(f"{name!r} is no name for a device: lower-case letters, digits and _")
+        raise ValueError(f"{name!r} is not a name for a device: lower-case letters, digits and _")
     if name in backends():
         raise ValueError(f"{name!r} is provided by {owner(name)} already; choose another name")
     if _device_type(name) in ADDRESS_DEVICES:

@@ -61,7 +61,7 @@ def _time(function: Callable[[], object], count: int) -> float:
 
 def floors() -> dict[str, float]:
     """Ns of an empty Python call and of an empty cffi call, as these loops see them."""
-    from dlbridge.core.dlpack._cdefs import ffi
+    from dlbridge.core._cdefs import ffi
 
     # Of what the declarations have, the nearest to nothing that C can do.
     from ..ffi import _lib

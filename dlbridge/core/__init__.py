@@ -1,1 +1,7 @@
-"""The inside of dlbridge, by what happens to a tensor. Anything in here may move."""
+"""The inside of dlbridge: one room for each thing that happens to a tensor.
+
+`values` and `dlpack` say what a tensor is in C, `plugins` where it may be; `tensor`
+is the tensor itself. It comes in (`incoming`), moves (`moves`) and goes out
+(`outgoing`, with `libraries`); `api` puts that together. Anything in here may
+change; what is public stands one level up.
+"""

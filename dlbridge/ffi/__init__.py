@@ -11,87 +11,99 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dlbridge import Device as Device
-    from dlbridge import DLDeviceType as DLDeviceType
-    from dlbridge import Tensor as Tensor
-    from dlbridge import device as device
-    from dlbridge import dtype as dtype
-    from dlbridge import from_dlpack as from_dlpack
+    from dlbridge import (
+        Device as Device,
+        DLDeviceType as DLDeviceType,
+        Tensor as Tensor,
+        device as device,
+        dtype as dtype,
+        from_dlpack as from_dlpack,
+    )
 
-    from . import dataclasses as dataclasses
-    from . import serialization as serialization
-    from . import structural as structural
-    from ._lib import library_path as library_path
-    from ._lib import version as version
+    from . import (
+        dataclasses as dataclasses,
+        serialization as serialization,
+        structural as structural,
+    )
+    from ._lib import library_path as library_path, version as version
     from .calls.bound import BoundCall as BoundCall
-    from .calls.environment import get_raw_stream as get_raw_stream
-    from .calls.environment import use_raw_stream as use_raw_stream
-    from .calls.environment import use_stream as use_stream
-    from .calls.environment import use_torch_stream as use_torch_stream
-    from .calls.functions import Function as Function
-    from .calls.functions import convert_func as convert_func
-    from .calls.registry import get_global_func as get_global_func
-    from .calls.registry import get_global_func_metadata as get_global_func_metadata
-    from .calls.registry import list_global_func_names as list_global_func_names
-    from .calls.registry import register_global_func as register_global_func
-    from .calls.registry import remove_global_func as remove_global_func
-    from .graphs.comparison import StructuralKey as StructuralKey
-    from .graphs.comparison import get_first_structural_mismatch as get_first_structural_mismatch
-    from .graphs.comparison import structural_equal as structural_equal
-    from .graphs.comparison import structural_hash as structural_hash
-    from .graphs.walks import DefRegionKind as DefRegionKind
-    from .graphs.walks import InplaceMode as InplaceMode
-    from .graphs.walks import StructuralMutator as StructuralMutator
-    from .graphs.walks import StructuralVisitor as StructuralVisitor
-    from .graphs.walks import VisitInterrupt as VisitInterrupt
-    from .graphs.walks import WalkOrder as WalkOrder
-    from .graphs.walks import WalkResult as WalkResult
-    from .graphs.walks import structural_map as structural_map
-    from .graphs.walks import structural_mutate as structural_mutate
-    from .graphs.walks import structural_visit as structural_visit
-    from .graphs.walks import structural_walk as structural_walk
-    from .objects.classes import object_class as object_class
-    from .objects.classes import register_object as register_object
-    from .objects.conversion import ObjectConvertible as ObjectConvertible
-    from .objects.conversion import convert as convert
-    from .objects.conversion import init_ffi_api as init_ffi_api
-    from .objects.mappings import Dict as Dict
-    from .objects.mappings import Map as Map
-    from .objects.modules import Module as Module
-    from .objects.modules import ModulePropertyMask as ModulePropertyMask
-    from .objects.modules import load_module as load_module
-    from .objects.modules import register_system_lib_symbol as register_system_lib_symbol
-    from .objects.modules import system_lib as system_lib
-    from .objects.sequences import Array as Array
-    from .objects.sequences import List as List
+    from .calls.environment import (
+        get_raw_stream as get_raw_stream,
+        use_raw_stream as use_raw_stream,
+        use_stream as use_stream,
+        use_torch_stream as use_torch_stream,
+    )
+    from .calls.functions import Function as Function, convert_func as convert_func
+    from .calls.registry import (
+        get_global_func as get_global_func,
+        get_global_func_metadata as get_global_func_metadata,
+        list_global_func_names as list_global_func_names,
+        register_global_func as register_global_func,
+        remove_global_func as remove_global_func,
+    )
+    from .graphs.comparison import (
+        StructuralKey as StructuralKey,
+        get_first_structural_mismatch as get_first_structural_mismatch,
+        structural_equal as structural_equal,
+        structural_hash as structural_hash,
+    )
+    from .graphs.walks import (
+        DefRegionKind as DefRegionKind,
+        InplaceMode as InplaceMode,
+        StructuralMutator as StructuralMutator,
+        StructuralVisitor as StructuralVisitor,
+        VisitInterrupt as VisitInterrupt,
+        WalkOrder as WalkOrder,
+        WalkResult as WalkResult,
+        structural_map as structural_map,
+        structural_mutate as structural_mutate,
+        structural_visit as structural_visit,
+        structural_walk as structural_walk,
+    )
+    from .objects.classes import object_class as object_class, register_object as register_object
+    from .objects.conversion import (
+        ObjectConvertible as ObjectConvertible,
+        convert as convert,
+        init_ffi_api as init_ffi_api,
+    )
+    from .objects.mappings import Dict as Dict, Map as Map
+    from .objects.modules import (
+        Module as Module,
+        ModulePropertyMask as ModulePropertyMask,
+        load_module as load_module,
+        register_system_lib_symbol as register_system_lib_symbol,
+        system_lib as system_lib,
+    )
+    from .objects.sequences import Array as Array, List as List
     from .objects.shapes import Shape as Shape
     from .objects.typeinfo import get_registered_type_keys as get_registered_type_keys
-    from .values.dtype_constants import bfloat16 as bfloat16
-    from .values.dtype_constants import float4_e2m1fn as float4_e2m1fn
-    from .values.dtype_constants import float4_e2m1fnx2 as float4_e2m1fnx2
-    from .values.dtype_constants import float6_e2m3fn as float6_e2m3fn
-    from .values.dtype_constants import float6_e3m2fn as float6_e3m2fn
-    from .values.dtype_constants import float8_e3m4 as float8_e3m4
-    from .values.dtype_constants import float8_e4m3 as float8_e4m3
-    from .values.dtype_constants import float8_e4m3b11fnuz as float8_e4m3b11fnuz
-    from .values.dtype_constants import float8_e4m3fn as float8_e4m3fn
-    from .values.dtype_constants import float8_e4m3fnuz as float8_e4m3fnuz
-    from .values.dtype_constants import float8_e5m2 as float8_e5m2
-    from .values.dtype_constants import float8_e5m2fnuz as float8_e5m2fnuz
-    from .values.dtype_constants import float8_e8m0fnu as float8_e8m0fnu
-    from .values.dtype_constants import float16 as float16
-    from .values.dtype_constants import float32 as float32
-    from .values.dtype_constants import float64 as float64
-    from .values.dtype_constants import int8 as int8
-    from .values.dtype_constants import int16 as int16
-    from .values.dtype_constants import int32 as int32
-    from .values.dtype_constants import int64 as int64
-    from .values.dtype_constants import uint8 as uint8
-    from .values.dtype_constants import uint16 as uint16
-    from .values.dtype_constants import uint32 as uint32
-    from .values.dtype_constants import uint64 as uint64
-    from .values.errors import Error as Error
-    from .values.errors import register_error as register_error
+    from .values.dtype_constants import (
+        bfloat16 as bfloat16,
+        float4_e2m1fn as float4_e2m1fn,
+        float4_e2m1fnx2 as float4_e2m1fnx2,
+        float6_e2m3fn as float6_e2m3fn,
+        float6_e3m2fn as float6_e3m2fn,
+        float8_e3m4 as float8_e3m4,
+        float8_e4m3 as float8_e4m3,
+        float8_e4m3b11fnuz as float8_e4m3b11fnuz,
+        float8_e4m3fn as float8_e4m3fn,
+        float8_e4m3fnuz as float8_e4m3fnuz,
+        float8_e5m2 as float8_e5m2,
+        float8_e5m2fnuz as float8_e5m2fnuz,
+        float8_e8m0fnu as float8_e8m0fnu,
+        float16 as float16,
+        float32 as float32,
+        float64 as float64,
+        int8 as int8,
+        int16 as int16,
+        int32 as int32,
+        int64 as int64,
+        uint8 as uint8,
+        uint16 as uint16,
+        uint32 as uint32,
+        uint64 as uint64,
+    )
+    from .values.errors import Error as Error, register_error as register_error
     from .values.reading import readonly as readonly
     from .values.scalars import UNCHANGED as UNCHANGED
     from .values.wrappers import Object as Object

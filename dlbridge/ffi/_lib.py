@@ -19,7 +19,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core._cdefs import ffi
 from dlbridge.errors import LibraryUnavailable
 
 if TYPE_CHECKING:

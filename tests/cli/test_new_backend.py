@@ -153,7 +153,7 @@ def test_it_is_clean(skeleton):
 
 @pytest.mark.parametrize("name", ["", "x", "My", "1st", "a-b", "a b", "_a", "a_", "../a", "é1"])
 def test_names_that_cannot_be(name, tmp_path):
-    with pytest.raises(ValueError, match="is no name for a device"):
+    with pytest.raises(ValueError, match="is not a name for a device"):
         write_skeleton(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dlbridge import ffi
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.errors import LibraryUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `producers`
 LOAD_TESTING = """
 from dlbridge import ffi
 from dlbridge.errors import LibraryUnavailable
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge.core._cdefs import ffi as cffi
 testing_library = cffi.dlopen(
     ffi.library_path.replace("libtvm_ffi.", "libtvm_ffi_testing."), cffi.RTLD_NOW
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core._cdefs import ffi
 from dlbridge.ffi._lib import C
 
 STREAMS = {(2, 0): 0x1234, (2, 1): 0x5678, (10, 0): 0x9ABC}

@@ -17,7 +17,8 @@ from peers import peer
 from raw_producer import OldProducer, Producer
 
 import dlbridge as bridge
-from dlbridge.core.dlpack.foreign_tables import delete_managed, table_of
+from dlbridge.core.dlpack.capsules import delete_managed
+from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.outgoing.own_table import export_tensor
 
 MILLION = 1_000_000

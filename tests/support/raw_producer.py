@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from math import prod
 
-from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core._cdefs import ffi
 
 __all__ = [
     "COMPACT",

@@ -1,4 +1,4 @@
-"""A pretended device in host memory: template, fixture and documentation of a backend."""
+"""A simulated device in host memory: the template for backends, and a fixture for tests."""
 
 from .backend import Array, Fake
 from .stream import Stream

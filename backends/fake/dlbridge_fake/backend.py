@@ -1,7 +1,7 @@
-"""The backend class: memory that is named by handles, on two devices.
+"""The backend class: two devices whose memory is named by handles.
 
-Copy this folder to begin a backend of your own. What stands above "Optional"
-is all that a device must have.
+Copy this folder to begin a backend of your own. Every backend must have the
+members above "Optional", and no others.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["Array", "Fake"]
 
 @dataclass(frozen=True)
 class Array:
-    """An array of the ecosystem around this device, as a vendor's library has one."""
+    """An array of the device's own ecosystem, as a vendor's library would have one."""
 
     description: NativeArray
 
 
 class Fake(StridedCopies, SharedMemory):
-    """Two devices in host memory, as strict as real ones.
+    """Two simulated devices in host memory, as strict as real ones.
 
-    ``data`` is a handle, and a crash for whoever takes it for an address. In
-    the environment, ``DLBRIDGE_FAKE_DELAY_US=n`` makes each piece of work run n
+    ``data`` is a handle; a program that takes it for an address crashes. In the
+    environment, ``DLBRIDGE_FAKE_DELAY_US=n`` makes each piece of work run n
     microseconds late, so that a missing wait shows stale data, and
     ``DLBRIDGE_FAKE_SHARED=1`` lets host and device use each other's memory.
     """
@@ -43,11 +43,11 @@ class Fake(StridedCopies, SharedMemory):
     device_type = 12  # kDLExtDev
 
     def device_count(self) -> int:
-        """Two."""
+        """The number of devices: two."""
         return len(DEVICE_NAMES)
 
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-        """A new handle; *alignment* means nothing, the handle is no address."""
+        """A new handle; *alignment* has no meaning, as the handle is not an address."""
         self.stream(device_id, stream)
         try:
             content = memoryview(bytearray(nbytes))
@@ -57,8 +57,9 @@ class Fake(StridedCopies, SharedMemory):
 
     def free(self, device_id: int, data: int, stream: int) -> None:
         """Forget *data*; work that is still queued holds the bytes until it has run."""
-        if self.table.pop(data, None) is None:  # a caller's mistake, which a test must see
-            raise ExchangeError(f"{data:#x} is no memory of ext_dev: freed twice?")
+        # One step: of two threads that free the same handle, one finds it.
+        if self.table.pop(data, None) is None:  # a mistake of the caller, which a test must see
+            raise ExchangeError(f"{data:#x} is not memory of ext_dev; was it freed twice?")
 
     def copy_from_host(
         self, device_id: int, data: int, offset: int, source: memoryview, stream: int
@@ -126,7 +127,7 @@ class Fake(StridedCopies, SharedMemory):
     # Optional: SupportsNative, SupportsForeignData
 
     def from_native(self, obj: object) -> NativeArray | None:
-        """What an `Array` describes."""
+        """The description of an `Array`; None for any other object."""
         return obj.description if isinstance(obj, Array) else None
 
     def to_native(self, array: NativeArray) -> Array:
@@ -134,23 +135,25 @@ class Fake(StridedCopies, SharedMemory):
         return Array(array)
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
-        """The handle itself if it is ours; other makers of kDLExtDev have others."""
+        """The handle itself if it was made here; other libraries make kDLExtDev tensors, too."""
         owner, _ = self.table.get(data, (None, None))
         if owner is None:
-            raise ExchangeError(f"{data:#x} from {module} is no memory of dlbridge-fake")
+            raise ExchangeError(f"{data:#x} from {module} is not memory of dlbridge-fake")
         return owner, data
 
     # Optional: SupportsDeviceNames, SupportsDeviceInfo, and the kit's question
 
     def find_device(self, name: str) -> int:
-        """``"zero"`` or ``"one"``."""
+        """The device that is called ``"zero"`` or ``"one"``."""
         if name not in DEVICE_NAMES:
-            raise LookupError(f"no ext_dev device {name!r}; there are {', '.join(DEVICE_NAMES)}")
+            raise LookupError(
+                f"{name!r} is not a device of ext_dev; there are {', '.join(DEVICE_NAMES)}"
+            )
         return DEVICE_NAMES.index(name)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """The name, and whether host and device share memory."""
-        self.stream(device_id, 0)  # is there such a device?
+        self.stream(device_id, 0)  # ExchangeError if there is no such device
         return {"name": DEVICE_NAMES[device_id], "host_memory_shared": self.shared}
 
     def live_allocations(self) -> int:

@@ -1,4 +1,4 @@
-"""SupportsHostView and SupportsHostImport: memory that host and device share, if told to."""
+"""SupportsHostView and SupportsHostImport: memory that host and device share, on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMPORT_ALIGNMENT = 64
 
 
 class SharedMemory(Memory):
-    """Refused unless ``DLBRIDGE_FAKE_SHARED=1``, so that both kinds of device can be had."""
+    """Refused unless ``DLBRIDGE_FAKE_SHARED=1``: so both kinds of device can be simulated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,13 +24,13 @@ class SharedMemory(Memory):
         self.views: list[tuple[int, int]] = []  # data, address
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
-        """Not shared, unless the environment says so."""
+        """Why the host cannot address *data*; empty if the environment allows it."""
         return "" if self.shared else "the host cannot map it (set DLBRIDGE_FAKE_SHARED=1)"
 
     def host_view(
         self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
     ) -> int:
-        """Where the bytes lie, once the work on *stream* is done."""
+        """The address of the bytes, once the work on *stream* is done."""
         if refusal := self.host_view_refusal(device_id, data):
             raise ExchangeError(f"ext_dev:{device_id}: no host view of {data:#x}: {refusal}")
         self.stream(device_id, stream).synchronize()
@@ -40,11 +40,11 @@ class SharedMemory(Memory):
         return address
 
     def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
-        """Only counted: what the host wrote is in the device's memory already."""
+        """Count it; the host wrote to the device's memory itself."""
         self.views.remove((data, address))
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
-        """Not shared, or not aligned."""
+        """Why the memory cannot be used in place: not shared, or not aligned."""
         if not self.shared:
             return "the device cannot reach host memory (set DLBRIDGE_FAKE_SHARED=1)"
         if address % IMPORT_ALIGNMENT:
@@ -54,16 +54,16 @@ class SharedMemory(Memory):
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool
     ) -> tuple[int, int]:
-        """A handle for the host's bytes."""
+        """A new handle for the host's bytes."""
         if refusal := self.host_import_refusal(device_id, address, nbytes):
             raise ExchangeError(f"ext_dev:{device_id}: cannot import host memory: {refusal}")
-        self.stream(device_id, 0)  # is there such a device?
+        self.stream(device_id, 0)  # ExchangeError if there is no such device
         content = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         return self.add(device_id, content.toreadonly() if readonly else content), 0
 
 
 def _address(content: memoryview) -> int:
-    """Where *content* lies; ctypes' from_buffer takes no read-only memory."""
+    """The address of *content*; by numpy, as ctypes' from_buffer refuses read-only memory."""
     import numpy as np
 
     address: int = np.frombuffer(content, "u1").ctypes.data

@@ -164,3 +164,34 @@ class TestTwoStreams(BackendTests):
             backend.fill(device_id, data, 0, 1, 0, stream)
         backend.free(device_id, data, stream)
         return data
+
+
+FORK = """
+import os, sys
+import numpy as np
+import dlbridge
+from dlbridge.errors import DeviceError
+
+x = np.arange(100.0)
+tensor = dlbridge.to_device(x, "ext_dev:0")
+child = os.fork()
+if not child:
+    try:
+        back = dlbridge.to_device(tensor, "cpu", copy=True)
+    except DeviceError as exc:
+        os._exit(2 if "fork" in str(exc) and "spawn" in str(exc) else 1)
+    os._exit(3 if (back.numpy() == x).all() else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert (dlbridge.to_device(tensor, "cpu", copy=True).numpy() == x).all()
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.parametrize(("delay", "code"), [("0", 3), ("100", 2)], ids=["at once", "late"])
+def test_a_forked_child_is_told_that_the_threads_are_missing(delay, code):
+    """A device without threads works on in the child."""
+    env = {**os.environ, "DLBRIDGE_FAKE_DELAY_US": delay}
+    command = [sys.executable, "-c", FORK]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (code, "")

@@ -6,7 +6,19 @@ import atexit
 
 from dlbridge.protocol import API
 
-from . import copies, demo, devices, ending, foreign, memory, native, queues, regions, views
+from . import (
+    copies,
+    demo,
+    devices,
+    ending,
+    foreign,
+    imports,
+    memory,
+    native,
+    queues,
+    regions,
+    views,
+)
 
 __all__ = ["OpenCL"]
 
@@ -50,8 +62,12 @@ class OpenCL:
     host_view_refusal = staticmethod(views.host_view_refusal)
     host_view = staticmethod(views.host_view)
     release_host_view = staticmethod(views.release_host_view)
-    host_import_refusal = staticmethod(memory.host_import_refusal)
-    import_host = staticmethod(memory.import_host)
+    host_import_refusal = staticmethod(imports.host_import_refusal)
+    import_host = staticmethod(imports.import_host)
+
+    # Host memory on a device with memory of its own, for users who ask for it
+    requested_import_refusal = staticmethod(imports.requested_import_refusal)
+    import_requested = staticmethod(imports.import_requested)
 
     # SupportsNative, SupportsForeignData
     from_native = staticmethod(native.from_native)

@@ -1,4 +1,4 @@
-"""The queue to give commands on a buffer to, and their errors translated."""
+"""Run commands on buffers: on which queue, after which work, and their errors translated."""
 
 from __future__ import annotations
 
@@ -9,61 +9,59 @@ import pyopencl as cl
 from dlbridge.errors import ExchangeError
 
 from . import devices, memory, queues, sharing
-from .driver import InDriver
+from .driver import Call
 from .errors import translated
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Callable
 
-__all__ = ["Commands"]
+__all__ = ["run"]
 
 
-class Commands:
-    """Commands on *buffers* of one context: ``with`` gives the queue for them.
+def run(
+    device_id: int,
+    stream: int,
+    doing: str,
+    buffers: tuple[cl.MemoryObject, ...],
+    enqueue: Callable[[cl.CommandQueue], object],
+    *,
+    blocks: bool = False,
+) -> None:
+    """Call *enqueue* with the queue for commands on *buffers*, which are of one context.
 
-    That is the queue *stream* if it is of their context. Buffers of another
-    context get a queue made for the occasion, after the work on *stream*, and
-    the commands are done on return.
+    That is the queue *stream* if it is of their context. For buffers of another
+    context it is a new queue, the commands come after the work on *stream*, and
+    they are done on return.
 
-    On a buffer that users have, too, they begin after the work that is now on
-    the users' queues (`sharing`). If it was not made here they are also done on
-    return: its owner knows nothing of our queues.
+    If users have one of the buffers, too, the commands come after the work that is
+    now on the users' queues (`sharing`). If one was not made here, they are also
+    done on return: its owner knows nothing of our queues.
+
+    *doing* names the commands in errors. *blocks* says that the last command waits
+    for all of them; otherwise the queue is flushed, as drivers may keep commands
+    back until then (OpenCL 3.0, 5.15).
     """
-
-    __slots__ = ("_device_id", "_doing", "_done_on_return", "_driver", "_queue")
-
-    def __init__(self, device_id: int, stream: int, doing: str, *buffers: cl.MemoryObject) -> None:
-        context = buffers[0].context
-        queue = queues.resolve(device_id, stream)
-        self._device_id = device_id
-        self._doing = doing
-        self._driver = InDriver(device_id)
-        self._done_on_return = queue.context != context
-        if self._done_on_return:
-            _require_device(context, device_id)
+    context = buffers[0].context
+    queue = queues.resolve(device_id, stream)
+    done_on_return = queue.context != context
+    if done_on_return:
+        _require_device(context, device_id)
+        queues.finish(device_id, queue)
+        queue = queues.new(device_id, context)
+    for buffer in buffers:
+        done_on_return |= not memory.is_ours(buffer)
+        for other in sharing.queues_of(buffer.int_ptr):
+            queues.order(device_id, queue, other)
+    try:
+        with devices.device(device_id).lock, Call():
+            enqueue(queue)
+            if not blocks and not done_on_return:
+                queue.flush()
+    except cl.Error as exc:
+        raise translated(exc, doing) from exc
+    finally:
+        if done_on_return:
             queues.finish(device_id, queue)
-            queue = queues.new(device_id, context)
-        for buffer in buffers:
-            self._done_on_return |= not memory.is_ours(buffer)
-            for other in sharing.queues_of(buffer.int_ptr):
-                queues.order(device_id, queue, other)
-        self._queue = queue
-
-    def __enter__(self) -> cl.CommandQueue:
-        self._driver.__enter__()
-        return self._queue
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._driver.__exit__()
-        if isinstance(exc, cl.Error):
-            raise translated(exc, self._doing) from exc
-        if self._done_on_return:
-            queues.finish(self._device_id, self._queue)
 
 
 def _require_device(context: cl.Context, device_id: int) -> None:

@@ -1,7 +1,7 @@
 """The demo's filter: a box blur of an image, as OpenCL kernels.
 
-Sums that run along the rows, then down the columns: a few steps per pixel
-whatever the radius, so that a simulator is done in seconds.
+Running sums along the rows, then down the columns: a few steps per pixel for
+every radius, so that a simulator needs seconds only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import functools
 import numpy as np
 import pyopencl as cl
 
-from .commands import Commands
+from .commands import run
+from .forking import inherited
 from .memory import buffer_of
 
 __all__ = ["box_blur"]
@@ -69,7 +70,8 @@ def box_blur(
     nbytes = height * width * channels
     image = buffer_of(source, source_offset, nbytes)
     blurred = buffer_of(target, target_offset, nbytes)
-    with Commands(device_id, stream, "blurring an image", blurred, image) as queue:
+
+    def enqueue(queue: cl.CommandQueue) -> None:
         program = _program(queue.context)
         # The driver keeps it until the kernels are done.
         sums = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=4 * nbytes)
@@ -81,7 +83,10 @@ def box_blur(
             queue, (width, channels), None, sums, blurred, np.uint64(target_offset), *extents
         )
 
+    run(device_id, stream, "blurring an image", (blurred, image), enqueue)
 
+
+@inherited
 @functools.lru_cache(maxsize=8)
 def _program(context: cl.Context) -> cl.Program:
     return cl.Program(context, SOURCE).build()

@@ -1,9 +1,10 @@
-"""Which OpenCL devices there are, and the context of each."""
+"""The OpenCL devices of this machine, and the context of each."""
 
 from __future__ import annotations
 
 import os
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,11 @@ import pyopencl as cl
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from .errors import translated
+from .forking import inherited, opening, refuse_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
 __all__ = [
     "Device",
@@ -35,16 +38,19 @@ INSTALL = (
 )
 
 SIMULATORS = ("Oclgrind",)
-"""Platforms that are numbered last: correct, thousands of times slower, and for one thread."""
+"""Platforms that are numbered last: correct, thousands of times slower, and crash
+if two threads call them at once."""
 
 _lock = threading.RLock()
-_devices: list[Device] = []
-_contexts: dict[int, cl.Context] = {}
+_devices: list[Device] = inherited([])
+_contexts: dict[int, cl.Context] = inherited({})
+_one_at_a_time = threading.RLock()
+_no_lock = nullcontext()
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device, with what is asked about it often."""
+    """A device, with the properties that are often asked for."""
 
     handle: cl.Device
     name: str
@@ -52,12 +58,18 @@ class Device:
     memory: int
     """Bytes."""
     max_allocation: int
-    """Bytes in one buffer."""
+    """CL_DEVICE_MAX_MEM_ALLOC_SIZE: bytes in one buffer that every driver must accept; some
+    accept more."""
     is_cpu: bool
     thread_safe: bool
     """Whether two threads may be in the driver at once."""
     shares_memory: bool
     """CL_DEVICE_HOST_UNIFIED_MEMORY: the host reaches its memory without a copy."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """The lock to hold during a call of the driver (`driver.Call`)."""
+        return _no_lock if self.thread_safe else _one_at_a_time
 
 
 def device_count() -> int:
@@ -66,15 +78,18 @@ def device_count() -> int:
 
 
 def device(device_id: int) -> Device:
-    """The device; ExchangeError if there is none of that number."""
+    """The device with that number; ExchangeError if there is none."""
     devices = _all()
     if not 0 <= device_id < len(devices):
-        raise ExchangeError(f"there is no opencl:{device_id}, only 0 to {len(devices) - 1}")
+        raise ExchangeError(
+            f"opencl:{device_id} is not a valid device; the devices are opencl:0 to "
+            f"opencl:{len(devices) - 1}"
+        )
     return devices[device_id]
 
 
 def find(handle: cl.Device) -> int | None:
-    """The number of pyopencl's device *handle*; None for a sub-device, say."""
+    """The number of pyopencl's device *handle*; None if it is not listed, as a sub-device."""
     for device_id, candidate in enumerate(_all()):
         if candidate.handle == handle:
             return device_id
@@ -82,7 +97,8 @@ def find(handle: cl.Device) -> int | None:
 
 
 def context(device_id: int) -> cl.Context:
-    """The context in which the device's memory is made: the user's, or one of its own."""
+    """The context in which the device's memory is made: the user's, or one made here."""
+    refuse_in_child()
     found = _contexts.get(device_id)
     if found is not None:
         return found
@@ -102,12 +118,33 @@ def contexts() -> set[int]:
 
 
 def use_context(context: cl.Context) -> None:
-    """Make memory in *context* from now on, on each of its devices.
+    """Allocate memory in *context* from now on, on each of its devices.
 
-    For programs that have a context of their own: what dlbridge allocates can
-    then be given to their kernels. Call it at the start; a tensor stays in the
-    context in which it was made, and is copied to another through the host.
-    ExchangeError if none of the context's devices is known to dlbridge.
+    For programs that have a context of their own: their kernels can then use
+    what dlbridge allocates. Call it when the program starts.
+
+    Parameters
+    ----------
+    context
+        A context with at least one device that ``clGetDeviceIDs`` lists.
+
+    Raises
+    ------
+    dlbridge.ExchangeError
+        If dlbridge knows none of the context's devices.
+    dlbridge.DeviceError
+        In a forked child.
+
+    Notes
+    -----
+    A tensor stays in the context in which it was made. Copies between contexts
+    go through host memory.
+
+    Examples
+    --------
+    >>> import dlbridge, dlbridge_opencl, pyopencl
+    >>> context = pyopencl.Context(pyopencl.get_platforms()[0].get_devices())
+    >>> dlbridge_opencl.use_context(context)
     """
     found = [number for number in map(find, context.devices) if number is not None]
     if not found:
@@ -117,7 +154,7 @@ def use_context(context: cl.Context) -> None:
 
 
 def find_device(name: str) -> int:
-    """The first device that is called *name*, or has it in its own or its platform's name."""
+    """The first device with the name *name*, or with *name* in its or its platform's name."""
     wanted = name.casefold()
     devices = _all()
     for device_id, candidate in enumerate(devices):
@@ -127,11 +164,11 @@ def find_device(name: str) -> int:
         if wanted in f"{candidate.platform} {candidate.name}".casefold():
             return device_id
     known = ", ".join(f"{i}: {d.name} ({d.platform})" for i, d in enumerate(devices))
-    raise LookupError(f"no OpenCL device is called {name!r}; there are {known}")
+    raise LookupError(f"no OpenCL device is called {name!r}; the devices are {known}")
 
 
 def device_info(device_id: int) -> Mapping[str, object]:
-    """What ``info`` and ``doctor`` print; sizes in bytes."""
+    """The properties that ``dlbridge info`` and ``dlbridge doctor`` print; sizes in bytes."""
     chosen = device(device_id)
     info: dict[str, object] = {
         "name": chosen.name,
@@ -151,9 +188,11 @@ def device_info(device_id: int) -> Mapping[str, object]:
 
 
 def _all() -> list[Device]:
+    refuse_in_child()
     if not _devices:
         with _lock:
             if not _devices:
+                opening()
                 _devices.extend(_enumerate())
     return _devices
 
@@ -168,7 +207,7 @@ def _enumerate() -> list[Device]:
         raise BackendUnavailable(
             f"opencl: no driver was found ({exc}; drivers are listed in {where}); {INSTALL}"
         ) from exc
-    # The platforms' own order, the loader's, is kept otherwise.
+    # Otherwise the platforms keep the loader's order.
     platforms.sort(key=lambda platform: platform.name in SIMULATORS)
     troubles: list[str] = []
     found = [device for platform in platforms for device in _of_platform(platform, troubles)]
@@ -181,7 +220,7 @@ def _enumerate() -> list[Device]:
 def _of_platform(platform: cl.Platform, troubles: list[str]) -> list[Device]:
     try:
         return [_describe(handle, platform.name) for handle in platform.get_devices()]
-    except cl.Error as exc:  # one broken driver must not hide the others
+    except cl.Error as exc:  # a broken driver must not hide the others
         troubles.append(f"{platform.name}: {exc}")
         return []
 

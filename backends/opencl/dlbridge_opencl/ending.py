@@ -1,9 +1,9 @@
-"""The end of the process: no other thread in the driver, and the queues empty.
+"""The end of the process: no other thread calls the driver, and the queues are empty.
 
-PoCL 3.1 compiles a kernel in a thread of its own when it first runs. If the
-process ends meanwhile, LLVM's data are gone under it, and that is a crash
-(measured: 1 to 3 of 100 exits right after a first launch, with nothing in
-PoCL's cache).
+PoCL 3.1 compiles a kernel in a thread of its own at its first launch. If the
+process ends meanwhile, LLVM's data are destroyed while that thread uses them,
+and that is a crash (measured: 1 to 3 of 100 exits right after a first launch,
+with nothing in PoCL's cache).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pyopencl as cl
 
 from . import devices, queues, sharing
 from .driver import keep_to_this_thread
+from .forking import in_child
 
 __all__ = ["end"]
 
@@ -22,7 +23,12 @@ PATIENCE = 10.0
 
 
 def end() -> None:
-    """Keep other threads out of the driver, and wait for the work on all known queues."""
+    """Refuse calls of other threads, and wait for the work on all known queues.
+
+    Not in a forked child: the queues belong to its parent.
+    """
+    if in_child():
+        return
     deadline = time.monotonic() + PATIENCE
     keep_to_this_thread(deadline)
     for queue in {*queues.known(), *sharing.all_queues()}:
@@ -30,10 +36,10 @@ def end() -> None:
 
 
 def _empty(queue: cl.CommandQueue, deadline: float) -> None:
-    """Wait for *queue*; not by ``finish()``, which may wait for ever (a kernel that hangs)."""
+    """Wait for *queue*, but not by ``finish()``: that may wait for ever (a kernel that hangs)."""
     device_id = devices.find(queue.device)
     if device_id is None or not devices.device(device_id).thread_safe:
-        return  # Oclgrind works in the callers' threads alone
+        return  # Oclgrind works in the threads of its callers only
     try:
         event = cl.enqueue_marker(queue)
         queue.flush()
@@ -41,5 +47,5 @@ def _empty(queue: cl.CommandQueue, deadline: float) -> None:
             if time.monotonic() > deadline:
                 return
             time.sleep(0.0001)
-    except cl.Error:  # a lost device has no work left
+    except cl.Error:  # a device that was lost has no work left
         return

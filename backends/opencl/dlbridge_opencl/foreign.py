@@ -1,6 +1,6 @@
-"""kDLOpenCL tensors of other libraries: what their ``data`` is, and on which device.
+"""Find the buffer and the device of kDLOpenCL tensors from other libraries.
 
-DLPack says a ``cl_mem``. TVM exports a pointer to its ``BufferDescriptor``, of
+DLPack says that ``data`` is a ``cl_mem``. TVM exports a pointer to its ``BufferDescriptor``, of
 which the ``cl_mem`` is the first word (src/runtime/opencl/opencl_common.h).
 """
 
@@ -19,8 +19,8 @@ __all__ = ["device_of", "import_data"]
 def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     """Our device and the ``cl_mem`` for a tensor that *module* exported.
 
-    The foreign *device_id* is not believed: every library counts devices its
-    own way. OpenCL is called only on what `handles.is_object` knows.
+    The foreign *device_id* is ignored: every library numbers devices in its own
+    way. OpenCL is called only for an object that `handles.is_object` recognises.
     """
     if is_object(data):
         handle = data
@@ -35,7 +35,7 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     try:
         buffer = cl.MemoryObject.from_int_ptr(handle, True)
     except cl.Error as exc:  # a queue, a context ...
-        raise ExchangeError(f"opencl: data {data:#x} from {module} is no cl_mem: {exc}") from exc
+        raise ExchangeError(f"opencl: data {data:#x} from {module} is not a cl_mem: {exc}") from exc
     if not isinstance(buffer, cl.Buffer):
         raise ExchangeError(
             f"opencl: data {data:#x} from {module} is a {type(buffer).__name__}, not a buffer"
@@ -44,9 +44,9 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
 
 
 def device_of(context: cl.Context) -> int:
-    """The number of the first device of *context* that we know.
+    """The number of the first known device of *context*.
 
-    All devices of a context see its memory, so any of them would do.
+    All devices of a context see its memory, so each of them would be right.
     """
     for handle in context.devices:
         device_id = devices.find(handle)

@@ -1,10 +1,10 @@
-"""Integers that are said to be OpenCL objects: told apart without calling OpenCL.
+"""Recognise integers that are OpenCL objects, without calling OpenCL.
 
 The first word of every object that a driver makes (platform, device, context,
 queue, buffer, event) is the address of the driver's dispatch table: that is
 how the ICD loader finds the driver (cl_khr_icd, "ICD dispatch table"). So an
-integer is one of our drivers' objects if the word there is one of our
-platforms' tables. Measured on PoCL 3.1, Oclgrind 21.10 and Intel 2026.2.
+integer is an object of a driver in use here if the word at that address is the
+dispatch table of a platform. Measured on PoCL 3.1, Oclgrind 21.10 and Intel 2026.2.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["dispatch", "is_object", "word_at"]
 
 POINTER_SIZE = ctypes.sizeof(ctypes.c_void_p)
 FIRST_PAGE = 4096
-"""No object lies below: small integers are counters, flags or mistakes."""
+"""Bytes. No object has a smaller address: small integers are counters, flags or mistakes."""
 
 
 def is_object(handle: int) -> bool:
-    """Whether *handle* is an object of one of our platforms' drivers, and may be memory or a queue.
+    """Whether *handle* is an object of a driver in use here, and may be memory or a queue.
 
-    Platforms, devices and the contexts that we know are not: PoCL 3.1 ends the
-    process if it is asked to retain one as a queue. No other kind can be told
-    apart before the driver looks.
+    Platforms, devices and known contexts are excluded: PoCL 3.1 ends the process
+    if it is asked to retain one of them as a queue. Other kinds of objects cannot
+    be recognised before the driver looks at them.
     """
     if handle in _roots() or handle in devices.contexts():
         return False
@@ -37,7 +37,7 @@ def is_object(handle: int) -> bool:
 
 @functools.cache
 def _roots() -> frozenset[int]:
-    """The handles of our platforms and devices."""
+    """The handles of the platforms and devices in use."""
     found = [devices.device(i).handle for i in range(devices.device_count())]
     return frozenset(obj.int_ptr for device in found for obj in (device, device.platform))
 
@@ -50,10 +50,10 @@ def dispatch() -> frozenset[int]:
 
 
 def word_at(address: int) -> int | None:
-    """The pointer-sized word at *address*; None if it cannot be one of a driver's objects.
+    """The pointer-sized word at *address*; None if no object of a driver can be there.
 
-    Where the system lets a process read its own memory as a file, an address
-    that is not mapped is None, too, and no crash.
+    Where the system lets a process read its own memory as a file, the result is
+    None for an address that is not mapped, too; elsewhere that is a crash.
     """
     if address < FIRST_PAGE or address >> (8 * POINTER_SIZE) or address % POINTER_SIZE:
         return None

@@ -1,67 +1,51 @@
-"""Buffers: made, pooled, wrapped around host memory, and given back.
+"""Device memory: buffers that are allocated, kept for reuse, and released.
 
 ``data`` is a ``cl_mem`` as an integer.
 """
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import pyopencl as cl
 
-from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
+from dlbridge.errors import Error, ExchangeError
 
 from . import devices, handles, queues, sharing
-from .driver import InDriver
+from .driver import Call
 from .errors import no_room, translated
+from .forking import in_child, inherited, refuse_in_child
 
-__all__ = [
-    "allocate",
-    "buffer_of",
-    "free",
-    "host_import_refusal",
-    "host_memory",
-    "import_host",
-    "is_ours",
-    "live_allocations",
-]
-
-HOST_ALIGNMENT = 64
-"""Bytes. A kernel may take its buffer for ``float16 *``, which OpenCL C lets the
-compiler read as aligned: PoCL 3.1 then crashes on memory that is not (measured)."""
-
-GPU_ALIGNMENT = 4096
-GPU_GRANULARITY = 64
-"""Bytes. What GPUs that share memory ask of address and size before they use
-it in place (Intel's and Arm's OpenCL guides; not confirmed on hardware)."""
+__all__ = ["adopt", "allocate", "buffer_of", "free", "is_ours", "live_allocations"]
 
 IDLE_PART = 4
-"""Idle buffers may hold one part in so many of the device's memory."""
+"""Unused buffers may occupy one part in so many of the device's memory."""
 
 _flags = cl.mem_flags
 
 
 @dataclass(frozen=True)
 class _Owned:
-    """A buffer made here, and whether the host owns its memory."""
+    """A buffer that was made here, and whether its memory belongs to the host."""
 
     buffer: cl.Buffer
     nbytes: int
     over_host: bool
     exports: int
-    """How many there had been before it (`sharing.exports`)."""
+    """The number of exports before it was made (`sharing.exports`)."""
 
 
-_owned: dict[int, _Owned] = {}  # data -> what is behind it
-_released: list[cl.Buffer] = []  # by finalizers, of drivers that only one thread may enter
+_owned: dict[int, _Owned] = inherited({})  # data -> its buffer
+_released: list[cl.Buffer] = inherited([])  # by finalizers, of drivers for one thread at a time
 
 
 class _Pool:
-    """Buffers of a device that nobody uses, by the queue that used them last and their size.
+    """Unused buffers of a device, by the queue that used them last and their size.
 
-    A buffer is used again on the same in-order queue only: work there that is
-    still running is over before the new owner's begins.
+    A buffer is used again on the same in-order queue only: work of the old owner
+    that is still running there is over before work of the new owner begins.
+
+    A Ctrl-C between two lines makes the count of bytes too high and never too low.
     """
 
     def __init__(self) -> None:
@@ -73,8 +57,9 @@ class _Pool:
             buffers = self._idle.get((queue, nbytes))
             if not buffers:
                 return None
+            buffer = buffers.pop()
             self._nbytes -= nbytes
-            return buffers.pop()
+            return buffer
 
     def put(self, queue: int, nbytes: int, buffer: cl.Buffer, limit: int) -> None:
         if nbytes > limit:
@@ -91,7 +76,7 @@ class _Pool:
             self._nbytes = 0
 
 
-_pools: dict[int, _Pool] = {}  # device_id -> its own, as each device has room of its own
+_pools: dict[int, _Pool] = inherited({})  # one per device, as each device has its own memory
 
 
 def _pool(device_id: int) -> _Pool:
@@ -99,50 +84,53 @@ def _pool(device_id: int) -> _Pool:
 
 
 def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-    """A buffer of *nbytes*, in the context of the queue *stream*.
+    """A buffer of *nbytes* bytes in the context of the queue *stream*.
 
-    It may hold what an earlier one held. Drivers align all buffers for their
-    widest type; *alignment* changes nothing.
+    It may contain the bytes of an earlier buffer. Drivers align every buffer for
+    their widest type; *alignment* changes nothing.
+
+    The buffer is recorded as the last step. So a caller that stores the result
+    in an owner which exists already loses no memory when a Ctrl-C comes.
     """
-    chosen = devices.device(device_id)
-    if nbytes > chosen.max_allocation:
-        raise DeviceMemoryError(
-            f"opencl:{device_id}: no room for {nbytes} bytes: {chosen.name} allows "
-            f"{chosen.max_allocation} in one allocation, and has {chosen.memory}"
-        )
     queue = queues.resolve(device_id, stream)
     buffer = _pool(device_id).take(queue.int_ptr, nbytes)
     if buffer is None:
-        with InDriver(device_id):
-            if not chosen.thread_safe:
-                _released.clear()
-            buffer = _new_buffer(device_id, queue, nbytes)
+        buffer = _new_buffer(device_id, queue, nbytes)
     data: int = buffer.int_ptr
-    _owned[data] = _Owned(buffer, nbytes, over_host=False, exports=sharing.exports())
+    owned = _Owned(buffer, nbytes, over_host=False, exports=sharing.exports())
+    _owned[data] = owned
+    return data
+
+
+def adopt(buffer: cl.Buffer, nbytes: int) -> int:
+    """Record *buffer*, which was made over host memory; its ``data``."""
+    data: int = buffer.int_ptr
+    owned = _Owned(buffer, nbytes, over_host=True, exports=sharing.exports())
+    _owned[data] = owned
     return data
 
 
 def free(device_id: int, data: int, stream: int) -> None:
-    """Give *data* back; never raises, as it may run in a finalizer.
+    """Release *data*; never raises an Error, as it may run in a finalizer.
 
-    OpenCL itself keeps a released buffer until the work that was enqueued on it
-    is done (clReleaseMemObject). So only memory that nobody else can have had is
-    kept for the next tensor. Host memory is different: its owner may
-    take it back after this, so that work is waited for.
+    OpenCL itself keeps a released buffer until the commands on it are done
+    (clReleaseMemObject). So only memory that nobody else can have is kept for the
+    next tensor. Host memory is different: its owner may use it for something else
+    after this, so the work of all known queues is waited for.
     """
+    if in_child():
+        return  # the buffer belongs to the parent process
     owned = _owned.pop(data, None)
     if owned is None:
         return
     shared = sharing.forget(data)
     try:
         chosen = devices.device(device_id)
+        if owned.over_host:
+            _finish_all([*shared, *queues.all_in(owned.buffer.context)], device_id)
         if not chosen.thread_safe:
             _released.append(owned.buffer)
-        elif owned.over_host:
-            for queue in shared:
-                queues.finish(device_id, queue)
-            queues.finish_all(device_id, owned.buffer.context)
-        elif shared or owned.exports != sharing.exports():
+        elif owned.over_host or shared or owned.exports != sharing.exports():
             return  # others may still use it
         elif queues.is_ours(stream, owned.buffer.context):
             limit = chosen.memory // IDLE_PART
@@ -151,29 +139,45 @@ def free(device_id: int, data: int, stream: int) -> None:
         return
 
 
+def _finish_all(waiting: list[cl.CommandQueue], device_id: int) -> None:
+    """Wait for every queue, also after a Ctrl-C: kernels may still write to the host's memory."""
+    interruption: BaseException | None = None
+    while waiting:
+        try:
+            queues.finish(device_id, waiting[-1])
+            waiting.pop()
+        except Error:  # a lost context has no work left
+            waiting.pop()
+        except BaseException as exc:
+            interruption = exc
+    if interruption is not None:
+        raise interruption
+
+
 def is_ours(buffer: cl.MemoryObject) -> bool:
     """Whether *buffer* was made here, and has not been freed."""
     return buffer.int_ptr in _owned
 
 
 def live_allocations() -> int:
-    """How many of `allocate` and `import_host` have not been freed."""
+    """The number of results of `allocate` and `import_host` that have not been freed."""
     return len(_owned)
 
 
 def buffer_of(data: int, offset: int = 0, nbytes: int = 0) -> cl.MemoryObject:
-    """The buffer *data*, ours or another library's, that has the bytes asked for.
+    """The buffer *data*, made here or by another library, which contains the bytes asked for.
 
-    ExchangeError if it is no memory of the drivers in use, or the region is not
-    inside it.
+    ExchangeError if it is not memory of the drivers in use, or if the region
+    reaches outside it.
     """
+    refuse_in_child()
     owned = _owned.get(data)
     if owned is not None:
         buffer = owned.buffer
     elif handles.is_object(data):
         buffer = cl.MemoryObject.from_int_ptr(data, True)
     else:
-        raise ExchangeError(f"opencl: {data:#x} is no cl_mem of the drivers in use")
+        raise ExchangeError(f"opencl: {data:#x} is not a cl_mem of the drivers in use")
     if offset < 0 or offset + nbytes > buffer.size:
         raise ExchangeError(
             f"opencl: {nbytes} bytes at offset {offset} reach outside the {buffer.size} "
@@ -182,69 +186,41 @@ def buffer_of(data: int, offset: int = 0, nbytes: int = 0) -> cl.MemoryObject:
     return buffer
 
 
-def host_import_refusal(device_id: int, address: int, nbytes: int) -> str:
-    """Why the device cannot use this host memory in place; empty if it can."""
-    chosen = devices.device(device_id)
-    if not chosen.shares_memory:
-        return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
-    if nbytes > chosen.max_allocation:
-        return f"{chosen.name} allows {chosen.max_allocation} bytes in one buffer"
-    alignment = HOST_ALIGNMENT if chosen.is_cpu else GPU_ALIGNMENT
-    if address % alignment:
-        return (
-            f"its address {address:#x} is no multiple of {alignment} bytes, which kernels on "
-            f"{chosen.name} may rely on"
-        )
-    if not chosen.is_cpu and nbytes % GPU_GRANULARITY:
-        return f"its size is no multiple of {GPU_GRANULARITY} bytes, as {chosen.name} needs"
-    return ""
-
-
-def import_host(device_id: int, address: int, nbytes: int, readonly: bool) -> tuple[int, int]:
-    """A buffer over host memory (CL_MEM_USE_HOST_PTR)."""
-    if refusal := host_import_refusal(device_id, address, nbytes):
-        raise ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
-    flags = _flags.READ_ONLY | _flags.HOST_READ_ONLY if readonly else _flags.READ_WRITE
-    try:
-        buffer = cl.Buffer(
-            devices.context(device_id),
-            flags | _flags.USE_HOST_PTR,
-            hostbuf=host_memory(address, nbytes, readonly),
-        )
-    except cl.Error as exc:
-        raise translated(exc, f"using {nbytes} bytes of host memory in place") from exc
-    data: int = buffer.int_ptr
-    _owned[data] = _Owned(buffer, nbytes, over_host=True, exports=sharing.exports())
-    return data, 0
-
-
-_view = ctypes.pythonapi.PyMemoryView_FromMemory
-_view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
-_view.restype = ctypes.py_object
-_READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
-
-
-def host_memory(address: int, nbytes: int, readonly: bool) -> memoryview:
-    """The bytes there; whoever uses them keeps their owner."""
-    view: memoryview = _view(address, nbytes, _READ if readonly else _WRITE)
-    return view
-
-
 def _new_buffer(device_id: int, queue: cl.CommandQueue, nbytes: int) -> cl.Buffer:
-    flags = _flags.READ_WRITE
-    if devices.device(device_id).shares_memory:
-        # So that mapping it for the host copies nothing; and PoCL allocates now,
-        # where it would abort the process if there is no room at the first use.
-        flags |= _flags.ALLOC_HOST_PTR
+    chosen = devices.device(device_id)
+    service = queues.service(device_id, queue.context)
     try:
-        try:
-            return cl.Buffer(queue.context, flags, size=nbytes)
-        except cl.Error as exc:
-            if not no_room(exc):
-                raise
-            for pool in list(_pools.values()):  # several may share one memory
+        with chosen.lock, Call():
+            if not chosen.thread_safe:
+                _released.clear()
+            try:
+                return _committed(chosen, service, nbytes)
+            except cl.Error as exc:
+                if not no_room(exc):
+                    raise
+            for pool in list(_pools.values()):  # several devices may share one memory
                 pool.clear()
-            queue.finish()  # released buffers go when their work is done
-            return cl.Buffer(queue.context, flags, size=nbytes)
+            queue.finish()  # a released buffer is deleted when the commands on it are done
+            return _committed(chosen, service, nbytes)
     except cl.Error as exc:
-        raise translated(exc, f"opencl:{device_id}: allocating {nbytes} bytes") from exc
+        doing = f"allocating {nbytes} bytes on opencl:{device_id}"
+        if nbytes > chosen.max_allocation:
+            doing += (
+                f" (every driver accepts up to {chosen.max_allocation} bytes in one buffer on "
+                f"{chosen.name}, and this one does not accept more)"
+            )
+        raise translated(exc, doing, allocating=True) from exc
+
+
+def _committed(chosen: devices.Device, service: cl.CommandQueue, nbytes: int) -> cl.Buffer:
+    """A new buffer whose memory exists: a later command does not fail for want of it."""
+    flags = _flags.READ_WRITE
+    if chosen.shares_memory:
+        # Mapping it for the host then copies nothing. PoCL allocates it now; without the
+        # flag it would abort the process at the first command if there is no memory.
+        flags |= _flags.ALLOC_HOST_PTR
+    buffer = cl.Buffer(service.context, flags, size=nbytes)
+    if not chosen.shares_memory:
+        # Drivers of GPUs allocate at the first command on the buffer, and that fails then.
+        cl.enqueue_fill_buffer(service, buffer, b"\0", 0, 1).wait()
+    return buffer

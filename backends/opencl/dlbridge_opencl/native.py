@@ -1,4 +1,4 @@
-"""pyopencl's own objects in and out: arrays, buffers, sub-buffers and SVM."""
+"""Take and give pyopencl's own objects: arrays, buffers, sub-buffers and SVM."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pyopencl as cl
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
-from . import devices, foreign, memory, queues, sharing
+from . import devices, foreign, imports, memory, queues, sharing
 from .errors import translated
 
 __all__ = ["from_native", "to_native"]
 
 
 def from_native(obj: object) -> NativeArray | None:
-    """A pyopencl array, buffer or SVM pointer described; None for anything else.
+    """The description of a pyopencl array, buffer or SVM pointer; None for other objects.
 
-    Work that is on the array's own queue comes before ours on its memory.
-    SVM gets a buffer over its memory (CL_MEM_USE_HOST_PTR with an SVM pointer
-    shares it: OpenCL 2.0, 5.2.1), in the context of its array or of the queue
-    that it is bound to, else in device 0's.
+    Work on the array's own queue comes before ours on its memory. SVM gets a
+    buffer over its memory (CL_MEM_USE_HOST_PTR with an SVM pointer shares it:
+    OpenCL 2.0, 5.2.1), in the context of its array or of the queue to which it is
+    bound, otherwise in that of device 0.
     """
     if not any(str(base.__module__).startswith("pyopencl") for base in type(obj).__mro__):
         return None
     if isinstance(obj, cl.MemoryObjectHolder):
         if obj.type != cl.mem_object_type.BUFFER:
-            raise ExchangeError(f"opencl: {type(obj).__name__} is no linear memory; pass a Buffer")
+            raise ExchangeError(f"opencl: {type(obj).__name__} is not linear memory; pass a Buffer")
         return _buffer(obj, foreign.device_of(obj.get_info(cl.mem_info.CONTEXT)))
     if isinstance(obj, cl.SVMPointer):
         return _svm(obj)
@@ -51,15 +51,15 @@ def _buffer(buffer: cl.MemoryObject, device_id: int) -> NativeArray:
 
 
 def _svm(svm: cl.SVMPointer) -> NativeArray:
-    queue = getattr(svm, "_queue", None)  # an SVMAllocation bound to one
+    queue = getattr(svm, "_queue", None)  # an SVMAllocation that is bound to one
     context = queue.context if queue else devices.context(0)
     device_id = foreign.device_of(context)
     if svm.size:
         buffer = _over_svm(context, svm)
         described = _buffer(buffer, device_id)._replace(owner=(buffer, svm))
-    else:  # OpenCL makes no buffer for no elements
+    else:  # OpenCL has no buffer of 0 bytes
         described = NativeArray(device_id, 0, 0, "uint8", (0,), None, readonly=False, owner=svm)
-    array = getattr(svm, "mem", None)  # what an SVM was made of, if of an array
+    array = getattr(svm, "mem", None)  # the array that an SVM was made from
     if not isinstance(array, np.ndarray):
         return described
     return described._replace(
@@ -73,15 +73,15 @@ def _svm(svm: cl.SVMPointer) -> NativeArray:
 def _over_svm(context: cl.Context, svm: cl.SVMPointer) -> cl.Buffer:
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
     try:
-        host = memory.host_memory(svm.svm_ptr, svm.size, readonly=False)
+        host = imports.host_memory(svm.svm_ptr, svm.size, readonly=False)
         buffer = cl.Buffer(context, flags, hostbuf=host)
         if buffer.uses_svm_pointer:
             return buffer
     except cl.Error as exc:
         raise translated(exc, f"a buffer over {svm.size} bytes of SVM") from exc
     raise ExchangeError(
-        f"opencl: {svm!r} is over memory that is no SVM of {context!r}; allocate it there "
-        "(pyopencl.fsvm_empty), or hand the numpy array itself to dlbridge"
+        f"opencl: {svm!r} is over memory that is not SVM of {context!r}; allocate it there "
+        "(pyopencl.fsvm_empty), or pass the numpy array itself to dlbridge"
     )
 
 
@@ -96,11 +96,11 @@ def _array(array: Any) -> NativeArray:
     if device_id is None:
         device_id = foreign.device_of(array.context)
     base = array.base_data
-    if base is None:  # pyopencl makes no buffer for no elements
+    if base is None:  # pyopencl has no buffer for 0 elements
         return NativeArray(device_id, 0, 0, readonly=False, owner=array, **layout)
     if isinstance(base, cl.SVMPointer):
         base = _over_svm(array.context, base)
-    for event in array.events:  # perhaps of queues that we shall never see
+    for event in array.events:  # they may be of queues that are not known here
         event.wait()
     owner: object = (base, array)
     if queue is not None:
@@ -112,12 +112,11 @@ def _array(array: Any) -> NativeArray:
 def to_native(array: NativeArray) -> object:
     """A `pyopencl.array.Array` over the memory, on this thread's queue.
 
-    Its ``base_data`` is the `pyopencl.Buffer` and keeps the owner alive, so
-    that slices of the array do, too. ``queue`` and ``context`` are what a kernel
-    needs. ExchangeError if numpy has no dtype of that name, or the tensor is
-    read-only: a kernel can write to whatever it gets (to buffers made with
-    CL_MEM_READ_ONLY, too: measured on PoCL 3.1), and an array cannot say that it
-    must not.
+    Its ``base_data`` is the `pyopencl.Buffer` and keeps the owner alive; so do
+    slices of the array. A kernel needs its ``queue`` and ``context``.
+    ExchangeError if numpy has no dtype of that name, or if the tensor is
+    read-only: a kernel can write to every buffer that it gets (also to one made
+    with CL_MEM_READ_ONLY: measured on PoCL 3.1), and an array cannot forbid that.
     """
     from pyopencl.array import Array
 
@@ -135,7 +134,7 @@ def to_native(array: NativeArray) -> object:
     queue = queues.current(array.device_id)
     if queue.context != context:
         queue = queues.elsewhere(array.device_id, context)
-    # Our work may be on one of the first by `use_stream`, the user's on the others.
+    # `use_stream` may have put our work on one of the first; the others have the user's.
     for user in [*queues.users(context), *sharing.queues_of(array.data)]:
         queues.order(array.device_id, queue, user)
     if memory.is_ours(buffer):

@@ -1,6 +1,6 @@
-"""Command queues as dlbridge's streams: one in order per thread, and the user's own.
+"""Command queues as dlbridge's streams: one in-order queue per thread, and the users' queues.
 
-A stream is a ``cl_command_queue`` as an integer, 0 the thread's own queue.
+A stream is a ``cl_command_queue`` as an integer; 0 is the thread's own queue.
 """
 
 from __future__ import annotations
@@ -12,43 +12,46 @@ from typing import Any
 import pyopencl as cl
 
 from . import devices, handles, sharing
-from .driver import InDriver
+from .driver import Call
 from .errors import translated
+from .forking import inherited, refuse_in_child
 
 __all__ = [
+    "all_in",
     "current",
     "current_stream",
     "elsewhere",
     "finish",
-    "finish_all",
     "is_ours",
     "known",
     "new",
     "normalize_stream",
     "order",
     "resolve",
+    "service",
     "synchronize",
     "users",
     "wait",
 ]
 
 USERS_KEPT = 64
-"""How many of the users' queues are kept alive, so that their handles stay good; and of
-the users' contexts, with a queue in each."""
+"""How many of the users' queues are kept alive, so that their handles stay valid. As many
+contexts of users get a queue that is made here."""
 
 # Queues made here live as long as the process: a tensor may hold the handle of
-# one whose thread has ended. The next thread takes it over.
-_ours: dict[int, cl.CommandQueue] = {}
-_spare: dict[tuple[int, cl.Context], list[cl.CommandQueue]] = {}
-_users: dict[int, cl.CommandQueue] = {}
-_elsewhere: dict[tuple[int, cl.Context], cl.CommandQueue] = {}  # in contexts of the users'
+# a queue whose thread has ended. The next new thread uses that queue.
+_ours: dict[int, cl.CommandQueue] = inherited({})
+_spare: dict[tuple[int, cl.Context], list[cl.CommandQueue]] = inherited({})
+_users: dict[int, cl.CommandQueue] = inherited({})
+_elsewhere: dict[tuple[int, cl.Context], cl.CommandQueue] = inherited({})  # users' contexts
+_service: dict[tuple[int, cl.Context], cl.CommandQueue] = inherited({})
 
 
 class _QueuesOfThread(dict[int, tuple[cl.Context, cl.CommandQueue]]):
-    """device_id -> context and queue; gives the queues back when its thread ends."""
+    """device_id -> context and queue; returns the queues to `_spare` when its thread ends."""
 
     def __del__(self, spare: dict[Any, list[cl.CommandQueue]] = _spare) -> None:
-        # The default outlives the module, whose names are gone when the process ends.
+        # The default outlives the module: its names are cleared when the process ends.
         for device_id, (context, queue) in self.items():
             spare.setdefault((device_id, context), []).append(queue)
 
@@ -72,7 +75,7 @@ def current(device_id: int) -> cl.CommandQueue:
 
 def _take(device_id: int, context: cl.Context) -> cl.CommandQueue:
     try:
-        return _spare[device_id, context].pop()  # atomic: another thread may be here, too
+        return _spare[device_id, context].pop()  # atomic, as other threads may do the same
     except LookupError:
         queue = new(device_id, context)
         _ours[queue.int_ptr] = queue
@@ -80,21 +83,34 @@ def _take(device_id: int, context: cl.Context) -> cl.CommandQueue:
 
 
 def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
-    """A queue in order in *context*, for the caller alone."""
+    """A new in-order queue in *context*, which only the caller knows."""
     chosen = devices.device(device_id)
     try:
-        with InDriver(device_id):
+        with chosen.lock, Call():
             return cl.CommandQueue(context, chosen.handle)
     except cl.Error as exc:
         raise translated(exc, f"making a queue on {chosen.name}") from exc
 
 
 def elsewhere(device_id: int, context: cl.Context) -> cl.CommandQueue:
-    """A queue in order in a *context* of the user's own, for all arrays handed out there."""
+    """The in-order queue in a user's *context* for all arrays that are handed out there."""
     queue = _elsewhere.get((device_id, context))
     if queue is None:
-        queue = _elsewhere[device_id, context] = new(device_id, context)
+        # One step: another thread may have made one meanwhile, and then both use that.
+        queue = _elsewhere.setdefault((device_id, context), new(device_id, context))
         _forget_oldest(_elsewhere)
+    return queue
+
+
+def service(device_id: int, context: cl.Context) -> cl.CommandQueue:
+    """The queue for commands that depend on no others, so that none of them waits long.
+
+    No stream is this queue, and no command on it waits for an event.
+    """
+    queue = _service.get((device_id, context))
+    if queue is None:
+        queue = _service.setdefault((device_id, context), new(device_id, context))
+        _forget_oldest(_service)
     return queue
 
 
@@ -105,13 +121,14 @@ def current_stream(device_id: int) -> int:
 
 
 def is_ours(stream: int, context: cl.Context) -> bool:
-    """Whether *stream* is a queue made here, in *context*; its handle is never used again."""
+    """Whether *stream* is a queue in *context* that was made here, and so is never released."""
     queue = _ours.get(stream)
     return queue is not None and queue.context == context
 
 
 def resolve(device_id: int, stream: int) -> cl.CommandQueue:
-    """The queue *stream*, of which the device is *device_id*; 0 is `current`."""
+    """The queue *stream* of the device; 0 is `current`."""
+    refuse_in_child()
     if stream == 0:
         return current(device_id)
     queue = _ours.get(stream) or _users.get(stream)
@@ -125,12 +142,12 @@ def normalize_stream(device_id: int, stream: object) -> int:
 
     A queue is a `pyopencl.CommandQueue` or a ``cl_command_queue`` as an
     integer, in order and on this device. It must live as long as work goes to
-    it, as any stream must; the last few are also kept alive here. An integer
-    that is no OpenCL object is refused, one that is another kind of object only
-    if the driver finds out.
+    it, as every stream must; the last few are also kept alive here. An integer
+    that is not an OpenCL object is refused. An object of another kind is refused
+    only if the driver notices it.
 
-    Exports ask this for their consumer's queue, so what is allocated by now may
-    be on its way to one (`sharing.may_be_exported`).
+    Exports ask this for the queue of their consumer, so everything that is
+    allocated now may be about to get a consumer (`sharing.may_be_exported`).
     """
     sharing.may_be_exported()
     if stream is None:
@@ -143,7 +160,7 @@ def normalize_stream(device_id: int, stream: object) -> int:
         handle = None
     if handle is None or isinstance(stream, bool):
         raise TypeError(
-            f"opencl: {stream!r} is no stream; pass None, -1, a pyopencl.CommandQueue, "
+            f"opencl: {stream!r} is not a stream; pass None, -1, a pyopencl.CommandQueue, "
             "or a cl_command_queue as an integer"
         )
     if handle == -1:
@@ -158,27 +175,27 @@ def normalize_stream(device_id: int, stream: object) -> int:
 def _adopt(device_id: int, handle: int) -> cl.CommandQueue:
     if not handles.is_object(handle):
         raise ValueError(
-            f"opencl: stream {handle:#x} is no cl_command_queue of the drivers in use; "
+            f"opencl: stream {handle:#x} is not a cl_command_queue of the drivers in use; "
             "pass None, -1, a pyopencl.CommandQueue or its int_ptr"
         )
     try:
         queue = cl.CommandQueue.from_int_ptr(handle, True)
         _keep(device_id, queue)
     except cl.Error as exc:  # an object of another kind
-        raise ValueError(f"opencl: stream {handle:#x} is no cl_command_queue ({exc})") from exc
+        raise ValueError(f"opencl: stream {handle:#x} is not a cl_command_queue ({exc})") from exc
     return queue
 
 
 def _keep(device_id: int, queue: cl.CommandQueue) -> int:
     chosen = devices.device(device_id)
-    if queue.device is None:  # of another kind of object
-        raise ValueError(f"opencl: stream {queue.int_ptr:#x} is no cl_command_queue")
+    if queue.device is None:  # the answer of an object of another kind
+        raise ValueError(f"opencl: stream {queue.int_ptr:#x} is not a cl_command_queue")
     if queue.device != chosen.handle:
         raise ValueError(f"opencl: stream {queue!r} is on {queue.device.name}, not {chosen.name}")
     if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
         raise ValueError(
-            f"opencl: {queue!r} runs out of order, and a stream is what runs in order; "
-            "make one without OUT_OF_ORDER_EXEC_MODE_ENABLE"
+            f"opencl: {queue!r} runs its commands out of order, and a stream must run them in "
+            "order; make a queue without OUT_OF_ORDER_EXEC_MODE_ENABLE"
         )
     handle: int = queue.int_ptr
     if handle not in _ours:
@@ -188,8 +205,9 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> int:
 
 
 def _forget_oldest(kept: dict[Any, cl.CommandQueue]) -> None:
-    while len(kept) > USERS_KEPT:
-        kept.pop(next(iter(kept)), None)
+    # list() is one step, so that no other thread can change the dict meanwhile.
+    for oldest in list(kept)[:-USERS_KEPT]:
+        kept.pop(oldest, None)
 
 
 def synchronize(device_id: int, stream: int) -> None:
@@ -200,7 +218,7 @@ def synchronize(device_id: int, stream: int) -> None:
 def finish(device_id: int, queue: cl.CommandQueue) -> None:
     """Block until the work on *queue* is done."""
     try:
-        with InDriver(device_id):
+        with devices.device(device_id).lock, Call():
             queue.finish()
     except cl.Error as exc:
         raise translated(exc, "waiting for a queue") from exc
@@ -209,8 +227,8 @@ def finish(device_id: int, queue: cl.CommandQueue) -> None:
 def wait(device_id: int, stream: int, on: int) -> None:
     """Make later work on *stream* wait for the work now on *on*.
 
-    If *stream* is a user's queue it may be about to get memory that other users
-    have, too, and nobody says which: it waits for all their queues in its context.
+    A user's queue may get memory next that other users have, too, and nothing
+    says which memory: it waits for all queues of users in its context.
     """
     later = resolve(device_id, stream)
     order(device_id, later, resolve(device_id, on))
@@ -223,8 +241,8 @@ def wait(device_id: int, stream: int, on: int) -> None:
 def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> None:
     """Make later work on one queue wait for the work now on another.
 
-    By an event; the host waits only where the two are of different contexts,
-    between which OpenCL has no events.
+    By an event. The host waits only if the two belong to different contexts, as
+    an event is valid in one context only.
     """
     if later == earlier:
         return
@@ -232,26 +250,27 @@ def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> N
         finish(device_id, earlier)
         return
     try:
-        with InDriver(device_id):
+        with devices.device(device_id).lock, Call():
             event = cl.enqueue_marker(earlier)
-            earlier.flush()  # an event of a queue that was never flushed may never come
+            # OpenCL 3.0, 5.15: the queue of an event that another queue waits for must be flushed.
+            earlier.flush()
             cl.enqueue_barrier(later, wait_for=[event])
     except cl.Error as exc:
         raise translated(exc, "ordering two queues") from exc
 
 
 def users(context: cl.Context) -> list[cl.CommandQueue]:
-    """The users' queues that are known here, in *context*."""
+    """The known queues of users in *context*."""
     return [queue for queue in list(_users.values()) if queue.context == context]
 
 
 def known() -> list[cl.CommandQueue]:
-    """Every queue that is known here, of all devices and contexts."""
-    return [*list(_ours.values()), *list(_users.values()), *list(_elsewhere.values())]
+    """All known queues, of all devices and contexts."""
+    tables = (_ours, _users, _elsewhere, _service)
+    return [queue for table in tables for queue in list(table.values())]
 
 
-def finish_all(device_id: int, context: cl.Context) -> None:
-    """Wait for every queue known here in *context*."""
-    for queue in [*list(_ours.values()), *users(context)]:
-        if queue.context == context:
-            finish(device_id, queue)
+def all_in(context: cl.Context) -> list[cl.CommandQueue]:
+    """All known queues in *context* that may have work on memory."""
+    ours = [queue for queue in list(_ours.values()) if queue.context == context]
+    return [*ours, *users(context)]

@@ -1,7 +1,8 @@
-"""Which of the users' queues may have work on a buffer, beside ours.
+"""Record which queues of users may have work on a buffer.
 
 A `pyopencl.array.Array` has a queue of its own, whether it came from the user
-or was given out here. Work of ours on its memory must come after what is there.
+or was given to the user here. Our work on its memory must come after the work
+on that queue.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from .forking import in_child, inherited
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyopencl as cl
 
 __all__ = [
@@ -18,20 +23,20 @@ __all__ = [
     "exports",
     "forget",
     "give_out",
-    "is_shared",
     "may_be_exported",
     "queues_of",
 ]
 
-_queues: dict[int, list[cl.CommandQueue]] = {}  # data -> the users' queues
+_queues: dict[int, list[cl.CommandQueue]] = inherited({})  # data -> the users' queues
 _exports = 0
 lock = threading.RLock()
-"""The one lock that finalizers take: with a second, two threads could wait for each other.
-Re-entrant, because the garbage collector may call one in the middle."""
+"""The lock of these tables and of the pool, which finalizers acquire. Nothing waits for
+another lock or for the driver while it holds this one. Re-entrant, because the garbage
+collector may call a finalizer in the thread that holds it."""
 
 
 class Borrowed:
-    """Owner of a user's *array* over *data*: its queue counts as long as this lives."""
+    """Owner of a user's array over *data*; its queue is recorded while this lives."""
 
     def __init__(self, data: int, queue: cl.CommandQueue, *owners: object) -> None:
         self._data = data
@@ -40,12 +45,15 @@ class Borrowed:
         with lock:
             _queues.setdefault(data, []).append(queue)
 
-    # The defaults outlive the module, whose names are gone when the process ends.
+    # The defaults outlive the module: its names are cleared when the process ends.
     def __del__(
         self,
         queues: dict[int, list[cl.CommandQueue]] = _queues,
         lock: threading.RLock = lock,
+        in_child: Callable[[], bool] = in_child,
     ) -> None:
+        if in_child():
+            return  # a thread of the parent may have held the lock
         with lock:
             known = queues.get(self._data, [])
             if self._queue in known:
@@ -55,7 +63,7 @@ class Borrowed:
 
 
 def give_out(data: int, queue: cl.CommandQueue) -> None:
-    """Note that a user got *data* of ours with *queue*, until `forget`."""
+    """Record that a user got our *data* with *queue*, until `forget`."""
     with lock:
         known = _queues.setdefault(data, [])
         if queue not in known:
@@ -63,14 +71,14 @@ def give_out(data: int, queue: cl.CommandQueue) -> None:
 
 
 def forget(data: int) -> list[cl.CommandQueue]:
-    """Forget *data*, which is freed; the queues of users that had it."""
+    """Remove the record of *data*, which is freed; the queues of users that had it."""
     return _queues.pop(data, [])
 
 
 def may_be_exported() -> None:
-    """Note that somebody may have got any memory there is now, for a queue of theirs.
+    """Record that a consumer may have got any memory that exists now, for a queue of its own.
 
-    Nobody tells us which memory, nor when they let go of it.
+    Nothing says which memory, nor when the consumer is done with it.
     """
     global _exports
     with lock:
@@ -78,18 +86,13 @@ def may_be_exported() -> None:
 
 
 def exports() -> int:
-    """How often `may_be_exported` was called."""
+    """The number of calls of `may_be_exported`."""
     return _exports
-
-
-def is_shared(data: int) -> bool:
-    """Whether a user has *data*, too."""
-    return data in _queues
 
 
 def all_queues() -> set[cl.CommandQueue]:
     """The users' queues that may have work on any memory."""
-    # Copies: finalizers change both in the middle.
+    # Of copies: finalizers may change both meanwhile.
     return {queue for known in list(_queues.values()) for queue in list(known)}
 
 

@@ -1,35 +1,56 @@
-"""The host's views of device memory: mapped while somebody looks, then unmapped."""
+"""The host's views of device memory: mapped while the host uses it, then unmapped.
+
+One thread at a time gives the commands that map or unmap a buffer: PoCL 3.1 crashes
+if two threads do so at once (measured). No thread waits for work while it holds
+that lock, so finalizers may acquire it: the work on the buffer is waited for
+before, the commands afterwards, and they go to a queue that has no other work
+(`queues.service`).
+"""
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import Error, ExchangeError
 
-from . import devices
-from .commands import Commands
-from .driver import InDriver
+from . import devices, queues, sharing
+from .driver import Call
+from .errors import translated
+from .forking import in_child, inherited
 from .memory import buffer_of
 
-__all__ = ["host_view", "host_view_refusal", "release_host_view"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["host_view", "host_view_refusal", "mapped", "release_host_view"]
 
 _flags = cl.mem_flags
+
+# A fixed number of locks: none has to be made or removed with its buffer. Re-entrant,
+# because a finalizer may come in the thread that holds one.
+_locks = tuple(threading.RLock() for _ in range(64))
+
+
+def _lock(data: int) -> threading.RLock:
+    return _locks[data // 64 % len(_locks)]  # handles are addresses of structures
 
 
 @dataclass(frozen=True)
 class _Mapped:
-    """A mapping, with the queue of the context that it is in."""
+    """A mapping, and the queue on which it was made."""
 
     mapping: cl.MemoryMap
     queue: cl.CommandQueue
-    writable: bool
 
 
-# Several views of one place have the same address, and are as many mappings.
-_mapped: dict[tuple[int, int], list[_Mapped]] = {}
+# Several views of one region have the same address, and are as many mappings.
+_mapped: dict[tuple[int, int], list[_Mapped]] = inherited({})
 
 
 def host_view_refusal(device_id: int, data: int) -> str:
@@ -52,34 +73,104 @@ def host_view(
     if refusal := host_view_refusal(device_id, data):
         raise ExchangeError(f"opencl:{device_id}: the host cannot address {data:#x}: {refusal}")
     buffer = buffer_of(data, offset, nbytes)
-    access = cl.map_flags.READ | (cl.map_flags.WRITE if writable else 0)
-    with Commands(device_id, stream, "mapping for the host", buffer) as queue:
-        array, _ = cl.enqueue_map_buffer(
-            queue, buffer, access, offset, (nbytes,), np.uint8, is_blocking=True
-        )
-    address: int = array.__array_interface__["data"][0]
-    view = _Mapped(array.base, queue, writable)
-    _mapped.setdefault((data, address), []).append(view)
+    _finish_work(device_id, buffer, stream)
+    queue = queues.service(device_id, buffer.context)
+    with _lock(data):
+        array, event = _map(device_id, queue, buffer, offset, nbytes, writable)
+        address: int = array.__array_interface__["data"][0]
+        view = _Mapped(array.base, queue)
+        _mapped.setdefault((data, address), []).append(view)
+    try:
+        _wait(device_id, event)
+    except BaseException:
+        release_host_view(device_id, data, address, stream)
+        raise
     return address
 
 
 def release_host_view(device_id: int, data: int, address: int, stream: int) -> None:
-    """Unmap what the host wrote, and wait for that; never raises (finalizers).
+    """Unmap the view, and wait until that is done; never raises an Error (finalizers).
 
-    Waiting makes it visible to work on any queue, also of the user's own.
+    Waiting makes what the host wrote visible to work on any queue, also of users.
     """
-    views = _mapped.get((data, address))
-    if not views:
-        return
-    view = views.pop()
-    if not views:
-        _mapped.pop((data, address), None)
+    if in_child():
+        return  # the mapping belongs to the parent process
+    with _lock(data):
+        views = _mapped.get((data, address))
+        if not views:
+            return
+        view = views.pop()
+        if not views:
+            del _mapped[data, address]
+        try:
+            event = _unmap(device_id, view)
+        except (Error, cl.Error):  # the context is lost, and the memory with it
+            return
     try:
-        unmapped = view.mapping.release(view.queue)
-        if view.writable:
-            with InDriver(device_id):
-                unmapped.wait()
-        else:
-            view.queue.flush()
-    except (Error, cl.Error):  # the context is lost, and the memory with it
+        _wait(device_id, event)
+    except (Error, cl.Error):
         return
+
+
+@contextmanager
+def mapped(
+    device_id: int, buffer: cl.MemoryObject, offset: int, nbytes: int
+) -> Iterator[memoryview]:
+    """The bytes of a region for the host to read during the block, once its work is done."""
+    data: int = buffer.int_ptr
+    _finish_work(device_id, buffer, 0)
+    queue = queues.service(device_id, buffer.context)
+    with _lock(data):
+        array, event = _map(device_id, queue, buffer, offset, nbytes, writable=False)
+        view = _Mapped(array.base, queue)
+    try:
+        _wait(device_id, event)
+        yield array.data
+    finally:
+        with _lock(data):
+            event = _unmap(device_id, view)
+        _wait(device_id, event)
+
+
+def _finish_work(device_id: int, buffer: cl.MemoryObject, stream: int) -> None:
+    """Wait for the work on *stream*, and on the queues of users that have the buffer."""
+    queues.synchronize(device_id, stream)
+    for queue in sharing.queues_of(buffer.int_ptr):
+        queues.finish(device_id, queue)
+
+
+def _map(
+    device_id: int,
+    queue: cl.CommandQueue,
+    buffer: cl.MemoryObject,
+    offset: int,
+    nbytes: int,
+    writable: bool,
+) -> tuple[np.ndarray[Any, Any], cl.Event]:
+    """The bytes for the host, and the event after which they are there."""
+    access = cl.map_flags.READ | (cl.map_flags.WRITE if writable else 0)
+    try:
+        with devices.device(device_id).lock, Call():
+            array: np.ndarray[Any, Any]
+            array, event = cl.enqueue_map_buffer(
+                queue, buffer, access, offset, (nbytes,), np.uint8, is_blocking=False
+            )
+            queue.flush()
+            return array, event
+    except cl.Error as exc:
+        raise translated(exc, "mapping for the host") from exc
+
+
+def _unmap(device_id: int, view: _Mapped) -> cl.Event:
+    with devices.device(device_id).lock, Call():
+        event = view.mapping.release(view.queue)
+        view.queue.flush()
+        return event
+
+
+def _wait(device_id: int, event: cl.Event) -> None:
+    try:
+        with devices.device(device_id).lock, Call():
+            event.wait()
+    except cl.Error as exc:
+        raise translated(exc, "waiting for a mapping") from exc

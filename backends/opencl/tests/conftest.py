@@ -1,10 +1,17 @@
-"""The device under test, and kernels that take their time."""
+"""The device under test, the layer in front of its driver, and kernels that take their time."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import importlib
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +44,80 @@ __kernel void late_copy(__global const uint *in, __global uint *out, uint n, uin
 def expected(name):
     """Whether ``DLBRIDGE_EXPECT`` says that this machine has it: then a skip is a failure."""
     return name in os.environ.get("DLBRIDGE_EXPECT", "").split(",")
+
+
+LAYERS = "OPENCL_LAYERS"
+"""Environment variable of the loader: the libraries between it and the drivers."""
+
+
+def pytest_configure(config):
+    """Compile the layer and name it to the loader, which reads the variable at its first call."""
+    if LAYERS in os.environ or shutil.which("gcc") is None:
+        return
+    folder = tempfile.mkdtemp(prefix="dlbridge-opencl-layer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = Path(folder) / "layer.so"
+    source = Path(__file__).parent / "layer" / "layer.c"
+    flags = ["-std=gnu17", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror"]
+    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+    os.environ[LAYERS] = str(library)
+
+
+class Layer:
+    """The controls of the layer (layer/layer.c) in this process."""
+
+    def __init__(self, library):
+        self.library = library
+        library.layer_get.restype = ctypes.c_long
+        library.layer_set.argtypes = [ctypes.c_char_p, ctypes.c_long]
+        self.changed = []
+
+    def __getitem__(self, name):
+        return self.library.layer_get(name.encode())
+
+    def set(self, name, value):
+        """Set a switch or a count; it has its old value again at the end of the test."""
+        self.changed.append((name, self[name]))
+        self.library.layer_set(name.encode(), value)
+
+    def restore(self):
+        for name, value in reversed(self.changed):
+            self.library.layer_set(name.encode(), value)
+        self.changed = []
+
+
+@pytest.fixture
+def layer(opencl):
+    """The layer in front of the driver of this process, with all switches off."""
+    if LAYERS not in os.environ:
+        if expected("opencl"):
+            pytest.fail("the layer in front of the driver needs gcc")
+        pytest.skip("the layer in front of the driver needs gcc")
+    layer = Layer(ctypes.CDLL(os.environ[LAYERS]))
+    yield layer
+    layer.restore()
+
+
+@pytest.fixture
+def script(layer, simulated):
+    """``script(code, **switches)``: the output of a program, over a driver that behaves so."""
+    if simulated:
+        pytest.skip("these switches are for a driver that works in threads of its own")
+
+    def run(code, timeout=120, **switches):
+        environment = {f"LAYER_{name}": str(value) for name, value in switches.items()}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            env={**os.environ, **environment},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture

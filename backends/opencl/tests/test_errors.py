@@ -53,7 +53,7 @@ def test_no_folder_of_drivers(tmp_path):
 
 
 def test_a_driver_without_devices():
-    """By a double of the one call: no driver here can be talked into having none."""
+    """By replacing one call: no driver here can be made to have none."""
     double = (
         "import pyopencl as cl\n"
         "class Platform:\n"

@@ -6,6 +6,7 @@ fails if the line that makes its order is taken out.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 
@@ -214,6 +215,30 @@ def test_memory_that_a_consumer_reads_is_not_used_again(queue, kernels, gate, ma
     del intruders
 
 
+@pytest.mark.parametrize("allocated", ["before the block", "in the block"])
+def test_memory_of_a_block_is_not_used_again_during_its_work(queue, kernels, gate, make, allocated):
+    """The user's kernel has the ``cl_mem`` and nothing else; the tensor dies before it runs."""
+    target = make(N * 4)
+    bridge.synchronize("opencl:0")
+    tensor = bridge.to_device(np.full(N, 5, "u4"), "opencl:0", copy=True)
+    with bridge.use_stream("opencl:0", queue):
+        if allocated == "in the block":
+            tensor = bridge.to_device(np.full(N, 5, "u4"), "opencl:0", copy=True)
+        source = cl.MemoryObject.from_int_ptr(tensor.data_ptr(), True)
+        event = kernels("late_copy", queue, source, target.buffer, N, 0, wait_for=gate.closed)
+        queue.flush()
+        del tensor, source
+        gc.collect()
+
+    def intrude():  # on this queue it may have to wait for the kernel itself
+        for _ in range(3):
+            bridge.to_device(np.full(N, 9, "u4"), "opencl:0", copy=True)
+        event.wait()
+
+    gate.holds(intrude)
+    assert (target.read("u4") == 5).all()
+
+
 @pytest.mark.parametrize("strided", [False, True])
 def test_a_copy_to_another_context_comes_after_the_stream(
     opencl, make, kernels, gate, queue, elsewhere, strided
@@ -236,12 +261,17 @@ def test_a_copy_to_another_context_comes_after_the_stream(
     assert (target.read("u4") == 5).all()
 
 
-def test_a_written_view_is_unmapped_on_return(opencl, make, own, gate, shared):
-    """So that a queue that we do not know sees it, too."""
-    memory = make(N)
+def test_a_written_view_is_unmapped_on_return(opencl, make, own, context, gate, shared):
+    """So that a queue that we do not know sees it, too; whatever is on the stream by then."""
+    memory = make(N).write(np.zeros(N, "u1"))
     address = opencl.host_view(0, memory.data, 0, N, True, own.int_ptr)
+    ctypes.memset(address, 7, N)
     close(own, gate)
-    gate.holds(lambda: opencl.release_host_view(0, memory.data, address, own.int_ptr))
+    opencl.release_host_view(0, memory.data, address, own.int_ptr)
+    assert memory.buffer.map_count == 0
+    got = np.zeros(N, "u1")
+    cl.enqueue_copy(cl.CommandQueue(context), got, memory.buffer, is_blocking=True)
+    assert (got == 7).all()
 
 
 def test_host_memory_goes_back_after_the_queue_of_its_array(opencl, context, kernels, gate, shared):

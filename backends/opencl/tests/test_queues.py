@@ -47,7 +47,7 @@ def test_streams_are_queues_or_their_handles(opencl, two):
 
 @pytest.mark.parametrize("stream", [1, 2, 4095, -2, 1 << 62, 1 << 70, 0x7FFF_0000_0008])
 def test_integers_that_are_no_queue(opencl, stream):
-    with pytest.raises(ValueError, match="no cl_command_queue"):
+    with pytest.raises(ValueError, match="not a cl_command_queue"):
         opencl.normalize_stream(0, stream)
 
 
@@ -131,21 +131,21 @@ def test_other_objects_are_no_queues_and_no_memory(opencl, context, kind):
     """Refused before the driver is asked, which ends the process on some of them."""
     device = context.devices[0]
     handle = {"platform": device.platform, "device": device, "context": context}[kind].int_ptr
-    with pytest.raises(ValueError, match="no cl_command_queue"):
+    with pytest.raises(ValueError, match="not a cl_command_queue"):
         opencl.normalize_stream(0, handle)
-    with pytest.raises(BufferError, match="no cl_mem of the drivers"):
+    with pytest.raises(BufferError, match="not a cl_mem of the drivers"):
         opencl.copy_from_host(0, handle, 0, memoryview(b"x"), 0)
     with pytest.raises(BufferError, match="neither a cl_mem nor"):
         opencl.import_data(0, handle, "somebody")
 
 
 def test_what_says_no_device_is_no_queue(opencl):
-    """By a double: PoCL says it of a context taken for a queue, and may crash afterwards."""
+    """By a simulated queue: PoCL says it of a context taken for a queue, and may crash afterwards."""
     from dlbridge_opencl import queues
 
     class NoQueue:
         device = None
         int_ptr = 0x1000
 
-    with pytest.raises(ValueError, match="no cl_command_queue"):
+    with pytest.raises(ValueError, match="not a cl_command_queue"):
         queues._keep(0, NoQueue())

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from dlbridge_vulkan import instance as instances
-from dlbridge_vulkan import library
+from dlbridge_vulkan import instance as instances, library
 from dlbridge_vulkan.devices import Devices
 from dlbridge_vulkan.instance import KINDS, version_text
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from dlbridge_vulkan import Vulkan, VulkanArray
 from dlbridge_vulkan.device import MAGIC
-from dlbridge_vulkan.library import ffi, handle, load
-from dlbridge_vulkan.library import struct as vk
+from dlbridge_vulkan.library import ffi, handle, load, struct as vk
 
 import dlbridge as bridge
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError

@@ -1,150 +1,141 @@
-"""PyCapsules and the managed structs inside them: names, ownership, deleters.
-
-Two rules keep a script alive here (measured; ``docs/safety.md``):
-
-* What a consumer may call late is C code. Capsules are made by numpy from a
-  private array, so destructor and deleter are numpy's: they take the GIL, leave
-  a pending exception alone, and return quietly once Python is gone. We only
-  overwrite fields of the struct before it is handed over.
-* A capsule keeps the *pointer* to its name, so names are immortal C memory.
-"""
+"""Capsules of other libraries, and the structs inside them: names, ownership, deleters."""
 
 from __future__ import annotations
 
 import ctypes
-import struct
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.values.dtypes import DType
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.implementation_details.python_api import (
+    immortal,
+    python_api,
+    refuse_subinterpreters,
+)
 from dlbridge.errors import ExchangeError
 
-from ._cdefs import ffi
-from .structs import DLPACK_VERSION, MAX_NDIM, TENSOR, Fields, read_fields
+from .structs import (
+    DLPACK_VERSION,
+    FLAG_READ_ONLY,
+    MAX_NDIM,
+    TENSOR,
+    Fields,
+    read_fields,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Callable
 
 __all__ = [
-    "FLAG_IS_COPIED",
-    "FLAG_READ_ONLY",
-    "FLAG_SUBBYTE_PADDED",
-    "Image",
+    "CURRENT",
+    "LEGACY",
+    "LEGACY_POINTER",
+    "NO_FIELDS",
+    "USED_CURRENT",
+    "VERSIONED_POINTER",
     "ManagedTensor",
+    "Received",
+    "can_numpy_import",
     "capsule_pointer",
-    "export_capsule",
-    "export_managed",
-    "numpy_takes",
+    "delete_managed",
+    "get_pointer",
+    "is_valid",
     "open_capsule",
-    "take_managed",
+    "read_managed",
+    "set_name",
 ]
 
-FLAG_READ_ONLY: Final = 1
-FLAG_IS_COPIED: Final = 2
-FLAG_SUBBYTE_PADDED: Final = 4
-
-# struct DLTensor from data to dtype: what makes a numpy export ours.
-_HEAD = struct.Struct("=QiiiBBH")
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
 _FLAGS_OFFSET = 24
-_BYTE_OFFSET_OFFSET = 40  # of byte_offset, from dl_tensor
-_STRIDES_OFFSET = 32
 
 
-def _immortal(name: bytes) -> ctypes.c_void_p:
-    """The address of *name* in C memory that is never freed (one extra reference)."""
-    buffer = ctypes.create_string_buffer(name)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(buffer))
-    return ctypes.c_void_p(ctypes.addressof(buffer))
+def _immortal_name(name: bytes) -> ctypes.c_void_p:
+    """The address of *name* in C memory that is never freed."""
+    return ctypes.c_void_p(ctypes.addressof(immortal(ctypes.create_string_buffer(name))))
 
 
-_LEGACY = _immortal(b"dltensor")
-_USED_LEGACY = _immortal(b"used_dltensor")
-_CURRENT = _immortal(b"dltensor_versioned")
-_USED_CURRENT = _immortal(b"used_dltensor_versioned")
+LEGACY = _immortal_name(b"dltensor")
+USED_LEGACY = _immortal_name(b"used_dltensor")
+CURRENT = _immortal_name(b"dltensor_versioned")
+USED_CURRENT = _immortal_name(b"used_dltensor_versioned")
 
 
-def _python_api(name: str, result: Any, *arguments: Any) -> Any:
-    # The GIL stays held, and a Python error that the call sets is raised.
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+is_valid = python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+_get_name = python_api("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
+get_pointer = python_api("PyCapsule_GetPointer", ctypes.c_size_t, ctypes.py_object, ctypes.c_void_p)
+set_name = python_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 
 
-_is_valid = _python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-_get_name = _python_api("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
-_get_pointer = _python_api(
-    "PyCapsule_GetPointer", ctypes.c_size_t, ctypes.py_object, ctypes.c_void_p
-)
-_set_name = _python_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-
-
-def _refuse_subinterpreters() -> None:
-    """ImportError unless this is the main interpreter.
-
-    In another one numpy's deleter deadlocks, and a callback that comes on a
-    foreign thread runs in the wrong interpreter (measured; CPython 3.11).
-    """
-    state = _python_api("PyInterpreterState_Get", ctypes.c_void_p)()
-    if state != _python_api("PyInterpreterState_Main", ctypes.c_void_p)():
-        raise ImportError(
-            "dlbridge works in the main interpreter only, and this is a subinterpreter: numpy's "
-            "and cffi's callbacks from C do not find their way back to it; use a process instead"
-        )
-
-
-_refuse_subinterpreters()
+refuse_subinterpreters()
 
 
 class ManagedTensor:
-    """An imported tensor: owns the producer's struct and frees it exactly once.
+    """An imported tensor: once it has taken the producer's struct over, it deletes it once.
 
-    `pointer` is a cffi pointer whose destructor is the producer's own deleter,
-    called from C with any pending exception set aside (or none, where the
-    deleter is NULL). `fields` was read when it was taken.
+    `pointer` is a cffi pointer to the struct; `fields` was read from it.
     """
 
-    __slots__ = ("fields", "pointer")
+    __slots__ = ("_owned", "fields", "pointer")
 
     def __init__(self, pointer: Any, fields: Fields) -> None:
-        deleter = pointer.deleter
-        self.pointer = ffi.gc(pointer, deleter) if deleter else pointer
+        self.pointer = pointer
         self.fields = fields
+        self._owned: list[Any] = []  # the pointer with the producer's deleter as its destructor
+
+    def take_over(self, release: Callable[..., int], *arguments: object) -> None:
+        """Own the struct; *release*, a function of C, makes its former owner forget it.
+
+        Both happen inside one call into C, so that the exception of a signal
+        handler comes before both or after both: `map` calls *release* for the
+        third argument of `ffi.gc`, a size that CPython does not use. cffi calls
+        the deleter with any pending exception set aside.
+        """
+        deleter = self.pointer.deleter
+        released = map(release, *([argument] for argument in arguments))
+        if deleter:
+            self._owned.extend(map(ffi.gc, [self.pointer], [deleter], released))
+        else:
+            next(released)
 
     def disown(self) -> None:
         """Leave the struct to its former owner: the deleter will not be called."""
-        if self.pointer.deleter:
-            ffi.gc(self.pointer, None)
+        for owned in self._owned:
+            ffi.gc(owned, None)
 
     @property
     def legacy(self) -> bool:
         """Whether it came in the struct without version and flags."""
-        return ffi.typeof(self.pointer) is _LEGACY_POINTER
+        return ffi.typeof(self.pointer) is LEGACY_POINTER
 
 
 def open_capsule(capsule: object) -> ManagedTensor:
     """Take the tensor out of *capsule*, which is renamed to its used name.
 
-    ExchangeError for what is no capsule, is used already, has another name, or
-    holds a tensor that breaks the standard; the deleter has then been called
-    if the tensor had been taken, else it is left to the capsule.
+    ExchangeError if it is not a capsule, is used already, has another name, or
+    holds a tensor that breaks the standard; the deleter has then been called if
+    the name was right, else the tensor is left to the capsule.
     """
     try:
-        if _is_valid(capsule, _CURRENT):
-            address, used, kind = _get_pointer(capsule, _CURRENT), _USED_CURRENT, _VERSIONED_POINTER
+        if is_valid(capsule, CURRENT):
+            address, used, kind = get_pointer(capsule, CURRENT), USED_CURRENT, VERSIONED_POINTER
         else:
-            address, used, kind = _get_pointer(capsule, _LEGACY), _USED_LEGACY, _LEGACY_POINTER
+            address, used, kind = get_pointer(capsule, LEGACY), USED_LEGACY, LEGACY_POINTER
     except ValueError as exc:
         raise ExchangeError(_why_no_tensor(capsule)) from exc
-    _set_name(capsule, used)
     pointer = ffi.cast(kind, address)
     try:
-        return ManagedTensor(pointer, read_fields(pointer))
-    except BaseException:
-        if pointer.deleter:
-            pointer.deleter(pointer)
+        managed = ManagedTensor(pointer, read_fields(pointer))
+    except ExchangeError:
+        ManagedTensor(pointer, NO_FIELDS).take_over(set_name, capsule, used)
         raise
+    managed.take_over(set_name, capsule, used)
+    return managed
 
 
-def numpy_takes(capsule: object, immutable: bool) -> bool:
+NO_FIELDS: Any = None  # of a struct that is only deleted
+
+
+def can_numpy_import(capsule: object, immutable: bool) -> bool:
     """Whether `np.from_dlpack` makes of *capsule* exactly what we would.
 
     That is: CPU memory of a type that numpy has, no flags but READ_ONLY. What
@@ -153,7 +144,7 @@ def numpy_takes(capsule: object, immutable: bool) -> bool:
     *immutable* arrays.
     """
     try:
-        address = _get_pointer(capsule, _LEGACY if immutable else _CURRENT)
+        address = get_pointer(capsule, LEGACY if immutable else CURRENT)
     except (ValueError, ctypes.ArgumentError):
         return False
     size = _TENSOR_OFFSET + TENSOR.size
@@ -191,87 +182,63 @@ _NUMPY_TYPES = frozenset(
 def capsule_pointer(value: object, name: bytes) -> int:
     """The pointer in the capsule *value* if it is one of that *name*, else 0."""
     wanted = ctypes.cast(ctypes.c_char_p(name), ctypes.c_void_p)
-    pointer: int = _get_pointer(value, wanted) if _is_valid(value, wanted) else 0
+    pointer: int = get_pointer(value, wanted) if is_valid(value, wanted) else 0
     return pointer
 
 
-def take_managed(address: int) -> ManagedTensor:
-    """Own the ``DLManagedTensorVersioned *`` at *address*, from an exchange table.
+class Received:
+    """A place for the ``DLManagedTensorVersioned *`` that a function of C gives to us.
 
-    If it breaks the standard, ExchangeError, and the caller still owns it.
+    It owns the struct until a `ManagedTensor` takes it over. Pass `address` as
+    the function's output argument.
     """
-    pointer = ffi.cast(_VERSIONED_POINTER, address)
+
+    __slots__ = ("_cell", "address")
+
+    def __init__(self) -> None:
+        self._cell = ctypes.c_void_p()
+        self.address = ctypes.addressof(self._cell)
+
+    @property
+    def managed_address(self) -> int:
+        """The address of the struct; 0 if there is none."""
+        return self._cell.value or 0
+
+    def open(self) -> ManagedTensor:
+        """Read the struct and take it over. ExchangeError if it breaks the standard."""
+        pointer = ffi.cast(VERSIONED_POINTER, self._cell.value)
+        managed = ManagedTensor(pointer, read_fields(pointer))
+        managed.take_over(ctypes.memset, self.address, 0, ctypes.sizeof(self._cell))
+        return managed
+
+    def release(self) -> int:
+        """Give the struct to the caller: its address."""
+        given, self._cell.value = self._cell.value or 0, None
+        return given
+
+    def __del__(self) -> None:
+        if self._cell.value:
+            delete_managed(self._cell.value)
+
+
+def read_managed(address: int) -> ManagedTensor:
+    """The ``DLManagedTensorVersioned *`` at *address*, read but not owned.
+
+    ExchangeError if it breaks the standard.
+    """
+    pointer = ffi.cast(VERSIONED_POINTER, address)
     return ManagedTensor(pointer, read_fields(pointer))
 
 
-def export_capsule(array: np.ndarray[Any, Any], max_version: object, image: Image | None) -> object:
-    """A new capsule over *array*, its struct overwritten by *image*.
-
-    *max_version* as in the standard: None or below (1, 0) gives the legacy
-    struct. BufferError from numpy for a read-only array in a legacy capsule.
-    """
-    capsule = array.__dlpack__(max_version=max_version)  # type: ignore[arg-type]  # numpy checks it
-    if image is not None:
-        if _is_valid(capsule, _CURRENT):
-            image.write(_get_pointer(capsule, _CURRENT), versioned=True)
-        else:
-            if image.flags & FLAG_SUBBYTE_PADDED:
-                raise ExchangeError(
-                    "a padded sub-byte tensor does not fit a legacy capsule, which has no flags; "
-                    "the consumer must ask with max_version=(1, 0) or later"
-                )
-            image.write(_get_pointer(capsule, _LEGACY), versioned=False)
-    return capsule
+def delete_managed(address: int) -> None:
+    """Call the deleter of a ``DLManagedTensorVersioned`` that we own."""
+    managed = ffi.cast(VERSIONED_POINTER, address)
+    if managed.deleter:
+        managed.deleter(managed)
 
 
-def export_managed(array: np.ndarray[Any, Any], image: Image | None) -> int:
-    """The address of a new ``DLManagedTensorVersioned`` that the caller owns."""
-    capsule = array.__dlpack__(max_version=DLPACK_VERSION)
-    address: int = _get_pointer(capsule, _CURRENT)
-    if image is not None:
-        image.write(address, versioned=True)
-    _set_name(capsule, _USED_CURRENT)
-    return address
-
-
-class Image:
-    """What is written over a struct that numpy made, to make it describe our tensor."""
-
-    __slots__ = ("_byte_offset", "_head", "flags")
-
-    def __init__(
-        self,
-        data: int,
-        device: tuple[int, int],
-        ndim: int,
-        dtype: DType,
-        byte_offset: int,
-        flags: int,
-    ) -> None:
-        self._head = _HEAD.pack(data, *device, ndim, dtype.code, dtype.bits, dtype.lanes)
-        self._byte_offset = byte_offset.to_bytes(8, sys.byteorder)
-        self.flags = flags
-
-    def write(self, address: int, *, versioned: bool) -> None:
-        """Overwrite the struct at *address*, which nobody else has seen yet."""
-        start = _TENSOR_OFFSET if versioned else 0
-        memory = ffi.buffer(ffi.cast("char *", address), start + TENSOR.size)
-        memory[start : start + _HEAD.size] = self._head
-        offset = start + _BYTE_OFFSET_OFFSET
-        memory[offset : offset + 8] = self._byte_offset
-        if versioned:
-            at = start + _STRIDES_OFFSET
-            memory[4:8] = _MINOR if any(memory[at : at + 8]) else _MINOR_NULL_STRIDES
-            # numpy has set READ_ONLY where its array is.
-            flags = memory[_FLAGS_OFFSET][0] | self.flags
-            memory[_FLAGS_OFFSET : _FLAGS_OFFSET + 1] = bytes((flags,))
-
-
-_MINOR = DLPACK_VERSION[1].to_bytes(4, sys.byteorder)
-# Since 1.2 strides may not be NULL; numpy 2.2 leaves those of compact arrays so.
-_MINOR_NULL_STRIDES = (1).to_bytes(4, sys.byteorder)
-_VERSIONED_POINTER = ffi.typeof("DLManagedTensorVersioned *")
-_LEGACY_POINTER = ffi.typeof("DLManagedTensor *")
+VERSIONED_POINTER = ffi.typeof("DLManagedTensorVersioned *")
+LEGACY_POINTER = ffi.typeof("DLManagedTensor *")
 
 
 def _why_no_tensor(capsule: object) -> str:
@@ -287,4 +254,4 @@ def _why_no_tensor(capsule: object) -> str:
             "the capsule is used: each DLPack capsule can be consumed once; "
             "pass the array itself, or call __dlpack__() again"
         )
-    return f"a capsule named {name!r} is no DLPack tensor ('dltensor', 'dltensor_versioned')"
+    return f"a capsule named {name!r} is not a DLPack tensor ('dltensor', 'dltensor_versioned')"

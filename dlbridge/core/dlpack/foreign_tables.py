@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.values.devices import Device
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.implementation_details.python_api import decrement_references
 
-from ._cdefs import ffi
-from .capsules import ManagedTensor, capsule_pointer, take_managed
+from .capsules import ManagedTensor, Received, capsule_pointer, delete_managed
 from .structs import DLPACK_VERSION
+
+if TYPE_CHECKING:
+    from dlbridge.core.values.devices import Device
 
 __all__ = ["NAMES", "ForeignTable", "table_of"]
 
@@ -62,19 +65,17 @@ class ForeignTable:
         The library's own exception if it refuses; BufferError means: ask by
         ``__dlpack__`` instead.
         """
-        address = self.export_address(x)
-        try:
-            return take_managed(address)
-        except BaseException:
-            delete_managed(address)
-            raise
+        return self._receive(x).open()
 
     def export_address(self, x: object) -> int:
-        """`export`, as the address of a ``DLManagedTensorVersioned``, unchecked."""
-        out = ctypes.c_void_p()
-        if self._from_py_object(x, ctypes.addressof(out)) != 0 or not out.value:
+        """`export`, as the address of a ``DLManagedTensorVersioned``, unchecked; the caller's."""
+        return self._receive(x).release()
+
+    def _receive(self, x: object) -> Received:
+        received = Received()
+        if self._from_py_object(x, received.address) != 0 or not received.managed_address:
             raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
-        return out.value
+        return received
 
     def export_view(self, x: object, address: int) -> None:
         """Fill the DLTensor at *address*, which is valid as long as *x* (if `has_view`)."""
@@ -97,7 +98,7 @@ class ForeignTable:
             delete_managed(address)
             raise BufferError("the library's exchange table failed without an error")
         result = ctypes.cast(out, ctypes.py_object).value
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(result))
+        decrement_references(result)
         return result
 
     def current_work_stream(self, device: Device) -> int:
@@ -137,13 +138,6 @@ def _find_table(cls: type) -> ForeignTable | None:
         ):
             return ForeignTable(table)
     return None
-
-
-def delete_managed(address: int) -> None:
-    """Call the deleter of a ``DLManagedTensorVersioned`` that we own."""
-    managed = ffi.cast("DLManagedTensorVersioned *", address)
-    if managed.deleter:
-        managed.deleter(managed)
 
 
 def _address(pointer: Any) -> int:

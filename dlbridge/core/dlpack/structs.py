@@ -1,4 +1,4 @@
-"""What a DLTensor says, read and checked: corrupt structs are refused here.
+"""The fields of a DLTensor, read and checked: corrupt structs are refused here.
 
 Source: dlpack.h 1.3, DLTensor, DLManagedTensor, DLManagedTensorVersioned.
 """
@@ -8,17 +8,29 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
+from dlbridge.core._cdefs import ffi
 from dlbridge.core.values.dtypes import DType, check
 from dlbridge.core.values.layout import compact_strides, reach
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES
 
-from ._cdefs import ffi
-
-__all__ = ["DLPACK_VERSION", "MAX_NDIM", "TENSOR", "Fields", "read_fields"]
+__all__ = [
+    "DLPACK_VERSION",
+    "FLAG_IS_COPIED",
+    "FLAG_READ_ONLY",
+    "FLAG_SUBBYTE_PADDED",
+    "MAX_NDIM",
+    "TENSOR",
+    "Fields",
+    "read_fields",
+]
 
 DLPACK_VERSION: Final = (1, 3)
 MAX_NDIM: Final = 64  # numpy's limit
+
+FLAG_READ_ONLY: Final = 1
+FLAG_IS_COPIED: Final = 2
+FLAG_SUBBYTE_PADDED: Final = 4
 
 TENSOR: Final = struct.Struct("=QiiiBBHQQQ")
 """struct DLTensor, from data to byte_offset."""

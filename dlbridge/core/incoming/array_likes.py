@@ -1,68 +1,49 @@
-"""Whatever else holds numbers, as a Tensor: native objects, array interfaces, buffers, lists."""
+"""Anything else as a Tensor: native objects, array interfaces, buffers, numbers and lists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.outgoing.producer import OPERATIONS
 from dlbridge.core.plugins.lookup import supports
 from dlbridge.core.plugins.registry import backend, backends, generation
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import Tensor, make_tensor, wrap_array
 from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray, SupportsNative
 
+from .cuda_array_interface import from_cuda_array_interface
 from .lists import array_of
-from .producers import from_dlpack, origin_of, refuse_class
+from .producers import (
+    IMPORTERS,
+    find_importer,
+    import_producer,
+    origin_of,
+    refuse_class,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["INTERFACES", "asarray", "native_tensor"]
+    from dlbridge.core.values.dtypes import DType
+
+__all__ = ["import_anything", "native_tensor"]
 
 
-def asarray(
-    x: Any, /, *, device: Any = None, dtype: Any = None, copy: bool | None = None
-) -> Tensor:
-    """A Tensor of whatever *x* is, without a copy where its memory can be shared.
-
-    Takes what `from_dlpack` takes, the objects of a backend's ecosystem
-    (pyopencl arrays, Vulkan buffers), ``__cuda_array_interface__``,
-    ``__array_interface__``, buffers (bytes, memoryview, array, mmap), Arrow
-    arrays, Python scalars and nested lists. *dtype* is what lists become:
-    ValueError where that would change a value by more than rounding a float.
-    Memory that has another type is refused. *copy* as in `to_device`; False
-    refuses what has no memory to share, a list, with BufferError.
-    """
-    wanted = None if dtype is None else as_dtype(dtype)
-    tensor = _as_tensor(x, wanted, copy)
-    if wanted is not None and tensor.dtype is not wanted:
-        raise ExchangeError(
-            f"{origin_of(x)} holds {tensor.dtype}, and dlbridge converts no elements: convert it "
-            f"in its own library first, or read its memory as {wanted}: asarray(x).view(dtype)"
-        )
-    if device is None and (copy is None or copy is False):
-        return tensor
-    moved: Tensor = OPERATIONS["to_device"](
-        tensor, tensor.device if device is None else device, copy=copy
-    )
-    return moved
-
-
-def _as_tensor(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
+def import_anything(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
+    """A Tensor of *x* where it is; *wanted* is the dtype of Python numbers."""
     if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
-        return from_dlpack(x, copy=False if copy is False else None)
+        importer = None if copy is False else IMPORTERS.get(type(x)) or find_importer(type(x))
+        if importer is not None:
+            return importer(x)
+        return import_producer(x, None, False if copy is False else None, None)
     refuse_class(x)
     native = _from_native(x)
     if native is not None:
         return native
-    for attribute, importer in INTERFACES.items():
-        if getattr(x, attribute, None) is not None:
-            return importer(x)
+    if getattr(x, "__cuda_array_interface__", None) is not None:
+        return from_cuda_array_interface(x)
     import numpy as np
 
     interface = getattr(x, "__array_interface__", None)
@@ -93,17 +74,14 @@ def _share_or_copy(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
 
 _NOTHING_TO_SHARE = "{} has no memory to share and copy=False forbids a copy; pass copy=None"
 
-INTERFACES: dict[str, Callable[[Any], Tensor]] = {}
-"""Importers by attribute, for interfaces that later modules bring."""
-
 
 def _plain(x: Any) -> Any:
     """Python scalars and nested sequences of them; TypeError for anything else."""
     if isinstance(x, (bool, int, float, complex, list, tuple)):
         return x
     raise TypeError(
-        f"{origin_of(x)} is no tensor: it has neither __dlpack__, an array interface nor a buffer, "
-        f"and no installed backend knows it ({', '.join(backends())})"
+        f"{origin_of(x)} is not a tensor: it has neither __dlpack__, an array interface nor a "
+        f"buffer, and no installed backend knows it ({', '.join(backends())})"
     )
 
 

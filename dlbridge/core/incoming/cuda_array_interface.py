@@ -1,30 +1,29 @@
-"""The CUDA Array Interface, version 3: ``__cuda_array_interface__`` in and out.
+"""The CUDA Array Interface of other libraries: ``__cuda_array_interface__``, up to version 3.
 
-Source: Numba's documentation, "CUDA Array Interface (Version 3)". What numba,
-DALI, RAPIDS, mpi4py and others speak that have no DLPack, or not yet.
+Source: Numba's documentation, "CUDA Array Interface (Version 3)". numba, DALI,
+RAPIDS, mpi4py and others have it that have no DLPack, or not yet.
 """
 
 from __future__ import annotations
 
 import operator
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.outgoing.producer import OPERATIONS
 from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.plugins.streams import current_stream, current_use, wait
+from dlbridge.core.plugins.streams import current_use, wait
+from dlbridge.core.public import public
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import Tensor, make_tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.core.values.dtypes import DType, from_numpy
-from dlbridge.core.values.dtypes import dtype as as_dtype
-from dlbridge.core.values.layout import is_compact
-from dlbridge.errors import BackendUnavailable, Error, ExchangeError
+from dlbridge.core.values.dtypes import DType, dtype as as_dtype, from_numpy
+from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import SupportsForeignData
 
-from .array_likes import INTERFACES
+if TYPE_CHECKING:
+    from dlbridge.typing import DTypeLike, SupportsCUDAArrayInterface
 
-__all__ = ["Interface", "describe", "from_cuda_array_interface", "parse"]
+__all__ = ["Interface", "from_cuda_array_interface", "parse"]
 
 VERSION = 3
 LEGACY_STREAM = 1
@@ -32,17 +31,11 @@ LEGACY_STREAM = 1
 SYNC = "DLBRIDGE_CUDA_ARRAY_INTERFACE_SYNC"
 """Environment variable: 0 lets imports ignore the producer's stream."""
 
-EXPORT_STREAM = "DLBRIDGE_CUDA_ARRAY_INTERFACE_EXPORT_STREAM"
-"""Environment variable: 0 makes exports say that no stream needs to be waited for."""
-
-_ON_HOST_TOO = DLDeviceType.kDLCUDAHost
-_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged, _ON_HOST_TOO)
-_TYPESTRS = {"bfloat16": "<V2"}  # as torch and ml_dtypes write it; all float8 are |V1
 _REQUIRED = ("shape", "typestr", "data", "version")
 
 
 class Interface(NamedTuple):
-    """What an interface dictionary says, checked."""
+    """The fields of an interface dictionary, checked."""
 
     data: int
     """Address of the first element; 0 if there is none."""
@@ -55,17 +48,41 @@ class Interface(NamedTuple):
     """The stream to wait for; None if nothing needs to be waited for."""
 
 
+@public
 def from_cuda_array_interface(
-    x: Any, /, *, owner: object = None, sync: bool = True, dtype: Any = None
+    x: SupportsCUDAArrayInterface | dict[str, Any],
+    /,
+    *,
+    owner: object = None,
+    sync: bool = True,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """A Tensor on the memory of *x*: an object with ``__cuda_array_interface__``, or its dict.
+    """Return a Tensor on the memory of an object with ``__cuda_array_interface__``.
 
-    *owner* (*x* if None) is kept alive as long as the memory is used. Our
-    current stream waits for the producer's, unless *sync* is False or
-    ``DLBRIDGE_CUDA_ARRAY_INTERFACE_SYNC=0``. *dtype* reads elements that the
-    interface can only call raw bytes (bfloat16, float8): their size must be equal.
+    Parameters
+    ----------
+    x : SupportsCUDAArrayInterface or dict
+        The object, or its interface dictionary.
+    owner : object, optional
+        Kept alive as long as the memory is used; *x* if None.
+    sync : bool
+        Whether our current stream waits for the producer's;
+        ``DLBRIDGE_CUDA_ARRAY_INTERFACE_SYNC=0`` switches it off too.
+    dtype : DTypeLike, optional
+        The type of elements that the interface can only call raw bytes
+        (bfloat16, float8); their size must be equal.
 
-    TypeError for what is no interface, BufferError for one that cannot be used.
+    Returns
+    -------
+    Tensor
+        On CUDA memory, or on host or managed memory that CUDA knows.
+
+    Raises
+    ------
+    TypeError
+        If *x* has no interface.
+    ExchangeError
+        A BufferError, for an interface that cannot be used.
     """
     interface = x if isinstance(x, dict) else getattr(x, "__cuda_array_interface__", None)
     if interface is None:
@@ -86,7 +103,7 @@ def _locate(data: int, module: str) -> Device:
     if not data:
         return Device.of(DLDeviceType.kDLCUDA, 0)
     refusal: object = "no backend could be asked"
-    for kind in (DLDeviceType.kDLCUDAManaged, _ON_HOST_TOO, DLDeviceType.kDLCUDA):
+    for kind in (DLDeviceType.kDLCUDAManaged, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDA):
         device = Device.of(kind, 0)
         plugin = backend_of(device)
         if supports(plugin, SupportsForeignData):
@@ -96,7 +113,7 @@ def _locate(data: int, module: str) -> Device:
                 refusal = exc
             else:
                 return Device.of(kind, index)
-    raise ExchangeError(f"{data:#x} is no memory that CUDA knows: {refusal}")
+    raise ExchangeError(f"{data:#x} is not memory that CUDA knows: {refusal}")
 
 
 # The dictionary, in -------------------------------------------------------------
@@ -137,9 +154,9 @@ def _ints(key: str, value: object) -> tuple[int, ...]:
 
 
 def _int(key: str, value: object) -> int:
-    """*value* as an int; numpy's are as good as Python's, a bool is none."""
+    """*value* as an int; numpy's are as good as Python's, a bool is refused."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise TypeError(f"__cuda_array_interface__: {key} holds {value!r}, which is no int")
+        raise TypeError(f"__cuda_array_interface__: {key} holds {value!r}, which is not an int")
     return operator.index(value)  # type: ignore[arg-type]  # it has __index__, as was asked
 
 
@@ -152,7 +169,7 @@ def _dtype(interface: dict[str, Any], wanted: Any) -> DType:
     try:
         theirs = np.dtype(typestr)
     except TypeError as exc:
-        raise ExchangeError(f"__cuda_array_interface__: typestr {typestr!r} is no type") from exc
+        raise ExchangeError(f"__cuda_array_interface__: typestr {typestr!r} is not a type") from exc
     if theirs.kind != "V":
         return from_numpy(theirs)
     if wanted is None:
@@ -194,8 +211,8 @@ def _strides(strides: object, shape: tuple[int, ...], itemsize: int) -> tuple[in
     steps = tuple(0 if extent == 1 else step for extent, step in zip(shape, steps, strict=True))
     if any(step % itemsize for step in steps):
         raise ExchangeError(
-            f"__cuda_array_interface__: byte strides {strides!r} are no multiples of the item size "
-            f"{itemsize}, which DLPack counts in"
+            f"__cuda_array_interface__: byte strides {strides!r} are not multiples of the item "
+            f"size {itemsize}, which DLPack counts in"
         )
     return tuple(step // itemsize for step in steps)
 
@@ -214,69 +231,3 @@ def _stream(interface: dict[str, Any]) -> int | None:
             "the per-thread default)"
         )
     return stream
-
-
-# The dictionary, out ------------------------------------------------------------
-
-
-def describe(tensor: Tensor) -> dict[str, Any]:
-    """The dictionary for a *tensor* that CUDA can reach, new at each call.
-
-    AttributeError for other tensors and for types without a typestr, so that
-    ``hasattr(tensor, "__cuda_array_interface__")`` tells consumers the truth.
-    """
-    device = tensor.device
-    if device.type not in _CUDA:
-        raise AttributeError(
-            f"a tensor on {device} has no __cuda_array_interface__: CUDA cannot reach it"
-        )
-    typestr = _typestr(tensor)
-    compact = is_compact(tensor.shape, tensor.strides)
-    steps = tuple(step * tensor.itemsize for step in tensor.strides)
-    interface: dict[str, Any] = {
-        "shape": tensor.shape,
-        "typestr": typestr,
-        "data": (tensor.data_ptr(), tensor.readonly),
-        "strides": None if compact else steps,
-        "stream": _exported_stream(tensor),
-        "version": VERSION,
-    }
-    if "V" in typestr:
-        interface["descr"] = [("", typestr)]
-    return interface
-
-
-def _typestr(tensor: Tensor) -> str:
-    dtype = tensor.dtype
-    if dtype.lanes == 1 and not dtype.is_subbyte:
-        if dtype.name in _TYPESTRS:
-            return _TYPESTRS[dtype.name]
-        if dtype.name.startswith("float8"):
-            return "|V1"
-        try:
-            found = dtype.numpy
-        except ExchangeError:
-            pass
-        else:
-            return str(found.str)
-    raise AttributeError(
-        f"{dtype} has no typestr in the CUDA Array Interface; use DLPack, or view it as uint8"
-    )
-
-
-def _exported_stream(tensor: Tensor) -> int | None:
-    """What a consumer must wait for: our current stream, after all our work; never 0."""
-    device, last = tensor.device, tensor._memory.last_use
-    if device.type == _ON_HOST_TOO or os.environ.get(EXPORT_STREAM) == "0":
-        return None  # work on pinned memory is done when our calls return
-    try:
-        stream = current_stream(device)
-    except BackendUnavailable:  # no work of ours is on it; it came ready on the default stream
-        return LEGACY_STREAM
-    if last is not None:
-        wait(device, last.handle)
-    return stream or LEGACY_STREAM
-
-
-INTERFACES["__cuda_array_interface__"] = from_cuda_array_interface
-OPERATIONS["cuda_array_interface"] = describe

@@ -25,7 +25,7 @@ def array_of(x: Any, wanted: DType | None) -> Array:
     Integers and bools become exactly what they are. Floats are rounded, but
     what is finite stays finite and in the type's range, and nan and infinities
     stay what they are. ValueError names the first value that cannot be had so,
-    TypeError what is no number; numpy's ValueError for ragged lists.
+    TypeError what is not a number; numpy's ValueError for ragged lists.
     """
     import numpy as np
 
@@ -59,7 +59,7 @@ def _require_numbers(plain: Array, wanted: DType) -> None:
     for value in plain.flat:
         if not isinstance(value, int):  # an integer of more than 64 bits is in order
             raise TypeError(
-                f"{value!r} is no number, and cannot become {wanted}; make numbers of it before"
+                f"{value!r} is not a number, and cannot become {wanted}; make numbers of it before"
             )
 
 

@@ -1,137 +1,76 @@
-"""Any library's tensor in: from_dlpack.
+"""Any library's tensor in: by its exchange table, by ``__dlpack__``, or a bare capsule.
 
-Source: array API 2024.12, ``from_dlpack``; dlpack.h 1.3. What a producer did
-is looked at, not believed.
+Source: array API 2024.12, ``from_dlpack``; dlpack.h 1.3. Imported structs are
+always validated; claims of a producer are never trusted.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.capsules import (
-    FLAG_IS_COPIED,
-    FLAG_READ_ONLY,
-    FLAG_SUBBYTE_PADDED,
-    ManagedTensor,
-    numpy_takes,
-    open_capsule,
-)
-from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
-from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.outgoing.producer import (
-    OPERATIONS,
-    check_copy,
-    check_host_stream,
-    order_consumer,
-)
-from dlbridge.core.plugins.lookup import backend_of, find_device, supports
-from dlbridge.core.plugins.registry import backend, loaded
+from dlbridge.core.dlpack.capsules import can_numpy_import, open_capsule
+from dlbridge.core.dlpack.foreign_tables import table_of
+from dlbridge.core.dlpack.requests import check_host_stream
+from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
+from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.plugins.streams import consumer_stream, current_use, wait
-from dlbridge.core.tensor.memory import NATIVE_DTYPES, Memory, native_dtypes
-from dlbridge.core.tensor.tensor import ArrayTensor, Tensor, make_tensor, wrap_array
+from dlbridge.core.tensor.adopt import adopt
+from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
+from dlbridge.core.tensor.consumers import order_consumer
+from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.tensor.tensor import ArrayTensor, Tensor, wrap_array
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import SupportsForeignData, SupportsStreams
+from dlbridge.protocol import SupportsStreams
 
-__all__ = ["adopt", "from_dlpack", "origin_of", "refuse_class", "refuse_hidden_state"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.core.dlpack.foreign_tables import ForeignTable
+
+__all__ = [
+    "IMPORTERS",
+    "find_importer",
+    "import_producer",
+    "origin_of",
+    "refuse_class",
+    "refuse_hidden_state",
+]
 
 _CPU = Device.of(1, 0)
 
-_FAST: dict[type, Callable[[Any], Tensor]] = {}
-"""Importers for exact types that need no protocol: numpy's and torch's arrays."""
+IMPORTERS: dict[type, Callable[[Any], Tensor]] = {}
+"""Importers for exact types that need no protocol, as `find_importer` found them."""
 
 
-def from_dlpack(
-    x: Any, /, *, device: Any = None, copy: bool | None = None, stream: Any = None
-) -> Tensor:
-    """A Tensor on the memory of *x*: any object with ``__dlpack__``, or a capsule.
-
-    *device* moves it there, by the producer where it can and by the device's
-    backend otherwise. *copy*: True always copies, False never, None only to
-    reach *device*. *stream* is the one that you will use the tensor on, by the
-    rules of its device; the current one if None.
-
-    TypeError for what is no producer (`asarray` takes more), BufferError for
-    a tensor that cannot be had that way. A producer's own errors pass through.
-    """
-    if device is None and copy is None and stream is None:
-        importer = _FAST.get(type(x)) or _learn(type(x))
-        if importer is not None:
-            return importer(x)
-    check_copy(copy)
-    target = None if device is None else find_device(device)
-    tensor = _import(x, target, copy, stream)
-    if copy is True or (target is not None and tensor.device is not target):
-        moved: Tensor = OPERATIONS["to_device"](tensor, target or tensor.device, copy=copy)
-        return moved
-    return tensor
-
-
-def adopt(
-    managed: ManagedTensor, origin: str, *, name: str | None = None, immutable: bool = False
-) -> Tensor:
-    """The Tensor that owns *managed*. *origin* says where it came from, in words.
-
-    *name* is the backend of a device type that several share; *immutable*
-    marks memory read-only whose producer could not say so.
-    """
-    fields = managed.fields
-    kind, index, data = fields.device_type, fields.device_id, fields.data
-    device = _CPU if kind == DLDeviceType.kDLCPU else Device.of(kind, index, name)
-    if not device.is_address and 0 not in fields.shape:
-        device, data = _bind(device, data, origin)
-    if fields.flags & FLAG_SUBBYTE_PADDED and fields.dtype.bits < 8 and fields.dtype.lanes > 1:
-        raise ExchangeError(
-            f"padded {fields.dtype} elements: dlpack.h does not say whether each lane is padded; "
-            "export them packed, or with one lane"
-        )
-    # The cffi pointer's destructor is the producer's deleter.
-    memory = Memory(device, data, origin, managed.pointer)
-    return make_tensor(
-        memory,
-        fields.byte_offset,
-        fields.dtype,
-        fields.shape,
-        fields.strides,
-        readonly=immutable or bool(fields.flags & FLAG_READ_ONLY),
-        # Padding means nothing on types of whole bytes.
-        flags=fields.flags
-        & (FLAG_IS_COPIED | (FLAG_SUBBYTE_PADDED if fields.dtype.is_subbyte else 0)),
-    )
-
-
-# DLPack -------------------------------------------------------------------
-
-
-def _import(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
+def import_producer(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
     """A Tensor of *x*, on *target* only if the producer brought it there."""
     if isinstance(x, Tensor):
         if stream is not None:
             order_consumer(x, stream)
-        _ = x._array  # says so if it was a host view that has ended
+        operand_of(x)  # raises if it was lent and has expired
         return x
-    facts = _FACTS.get(type(x)) or _Facts(type(x))
-    if facts.hides_state:
+    traits = _TRAITS.get(type(x)) or _ProducerTraits(type(x))
+    if traits.hides_state:
         refuse_hidden_state(x)
-    elif facts.immutable and getattr(x, "is_deleted", bool)():
+    elif traits.immutable and getattr(x, "is_deleted", bool)():
         raise ExchangeError(
             f"the {origin_of(x)} has been deleted (by delete(), or as a donated argument): it has "
             "no memory any more; pass the array that replaced it"
         )
-    if facts.table is not None and target is None and copy is not False:
-        tensor = _import_by_table(facts.table, x, stream)
+    if traits.table is not None and target is None and copy is not False:
+        tensor = _import_by_table(traits.table, x, stream)
         if tensor is not None:
             return tensor
-    if not facts.is_producer:
+    if not traits.is_producer:
         return _import_capsule(x, stream)
-    return _import_by_method(x, facts, target, copy, stream)
+    return _import_by_method(x, traits, target, copy, stream)
 
 
-class _Facts:
-    """What is looked up once for a type of producers."""
+class _ProducerTraits:
+    """The traits of a type of producers, looked up once."""
 
     __slots__ = ("hides_state", "immutable", "is_producer", "table")
 
@@ -145,10 +84,10 @@ class _Facts:
         # Only classes that live for ever anyway; others are asked each time.
         home = sys.modules.get(cls.__module__)
         if getattr(home, cls.__qualname__, None) is cls:
-            _FACTS[cls] = self
+            _TRAITS[cls] = self
 
 
-_FACTS: dict[type, _Facts] = {}
+_TRAITS: dict[type, _ProducerTraits] = {}
 
 
 def _import_capsule(x: Any, stream: Any) -> Tensor:
@@ -160,7 +99,7 @@ def _import_capsule(x: Any, stream: Any) -> Tensor:
     refuse_class(x)
     missing = "__dlpack_device__" if hasattr(type(x), "__dlpack__") else "__dlpack__"
     raise TypeError(
-        f"{origin_of(x)} has no {missing}, so it is no DLPack producer; dlbridge.asarray "
+        f"{origin_of(x)} has no {missing}, so it is not a DLPack producer; dlbridge.asarray "
         "also takes buffers, array interfaces and the objects of device backends"
     )
 
@@ -201,7 +140,7 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
 
 
 def _import_by_method(
-    x: Any, facts: _Facts, target: Device | None, copy: bool | None, stream: Any
+    x: Any, traits: _ProducerTraits, target: Device | None, copy: bool | None, stream: Any
 ) -> Tensor:
     source = _device_of(x)
     wanted: dict[str, Any] = {}
@@ -218,7 +157,7 @@ def _import_by_method(
         wanted["copy"] = False
     streams = {} if stream is None else {"stream": stream}
     capsule = _call(x, streams, wanted, source)
-    if numpy_takes(capsule, facts.immutable):
+    if can_numpy_import(capsule, traits.immutable):
         try:
             return _by_numpy(capsule, type(x))
         except (ValueError, RuntimeError):
@@ -226,14 +165,14 @@ def _import_by_method(
     managed = open_capsule(capsule)
     if copy is False and managed.fields.flags & FLAG_IS_COPIED:
         raise ExchangeError(f"{origin_of(x)} exported a copy although copy=False was asked for")
-    tensor = adopt(managed, origin_of(x), immutable=facts.immutable and managed.legacy)
+    tensor = adopt(managed, origin_of(x), immutable=traits.immutable and managed.legacy)
     if ours is not None and tensor.device is source:
         tensor._memory.last_use = current_use(source)  # the producer ordered it so
     return tensor
 
 
 class _Once:
-    """What numpy takes a capsule from that is already made."""
+    """A producer of one capsule that is already made, for numpy."""
 
     __slots__ = ("capsule",)
 
@@ -292,40 +231,11 @@ def _device_of(x: Any) -> Device:
     return _CPU if kind == DLDeviceType.kDLCPU else Device.of(int(kind), int(index))
 
 
-def _bind(device: Device, data: int, origin: str) -> tuple[Device, int]:
-    """The device and handle as its backend knows them; opaque if there is none.
-
-    Where several loaded backends share the type (kDLExtDev), the one that knows
-    the handle has made it: what none of them knows stays opaque.
-    """
-    sharing = loaded(device.type)
-    if not any(name != device.name for name, _ in sharing):
-        return _bind_to(device.name, device, data, origin)
-    for name, plugin in sharing:
-        if supports(plugin, SupportsForeignData):
-            try:
-                return _bind_to(name, device, data, origin)
-            except ExchangeError:
-                continue  # not its own
-    return device, data
-
-
-def _bind_to(name: str, device: Device, data: int, origin: str) -> tuple[Device, int]:
-    try:
-        plugin = backend(name)
-    except BackendUnavailable:
-        return device, data
-    if supports(plugin, SupportsForeignData):
-        index, data = plugin.import_data(device.index, data, origin.rpartition(".")[0])
-        device = Device.of(device.type, index, name)
-    return device, data
-
-
 def refuse_class(x: Any) -> None:
-    """TypeError if *x* is a class: its instances may be tensors, it is none."""
+    """TypeError if *x* is a class: its instances may be tensors, the class is not."""
     if isinstance(x, type):
         raise TypeError(
-            f"the class {x.__module__}.{x.__qualname__} is no tensor; pass an instance of it"
+            f"the class {x.__module__}.{x.__qualname__} is not a tensor; pass an instance of it"
         )
 
 
@@ -335,7 +245,7 @@ def origin_of(x: Any) -> str:
 
 
 def refuse_hidden_state(x: Any) -> None:
-    """ExchangeError for what DLPack cannot say about *x*: lazy signs, masks, gradients."""
+    """ExchangeError for state of *x* that DLPack cannot express: lazy signs, masks, gradients."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         if x.is_meta or type(x).__name__ == "FakeTensor":
@@ -354,26 +264,26 @@ def refuse_hidden_state(x: Any) -> None:
         raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
 
 
-def _learn(cls: type) -> Callable[[Any], Tensor] | None:
+def find_importer(cls: type) -> Callable[[Any], Tensor] | None:
     """The importer for exactly *cls*, remembered, if it needs no protocol."""
     module = cls.__module__.partition(".")[0]
     if module == "numpy" and cls is getattr(sys.modules.get(module), "ndarray", None):
         native_dtypes()
-        _FAST[cls] = _from_numpy
+        IMPORTERS[cls] = _from_numpy
     elif module == "torch" and cls is getattr(sys.modules.get(module), "Tensor", None):
         native = {dtype.name for dtype in native_dtypes().values()}
         torch = sys.modules["torch"]
         _TORCH_NATIVE.update(getattr(torch, name) for name in native if hasattr(torch, name))
-        _FAST[cls] = _from_torch
-    return _FAST.get(cls)
+        IMPORTERS[cls] = _from_torch
+    return IMPORTERS.get(cls)
 
 
 def _from_numpy(x: Any) -> Tensor:
     array = x[...]  # our own view: x's metadata may change, and x stays alive
-    if x.dtype in NATIVE_DTYPES and x.flags.forc and x.size:
+    if array.dtype in NATIVE_DTYPES and array.flags.forc and array.size:
         tensor = ArrayTensor()
         tensor._array = array
-        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
+        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # see ArrayTensor
         return tensor
     return wrap_array(array)
 
@@ -381,17 +291,17 @@ def _from_numpy(x: Any) -> Tensor:
 def _from_torch(x: Any) -> Tensor:
     # torch's own C conversion refuses what would be wrong (grad, conj, neg,
     # other devices) in a third of the time of __dlpack__. Its TypeError for a
-    # type that numpy has not costs 10 us, so that is looked up first.
+    # type that numpy does not have costs 10 us, so that is looked up first.
     if x.dtype not in _TORCH_NATIVE:
-        return _import(x, None, None, None)
+        return import_producer(x, None, None, None)
     try:
         array = x.numpy()
     except (RuntimeError, TypeError):
-        return _import(x, None, None, None)
+        return import_producer(x, None, None, None)
     if array.size:  # torch has no negative strides: `wrap_array` would do the same
         tensor = ArrayTensor()
         tensor._array = array
-        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
+        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # see ArrayTensor
         return tensor
     return wrap_array(array)
 

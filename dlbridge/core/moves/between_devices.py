@@ -1,42 +1,43 @@
-"""Copies between two device tensors: by the backend, or staged through the host."""
+"""Copies between two devices' memories: by the backend, or staged through the host."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.plugins.lookup import backend_of
-from dlbridge.core.plugins.streams import access
-from dlbridge.core.tensor.tensor import Tensor, wrap_array
-from dlbridge.core.values.layout import reach
+from dlbridge.core.tensor.memory import HostImportMemory
+from dlbridge.core.tensor.operand import require_compact
 
 from .host_and_device import finish, from_host, restore, to_host
-from .regions import copies_by_itself, copy_strided, region, require_compact
+from .regions import can_copy_natively, copy_strided, region
 
 if TYPE_CHECKING:
+    from dlbridge.core.tensor.operand import Operand
+
     from .within_host import Progress
 
 __all__ = ["on_device"]
 
 
-def on_device(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+def on_device(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a device tensor to a device.
 
     On one device it is queued on the current stream, else complete on return.
     """
     if (
         _overlap(target, source)
-        or not copies_by_itself(source, target.device)
-        or not copies_by_itself(target, source.device)
+        or not can_copy_natively(source, target.device)
+        or not can_copy_natively(target, source.device)
     ):
         _staged(target, source, progress)
         return
     plugin: Any = backend_of(target.device)
     same = target.device is source.device
     shape, (there, here), run = region(target, source)
-    index, stream = target.device.index, access(target._memory)
-    data, offset = target._memory.data, target._byte_offset
-    other, start = source._memory.data, source._byte_offset
-    source_stream = access(source._memory)
+    index, stream = target.device.index, target.access()
+    data, offset = target.data, target.byte_offset
+    other, start = source.data, source.byte_offset
+    source_stream = source.access()
     if not same:
         finish(source, source_stream)
 
@@ -62,32 +63,31 @@ def on_device(target: Tensor, source: Tensor, progress: Progress | None) -> None
         finish(target, stream)
 
 
-def _overlap(target: Tensor, source: Tensor) -> bool:
+def _overlap(target: Operand, source: Operand) -> bool:
     """Whether the two reach the same bytes: devices copy those in any order, or refuse."""
     if target.device is not source.device:
         return False
-    if isinstance(target._memory.owner, Tensor) and isinstance(source._memory.owner, Tensor):
+    if isinstance(target.memory, HostImportMemory) and isinstance(source.memory, HostImportMemory):
         return True  # host memory used in place, by two handles perhaps
     handles = not target.device.is_address
-    if handles and target._memory.data != source._memory.data:
+    if handles and target.data != source.data:
         return False
     spans = []
     for side in (target, source):
-        low, high = reach(side.shape, side.strides)
-        start = side._byte_offset if handles else side.data_ptr()
-        spans.append((start + low * side.itemsize, start + high * side.itemsize))
+        low, nbytes = side.span()
+        start = side.byte_offset + low + (0 if handles else side.data)
+        spans.append((start, start + nbytes))
     (low, high), (begin, end) = spans
     return low < end and begin < high
 
 
-def _staged(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+def _staged(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Through packed host memory."""
     import numpy as np
 
-    if source.dtype.is_subbyte and not source.is_padded:
+    if source.dtype.is_subbyte and not source.padded:
         require_compact(source)
         require_compact(target)
-    staging = wrap_array(np.empty(max(source.nbytes, 1), "u1"))
-    host = restore(staging, source)
+    host = restore(np.empty(max(source.nbytes, 1), "u1"), source)
     to_host(host, source, progress)
     from_host(target, host, None)

@@ -1,4 +1,4 @@
-"""The copy between two tensors of one shape and type, whatever memory they are in.
+"""The copy between two operands of one shape and type, whatever memory they are in.
 
 Every copy of dlbridge goes through here.
 """
@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlbridge.core.tensor.operand import host_array
+
 from .between_devices import on_device
-from .host_and_device import from_host, host_array, to_host
+from .host_and_device import from_host, to_host
 from .within_host import copy_host
 
 if TYPE_CHECKING:
-    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.tensor.operand import Operand
 
     from .within_host import Progress
 
-__all__ = ["copy_tensor"]
+__all__ = ["copy_elements"]
 
 
-def copy_tensor(target: Tensor, source: Tensor, progress: Progress | None = None) -> None:
+def copy_elements(target: Operand, source: Operand, progress: Progress | None = None) -> None:
     """Copy the elements of *source* to *target*, complete on return where the host takes part.
 
     Same shape and dtype. On one device the copy is ordered on its current

@@ -1,105 +1,113 @@
 """Copies between the host and a device, complete on return.
 
-Contiguous memory goes in large pieces, so that a long copy hears Ctrl-C and can
-be watched. Offsets and runs are in bytes.
+Contiguous memory goes in large pieces, so that Ctrl-C and progress work in a
+long copy. Offsets and runs are in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.capsules import FLAG_SUBBYTE_PADDED
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.plugins.streams import access, host_access
-from dlbridge.core.tensor.memory import Memory, counts_elements
-from dlbridge.core.tensor.tensor import ArrayTensor, Tensor, make_tensor, wrap_array
+from dlbridge.core.tensor.memory import HostImportMemory, Memory
+from dlbridge.core.tensor.operand import host_array, operand_of
+from dlbridge.core.tensor.tensor import make_tensor
+from dlbridge.core.values.devices import Device
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import SupportsStreams
 
-from .regions import comes_whole, copy_strided, packed_strides, region, require_compact
+from .regions import copy_strided, needs_full_span, packed_strides, region
 from .within_host import copy_host
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
+
+    from dlbridge.core.tensor.operand import Operand
 
     from .within_host import Progress
 
-__all__ = ["finish", "from_host", "host_array", "packed_bytes", "restore", "to_host"]
+__all__ = ["finish", "from_host", "packed_bytes", "restore", "to_host"]
 
-WATCHED = 64 << 20
-"""Bytes after which a copy tells its progress."""
+_CPU = Device.of(1, 0)
 
-UNWATCHED = 1 << 30
-"""Bytes after which a copy that nobody watches hears Ctrl-C: what a device copies in a
+REPORTED = 64 << 20
+"""Bytes after which a copy reports its progress."""
+
+UNREPORTED = 1 << 30
+"""Bytes after which Ctrl-C works in a copy without progress: what a device copies in a
 fraction of a second. Each piece ends with a wait: in pieces of 64 MiB, 1 GiB took
 10 to 20 % longer on PoCL."""
 
 
-def from_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+def from_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a host tensor to a device."""
     flat = packed_bytes(source)
-    if isinstance(target._memory.owner, Tensor):
+    plugin = backend_of(target.device)
+    if isinstance(target.memory, HostImportMemory):
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
-    stream = access(target._memory)
+    stream = target.access()
     try:
-        if not target._array.flags.c_contiguous:
+        if not target.contiguous:
             _strided_from_host(target, source, flat, stream)
         else:
-            copy = backend_of(target.device).copy_from_host
-            _in_pieces(copy, target, flat, stream, progress)
-        finish(target, stream)
+            _in_pieces(plugin.copy_from_host, target, flat, stream, progress)
+        if supports(plugin, SupportsStreams):
+            plugin.synchronize(target.device.index, stream)
     except BaseException:
-        _let_go(flat, target, stream)
+        _drain_then_release(flat, target, stream)
         raise
 
 
-def to_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+def to_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a device tensor to the host."""
-    if not target._array.flags.c_contiguous:
+    if not target.contiguous:
         _through_packed_host(target, source, progress)
         return
     flat = _flat(host_array(target))
-    stream = access(source._memory)
+    plugin = backend_of(source.device)
+    stream = source.access()
     try:
-        if not source._array.flags.c_contiguous:
+        if not source.contiguous:
             _strided_to_host(target, source, flat, stream)
         else:
-            copy = backend_of(source.device).copy_to_host
-            _in_pieces(copy, source, flat, stream, progress)
-        finish(source, stream)
+            _in_pieces(plugin.copy_to_host, source, flat, stream, progress)
+        if supports(plugin, SupportsStreams):
+            plugin.synchronize(source.device.index, stream)
     except BaseException:
-        _let_go(flat, source, stream)
+        _drain_then_release(flat, source, stream)
         raise
 
 
-_kept: list[object] = []
-"""Host memory that a device may still write or read, and nobody could wait: kept for good."""
+_leaked: list[object] = []
+"""Host memory leaked on purpose: a transfer may still be using it, and could not be awaited."""
 
 
-def _let_go(host: object, tensor: Tensor, stream: int) -> None:
-    """After a failure or a Ctrl-C: let the copies that are on their way finish first."""
+def _drain_then_release(host: object, operand: Operand, stream: int) -> None:
+    """After a failure or a Ctrl-C: wait for the copies that are queued, then release *host*."""
     try:
-        finish(tensor, stream)
+        finish(operand, stream)
     except ExchangeError:  # a stream that captures: nothing was queued
         return
     except BaseException:
-        _kept.append(host)
+        _leaked.append(host)
 
 
 def _in_pieces(
     copy: Callable[[int, int, int, memoryview, int], None],
-    there: Tensor,
+    there: Operand,
     flat: memoryview,
     stream: int,
     progress: Progress | None,
 ) -> None:
     """Give the backend's *copy* all bytes of the compact tensor *there*, piece by piece."""
-    index, data, offset = there.device.index, there._memory.data, there._byte_offset
+    index, data, offset = there.device.index, there.data, there.byte_offset
     nbytes = len(flat)
-    piece = UNWATCHED if progress is None else WATCHED
+    piece = UNREPORTED if progress is None else REPORTED
     if nbytes <= piece and progress is None:  # most copies: nothing to cut
         copy(index, data, offset, flat, stream)
         return
@@ -110,10 +118,10 @@ def _in_pieces(
             progress(stop, nbytes)
 
 
-def _strided_from_host(target: Tensor, source: Tensor, flat: memoryview, stream: int) -> None:
+def _strided_from_host(target: Operand, source: Operand, flat: memoryview, stream: int) -> None:
     shape, (there, _), run = region(target, source)
     plugin = backend_of(target.device)
-    index, data, offset = target.device.index, target._memory.data, target._byte_offset
+    index, data, offset = target.device.index, target.data, target.byte_offset
     copy_strided(
         plugin,
         shape,
@@ -128,13 +136,13 @@ def _strided_from_host(target: Tensor, source: Tensor, flat: memoryview, stream:
     )
 
 
-def _strided_to_host(target: Tensor, source: Tensor, flat: memoryview, stream: int) -> None:
+def _strided_to_host(target: Operand, source: Operand, flat: memoryview, stream: int) -> None:
     shape, (_, there), run = region(target, source)
-    if comes_whole(source):
+    if needs_full_span(source):
         _span_to_host(target, source)
         return
     plugin = backend_of(source.device)
-    index, data, offset = source.device.index, source._memory.data, source._byte_offset
+    index, data, offset = source.device.index, source.data, source.byte_offset
     copy_strided(
         plugin,
         shape,
@@ -149,25 +157,25 @@ def _strided_to_host(target: Tensor, source: Tensor, flat: memoryview, stream: i
     )
 
 
-def _span_to_host(target: Tensor, source: Tensor) -> None:
+def _span_to_host(target: Operand, source: Operand) -> None:
     """Copy the whole range that *source* reaches, and pick its elements out on the host."""
     import numpy as np
 
     low, high = reach(source.shape, source.strides)
-    size = source.itemsize
+    size = source.dtype.itemsize
     span = np.empty((high - low) * size, "u1")
-    stream = access(source._memory)
+    stream = source.access()
     try:
         backend_of(source.device).copy_to_host(
             source.device.index,
-            source._memory.data,
-            source._byte_offset + low * size,
+            source.data,
+            source.byte_offset + low * size,
             span.data,
             stream,
         )
         finish(source, stream)
     except BaseException:
-        _let_go(span, source, stream)
+        _drain_then_release(span, source, stream)
         raise
     into = host_array(target)
     picked = np.lib.stride_tricks.as_strided(
@@ -178,50 +186,19 @@ def _span_to_host(target: Tensor, source: Tensor) -> None:
     copy_host(into, picked)
 
 
-def _through_packed_host(target: Tensor, source: Tensor, progress: Progress | None) -> None:
+def _through_packed_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     import numpy as np
 
     into = host_array(target)
     packed = np.empty(into.shape, into.dtype)
-    to_host(restore(wrap_array(packed.reshape(-1).view("u1")), target), source, progress)
+    to_host(restore(packed.reshape(-1).view("u1"), target), source, progress)
     copy_host(into, packed)
 
 
 # The host's side ------------------------------------------------------------------
 
 
-def host_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor that the host can read, as an array with its true layout."""
-    if isinstance(tensor, ArrayTensor):
-        return tensor._array
-    import numpy as np
-
-    host_access(tensor._memory)
-    dtype = tensor.dtype
-    if not counts_elements(dtype) or tensor.is_padded:
-        return tensor._array
-    interface: dict[str, Any] = {
-        "version": 3,
-        "data": (tensor._memory.data + tensor._byte_offset, tensor.readonly),
-    }
-    if dtype.is_subbyte:
-        require_compact(tensor)
-        interface.update(shape=(tensor.nbytes,), typestr="|u1")
-    else:
-        steps = tuple(step * dtype.itemsize for step in tensor.strides)
-        interface.update(shape=tensor.shape, typestr=f"|V{dtype.itemsize}", strides=steps)
-    return np.asarray(_Raw(interface, tensor))
-
-
-class _Raw:
-    """What numpy takes raw host memory from; keeps the tensor."""
-
-    def __init__(self, interface: dict[str, Any], tensor: Tensor) -> None:
-        self.__array_interface__ = interface
-        self.tensor = tensor
-
-
-def packed_bytes(source: Tensor) -> memoryview:
+def packed_bytes(source: Operand) -> memoryview:
     """The bytes of a host tensor, packed into a temporary if they are strided."""
     array = host_array(source)
     if not array.flags.c_contiguous:
@@ -238,15 +215,16 @@ def _flat(array: np.ndarray[Any, Any]) -> memoryview:
     return array.reshape(-1).view("u1").data
 
 
-def restore(staging: Tensor, like: Tensor) -> Tensor:
-    """The flat bytes of *staging* as a compact tensor of the shape and type of *like*."""
-    memory = Memory(staging.device, staging.data_ptr(), "a staging buffer", staging)
-    flags = FLAG_SUBBYTE_PADDED if like.is_padded else 0
-    return make_tensor(memory, 0, like.dtype, like.shape, flags=flags)
+def restore(staging: np.ndarray[Any, Any], like: Operand) -> Operand:
+    """The flat bytes of *staging* as a compact operand of the shape and type of *like*."""
+    start: int = staging.__array_interface__["data"][0]
+    memory = Memory(_CPU, start, "a staging buffer", staging)
+    flags = like.flags & FLAG_SUBBYTE_PADDED
+    return operand_of(make_tensor(memory, 0, like.dtype, like.shape, flags=flags))
 
 
-def finish(tensor: Tensor, stream: int) -> None:
-    """Block until the work on *stream* of the tensor's device is done."""
-    plugin = backend_of(tensor.device)
+def finish(operand: Operand, stream: int) -> None:
+    """Block until the work on *stream* of the operand's device is done."""
+    plugin = backend_of(operand.device)
     if supports(plugin, SupportsStreams):
-        plugin.synchronize(tensor.device.index, stream)
+        plugin.synchronize(operand.device.index, stream)

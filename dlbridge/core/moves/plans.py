@@ -1,6 +1,6 @@
 """How a tensor would get to a device: the steps, the bytes each copies, and why.
 
-`make_plan` is the one planner: `dlbridge.explain` prints its plan and
+`plan_move` is the one planner: `dlbridge.explain` prints its plan and
 `dlbridge.to_device` runs it. It prefers no copy; between two kinds of device
 that share no memory it goes through the host.
 """
@@ -8,33 +8,45 @@ that share no memory it goes through the host.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.dlpack.requests import check_copy
 from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType
-from dlbridge.core.values.layout import reach
 from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.protocol import SupportsHostImport, SupportsHostView
 
-from .regions import bytes_to_host, copies_by_itself
+from .regions import bytes_to_host, can_copy_natively
 
-__all__ = ["Plan", "Step", "make_plan"]
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.operand import Operand
+    from dlbridge.core.values.dtypes import DType
+
+__all__ = ["Plan", "Step", "plan_host_copy", "plan_move", "why_no_host_view"]
 
 _CPU = Device.of(1, 0)
 
 
+@public
 @dataclass(frozen=True)
 class Step:
     """One step of a move.
 
-    *kind* is ``share``, ``relabel`` (host memory under another name),
-    ``host view`` (a device's memory addressed by the host), ``host import``
-    (host memory used by a device), or a copy: ``copy``, ``pack``, ``upload``,
-    ``download``, ``peer copy``, ``as library``. *nbytes* is what it copies; a
-    reversed or transposed tensor comes to the host with the gaps between its
-    elements.
+    Attributes
+    ----------
+    kind : str
+        ``share``, ``relabel`` (host memory under another name), ``host view``
+        (a device's memory addressed by the host), ``host import`` (host memory
+        used by a device), or a copy: ``copy``, ``pack``, ``upload``,
+        ``download``, ``peer copy``, ``as library``.
+    source, target : Device
+        From where to where.
+    nbytes : int
+        The bytes that it copies, 0 for none. A reversed or transposed tensor
+        comes to the host with the gaps between its elements.
+    reason : str
+        Why the step is needed, or why nothing is copied.
     """
 
     kind: str
@@ -48,9 +60,26 @@ class Step:
         return f"{self.kind}: {self.source} -> {self.target}, {cost}: {self.reason}"
 
 
+@public
 @dataclass
 class Plan:
-    """The steps of one move, in order. ``print(plan)`` explains them."""
+    """The steps of one move, in order. ``print(plan)`` explains them.
+
+    Attributes
+    ----------
+    dtype, shape, origin : DType, tuple of int, str
+        The tensor: its type, extents in elements, and the source of its memory.
+    source, target : Device
+        From where to where.
+    steps : list of Step
+        In order.
+
+    Examples
+    --------
+    >>> print(bridge.plan(np.zeros(4, "float32"), "cpu"))
+    float32 (4,) from numpy.ndarray: cpu:0 -> cpu:0, no copy
+      1. share: cpu:0 -> cpu:0, no copy: it is there already: the same memory
+    """
 
     dtype: DType
     shape: tuple[int, ...]
@@ -112,33 +141,31 @@ class Plan:
         }
 
 
-def make_plan(tensor: Tensor, target: Device, copy: bool | None) -> Plan:
-    """The plan that brings *tensor* to *target*.
+def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str) -> Plan:
+    """The plan that brings a tensor to *target*; *origin* is the source of its memory.
 
-    A driver may know a reason against a host import that its backend does not:
-    then the move copies after all, and the trace says why.
+    A driver may refuse a host import that its backend has allowed: then the
+    move copies after all, and the trace says why.
 
     ExchangeError where *copy* is False and a step would copy, naming it; or
-    where the tensor is on a device that no backend here can use. TypeError for
-    a *copy* that is no bool: 0 would be taken for None.
+    where the tensor is on a device that no backend here can use.
     """
-    if copy is not None and not isinstance(copy, bool):
-        raise TypeError(f"copy must be True, False or None, not {copy!r}")
-    plan = Plan(
-        tensor.dtype,
-        tensor.shape,
-        tensor.origin,
-        tensor.device,
-        target,
-        may_copy=copy is not False,
-    )
-    if tensor.size == 0:
-        plan.add("share", tensor.device, target, 0, "it has no elements")
-    elif target is tensor.device:
-        _stay(plan, tensor, copy)
+    if copy is not None:
+        check_copy(copy)
+    source = operand.device
+    may_copy = copy is not False
+    plan = Plan(operand.dtype, operand.shape, origin, source, target, may_copy=may_copy)
+    if operand.size == 0:
+        plan.add("share", source, target, 0, "it has no elements")
+    elif target is source:
+        _plan_stay(plan, operand, copy)
+    elif source.is_host and target is _CPU and copy is not True:
+        plan.add("relabel", source, target, 0, f"the CPU reads {source.name} memory in place")
+    elif source.is_host:
+        _plan_from_host(plan, operand, copy)
     else:
-        _move(plan, tensor, copy)
-    if copy is False:
+        _plan_from_device(plan, operand, copy)
+    if not may_copy:
         for step in plan.steps:
             if step.nbytes:
                 raise ExchangeError(
@@ -148,94 +175,81 @@ def make_plan(tensor: Tensor, target: Device, copy: bool | None) -> Plan:
     return plan
 
 
-def _stay(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
-    here = tensor.device
-    if copy is True and not here.is_host and not copies_by_itself(tensor, here):
+def _plan_stay(plan: Plan, operand: Operand, copy: bool | None) -> None:
+    here = operand.device
+    if copy is True and not here.is_host and not can_copy_natively(operand, here):
         reason = f"copy=True was asked for, and {here} does not copy these strides by itself"
-        plan.add("download", here, _CPU, bytes_to_host(tensor), reason)
-        plan.add("upload", _CPU, here, tensor.nbytes, "and back")
+        plan.add("download", here, _CPU, bytes_to_host(operand), reason)
+        plan.add("upload", _CPU, here, operand.nbytes, "and back")
     elif copy is True:
-        plan.add("copy", here, here, tensor.nbytes, "copy=True was asked for")
+        plan.add("copy", here, here, operand.nbytes, "copy=True was asked for")
     else:
         plan.add("share", here, here, 0, "it is there already: the same memory")
 
 
-def _move(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
-    source, target = tensor.device, plan.target
-    if source.is_host and target is _CPU and copy is not True:
-        plan.add("relabel", source, target, 0, f"the CPU reads {source.name} memory in place")
-        return
-    if source.is_host:
-        _from_host(plan, tensor, copy)
-        return
+def _plan_from_device(plan: Plan, operand: Operand, copy: bool | None) -> None:
+    source, target = operand.device, plan.target
     _backend_of_source(source)
-    if source.name == target.name and copies_by_itself(tensor, target):
-        plan.add("peer copy", source, target, tensor.nbytes, f"{source.name} copies by itself")
+    if source.name == target.name and can_copy_natively(operand, target):
+        plan.add("peer copy", source, target, operand.nbytes, f"{source.name} copies by itself")
         return
-    refusal = "copy=True was asked for" if copy is True else why_no_host_view(tensor)
+    refusal = "copy=True was asked for" if copy is True else why_no_host_view(operand)
     if target.is_host:
         if not refusal and target is _CPU:
             plan.add("host view", source, target, 0, f"the host addresses {source} memory in place")
         else:
             reason = refusal or "another kind of memory"
-            plan.add("download", source, target, bytes_to_host(tensor), reason)
+            plan.add("download", source, target, bytes_to_host(operand), reason)
         return
     if refusal:
-        plan.add("download", source, _CPU, bytes_to_host(tensor), refusal)
+        plan.add("download", source, _CPU, bytes_to_host(operand), refusal)
     else:
         plan.add("host view", source, _CPU, 0, f"the host addresses {source} memory in place")
-    plan.add("upload", _CPU, target, tensor.nbytes, f"{source} and {target} share no memory")
+    plan.add("upload", _CPU, target, operand.nbytes, f"{source} and {target} share no memory")
 
 
-def _from_host(plan: Plan, tensor: Tensor, copy: bool | None) -> None:
+def _plan_from_host(plan: Plan, operand: Operand, copy: bool | None) -> None:
     target = plan.target
-    refusal = "copy=True was asked for" if copy is True else why_no_host_import(tensor, target)
+    refusal = "copy=True was asked for" if copy is True else _why_no_host_import(operand, target)
     if refusal:
-        copy_from_host(plan, tensor, refusal)
+        plan_host_copy(plan, operand, refusal)
     else:
         reason = f"{target} uses this host memory in place"
-        plan.add("host import", tensor.device, target, 0, reason)
+        plan.add("host import", operand.device, target, 0, reason)
 
 
-def copy_from_host(plan: Plan, tensor: Tensor, refusal: str) -> None:
+def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
     """Add the steps that copy host memory, which cannot be used in place for *refusal*."""
-    source, target = tensor.device, plan.target
+    source, target = operand.device, plan.target
     if target.is_host:
-        plan.add("copy", source, target, tensor.nbytes, f"{target.name} is memory of its own")
+        plan.add("copy", source, target, operand.nbytes, f"{target.name} is memory of its own")
         return
-    if not tensor.is_contiguous():
+    if not operand.contiguous:
         # The refusal comes first: compact memory would be copied as well.
-        reason = f"{refusal}, and strides {tensor.strides} are packed before an upload"
-        plan.add("pack", source, source, tensor.nbytes, reason)
-    plan.add("upload", source, target, tensor.nbytes, refusal)
+        reason = f"{refusal}, and strides {operand.strides} are packed before an upload"
+        plan.add("pack", source, source, operand.nbytes, reason)
+    plan.add("upload", source, target, operand.nbytes, refusal)
 
 
-def why_no_host_import(tensor: Tensor, target: Device) -> str:
-    """Why *target* cannot use the host memory of *tensor* in place; empty if it can."""
+def _why_no_host_import(operand: Operand, target: Device) -> str:
+    """Why *target* cannot use this host memory in place; empty if it can."""
     plugin = backend_of(target)
     if not supports(plugin, SupportsHostImport):
         return f"{target} cannot use host memory in place"
-    start, nbytes = host_span(tensor)
+    low, nbytes = operand.span()
+    start = operand.data + operand.byte_offset + low
     return plugin.host_import_refusal(target.index, start, nbytes)
 
 
-def host_span(tensor: Tensor) -> tuple[int, int]:
-    """Address and length in bytes of all that *tensor* reaches in host memory."""
-    low, high = reach(tensor.shape, tensor.strides)
-    size = tensor.dtype.nbytes(1) if not tensor.dtype.is_subbyte else 1
-    if tensor.dtype.is_subbyte and not tensor.is_padded:
-        return tensor.data_ptr(), tensor.nbytes
-    return tensor.data_ptr() + low * size, (high - low) * size
-
-
-def why_no_host_view(tensor: Tensor) -> str:
-    """Why the host cannot address the memory of *tensor* in place; empty if it can."""
-    if tensor.device.is_host or not tensor.size:
+def why_no_host_view(operand: Operand) -> str:
+    """Why the host cannot address the memory in place; empty if it can."""
+    device = operand.device
+    if device.is_host or not operand.size:
         return ""
-    plugin = _backend_of_source(tensor.device)
+    plugin = _backend_of_source(device)
     if not supports(plugin, SupportsHostView):
-        return f"the host cannot address {tensor.device} memory"
-    return plugin.host_view_refusal(tensor.device.index, tensor._memory.data)
+        return f"the host cannot address {device} memory"
+    return plugin.host_view_refusal(device.index, operand.data)
 
 
 def _backend_of_source(device: Device) -> Any:

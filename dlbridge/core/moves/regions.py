@@ -8,86 +8,75 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device
-from dlbridge.core.values.layout import compact_strides, merge, reach
-from dlbridge.errors import ExchangeError
+from dlbridge.core.tensor.operand import require_compact
+from dlbridge.core.values.layout import compact_strides, merge
 from dlbridge.protocol import SupportsCopy, SupportsStridedCopy
+
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.operand import Operand
+    from dlbridge.core.values.devices import Device
 
 __all__ = [
     "bytes_to_host",
-    "comes_whole",
-    "copies_by_itself",
+    "can_copy_natively",
     "copy_strided",
+    "needs_full_span",
     "packed_strides",
     "region",
-    "require_compact",
 ]
 
 
-def bytes_to_host(tensor: Tensor) -> int:
-    """Bytes that a copy of a device *tensor* to the host moves: with its gaps where it has to."""
-    if comes_whole(tensor):
-        low, high = reach(tensor.shape, tensor.strides)
-        return (high - low) * tensor.itemsize
-    return tensor.nbytes
+def bytes_to_host(operand: Operand) -> int:
+    """Bytes that a copy from a device to the host moves: with the gaps where it has to."""
+    return operand.span()[1] if needs_full_span(operand) else operand.nbytes
 
 
-def copies_by_itself(tensor: Tensor, target: Device) -> bool:
-    """Whether the device of *tensor* copies it to its own device *target* without the host."""
+def can_copy_natively(operand: Operand, target: Device) -> bool:
+    """Whether the device of *operand* copies it to its own device *target* without the host."""
     plugin = backend_of(target)
-    if plugin is not backend_of(tensor.device) or not supports(plugin, SupportsCopy):
+    if plugin is not backend_of(operand.device) or not supports(plugin, SupportsCopy):
         return False
-    steps = _strided_steps(tensor)
-    return not steps or (target is tensor.device and all(step > 0 for step in steps))
+    steps = _strided_steps(operand)
+    return not steps or (target is operand.device and all(step > 0 for step in steps))
 
 
-def comes_whole(tensor: Tensor) -> bool:
-    """Whether the range that *tensor* reaches comes to the host, to be picked apart there.
+def needs_full_span(operand: Operand) -> bool:
+    """Whether all bytes that *operand* reaches come to the host, which picks the elements out.
 
-    A transposed or reversed tensor would take a call per row.
+    A transposed or reversed tensor would take a call for each row.
     """
-    steps = _strided_steps(tensor)
+    steps = _strided_steps(operand)
     if not steps:
         return False
     in_order = all(step > 0 for step in steps) and _descend(steps, len(steps))
-    return not (in_order and supports(backend_of(tensor.device), SupportsStridedCopy))
+    return not (in_order and supports(backend_of(operand.device), SupportsStridedCopy))
 
 
-def _strided_steps(tensor: Tensor) -> list[int]:
-    """The byte strides of *tensor* that remain beside a contiguous run; none if it is compact."""
-    if tensor._array.flags.c_contiguous or not tensor.size:
+def _strided_steps(operand: Operand) -> list[int]:
+    """The byte strides that remain beside a contiguous run; none if it is compact."""
+    if operand.contiguous or not operand.size:
         return []
-    size = tensor.itemsize
-    strides = [step * size for step in tensor.strides]
-    packed = [step * size for step in compact_strides(tensor.shape)]
-    _, (steps, _), _ = merge(tensor.shape, [strides, packed], size)
+    size = operand.dtype.itemsize
+    strides = [step * size for step in operand.strides]
+    packed = [step * size for step in compact_strides(operand.shape)]
+    _, (steps, _), _ = merge(operand.shape, [strides, packed], size)
     return steps
 
 
-def region(left: Tensor, right: Tensor) -> tuple[list[int], list[list[int]], int]:
-    """The region that both tensors cover, as `layout.merge` gives it."""
-    if left.dtype.is_subbyte and not left.is_padded:
+def region(left: Operand, right: Operand) -> tuple[list[int], list[list[int]], int]:
+    """The region that both operands cover, as `layout.merge` gives it."""
+    if left.dtype.is_subbyte and not left.padded:
         require_compact(left)
         require_compact(right)
         return [], [[], []], left.nbytes
-    if left._array.flags.c_contiguous and right._array.flags.c_contiguous:
+    if left.contiguous and right.contiguous:
         return [], [[], []], left.nbytes
-    size = left.itemsize
+    size = left.dtype.itemsize
     steps = [[step * size for step in side.strides] for side in (left, right)]
     return merge(left.shape, steps, size)
-
-
-def require_compact(tensor: Tensor) -> None:
-    """ExchangeError for packed sub-byte elements with gaps."""
-    if not tensor.is_contiguous():
-        raise ExchangeError(
-            f"packed {tensor.dtype} elements with strides {tensor.strides}: only compact tensors "
-            "of packed sub-byte types can be copied"
-        )
 
 
 def copy_strided(

@@ -7,14 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from dlbridge.core.public import public
+
 from .plans import Plan
 
 __all__ = ["Trace", "record", "trace"]
 
 
+@public
 @dataclass(eq=False)  # two traces of the same moves are two traces
 class Trace:
-    """The plans that ran, in order; ``print(t)`` lists them."""
+    """The plans that ran in a ``with trace()`` block, in order; ``print(t)`` lists them.
+
+    Attributes
+    ----------
+    plans : list of Plan
+        One for each move.
+    """
 
     plans: list[Plan] = field(default_factory=list)
 
@@ -41,9 +50,23 @@ class _Active(threading.local):
 _active = _Active()
 
 
+@public
 @contextmanager
 def trace() -> Iterator[Trace]:
-    """Record the moves that this thread makes inside the block."""
+    """Record the moves that this thread makes inside the block.
+
+    Yields
+    ------
+    Trace
+        It fills while the block runs.
+
+    Examples
+    --------
+    >>> with bridge.trace() as t:
+    ...     moved = bridge.to_device(np.zeros(1000), "cpu", copy=True)
+    >>> t.nbytes, t.copies
+    (8000, 1)
+    """
     new = Trace()
     _active.traces.append(new)
     try:

@@ -1,7 +1,7 @@
 """Fast copies inside host memory, of whatever strides.
 
-numpy's own copy is the best of all for nearly everything, so what is done here
-is to see the cases where it is not (measured by ``python -m
+numpy's own copy is the best of all for nearly everything, so this module
+finds the cases where it is not (measured by ``python -m
 dlbridge bench pack``; why so: ``docs/benchmarks/pack-choices.md``):
 
 * Transposed pairs whose rows lie a power of two apart: each column that numpy
@@ -76,6 +76,8 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
         target, source = _raw(target), _raw(source)
     nbytes = target.nbytes
     if nbytes < _SMALL or (nbytes <= _CHUNK and _runs_alike(target, source)):
+        if target.strides != source.strides and np.may_share_memory(target, source):
+            source = source.copy()  # numpy's copyto has written elements before it read them
         np.copyto(target, source)
         if progress is not None:
             progress(nbytes, nbytes)
@@ -193,7 +195,7 @@ def _copy_strips(unit: int, width: int, target: Array, source: Array) -> None:
 
     targets, sources = np.moveaxis(target, unit, -2), np.moveaxis(source, unit, -2)
     columns = min(target.shape[-1], _BUFFER // (width * target.itemsize))
-    pad = _LINE // target.itemsize  # so that wide strips' rows are no power of two apart
+    pad = _LINE // target.itemsize  # so that wide strips' rows are not a power of two apart
     buffer = np.empty((columns, width + pad), target.dtype)[:, :width]
     for outer in np.ndindex(targets.shape[:-2]):
         plane, rows = targets[outer], sources[outer].T

@@ -1,8 +1,8 @@
 """Our own DLPackExchangeAPI table, on `Tensor` under both names.
 
-The functions are closures that C keeps for ever, so they, the table, its
+The functions are callbacks that C keeps for ever, so they, the table, its
 capsule and the capsule's name each have one deliberate extra reference. A
-failing closure cannot leave a Python exception behind (ctypes and cffi clear
+failing callback cannot leave a Python exception behind (ctypes and cffi clear
 it), so what could fail is refused when a Tensor is made: exporting one that
 exists does not fail. Source: dlpack.h 1.3, struct DLPackExchangeAPI.
 """
@@ -11,94 +11,71 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import threading
 import weakref
-from _ctypes import PyObj_FromPtr  # of an address: py_object.from_address takes ten times as long
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack._cdefs import ffi
-from dlbridge.core.dlpack.capsules import FLAG_IS_COPIED, export_managed, take_managed
-from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME, NAMES
-from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.incoming.producers import adopt
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType, check
-
-from .producer import OPERATIONS, has_negative_strides
-
-__all__ = ["export_tensor", "install"]
-
-
-def _immortal(thing: Any) -> Any:
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-    return thing
-
-
-def _after_interrupt(
-    kind: type[BaseException], _error: BaseException, traceback: Any
-) -> int | None:
-    """Do the work of a callback that a Ctrl-C has cut off, and let it be heard again later.
-
-    One that came while C ran is noticed at the first instruction of the next
-    Python function, and that is a callback: after a long kernel, always. C
-    could not be told. Any other exception makes the callback fail.
-    """
-    if kind is not KeyboardInterrupt:
-        return None
-    code = traceback.tb_frame.f_code
-    arguments = [traceback.tb_frame.f_locals[name] for name in code.co_varnames[: code.co_argcount]]
-    status: int = _WORK[code](*arguments)
-    # When the frame is gone: a call would meet the new Ctrl-C in here.
-    _at_return = ffi.gc(ffi.cast("void *", 1), _SET_INTERRUPT)
-    return status
-
-
-_SET_INTERRUPT = ffi.cast(
-    "void(*)(void *)",
-    ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, ctypes.c_void_p).value,
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.dlpack.capsules import ManagedTensor, read_managed
+from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
+from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
+from dlbridge.core.implementation_details.callbacks import c_callback
+from dlbridge.core.implementation_details.python_api import (
+    immortal,
+    increment_references,
+    object_at,
+    python_api,
 )
-_WORK: dict[Any, Any] = {}
+from dlbridge.core.moves.allocate import allocate
+from dlbridge.core.moves.transfer import copy_of
+from dlbridge.core.plugins.streams import current_stream
+from dlbridge.core.tensor.adopt import adopt
+from dlbridge.core.tensor.consumers import has_negative_strides
+from dlbridge.core.tensor.exports import managed_of
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import check
 
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.dtypes import DType
 
-def _callback(signature: str) -> Any:
-    """A C function that never ends and never raises: -1 where the Python one does."""
+__all__ = ["export_tensor", "table_capsule"]
 
-    def decorate(function: Any) -> Any:
-        _WORK[function.__code__] = function
-        return _immortal(ffi.callback(signature, function, error=-1, onerror=_after_interrupt))
-
-    return decorate
+_MANAGED = ffi.typeof("DLManagedTensorVersioned *")
 
 
 class Shared:
     """The structs that consumers of a tensor get from the table, used again and again.
 
-    Legal, as consumers only read them; one made per call would cost three times
-    as much. A struct that is lent is a key of `_lent`, whose value is a cffi
-    handle that keeps the tensor.
+    Legal, as consumers only read them; one made for each call would cost three
+    times as much. The address of a struct that is lent is a key of `_lent`,
+    whose value, the loan, is a cffi handle that keeps the tensor.
     """
 
     __slots__ = ("strides", "structs", "template")
 
     def __init__(self, tensor: Tensor, flags: int = 0) -> None:
         # numpy's own export holds shape, strides and the memory.
-        self.template = take_managed(export_managed(tensor._array, tensor._table_image(flags)))
+        self.template = managed_of(tensor, flags)
         described = self.template.pointer.dl_tensor
         if described.ndim and not described.strides:  # numpy 2.2, if they are compact
             self.strides = described.strides = ffi.new("int64_t[]", tensor.strides)
         self.structs: list[tuple[int, Any]] = []
 
-    def lend(self) -> tuple[int, Any]:
-        """The address and pointer of a struct that nobody has; the caller enters it in `_lent`."""
-        for found in self.structs:
-            if found[0] not in _lent:
-                return found
-        struct = ffi.new("DLManagedTensorVersioned *", self.template.pointer[0])
+    def lend(self, tensor: Tensor) -> int:
+        """The address of a struct that nobody has, entered in `_lent`."""
+        loan = ffi.new_handle(tensor)
+        for address, _ in self.structs:
+            if _lent.setdefault(address, loan) is loan:
+                return address
+        struct = ffi.new(_MANAGED, self.template.pointer[0])
         struct.manager_ctx = ffi.NULL
-        struct.deleter = _deleter
-        found = int(ffi.cast("uintptr_t", struct)), struct
-        self.structs.append(found)
-        return found
+        struct.deleter = _deleters[-1]
+        address = int(ffi.cast("uintptr_t", struct))
+        _lent[address] = loan  # before another thread can find the struct
+        self.structs.append((address, struct))
+        return address
 
     def is_lent(self) -> bool:
         """Whether a consumer has one of the structs."""
@@ -106,118 +83,137 @@ class Shared:
 
 
 _lent: dict[int, Any] = {}
+"""Address of a struct that is lent -> its loan. Each loan is a new object, so that
+`dict.setdefault`, one atomic step, says which of two threads got the struct."""
 
-# The deleter calls C itself: there is no instruction of Python's at which a
-# Ctrl-C could cut it off, and a pending exception of the consumer's passes. It
-# returns the handle, which nobody looks at, as a callback for void may only
-# return None.
-_drop = _immortal(ffi.callback("void *(intptr_t)", _lent.pop))
-_deleter = ffi.cast("void(*)(DLManagedTensorVersioned *)", ffi.cast("uintptr_t", _drop))
+
+def _ignore_second_deletion(*_exception: object) -> None:
+    """A consumer has called the deleter twice; the loan had ended with the first call."""
+
+
+# The deleter calls C itself: there is no Python instruction at which a signal
+# handler could cut it off, and a pending exception of the consumer stays. Its
+# result, the loan, is not used; a callback for void may only return None.
+_end_loan = immortal(
+    ffi.callback("void *(intptr_t)", _lent.pop, onerror=immortal(_ignore_second_deletion))
+)
+_deleters = [ffi.cast("void(*)(DLManagedTensorVersioned *)", ffi.cast("uintptr_t", _end_loan))]
 
 
 @atexit.register
 def _at_exit() -> None:
-    # Consumers may hold tensors until after Python has gone. They read the
+    # Consumers may hold tensors until after Python has ended. They read the
     # deleter when they call it, so from now on it is a harmless C function.
-    global _deleter
     harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
-    _deleter = ffi.cast("void(*)(DLManagedTensorVersioned *)", harmless)
-    _immortal(_lent)  # and with it each tensor, its shape and its memory
+    _deleters.append(ffi.cast("void(*)(DLManagedTensorVersioned *)", harmless))
+    immortal(_lent)  # and with it each tensor, its shape and its memory
     for address in list(_lent):
-        ffi.cast("DLManagedTensorVersioned *", address).deleter = _deleter
+        ffi.cast(_MANAGED, address).deleter = _deleters[-1]
+
+
+_sharing = threading.RLock()  # a collection inside may run a finalizer that exports
 
 
 def _shared(tensor: Tensor) -> Shared:
+    """The structs of *tensor*, made once: another thread may be exporting it too."""
     try:
-        shared: Shared = tensor._shared
-        return shared
+        known: Shared = tensor._shared
+        return known
     except AttributeError:
-        found = tensor._shared = Shared(tensor)
+        pass
+    with _sharing:
+        if not hasattr(tensor, "_shared"):
+            tensor._shared = Shared(tensor)
+        found: Shared = tensor._shared
         return found
 
 
 def export_tensor(tensor: Tensor) -> int:
     """The address of a ``DLManagedTensorVersioned`` of *tensor* that the caller owns."""
-    flags = 0
-    if has_negative_strides(tensor):
-        # A copy of what the elements are now, for this consumer alone.
-        tensor, flags = OPERATIONS["copy"](tensor), FLAG_IS_COPIED
-        tensor._shared = Shared(tensor, flags)
-    address, _ = _shared(tensor).lend()
-    _lent[address] = ffi.new_handle(tensor)
-    return address
+    if not has_negative_strides(tensor):
+        return _shared(tensor).lend(tensor)
+    # A copy of what the elements are now, for this consumer alone.
+    copy = copy_of(tensor)
+    copy._shared = Shared(copy, FLAG_IS_COPIED)
+    return _shared(copy).lend(copy)
 
 
 _new_handle = ffi.new_handle
 
 
-@_callback("int(intptr_t, DLManagedTensorVersioned **)")
+def _take_back(variables: dict[str, Any]) -> None:
+    """End the loan of a call that was cut off between claiming a struct and handing it over."""
+    loan, address = variables.get("loan"), variables.get("address")
+    if loan is not None and _lent.get(address) is loan:  # type: ignore[arg-type]  # None is no key
+        del _lent[address]  # type: ignore[arg-type]  # it is a key
+
+
+@c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
 def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
-    tensor = PyObj_FromPtr(identity)
+    tensor = object_at(identity)
     try:
-        for found in tensor._shared.structs:
-            if found[0] not in _lent:
-                out[0] = found[1]
-                _lent[found[0]] = _new_handle(tensor)
-                return 0
+        structs = tensor._shared.structs
     except AttributeError:
-        pass  # the first export
-    try:
-        out[0] = ffi.cast("DLManagedTensorVersioned *", export_tensor(tensor))
-    except Exception:
-        return -1
+        structs = ()  # the first export
+    for address, struct in structs:
+        loan = _new_handle(tensor)
+        if _lent.setdefault(address, loan) is loan:
+            out[0] = struct
+            return 0
+    out[0] = ffi.cast(_MANAGED, export_tensor(tensor))
     return 0
 
 
-@_callback("int(intptr_t, void **)")
+def _leave_to_caller(variables: dict[str, Any]) -> None:
+    """Take back that a call which was cut off owns the struct: it runs again."""
+    managed = variables.get("managed")
+    if isinstance(managed, ManagedTensor):
+        managed.disown()
+
+
+@c_callback("int(intptr_t, void **)", undo=_leave_to_caller)
 def _managed_tensor_to_py_object(address: int, out: Any) -> int:
-    managed = None
-    try:
-        managed = take_managed(address)
-        tensor = adopt(managed, "an exchange table")
-    except BaseException as exc:
-        # On failure the caller keeps the struct (tvm_ffi deletes it itself).
-        if managed is not None:
-            managed.disown()
-        if isinstance(exc, Exception):
-            return -1
-        raise
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))  # the caller's reference
+    managed = read_managed(address)
+    tensor = adopt(managed, "an exchange table")
+    # The last steps, so that on failure the caller keeps the struct (tvm_ffi
+    # deletes it itself). There is nothing to release: `int` stands for that.
+    managed.take_over(int, 0)
+    increment_references(tensor)  # the caller's reference
     out[0] = ffi.cast("void *", id(tensor))
     return 0
 
 
-@_callback("int(intptr_t, DLTensor *)")
+@c_callback("int(intptr_t, DLTensor *)")
 def _dltensor_from_py_object(identity: int, out: Any) -> int:
-    tensor = PyObj_FromPtr(identity)
-    try:
-        # Borrowed: valid as long as the tensor, which keeps the struct.
-        shared = _backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
-        out[0] = shared.template.pointer.dl_tensor
-    except Exception:
-        return -1
+    tensor = object_at(identity)
+    # Borrowed: valid as long as the tensor, which keeps the struct. With the true
+    # strides, negative ones too: who only borrows the memory may write to it.
+    shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
+    out[0] = shared.template.pointer.dl_tensor
     return 0
 
 
-def _backwards(tensor: Tensor) -> Shared:
-    """The true strides of a tensor that is exported as a copy: who only borrows it may write."""
-    if tensor not in _borrowed:
-        _borrowed[tensor] = Shared(tensor)
-    return _borrowed[tensor]
+def _borrowed_backwards(tensor: Tensor) -> Shared:
+    """The structs of a tensor with negative strides, for consumers that only borrow it."""
+    with _sharing:
+        if tensor not in _borrowed:
+            _borrowed[tensor] = Shared(tensor)
+        return _borrowed[tensor]
 
 
 _borrowed: weakref.WeakKeyDictionary[Tensor, Shared] = weakref.WeakKeyDictionary()
 
 
-@_callback(
+@c_callback(
     "int(DLTensor *, DLManagedTensorVersioned **, void *, "
     "void(*)(void *, const char *, const char *))"
 )
 def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error: Any) -> int:
-    # cffi takes the GIL: callers may be threads that Python has never seen.
+    # cffi takes the GIL: callers may be threads that Python does not know.
     try:
         out[0] = ffi.NULL
-        tensor = OPERATIONS["empty"](*_prototype(prototype))
+        shape, dtype, device = _prototype(prototype)
+        tensor = allocate(device, dtype, shape)
         out[0] = ffi.cast("DLManagedTensorVersioned *", export_tensor(tensor))
     except Exception as exc:  # reported through set_error
         if set_error:
@@ -237,24 +233,25 @@ def _prototype(prototype: Any) -> tuple[tuple[int, ...], DType, Device]:
     return shape, dtype, Device.of(prototype.device.device_type, prototype.device.device_id)
 
 
-@_callback("int(DLDeviceType, int32_t, void **)")
+@c_callback("int(DLDeviceType, int32_t, void **)")
 def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
     try:
         stream = 0
         if device_type != 1:
-            stream = OPERATIONS["current_stream"](Device.of(device_type, device_id))
+            stream = current_stream(Device.of(device_type, device_id))
         out[0] = ffi.cast("void *", stream)
     except Exception:  # no backend, no stream
         return -1
     return 0
 
 
-_table: Any = _immortal(ffi.new("DLPackExchangeAPI *"))
-_name: Any = _immortal(ffi.new("char[]", CAPSULE_NAME))
+_table: Any = immortal(ffi.new("DLPackExchangeAPI *"))
+_name: Any = immortal(ffi.new("char[]", CAPSULE_NAME))
 
 
-def install() -> None:
-    """Fill the table and put it on `Tensor`. Once per process: consumers keep its address."""
+@cache
+def table_capsule() -> Any:
+    """The capsule of the table, filled once per process: consumers keep its address."""
     _table.header.version.major, _table.header.version.minor = DLPACK_VERSION
     for field, function in (
         ("managed_tensor_allocator", _managed_tensor_allocator),
@@ -265,13 +262,8 @@ def install() -> None:
     ):
         kind = ffi.typeof(getattr(_table, field))
         setattr(_table, field, ffi.cast(kind, ffi.cast("uintptr_t", function)))
-    new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    capsule = new(("PyCapsule_New", ctypes.pythonapi))(
-        int(ffi.cast("uintptr_t", _table)), int(ffi.cast("uintptr_t", _name)), None
+    new = python_api(
+        "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
     )
-    _immortal(capsule)
-    for name in NAMES:
-        setattr(Tensor, name, capsule)
-
-
-install()
+    table, name = (int(ffi.cast("uintptr_t", pointer)) for pointer in (_table, _name))
+    return immortal(new(table, name, None))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard, TypeVar
 
-from dlbridge.core.values.devices import Device, split
-from dlbridge.core.values.devices import device as _device
+from dlbridge.core.values.devices import Device, device as _device, split
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Backend, SupportsDeviceNames
 
-from .registry import backend, backends
+from .registry import LOADED, backend, backends
 
 __all__ = ["backend_of", "device", "find_device", "supports"]
 
@@ -37,9 +36,10 @@ def backend_of(device: Device) -> Backend:
 
     ExchangeError if it has no device of that index, or is for another type.
     """
+    known = _usable.get(device)
+    if known is not None and LOADED.get(device.name) is known:
+        return known
     plugin = backend(device.name)
-    if _usable.get(device) is plugin:
-        return plugin
     if plugin.device_type != device.type:
         raise ExchangeError(
             f"backend {device.name!r} is for device type {plugin.device_type}, not {device.type:d}"
@@ -55,7 +55,7 @@ def backend_of(device: Device) -> Backend:
 
 
 _usable: dict[Device, Backend] = {}
-"""What `backend_of` has looked at: a backend's devices stay."""
+"""Cache of validated devices, with the backend that serves each."""
 
 
 def find_device(wanted: Any) -> Device:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "backend", "backends", "loaded", "owner", "register_backend"]
+__all__ = ["GROUP", "LOADED", "backend", "backends", "loaded", "owner", "register_backend"]
 
 GROUP = "dlbridge.backends"
 
@@ -33,7 +33,9 @@ HINTS = {
     "vulkan": "pip install dlbridge-vulkan",
 }
 
-_loaded: dict[str, Backend] = {}
+LOADED: dict[str, Backend] = {}
+"""The backends that have been loaded, by name; filled by `backend`."""
+
 _registered: dict[str, type] = {}
 # One lock per name: a driver that takes a second to open holds up nobody who
 # wants another one.
@@ -52,24 +54,24 @@ def backend(name: str) -> Backend:
     if it is broken. Failures are not kept: after installing a driver or a
     package the next call tries again.
     """
-    found = _loaded.get(name)
+    found = LOADED.get(name)
     if found is not None:
         return found
     with _locks.setdefault(name, threading.RLock()):
-        if name not in _loaded:
-            _loaded[name] = _load(name)
-        return _loaded[name]
+        if name not in LOADED:
+            LOADED[name] = _load(name)
+        return LOADED[name]
 
 
 def loaded(device_type: int) -> list[tuple[str, Backend]]:
     """The backends of *device_type* that are loaded: several may share one."""
-    known = _loaded.copy()  # one step: another thread may be loading a backend
+    known = LOADED.copy()  # one step: another thread may be loading a backend
     return [(name, plugin) for name, plugin in known.items() if plugin.device_type == device_type]
 
 
 def generation() -> tuple[int, ...]:
     """What changes when a backend is loaded or registered."""
-    return (*map(id, _loaded.copy().values()), *map(id, _registered.copy().values()))
+    return (*map(id, LOADED.copy().values()), *map(id, _registered.copy().values()))
 
 
 def register_backend(name: str, backend: type) -> None:

@@ -1,4 +1,4 @@
-"""The current stream of each device in each thread, and the order between streams."""
+"""The current stream of each device in each thread; waiting for streams."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dlbridge.core.outgoing.producer import OPERATIONS
-from dlbridge.core.tensor.memory import Memory, StreamUse
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.protocol import SupportsStreams
@@ -16,12 +14,11 @@ from dlbridge.protocol import SupportsStreams
 from .lookup import backend_of, find_device, supports
 
 __all__ = [
-    "access",
+    "StreamUse",
     "chosen_streams",
     "consumer_stream",
     "current_stream",
     "current_use",
-    "host_access",
     "stream_for",
     "synchronize",
     "use_stream",
@@ -29,8 +26,22 @@ __all__ = [
 ]
 
 
+class StreamUse:
+    """A stream that work was queued on: its native handle, and whether any was.
+
+    Shared by all memory that was used in one ``use_stream`` block. The end of
+    the block replaces the handle, as the stream itself may be destroyed after it.
+    """
+
+    __slots__ = ("handle", "used")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.used = False
+
+
 class _Chosen(threading.local):
-    """What `use_stream` chose in this thread."""
+    """The streams that `use_stream` chose in this thread."""
 
     def __init__(self) -> None:
         self.streams: dict[Device, StreamUse] = {}
@@ -54,7 +65,7 @@ def use_stream(device: Any, stream: Any) -> Iterator[int]:
         raise TypeError(f"{where} has no streams to choose from")
     handle = plugin.normalize_stream(where.index, stream)
     if handle == -1:
-        raise ValueError("stream -1 means 'do not synchronise'; it is no stream to work on")
+        raise ValueError("stream -1 means 'do not synchronise'; it is not a stream to work on")
     before = _chosen.streams.get(where)
     inside = _chosen.streams[where] = StreamUse(handle)
     try:
@@ -88,30 +99,6 @@ def stream_for(device: Device) -> int | None:
         return current_stream(device)
     except (BackendUnavailable, ExchangeError):
         return None
-
-
-def access(memory: Memory) -> int:
-    """The stream for work on *memory* now, ordered after the last work on it."""
-    device = memory.device
-    now, last = current_use(device), memory.last_use
-    if last is not None and last.handle != now.handle:
-        plugin = backend_of(device)
-        if supports(plugin, SupportsStreams):
-            plugin.wait(device.index, now.handle, last.handle)
-    now.used = True
-    memory.last_use = now
-    return now.handle
-
-
-def host_access(memory: Memory) -> None:
-    """Wait for device work on host-readable memory that the host is about to touch."""
-    device, last = memory.device, memory.last_use
-    if last is None or device.type == DLDeviceType.kDLCPU:
-        return
-    plugin = backend_of(device)
-    if supports(plugin, SupportsStreams):
-        for handle in {last.handle, current_stream(device)}:
-            plugin.synchronize(device.index, handle)
 
 
 def chosen_streams() -> dict[Device, int]:
@@ -152,7 +139,3 @@ def synchronize(device: Any) -> None:
     plugin = backend_of(where)
     if supports(plugin, SupportsStreams):
         plugin.synchronize(where.index, current_stream(where))
-
-
-OPERATIONS["current_stream"] = current_stream
-OPERATIONS["host_access"] = host_access

@@ -1,4 +1,4 @@
-"""What a tensor becomes whose memory was lent for a time: afterwards every use of it says so."""
+"""Expired tensors: using one after its loan has ended raises ExchangeError."""
 
 from __future__ import annotations
 
@@ -12,49 +12,51 @@ from .tensor import ArrayTensor, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["end_host_view", "end_lent", "ending"]
+__all__ = ["expire_host_view", "expire_lent", "expirer"]
 
 
-def ending(what: str, says: str) -> Callable[[Tensor], None]:
-    """A function that lets a tensor go of its memory, whatever names it still has.
+def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
+    """A function that takes a tensor's memory away, whatever names the tensor still has.
 
-    The tensor was *what*; each use of it is an ExchangeError that *says* why.
+    The tensor was *what*; each use of it is an ExchangeError with the *reason*.
+    It changes the tensor's class to one with the same layout
+    (``core/implementation_details``).
     """
 
-    def say(self: Tensor, name: str) -> NoReturn:
-        # As __getattr__: what the class has is missing because the memory is gone.
+    def refuse(self: Tensor, name: str) -> NoReturn:
+        # As __getattr__: it is asked for the memory, which is no longer set.
         if not hasattr(type(self), name):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-        raise ExchangeError(f"this tensor was {what}, {says}")
+        raise ExchangeError(f"this tensor was {what}, {reason}")
 
     members: dict[str, Any] = {
         "__slots__": (),
-        "__getattr__": say,
-        "__repr__": lambda self: f"dlbridge.Tensor({what} that has ended)",
-        # No exchange table: what raises in one, a consumer cannot understand.
+        "__getattr__": refuse,
+        "__repr__": lambda self: f"dlbridge.Tensor({what} that has expired)",
+        # No exchange table: a consumer cannot understand what raises in one.
         **dict.fromkeys(NAMES),
     }
-    ended = type("Tensor", (Tensor,), members)
-    ended_array = type("Tensor", (ArrayTensor,), members)
+    expired = type("Tensor", (Tensor,), members)
+    expired_array = type("Tensor", (ArrayTensor,), members)
 
-    def end(tensor: Tensor) -> None:
+    def expire(tensor: Tensor) -> None:
         if isinstance(tensor, ArrayTensor):
             del tensor._array, tensor.__dlpack__
-            tensor.__class__ = ended_array
+            tensor.__class__ = expired_array
         else:
             del tensor._array, tensor._memory
-            tensor.__class__ = ended
+            tensor.__class__ = expired
 
-    return end
+    return expire
 
 
-end_host_view = ending(
+expire_host_view = expirer(
     "a host view",
-    "which ended with its block: make another with host_view(), "
+    "which expired with its block: make another with host_view(), "
     "or copy in the block what must stay (numpy.array(h), to_device(h, 'cpu', copy=True))",
 )
 
-end_lent = ending(
+expire_lent = expirer(
     "lent to a callback",
     "which has returned: copy in the callback what must stay "
     "(numpy.array(t), to_device(t, 'cpu', copy=True))",

@@ -1,22 +1,23 @@
-"""What a tensor says of itself: dtype, shape, device, where the memory comes from."""
+"""A tensor's metadata: dtype, shape, strides, device, and where its memory comes from."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.capsules import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
-from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType
-
-from .memory import Memory
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Described"]
+    from dlbridge.core.values.devices import Device
+    from dlbridge.core.values.dtypes import DType
+
+    from .memory import Memory
+
+__all__ = ["TensorMetadata"]
 
 
-class Described:
+class TensorMetadata:
     """The metadata of a `Tensor`: read off its carrier and its memory, never changed."""
 
     __slots__ = (
@@ -31,8 +32,8 @@ class Described:
     )
 
     _array: np.ndarray[Any, Any]
-    _native: Any  # what dlbridge.ffi exported or got, so that it is the same object again
-    _shared: Any  # what the exchange table hands out; set at the first such export
+    _native: Any  # the object of libtvm_ffi for this tensor: always the same one
+    _shared: Any  # the structs that the exchange table lends; set at the first such export
     _memory: Memory
     _dtype: DType
     _byte_offset: int
@@ -41,49 +42,63 @@ class Described:
 
     @property
     def dtype(self) -> DType:
-        """The type of one element."""
+        """The type of one element.
+
+        Examples
+        --------
+        >>> bridge.empty(3, "bfloat16").dtype
+        dlbridge.dtype('bfloat16')
+        """
         return self._dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents, in elements."""
+        """The extent of each dimension, in elements."""
         shape: tuple[int, ...] = self._array.shape
         return shape
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Steps between neighbours, in elements (not bytes, as in DLPack)."""
+        """The distance between neighbours along each dimension, in elements.
+
+        DLPack counts so (``dlpack.h`` 1.3, DLTensor); numpy counts in bytes.
+
+        Examples
+        --------
+        >>> bridge.zeros((2, 3)).strides
+        (3, 1)
+        """
         itemsize = self._array.itemsize
-        return tuple(step // itemsize for step in self._array.strides)
+        return tuple([step // itemsize for step in self._array.strides])
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions."""
+        """The number of dimensions."""
         return self._array.ndim
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return self._array.size
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element stored by itself (`DType.itemsize`)."""
+        """The bytes of one element stored by itself: `DType.itemsize`."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements, packed together."""
+        """The bytes of all elements; sub-byte elements are counted packed, unless `is_padded`."""
         return self.dtype.nbytes(self.size, padded=self.is_padded)
 
     @property
     def device(self) -> Device:
-        """Where the memory is."""
+        """The device that the memory is on."""
         return self._memory.device
 
     @property
     def readonly(self) -> bool:
-        """Whether nobody may write through this tensor (DLPACK_FLAG_BITMASK_READ_ONLY)."""
+        """Whether writing through this tensor is forbidden (DLPACK_FLAG_BITMASK_READ_ONLY)."""
         return not self._array.flags.writeable
 
     @property
@@ -98,19 +113,32 @@ class Described:
 
     @property
     def byte_offset(self) -> int:
-        """Bytes from the memory's start to the first element; 0 where `data_ptr` has it."""
+        """The bytes from `data_ptr` to the first element; 0 where `data_ptr` includes them.
+
+        It is 0 on devices whose data is an address, and may be positive where
+        it is a handle (OpenCL, Vulkan).
+        """
         return 0 if self.device.is_address else self._byte_offset
 
     @property
     def origin(self) -> str:
-        """Where the memory comes from, in words."""
+        """The source of the memory, for people: a type's name, for example."""
         return self._memory.origin
 
     def data_ptr(self) -> int:
-        """The address of the first element; on handle devices the handle itself.
+        """Return the address of the first element; on handle devices the handle.
 
-        Beside a handle (OpenCL, Vulkan, Metal, ...) goes `byte_offset`. An
-        empty tensor has 0.
+        Returns
+        -------
+        int
+            An address in bytes; on OpenCL, Vulkan, Metal and other devices
+            whose memory has handles, the handle, beside which `byte_offset`
+            goes. 0 for an empty tensor.
+
+        Notes
+        -----
+        The tensor keeps the memory alive, the number does not. For work of
+        your own on the memory take `Tensor.operand`, which orders it too.
         """
         if not self.size:
             return 0
@@ -118,7 +146,7 @@ class Described:
         return data + self._byte_offset if self.device.is_address else data
 
     def is_contiguous(self) -> bool:
-        """Whether the elements lie row-major without gaps."""
+        """Return whether the elements lie row-major without gaps."""
         return self._array.flags.c_contiguous
 
     def __len__(self) -> int:

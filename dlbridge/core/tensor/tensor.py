@@ -7,83 +7,110 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.capsules import FLAG_SUBBYTE_PADDED, Image
-from dlbridge.core.dlpack.structs import MAX_NDIM
-from dlbridge.core.outgoing.producer import OPERATIONS, produce
+from dlbridge.core.dlpack.exports import Image
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
+from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType, check, from_numpy
-from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype, from_numpy
 from dlbridge.errors import ExchangeError
 
-from .memory import (
-    Memory,
+from .carriers import (
+    address_of,
     carrier,
     carrier_dtype,
     counts_elements,
     memory_of,
     native_dtypes,
 )
-from .metadata import Described
+from .indexing import basic_index
+from .memory import Memory
+from .metadata import TensorMetadata
+from .ordering import host_access
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from dlbridge.core.moves.host_views import HostView
+    from dlbridge.typing import DeviceLike, DTypeLike, StreamLike
+
+    from .operand import Operand
+
     Array = np.ndarray[Any, Any]
 
-__all__ = ["ArrayTensor", "Tensor", "address_of", "make_tensor", "wrap_array"]
+__all__ = ["ArrayTensor", "Tensor", "make_tensor", "wrap_array", "writable"]
 
 _CPU = Device.of(1, 0)
-_BASIC_INDEX = "int, slice, None and Ellipsis"
 
 
-def _index_part(part: Any) -> Any:
-    """*part* of an index as numpy may see it: anything else would make numpy read the carrier."""
-    if part is None or part is Ellipsis or isinstance(part, slice):
-        return part
-    try:
-        if not isinstance(part, bool):
-            index = operator.index(part)
-            if not -(1 << 63) <= index < 1 << 63:
-                raise IndexError(f"index {index} is out of bounds: no dimension is as long")
-            return index
-    except TypeError:
-        pass
-    raise TypeError(
-        f"a Tensor is indexed by {_BASIC_INDEX}, not {type(part).__name__}; use the array "
-        "library's own indexing on like='numpy' or like='torch'"
-    )
+class _ExchangeTable:
+    """The capsule of our exchange table, as an attribute of `Tensor` (dlpack.h 1.3)."""
+
+    def __get__(self, _tensor: Tensor | None, _cls: type[Tensor]) -> Any:
+        from dlbridge.core.outgoing.own_table import table_capsule
+
+        return table_capsule()
 
 
-class Tensor(Described):
+@public
+class Tensor(TensorMetadata):
     """An n-dimensional array in memory that some library or device owns.
 
-    Made by `dlbridge.from_dlpack`, `asarray`, `empty`, `zeros` and `to_device`;
-    never copies unless asked. Views share memory and keep it alive. Metadata
-    never changes, so a tensor may be used from any thread.
+    Made by `dlbridge.from_dlpack`, `asarray`, `empty`, `zeros` and `to_device`,
+    not by calling the class. It never copies unless asked. Views share memory
+    and keep it alive. Metadata never changes, so a tensor may be used from any
+    thread.
+
+    Examples
+    --------
+    >>> t = bridge.from_dlpack(np.arange(6, dtype="float32").reshape(2, 3))
+    >>> t
+    dlbridge.Tensor(float32, shape=(2, 3), device=cpu:0, memory from numpy.ndarray)
+    >>> t[:, 1].tolist()
+    [1.0, 4.0]
     """
 
     __slots__ = ()
 
+    # Under both names that dlpack.h has given it: `foreign_tables.NAMES`.
+    __dlpack_c_exchange_api__ = _ExchangeTable()
+    __c_dlpack_exchange_api__ = _ExchangeTable()
+
     def __init__(self, *_arguments: object, **_keywords: object) -> None:
         raise TypeError(
             f"a {type(self).__name__} is not made by calling its class: dlbridge.from_dlpack and "
-            "asarray make one of what another library has, empty and zeros a new one"
+            "asarray make one from another library's array, empty and zeros a new one"
         )
 
     # Views ---------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Tensor:
-        """A view; *index* is made of int, slice, None and Ellipsis."""
-        given = index if isinstance(index, tuple) else (index,)
-        parts = tuple(map(_index_part, given))
-        if Ellipsis not in parts:
-            parts = (*parts, Ellipsis)  # so that numpy gives an array, never reads an element
-        return self._view(self._array[parts])
+        """Return a view; *index* is made of int, slice, None and Ellipsis."""
+        return self._view(self._array[basic_index(index)])
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
-        """A view of the same elements in another *shape*; one extent may be -1.
+        """Return a view of the same elements in another shape.
 
-        ExchangeError where the strides do not allow it without a copy.
+        Parameters
+        ----------
+        *shape : int or tuple of int
+            The new extents, in elements; one may be -1 and is inferred.
+
+        Returns
+        -------
+        Tensor
+            On the same memory.
+
+        Raises
+        ------
+        ValueError
+            Where the numbers of elements differ.
+        ExchangeError
+            Where the strides do not allow it without a copy.
+
+        Examples
+        --------
+        >>> bridge.zeros((2, 3)).reshape(3, -1).shape
+        (3, 2)
         """
         sizes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         sizes = tuple(map(operator.index, sizes))
@@ -101,25 +128,62 @@ class Tensor(Described):
         return self._view(array)
 
     def transpose(self, *axes: int) -> Tensor:
-        """A view with the dimensions in the order *axes*, reversed if none are given."""
+        """Return a view with the dimensions in another order.
+
+        Parameters
+        ----------
+        *axes : int
+            The old dimension at each new place; reversed if none are given.
+
+        Returns
+        -------
+        Tensor
+            On the same memory.
+
+        Examples
+        --------
+        >>> bridge.zeros((2, 3, 4)).transpose(2, 0, 1).shape
+        (4, 2, 3)
+        """
         return self._view(self._array.transpose(*axes))
 
     @property
     def mT(self) -> Tensor:
-        """The transpose of the last two dimensions, of a stack of matrices."""
+        """The transpose of the last two dimensions, of a stack of matrices (array API 2024.12)."""
         if self.ndim < 2:
             raise ValueError(f"mT is for 2 dimensions and more, this tensor has {self.ndim}")
         return self.transpose(*range(self.ndim - 2), self.ndim - 1, self.ndim - 2)
 
     @property
     def T(self) -> Tensor:
-        """The transpose of a matrix."""
+        """The transpose of a matrix (array API 2024.12)."""
         if self.ndim != 2:
             raise ValueError(f"T is for 2 dimensions, this tensor has {self.ndim}; use transpose()")
         return self.transpose()
 
-    def view(self, dtype: Any) -> Tensor:
-        """The same memory as elements of another *dtype* of equal size."""
+    def view(self, dtype: DTypeLike) -> Tensor:
+        """Return the same memory as elements of another dtype of equal size.
+
+        Parameters
+        ----------
+        dtype : DTypeLike
+            The new type; `dlbridge.dtype` says what is taken.
+
+        Returns
+        -------
+        Tensor
+            On the same memory.
+
+        Raises
+        ------
+        ExchangeError
+            Where the sizes of the elements differ.
+
+        Examples
+        --------
+        >>> bridge.from_dlpack(np.array([1.0], "float32")).view("int32").tolist()
+        [1065353216]
+        """
         new = as_dtype(dtype)
         check(new.code, new.bits, new.lanes)
         old = self.dtype
@@ -147,11 +211,30 @@ class Tensor(Described):
     # Out: numpy, Python, pickle -------------------------------------------
 
     def numpy(self) -> Array:
-        """A numpy view of host memory: `DType.numpy` gives its type.
+        """Return a numpy view of memory that the host can read.
 
-        ExchangeError on devices that the host cannot read, naming the copy.
+        Returns
+        -------
+        numpy.ndarray
+            Of the type `DType.numpy`, on the same memory.
+
+        Raises
+        ------
+        ExchangeError
+            On devices that the host cannot read, naming the copy; for packed
+            sub-byte elements, which numpy does not have.
+
+        Examples
+        --------
+        >>> bridge.zeros(3).numpy()
+        array([0., 0., 0.], dtype=float32)
         """
-        self._require_host()
+        if not self.device.is_host:
+            raise ExchangeError(
+                f"the tensor is on {self.device}, which the host does not read; "
+                "dlbridge.to_device(t, 'cpu') copies it"
+            )
+        host_access(self._memory)
         array = self._array[...]
         if self._dtype.is_subbyte and not self.is_padded:
             raise ExchangeError(
@@ -162,7 +245,7 @@ class Tensor(Described):
         return array if wanted == array.dtype else array.view(wanted)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """For ``np.asarray(t)`` (numpy's ``__array__`` protocol)."""
+        """Return the elements for ``np.asarray(t)`` (numpy's ``__array__`` protocol)."""
         array = self.numpy()
         if dtype is not None and dtype != array.dtype:
             if copy is False:
@@ -171,41 +254,72 @@ class Tensor(Described):
         return array.copy() if copy else array
 
     def __buffer__(self, flags: int) -> memoryview:
-        """For ``memoryview(t)`` on Python 3.12 and later (PEP 688)."""
+        """Return the memory for ``memoryview(t)`` on Python 3.12 and later (PEP 688)."""
         return self.numpy().data
 
-    def tolist(self) -> Any:
-        """The elements as nested Python lists; copied from the device if need be."""
-        host = self if self.device.is_host else OPERATIONS["to_host_compact"](self)
-        return host.numpy().tolist()
+    def tolist(self) -> Any:  # nested lists of Python scalars, or a scalar: the shape decides
+        """Return the elements as nested Python lists; copied from the device if need be.
+
+        Returns
+        -------
+        list or scalar
+            One level of lists for each dimension.
+
+        Examples
+        --------
+        >>> bridge.asarray([[1, 2], [3, 4]]).tolist()
+        [[1, 2], [3, 4]]
+        """
+        if self.device.is_host:
+            return self.numpy().tolist()
+        from dlbridge.core.moves.transfer import to_compact_host
+
+        return to_compact_host(self).numpy().tolist()
 
     def tobytes(self) -> bytes:
-        """The elements' bytes, row-major and packed; copied from the device if need be."""
-        raw: bytes = OPERATIONS["tobytes"](self)
-        return raw
+        r"""Return the elements' bytes, row-major and packed; copied from the device if need be.
 
-    def item(self) -> Any:
-        """The only element as a Python object."""
+        Examples
+        --------
+        >>> bridge.asarray([1, 2], dtype="uint8").tobytes()
+        b'\x01\x02'
+        """
+        from dlbridge.core.moves.pickling import tobytes
+
+        return tobytes(self)
+
+    def item(self) -> Any:  # whatever Python object the element is
+        """Return the only element as a Python object. ValueError if there is not exactly one."""
         if self.size != 1:
             raise ValueError(f"item() needs exactly one element, this tensor has {self.size}")
         return self.reshape(()).tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out-of-band on the CPU) and the device's name."""
-        return OPERATIONS["reduce"](self, operator.index(protocol))
+        from dlbridge.core.moves.pickling import reduce
+
+        return reduce(self, operator.index(protocol))
+
+    @staticmethod
+    def _unpickle(raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: int) -> Tensor:
+        from dlbridge.core.moves.pickling import unpickle
+
+        return unpickle(raw, dtype, shape, device, flags)
+
+    _unpickle.__module__ = "dlbridge"  # where pickle finds the class
 
     def __bool__(self) -> bool:
-        """The truth of the only element."""
+        """Return the truth of the only element."""
         if self.size != 1:
             raise ValueError(f"a tensor of {self.size} elements is neither true nor false")
         return bool(self.item())
 
     def __contains__(self, value: object) -> bool:
-        """Refused: comparing elements is an array library's job."""
+        """Refuse: comparing elements is an array library's job."""
         raise TypeError("a Tensor does not compare elements; use t.numpy() or like='torch'")
 
     def __iter__(self) -> Iterator[Tensor]:
-        """The views along the first dimension."""
+        """Iterate over the views along the first dimension."""
         return (self[index] for index in range(len(self)))
 
     # Out: DLPack ------------------------------------------------------------
@@ -217,26 +331,43 @@ class Tensor(Described):
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any:
-        """A capsule for one consumer (array API 2024.12).
+    ) -> Any:  # a PyCapsule, a type without a name before Python 3.13
+        """Return a capsule for one consumer (array API 2024.12).
 
-        *stream* is the consumer's; the device's backend knows its values.
-        BufferError for what the standard lets a producer refuse.
+        Parameters
+        ----------
+        stream : int or None
+            The consumer's stream, by the rules of the device (its backend
+            knows them); -1: do not order.
+        max_version : tuple of two ints or None
+            The newest DLPack version that the consumer takes.
+        dl_device : tuple of two ints or None
+            ``(device_type, device_id)`` of the capsule: this device's or the CPU's.
+        copy : bool or None
+            True for a copy, False for none, None for one where needed.
+
+        Raises
+        ------
+        BufferError
+            For what the standard lets a producer refuse.
         """
+        from dlbridge.core.outgoing.producer import produce
+
         return produce(self, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """``(device_type, device_id)`` as plain ints."""
+        """Return ``(device_type, device_id)`` as plain ints (array API 2024.12)."""
         return self.device.dlpack
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA Array Interface, version 3; AttributeError off CUDA (`hasattr` is False)."""
-        interface: dict[str, Any] = OPERATIONS["cuda_array_interface"](self)
-        return interface
+        from dlbridge.core.outgoing.cuda_array_interface import describe
+
+        return describe(self)
 
     def _image(self, extra_flags: int) -> Image:
-        """What turns numpy's export of the carrier into this tensor's."""
+        """The fields that turn numpy's export of the carrier into this tensor's."""
         device = self.device
         data = self.data_ptr()
         offset = self.byte_offset if self.size else 0
@@ -247,48 +378,110 @@ class Tensor(Described):
         """`_image`, or None where numpy's export is right as it is."""
         return self._image(extra_flags)
 
-    # In other modules' hands --------------------------------------------------
+    # Out: other devices, native objects ------------------------------------------
 
-    def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        """The tensor on *device* (array API 2024.12); see `dlbridge.to_device`."""
-        moved: Tensor = OPERATIONS["to_device"](self, device, stream=stream)
-        return moved
+    def to_device(self, device: DeviceLike, /, *, stream: StreamLike | None = None) -> Tensor:
+        """Return the tensor on *device* (array API 2024.12); see `dlbridge.to_device`.
 
-    def host_view(self) -> Any:
-        """The memory as a CPU tensor without a copy: ``with t.host_view() as h``.
+        Parameters
+        ----------
+        device : DeviceLike
+            Where to; `dlbridge.device` says what is taken.
+        stream : StreamLike, optional
+            The stream of *device* that a copy is queued on.
 
-        Device work waits until the block ends. ExchangeError with the reason
-        where the host cannot address the memory.
+        Returns
+        -------
+        Tensor
+            This tensor if it is there already; else on shared memory where
+            that is possible, or a copy.
         """
-        return OPERATIONS["host_view"](self)
+        from dlbridge.core.api import to_device
 
-    def to_native(self) -> Any:
-        """The device ecosystem's own object over the same memory (a pyopencl array, ...)."""
-        return OPERATIONS["to_native"](self)
+        return to_device(self, device, stream=stream)
+
+    def operand(self) -> Operand:
+        """Return what a kernel needs to work on the memory, and put the kernel's work in order.
+
+        Work that is queued on `Operand.stream` comes after the earlier work on
+        this memory, and later work of dlbridge on it comes after that.
+
+        Returns
+        -------
+        Operand
+            It keeps the memory alive: hold it until your work has been queued.
+
+        Examples
+        --------
+        >>> o = bridge.zeros((2, 3)).operand()
+        >>> o.device, o.shape, o.nbytes, o.readonly
+        (dlbridge.device('cpu:0'), (2, 3), 24, False)
+        """
+        from .operand import operand_of
+
+        operand = operand_of(self)
+        if operand.size:
+            operand.access()
+        return operand
+
+    def host_view(self) -> HostView:
+        """Return the memory as a CPU tensor without a copy: ``with t.host_view() as h``.
+
+        Returns
+        -------
+        HostView
+            A context manager that gives the CPU tensor, and a DLPack producer.
+
+        Raises
+        ------
+        ExchangeError
+            With the reason, where the host cannot address the memory.
+
+        Examples
+        --------
+        >>> t = bridge.zeros(3)
+        >>> with t.host_view() as h:
+        ...     h.numpy()[:] = 7
+        >>> t.tolist()
+        [7.0, 7.0, 7.0]
+        """
+        from dlbridge.core.moves.host_views import host_view
+
+        return host_view(self)
+
+    def to_native(self) -> Any:  # each backend's own class
+        """Return the device ecosystem's own object over the same memory.
+
+        Returns
+        -------
+        object
+            A pyopencl array on OpenCL, for example; a numpy array on the CPU.
+
+        Raises
+        ------
+        ExchangeError
+            Where the device's backend has no such objects.
+        """
+        from dlbridge.core.outgoing.native import to_native
+
+        return to_native(self)
 
     def _release_shared(self) -> None:
-        """Drop the exchange table's struct, unless a consumer still has it."""
+        """Drop the exchange table's structs, unless a consumer still has one."""
         if hasattr(self, "_shared") and not self._shared.is_lent():
             del self._shared
-
-    def _require_host(self) -> None:
-        if not self.device.is_host:
-            raise ExchangeError(
-                f"the tensor is on {self.device}, which the host does not read; "
-                "dlbridge.to_device(t, 'cpu') copies it"
-            )
-        OPERATIONS["host_access"](self._memory)
 
 
 class ArrayTensor(Tensor):
     """A CPU tensor that numpy describes fully, exported by numpy's own C method.
 
-    ``__dlpack__`` is the carrier's bound method, in a slot: a consumer calls
-    C and nothing else (`np.from_dlpack` 160 ns, against 300 through a Python
-    method). Only `_array` and that slot are set, so making one is cheap too.
+    ``__dlpack__`` of the instance is the carrier's bound method, which hides
+    the method of the class: a consumer calls C and nothing else
+    (`np.from_dlpack` 150 ns, 300 through a Python method). The instances have a
+    ``__dict__`` for it: a slot of that name would hide the method of the class
+    from consumers that look it up on the type (MLX). Only `_array` and
+    ``__dlpack__`` are set, so making a tensor is cheap too.
     """
-
-    __slots__ = ("__dlpack__", "_producer")
 
     # The class is called where tensors are made: object.__new__ would cost 25 ns more.
     if not TYPE_CHECKING:
@@ -296,7 +489,7 @@ class ArrayTensor(Tensor):
 
     _byte_offset = 0
     _flags = 0
-    _producer: type
+    _producer: type | None = None
 
     @property
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
@@ -304,7 +497,7 @@ class ArrayTensor(Tensor):
 
     @property
     def _memory(self) -> Memory:  # type: ignore[override]  # a slot in Tensor
-        return _array_memory(self._array, getattr(self, "_producer", None))
+        return _array_memory(self._array, self._producer)
 
     @property
     def device(self) -> Device:
@@ -313,15 +506,15 @@ class ArrayTensor(Tensor):
 
     @property
     def origin(self) -> str:
-        """Where the memory comes from, in words."""
-        return _array_origin(self._array, getattr(self, "_producer", None))
+        """The source of the memory, for people."""
+        return _array_origin(self._array, self._producer)
 
     def data_ptr(self) -> int:
-        """The address of the first element."""
+        """Return the address of the first element."""
         return address_of(self._array)
 
     def numpy(self) -> Array:
-        """A numpy view."""
+        """Return a numpy view."""
         return self._array[...]
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -332,7 +525,7 @@ class ArrayTensor(Tensor):
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         if dtype is None:
-            return wrap_array(array, getattr(self, "_producer", None))
+            return wrap_array(array, self._producer)
         return _build(array, self._memory, dtype, 0, 0)
 
 
@@ -342,7 +535,7 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     *producer* is the type that the memory came from, where the array's base
     does not tell.
 
-    ExchangeError for types that DLPack has not, naming the way out.
+    ExchangeError for types that DLPack does not have, naming the way out.
     """
     if not array.flags.forc:
         _check_strides(array)
@@ -353,7 +546,7 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     if array.size and (array.flags.forc or min(array.strides) >= 0):
         tensor = ArrayTensor()
         tensor._array = array
-        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # a slot
+        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # as the class says
         if producer is not None:
             tensor._producer = producer
         return tensor
@@ -363,7 +556,7 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
 def _check_strides(array: Array) -> None:
     if array.size > 1 and any(step % array.itemsize for step in array.strides):
         raise ExchangeError(
-            f"byte strides {array.strides} are no multiples of the item size {array.itemsize}, "
+            f"byte strides {array.strides} are not multiples of the item size {array.itemsize}, "
             "which DLPack counts in; make a compact copy: numpy.ascontiguousarray(x)"
         )
 
@@ -392,6 +585,8 @@ def make_tensor(
         array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
     except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0
         raise ExchangeError(f"shape {shape} of {dtype} is more than numpy can describe") from exc
+    if memory.device is not _CPU:
+        return _general(array, memory, dtype, byte_offset, flags)
     return _build(array, memory, dtype, byte_offset, flags)
 
 
@@ -411,6 +606,13 @@ def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags
     return tensor
 
 
+def writable(tensor: Tensor) -> Tensor:
+    """The same memory without the mark READ_ONLY, for a library that never writes."""
+    return make_tensor(
+        tensor._memory, tensor._byte_offset, tensor.dtype, tensor.shape, tensor.strides
+    )
+
+
 def _array_memory(array: Array, producer: type | None = None) -> Memory:
     """The memory under *array*, from its first element on."""
     origin = _array_origin(array, producer)
@@ -423,9 +625,3 @@ def _array_origin(array: Array, producer: type | None) -> str:
         return known.origin
     kind = producer or type(array if array.base is None else array.base)
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def address_of(array: Array) -> int:
-    """The address of the first element of *array*."""
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -87,7 +87,7 @@ class Device:
     called ``"type21"`` unless it comes with a name.
     """
 
-    __slots__ = ("index", "name", "type")
+    __slots__ = ("index", "is_address", "is_host", "name", "type")
 
     type: DLDeviceType
     """Its DLDeviceType, an int; may be one that ``dlpack.h`` does not list."""
@@ -95,6 +95,10 @@ class Device:
     """DLDevice.device_id: which device of the backend, from 0."""
     name: str
     """The name of its backend, which is its identity."""
+    is_host: bool
+    """Whether the CPU may read its memory (CUDAManaged: once it is synchronised)."""
+    is_address: bool
+    """Whether ``data + byte_offset`` is an address there; elsewhere data is a handle."""
 
     def __new__(cls, type: int, index: int = 0, name: str | None = None) -> Device:
         """Like `of`."""
@@ -139,16 +143,6 @@ class Device:
         """``(type, index)`` in plain ints, as ``dl_device=`` wants it (array API 2024.12)."""
         return int(self.type), self.index
 
-    @property
-    def is_host(self) -> bool:
-        """Whether the CPU may read its memory (CUDAManaged: once it is synchronised)."""
-        return self.type in HOST_DEVICES
-
-    @property
-    def is_address(self) -> bool:
-        """Whether ``data + byte_offset`` is an address there; elsewhere data is a handle."""
-        return self.type in ADDRESS_DEVICES
-
 
 _interned: dict[tuple[int, int, str | None], Device] = {}
 
@@ -164,7 +158,7 @@ def _intern(type: int, index: int, name: str | None) -> Device:
     if name is None or _type_named(name) == type:
         name = usual  # "type2" is cuda
     if _NAME.fullmatch(name) is None:
-        raise ValueError(f"{name!r} is no device name: letters, digits and _, no digit first")
+        raise ValueError(f"{name!r} is not a device name: letters, digits and _, no digit first")
     if _type_named(name) not in (None, type):
         raise ValueError(
             f"the name {name!r} means device type {_type_named(name):d}, not {type}:"
@@ -176,6 +170,8 @@ def _intern(type: int, index: int, name: str | None) -> Device:
         object.__setattr__(found, "type", DLDeviceType(type))
         object.__setattr__(found, "index", index)
         object.__setattr__(found, "name", name)
+        object.__setattr__(found, "is_host", type in HOST_DEVICES)
+        object.__setattr__(found, "is_address", type in ADDRESS_DEVICES)
         found = _interned.setdefault((type, index, name), found)
     if name == usual:
         _interned[type, index, None] = found
@@ -197,7 +193,9 @@ def split(text: str) -> tuple[str, int | str | None]:
     """
     name, colon, selector = text.partition(":")
     if _NAME.fullmatch(name) is None or (colon and not selector):
-        raise ValueError(f"{text!r} is no device: write 'name' or 'name:index', as in 'cuda:0'")
+        raise ValueError(
+            f"{text!r} is not a valid device: write 'name' or 'name:index', as in 'cuda:0'"
+        )
     if _INTEGER.fullmatch(selector):
         return name, int(selector)
     return name, selector or None
@@ -242,8 +240,8 @@ def _find(obj: Any, device_type: int | None) -> tuple[Device, bool]:
     if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(obj, "platform"):
         return _from_jax(obj), True
     raise TypeError(
-        f"a {kind.__name__} is no device: give a string such as 'cuda:0', (type, index), a device"
-        " of torch, jax or tvm_ffi, or an object with __dlpack_device__()"
+        f"a {kind.__name__} is not a valid device: give a string such as 'cuda:0', (type, index), a"
+        " device of torch, jax or tvm_ffi, or an object with __dlpack_device__()"
     )
 
 
@@ -251,7 +249,7 @@ def _from_text(text: str, device_type: int | None) -> tuple[Device, bool]:
     name, selector = split(text)
     if isinstance(selector, str):
         raise ValueError(
-            f"{text!r}: {selector!r} is no index; only a backend that finds devices by name"
+            f"{text!r}: {selector!r} is not an index; only a backend that finds devices by name"
             " (SupportsDeviceNames) can say which one is meant"
         )
     known = _type_named(name) if device_type is None else device_type
@@ -264,13 +262,13 @@ def _from_text(text: str, device_type: int | None) -> tuple[Device, bool]:
 
 
 def _from_pair(pair: Any) -> Device:
-    """``(type, index)``: TypeError where they are no integers, ValueError where not two."""
+    """``(type, index)``: TypeError where they are not integers, ValueError where not two."""
     try:
         numbers = [operator.index(number) for number in pair]
     except TypeError as error:
-        raise TypeError(f"{pair!r} is no device: (type, index) is two integers") from error
+        raise TypeError(f"{pair!r} is not a valid device: (type, index) is two integers") from error
     if len(numbers) != 2:
-        raise ValueError(f"{pair!r} is no device: (type, index) has two entries")
+        raise ValueError(f"{pair!r} is not a valid device: (type, index) has two entries")
     return Device.of(numbers[0], numbers[1])
 
 

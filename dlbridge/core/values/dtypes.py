@@ -306,7 +306,7 @@ def dtype(obj: Any) -> DType:
 def _no_dtype(obj: object) -> TypeError:
     what = f"the class {obj.__name__}" if isinstance(obj, type) else f"a {type(obj).__name__}"
     return TypeError(
-        f"{what} is no dtype: give a name such as 'float32', a dtype of numpy, torch, jax,"
+        f"{what} is not a dtype: give a name such as 'float32', a dtype of numpy, torch, jax,"
         " ml_dtypes or tvm_ffi, or (code, bits, lanes)"
     )
 
@@ -315,7 +315,9 @@ def _from_numbers(numbers: tuple[Any, ...]) -> DType:
     try:
         code, bits, lanes = map(operator.index, numbers)
     except (TypeError, ValueError):
-        raise TypeError(f"{numbers!r} is no dtype: (code, bits, lanes) is three integers") from None
+        raise TypeError(
+            f"{numbers!r} is not a dtype: (code, bits, lanes) is three integers"
+        ) from None
     return DType.of(code, bits, lanes)
 
 
@@ -382,8 +384,8 @@ def _from_type(cls: type) -> DType:
     if cls in (object, str, bytes) or cls in np.sctypeDict.values():
         return from_numpy(np.dtype(cls))
     if cls.__module__ == "numpy" and issubclass(cls, np.generic):
-        raise TypeError(f"{cls.__name__} is no dtype: it stands for several; name one of them")
-    # jax's scalar types are no numpy types, but carry the dtype.
+        raise TypeError(f"{cls.__name__} is not a dtype: it stands for several; name one of them")
+    # jax's scalar types are not numpy types, but carry the dtype.
     theirs = np.dtype(cls) if issubclass(cls, np.generic) else getattr(cls, "dtype", None)
     if not isinstance(theirs, np.dtype):
         raise _no_dtype(cls)

@@ -44,7 +44,7 @@ def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
 
     Only the low bits of each code (an unsigned byte) count, as in padded
     storage, whose high bits DLPack leaves undefined. ValueError if the codes
-    are no whole number of elements, or the type has 8 bits and more.
+    are not a whole number of elements, or the type has 8 bits and more.
     """
     import numpy as np
 
@@ -57,7 +57,9 @@ def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
         )
     flat = given.astype(np.uint8).reshape(-1)
     if flat.size % dtype.lanes:
-        raise ValueError(f"{flat.size} codes are no whole number of {dtype}: it has {dtype.lanes}")
+        raise ValueError(
+            f"{flat.size} codes are not a whole number of {dtype}: it has {dtype.lanes}"
+        )
     lanes = np.zeros((-(-flat.size // len(shifts)), len(shifts)), word)
     lanes.reshape(-1)[: flat.size] = flat & np.uint8((1 << dtype.bits) - 1)
     words = np.zeros(len(lanes), word)
@@ -79,7 +81,9 @@ def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
     import numpy as np
 
     if not 1 <= dtype.bits < 8 or dtype.lanes == 0:
-        raise ValueError(f"{dtype} is no sub-byte type: 1 to 7 bits a lane are packed below a byte")
+        raise ValueError(
+            f"{dtype} is not a sub-byte type: 1 to 7 bits a lane are packed below a byte"
+        )
     common = math.gcd(dtype.bits, 8)
     nbytes = dtype.bits // common
     word = np.uint8 if nbytes == 1 else np.uint64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.tensor.expired import end_lent
+from dlbridge.core.tensor.expired import expire_lent
 from dlbridge.errors import ExchangeError
 
 from .._lib import C, ffi, py
@@ -74,7 +74,7 @@ def _enter(key: int, arguments: Any, count: int, result: Any, _callables: Any = 
     finally:
         if lent is not None:  # their memory is the caller's, who may free it now
             for tensor in lent:
-                end_lent(tensor)
+                expire_lent(tensor)
         if set_aside:
             untaken.add(get_ident())
     return 0

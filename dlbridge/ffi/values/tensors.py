@@ -10,13 +10,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.dlpack._cdefs import ffi
-from dlbridge.core.dlpack.capsules import export_managed, take_managed
-from dlbridge.core.dlpack.foreign_tables import ForeignTable, delete_managed, table_of
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.api import from_dlpack
+from dlbridge.core.dlpack.capsules import Received, delete_managed, read_managed
+from dlbridge.core.dlpack.exports import export_managed
+from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
-from dlbridge.core.incoming.producers import adopt, from_dlpack
 from dlbridge.core.outgoing.like import as_library
-from dlbridge.core.plugins.streams import access, chosen_streams, wait
+from dlbridge.core.plugins.streams import chosen_streams, wait
+from dlbridge.core.tensor.adopt import adopt
+from dlbridge.core.tensor.ordering import access
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -260,8 +263,11 @@ _FORGET_EXPORT: Final = destructor("void(*)(DLManagedTensorVersioned *)", _forge
 
 def _read_only_object(managed: int) -> Handle:
     """`_object_of` for read-only memory, marked as such for as long as the object lives."""
-    owner = take_managed(managed)
-    struct = ffi.new("DLManagedTensorVersioned *", owner.pointer[0])
+    owner = Received()
+    ffi.cast("intptr_t *", owner.address)[0] = managed
+    struct = ffi.new(
+        "DLManagedTensorVersioned *", ffi.cast("DLManagedTensorVersioned *", managed)[0]
+    )
     struct.manager_ctx, struct.deleter = ffi.NULL, _FORGET_EXPORT
     key = address(struct)
     _exports[key] = export = [struct, owner, 0]
@@ -283,12 +289,13 @@ def tensor_of(owned: Handle, _index: int) -> Tensor:
     known = _tensors.get(handle)
     if known is not None:
         return known
-    out = ffi.new("DLManagedTensorVersioned **")
+    received = Received()
+    out = ffi.cast("DLManagedTensorVersioned **", received.address)
     if C.TVMFFITensorToDLPackVersioned(ffi.cast("void *", owned), out):
         raise raised()
     if handle in _readonly:
         out[0].flags |= _FLAG_READ_ONLY
-    tensor = adopt(take_managed(address(out[0])), "libtvm_ffi")
+    tensor = adopt(received.open(), "libtvm_ffi")
     tensor = _tensors.add(handle, tensor)
     tensor._native = owned  # what came from C goes back as the same object
     return tensor
@@ -299,7 +306,7 @@ def lent_tensor(_tag: int, payload: int) -> Tensor:
     managed = ffi.new("DLManagedTensorVersioned *")
     managed.version.major = DLPACK_VERSION[0]
     managed.dl_tensor = ffi.cast("DLTensor *", payload)[0]
-    return adopt(take_managed(address(managed)), "a borrowed DLTensor")
+    return adopt(read_managed(address(managed)), "a borrowed DLTensor")
 
 
 def converter(like: Any) -> Callable[[Any], Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from peers import peer
 
-from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core._cdefs import ffi
 
 ROOT = Path(__file__).resolve().parents[3]
 # The headers that the committed declarations were made from.
@@ -55,7 +55,7 @@ def test_declarations_are_fresh():
 def test_an_edit_by_hand_is_seen(tmp_path):
     peer("pcpp")
     peer("tvm_ffi")
-    module = "dlbridge/core/dlpack/_cdefs.py"
+    module = "dlbridge/core/_cdefs.py"
     for folder in ("cdefs", Path(module).parent):
         (tmp_path / folder).mkdir(parents=True)
     for name in ("cdefs/__main__.py", "cdefs/dlpack.h", "cdefs/tvm_ffi.h", module):
@@ -132,6 +132,8 @@ def test_constants_are_the_headers():
 
 
 def test_loading_needs_no_parser():
-    code = "import dlbridge.core.dlpack._cdefs, sys; print('pycparser' in sys.modules, 'cffi' in sys.modules)"
+    code = (
+        "import dlbridge.core._cdefs, sys; print('pycparser' in sys.modules, 'cffi' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -1,4 +1,5 @@
-"""Feeds malformed tensors to dlbridge until the time is up: ``python fuzz_malformed.py SECONDS NOTE``.
+"""Feeds malformed tensors to dlbridge until the time is up: ``python fuzz_malformed.py SECONDS NOTE``,
+with tests/support on the path.
 
 Every struct goes in by every way: as a producer, as a capsule, through another
 library's exchange table, and through ours. It is refused with one of three
@@ -18,12 +19,11 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, seed, settings, strategies as st
 from raw_producer import Producer, address, deleted_twice, new_capsule
 
 import dlbridge
-from dlbridge.core.dlpack._cdefs import ffi
+from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME, table_of
 from dlbridge.core.plugins import registry
 from dlbridge.core.values.layout import reach

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from dlbridge.core.incoming import cuda_array_interface as cuda_array
-from dlbridge.core.incoming.cuda_array_interface import describe, from_cuda_array_interface, parse
+from dlbridge.core.incoming.cuda_array_interface import from_cuda_array_interface, parse
+from dlbridge.core.outgoing import cuda_array_interface as outgoing_interface
+from dlbridge.core.outgoing.cuda_array_interface import describe
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import make_tensor
 from dlbridge.core.values.devices import Device
@@ -315,7 +317,7 @@ def test_types_without_typestr(name):  # I13 I14
 
 def test_export_toggle(monkeypatch):  # I27
     assert describe(tensor())["stream"] == 1  # off by default
-    monkeypatch.setenv(cuda_array.EXPORT_STREAM, "0")
+    monkeypatch.setenv(outgoing_interface.EXPORT_STREAM, "0")
     assert describe(tensor())["stream"] is None
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+SUPPORT = str(Path(__file__).parents[2] / "support")
+PATHS = os.pathsep + os.environ.get("PYTHONPATH", "")
 SECONDS = os.environ.get("DLBRIDGE_FUZZ_SECONDS", "5")
 
 
@@ -15,7 +17,7 @@ def test_malformed_structs(tmp_path):  # C10, C12, C16, C18, C23, C24
     note = tmp_path / "tried"
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("fuzz_malformed.py"), SECONDS, note],
-        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu,ext_dev"},
+        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu,ext_dev", "PYTHONPATH": SUPPORT + PATHS},
         capture_output=True,
         text=True,
         check=False,

@@ -20,15 +20,15 @@ from raw_producer import (
     Producer,
     address,
     capsule_name,
+    immortal as immortal_name,
     new_capsule,
     set_name,
     struct_in,
 )
-from raw_producer import immortal as immortal_name
 from stream_backend import Streams, installed
 
 import dlbridge
-from dlbridge.core.dlpack.capsules import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 
 FLOATS = np.arange(6, dtype="float32")
 

@@ -88,7 +88,7 @@ def test_a_copy_onto_itself_reversed():
         (np.zeros(3), np.zeros(3, "f4"), ValueError, "shapes and dtypes must be equal"),
         (b"abc", b"abc", BufferError, "read-only"),
         ([0.0, 0.0], [1.0, 2.0], BufferError, "copy=False"),
-        (object(), [1.0], TypeError, "is no tensor"),
+        (object(), [1.0], TypeError, "is not a tensor"),
     ],
     ids=["shape", "dtype", "readonly", "list", "object"],
 )
@@ -117,7 +117,7 @@ def test_a_host_view(shared):
         assert shared.views
     assert not shared.views
     assert t.tolist() == [[7] * 3] * 2
-    with pytest.raises(BufferError, match="ended with its block"):  # whatever names are left
+    with pytest.raises(BufferError, match="expired with its block"):  # whatever names are left
         h.numpy()
 
 
@@ -141,7 +141,7 @@ def test_an_error_in_the_block_matters_more(shared):
     assert kept.shape == (2, 3)
     with pytest.raises(KeyError), t.host_view() as other:
         raise KeyError
-    assert "has ended" in repr(other)
+    assert "has expired" in repr(other)
     del kept, h
     gc.collect()
     assert not shared.views
@@ -255,7 +255,7 @@ def test_host_memory_outlives_the_copies_on_their_way(way, wait, monkeypatch):
         if wait != "works":
             raise (bridge.ExchangeError if wait == "is refused" else bridge.DeviceError)("no")
 
-    kept = list(host_copies._kept)
+    kept = list(host_copies._leaked)
     for method in ("copy_from_host", "copy_to_host", "copy_strided_to_host"):
         monkeypatch.setattr(plugin, method, interrupted)
     monkeypatch.setattr(plugin, "synchronize", synchronize)
@@ -267,5 +267,5 @@ def test_host_memory_outlives_the_copies_on_their_way(way, wait, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ways[way]()
     assert waited
-    assert len(host_copies._kept) - len(kept) == (wait == "fails")
-    host_copies._kept[:] = kept
+    assert len(host_copies._leaked) - len(kept) == (wait == "fails")
+    host_copies._leaked[:] = kept

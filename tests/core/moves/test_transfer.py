@@ -20,7 +20,7 @@ from peers import peer
 from raw_producer import Producer
 
 import dlbridge as bridge
-from dlbridge.core.dlpack.capsules import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 
 ROUTES = [
     ("cpu",),
@@ -378,8 +378,8 @@ def test_a_backend_registered_by_hand(backend):
         ("", ValueError, "'name' or 'name:index'"),
         ("ext_dev:-1", ValueError, "-1"),
         ((12,), (TypeError, ValueError), "device"),
-        (None, TypeError, "no device"),
-        (1.5, TypeError, "no device"),
+        (None, TypeError, "not a valid device"),
+        (1.5, TypeError, "not a valid device"),
     ],
     ids=str,
 )
@@ -418,7 +418,7 @@ def test_a_tensor_whose_device_has_no_backend():
 
 @pytest.mark.parametrize("x", [object(), "text", {1: 2}, None], ids=repr)
 def test_what_is_no_tensor(x):
-    with pytest.raises(TypeError, match="is no tensor"):
+    with pytest.raises(TypeError, match="is not a tensor"):
         bridge.to_device(x, "cpu")
 
 

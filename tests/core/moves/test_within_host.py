@@ -10,8 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dlbridge.core.moves import within_host as pack
 from dlbridge.core.moves.within_host import copy_host

@@ -12,7 +12,7 @@ import pytest
 from peers import peer
 
 import dlbridge
-from dlbridge.core.dlpack.capsules import FLAG_SUBBYTE_PADDED
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.outgoing.like import as_library, library_step
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import make_tensor

@@ -25,6 +25,7 @@ from raw_producer import (
     Producer,
     address,
     capsule_name,
+    immortal as immortal_name,
     is_valid,
     pointer_in,
     set_destructor,
@@ -32,17 +33,12 @@ from raw_producer import (
     struct_in,
     versioned_struct,
 )
-from raw_producer import immortal as immortal_name
 from stream_backend import Pinned, installed
 
 import dlbridge
-from dlbridge.core.dlpack._cdefs import ffi
-from dlbridge.core.dlpack.capsules import (
-    FLAG_IS_COPIED,
-    FLAG_READ_ONLY,
-    FLAG_SUBBYTE_PADDED,
-    export_managed,
-)
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.dlpack.exports import export_managed
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 from dlbridge.core.tensor.tensor import ArrayTensor
 from dlbridge.core.values.layout import compact_strides
 
@@ -778,7 +774,7 @@ def test_torchs_error_is_what_its_user_sees():  # P52
 
 def test_a_failed_export_leaks_nothing(monkeypatch):  # P55
     owned = Owned(dtype=(4, 16, 1))
-    from dlbridge.core.dlpack import capsules as module
+    from dlbridge.core.dlpack import exports as module
 
     def fail(*_args, **_keywords):
         raise MemoryError("injected")

@@ -25,7 +25,7 @@ def plugins(monkeypatch):
     """The fake installation; what a test loads or registers is forgotten after it."""
     monkeypatch.syspath_prepend(str(PLUGINS))
     monkeypatch.delenv("DLBRIDGE_BACKENDS", raising=False)
-    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(registry, "LOADED", {})
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(registry, "_locks", {})
     yield

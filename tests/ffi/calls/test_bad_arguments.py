@@ -13,7 +13,7 @@ import pytest
 from building import build
 
 from dlbridge import ffi
-from dlbridge.core.dlpack._cdefs import ffi as ffi_cdefs
+from dlbridge.core._cdefs import ffi as ffi_cdefs
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.calls.bound import bind
 from dlbridge.ffi.values.errors import raised, untaken

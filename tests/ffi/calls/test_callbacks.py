@@ -9,9 +9,8 @@ import weakref
 
 import pytest
 
-from dlbridge import dtype as as_dtype
-from dlbridge import ffi
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge import dtype as as_dtype, ffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 
 

@@ -12,8 +12,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from producers import STREAMS, TableTensor
 from stream_backend import Streams, installed
 

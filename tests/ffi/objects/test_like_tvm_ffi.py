@@ -11,7 +11,7 @@ from peers import peer
 
 import dlbridge
 from dlbridge import ffi
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 
 

@@ -10,7 +10,7 @@ import pytest
 from building import KERNELS, build
 
 from dlbridge import ffi
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi.objects.modules import ModulePropertyMask
 
 

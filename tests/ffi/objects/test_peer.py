@@ -21,7 +21,7 @@ BOTH = """
 import sys
 sys.modules["torch"] = None  # tvm_ffi would import it first; not needed, and slow
 {imports}
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge.core._cdefs import ffi as cffi
 path = tvm_ffi.LIB._name
 assert ffi.library_path == path, (ffi.library_path, path)
 testing_library = cffi.dlopen(path.replace("libtvm_ffi.", "libtvm_ffi_testing."), cffi.RTLD_NOW)
@@ -274,7 +274,7 @@ def test_legacy_capsules_are_not_preferred(echo):  # 2.3: read-only arrays fail 
 def test_prev_api_is_walked():  # 2.3: neither the version nor prev_api is looked at
     from producers import _API_NAME, _capsule, _table
 
-    from dlbridge.core.dlpack._cdefs import ffi as cffi
+    from dlbridge.core._cdefs import ffi as cffi
     from dlbridge.core.dlpack.foreign_tables import table_of
 
     newer = cffi.new("DLPackExchangeAPI *")

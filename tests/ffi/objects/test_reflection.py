@@ -11,8 +11,7 @@ import weakref
 
 import pytest
 
-from dlbridge import Device, ffi
-from dlbridge import dtype as as_dtype
+from dlbridge import Device, dtype as as_dtype, ffi
 from dlbridge.ffi.dataclasses import c_class
 from dlbridge.ffi.objects import classes
 from dlbridge.ffi.objects.typeinfo import Field, info_of

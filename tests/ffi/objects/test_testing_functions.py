@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge import Device, ffi
-from dlbridge import dtype as as_dtype
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge import Device, dtype as as_dtype, ffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi.objects.containers import tensors_in
 
 

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from dlbridge import ffi
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.values.errors import drain
 

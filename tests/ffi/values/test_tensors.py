@@ -13,7 +13,7 @@ from producers import PlainTensor, TableTensor, live
 
 import dlbridge
 from dlbridge import ExchangeError, ffi
-from dlbridge.core.dlpack._cdefs import ffi as cffi
+from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C, address
 from dlbridge.ffi.calls.functions import BorrowingFunction, described
 from dlbridge.ffi.values.errors import raised
@@ -428,7 +428,7 @@ def test_a_lent_tensor_ends_with_the_callback(count, fails):  # 3.1: its memory 
         for use in (np.from_dlpack, dlbridge.from_dlpack, lambda t: t.shape, torch.from_dlpack):
             with pytest.raises(BufferError, match="lent to a callback, which has returned"):
                 use(tensor)
-        assert "has ended" in repr(tensor)
+        assert "has expired" in repr(tensor)
 
 
 def test_a_lent_tensor_beside_other_arguments():

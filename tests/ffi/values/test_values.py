@@ -10,12 +10,9 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dlbridge import Device, DType, ffi
-from dlbridge import device as as_device
-from dlbridge import dtype as as_dtype
+from dlbridge import Device, DType, device as as_device, dtype as as_dtype, ffi
 
 SAME = [
     None,

@@ -1,0 +1,110 @@
+"""Host memory that the device uses in place (CL_MEM_USE_HOST_PTR)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pyopencl as cl
+
+from dlbridge.errors import ExchangeError
+
+from . import devices, memory, queues
+from .driver import Call
+from .errors import translated
+from .probe import PAGE, why_not_one_memory
+
+__all__ = [
+    "host_import_refusal",
+    "host_memory",
+    "import_host",
+    "import_requested",
+    "requested_import_refusal",
+]
+
+CPU_ALIGNMENT = 64
+"""Bytes. A kernel may take its buffer for ``float16 *``, which OpenCL C lets the
+compiler read as aligned: PoCL 3.1 then crashes on memory that is not (measured)."""
+
+GPU_GRANULARITY = 64
+"""Bytes. GPUs that share memory use it in place only if it begins at a page and its
+size is a multiple of this (Intel's and Arm's OpenCL guides; not confirmed on hardware)."""
+
+_flags = cl.mem_flags
+
+
+def host_import_refusal(device_id: int, address: int, nbytes: int) -> str:
+    """Why the device cannot use this host memory in place; empty if it can.
+
+    Refused on a device with memory of its own: it would read host memory over the
+    bus at each use. `requested_import_refusal` is for users who ask for that.
+    """
+    chosen = devices.device(device_id)
+    if not chosen.shares_memory:
+        return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
+    return requested_import_refusal(device_id, address, nbytes, readonly=False)
+
+
+def requested_import_refusal(device_id: int, address: int, nbytes: int, readonly: bool) -> str:
+    """Why the device cannot use this host memory in place, though the user asked for it."""
+    chosen = devices.device(device_id)
+    if nbytes > chosen.max_allocation:
+        return f"{chosen.name} allows {chosen.max_allocation} bytes in one buffer"
+    alignment = CPU_ALIGNMENT if chosen.is_cpu else PAGE
+    if address % alignment:
+        return (
+            f"its address {address:#x} is not a multiple of {alignment} bytes, which kernels on "
+            f"{chosen.name} may rely on"
+        )
+    if not chosen.is_cpu and nbytes % GPU_GRANULARITY:
+        return f"its size is not a multiple of {GPU_GRANULARITY} bytes, as {chosen.name} needs"
+    if not chosen.is_cpu and readonly:
+        return f"it is read-only, and the driver of a GPU as {chosen.name} pins pages for writing"
+    trouble = why_not_one_memory(device_id)
+    if not trouble:
+        return ""
+    own = "" if chosen.shares_memory else " has memory of its own, and"
+    return f"{chosen.name}{own}: {trouble}"
+
+
+def import_host(device_id: int, address: int, nbytes: int, readonly: bool) -> tuple[int, int]:
+    """A buffer over host memory; ExchangeError where it is refused."""
+    if refusal := host_import_refusal(device_id, address, nbytes):
+        raise _refused(device_id, refusal)
+    return import_requested(device_id, address, nbytes, readonly)
+
+
+def import_requested(device_id: int, address: int, nbytes: int, readonly: bool) -> tuple[int, int]:
+    """A buffer over host memory, on any device whose driver can; ExchangeError otherwise."""
+    if refusal := requested_import_refusal(device_id, address, nbytes, readonly):
+        raise _refused(device_id, refusal)
+    chosen = devices.device(device_id)
+    flags = _flags.READ_ONLY | _flags.HOST_READ_ONLY if readonly else _flags.READ_WRITE
+    context = devices.context(device_id)
+    service = queues.service(device_id, context)
+    host = host_memory(address, nbytes, readonly)
+    try:
+        with chosen.lock, Call():
+            buffer = cl.Buffer(context, flags | _flags.USE_HOST_PTR, hostbuf=host)
+            if not chosen.is_cpu:
+                # Drivers of GPUs pin the pages at the first command, and that fails then.
+                cl.enqueue_copy(service, bytearray(1), buffer, is_blocking=True)
+    except cl.Error as exc:
+        doing = f"using {nbytes} bytes of host memory in place"
+        raise translated(exc, doing, allocating=True) from exc
+    return memory.adopt(buffer, nbytes), 0
+
+
+def _refused(device_id: int, refusal: str) -> ExchangeError:
+    return ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
+
+
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_view.restype = ctypes.py_object
+_READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
+
+
+def host_memory(address: int, nbytes: int, readonly: bool) -> memoryview:
+    """The bytes at *address*; the caller keeps their owner alive."""
+    view: memoryview = _view(address, nbytes, _READ if readonly else _WRITE)
+    return view

@@ -1,0 +1,136 @@
+"""A forked child: OpenCL says that it cannot be used there, and the child ends at once."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+
+PROGRAM = """
+import gc, os, sys, threading, time
+import numpy as np, pyopencl as cl
+import dlbridge as bridge
+from dlbridge.errors import DeviceError
+
+opencl = bridge.backend("opencl")
+{before}
+start = time.monotonic()
+child = os.fork()
+if not child:
+    {inside}
+    sys.exit(7)
+while not os.waitpid(child, os.WNOHANG)[0]:
+    if time.monotonic() > start + 5:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        sys.exit("the child did not end")
+    time.sleep(0.01)
+{after}
+"""
+
+BEFORE = {
+    "listed": "",
+    "used": """
+t = bridge.to_device(np.arange(1000.0), "opencl:0", copy=True)
+view = t.host_view()
+array = t.to_native()
+queue = array.queue
+""",
+    "another thread at work": """
+t = bridge.to_device(np.arange(1000.0), "opencl:0", copy=True)
+def copies():
+    while True:
+        bridge.copy_(bridge.empty(1000, "float64", "opencl:0"), np.arange(1000.0))
+threading.Thread(target=copies, daemon=True).start()
+time.sleep(0.1)
+""",
+    "work that does not end": """
+t = bridge.to_device(np.arange(1000.0), "opencl:0", copy=True)
+queue = t.to_native().queue
+gate = cl.UserEvent(queue.context)
+cl.enqueue_barrier(queue, wait_for=[gate])
+queue.flush()
+""",
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_child_that_only_exits(script, before):
+    after = "gate.set_status(cl.command_execution_status.COMPLETE)" if "not end" in before else ""
+    script(PROGRAM.format(before=BEFORE[before], inside="pass", after=after), timeout=60)
+
+
+USES = {
+    "device_count": "opencl.device_count()",
+    "allocate": "opencl.allocate(0, 64, 64, 0)",
+    "current_stream": "opencl.current_stream(0)",
+    "normalize_stream": "opencl.normalize_stream(0, queue)",
+    "synchronize": "opencl.synchronize(0, queue.int_ptr)",
+    "wait": "opencl.wait(0, queue.int_ptr, queue.int_ptr)",
+    "copy to the host": "bridge.to_device(t, 'cpu', copy=True)",
+    "copy to the device": "bridge.to_device(np.arange(9.0), 'opencl:0', copy=True)",
+    "fill": "bridge.zeros(100, 'float32', 'opencl:0')",
+    "strided copy": "bridge.to_device(t[::2], 'cpu', copy=True)",
+    "host view": "t.host_view()",
+    "host import": "bridge.to_device(host, 'opencl:0', copy=False)",
+    "to_native": "t.to_native()",
+    "from_native": "bridge.asarray(array)",
+    "export": "t.__dlpack__(stream=queue.int_ptr)",
+    "names": "opencl.find_device('Portable')",
+    "info": "opencl.device_info(0)",
+    "use_context": "import dlbridge_opencl; dlbridge_opencl.use_context(queue.context)",
+}
+
+USE = """try:
+        {use}
+    except DeviceError as exc:
+        assert "fork" in str(exc) and "spawn" in str(exc), str(exc)
+    else:
+        os._exit(1)
+    os._exit(0)"""
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_child_is_told(script, use):
+    before = BEFORE["used"] + "host = bridge.empty(4096, 'uint8').numpy()\n"
+    inside = USE.format(use=USES[use])
+    program = PROGRAM.format(before=before, inside=inside, after="").replace(
+        "while not os.waitpid(child, os.WNOHANG)[0]:",
+        "while not (ended := os.waitpid(child, os.WNOHANG))[0]:",
+    )
+    script(program + "sys.exit(os.waitstatus_to_exitcode(ended[1]))", timeout=60)
+
+
+def test_a_child_drops_what_it_inherited(script):
+    """Tensors, views and arrays of ours, while another thread held our locks."""
+    inside = "del t; gc.collect()\n    assert opencl.live_allocations() >= 1"
+    program = PROGRAM.format(
+        before=BEFORE["used"] + "del array, view\n", inside=inside, after="print(t.numpy)"
+    )
+    script(program, timeout=60)
+
+
+def test_a_child_may_open_what_its_parent_never_opened(script):
+    program = """
+import os, sys
+import numpy as np
+import dlbridge as bridge, dlbridge_opencl
+child = os.fork()
+if not child:
+    t = bridge.to_device(np.arange(9.0), "opencl:0", copy=True)
+    assert (bridge.to_device(t, "cpu").numpy() == np.arange(9.0)).all()
+    sys.exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    script(program, timeout=60)
+
+
+def test_the_parent_goes_on(script):
+    program = PROGRAM.format(
+        before=BEFORE["used"],
+        inside="pass",
+        after="assert (bridge.to_device(t, 'cpu', copy=True).numpy() == np.arange(1000.0)).all()",
+    )
+    script(program, timeout=60)

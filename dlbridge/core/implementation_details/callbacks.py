@@ -1,0 +1,105 @@
+"""Callbacks that C keeps for ever, and that an exception of a signal handler does not break."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbridge.core._cdefs import ffi
+
+from .python_api import immortal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["c_callback"]
+
+
+class _Work(NamedTuple):
+    """The Python function of a callback, and what takes back a call that was cut off."""
+
+    function: Callable[..., int]
+    undo: Callable[[dict[str, Any]], None] | None
+
+
+_work: dict[Any, _Work] = {}
+
+
+def c_callback(
+    signature: str, undo: Callable[[dict[str, Any]], None] | None = None
+) -> Callable[[Callable[..., int]], Any]:
+    """A decorator: the C function of *signature* that runs the Python one; -1 where that raises.
+
+    It is immortal, as C may call it at any time, from any thread. Where the
+    exception is a signal handler's, *undo* gets the local variables of each call
+    that was cut off, the function runs again, and the exception is raised when
+    C has returned.
+    """
+
+    def decorate(function: Callable[..., int]) -> Any:
+        _work[function.__code__] = _Work(function, undo)
+        return immortal(ffi.callback(signature, function, error=-1, onerror=_after_exception))
+
+    return decorate
+
+
+def _after_exception(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> int | None:
+    """Finish the work of a callback that a signal handler's exception has cut off.
+
+    A signal that came while C ran is noticed at the first instruction of the
+    next Python function, and that is the callback: after a long kernel, always.
+    C cannot be told, and would report a failure without an error.
+    """
+    if traceback is None:
+        return None
+    # An exception that was deferred already may meet the next callback of the same call.
+    deferred = getattr(kind, "deferred_error", None)
+    if deferred is None and kind is not KeyboardInterrupt and not _is_from_handler(traceback):
+        return None
+    code, variables = traceback.tb_frame.f_code, traceback.tb_frame.f_locals
+    work = _work[code]
+    frame: TracebackType | None = traceback
+    while frame is not None and work.undo is not None:
+        work.undo(frame.tb_frame.f_locals)
+        frame = frame.tb_next
+    arguments = [variables[name] for name in code.co_varnames[: code.co_argcount]]
+    status = work.function(*arguments)
+    _at_return = _raise_when_dropped(deferred or error)
+    return status
+
+
+def _is_from_handler(traceback: TracebackType) -> bool:
+    """Whether the exception passed through the Python function that handles some signal."""
+    handlers = {
+        getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()
+    }
+    inner: TracebackType | None = traceback
+    while inner is not None:
+        if inner.tb_frame.f_code in handlers:
+            return True
+        inner = inner.tb_next
+    return False
+
+
+def _raise_when_dropped(error: BaseException) -> object:
+    """An object; when it is dropped, the next Python instruction of this thread raises *error*.
+
+    Its destructor is C alone: a Python function would itself meet the exception.
+    """
+
+    def same(_cls: type, *_arguments: object) -> BaseException:
+        return error
+
+    # CPython takes a class here, and raises the instance that calling it gives.
+    members = {"__new__": same, "deferred_error": error}
+    deferred = type(type(error).__name__, (type(error),), members)
+    thread, class_ = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(deferred)
+    raise_later = partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, thread, class_)
+    dropped: object = type("_Dropped", (), {"__del__": staticmethod(raise_later)})()
+    return dropped

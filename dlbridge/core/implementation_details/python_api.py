@@ -1,0 +1,53 @@
+"""CPython's C API by ctypes, which keeps the GIL; objects that C may keep for ever."""
+
+from __future__ import annotations
+
+import ctypes
+from _ctypes import PyObj_FromPtr as object_at
+from typing import Any, TypeVar
+
+__all__ = [
+    "decrement_references",
+    "immortal",
+    "increment_references",
+    "object_at",
+    "python_api",
+    "refuse_subinterpreters",
+]
+
+_Thing = TypeVar("_Thing")
+
+
+def python_api(name: str, result: Any, *arguments: Any) -> Any:
+    """The function *name* of CPython's C API: the GIL stays held, and its errors are raised."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+def increment_references(thing: object) -> None:
+    """Add a reference to *thing*, which C owns from now on."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def decrement_references(thing: object) -> None:
+    """Drop a reference to *thing* that C has given to us."""
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
+
+
+def immortal(thing: _Thing) -> _Thing:
+    """*thing* with one extra reference, so that it is never freed: C may use it at any time."""
+    increment_references(thing)
+    return thing
+
+
+def refuse_subinterpreters() -> None:
+    """ImportError unless this is the main interpreter.
+
+    In another one numpy's deleter deadlocks, and a callback that comes on a
+    foreign thread runs in the wrong interpreter (measured; CPython 3.11).
+    """
+    state = python_api("PyInterpreterState_Get", ctypes.c_void_p)()
+    if state != python_api("PyInterpreterState_Main", ctypes.c_void_p)():
+        raise ImportError(
+            "dlbridge works in the main interpreter only, and this is a subinterpreter: numpy's "
+            "and cffi's callbacks from C cannot return to it; use a process instead"
+        )

@@ -1,0 +1,44 @@
+"""A tensor as the object of its device's own ecosystem: a pyopencl array, for example."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.values.devices import Device
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import NativeArray, SupportsNative
+
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.tensor import Tensor
+
+__all__ = ["to_native"]
+
+_CPU = Device.of(1, 0)
+
+
+def to_native(tensor: Tensor) -> Any:
+    """See `Tensor.to_native`."""
+    operand = operand_of(tensor)
+    device = operand.device
+    if device is _CPU:
+        return tensor.numpy()
+    plugin = backend_of(device)
+    if not supports(plugin, SupportsNative):
+        raise ExchangeError(f"the backend of {device} has no native objects; use DLPack")
+    if operand.size:
+        operand.access()  # the work that its user queues comes after our last work on it
+    size = operand.dtype.itemsize
+    return plugin.to_native(
+        NativeArray(
+            device_id=device.index,
+            data=operand.data,
+            offset=operand.byte_offset,
+            dtype=operand.dtype.name,
+            shape=operand.shape,
+            strides=tuple([step * size for step in operand.strides]),
+            readonly=operand.readonly,
+            owner=tensor,
+        )
+    )

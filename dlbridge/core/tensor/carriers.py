@@ -1,0 +1,127 @@
+"""Carriers: the private numpy arrays that hold a tensor's shape, strides and memory.
+
+Where the host may read the memory the carrier lies over it; elsewhere it lies at
+an address that nobody reads, and numpy is asked only for arithmetic (views,
+strides) and for capsules, which it makes in C (``core/dlpack/capsules.py`` says
+why). The chain of a carrier's bases ends at the `Memory`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
+from dlbridge.core.values.layout import compact_strides
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .memory import Memory
+
+__all__ = [
+    "NATIVE_DTYPES",
+    "address_of",
+    "carrier",
+    "carrier_dtype",
+    "counts_elements",
+    "memory_of",
+    "native_dtypes",
+]
+
+# Where carriers of memory that the host cannot read begin: an aligned address
+# that is never dereferenced.
+NOWHERE = 1 << 40
+
+
+class _Holder:
+    """The object that numpy takes a carrier from, and keeps as its base."""
+
+    __slots__ = ("__array_interface__", "memory")
+
+    __array_interface__: dict[str, Any]
+    memory: Memory
+
+
+def carrier(
+    memory: Memory,
+    byte_offset: int,
+    dtype: DType,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    readonly: bool,
+) -> np.ndarray[Any, Any]:
+    """A new carrier of the type `carrier_dtype`; *strides* in elements, None for compact."""
+    import numpy as np
+
+    kind = _carrier_dtypes.get(dtype) or carrier_dtype(dtype)
+    # The address of an empty tensor means nothing: it may be NULL, or no address.
+    readable = memory.device.is_host and 0 not in shape
+    holder = _Holder()
+    holder.memory = memory
+    holder.__array_interface__ = {
+        "version": 3,
+        "data": (memory.data + byte_offset if readable else NOWHERE, readonly),
+        "shape": shape,
+        "typestr": kind.str,
+        "strides": strides and tuple([step * kind.itemsize for step in strides]),
+    }
+    try:
+        return np.asarray(holder)
+    except OverflowError:
+        # A stride that is never used (one element, or none) may be any number.
+        step = compact_strides(shape)
+        taken = [shape[i] > 1 and 0 not in shape for i in range(len(shape))]
+        tame = tuple(s if t else c for s, t, c in zip(strides or step, taken, step, strict=True))
+        if tame == strides:
+            raise
+        return carrier(memory, byte_offset, dtype, shape, tame, readonly)
+
+
+def carrier_dtype(dtype: DType) -> np.dtype[Any]:
+    """The numpy dtype of carriers for *dtype*: one that numpy exports.
+
+    For a type without a numpy dtype of its size (packed sub-byte types, three
+    lanes) the carrier counts elements, a byte for each.
+    """
+    found = _carrier_dtypes.get(dtype)
+    if found is None:
+        own = {ours: theirs for theirs, ours in native_dtypes().items()}
+        import numpy as np
+
+        found = own.get(dtype) or np.dtype(_CARRIERS.get(dtype.bits * dtype.lanes, "uint8"))
+        _carrier_dtypes[dtype] = found
+    return found
+
+
+def native_dtypes() -> dict[np.dtype[Any], DType]:
+    """The dtypes that numpy has and exports by itself."""
+    if not NATIVE_DTYPES:
+        found = fill_numpy_dtypes().copy()
+        NATIVE_DTYPES.update({their: ours for their, ours in found.items() if their.isbuiltin == 1})
+    return NATIVE_DTYPES
+
+
+_CARRIERS = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64", 128: "complex128"}
+_carrier_dtypes: dict[DType, np.dtype[Any]] = {}
+NATIVE_DTYPES: dict[np.dtype[Any], DType] = {}
+"""Filled by `native_dtypes`, for callers that cannot afford a call."""
+
+
+def counts_elements(dtype: DType) -> bool:
+    """Whether carriers for *dtype* have one byte per element, whatever its size."""
+    return dtype.bits * dtype.lanes not in _CARRIERS
+
+
+def memory_of(array: np.ndarray[Any, Any]) -> Memory | None:
+    """The memory under a carrier or a view of one; None for any other array."""
+    base: object = array
+    while (base := getattr(base, "base", None)) is not None:
+        if isinstance(base, _Holder):
+            return base.memory
+    return None
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """The address of the first element of *array*."""
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,242 @@
+"""Operand: what a copy or a kernel needs of a tensor, read once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
+from dlbridge.core.public import public
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.layout import reach
+from dlbridge.errors import ExchangeError
+
+from .carriers import NATIVE_DTYPES, counts_elements
+from .ordering import access, host_access
+from .tensor import ArrayTensor, Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dlbridge.core.plugins.streams import StreamUse
+    from dlbridge.core.values.dtypes import DType
+
+    from .memory import Memory
+
+__all__ = ["Operand", "host_array", "operand_of", "operand_of_new", "require_compact"]
+
+_CPU = Device.of(1, 0)
+
+
+@public
+class Operand:
+    """A tensor's memory, as a copy or a kernel needs it. Made by `Tensor.operand`.
+
+    Attributes
+    ----------
+    device : Device
+        The device of the memory.
+    data : int
+        The address of the memory, or its handle where the device has handles
+        (OpenCL: a ``cl_mem``; Vulkan: see the backend's documents). The first
+        element is `byte_offset` bytes behind it, on every device.
+    byte_offset : int
+        The bytes from `data` to the first element.
+    dtype : DType
+        The type of one element.
+    shape : tuple of int
+        The extents, in elements.
+    size, nbytes : int
+        The number of elements; their bytes.
+    contiguous : bool
+        Whether the elements lie row-major without gaps.
+    readonly : bool
+        Whether work on it must not write.
+    padded : bool
+        Whether sub-byte elements take a byte each.
+    stream : int
+        The native handle of the stream to queue work on; 0 for the default
+        stream and on devices without streams.
+
+    Notes
+    -----
+    An operand keeps the memory alive as long as the operand exists. It must
+    exist until the work that uses it has been queued; the memory itself is
+    given back in the order of the stream. Work on another stream than `stream`
+    must be finished, or ordered before `stream`, when the operand is dropped.
+    """
+
+    __slots__ = (
+        "_array",
+        "byte_offset",
+        "contiguous",
+        "data",
+        "device",
+        "dtype",
+        "flags",
+        "memory",
+        "nbytes",
+        "readonly",
+        "shape",
+        "size",
+        "stream",
+        "use",
+    )
+
+    _array: np.ndarray[Any, Any]
+    byte_offset: int
+    contiguous: bool
+    data: int
+    device: Device
+    dtype: DType
+    flags: int
+    memory: Memory | None
+    """None for memory of the CPU that numpy describes: no work of a device touches it."""
+    nbytes: int
+    readonly: bool
+    shape: tuple[int, ...]
+    size: int
+    stream: int
+    use: StreamUse | None
+    """Of memory that was allocated just now: the stream that it was allocated for."""
+
+    def __init__(self) -> None:
+        raise TypeError("an Operand is not made by calling its class; use tensor.operand()")
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The distance between neighbours along each dimension, in elements."""
+        itemsize = self._array.itemsize
+        return tuple([step // itemsize for step in self._array.strides])
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def padded(self) -> bool:
+        """Whether sub-byte elements take a byte each."""
+        return bool(self.flags & FLAG_SUBBYTE_PADDED)
+
+    def access(self) -> int:
+        """The stream for device work on the memory now, ordered after the last work on it."""
+        if self.use is not None:  # new memory: there is no earlier work
+            self.use.used = True
+            return self.stream
+        if self.memory is None:
+            return 0
+        self.stream = stream = access(self.memory)
+        return stream
+
+    def span(self) -> tuple[int, int]:
+        """Offset from the first element, and length, in bytes, of all that the tensor reaches."""
+        if self.contiguous or (self.dtype.is_subbyte and not self.padded):
+            return 0, self.nbytes
+        size = self.dtype.itemsize
+        low, high = reach(self.shape, self.strides)
+        return low * size, (high - low) * size
+
+    def __repr__(self) -> str:
+        return (
+            f"dlbridge.Operand({self.dtype}, shape={self.shape}, device={self.device}, "
+            f"data={self.data:#x}, byte_offset={self.byte_offset}, stream={self.stream:#x})"
+        )
+
+
+_new = Operand.__new__
+
+
+def operand_of(tensor: Tensor) -> Operand:
+    """The operand of *tensor*; no order is made yet, and `Operand.stream` is 0."""
+    operand = _new(Operand)
+    array = operand._array = tensor._array
+    operand.shape = array.shape
+    operand.size = array.size
+    flags = array.flags
+    operand.contiguous = flags.c_contiguous
+    operand.readonly = not flags.writeable
+    operand.stream = 0
+    operand.use = None
+    if isinstance(tensor, ArrayTensor):
+        operand.device = _CPU
+        operand.dtype = NATIVE_DTYPES[array.dtype]
+        operand.data = array.__array_interface__["data"][0]
+        operand.byte_offset = operand.flags = 0
+        operand.memory = None
+        operand.nbytes = array.nbytes
+        return operand
+    memory = operand.memory = tensor._memory
+    operand.device = memory.device
+    operand.dtype = tensor._dtype
+    operand.data = memory.data
+    operand.byte_offset = tensor._byte_offset
+    operand.flags = tensor._flags
+    dtype = operand.dtype
+    if dtype.bits * dtype.lanes == 8 * array.itemsize:  # the carrier has elements of that size
+        operand.nbytes = array.nbytes
+    else:
+        operand.nbytes = tensor.nbytes
+    return operand
+
+
+def operand_of_new(tensor: Tensor, nbytes: int, use: StreamUse) -> Operand:
+    """The operand of a compact *tensor* on memory that was allocated for *use* just now.
+
+    Its stream is known, so that the first work on it need not ask for it again.
+    """
+    operand = _new(Operand)
+    array = operand._array = tensor._array
+    memory = operand.memory = tensor._memory
+    operand.device = memory.device
+    operand.data = memory.data
+    operand.byte_offset = 0
+    operand.dtype = tensor._dtype
+    operand.flags = tensor._flags
+    operand.shape = array.shape
+    operand.size = array.size
+    operand.nbytes = nbytes
+    operand.contiguous = True
+    operand.readonly = False
+    operand.stream = use.handle
+    operand.use = use
+    return operand
+
+
+def require_compact(operand: Operand) -> None:
+    """ExchangeError for packed sub-byte elements with gaps."""
+    if not operand.contiguous:
+        raise ExchangeError(
+            f"packed {operand.dtype} elements with strides {operand.strides}: only compact tensors "
+            "of packed sub-byte types can be copied"
+        )
+
+
+def host_array(operand: Operand) -> np.ndarray[Any, Any]:
+    """The bytes of memory that the host can read, as an array with the true layout."""
+    if operand.memory is None:
+        return operand._array
+    import numpy as np
+
+    host_access(operand.memory)
+    dtype = operand.dtype
+    if not counts_elements(dtype) or operand.padded:
+        return operand._array
+    interface: dict[str, Any] = {
+        "version": 3,
+        "data": (operand.data + operand.byte_offset, operand.readonly),
+    }
+    if dtype.is_subbyte:
+        require_compact(operand)
+        interface.update(shape=(operand.nbytes,), typestr="|u1")
+    else:
+        steps = tuple([step * dtype.itemsize for step in operand.strides])
+        interface.update(shape=operand.shape, typestr=f"|V{dtype.itemsize}", strides=steps)
+    return np.asarray(_Raw(interface, operand))
+
+
+class _Raw:
+    """The object that numpy takes raw host memory from; it keeps the operand."""
+
+    def __init__(self, interface: dict[str, Any], operand: Operand) -> None:
+        self.__array_interface__ = interface
+        self.operand = operand
