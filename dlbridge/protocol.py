@@ -22,6 +22,9 @@ Rules that hold for every member:
 * A driver that refuses is a `dlbridge.errors.DeviceError`, no room a
   `dlbridge.errors.DeviceMemoryError`, something the device cannot do at all an
   `dlbridge.errors.ExchangeError`. Nothing is leaked or half done by a failure.
+* A backend may set ``host_copies_block = True``: when a copy from or to the host
+  returns, the device has finished with the host's memory. dlbridge then does not
+  call ``synchronize`` after it; an upload may still be ordered on its stream.
 * A backend may offer ``live_allocations() -> int``, what has been allocated and
   not freed; the conformance kit then counts exactly.
 """

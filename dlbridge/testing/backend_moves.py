@@ -66,7 +66,7 @@ class PublicCase(BackendCase):
     @pytest.fixture
     def where(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> str:
         """The device under test as a device string, which means just this backend."""
-        monkeypatch.setitem(registry._loaded, self.name, backend)  # where a subclass made its own
+        monkeypatch.setitem(registry.LOADED, self.name, backend)  # where a subclass made its own
         return f"{self.name}:{self.device_id}"
 
     @pytest.fixture

@@ -33,6 +33,7 @@ class OpenCL:
 
     api = API
     device_type = 4  # kDLOpenCL
+    host_copies_block = True
 
     def __init__(self) -> None:
         devices.device_count()

@@ -28,7 +28,7 @@ def copy_from_host(device_id: int, data: int, offset: int, source: memoryview, s
     buffer = buffer_of(data, offset, source.nbytes)
 
     def enqueue(queue: cl.CommandQueue) -> None:
-        if staging.is_worth_it(device_id, source.nbytes):
+        if source.nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
             staging.upload(device_id, queue, buffer, offset, source)
         else:
             cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=True)
@@ -41,7 +41,7 @@ def copy_to_host(device_id: int, data: int, offset: int, into: memoryview, strea
     buffer = buffer_of(data, offset, into.nbytes)
 
     def enqueue(queue: cl.CommandQueue) -> None:
-        if staging.is_worth_it(device_id, into.nbytes):
+        if into.nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
             staging.download(device_id, queue, buffer, offset, into)
         else:
             cl.enqueue_copy(queue, into, buffer, src_offset=offset, is_blocking=True)

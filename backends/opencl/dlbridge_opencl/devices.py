@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ import pyopencl as cl
 
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
+from . import forking
 from .errors import translated
-from .forking import inherited, opening, refuse_in_child
+from .forking import inherited, opening
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,10 +67,12 @@ class Device:
     shares_memory: bool
     """CL_DEVICE_HOST_UNIFIED_MEMORY: the host reaches its memory without a copy."""
 
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """The lock to hold during a call of the driver (`driver.Call`)."""
-        return _no_lock if self.thread_safe else _one_at_a_time
+    lock: AbstractContextManager[object] = field(init=False, compare=False)
+    """The lock to hold during a call of the driver (`driver.Call`)."""
+
+    def __post_init__(self) -> None:
+        lock = _no_lock if self.thread_safe else _one_at_a_time
+        object.__setattr__(self, "lock", lock)
 
 
 def device_count() -> int:
@@ -79,7 +82,7 @@ def device_count() -> int:
 
 def device(device_id: int) -> Device:
     """The device with that number; ExchangeError if there is none."""
-    devices = _all()
+    devices = _all() if forking.forked or not _devices else _devices
     if not 0 <= device_id < len(devices):
         raise ExchangeError(
             f"opencl:{device_id} is not a valid device; the devices are opencl:0 to "
@@ -98,7 +101,8 @@ def find(handle: cl.Device) -> int | None:
 
 def context(device_id: int) -> cl.Context:
     """The context in which the device's memory is made: the user's, or one made here."""
-    refuse_in_child()
+    if forking.forked:  # read here: a call at each step would cost more than the step
+        forking.refuse()
     found = _contexts.get(device_id)
     if found is not None:
         return found
@@ -188,7 +192,8 @@ def device_info(device_id: int) -> Mapping[str, object]:
 
 
 def _all() -> list[Device]:
-    refuse_in_child()
+    if forking.forked:  # read here: a call at each step would cost more than the step
+        forking.refuse()
     if not _devices:
         with _lock:
             if not _devices:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from dlbridge.errors import DeviceError
 
-__all__ = ["in_child", "inherited", "opening", "refuse_in_child"]
+__all__ = ["forked", "in_child", "inherited", "opening", "refuse"]
 
 _Container = TypeVar("_Container")
 
 _containers: list[object] = []
 _opened = False
-_in_child = False
+forked = False
+"""Whether this process was forked after a driver had been opened."""
 
 
 def opening() -> None:
@@ -30,16 +31,15 @@ def opening() -> None:
 
 def in_child() -> bool:
     """Whether this process was forked after a driver had been opened."""
-    return _in_child
+    return forked
 
 
-def refuse_in_child() -> None:
-    """DeviceError in a forked child."""
-    if _in_child:
-        raise DeviceError(
-            "opencl: OpenCL cannot be used after os.fork(): use the device in the child only, or "
-            "start processes with multiprocessing's 'spawn' method"
-        )
+def refuse() -> NoReturn:
+    """DeviceError for a use of OpenCL in a forked child."""
+    raise DeviceError(
+        "opencl: OpenCL cannot be used after os.fork(): use the device in the child only, or "
+        "start processes with multiprocessing's 'spawn' method"
+    )
 
 
 def inherited(container: _Container) -> _Container:
@@ -49,9 +49,9 @@ def inherited(container: _Container) -> _Container:
 
 
 def _after_fork() -> None:
-    global _in_child
+    global forked
     if _opened:
-        _in_child = True
+        forked = True
         for container in _containers:
             # A deliberate extra reference: interpreters that end clear their modules.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(container))

@@ -11,10 +11,10 @@ import pyopencl as cl
 
 from dlbridge.errors import Error, ExchangeError
 
-from . import devices, handles, queues, sharing
+from . import devices, forking, handles, queues, sharing
 from .driver import Call
 from .errors import no_room, translated
-from .forking import in_child, inherited, refuse_in_child
+from .forking import in_child, inherited
 
 __all__ = ["adopt", "allocate", "buffer_of", "free", "is_ours", "live_allocations"]
 
@@ -170,7 +170,8 @@ def buffer_of(data: int, offset: int = 0, nbytes: int = 0) -> cl.MemoryObject:
     ExchangeError if it is not memory of the drivers in use, or if the region
     reaches outside it.
     """
-    refuse_in_child()
+    if forking.forked:  # read here: a call at each step would cost more than the step
+        forking.refuse()
     owned = _owned.get(data)
     if owned is not None:
         buffer = owned.buffer

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyopencl as cl
 
-from . import devices, handles, sharing
+from . import devices, forking, handles, sharing
 from .driver import Call
 from .errors import translated
-from .forking import inherited, refuse_in_child
+from .forking import inherited
 
 __all__ = [
     "all_in",
@@ -128,7 +128,8 @@ def is_ours(stream: int, context: cl.Context) -> bool:
 
 def resolve(device_id: int, stream: int) -> cl.CommandQueue:
     """The queue *stream* of the device; 0 is `current`."""
-    refuse_in_child()
+    if forking.forked:  # read here: a call at each step would cost more than the step
+        forking.refuse()
     if stream == 0:
         return current(device_id)
     queue = _ours.get(stream) or _users.get(stream)

@@ -57,10 +57,10 @@ _Pair = tuple[_Piece, _Piece]
 _unused: dict[tuple[int, cl.Context], deque[_Pair]] = inherited({})
 
 
-def is_worth_it(device_id: int, nbytes: int) -> bool:
-    """Whether a copy between host and device goes through pinned memory."""
+def is_worth_it(device_id: int) -> bool:
+    """Whether a copy of more than `THRESHOLD` bytes goes through pinned memory."""
     chosen = devices.device(device_id)
-    return nbytes > THRESHOLD and not chosen.shares_memory and chosen.thread_safe
+    return not chosen.shares_memory and chosen.thread_safe
 
 
 def upload(

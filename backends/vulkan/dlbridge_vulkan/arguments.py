@@ -1,36 +1,42 @@
-"""What a kernel is made of and called with, checked before Vulkan sees it."""
+"""Checks of a kernel and of its arguments, before Vulkan sees them."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbridge.errors import ExchangeError
 
+from .device import Device
+from .live import Live
+from .memory import Allocation
 from .native import VulkanArray
+from .spirv import MAGIC
 from .strided import span
 
-if TYPE_CHECKING:
-    from .device import Device
-    from .live import Live
-    from .memory import Allocation
-
-__all__ = ["Binding", "binding_of", "bytes_of", "check_bindings", "check_module", "counts_of"]
+__all__ = [
+    "Binding",
+    "binding_of",
+    "bytes_of",
+    "check_bindings",
+    "check_module",
+    "check_readonly",
+    "counts_of",
+]
 
 VULKAN = 7  # kDLVulkan
-SPIRV_MAGIC = 0x07230203
 
-Binding = tuple["Allocation", int, int]
+Binding = tuple[Allocation, int, int]
 """A buffer, and the offset and number of bytes of it that a shader sees."""
 
 
 def binding_of(tensor: Any, device: Device, live: Live) -> Binding:
-    """What a dlbridge tensor or a `VulkanArray` binds; ExchangeError if it has no buffer here."""
+    """The binding of a dlbridge tensor or a `VulkanArray`; ExchangeError if it has no buffer."""
     native = isinstance(tensor, VulkanArray)
     if not native and not (hasattr(tensor, "data_ptr") and hasattr(tensor, "byte_offset")):
         raise TypeError(
-            f"a {type(tensor).__qualname__} is no dlbridge tensor; wrap it by "
+            f"a {type(tensor).__qualname__} is not a dlbridge tensor; wrap it by "
             f"dlbridge.to_device(x, 'vulkan:{device.index}')"
         )
     if 0 in tensor.shape:
@@ -53,10 +59,11 @@ def check_bindings(device: Device, bindings: Sequence[Binding]) -> None:
     """ExchangeError for what the device cannot bind, by its place among the tensors."""
     limits = device.physical.limits
     for place, (allocation, offset, nbytes) in enumerate(bindings):
-        if allocation.device is not device:
+        if allocation.queue is not device.queue:
+            where = getattr(allocation, "device", None)
             raise ExchangeError(
-                f"tensor {place} is on vulkan:{allocation.device.index}, the kernel on "
-                f"vulkan:{device.index}; move it with to_device"
+                f"tensor {place} is on {f'vulkan:{where.index}' if where else 'another device'}, "
+                f"the kernel on vulkan:{device.index}; move it with to_device"
             )
         if not 0 <= offset < allocation.words:
             raise ExchangeError(
@@ -79,6 +86,17 @@ def check_bindings(device: Device, bindings: Sequence[Binding]) -> None:
             raise ExchangeError(
                 f"tensor {place} ends at byte {offset + nbytes}, outside its buffer of "
                 f"{allocation.nbytes} bytes"
+            )
+
+
+def check_readonly(tensors: Sequence[Any], writable: frozenset[int]) -> None:
+    """ExchangeError for a read-only tensor at a binding that the module may write to."""
+    for place, tensor in enumerate(tensors):
+        if tensor.readonly and place in writable:
+            raise ExchangeError(
+                f"tensor {place} is read-only, and the module may write to binding {place}: it is "
+                "not marked NonWritable. Declare the buffer `readonly` in the shader if it is only "
+                "read, or pass a copy"
             )
 
 
@@ -117,11 +135,11 @@ def bytes_of(push: Any) -> bytes:
 
 
 def check_module(device: Device, spirv: bytes, buffers: int, push_nbytes: int) -> None:
-    """ValueError for what is no SPIR-V module, or beyond the device."""
+    """ValueError for what is not a SPIR-V module, or beyond the device."""
     limits = device.physical.limits
-    if len(spirv) < 20 or len(spirv) % 4 or int.from_bytes(spirv[:4], "little") != SPIRV_MAGIC:
+    if len(spirv) < 20 or len(spirv) % 4 or int.from_bytes(spirv[:4], "little") != MAGIC:
         raise ValueError(
-            "this is no SPIR-V module: it must begin with 0x07230203 (little-endian) and be "
+            "this is not a SPIR-V module: it must begin with 0x07230203 (little-endian) and be "
             "whole 32-bit words; compile GLSL with `glslangValidator -V x.comp -o x.spv`"
         )
     if not 1 <= buffers <= limits["max_storage_buffers"]:

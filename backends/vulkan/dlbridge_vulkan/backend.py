@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
-from . import copies, host, native
+from . import copies, host_import, native
 from .beyond import Beyond
+from .buffer import Buffer
 from .demo import box_blur
 from .devices import Devices
+from .hostcopy import address_of
 from .library import handle
 from .live import Live
-from .strided import span
+from .strided import Side, span
 
 if TYPE_CHECKING:
     from dlbridge.protocol import (
@@ -33,16 +35,26 @@ if TYPE_CHECKING:
         SupportsStridedCopy,
     )
 
-    from .memory import Allocation
-
 __all__ = ["Vulkan"]
 
 
 class Vulkan(Beyond):
     """Tensors in VkBuffers, on every device that a Vulkan 1.2 driver offers.
 
-    *staged* treats device memory as if the host could not address it, as on a
-    discrete GPU; the environment's ``DLBRIDGE_VULKAN_STAGED=1`` does the same.
+    Parameters
+    ----------
+    staged : bool, optional
+        Treat device memory as if the host could not address it, as on a discrete
+        GPU. By default so with ``DLBRIDGE_VULKAN_STAGED=1`` in the environment.
+
+    Raises
+    ------
+    BackendUnavailable
+        If there is no loader, no driver or no usable device.
+
+    Examples
+    --------
+    ``vulkan = bridge.backend("vulkan")``
     """
 
     api = 1
@@ -63,7 +75,7 @@ class Vulkan(Beyond):
 
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
         """The address of a new buffer's descriptor; see docs/vulkan.md."""
-        return self.live.enter(self.devices[device_id].allocate(nbytes, alignment))
+        return self.live.enter(Buffer.new(self.devices[device_id], nbytes, alignment))
 
     def free(self, device_id: int, data: int, stream: int) -> None:
         """Give the buffer back once its work is done; blocks only for imported memory."""
@@ -92,7 +104,7 @@ class Vulkan(Beyond):
         self.devices[device_id].queue.finish()
 
     def wait(self, device_id: int, stream: int, on: int) -> None:
-        """Nothing: one queue per device, and its work is ordered as submitted."""
+        """Do nothing: a device has one queue, and its work is ordered as submitted."""
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The VkQueue for None, 0, itself as an integer or another package's handle."""
@@ -222,17 +234,37 @@ class Vulkan(Beyond):
         return allocation.mapped + offset
 
     def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
-        """Nothing: coherent memory needs no unmapping to be seen by the device."""
+        """Do nothing: coherent memory needs no unmapping to be seen by the device."""
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
         """Why this host memory cannot be a VkBuffer in place; empty if it can."""
-        return host.import_refusal(self.devices[device_id], address, nbytes)
+        return host_import.import_refusal(self.devices[device_id], address, nbytes)
+
+    def host_import_drawback(self, device_id: int) -> str:
+        """Say why a copy is better than host memory in place, unless that is asked for.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+
+        Returns
+        -------
+        str
+            The reason; empty where host and device share their memory.
+
+        Examples
+        --------
+        ``vulkan.host_import_drawback(0)``
+        """
+        return host_import.import_drawback(self.devices[device_id])
 
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool
     ) -> tuple[int, int]:
-        """A VkBuffer on the host memory itself; *readonly* is the caller's to keep."""
-        return self.live.enter(host.import_memory(self.devices[device_id], address, nbytes)), 0
+        """A VkBuffer on the host memory itself; ExchangeError if it must be copied instead."""
+        device = self.devices[device_id]
+        return self.live.enter(host_import.import_memory(device, address, nbytes, readonly)), 0
 
     # --- SupportsNative, SupportsForeignData ---
 
@@ -241,7 +273,29 @@ class Vulkan(Beyond):
         return obj.described() if isinstance(obj, native.VulkanArray) else None
 
     def to_native(self, array: NativeArray) -> native.VulkanArray:
-        """The tensor's raw handles, as a `VulkanArray`."""
+        """Give a tensor's raw handles; ``tensor.to_native()`` calls this.
+
+        Parameters
+        ----------
+        array : NativeArray
+            The tensor in dlbridge's terms.
+
+        Returns
+        -------
+        VulkanArray
+            It keeps the memory alive.
+
+        Raises
+        ------
+        ExchangeError
+            If the tensor is empty, and so has no buffer.
+        DeviceError
+            If its buffer has been freed, or the process has forked.
+
+        Examples
+        --------
+        ``n = t.to_native(); n.buffer, n.offset``
+        """
         if 0 in array.shape:
             raise ExchangeError(f"a tensor of shape {array.shape} has no bytes, and no buffer")
         return native.describe(self.live.get(array.data), array)
@@ -260,11 +314,55 @@ class Vulkan(Beyond):
     # --- SupportsDeviceNames, SupportsDeviceInfo ---
 
     def find_device(self, name: str) -> int:
-        """The device with this UUID, or the first whose name contains *name*."""
+        """Find a device by name.
+
+        Parameters
+        ----------
+        name : str
+            A UUID, or part of a device's name; letter case does not count.
+
+        Returns
+        -------
+        int
+            The device_id of the device with this UUID, or of the first whose
+            name contains *name*.
+
+        Raises
+        ------
+        LookupError
+            If there is none; it lists the devices.
+
+        Examples
+        --------
+        ``vulkan.find_device("llvmpipe")``
+        """
         return self.devices.find(name)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
-        """Name, kind, memory, UUID, driver, versions and limits. Opens nothing."""
+        """Describe a device, without opening it.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+
+        Returns
+        -------
+        mapping of str to object
+            ``name``, ``kind``, ``memory`` (bytes of the largest device-local
+            heap), ``uuid``, ``driver``, ``vulkan`` (the version), ``pci`` where
+            known, ``host_memory_shared``, ``host_import``, and limits named
+            after Vulkan's (sizes in bytes).
+
+        Raises
+        ------
+        ExchangeError
+            If there is no such device.
+
+        Examples
+        --------
+        ``vulkan.device_info(0)["name"]``
+        """
         return self.devices.info(device_id)
 
     # --- SupportsDemo ---
@@ -290,21 +388,19 @@ class Vulkan(Beyond):
         """Buffers that have not been given back."""
         return len(self.live)
 
-    def _over(
-        self, data: int, side: copies.Side, shape: Sequence[int], run_nbytes: int
-    ) -> Allocation:
+    def _over(self, data: int, side: Side, shape: Sequence[int], run_nbytes: int) -> Buffer:
         """The buffer, in which the whole region must lie."""
         return self.live.at(data, side[0], span(side[1], shape, run_nbytes))
 
 
 def _region(
     memory: memoryview, strides: Sequence[int], shape: Sequence[int], run_nbytes: int
-) -> copies.Side:
+) -> Side:
     """Address and strides of a region of host memory, which must hold it."""
     needed = span(strides, shape, run_nbytes)
     if needed > len(memory):
         raise ExchangeError(f"a region of {needed} bytes is outside {len(memory)} bytes of memory")
-    return host.address_of(memory), strides
+    return address_of(memory), strides
 
 
 if TYPE_CHECKING:

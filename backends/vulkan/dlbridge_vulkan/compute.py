@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
 
-from .arguments import Binding, binding_of, bytes_of, check_bindings, check_module, counts_of
+from .arguments import (
+    Binding,
+    binding_of,
+    bytes_of,
+    check_bindings,
+    check_module,
+    check_readonly,
+    counts_of,
+)
+from .device import Device
 from .errors import check
+from .handles import Handles
 from .library import constant, ffi, struct
-
-if TYPE_CHECKING:
-    from .device import Device
-    from .live import Live
+from .live import Live
+from .queue import NEVER
+from .spirv import writable_bindings
 
 __all__ = ["Kernel"]
 
@@ -25,12 +33,12 @@ SETS = 32
 
 
 class Kernel:
-    """An entry point of a SPIR-V module, made ready for one device.
+    """An entry point of a SPIR-V module, made ready for one device by ``Vulkan.kernel``.
 
     Its storage buffers are ``binding = 0, 1, ...`` of ``set = 0``; its push
-    constants, if any, one block of *push_nbytes* bytes from offset 0. Made by
-    ``Vulkan.kernel``. The module is trusted: Vulkan does not check it, and a
-    broken one can end the process.
+    constants, if any, one block of *push_nbytes* bytes from offset 0. The module
+    is trusted: Vulkan does not check it, and a broken one can end the process.
+    Any thread may call it and close it.
     """
 
     def __init__(
@@ -47,130 +55,180 @@ class Kernel:
         self._live = live
         self.buffers = buffers
         self.push_nbytes = push_nbytes
-        self._lock = threading.Lock()
-        self._used: deque[tuple[int, Any]] = deque()
-        self._made: list[tuple[Any, int]] = []  # what to destroy, newest last
-        # A kernel is freed when the queue is done with it, whoever drops it.
-        self._free = weakref.finalize(self, _destroy, device, self._made, self._used)
-        self._free.atexit = False  # the process ends with the device open
+        self._writable = writable_bindings(spirv)
+        self._closed = False
+        self._calls: set[object] = set()
+        """The calls that are under way."""
+        self._sets: deque[tuple[int, Any]] = deque()
+        """Descriptor sets that no call has claimed, with the queue's value of their last use."""
+        self._handles = Handles()
+        self._owned = _Owned(device, self._handles, self._sets)
+        device.reclaim()
+        self._key = device.kernels.enter(self, self._owned)
         try:
             self._build(spirv, entry)
         except BaseException:
             self._free()
             raise
-        device.kernels.add(self)
 
     def close(self) -> None:
-        """Wait for the kernel's work and free it now, not when it is dropped."""
-        with self._lock:  # not under a call of another thread
+        """Free the kernel now; waits for its work.
+
+        A kernel that is dropped without this is freed when the next is made, or
+        the device is closed. If a call is under way, in another thread or in the code
+        that a finalizer has interrupted, the kernel is freed at the end of that call.
+        """
+        self._closed = True
+        if not self._calls:
             self._free()
 
-    def _create(self, name: str, kind: str, info: Any) -> int:
-        lib, device = self.device.lib, self.device.pointer
-        made = ffi.new(f"Vk{kind} *")
-        check(getattr(lib, f"vkCreate{kind}")(device, info, ffi.NULL, made), name)
-        self._made.append((getattr(lib, f"vkDestroy{kind}"), made[0]))
-        return int(made[0])
+    def _free(self) -> None:
+        self._owned.close()
+        self.device.kernels.leave(self._key)
+        self._key = None  # else the key would note this object's end
 
     def _build(self, spirv: bytes, entry: str) -> None:
+        device = self.device.pointer
         compute = constant("VK_SHADER_STAGE_COMPUTE_BIT")
-        storage = constant("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER")
         bindings = ffi.new("VkDescriptorSetLayoutBinding[]", self.buffers)
         for i, binding in enumerate(bindings):
             binding.binding = i
-            binding.descriptorType = storage
+            binding.descriptorType = constant("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER")
             binding.descriptorCount = 1
             binding.stageFlags = compute
         info = struct(
             "VkDescriptorSetLayoutCreateInfo", bindingCount=self.buffers, pBindings=bindings
         )
-        set_layout = self._create("vkCreateDescriptorSetLayout", "DescriptorSetLayout", info)
-        layouts = ffi.new("VkDescriptorSetLayout[]", [set_layout] * SETS)
+        set_layout = self._handles.create(device, "DescriptorSetLayout", info)[0]
+        self._layouts = ffi.new("VkDescriptorSetLayout[]", [set_layout] * SETS)
         push = ffi.new("VkPushConstantRange *", (compute, 0, self.push_nbytes))
         info = struct(
             "VkPipelineLayoutCreateInfo",
             setLayoutCount=1,
-            pSetLayouts=layouts,
+            pSetLayouts=self._layouts,
             pushConstantRangeCount=1 if self.push_nbytes else 0,
             pPushConstantRanges=push,
         )
-        self._layout = self._create("vkCreatePipelineLayout", "PipelineLayout", info)
+        self._layout = self._handles.create(device, "PipelineLayout", info)[0]
         self._pipeline = self._create_pipeline(spirv, entry, compute)
-        self._create_sets(layouts, storage)
+        self._create_sets()
 
-    def _create_sets(self, layouts: Any, storage: int) -> None:
+    def _create_sets(self) -> None:
         lib, device = self.device.lib, self.device.pointer
+        storage = constant("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER")
         size = ffi.new("VkDescriptorPoolSize *", (storage, self.buffers * SETS))
         info = struct("VkDescriptorPoolCreateInfo", maxSets=SETS, poolSizeCount=1, pPoolSizes=size)
-        pool = self._create("vkCreateDescriptorPool", "DescriptorPool", info)
+        pool = self._handles.create(device, "DescriptorPool", info)[0]
         sets = ffi.new(f"VkDescriptorSet[{SETS}]")
         info = struct(
             "VkDescriptorSetAllocateInfo",
             descriptorPool=pool,
             descriptorSetCount=SETS,
-            pSetLayouts=layouts,
+            pSetLayouts=self._layouts,
         )
         check(lib.vkAllocateDescriptorSets(device, info, sets), "vkAllocateDescriptorSets")
-        self._used.extend((0, ffi.new("VkDescriptorSet[1]", [one])) for one in sets)
+        self._sets.extend((0, ffi.new("VkDescriptorSet[1]", [one])) for one in sets)
 
     def _create_pipeline(self, spirv: bytes, entry: str, stage: int) -> int:
         lib, device = self.device.lib, self.device.pointer
         code = ffi.new("uint32_t[]", len(spirv) // 4)
         ffi.memmove(code, spirv, len(spirv))
         info = struct("VkShaderModuleCreateInfo", codeSize=len(spirv), pCode=code)
-        module = ffi.new("VkShaderModule *")
-        check(lib.vkCreateShaderModule(device, info, ffi.NULL, module), "vkCreateShaderModule")
+        # It could be destroyed with the pipeline made; an interrupt would then lose it.
+        module = self._handles.create(device, "ShaderModule", info)
         name = ffi.new("char[]", entry.encode())
         stage_info = struct(
             "VkPipelineShaderStageCreateInfo", stage=stage, module=module[0], pName=name
         )
         info = struct("VkComputePipelineCreateInfo", stage=stage_info[0], layout=self._layout)
-        pipeline = ffi.new("VkPipeline *")
-        result = lib.vkCreateComputePipelines(device, 0, 1, info, ffi.NULL, pipeline)
-        lib.vkDestroyShaderModule(device, module[0], ffi.NULL)
-        check(result, f"vkCreateComputePipelines (entry point {entry!r})")
-        self._made.append((lib.vkDestroyPipeline, pipeline[0]))
+        pipeline = self._handles.make(
+            "Pipeline",
+            lambda cell: lib.vkCreateComputePipelines(device, 0, 1, info, ffi.NULL, cell),
+            device,
+            call=f"vkCreateComputePipelines (entry point {entry!r})",
+        )
         return int(pipeline[0])
 
     def __call__(self, *tensors: Any, groups: int | Sequence[int], push: bytes = b"") -> None:
-        """Enqueue the kernel over *tensors*: ``binding = 0, 1, ...`` in their order.
+        """Enqueue the kernel over *tensors*, in the order of the bindings.
 
-        *tensors* are dlbridge tensors or `VulkanArray` on the kernel's device;
-        *groups* is the number of work groups along x, y, z; *push* the bytes
-        of the push constants. It runs after all earlier work on the tensors,
-        and everything that dlbridge does with them later comes after it. A
-        shader must not write to read-only tensors.
+        It runs after all earlier work on the device, and everything that
+        dlbridge does later with the tensors comes after it.
 
-        It sees each tensor from its first element to its last, rounded up to
-        32-bit words, and a `VulkanArray` to the end of its buffer.
+        Parameters
+        ----------
+        *tensors : Tensor or VulkanArray
+            One for each binding, on the kernel's device. The shader sees a
+            tensor from its first element to its last, rounded up to 32-bit
+            words, and a `VulkanArray` to the end of its buffer.
+        groups : int or sequence of int
+            Number of work groups along x, y and z.
+        push : bytes
+            The push constants, *push_nbytes* bytes.
 
-        ValueError if what is passed does not match what the kernel was made
-        for, ExchangeError if the device cannot bind it.
+        Raises
+        ------
+        ValueError
+            If the number of tensors, of groups or of bytes in *push* does not
+            match the kernel or the device's limits.
+        ExchangeError
+            If the device cannot bind a tensor, or a tensor is read-only and the
+            module does not mark its binding ``NonWritable``.
+        DeviceError
+            If the kernel or its device is closed, or the process has forked.
+
+        Examples
+        --------
+        ``scale(t, groups=16, push=struct.pack("=IIf", 1000, 1, 2.0))`` runs 16
+        work groups of the module in docs/vulkan.md.
         """
-        self.run([binding_of(tensor, self.device, self._live) for tensor in tensors], groups, push)
+        bindings = [binding_of(tensor, self.device, self._live) for tensor in tensors]
+        check_readonly(tensors, self._writable)
+        self.run(bindings, groups, push)
 
     def run(self, bindings: Sequence[Binding], groups: int | Sequence[int], push: bytes) -> int:
         """Enqueue one dispatch over allocations; the queue's value for it."""
-        if not self._free.alive or not self.device.alive:
-            raise DeviceError("this kernel is closed, its device is, or the process forked")
+        self._refuse_closed()
         counts, push = counts_of(groups), bytes_of(push)
         self._check(bindings, counts, push)
         block = ffi.new("char[]", push) if push else ffi.NULL
-        with self._lock:
-            if not self._free.alive:  # closed by another thread since
-                raise DeviceError("this kernel is closed")
-            # Marked before the submission, so that nobody takes the set twice.
-            value, chosen = self._used.popleft()
-            try:
-                self.device.queue.wait(value)
-                self._bind(chosen, bindings)
-                value = self.device.submit(
-                    lambda commands: self._record(commands, chosen, counts, block),
-                    [allocation for allocation, _, _ in bindings],
-                )
-            finally:
-                self._used.append((value, chosen))
+        call = object()
+        try:
+            # Entered before the look, as `close` looks after it has said so: one sees the other.
+            self._calls.add(call)
+            self._refuse_closed()
+            return self._dispatch(bindings, counts, block)
+        finally:
+            self._calls.discard(call)
+            if self._closed and not self._calls:
+                self._free()
+
+    def _refuse_closed(self) -> None:
+        if self._closed or not self.device.alive:
+            raise DeviceError("this kernel is closed, its device is, or the process forked")
+
+    def _dispatch(self, bindings: Sequence[Binding], counts: Sequence[int], block: Any) -> int:
+        value, chosen = self._claim()
+        try:
+            self.device.queue.wait(value)
+            self._bind(chosen, bindings)
+            value = self.device.queue.submit(
+                lambda commands: self._record(commands, chosen, counts, block),
+                [allocation for allocation, _, _ in bindings],
+            )
+        except BaseException:
+            value = NEVER  # it may have been submitted: the next call waits for all work
+            raise
+        finally:
+            self._sets.append((value, chosen))
         return value
+
+    def _claim(self) -> tuple[int, Any]:
+        """A descriptor set for this call alone, the one whose last use is the oldest."""
+        while True:
+            with suppress(IndexError):  # all are claimed, by other threads or an interrupted call
+                return self._sets.popleft()
+            self._create_sets()
 
     def _bind(self, chosen: Any, bindings: Sequence[Binding]) -> None:
         infos = ffi.new(
@@ -216,16 +274,33 @@ class Kernel:
         check_bindings(self.device, bindings)
 
 
-def _destroy(device: Device, made: list[tuple[Any, int]], used: deque[tuple[int, Any]]) -> None:
-    if not device.alive:
-        return
-    # A finalizer must not raise.
-    try:
-        device.queue.wait(max((value for value, _ in used), default=0))
-    except DeviceMemoryError:
-        return  # it may be in use still: better left than pulled away
-    except DeviceError:
-        pass  # a lost device has no work left
-    while made:
-        destroy, thing = made.pop()
-        destroy(device.pointer, thing, ffi.NULL)
+class _Owned:
+    """What a kernel owns: its Vulkan objects, and when their last use is done."""
+
+    def __init__(self, device: Device, handles: Handles, sets: deque[tuple[int, Any]]) -> None:
+        self._device = device
+        self._handles = handles
+        self._sets = sets
+
+    def close(self) -> None:
+        """Wait for the kernel's work and destroy it; never raises, and may be repeated."""
+        device = self._device
+        if not device.alive:
+            self._handles.forget()  # closed with the device, or the parent process's
+            return
+        if not len(self._handles):
+            return
+        try:
+            device.queue.wait(self._last_use())
+        except DeviceMemoryError:
+            self._handles.forget()  # it may be in use still: better left than pulled away
+            return
+        except DeviceError:
+            pass  # a lost device has no work left
+        self._handles.destroy()
+
+    def _last_use(self) -> int:
+        # A set that an interrupted call has not put back may be in use.
+        sets = self._sets.copy()
+        lost = len(sets) % SETS
+        return NEVER if lost else max((value for value, _ in sets), default=0)

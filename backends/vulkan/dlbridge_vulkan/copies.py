@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from .host import address_of, read, write
+from .buffer import Buffer
+from .hostcopy import address_of, read, write
 from .library import ffi
+from .memory import Allocation
 from .staging import CHUNK, Part, copy_regions
-from .strided import MAX_REGIONS, host_copy, packed_strides, parts, regions, span
-
-if TYPE_CHECKING:
-    from .memory import Allocation
+from .strided import MAX_REGIONS, Side, at, host_copy, packed_strides, parts, regions, span
+from .strided_kernel import kernel_takes, strided_copy
 
 __all__ = [
     "copy",
@@ -24,11 +23,8 @@ __all__ = [
     "to_host",
 ]
 
-Side = tuple[int, Sequence[int]]
-"""Where a region begins (an offset or an address) and its strides in bytes."""
 
-
-def from_host(target: Allocation, offset: int, source: memoryview) -> None:
+def from_host(target: Buffer, offset: int, source: memoryview) -> None:
     """Copy *source* to *target*: directly where it is mapped, else by the staging ring."""
     if target.mapped:
         target.settle()
@@ -37,17 +33,17 @@ def from_host(target: Allocation, offset: int, source: memoryview) -> None:
         target.device.staging.upload(target, offset, address_of(source), len(source))
 
 
-def to_host(source: Allocation, offset: int, into: memoryview) -> None:
+def to_host(source: Buffer, offset: int, into: memoryview) -> None:
     """Copy from *source* to *into*; done on return."""
     if source.cached:
         source.settle()
         read(into, source.mapped + offset)
     else:
-        # Mapped memory that the host does not cache is read at a crawl.
+        # The host reads mapped memory that it does not cache very slowly.
         source.device.staging.download(source, offset, address_of(into), len(into))
 
 
-def copy(target: Allocation, to: int, source: Allocation, start: int, nbytes: int) -> None:
+def copy(target: Buffer, to: int, source: Buffer, start: int, nbytes: int) -> None:
     """Copy *nbytes* bytes from *start* of *source* to *to* of *target*."""
     device = target.device
     if source.device is not device:
@@ -57,20 +53,19 @@ def copy(target: Allocation, to: int, source: Allocation, start: int, nbytes: in
         _by_detour(target, to, source, start, nbytes)
     else:
         region = ffi.new("VkBufferCopy[1]", [(start, to, nbytes)])
-        device.submit(lambda c: copy_regions(c, source, target, region), (source, target))
+        copy_regions(device.queue, source, target, 1, region)
 
 
-def _by_detour(target: Allocation, to: int, source: Allocation, start: int, nbytes: int) -> None:
-    device = target.device
-    middle = device.heap.allocate(nbytes, 4)
+def _by_detour(target: Buffer, to: int, source: Buffer, start: int, nbytes: int) -> None:
+    middle = Buffer.new(target.device, nbytes, 4)
     try:
         copy(middle, 0, source, start, nbytes)
         copy(target, to, middle, 0, nbytes)
     finally:
-        device.heap.free(middle)
+        middle.release()
 
 
-def _between(target: Allocation, to: int, source: Allocation, start: int, nbytes: int) -> None:
+def _between(target: Buffer, to: int, source: Buffer, start: int, nbytes: int) -> None:
     """Copy between two devices; through host memory only where neither is mapped."""
     if source.cached:
         source.settle()
@@ -90,10 +85,10 @@ def _bytes(address: int, nbytes: int) -> memoryview:
     return memoryview(ffi.buffer(ffi.cast("char *", address), nbytes))
 
 
-def fill(target: Allocation, offset: int, nbytes: int, value: int) -> None:
+def fill(target: Buffer, offset: int, nbytes: int, value: int) -> None:
     """Set *nbytes* bytes at *offset* to *value*."""
     device = target.device
-    if target.mapped:
+    if target.cached:  # byte by byte, uncached memory is written very slowly
         target.settle()
         ctypes.memset(target.mapped + offset, value, nbytes)
         return
@@ -106,56 +101,54 @@ def fill(target: Allocation, offset: int, nbytes: int, value: int) -> None:
             from_host(target, start, memoryview(bytes([value]) * size))
     if middle:
         word = int.from_bytes(bytes([value]) * 4, "little")
-        device.submit(
+        device.queue.submit(
             lambda c: device.lib.vkCmdFillBuffer(c, target.buffer, offset + low, middle, word),
             (target,),
         )
 
 
 def copy_strided(
-    target: Allocation,
+    target: Buffer,
     to: Side,
-    source: Allocation,
+    source: Buffer,
     start: Side,
     shape: Sequence[int],
     run_nbytes: int,
 ) -> None:
-    """Copy a region inside one device: up to `MAX_REGIONS` runs per command."""
-    device = target.device
+    """Copy a region inside one device: short runs by a shader, others as regions of commands."""
     if source is target and _touch(to, start, shape, run_nbytes):
         packed = packed_strides(shape, run_nbytes)
         size = span(packed, shape, run_nbytes)
-        middle = device.heap.allocate(size, 4)
+        middle = Buffer.new(target.device, size, 4)
         try:
             copy_strided(middle, (0, packed), source, start, shape, run_nbytes)
             copy_strided(target, to, middle, (0, packed), shape, run_nbytes)
         finally:
-            device.heap.free(middle)
-        return
-    for low, extent in parts(shape, MAX_REGIONS):
-        table = regions(_at(start, low), _at(to, low), extent, run_nbytes)
-        device.submit(
-            lambda c, table=table: copy_regions(c, source, target, table),
-            (source, target),
-        )
+            middle.release()
+    elif kernel_takes(source, start, target, to, shape, run_nbytes):
+        strided_copy(target.device, source, start, target, to, shape, run_nbytes)
+    else:
+        for low, extent in parts(shape, MAX_REGIONS):
+            table = regions(at(start, low), at(to, low), extent, run_nbytes)
+            copy_regions(target.queue, source, target, len(table), table)
 
 
 def strided_from_host(
-    target: Allocation, to: Side, address: Side, shape: Sequence[int], run_nbytes: int
+    target: Buffer, to: Side, address: Side, shape: Sequence[int], run_nbytes: int
 ) -> None:
     """Copy a region of host memory to *target*."""
-    if target.mapped:
+    if target.cached:  # uncached memory is written at full speed in long runs only
         target.settle()
         host_copy(address, (target.mapped + to[0], to[1]), shape, run_nbytes)
     elif run_nbytes > CHUNK:
         for low, _ in parts(shape, 1):
-            target.device.staging.upload(target, _at(to, low)[0], _at(address, low)[0], run_nbytes)
+            target.device.staging.upload(target, at(to, low)[0], at(address, low)[0], run_nbytes)
     else:
-        target.device.staging.scatter(target, _staged(address, to, shape, run_nbytes, up=True))
+        target.device.staging.scatter(_staged(target, address, to, shape, run_nbytes, up=True))
 
 
 def strided_to_host(
-    source: Allocation, start: Side, address: Side, shape: Sequence[int], run_nbytes: int
+    source: Buffer, start: Side, address: Side, shape: Sequence[int], run_nbytes: int
 ) -> None:
     """Copy a region of *source* to host memory; done on return."""
     if source.cached:
@@ -164,26 +157,50 @@ def strided_to_host(
     elif run_nbytes > CHUNK:
         for low, _ in parts(shape, 1):
             source.device.staging.download(
-                source, _at(start, low)[0], _at(address, low)[0], run_nbytes
+                source, at(start, low)[0], at(address, low)[0], run_nbytes
             )
     else:
-        source.device.staging.gather(source, _staged(address, start, shape, run_nbytes, up=False))
+        source.device.staging.gather(_staged(source, address, start, shape, run_nbytes, up=False))
 
 
 def _staged(
-    host: Side, device: Side, shape: Sequence[int], run_nbytes: int, *, up: bool
+    buffer: Buffer, host: Side, device: Side, shape: Sequence[int], run_nbytes: int, *, up: bool
 ) -> Iterator[Part]:
     """Parts that each pass through one slot of the ring, packed there."""
-    limit = min(MAX_REGIONS, CHUNK // run_nbytes)
+    limit = CHUNK // run_nbytes
+    ends = parts(shape, limit)
+    first = next(ends)[1]
+    packed = packed_strides(first, run_nbytes)
+    # Judged by the first and largest part, with the ring's slot as a buffer like any other.
+    if not kernel_takes(buffer, device, buffer, (0, packed), first, run_nbytes):
+        limit = min(MAX_REGIONS, limit)
     for low, extent in parts(shape, limit):
         packed = packed_strides(extent, run_nbytes)
-        here, there = _at(host, low), _at(device, low)
         yield (
-            _mover(here, packed, extent, run_nbytes, up=up),
-            regions((0, packed), there, extent, run_nbytes)
-            if up
-            else regions(there, (0, packed), extent, run_nbytes),
+            _mover(at(host, low), packed, extent, run_nbytes, up=up),
+            _sender(buffer, at(device, low), packed, extent, run_nbytes, up=up),
         )
+
+
+def _sender(
+    buffer: Buffer,
+    device: Side,
+    packed: Sequence[int],
+    extent: Sequence[int],
+    run_nbytes: int,
+    *,
+    up: bool,
+) -> Callable[[Allocation], int]:
+    def send(slot: Allocation) -> int:
+        source, start, target, to = slot, (0, packed), buffer, device
+        if not up:
+            source, start, target, to = target, to, source, start
+        if kernel_takes(source, start, target, to, extent, run_nbytes):
+            return strided_copy(buffer.device, source, start, target, to, extent, run_nbytes)
+        table = regions(start, to, extent, run_nbytes)
+        return copy_regions(buffer.queue, source, target, len(table), table)
+
+    return send
 
 
 def _mover(
@@ -194,12 +211,6 @@ def _mover(
         host_copy(*sides, extent, run_nbytes)
 
     return move_part
-
-
-def _at(side: Side, low: Sequence[int]) -> Side:
-    """The side of the part that begins at index *low*."""
-    begin, strides = side
-    return begin + sum(i * s for i, s in zip(low, strides, strict=True)), strides
 
 
 def _touch(a: Side, b: Side, shape: Sequence[int], run_nbytes: int) -> bool:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dlbridge.errors import ExchangeError
 
 from .compute import Kernel
-
-if TYPE_CHECKING:
-    from .device import Device
-    from .live import Live
+from .device import Device
+from .live import Live
 
 __all__ = ["box_blur"]
 
 SHADER = Path(__file__).with_name("shaders") / "box_blur.spv"
-PUSH = struct.Struct("=IIiiii")
+PUSH = struct.Struct("=IIiiiiII")
 LOCAL_SIZE = 64
 ROW = 1024
 """Work groups along x; a device allows at least 65535 along each axis."""
+
+READS = 1 << 27
+"""Bytes that one dispatch reads: systems reset a GPU whose dispatch takes seconds."""
 
 
 def box_blur(
@@ -53,6 +53,13 @@ def box_blur(
         )
     ]
     kernel = Kernel(device, live, SHADER.read_bytes(), 2, PUSH.size, "main")
-    push = PUSH.pack(source_offset, target_offset, height, width, channels, radius)
-    groups = -(-nbytes // (4 * LOCAL_SIZE))
-    kernel.run(bindings, (min(groups, ROW), -(-groups // ROW)), push)
+    for begin, end in pieces(nbytes, radius):
+        push = PUSH.pack(source_offset, target_offset, height, width, channels, radius, begin, end)
+        groups = -(-(end - begin) // (4 * LOCAL_SIZE))
+        kernel.run(bindings, (min(groups, ROW), -(-groups // ROW)), push)
+
+
+def pieces(nbytes: int, radius: int) -> list[tuple[int, int]]:
+    """The bytes of the image, cut so that no dispatch reads much more than `READS` bytes."""
+    step = max(4 * LOCAL_SIZE, READS // (2 * radius + 1) ** 2 // 4 * 4)
+    return [(begin, min(begin + step, nbytes)) for begin in range(0, nbytes, step)]

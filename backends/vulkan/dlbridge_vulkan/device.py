@@ -1,31 +1,23 @@
-"""An open VkDevice: its queue, its memory, and the staging ring."""
+"""An open VkDevice: its queue, its memory by types, and the staging ring."""
 
 from __future__ import annotations
 
-import threading
-import weakref
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from dlbridge.errors import DeviceError
+from dlbridge.errors import DeviceError, DeviceMemoryError
 
-from .errors import check
+from .handles import Handles
 from .instance import HOST_MEMORY, NEWEST, PhysicalDevice, describe, features
 from .library import ffi, handle, load, struct
-from .memory import Allocation, Heap, create_buffer
+from .locks import holds, is_reentrant
+from .memory import USAGE, Allocation, Heap
 from .memory_types import MemoryType
+from .owners import Owners
 from .queue import Queue
 from .staging import Staging
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .compute import Kernel
-
-__all__ = ["MAGIC", "Device", "adopt_device", "open_device"]
-
-MAGIC = 0x6B56656764697262
-"""The descriptor's magic: the bytes ``bridgeVk``."""
+__all__ = ["Device", "adopt_device", "open_device"]
 
 FEATURES = {
     # Out-of-bounds accesses of a user's shader cannot leave the buffer.
@@ -44,107 +36,126 @@ EXTENSIONS = (HOST_MEMORY, "VK_KHR_portability_subset")
 """Extensions that are switched on where the device has them; the second must be."""
 
 
+class Closes(Protocol):
+    """What something made for a device owns, and must be destroyed before the device."""
+
+    def close(self) -> None:
+        """Wait for its work, and give back what is its own. Harmless when repeated."""
+
+
 class Device:
     """One open device. *index* is its device_id.
 
-    *pointer* is the VkDevice. *owned* says whether it is ours to destroy;
-    *host_import* whether VK_EXT_external_memory_host is switched on in it.
+    *pointer* is the VkDevice; *handles* holds what is this package's to destroy,
+    the VkDevice included if it was opened here; *host_import* says whether
+    VK_EXT_external_memory_host is switched on in it.
     """
 
     def __init__(
         self,
-        index: int,
+        handles: Handles,
         instance: Any,
         physical: PhysicalDevice,
         pointer: Any,
         queue: Queue,
         *,
         staged: bool,
-        owned: bool,
         host_import: bool,
     ) -> None:
-        self.index = index
+        self.index = -1
+        """Its number among the devices; given when it is entered there."""
         self.instance = instance
         self.physical = physical
         self.pointer = pointer
         self.queue = queue
-        self.owned = owned
-        self.alive = True
-        """False once it is closed, and in a forked child: then nothing may be called."""
+        self.handles = handles
         self.lib = load()
+        self.kernels: Owners[Closes] = Owners()
+        self.imports: Owners[Closes] = Owners()
+        """Host memory in place."""
         self.host_pointer_properties = self._host_import() if host_import else None
-        buffer, _, _ = create_buffer(pointer, 4)
-        needs = ffi.new("VkMemoryRequirements *")
-        self.lib.vkGetBufferMemoryRequirements(pointer, buffer, needs)
-        self.lib.vkDestroyBuffer(pointer, buffer, ffi.NULL)
         # Equal for all buffers of equal usage (Vulkan 1.3, "Resource Memory Association").
-        bits = needs.memoryTypeBits
-        self.memory_type = MemoryType.for_tensors(physical, bits, staged)
-        self.heap = Heap(self, self.memory_type)
-        self._staging_heap = Heap(self, MemoryType.for_staging(physical, bits))
-        self._staging: Staging | None = None
-        self.kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
-        """Those made for this device, which must be freed before it."""
-        self._lock = threading.Lock()
+        bits = self._memory_type_bits()
+        self.heaps = [self._heap(kind) for kind in MemoryType.for_tensors(physical, bits, staged)]
+        """Memory for tensors, the best type first."""
+        self._staging_heap = self._heap(MemoryType.for_staging(physical, bits))
+        self.staging = Staging(queue, self._staging_heap)
+        """The ring of host memory through which unmapped memory is copied."""
+        self.tools: dict[str, Any] = {}
+        """What modules above this one keep for the device's whole life, by their names."""
 
     @property
-    def staging(self) -> Staging:
-        """The ring of host memory through which unmapped memory is copied."""
-        with self._lock:
-            if self._staging is None:
-                self._staging = Staging(self.queue, self._staging_heap)
-            return self._staging
+    def alive(self) -> bool:
+        """False once it is closed, and in a forked child: nothing may be called then."""
+        return self.queue.alive
 
-    def allocate(self, nbytes: int, alignment: int) -> Allocation:
-        """A new buffer, with its descriptor."""
-        return self.describe(self.heap.allocate(nbytes, alignment))
+    def allocate(self, into: Allocation, nbytes: int, alignment: int) -> None:
+        """Make *into* a new buffer, of the first memory type that has room.
 
-    def describe(self, allocation: Allocation) -> Allocation:
-        """Give *allocation* the descriptor that tensors carry as their ``data``.
-
-        The descriptor lives until the allocation is freed: the backend's table
-        of live allocations owns it.
+        DeviceMemoryError if none has, or if it is more than the device allows at once.
         """
-        allocation.descriptor = ffi.new(
-            "DlbridgeVulkanBuffer *",
-            {
-                "device": self.pointer,
-                "buffer": allocation.buffer,
-                "memory": allocation.memory,
-                "magic": MAGIC,
-                "instance": self.instance,
-                "physical_device": self.physical.pointer,
-                "queue": self.queue.handle,
-                "queue_family": self.queue.family,
-                "version": 1,
-                "size": allocation.nbytes,
-                "offset": allocation.start,
-                "mapped": ffi.cast("void *", allocation.mapped),
-            },
-        )
-        allocation.data = handle(allocation.descriptor)
-        return allocation
-
-    def submit(self, record: Any, uses: Iterable[Allocation] = ()) -> int:
-        """Run a recording on the device's queue; see `Queue.submit`."""
-        return self.queue.submit(record, uses)
+        limits = self.physical.limits
+        most = min(limits["max_allocation"], limits["max_buffer"])
+        if nbytes > most:
+            raise DeviceMemoryError(
+                f"{nbytes} bytes asked for; {self.physical.name} gives at most {most} at once"
+            )
+        refused = []
+        for heap in self.heaps:
+            try:
+                heap.allocate(into, nbytes, alignment)
+            except DeviceMemoryError as exc:
+                refused.append(exc)
+            else:
+                return
+        if len(refused) == 1:
+            raise refused[0]
+        reasons = "; ".join(dict.fromkeys(map(str, refused)))
+        raise DeviceMemoryError(
+            f"no memory of {self.physical.name} has room for {nbytes} bytes: {reasons}"
+        ) from refused[0]
 
     def close(self) -> None:
         """Wait for the device, destroy what is ours in it, and the device if it is ours.
 
         No tensor may be left on it; its kernels are closed.
         """
-        for kernel in list(self.kernels):
-            kernel.close()
-        self.alive = False
+        self.tools.clear()
+        for owners in (self.kernels, self.imports):
+            for one in owners.all():
+                one.close()
+            owners.clear()
         self.queue.finish()
-        if self._staging is not None:
-            self._staging.close()
-        self.heap.close()
-        self._staging_heap.close()
-        self.queue.close()
-        if self.owned:
-            self.lib.vkDestroyDevice(self.pointer, ffi.NULL)
+        self.staging.close()
+        self.queue.alive = False
+        self.queue.finish()
+        for heap in (*self.heaps, self._staging_heap):
+            heap.close()
+        self.handles.destroy()
+
+    def reclaim(self) -> None:
+        """Close what dropped kernels and imports left; called before the next is made."""
+        for owners in (self.kernels, self.imports):
+            if owners.any_dropped and not holds(self.queue.lock):
+                owners.reclaim(_close)
+
+    @property
+    def allocations(self) -> int:
+        """The VkDeviceMemory objects that this package has in the device."""
+        heaps = (*self.heaps, self._staging_heap)
+        return sum(len(heap.blocks) for heap in heaps) + len(self.imports)
+
+    def _heap(self, kind: MemoryType) -> Heap:
+        physical = self.physical
+        limits = physical.limits
+        return Heap(self.pointer, physical.name, limits, self.queue, kind, lambda: self.allocations)
+
+    def _memory_type_bits(self) -> int:
+        info = struct("VkBufferCreateInfo", size=4, usage=USAGE)
+        probe = self.handles.create(self.pointer, "Buffer", info)  # it stays, without memory
+        needs = ffi.new("VkMemoryRequirements *")
+        self.lib.vkGetBufferMemoryRequirements(self.pointer, probe[0], needs)
+        return int(needs.memoryTypeBits)
 
     def _host_import(self) -> Any:
         name = "vkGetMemoryHostPointerPropertiesEXT"
@@ -152,34 +163,32 @@ class Device:
         return ffi.cast(f"PFN_{name}", function) if function else None
 
 
-def open_device(index: int, instance: Any, physical: PhysicalDevice, staged: bool) -> Device:
-    """A new VkDevice with one compute queue, opened with every feature that tensors need."""
-    lib = load()
+def _close(one: Closes) -> bool:
+    one.close()
+    return True
+
+
+def open_device(handles: Handles, instance: Any, physical: PhysicalDevice, staged: bool) -> Device:
+    """A new VkDevice with one compute queue, opened with every feature that tensors need.
+
+    *handles* owns what is made; after an exception it is the caller's to destroy.
+    """
     extensions = [name for name in EXTENSIONS if name in physical.extensions]
-    pointer = _create(physical, extensions)
-    queue = None
-    try:
-        taken = ffi.new("VkQueue *")
-        lib.vkGetDeviceQueue(pointer, physical.queue_family, 0, taken)
-        queue = Queue(pointer, taken[0], physical.queue_family)
-        return Device(
-            index,
-            instance,
-            physical,
-            pointer,
-            queue,
-            staged=staged,
-            owned=True,
-            host_import=HOST_MEMORY in extensions,
-        )
-    except BaseException:
-        if queue is not None:
-            queue.close()
-        lib.vkDestroyDevice(pointer, ffi.NULL)
-        raise
+    pointer = _create(handles, physical, extensions)
+    taken = ffi.new("VkQueue *")
+    load().vkGetDeviceQueue(pointer, physical.queue_family, 0, taken)
+    return Device(
+        handles,
+        instance,
+        physical,
+        pointer,
+        Queue(handles, pointer, taken[0], physical.queue_family),
+        staged=staged,
+        host_import=HOST_MEMORY in extensions,
+    )
 
 
-def _create(physical: PhysicalDevice, extensions: list[str]) -> Any:
+def _create(handles: Handles, physical: PhysicalDevice, extensions: list[str]) -> Any:
     """VkCreateDevice with one queue, these *extensions* and all of `FEATURES` that there are."""
     enabled = _features(physical)
     texts = [ffi.new("char[]", name.encode()) for name in extensions]
@@ -199,12 +208,11 @@ def _create(physical: PhysicalDevice, extensions: list[str]) -> Any:
         enabledExtensionCount=len(extensions),
         ppEnabledExtensionNames=names,
     )
-    device = ffi.new("VkDevice *")
-    check(
-        load().vkCreateDevice(physical.pointer, info, ffi.NULL, device),
-        f"vkCreateDevice for {physical.name}",
-    )
-    return device[0]
+    return handles.make(
+        "Device",
+        lambda cell: load().vkCreateDevice(physical.pointer, info, ffi.NULL, cell),
+        call=f"vkCreateDevice for {physical.name}",
+    )[0]
 
 
 def _features(physical: PhysicalDevice) -> list[Any]:
@@ -224,7 +232,7 @@ def _features(physical: PhysicalDevice) -> list[Any]:
 
 
 def adopt_device(
-    index: int,
+    handles: Handles,
     *,
     instance: Any,
     physical_device: Any,
@@ -240,7 +248,8 @@ def adopt_device(
     Handles are integers or cffi pointers. Both instance and device must have
     been created for Vulkan 1.2 or newer, through the system's loader, with the
     feature timelineSemaphore; *host_import* says that the device has
-    VK_EXT_external_memory_host switched on.
+    VK_EXT_external_memory_host switched on. What is made in it goes to the object
+    *handles*, as in `open_device`.
     """
     pointers = [
         ffi.cast(kind, handle(value))
@@ -252,7 +261,12 @@ def adopt_device(
         )
     ]
     if not all(pointers):
-        raise ValueError("adopt_device wants four handles, and one of them is 0")
+        raise ValueError("adopt_device needs four handles, and one of them is 0")
+    if lock is not None and not is_reentrant(lock):
+        raise ValueError(
+            f"lock={lock!r} is not reentrant: a finalizer that runs while your code holds it could "
+            "not take it, and would wait for ever. Give a threading.RLock"
+        )
     physical = describe(pointers[1], NEWEST)
     if isinstance(physical, str):
         raise DeviceError(f"this VkDevice cannot be adopted: {physical}")
@@ -261,18 +275,12 @@ def adopt_device(
             f"this VkDevice of {physical.name} was created for a Vulkan older than 1.2; set "
             "VkApplicationInfo.apiVersion to 1.2 or newer"
         )
-    work = Queue(pointers[2], pointers[3], queue_family, lock, shared=True)
-    try:
-        return Device(
-            index,
-            pointers[0],
-            physical,
-            pointers[2],
-            work,
-            staged=staged,
-            owned=False,
-            host_import=host_import,
-        )
-    except BaseException:
-        work.close()
-        raise
+    return Device(
+        handles,
+        pointers[0],
+        physical,
+        pointers[2],
+        Queue(handles, pointers[2], pointers[3], queue_family, lock, shared=True),
+        staged=staged,
+        host_import=host_import,
+    )

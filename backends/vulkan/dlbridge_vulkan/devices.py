@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 from .device import Device, adopt_device, open_device
+from .handles import Handles
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
-from .memory_types import LOCAL
+from .locks import package_lock
 
 __all__ = ["Devices"]
 
+EXIT_SECONDS = 10.0
+"""How long the end of the process waits for the work of a device."""
+
 _tables: weakref.WeakSet[Devices] = weakref.WeakSet()
+
+
+@dataclass(eq=False)
+class Entry:
+    """One numbered device: what is known of it, and the open device."""
+
+    physical: PhysicalDevice
+    device: Device | None = None
+
+    def enter(self, opened: Device, index: int) -> Device:
+        """Keep *opened*, unless a finalizer has opened the device meanwhile in this thread."""
+        opened.index = index
+        if self.device is None:
+            self.device = opened
+        else:
+            opened.close()
+        return self.device
 
 
 class Devices:
@@ -29,41 +50,76 @@ class Devices:
     def __init__(self, *, staged: bool) -> None:
         self.staged = staged
         self.instance, version = create_instance()
-        self._physical = physical_devices(self.instance, version)
-        self._open: list[Device | None] = [None] * len(self._physical)
-        self._lock = threading.Lock()
+        self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
+        self._lock = package_lock()
+        self._making = False
+        self._unfinished: list[Handles] = []
         self.forked = False
         _tables.add(self)
         atexit.register(self.finish)
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._entries)
 
     def __getitem__(self, index: int) -> Device:
         """The device *index*, opened now if it is not yet."""
-        device = self._open[index] if 0 <= index < len(self._open) else None
-        if device is not None and device.alive:
-            return device
+        entry = self._entries[index] if 0 <= index < len(self._entries) else None
+        if entry is not None and entry.device is not None and entry.device.alive:
+            return entry.device
         self._refuse_after_fork()
-        if not 0 <= index < len(self._open):
+        if entry is None:
             raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
-        if device is not None:
-            raise DeviceError(f"vulkan:{index} has been closed")
         with self._lock:
-            again = self._open[index]
-            if again is None:
-                again = open_device(index, self.instance, self._physical[index], self.staged)
-                self._open[index] = again
-            return again
+            device = entry.device
+            if device is None:
+                device = self._make(
+                    lambda handles: entry.enter(
+                        open_device(handles, self.instance, entry.physical, self.staged), index
+                    )
+                )
+        if not device.alive:
+            raise DeviceError(f"vulkan:{index} has been closed")
+        return device
 
     def adopt(self, **handles: Any) -> Device:
         """Take a VkDevice of the caller's in as one more device; see `adopt_device`."""
         self._refuse_after_fork()
         with self._lock:
-            device = adopt_device(len(self._open), staged=self.staged, **handles)
-            self._physical.append(device.physical)
-            self._open.append(device)
+            return self._make(
+                lambda made: self._append(adopt_device(made, staged=self.staged, **handles))
+            )
+
+    def _append(self, device: Device) -> Device:
+        entry = Entry(device.physical, device)
+        self._entries.append(entry)  # one step, which gives it its number
+        device.index = self._entries.index(entry)
         return device
+
+    def _make(self, make: Callable[[Handles], Device]) -> Device:
+        """Run *make*, whose device keeps the handles; the lock is held.
+
+        What an exception leaves of a device is destroyed, at the next call at the latest.
+        """
+        if not self._making:  # else this is a finalizer's call, in the middle of another
+            for left in self._unfinished.copy():
+                self._settle(left)
+        outer, self._making = self._making, True
+        try:
+            handles = Handles()
+            self._unfinished.append(handles)
+            try:
+                return make(handles)
+            finally:
+                self._settle(handles)
+        finally:
+            self._making = outer
+
+    def _settle(self, handles: Handles) -> None:
+        """Destroy *handles*, unless they belong to a device that has been entered."""
+        devices = [entry.device for entry in self._entries]
+        if not any(device is not None and device.handles is handles for device in devices):
+            handles.destroy()
+        self._unfinished.remove(handles)
 
     def find(self, name: str) -> int:
         """The device whose UUID is *name*, or the first whose name contains it."""
@@ -72,16 +128,16 @@ class Devices:
             lambda physical: wanted.replace("-", "") == physical.uuid.replace("-", ""),
             lambda physical: wanted in physical.name.casefold(),
         ):
-            for index, physical in enumerate(self._physical):
-                if wanted and match(physical):
+            for index, entry in enumerate(self._entries):
+                if wanted and match(entry.physical):
                     return index
         raise LookupError(f"no Vulkan device is called {name!r}; {self._listed()}")
 
     def info(self, index: int) -> Mapping[str, Any]:
         """The device described; opens nothing."""
-        if not 0 <= index < len(self._physical):
+        if not 0 <= index < len(self._entries):
             raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
-        physical = self._physical[index]
+        physical = self._entries[index].physical
         return {
             "name": physical.name,
             "kind": physical.kind,
@@ -96,24 +152,25 @@ class Devices:
         }
 
     def finish(self) -> None:
-        """Wait for the work on every open device.
+        """Wait for the work on every open device, up to `EXIT_SECONDS` for each.
 
         Runs at exit: a driver that is still busy while the process unloads it
         would crash. The devices stay open, for tensors that are freed later.
         """
-        for device in self._open:
+        for entry in self._entries:
+            device = entry.device
             if device is not None and device.alive:
                 try:
-                    device.queue.finish()
+                    device.queue.finish(EXIT_SECONDS)
                 except (DeviceError, DeviceMemoryError):
                     continue  # a lost device has no work left
 
     def forget(self) -> None:
-        """In a forked child: no device is ours any more."""
+        """In a forked child: the devices are the parent's only."""
         self.forked = True
-        for device in self._open:
-            if device is not None:
-                device.alive = False
+        for entry in self._entries:
+            if entry.device is not None:
+                entry.device.queue.alive = False
 
     def _refuse_after_fork(self) -> None:
         if self.forked:
@@ -123,15 +180,18 @@ class Devices:
             )
 
     def _listed(self) -> str:
-        names = (f"vulkan:{i} {p.name} ({p.uuid})" for i, p in enumerate(self._physical))
+        found = [entry.physical for entry in self._entries]
+        names = (f"vulkan:{i} {p.name} ({p.uuid})" for i, p in enumerate(found))
         return f"devices: {', '.join(names)}"
 
 
 def _shares_memory(physical: PhysicalDevice) -> bool:
-    """Whether all its memory is the host's: every heap with a type is device-local."""
-    return physical.kind in ("integrated", "cpu") and all(
-        flags & LOCAL for flags, _, _ in physical.memory_types
-    )
+    """Whether all its memory is the host's.
+
+    The flag DEVICE_LOCAL says nothing of it: AMD's drivers show an APU's memory
+    as one part with it and one without.
+    """
+    return physical.kind in ("integrated", "cpu")
 
 
 def _after_fork() -> None:

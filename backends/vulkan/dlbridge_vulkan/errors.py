@@ -41,7 +41,7 @@ RESULTS: dict[int, tuple[str, str, type[Error]]] = {
 
 
 def check(result: int, call: str) -> int:
-    """*result* of the Vulkan function *call*, if it is no error.
+    """*result* of the Vulkan function *call*, if it is not an error.
 
     Errors are negative; the others (VK_TIMEOUT, VK_INCOMPLETE) are the caller's.
     *call* may go on after the function's name with what was asked of it.

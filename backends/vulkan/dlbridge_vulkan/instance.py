@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ NEEDED = (1 << 22) | (2 << 12)
 NEWEST = (1 << 22) | (3 << 12)
 """Vulkan 1.3: the newest version whose rules this package was written for; with
 it, user modules of SPIR-V 1.6 are allowed."""
+
+WITH_MAX_BUFFER = (1 << 22) | (3 << 12)
+"""Vulkan 1.3: from here on a device says how large a buffer may be."""
 
 PORTABILITY = "VK_KHR_portability_enumeration"
 HOST_MEMORY = "VK_EXT_external_memory_host"
@@ -118,7 +121,10 @@ def physical_devices(instance: Any, version: int) -> list[PhysicalDevice]:
     except (DeviceError, DeviceMemoryError) as exc:
         raise BackendUnavailable(f"no usable Vulkan driver: {exc}") from exc
     for pointer in listed:
-        found = describe(pointer, version)
+        try:
+            found = describe(pointer, version)
+        except (DeviceError, DeviceMemoryError) as exc:  # one that fails hides no other
+            found = f"{device_name(pointer)} could not be described: {exc}"
         if isinstance(found, str):
             refused.append(found)
         else:
@@ -132,6 +138,13 @@ def physical_devices(instance: Any, version: int) -> list[PhysicalDevice]:
     return sorted(usable, key=lambda device: KINDS.index(device.kind))
 
 
+def device_name(pointer: Any) -> str:
+    """The name of a physical device."""
+    properties = ffi.new("VkPhysicalDeviceProperties *")
+    load().vkGetPhysicalDeviceProperties(pointer, properties)
+    return text(properties.deviceName)
+
+
 def describe(pointer: Any, version: int) -> PhysicalDevice | str:
     """The device behind *pointer*, or the reason why it cannot be used."""
     lib = load()
@@ -143,11 +156,10 @@ def describe(pointer: Any, version: int) -> PhysicalDevice | str:
         return f"{name} speaks Vulkan {version_text(plain.apiVersion)}, 1.2 is needed"
     if not features(pointer)["VkPhysicalDeviceVulkan12Features"].timelineSemaphore:
         return f"{name} has no timeline semaphores"
-    compute = constant("VK_QUEUE_COMPUTE_BIT")
     families = array(
         lib.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", pointer
     )
-    family = next((i for i, f in enumerate(families) if f.queueFlags & compute), None)
+    family = compute_family([f.queueFlags for f in families])
     if family is None:
         return f"{name} has no compute queue"
     extensions = frozenset(
@@ -165,8 +177,19 @@ def describe(pointer: Any, version: int) -> PhysicalDevice | str:
         extensions=extensions,
         memory_types=types,
         memory=memory,
-        **_properties(pointer, extensions),
+        **_properties(pointer, extensions, plain.apiVersion),
     )
+
+
+def compute_family(flags: Sequence[int]) -> int | None:
+    """The queue family to use, by the families' flags; None if none computes.
+
+    One without graphics where there is one: its work runs beside a desktop's,
+    and is not interrupted by it.
+    """
+    compute, graphics = constant("VK_QUEUE_COMPUTE_BIT"), constant("VK_QUEUE_GRAPHICS_BIT")
+    able = [family for family, has in enumerate(flags) if has & compute]
+    return min(able, key=lambda family: bool(flags[family] & graphics), default=None)
 
 
 def features(pointer: Any) -> dict[str, Any]:
@@ -182,13 +205,17 @@ def features(pointer: Any) -> dict[str, Any]:
     }
 
 
-def _properties(pointer: Any, extensions: frozenset[str]) -> dict[str, Any]:
+def _properties(pointer: Any, extensions: frozenset[str], version: int) -> dict[str, Any]:
     identity = struct("VkPhysicalDeviceIDProperties")
     driver = struct("VkPhysicalDeviceDriverProperties", pNext=identity)
     sizes = struct("VkPhysicalDeviceMaintenance3Properties", pNext=driver)
     # An extension's structure may be chained only where the extension is offered.
     host = struct("VkPhysicalDeviceExternalMemoryHostPropertiesEXT", pNext=sizes)
     last = host if HOST_MEMORY in extensions else sizes
+    # No limit of its own before Vulkan 1.3: then only the memory's counts.
+    buffers = struct("VkPhysicalDeviceMaintenance4Properties", pNext=last)
+    buffers.maxBufferSize = (1 << 64) - 1
+    last = buffers if version >= WITH_MAX_BUFFER else last
     pci = struct("VkPhysicalDevicePCIBusInfoPropertiesEXT", pNext=last)
     last = pci if "VK_EXT_pci_bus_info" in extensions else last
     first = struct("VkPhysicalDeviceProperties2", pNext=last)
@@ -205,6 +232,8 @@ def _properties(pointer: Any, extensions: frozenset[str]) -> dict[str, Any]:
         else f"{pci.pciDomain:04x}:{pci.pciBus:02x}:{pci.pciDevice:02x}.{pci.pciFunction}",
         "limits": {
             "max_allocation": sizes.maxMemoryAllocationSize,
+            "max_allocations": limits.maxMemoryAllocationCount,
+            "max_buffer": buffers.maxBufferSize,
             "max_storage_buffer_range": limits.maxStorageBufferRange,
             "min_storage_buffer_offset_alignment": limits.minStorageBufferOffsetAlignment,
             "max_push_constants": limits.maxPushConstantsSize,

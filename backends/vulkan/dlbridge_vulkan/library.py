@@ -5,8 +5,10 @@ The only module that knows the loader's names and cffi's module.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -17,15 +19,41 @@ from .errors import check
 
 __all__ = ["array", "constant", "ffi", "handle", "load", "struct", "text"]
 
-NAMES = {
-    "win32": ("vulkan-1.dll",),
-    "darwin": ("libvulkan.1.dylib", "libvulkan.dylib", "libMoltenVK.dylib"),
-}.get(sys.platform, ("libvulkan.so.1", "libvulkan.so"))
+
+def names(platform: str, sdk: str | None) -> tuple[str, ...]:
+    """What the loader may be called on *platform*; *sdk* is the environment's VULKAN_SDK.
+
+    On macOS the dynamic linker does not look where the SDK and Homebrew install.
+    """
+    if platform == "win32":
+        return ("vulkan-1.dll",)
+    if platform == "darwin":
+        folders = ["/opt/homebrew/lib", "/usr/local/lib"]
+        if sdk:
+            folders.insert(0, f"{sdk}/lib")
+        plain = ("libvulkan.1.dylib", "libvulkan.dylib")
+        paths = [f"{folder}/{name}" for folder in folders for name in plain]
+        moltenvk = ["libMoltenVK.dylib", *(f"{folder}/libMoltenVK.dylib" for folder in folders)]
+        return (*plain, *paths, *moltenvk)
+    return ("libvulkan.so.1", "libvulkan.so")
+
 
 constant = cache(ffi.integer_const)
 """The value of a constant of ``vulkan.h``; needs no library."""
 
 _library: Any = None
+
+
+def _realize_types() -> None:
+    """Have cffi make all structures of ``vulkan.h`` now.
+
+    It makes each one at its first use, and ends the process if a finalizer then
+    uses the same one (cffi 2.0: an assertion in ``_realize_c_struct_or_union``).
+    """
+    for name in ffi.list_types()[0]:
+        if ffi.typeof(name).kind == "struct":
+            with suppress(TypeError):  # only declared, such as VkAllocationCallbacks
+                ffi.new(f"{name} *")
 
 
 def load() -> Any:
@@ -36,9 +64,11 @@ def load() -> Any:
     global _library
     if _library is None:
         attempts = []
-        for name in NAMES:
+        for name in names(sys.platform, os.environ.get("VULKAN_SDK")):
             try:
-                _library = ffi.dlopen(name)
+                opened = ffi.dlopen(name)
+                _realize_types()
+                _library = opened
                 break
             except OSError as exc:
                 attempts.append(f"{name} ({exc})")
@@ -97,5 +127,6 @@ def handle(value: Any) -> int:
     if isinstance(value, ffi.CData):
         return int(ffi.cast("uintptr_t", value))
     raise TypeError(
-        f"{value!r} is no Vulkan handle, and so no stream either; give an integer or a cffi pointer"
+        f"{value!r} is not a Vulkan handle, and so not a stream either; give an integer or a cffi "
+        "pointer"
     )

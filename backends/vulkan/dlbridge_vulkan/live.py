@@ -1,81 +1,73 @@
-"""The table of live allocations: every ``data`` that is ours, and nothing else."""
+"""The table of live buffers: every ``data`` that is ours, and nothing else."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
-from .host import release
-
-if TYPE_CHECKING:
-    from .device import Device
-    from .memory import Allocation
+from .buffer import Buffer
+from .device import Device
 
 __all__ = ["Live"]
 
 
 class Live:
-    """Allocations by the address of their descriptor; it owns the descriptors.
+    """Buffers by the address of their descriptor.
 
     A pointer is looked up here and never dereferenced, so that one of another
     library can do no harm.
     """
 
     def __init__(self) -> None:
-        self._table: dict[int, Allocation] = {}
+        self._table: dict[int, Buffer] = {}
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def enter(self, allocation: Allocation) -> int:
-        """Add *allocation*; its ``data``."""
-        self._table[allocation.data] = allocation
-        return allocation.data
+    def enter(self, buffer: Buffer) -> int:
+        """Add *buffer*; its ``data``."""
+        self._table[buffer.data] = buffer
+        return buffer.data
 
-    def find(self, data: int) -> Allocation | None:
-        """The allocation behind *data*, or None if it is none of ours."""
+    def find(self, data: int) -> Buffer | None:
+        """The buffer behind *data*, or None if this package did not make it."""
         return self._table.get(data)
 
-    def get(self, data: int) -> Allocation:
-        """The allocation behind *data*; DeviceError if there is none, or no longer."""
-        allocation = self._table.get(data)
-        if allocation is None or not allocation.device.alive:
+    def get(self, data: int) -> Buffer:
+        """The buffer behind *data*; DeviceError if there is none, or no longer."""
+        buffer = self._table.get(data)
+        if buffer is None or not buffer.queue.alive:
             raise DeviceError(
-                f"{data:#x} is no live Vulkan buffer of this process: it was freed, its device "
+                f"{data:#x} is not a live Vulkan buffer of this process: it was freed, its device "
                 "was closed, or the process forked"
             )
-        return allocation
+        return buffer
 
-    def at(self, data: int, offset: int, nbytes: int) -> Allocation:
-        """The allocation, in which *nbytes* bytes at *offset* must lie."""
-        allocation = self._table.get(data)
-        if allocation is None or not allocation.device.alive:
-            allocation = self.get(data)  # which says what is wrong
-        if offset < 0 or offset + nbytes > allocation.nbytes:
+    def at(self, data: int, offset: int, nbytes: int) -> Buffer:
+        """The buffer, in which *nbytes* bytes at *offset* must lie."""
+        buffer = self._table.get(data)
+        if buffer is None or not buffer.queue.alive:
+            buffer = self.get(data)  # which says what is wrong
+        if offset < 0 or offset + nbytes > buffer.nbytes:
             raise ExchangeError(
                 f"bytes {offset} to {offset + nbytes} are outside a Vulkan buffer of "
-                f"{allocation.nbytes} bytes"
+                f"{buffer.nbytes} bytes"
             )
-        return allocation
+        return buffer
 
     def on(self, device: Device) -> int:
-        """How many allocations are on *device*."""
-        return sum(allocation.device is device for allocation in list(self._table.values()))
+        """How many buffers are on *device*."""
+        return sum(buffer.device is device for buffer in list(self._table.values()))
 
     def free(self, data: int) -> None:
-        """Give the allocation back once its work is done. Never raises.
+        """Give the buffer back once its work is done. Never raises.
 
         Blocks only where the memory is someone else's (imported, wrapped): its
         owner may take it away as soon as this returns.
         """
-        allocation = self._table.pop(data, None)
-        if allocation is None or not allocation.device.alive:
+        buffer = self._table.pop(data, None)  # one step: no other call frees it too
+        if buffer is None or not buffer.queue.alive:
             return
         try:
-            if allocation.block is not None:
-                allocation.device.heap.free(allocation)
-            else:
-                release(allocation)
+            buffer.release()
         except (DeviceError, DeviceMemoryError):
             return  # a lost device gives nothing back

@@ -7,21 +7,22 @@ place and beginning at its byte 0, as TVM's convention wants it.
 
 from __future__ import annotations
 
-import bisect
-import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
-from dlbridge.errors import DeviceMemoryError
+from dlbridge.errors import DeviceError, DeviceMemoryError
 
+from .blocks import Block
 from .errors import check
 from .library import constant, ffi, load, struct
+from .locks import holds, package_lock
+from .memory_types import MemoryType
+from .owners import Owners
+from .queue import Queue
 
-if TYPE_CHECKING:
-    from .device import Device
-    from .memory_types import MemoryType
-
-__all__ = ["USAGE", "Allocation", "Block", "Heap", "create_buffer"]
+__all__ = ["USAGE", "Allocation", "Heap", "Place", "create_buffer"]
 
 BLOCK = 64 << 20
 """Bytes of a block. Larger buffers get one of their own size."""
@@ -37,190 +38,260 @@ USAGE = (
 )
 
 
-class Block:
-    """One VkDeviceMemory and its free ranges, sorted and never adjacent."""
+class Place:
+    """What an allocation owns: a VkBuffer, and a range of a block."""
 
-    __slots__ = ("free", "mapped", "memory", "size")
+    __slots__ = ("block", "cell", "end", "last_use", "start")
 
-    def __init__(self, memory: int, size: int, mapped: int) -> None:
-        self.memory = memory
-        self.size = size
-        self.mapped = mapped
-        self.free = [(0, size)]
-
-    def fit(self, size: int, alignment: int, step: int) -> tuple[int, int] | None:
-        """``(waste, start)`` of the best place for *size* bytes, or None.
-
-        *alignment* is honoured for the host's address where there is one (as
-        long as the block's own address is a multiple of *step*, what Vulkan wants).
-        """
-        origin = self.mapped if self.mapped % step == 0 else 0
-        best = None
-        for low, high in self.free:
-            start = -(-(origin + low) // alignment) * alignment - origin
-            if start + size <= high and (best is None or high - low - size < best[0]):
-                best = (high - low - size, start)
-        return best
-
-    def take(self, start: int, end: int) -> None:
-        """Cut ``start:end`` out of the free range that holds it."""
-        index = bisect.bisect_right(self.free, (start, self.size + 1)) - 1
-        low, high = self.free[index]
-        self.free[index : index + 1] = [
-            part for part in ((low, start), (end, high)) if part[0] < part[1]
-        ]
-
-    def give(self, start: int, end: int) -> None:
-        """Make ``start:end`` free again, joined with its neighbours."""
-        index = bisect.bisect_left(self.free, (start, end))
-        first = last = index
-        if index and self.free[index - 1][1] == start:
-            first, start = index - 1, self.free[index - 1][0]
-        if index < len(self.free) and self.free[index][0] == end:
-            last, end = index + 1, self.free[index][1]
-        self.free[first:last] = [(start, end)]
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing of it is in use."""
-        return self.free == [(0, self.size)]
+    def __init__(self) -> None:
+        self.cell = ffi.new("VkBuffer[1]")
+        self.block: Block | None = None
+        self.start = 0
+        self.end = 0
+        self.last_use = 0
+        """The queue's value after which nothing uses it, once it is freed."""
 
 
 class Allocation:
-    """One VkBuffer with memory behind it, and the descriptor that is its ``data``."""
+    """One VkBuffer and the memory behind it.
+
+    It is made empty; `Heap.allocate` makes the buffer into its `place`. So
+    whatever the driver has made is owned from the first moment, and goes back
+    when the allocation is released or dropped.
+    """
 
     __slots__ = (
-        "block",
+        "__weakref__",
+        "_key",
         "buffer",
         "cached",
-        "data",
-        "descriptor",
-        "device",
-        "end",
+        "heap",
         "last_use",
         "mapped",
         "memory",
         "nbytes",
-        "owned",
-        "start",
+        "place",
+        "queue",
     )
 
-    def __init__(self, device: Device, buffer: int, memory: int, start: int, nbytes: int) -> None:
-        self.device = device
-        self.buffer = buffer
-        self.memory = memory
-        self.start = start
-        self.nbytes = nbytes
-        self.end = start + nbytes
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.heap: Heap | None = None
+        """Where its place goes back to; None if it has nothing of a heap."""
+        self.place = Place()
+        self._key: object = None
+        self.buffer = 0
+        self.memory = 0
+        self.nbytes = 0
         self.mapped = 0
         """Host address of its first byte; 0 if the host cannot address it."""
         self.cached = False
         """Whether the host reads it at full speed."""
         self.last_use = 0
         """The queue's value after which nothing uses it."""
-        self.block: Block | None = None
-        """What it is a part of; None for imported memory, and for a foreign buffer."""
-        self.owned = True
-        """Whether buffer and memory are ours to destroy."""
-        self.descriptor: Any = None
-        self.data = 0
+
+    def enter(self, heap: Heap) -> None:
+        """Belong to *heap* from now on."""
+        self.leave()
+        self.heap = heap
+        self._key = heap.owners.enter(self, self.place)
+
+    def leave(self) -> None:
+        """Belong to no heap: the place is on its way back."""
+        if self.heap is not None:
+            self.heap.owners.leave(self._key)
+            self._key = self.heap = None  # else the key would note this object's end
 
     def settle(self) -> None:
         """Block until no work uses it, so that the host may touch it."""
-        queue = self.device.queue
+        queue = self.queue
         if queue.shared:
             queue.finish()
         elif self.last_use > queue.reached:
             queue.wait(self.last_use)
 
+    def release(self) -> None:
+        """Give it back once no work uses it; does not block. Harmless when repeated."""
+        if self.heap is not None and self.queue.alive:
+            self.heap.free(self)
+
+    @property
+    def start(self) -> int:
+        """Where the buffer is bound in the memory."""
+        return self.place.start
+
+    @property
+    def end(self) -> int:
+        """Where its range of the memory ends."""
+        return self.place.end
+
     @property
     def words(self) -> int:
         """Bytes of the buffer that shaders may see: our own are whole 32-bit words."""
-        return -(-self.nbytes // 4) * 4 if self.owned else self.nbytes
+        return -(-self.nbytes // 4) * 4
 
 
 class Heap:
-    """All blocks of one memory type of one device. Safe from any thread."""
+    """All blocks of one memory type of one device. Safe from any thread and any finalizer."""
 
-    def __init__(self, device: Device, kind: MemoryType) -> None:
+    def __init__(
+        self,
+        device: Any,
+        name: str,
+        limits: Mapping[str, Any],
+        queue: Queue,
+        kind: MemoryType,
+        allocations: Callable[[], int],
+    ) -> None:
+        self.kind = kind
         self._device = device
-        self._lib = device.lib
-        self._kind = kind
-        self._limit = device.physical.limits["max_allocation"]
-        room = device.physical.memory_types[kind.index][2]
-        self._block = min(BLOCK, max(1 << 20, room // 8))
-        self._lock = threading.Lock()
+        self._lib = load()
+        self._name = name
+        self._allocations = allocations
+        """The VkDeviceMemory objects of the device, of all heaps and imports."""
+        self._most = limits["max_allocations"]
+        self._limit = min(limits["max_allocation"], kind.size)
+        self._queue = queue
+        self._block = min(BLOCK, max(1 << 20, kind.size // 8))
+        self._lock = package_lock()
+        self._busy = False
+        """Whether the blocks are being changed, by the thread that holds the lock."""
         self._blocks: list[Block] = []
-        self._pending: deque[Allocation] = deque()
+        self._pending: deque[Place] = deque()
+        self._unmarked: deque[Place] = deque()
+        """Freed places that work of unknown submissions may use."""
+        self.owners: Owners[Place] = Owners()
 
-    def allocate(self, nbytes: int, alignment: int) -> Allocation:
-        """A new buffer of *nbytes* bytes.
+    def allocate(self, into: Allocation, nbytes: int, alignment: int) -> None:
+        """Make *into* a new buffer of *nbytes* bytes.
 
         *alignment* (bytes, a power of two) holds for the host's address, or
         for the place in the block where there is none. DeviceMemoryError if
         there is no room even after what is still in use by the queue was freed.
         """
-        self._refuse_beyond(nbytes)
-        with self._lock:
-            self._collect()
-            buffer, size, step = create_buffer(self._device.pointer, nbytes)
-            try:
-                block, start = self._place(size, max(alignment, step), step)
-                check(
-                    self._lib.vkBindBufferMemory(self._device.pointer, buffer, block.memory, start),
-                    "vkBindBufferMemory",
-                )
-                block.take(start, start + size)
-            except BaseException:
-                self._lib.vkDestroyBuffer(self._device.pointer, buffer, ffi.NULL)
+        self._mark()
+        into.enter(self)
+        into.nbytes = nbytes
+        place = into.place
+        size, step = create_buffer(self._device, nbytes, place.cell)
+        alignment = max(alignment, step)
+        try:
+            self._place(place, size, alignment, step)
+        except DeviceMemoryError:
+            if not self._make_room():
                 raise
-        found = Allocation(self._device, buffer, block.memory, start, nbytes)
-        found.block = block
-        found.end = start + size
-        found.mapped = block.mapped and block.mapped + start
-        found.cached = self._kind.cached
-        return found
+            self._place(place, size, alignment, step)
+        block = place.block
+        assert block is not None  # placed above
+        into.buffer, into.memory = place.cell[0], block.memory
+        into.mapped = block.mapped and block.mapped + into.start
+        into.cached = self.kind.cached
+        check(
+            self._lib.vkBindBufferMemory(self._device, into.buffer, into.memory, into.start),
+            "vkBindBufferMemory",
+        )
 
     def free(self, allocation: Allocation) -> None:
-        """Give *allocation* back once the queue is done with it. Never blocks.
+        """Give *allocation* back once the queue is done with it. Waits for no device.
 
-        May run in a finalizer, and so in the middle of `allocate` in the same
-        thread: it then only notes it for the next call.
+        May run in a finalizer, and so in the middle of any other call of the
+        same thread: it is then only noted for the next call. Where others may
+        submit to the queue, their work that is on it now counts as well.
         """
-        self._pending.append(allocation)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._collect()
-            finally:
-                self._lock.release()
+        place = allocation.place
+        place.last_use = allocation.last_use
+        (self._unmarked if self._queue.shared else self._pending).append(place)
+        allocation.leave()
+        with suppress(DeviceError, DeviceMemoryError):  # a finalizer must not raise
+            self.collect()
+
+    def collect(self) -> None:
+        """Take back what was freed and is no longer in use."""
+        if holds(self._lock):
+            return
+        self._mark()
+        with self._lock:
+            self._changing(self._collect)
 
     def close(self) -> None:
         """Give everything back to the driver; nothing may be in use."""
         with self._lock:
-            while self._pending:
-                self._destroy(self._pending.popleft())
-            for block in self._blocks:
-                self._lib.vkFreeMemory(self._device.pointer, block.memory, ffi.NULL)
-            self._blocks.clear()
+            for place in (*self._pending, *self._unmarked, *self.owners.all()):
+                self._destroy(place)
+            self._pending.clear()
+            self._unmarked.clear()
+            self.owners.clear()
+            while self._blocks:
+                self._blocks[-1].destroy()
+                self._blocks.pop()
 
     @property
     def blocks(self) -> list[Block]:
         """The blocks now held, for tests and figures."""
         return list(self._blocks)
 
+    def _changing(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Run *change*, which may change the blocks; the lock is held."""
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            change(*arguments)
+        finally:
+            self._busy = False
+
+    def _mark(self) -> None:
+        """Have all work on the queue waited for where it is not known what used the memory.
+
+        That is so for a queue to which others submit, and for what was dropped.
+        """
+        if not (self._unmarked or self.owners.any_dropped) or holds(self._lock):
+            return
+        self.owners.reclaim(self._adopt)
+        unmarked = self._unmarked.copy()
+        value = self._queue.mark()
+        for place in unmarked:
+            place.last_use = value
+            self._pending.append(place)
+            with suppress(ValueError):  # another thread was faster: twice does no harm
+                self._unmarked.remove(place)
+
+    def _adopt(self, place: Place) -> bool:
+        self._unmarked.append(place)
+        return True
+
     def _collect(self) -> None:
+        self._sweep()
+        queue, asked = self._queue, False
         for _ in range(len(self._pending)):
-            # Taken out when the answer is known: an error loses nothing.
-            if self._device.queue.done(self._pending[0].last_use):
-                self._destroy(self._pending.popleft())
+            place = self._pending[0]
+            if place.last_use > queue.reached and not asked:
+                queue.done(place.last_use)  # once: it learns how far the queue is
+                asked = True
+            # Taken out when it is destroyed: an error or an interrupt loses nothing.
+            if place.last_use <= queue.reached:
+                self._destroy(place)
+                self._pending.popleft()
             else:
                 self._pending.rotate(-1)
 
-    def _destroy(self, allocation: Allocation) -> None:
-        self._lib.vkDestroyBuffer(self._device.pointer, allocation.buffer, ffi.NULL)
-        block = allocation.block
-        assert block is not None  # imported memory is not freed here
-        block.give(allocation.start, allocation.end)
+    def _sweep(self) -> None:
+        """Give back blocks whose making was interrupted."""
+        for block in [block for block in self._blocks if not block.ready]:
+            block.destroy()
+            self._blocks.remove(block)
+
+    def _destroy(self, place: Place) -> None:
+        cell = place.cell
+        if cell[0]:
+            # Python runs no signal handler between these two lines.
+            buffer, cell[0] = cell[0], 0
+            self._lib.vkDestroyBuffer(self._device, buffer, ffi.NULL)
+        block = place.block
+        if block is None:
+            return
+        free = block.joined(place.start, place.end)
+        block.free, place.block = free, None
         if block.empty:
             self._trim(KEEP)
 
@@ -232,65 +303,90 @@ class Heap:
             if kept <= keep:
                 break
             kept -= block.size
+            block.destroy()
             self._blocks.remove(block)
-            self._lib.vkFreeMemory(self._device.pointer, block.memory, ffi.NULL)
 
-    def _place(self, size: int, alignment: int, step: int) -> tuple[Block, int]:
-        fits = [(block.fit(size, alignment, step), block) for block in self._blocks]
-        found = [(fit, block) for fit, block in fits if fit is not None]
-        if found:
-            (_, start), block = min(found, key=lambda pair: pair[0])
-            return block, start
+    def _make_room(self) -> bool:
+        """Wait for what was freed and give all empty blocks back; False if there was nothing."""
+        freed = self._pending or self._unmarked
+        if not freed and not any(block.empty for block in self._blocks):
+            return False
+        self._queue.finish()
+        self.collect()
+        with self._lock:
+            self._changing(self._trim, 0)
+        return True
+
+    def _place(self, into: Place, size: int, alignment: int, step: int) -> None:
         # A block's own address may be less aligned than the buffer wants.
         need = size + (alignment if alignment > step else 0)
-        self._refuse_beyond(need)
-        try:
-            block = self._grow(need if need > self._block // 2 else self._block)
-        except DeviceMemoryError:
-            self._device.queue.finish()
-            self._collect()
-            self._trim(0)
-            block = self._grow(need)
-        fit = block.fit(size, alignment, step)
-        assert fit is not None  # made large enough above
-        return block, fit[1]
+        with self._lock:
+            if self._busy:  # in a finalizer, in the middle of another change: a block of its own
+                self._take(into, self._grow(need), size, alignment, step)
+            else:
+                self._changing(self._find, into, size, alignment, step, need)
 
-    def _refuse_beyond(self, nbytes: int) -> None:
-        if nbytes > self._limit:
-            raise DeviceMemoryError(
-                f"{nbytes} bytes asked for; {self._device.physical.name} gives at most "
-                f"{self._limit} at once"
-            )
+    def _find(self, into: Place, size: int, alignment: int, step: int, need: int) -> None:
+        self._collect()
+        fits = [
+            (fit[0], index)
+            for index, block in enumerate(self._blocks)
+            if (fit := block.fit(size, alignment, step)) is not None
+        ]
+        if fits:
+            block = self._blocks[min(fits)[1]]
+        else:
+            try:
+                block = self._grow(need if need > self._block // 2 else self._block)
+            except DeviceMemoryError:
+                if need > self._block // 2:
+                    raise
+                block = self._grow(need)
+        self._take(into, block, size, alignment, step)
+
+    def _take(self, into: Place, block: Block, size: int, alignment: int, step: int) -> None:
+        fit = block.fit(size, alignment, step)
+        assert fit is not None  # found or made large enough
+        start, end = fit[1], fit[1] + size
+        free = block.without(start, end)
+        # One step: there is no call in between.
+        block.free, into.block, into.start, into.end = free, block, start, end
 
     def _grow(self, size: int) -> Block:
-        info = struct("VkMemoryAllocateInfo", allocationSize=size, memoryTypeIndex=self._kind.index)
-        memory = ffi.new("VkDeviceMemory *")
-        check(
-            self._lib.vkAllocateMemory(self._device.pointer, info, ffi.NULL, memory),
-            f"vkAllocateMemory of {size} bytes",
-        )
-        address = ffi.new("void **")
-        if self._kind.mapped:
-            # Mapped once and for its whole life, as Vulkan allows.
-            result = self._lib.vkMapMemory(self._device.pointer, memory[0], 0, size, 0, address)
-            if result < 0:
-                self._lib.vkFreeMemory(self._device.pointer, memory[0], ffi.NULL)
-            check(result, "vkMapMemory")
-        block = Block(memory[0], size, int(ffi.cast("uintptr_t", address[0])))
+        if size > self._limit:
+            raise DeviceMemoryError(
+                f"{size} bytes asked for; {self._name} gives at most {self._limit} of this memory "
+                "at once"
+            )
+        if self._allocations() >= self._most:
+            raise DeviceMemoryError(
+                f"{self._most} blocks of memory are allocated, as many as {self._name} allows at "
+                "once; free tensors first"
+            )
+        block = Block(self._device, size)
         self._blocks.append(block)
+        try:
+            block.allocate(self.kind)
+        except BaseException:
+            block.destroy()
+            self._blocks.remove(block)
+            raise
         return block
 
 
-def create_buffer(device: Any, nbytes: int, chain: Any = ffi.NULL) -> tuple[int, int, int]:
-    """A new VkBuffer with the size and the alignment that its memory must have.
+def create_buffer(device: Any, nbytes: int, cell: Any, chain: Any = ffi.NULL) -> tuple[int, int]:
+    """Make a VkBuffer into *cell*, if it has none; the size and alignment of memory that it needs.
 
     Its own size is rounded up to 4 bytes, which vkCmdFillBuffer and 32-bit
     shaders count in.
     """
     lib = load()
-    buffer = ffi.new("VkBuffer *")
-    info = struct("VkBufferCreateInfo", pNext=chain, size=-(-nbytes // 4) * 4, usage=USAGE)
-    check(lib.vkCreateBuffer(device, info, ffi.NULL, buffer), f"vkCreateBuffer of {nbytes} bytes")
+    if not cell[0]:
+        info = struct("VkBufferCreateInfo", pNext=chain, size=-(-nbytes // 4) * 4, usage=USAGE)
+        result = lib.vkCreateBuffer(device, info, ffi.NULL, cell)
+        if result < 0:
+            cell[0] = 0  # what a failed call leaves there is not defined
+        check(result, f"vkCreateBuffer of {nbytes} bytes")
     needs = ffi.new("VkMemoryRequirements *")
-    lib.vkGetBufferMemoryRequirements(device, buffer[0], needs)
-    return buffer[0], needs.size, needs.alignment
+    lib.vkGetBufferMemoryRequirements(device, cell[0], needs)
+    return needs.size, needs.alignment

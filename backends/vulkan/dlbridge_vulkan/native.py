@@ -7,19 +7,19 @@ VkDevice needs to use a tensor's memory, and to wait for it.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlbridge.errors import DeviceError
 from dlbridge.protocol import NativeArray
 
+from .buffer import Buffer
+from .device import Device
 from .library import handle
-from .memory import Allocation
 
-if TYPE_CHECKING:
-    from .device import Device
-
-__all__ = ["VulkanArray", "describe", "wrap"]
+__all__ = ["VulkanArray", "Wrapped", "describe", "wrap"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class VulkanArray:
     readonly: bool
     device_id: int
     data: int
-    """What the DLTensor carries: the address of a DlbridgeVulkanBuffer (docs/vulkan.md)."""
+    """The DLTensor's data: the address of a DlbridgeVulkanBuffer (docs/vulkan.md)."""
     owner: object = field(repr=False)
 
     def described(self) -> NativeArray:
@@ -71,7 +71,29 @@ class VulkanArray:
         )
 
 
-def describe(allocation: Allocation, array: NativeArray) -> VulkanArray:
+class Wrapped(Buffer):
+    """A VkBuffer of the caller's; nothing of it is destroyed here."""
+
+    __slots__ = ("used",)
+
+    def __init__(self, device: Device) -> None:
+        self.used = True
+        super().__init__(device)
+
+    @property
+    def words(self) -> int:
+        """Bytes that shaders may see: what the caller's buffer has."""
+        return self.nbytes
+
+    def release(self) -> None:
+        """Wait until no work uses it: its owner may destroy it as soon as this returns."""
+        if self.used and self.queue.alive:
+            with suppress(DeviceError):  # a lost device has no work left
+                self.queue.finish()
+            self.used = False
+
+
+def describe(allocation: Buffer, array: NativeArray) -> VulkanArray:
     """*array*, which lies in *allocation*, with its raw handles.
 
     From now on others may use the queue, and dlbridge's waits cover their work too.
@@ -119,15 +141,20 @@ def wrap(
     mapped: int,
     dtype: str,
     shape: tuple[int, ...],
-) -> Allocation:
-    """An allocation over a VkBuffer of the caller's; nothing of it will be destroyed."""
-    allocation = Allocation(device, handle(buffer), handle(memory), memory_offset, nbytes)
-    if not allocation.buffer or nbytes <= 0:
-        raise ValueError(f"a VkBuffer of {nbytes} bytes with handle {allocation.buffer} is none")
+) -> Wrapped:
+    """A buffer of ours over a VkBuffer of the caller's."""
+    made = Wrapped(device)
+    made.buffer, made.memory = handle(buffer), handle(memory)
+    if not made.buffer or nbytes <= 0:
+        raise ValueError(
+            f"a VkBuffer of {nbytes} bytes with handle {made.buffer} is not valid: both must be "
+            "greater than 0"
+        )
     needed = -(-prod(shape) * _bits(dtype) // 8)
     if needed > nbytes:
         raise ValueError(f"shape {shape} of {dtype} takes {needed} bytes; the buffer has {nbytes}")
-    allocation.owned = False
-    allocation.mapped = mapped
-    allocation.cached = bool(mapped)
-    return device.describe(allocation)
+    made.place.start, made.nbytes = memory_offset, nbytes
+    made.mapped = mapped
+    made.cached = bool(mapped)
+    made.describe()
+    return made

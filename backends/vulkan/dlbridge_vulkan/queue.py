@@ -8,18 +8,18 @@ is ordered as it was submitted, and host reads after a wait see it.
 
 from __future__ import annotations
 
-import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any, Protocol
 
 from .errors import check
+from .handles import Handles
 from .library import constant, ffi, load, struct
+from .locks import package_lock
 
-if TYPE_CHECKING:
-    from .memory import Allocation
-
-__all__ = ["Queue"]
+__all__ = ["NEVER", "Queue", "Used"]
 
 IN_FLIGHT = 64
 """Command buffers before a submission waits for the oldest."""
@@ -27,49 +27,65 @@ IN_FLIGHT = 64
 SLICE = 100_000_000
 """Nanoseconds per wait, so that Ctrl-C is answered between two."""
 
+NEVER = 1 << 62
+"""A value that no submission reaches: waiting for it waits for all work on the queue."""
+
+
+class Used(Protocol):
+    """Memory that submissions use."""
+
+    last_use: int
+    """The queue's value after which nothing uses it."""
+
 
 class Queue:
     """One VkQueue of an open VkDevice.
 
-    *lock* guards it (vkQueueSubmit wants that), and with it the command pool.
-    Whoever else submits to the same VkQueue must hold it too.
+    *lock* is held for each vkQueueSubmit, which Vulkan allows one thread at a
+    time, and it guards the command pool. Whoever else submits to the same
+    VkQueue must hold it too. It must be reentrant: a finalizer may submit while
+    the same thread records.
     """
 
     def __init__(
-        self, device: Any, handle: Any, family: int, lock: Any = None, *, shared: bool = False
+        self,
+        handles: Handles,
+        device: Any,
+        handle: Any,
+        family: int,
+        lock: Any = None,
+        *,
+        shared: bool = False,
     ) -> None:
         self.device = device
         self.handle = handle
         self.family = family
-        self.lock = lock or threading.Lock()
+        self.lock = package_lock() if lock is None else lock
         self.shared = shared
         """Whether others have the handles, so that they may submit here too."""
+        self.alive = True
+        """False once the device is closed, and in a forked child: nothing may be called then."""
         self.submitted = 0
         """The timeline's value after the last submission."""
         self.reached = 0
-        """The newest value that is known to be reached; it may be further by now."""
+        """A value that is known to be reached; the queue may be further by now."""
         self._next = 0
-        self._lib = lib = load()
+        self._lib = load()
         timeline = struct(
             "VkSemaphoreTypeCreateInfo", semaphoreType=constant("VK_SEMAPHORE_TYPE_TIMELINE")
         )
-        semaphore = ffi.new("VkSemaphore[1]")
         info = struct("VkSemaphoreCreateInfo", pNext=timeline)
-        check(lib.vkCreateSemaphore(device, info, ffi.NULL, semaphore), "vkCreateSemaphore")
-        pool = ffi.new("VkCommandPool *")
+        semaphore = handles.create(device, "Semaphore", info)
         info = struct(
             "VkCommandPoolCreateInfo",
             flags=constant("VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT"),
             queueFamilyIndex=family,
         )
-        result = lib.vkCreateCommandPool(device, info, ffi.NULL, pool)
-        if result < 0:
-            lib.vkDestroySemaphore(device, semaphore[0], ffi.NULL)
-        check(result, "vkCreateCommandPool")
+        self._pool = handles.create(device, "CommandPool", info)[0]
         self.semaphore = int(semaphore[0])
-        self._pool = pool[0]
         self._free: list[Any] = []  # VkCommandBuffer[1]
         self._running: deque[tuple[int, Any]] = deque()
+        self._nothing = ffi.new("VkCommandBuffer[0]")
         self._prepare(semaphore)
 
     def _prepare(self, semaphore: Any) -> None:
@@ -107,17 +123,18 @@ class Queue:
         self._commands = constant("VK_PIPELINE_STAGE_ALL_COMMANDS_BIT")
         self._host = constant("VK_PIPELINE_STAGE_HOST_BIT")
 
-    def submit(self, record: Callable[[Any], None], uses: Iterable[Allocation] = ()) -> int:
+    def submit(self, record: Callable[[Any], None], uses: Iterable[Used] = ()) -> int:
         """Run what *record* puts into a VkCommandBuffer, after all earlier work.
 
-        The allocations that it *uses* are marked, so that they are neither freed
-        nor touched by the host before it is done. The value to `wait` for.
+        The memory that it *uses* is marked, so that it is neither freed nor
+        touched by the host before the work is done. Returns the value to `wait` for.
         """
-        lib = self._lib
+        lib, used = self._lib, tuple(uses)
+        self._limit()
         with self.lock:
             commands = self._take()
-            check(lib.vkBeginCommandBuffer(commands[0], self._begin), "vkBeginCommandBuffer")
             try:
+                check(lib.vkBeginCommandBuffer(commands[0], self._begin), "vkBeginCommandBuffer")
                 self._barrier(commands[0], self._commands, self._order)
                 record(commands[0])
                 self._barrier(commands[0], self._host, self._publish)
@@ -126,30 +143,45 @@ class Queue:
                 self._free.append(commands)
                 raise
             check(lib.vkEndCommandBuffer(commands[0]), "vkEndCommandBuffer")
-            return self._submit(commands, uses)
+            return self._submit(commands, used)
 
-    def _submit(self, commands: Any, uses: Iterable[Allocation]) -> int:
-        # A value is never used twice, and marked before it is submitted: a
-        # KeyboardInterrupt in between leaves a gap, which `wait` can close.
-        self._next += 1
-        value = self._value[0] = self._next
-        marked = [(allocation, allocation.last_use) for allocation in uses]
-        for allocation, _ in marked:
-            allocation.last_use = value
-        self._submission.commandBufferCount = len(commands)
-        self._submission.pCommandBuffers = commands
-        result = self._lib.vkQueueSubmit(self.handle, 1, self._submission, 0)
-        if result < 0:
-            # Nobody may wait for a value that never comes: a finalizer that
-            # does so while this thread holds the lock would wait for ever.
-            for allocation, before in marked:
-                allocation.last_use = before
+    def _submit(self, commands: Any, used: tuple[Used, ...]) -> int:
+        """VkQueueSubmit with the next value; the lock is held.
+
+        A finalizer may submit while this prepares: then all is prepared again
+        with a later value. From the comparison to the call there is no place
+        where Python runs finalizers, signal handlers or other threads: it does
+        so after calls, at the ends of loops and where containers are made.
+        """
+        call = (self.handle, 1, self._submission, 0)
+        submit = self._lib.vkQueueSubmit
+        while True:
+            value = self._next + 1
+            before = [one.last_use for one in used]
+            for one in used:
+                one.last_use = value
+            entry = (value, commands)
             if len(commands):
+                self._running.append(entry)
+            self._submission.commandBufferCount = len(commands)
+            self._submission.pCommandBuffers = commands
+            self._value[0] = value
+            if self._next + 1 == value:
+                self._next = value
+                result = submit(*call)
+                break
+            if len(commands):
+                self._running.remove(entry)
+        # An interrupt here leaves `submitted` behind: `wait` then asks for a new mark.
+        if result < 0:
+            # Nobody may wait for a value that is never reached.
+            for one, old in zip(used, before, strict=True):
+                one.last_use = old
+            if len(commands):
+                self._running.remove(entry)
                 self._free.append(commands)
         check(result, "vkQueueSubmit")
         self.submitted = value
-        if len(commands):
-            self._running.append((value, commands))
         return value
 
     def mark(self) -> int:
@@ -161,7 +193,7 @@ class Queue:
         if not self.shared and self._next == self.submitted:
             return self.submitted
         with self.lock:
-            return self._submit(ffi.new("VkCommandBuffer[0]"), ())
+            return self._submit(self._nothing, ())
 
     def done(self, value: int) -> bool:
         """Whether the submission *value* is done; does not block."""
@@ -175,10 +207,10 @@ class Queue:
         self.reached = counter[0]
         return bool(value <= self.reached)
 
-    def wait(self, value: int) -> None:
-        """Block until the submission *value* is done."""
+    def wait(self, value: int, seconds: float | None = None) -> bool:
+        """Block until the submission *value* is done; False if *seconds* pass before."""
         if self.done(value):
-            return
+            return True
         if value > self.submitted:  # the gap of an interrupted submission
             value = self.mark()
         values = ffi.new("uint64_t[1]", [value])
@@ -188,29 +220,36 @@ class Queue:
             pSemaphores=self._semaphore,
             pValues=values,
         )
+        end = None if seconds is None else time.monotonic() + seconds
         while check(
             self._lib.vkWaitSemaphores(self.device, info, SLICE), "vkWaitSemaphores"
         ) == constant("VK_TIMEOUT"):
-            pass
+            if end is not None and time.monotonic() >= end:
+                return False
         self.reached = max(self.reached, value)
+        return True
 
-    def finish(self) -> None:
-        """Block until all work now on the queue is done."""
+    def finish(self, seconds: float | None = None) -> bool:
+        """Block until all work now on the queue is done; False if *seconds* pass before."""
         if self.shared or self.reached != self._next:
-            self.wait(self.mark())
+            return self.wait(self.mark(), seconds)
+        return True
 
-    def close(self) -> None:
-        """Destroy what the queue made; no work may be on it."""
-        self._lib.vkDestroyCommandPool(self.device, self._pool, ffi.NULL)
-        self._lib.vkDestroySemaphore(self.device, self.semaphore, ffi.NULL)
+    def _limit(self) -> None:
+        """Wait, without the lock, while too many submissions are under way."""
+        with suppress(IndexError):  # another thread has taken the oldest out
+            if len(self._running) >= IN_FLIGHT:
+                self.wait(self._running[0][0])
 
     def _take(self) -> Any:
-        """A command buffer that is not in use. The lock is held."""
-        while self._running and (self.done(self._running[0][0]) or len(self._running) >= IN_FLIGHT):
-            value, commands = self._running.popleft()
-            self.wait(value)
-            self._free.append(commands)
-        if self._free:
+        """A command buffer that is not in use. The lock is held, but finalizers may submit."""
+        for entry in self._running.copy():
+            if not self.done(entry[0]):
+                break
+            with suppress(ValueError):  # taken out by a finalizer meanwhile
+                self._running.remove(entry)
+                self._free.append(entry[1])
+        with suppress(IndexError):
             return self._free.pop()
         commands = ffi.new("VkCommandBuffer[1]")
         info = struct("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)

@@ -15,10 +15,13 @@ import numpy as np
 
 from .library import ffi
 
-__all__ = ["MAX_REGIONS", "host_copy", "packed_strides", "parts", "regions", "span"]
+__all__ = ["MAX_REGIONS", "Side", "at", "host_copy", "packed_strides", "parts", "regions", "span"]
 
 MAX_REGIONS = 16384
 """Regions of one vkCmdCopyBuffer: 24 bytes each on the host and in its command buffer."""
+
+Side = tuple[int, Sequence[int]]
+"""Where a region begins (an offset or an address) and its strides, in bytes."""
 
 UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -26,6 +29,12 @@ UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 def span(strides: Sequence[int], shape: Sequence[int], run_nbytes: int) -> int:
     """Bytes from the first to the last byte of a region."""
     return sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + run_nbytes
+
+
+def at(side: Side, low: Sequence[int]) -> Side:
+    """The side of the part that begins at index *low*."""
+    begin, strides = side
+    return begin + sum(i * s for i, s in zip(low, strides, strict=True)), strides
 
 
 def packed_strides(shape: Sequence[int], run_nbytes: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -195,6 +196,90 @@ def staged(vulkan):
 def either(request):
     """Both backends, one after the other."""
     return request.getfixturevalue({"mapped": "vulkan", "staged": "staged"}[request.param])
+
+
+def _lavapipe():
+    """The library of lavapipe, by its driver file."""
+    for file in map(Path, _drivers()):
+        if file.is_file():
+            library = json.loads(file.read_text())["ICD"]["library_path"]
+            if "lvp" in library:
+                return library
+    return None
+
+
+@pytest.fixture(scope="session")
+def simulated_library(expected):
+    """The simulated device of tests/simulated, compiled; or a skip with the reason."""
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    target = Path(TEMPORARY.name) / "libsimulated.so"
+    flags = ["-std=gnu17", "-O1", "-g", "-shared", "-fPIC", "-pthread"]
+    source = HERE / "simulated" / "simulated.c"
+    reason = "" if compiler and _lavapipe() else "needs gcc and lavapipe"
+    if not reason:
+        command = [compiler, *flags, "-o", str(target), str(source), "-ldl"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode and "vulkan.h" not in done.stderr:
+            pytest.fail(done.stderr)
+        if done.returncode:
+            reason = "needs Vulkan's headers (Debian: libvulkan-dev)"
+    if reason:
+        assert not expected("vulkan_headers"), reason
+        pytest.skip(reason)
+    return target
+
+
+@pytest.fixture(scope="session")
+def drivers():
+    """The driver files of this machine."""
+    return _drivers()
+
+
+@pytest.fixture(scope="session")
+def simulate(vulkan, simulated_library):
+    """``simulate(KIND="discrete", ...)``: a backend on such a device alone.
+
+    The words are those of tests/simulated/README.md, without their prefix.
+    """
+    from dlbridge_vulkan import Vulkan
+
+    made = []
+
+    def make(*, also=(), **words):
+        number = len(made)
+        library = Path(TEMPORARY.name) / f"libsimulated{number}.so"
+        shutil.copy(simulated_library, library)
+        driver = Path(TEMPORARY.name) / f"simulated{number}.json"
+        content = {"library_path": str(library), "api_version": "1.3.0"}
+        driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
+        environment = {f"SIMULATED_{name}": str(value) for name, value in words.items()}
+        environment["SIMULATED_DRIVER"] = _lavapipe()
+        environment["VK_DRIVER_FILES"] = ":".join([str(driver), *also])
+        made.append(library)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            return Vulkan()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def discrete(simulate):
+    """A discrete GPU: a window of 256 MiB, 256-byte alignment, 128 MiB ranges, no import."""
+    return simulate()
+
+
+@pytest.fixture(scope="session")
+def integrated(simulate):
+    """An APU with a carve-out of 256 MiB, that imports host memory."""
+    return simulate(
+        KIND="integrated",
+        HEAPS="268435456:1,4294967296:0",
+        TYPES="1:0,6:1,7:0,14:1",
+        ALIGNMENT=64,
+        NO_IMPORT=0,
+    )
 
 
 class Tensors:

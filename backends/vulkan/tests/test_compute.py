@@ -9,14 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import compute, demo
+from dlbridge_vulkan import demo, strided_kernel
 from dlbridge_vulkan.compute import SETS
 from dlbridge_vulkan.instance import features
+from dlbridge_vulkan.library import ffi
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "shaders" / "scale.comp", demo.SHADER.with_suffix(".comp")]
+SOURCES = [
+    HERE / "shaders" / "scale.comp",
+    demo.SHADER.with_suffix(".comp"),
+    strided_kernel.SHADER.with_suffix(".comp"),
+]
 
 
 def push(count, factor, rounds=1):
@@ -99,13 +104,13 @@ def test_close_waits_for_a_call_of_another_thread(vulkan, tensors, scale_spirv, 
     def close_meanwhile(*arguments):
         closer.start()
         closer.join(0.2)
-        assert kernel._free.alive  # to go on without it would end the process
+        assert len(kernel._handles)  # to go on without it would end the process
         bind(*arguments)
 
     monkeypatch.setattr(kernel, "_bind", close_meanwhile)
     kernel.run([binding], (1,), push(1, 2.0))
     closer.join()
-    assert not kernel._free.alive
+    assert not len(kernel._handles)
 
 
 def test_a_call_that_waited_for_the_close_says_so(vulkan, tensors, scale_spirv, monkeypatch):
@@ -123,14 +128,18 @@ def test_a_kernel_that_cannot_wait_ends_in_silence(vulkan, scale_spirv, monkeypa
     """Its finalizer must not raise; what may be in use still is not pulled away."""
     kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
 
+    made = list(kernel._handles._made)
+
     def failing(value):
         raise error("no answer")
 
     monkeypatch.setattr(vulkan.devices[0].queue, "wait", failing)
     kernel.close()
-    assert bool(kernel._made) == left
+    assert {bool(cell[0]) for _, _, cell, _ in made} == {left}
+    assert len(kernel._handles) == 0
     monkeypatch.undo()
-    compute._destroy(kernel.device, kernel._made, kernel._used)
+    for destroy, parent, cell, _ in reversed(made):
+        destroy(*parent, cell[0], ffi.NULL)  # does nothing to a handle that is 0
 
 
 # What is refused
@@ -138,7 +147,7 @@ def test_a_kernel_that_cannot_wait_ends_in_silence(vulkan, scale_spirv, monkeypa
 
 @pytest.mark.parametrize("module", [b"", b"x" * 100, b"\x03\x02\x23\x07" + b"\0" * 17])
 def test_what_is_no_spirv(vulkan, module):
-    with pytest.raises(ValueError, match=r"no SPIR-V module.*glslangValidator"):
+    with pytest.raises(ValueError, match=r"not a SPIR-V module.*glslangValidator"):
         vulkan.kernel(module, buffers=1)
 
 
@@ -201,7 +210,7 @@ def test_any_whole_numbers_and_any_bytes(vulkan, tensors, scale_spirv, groups, k
 @pytest.mark.parametrize("stranger", [None, 5, b"bytes", np.ones(3)])
 def test_what_is_no_tensor(vulkan, scale_spirv, stranger):
     kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
-    with pytest.raises(TypeError, match="is no dlbridge tensor"):
+    with pytest.raises(TypeError, match="is not a dlbridge tensor"):
         kernel(stranger, groups=1, push=push(1, 1.0))
 
 

@@ -17,9 +17,8 @@ class VulkanTests(BackendTests):
     def slow_work(self, backend, device_id, stream):
         """A shader that multiplies by 1 for 100 ms or more."""
         kernel = backend.kernel(SCALE.read_bytes(), buffers=1, push_nbytes=12, device_id=device_id)
-        allocation = backend.devices[device_id].allocate(4, 4)
-        data = backend.live.enter(allocation)
-        kernel.run([(allocation, 0, 4)], (1, 30), struct.pack("=IIf", 1, 60_000, 1.0))
+        data = backend.allocate(device_id, 4, 4, 0)
+        kernel.run([(backend.live.get(data), 0, 4)], (1, 30), struct.pack("=IIf", 1, 60_000, 1.0))
         backend.free(device_id, data, stream)  # deferred until the shader is done
         return kernel
 
@@ -44,6 +43,22 @@ class TestStaged(VulkanTests):
     @pytest.fixture
     def backend(self, staged):
         return staged
+
+
+class TestSimulatedDiscrete(VulkanTests):
+    """A discrete GPU as the specification allows it; see tests/simulated/README.md."""
+
+    @pytest.fixture
+    def backend(self, discrete):
+        return discrete
+
+
+class TestSimulatedIntegrated(VulkanTests):
+    """An APU with a small carve-out: tensors in the host's cached memory, and imports."""
+
+    @pytest.fixture
+    def backend(self, integrated):
+        return integrated
 
 
 def test_staged_by_the_environment(vulkan, monkeypatch):

@@ -90,3 +90,44 @@ def test_after_a_fork(run_python, scale_spirv, tmp_path):
     )
     done = run_python(code)
     assert done.stdout.split() == ["13", "ok"], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
+def test_a_fork_while_another_thread_works(run_python, scale_spirv, tmp_path):
+    """The child inherits no lock that nobody will release, and does not wait at its end."""
+    spirv = tmp_path / "scale.spv"
+    spirv.write_bytes(scale_spirv)
+    code = START.format(spirv=str(spirv)) + (
+        "import gc, os, sys, threading, time\n"
+        "from dlbridge_vulkan.locks import package_lock\n"
+        "from dlbridge.errors import DeviceError\n"
+        "inside, done = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with package_lock():\n"
+        "        inside.set(); done.wait()\n"
+        "work(300)\n"  # seconds of work, which the child must not wait for
+        "threading.Thread(target=hold).start(); inside.wait()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    began = time.monotonic()\n"
+        "    for call in (lambda: backend.allocate(0, 4, 4, 0), lambda: work(1),\n"
+        "                 lambda: backend.copy_to_host(0, data, 0, memoryview(bytearray(4)), 0),\n"
+        "                 lambda: backend.synchronize(0, 0)):\n"
+        "        try: call()\n"
+        "        except DeviceError: pass\n"
+        "        else: os._exit(2)\n"
+        "    backend.free(0, data, 0)\n"
+        "    kernel.close(); del kernel; gc.collect()\n"
+        "    backend.devices.finish()\n"
+        "    with package_lock(): pass\n"
+        "    raise SystemExit(3 if time.monotonic() - began > 5 else 0)\n"
+        "end = time.monotonic() + 60\n"
+        "while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:\n"
+        "    time.sleep(0.05)\n"
+        "if found == (0, 0): os.kill(child, 9)\n"
+        "print(os.waitstatus_to_exitcode(found[1]) if found[0] else 'hangs')\n"
+        "done.set()\n"
+        "backend.synchronize(0, 0)\n"
+    )
+    done = run_python(code)
+    assert done.stdout.split() == ["0"], done.stderr

@@ -6,7 +6,7 @@ import mmap
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import host
+from dlbridge_vulkan import host_import, hostcopy
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
@@ -68,7 +68,7 @@ def test_free_waits_before_the_memory_goes(vulkan, delay):
 def test_memory_inside_a_page_is_refused(vulkan, pages, misaligned):
     where = address(pages(2)) + misaligned
     refusal = vulkan.host_import_refusal(0, where, 64)
-    assert refusal.startswith(f"pointer not page aligned: {where:#x} is no multiple of 4096")
+    assert refusal.startswith(f"pointer not page aligned: {where:#x} is not a multiple of 4096")
     with pytest.raises(ExchangeError, match="pointer not page aligned"):
         vulkan.import_host(0, where, 64, False)
 
@@ -91,8 +91,10 @@ def test_memory_that_ends_inside_a_word_is_refused(vulkan, pages, nbytes):
     """A shader writes whole words: the bytes up to the next one are somebody else's."""
     where = address(pages(1))
     refusal = vulkan.host_import_refusal(0, where, nbytes)
-    assert refusal.startswith(f"{nbytes} bytes are no multiple of 4: a shader writes 32-bit words")
-    with pytest.raises(ExchangeError, match="no multiple of 4"):
+    assert refusal.startswith(
+        f"{nbytes} bytes are not a multiple of 4: a shader writes 32-bit words"
+    )
+    with pytest.raises(ExchangeError, match="not a multiple of 4"):
         vulkan.import_host(0, where, nbytes, False)
 
 
@@ -111,14 +113,14 @@ def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
                 destroyed.append(name)
             return getattr(real, name)
 
-    def failing(value):
+    def failing(*_):
         raise error
 
-    monkeypatch.setattr(device, "lib", Watching())
+    monkeypatch.setattr(host_import, "load", Watching)
     monkeypatch.setattr(device.queue, "wait", failing)
     lost = error is DeviceError
     with contextlib.nullcontext() if lost else pytest.raises(error):
-        host.release(allocation)
+        allocation.release()
     assert destroyed == (["vkDestroyBuffer", "vkFreeMemory"] if lost else [])
     monkeypatch.undo()
     if lost:
@@ -141,8 +143,8 @@ def test_an_import_that_was_freed_is_freed(pages):
 
 def test_a_driver_with_larger_pages_than_the_system(vulkan, monkeypatch):
     """Then the end of the last page might not be mapped: refused (no such driver was met)."""
-    monkeypatch.setattr(host.mmap, "PAGESIZE", 1024)
-    assert "no multiple of the 4096" in vulkan.host_import_refusal(0, 1 << 20, 100)
+    monkeypatch.setattr(host_import.mmap, "PAGESIZE", 1024)
+    assert "not a multiple of the 4096" in vulkan.host_import_refusal(0, 1 << 20, 100)
     assert vulkan.host_import_refusal(0, 1 << 20, 4096) == ""
 
 
@@ -158,7 +160,7 @@ def test_an_import_that_the_driver_refuses_leaves_nothing(vulkan, pages, monkeyp
     own = Vulkan()
     device = own.devices[0]
     values = pages(1)
-    real = host.load()
+    real = host_import.load()
 
     class Refusing:
         def __getattr__(self, name):
@@ -166,7 +168,7 @@ def test_an_import_that_the_driver_refuses_leaves_nothing(vulkan, pages, monkeyp
                 return lambda *_: -1000072003
             return getattr(real, name)
 
-    monkeypatch.setattr(host, "load", Refusing)
+    monkeypatch.setattr(host_import, "load", Refusing)
     with pytest.raises(ExchangeError, match="VK_ERROR_INVALID_EXTERNAL_HANDLE"):
         own.import_host(0, address(values), values.nbytes, False)
     monkeypatch.undo()
@@ -194,9 +196,11 @@ def test_a_view_is_the_mapped_memory(vulkan, tensors):
     assert tensors.bytes(target, 8) == b"abCDEFgh"
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, host.HOLD_GIL, host.HOLD_GIL + 1])
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, hostcopy.HOLD_GIL, hostcopy.HOLD_GIL + 1])
 def test_move(nbytes):
     source, target = bytearray(b"x" * nbytes), bytearray(nbytes)
     if nbytes:
-        host.move(host.address_of(memoryview(target)), host.address_of(memoryview(source)), nbytes)
+        hostcopy.move(
+            hostcopy.address_of(memoryview(target)), hostcopy.address_of(memoryview(source)), nbytes
+        )
     assert source == target

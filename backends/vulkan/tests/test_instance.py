@@ -24,7 +24,7 @@ def test_importing_opens_no_library(run_python):
 def test_no_loader(monkeypatch):
     """Every name that was tried, and what to install."""
     monkeypatch.setattr(library, "_library", None)
-    monkeypatch.setattr(library, "NAMES", ("libnone-a.so", "libnone-b.so"))
+    monkeypatch.setattr(library, "names", lambda *_: ("libnone-a.so", "libnone-b.so"))
     with pytest.raises(BackendUnavailable, match=r"libnone-a\.so .*libnone-b\.so .*apt install"):
         library.load()
 
@@ -89,7 +89,7 @@ def test_an_old_device_is_asked_nothing_new(vulkan, monkeypatch):
 def test_tvms_order(vulkan, monkeypatch):
     """discrete, integrated, virtual, cpu, other; as listed within a kind."""
     listed = ["cpu", "other", "discrete", "virtual", "cpu", "integrated", "discrete"]
-    real = vulkan.devices._physical[0]
+    real = vulkan.devices._entries[0].physical
     made = [
         instances.PhysicalDevice(**{**vars(real), "kind": kind, "name": f"{kind} {i}"})
         for i, kind in enumerate(listed)
@@ -148,7 +148,7 @@ def test_a_device_that_cannot_be_opened_leaves_nothing(vulkan, monkeypatch):
         raise DeviceMemoryError("full")
 
     own = Vulkan()
-    monkeypatch.setattr(device, "create_buffer", full)
+    monkeypatch.setattr(device, "Staging", full)
     with pytest.raises(DeviceMemoryError, match="full"):
         own.allocate(0, 16, 16, 0)
     monkeypatch.undo()
@@ -183,7 +183,7 @@ def test_a_driver_that_lists_nothing(vulkan, monkeypatch):
 def test_the_exit_goes_on_without_the_driver(vulkan, monkeypatch, error):
     """No device is waited for that cannot be; the others are."""
 
-    def failing():
+    def failing(seconds):
         raise error("no answer")
 
     monkeypatch.setattr(vulkan.devices[0].queue, "finish", failing)
@@ -212,7 +212,7 @@ def test_every_feature_of_the_docs_is_switched_on(vulkan, monkeypatch):
     own = Vulkan()
     for index in range(own.device_count()):
         seen.clear()
-        found = instances.features(own.devices._physical[index].pointer)
+        found = instances.features(own.devices._entries[index].physical.pointer)
         own.devices[index]
         available = {
             name: bool(getattr(structure, name))

@@ -4,18 +4,12 @@ import gc
 import random
 import threading
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from dlbridge_vulkan import Vulkan, memory
-from dlbridge_vulkan.memory import Block
-from dlbridge_vulkan.memory_types import MemoryType
+from dlbridge_vulkan.blocks import Block
 
 from dlbridge.errors import DeviceMemoryError
-
-LOCAL, VISIBLE, COHERENT, CACHED = 1, 2, 4, 8
-GIB = 1 << 30
-
 
 # Blocks
 
@@ -23,12 +17,13 @@ GIB = 1 << 30
 def test_ranges_never_overlap_and_join_again():
     """A thousand random takes and gives, against a set of bytes."""
     pick = random.Random(1)
-    block = Block(0, 4096, 64 * 7)
+    block = Block(None, 4096, 64 * 7)
+    block.free, block.ready = [(0, 4096)], True
     used, taken = set(), []
     for _ in range(1000):
         if taken and pick.random() < 0.5:
             start, end = taken.pop(pick.randrange(len(taken)))
-            block.give(start, end)
+            block.free = block.joined(start, end)
             used -= set(range(start, end))
         else:
             size, alignment = pick.randrange(1, 300), 1 << pick.randrange(9)
@@ -37,7 +32,7 @@ def test_ranges_never_overlap_and_join_again():
                 continue
             start = fit[1]
             assert (block.mapped + start) % alignment == 0
-            block.take(start, start + size)
+            block.free = block.without(start, start + size)
             assert not used & set(range(start, start + size))
             used |= set(range(start, start + size))
             taken.append((start, start + size))
@@ -45,63 +40,15 @@ def test_ranges_never_overlap_and_join_again():
         assert free == set(range(4096)) - used
         assert all(a[1] < b[0] for a, b in pairwise(block.free))
     for start, end in taken:
-        block.give(start, end)
+        block.free = block.joined(start, end)
     assert block.empty
 
 
 def test_the_tightest_range_is_taken():
-    block = Block(0, 1000, 0)
+    block = Block(None, 1000)
     block.free = [(0, 400), (500, 560), (600, 1000)]
     assert block.fit(50, 4, 4) == (10, 500)
     assert block.fit(401, 4, 4) is None
-
-
-# Memory types
-
-
-def device(*types, local=8 * GIB):
-    return SimpleNamespace(memory_types=types, memory=local, limits={})
-
-
-DISCRETE = device(
-    (LOCAL, 0, 8 * GIB),
-    (VISIBLE | COHERENT, 1, 16 * GIB),
-    (VISIBLE | COHERENT | CACHED, 1, 16 * GIB),
-    (LOCAL | VISIBLE | COHERENT, 2, 256 << 20),
-)
-RESIZABLE = device(
-    (LOCAL, 0, 8 * GIB),
-    (VISIBLE | COHERENT | CACHED, 1, 16 * GIB),
-    (LOCAL | VISIBLE | COHERENT, 0, 8 * GIB),
-)
-INTEGRATED = device(
-    (LOCAL, 0, 8 * GIB),
-    (LOCAL | VISIBLE | COHERENT, 0, 8 * GIB),
-    (LOCAL | VISIBLE | COHERENT | CACHED, 0, 8 * GIB),
-    (LOCAL | VISIBLE | CACHED, 0, 8 * GIB),
-)
-
-
-@pytest.mark.parametrize(
-    ("physical", "bits", "index", "mapped", "cached"),
-    [
-        (DISCRETE, 0b1111, 0, False, False),  # the small window is not for tensors
-        (RESIZABLE, 0b111, 2, True, False),  # written directly, read by staging
-        (INTEGRATED, 0b1111, 2, True, True),  # coherent before all
-        (INTEGRATED, 0b0011, 1, True, False),  # only what the buffer allows
-        (INTEGRATED, 0b1001, 0, False, False),  # not coherent: not mapped
-    ],
-)
-def test_the_memory_type_for_tensors(physical, bits, index, mapped, cached):
-    """Made-up tables: no such hardware has confirmed the choice."""
-    kind = MemoryType.for_tensors(physical, bits, staged=False)
-    assert (kind.index, kind.mapped, kind.cached) == (index, mapped, cached)
-
-
-def test_the_memory_type_for_staging():
-    assert MemoryType.for_staging(DISCRETE, 0b1111).index == 2
-    assert MemoryType.for_staging(RESIZABLE, 0b111).index == 1
-    assert MemoryType.for_staging(INTEGRATED, 0b1111).index == 2
 
 
 # Heaps
@@ -118,7 +65,7 @@ def own():
 def test_many_tensors_take_few_allocations(own, monkeypatch):
     """The driver's count of allocations is what runs out first."""
     own.allocate(0, 16, 16, 0)
-    heap = own.devices[0].heap
+    heap = own.devices[0].heaps[0]
     data = [own.allocate(0, 1000, 256, 0) for _ in range(5000)]
     assert len(heap.blocks) == 1
     for one in [*data, *list(own.live._table)]:
@@ -143,7 +90,7 @@ def test_live_buffers_share_memory_and_no_byte(tensors):
 
 def test_empty_blocks_are_kept_up_to_a_limit(own, monkeypatch):
     monkeypatch.setattr(memory, "KEEP", 100 << 20)
-    heap_of = lambda: own.devices[0].heap  # noqa: E731 - the device opens at first use
+    heap_of = lambda: own.devices[0].heaps[0]  # noqa: E731 - the device opens at first use
     data = [own.allocate(0, 40 << 20, 16, 0) for _ in range(4)]
     assert len(heap_of().blocks) == 4
     for one in data:
@@ -162,7 +109,7 @@ def test_out_of_memory_frees_what_is_pending_and_tries_again(own, monkeypatch):
     """The first vkAllocateMemory fails: the second finds the kept blocks given back."""
     data = own.allocate(0, 80 << 20, 16, 0)
     own.free(0, data, 0)
-    heap = own.devices[0].heap
+    heap = own.devices[0].heaps[0]
     assert len(heap.blocks) == 1
     grow, sizes = heap._grow, []
 
@@ -188,29 +135,37 @@ def fail(size):
     raise DeviceMemoryError("full")
 
 
+def freed(heap):
+    """What was freed and has not gone back yet."""
+    return [*heap._pending, *heap._unmarked]
+
+
 def test_free_waits_for_the_device_without_blocking(vulkan, tensors, delay):
     """A buffer in use goes back when its work is done, not before."""
     data = vulkan.allocate(0, 4, 4, 0)
     allocation = tensors.allocation(data)
-    heap, queue = allocation.device.heap, allocation.device.queue
+    heap, queue, place = allocation.heap, allocation.queue, allocation.place
     delay(vulkan, data)
     vulkan.free(0, data, 0)
-    assert allocation in heap._pending
+    assert place in freed(heap)
     queue.finish()
     tensors.new(4)
-    assert allocation not in heap._pending
+    assert place not in freed(heap)
 
 
 def test_free_in_a_finalizer_during_an_allocation(vulkan, tensors):
     """The lock is held by this very thread: the buffer is noted, and freed later."""
     data = vulkan.allocate(0, 4, 4, 0)
     allocation = tensors.allocation(data)
-    heap = allocation.device.heap
+    heap, place = allocation.heap, allocation.place
     with heap._lock:
         vulkan.free(0, data, 0)  # would wait for ever, if it waited
-    assert allocation in heap._pending
+    assert place in freed(heap)
+    heap._queue.finish()
     tensors.new(4)
-    assert allocation not in heap._pending
+    heap._queue.finish()
+    tensors.new(4)
+    assert place not in freed(heap)
 
 
 @pytest.mark.parametrize("result", [-1, -4])
@@ -218,7 +173,7 @@ def test_free_in_silence_where_the_driver_fails(vulkan, tensors, monkeypatch, re
     """VK_ERROR_OUT_OF_HOST_MEMORY, VK_ERROR_DEVICE_LOST: the buffer is freed later."""
     data = vulkan.allocate(0, 64, 4, 0)
     allocation = tensors.allocation(data)
-    heap, queue = allocation.device.heap, allocation.device.queue
+    heap, queue, place = allocation.heap, allocation.queue, allocation.place
     vulkan.copy(0, data, 32, 0, data, 0, 32, 0)
     real = queue._lib
 
@@ -230,11 +185,11 @@ def test_free_in_silence_where_the_driver_fails(vulkan, tensors, monkeypatch, re
     monkeypatch.setattr(queue, "_lib", Failing())
     monkeypatch.setattr(queue, "reached", 0)
     vulkan.free(0, data, 0)
-    assert allocation in heap._pending
+    assert place in freed(heap)
     monkeypatch.undo()
     queue.finish()
     tensors.new(4)
-    assert allocation not in heap._pending
+    assert place not in freed(heap)
 
 
 def test_free_of_strangers_is_harmless(vulkan):

@@ -9,6 +9,7 @@ import pytest
 from dlbridge_vulkan import staging
 from dlbridge_vulkan.errors import RESULTS, check
 from dlbridge_vulkan.library import ffi
+from dlbridge_vulkan.locks import holds
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
@@ -101,7 +102,7 @@ def test_a_recording_that_fails_submits_nothing(vulkan, tensors):
     with pytest.raises(KeyError):
         queue.submit(broken)
     assert queue.submitted == before
-    assert not queue.lock.locked()
+    assert not holds(queue.lock)
     data = tensors.new(64)
     vulkan.copy(0, data, 32, 0, data, 0, 32, 0)
     queue.finish()

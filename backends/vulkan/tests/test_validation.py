@@ -4,14 +4,15 @@ import pytest
 
 MISUSE = """
 from dlbridge_vulkan import Vulkan
+from dlbridge_vulkan.buffer import Buffer
 from dlbridge_vulkan.library import ffi
 from dlbridge_vulkan.staging import copy_regions
 backend = Vulkan()
-a = backend.devices[0].allocate(64, 16)
-b = backend.devices[0].allocate(64, 16)
+a = Buffer.new(backend.devices[0], 64, 16)
+b = Buffer.new(backend.devices[0], 64, 16)
 beyond = ffi.new("VkBufferCopy[1]", [(0, 32, 64)])
 if {misuse}:
-    backend.devices[0].submit(lambda c: copy_regions(c, a, b, beyond), (a, b))
+    copy_regions(a.queue, a, b, 1, beyond)
 backend.devices[0].queue.finish()
 """
 

@@ -56,7 +56,7 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
             _strided_from_host(target, source, flat, stream)
         else:
             _in_pieces(plugin.copy_from_host, target, flat, stream, progress)
-        if supports(plugin, SupportsStreams):
+        if not getattr(plugin, "host_copies_block", False) and supports(plugin, SupportsStreams):
             plugin.synchronize(target.device.index, stream)
     except BaseException:
         _drain_then_release(flat, target, stream)
@@ -76,7 +76,7 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
             _strided_to_host(target, source, flat, stream)
         else:
             _in_pieces(plugin.copy_to_host, source, flat, stream, progress)
-        if supports(plugin, SupportsStreams):
+        if not getattr(plugin, "host_copies_block", False) and supports(plugin, SupportsStreams):
             plugin.synchronize(source.device.index, stream)
     except BaseException:
         _drain_then_release(flat, source, stream)

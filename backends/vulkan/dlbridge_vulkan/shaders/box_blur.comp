@@ -11,6 +11,7 @@ layout(push_constant) uniform Push {
     uint source_offset; // bytes
     uint target_offset; // bytes, a multiple of 4
     int height, width, channels, radius;
+    uint begin, end; // bytes of the image that this dispatch makes; begin is a multiple of 4
 };
 
 uint blurred(uint i)
@@ -29,8 +30,9 @@ uint blurred(uint i)
 void main()
 {
     uint size = uint(height * width * channels);
-    uint first = 4 * (gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * 64 * gl_NumWorkGroups.x);
-    if (first >= size)
+    uint word_index = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * 64 * gl_NumWorkGroups.x;
+    uint first = begin + 4 * word_index;
+    if (first >= end)
         return;
     uint place = (target_offset + first) / 4;
     uint word = size - first < 4 ? target[place] : 0; // what follows the image stays

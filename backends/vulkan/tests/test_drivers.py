@@ -1,0 +1,376 @@
+"""As real drivers behave: simulated devices of other kinds, limits, sizes and refusals."""
+
+import mmap
+import struct
+
+import numpy as np
+import pytest
+from dlbridge_vulkan import demo, devices, host_import, instance as instances, library
+from dlbridge_vulkan.instance import compute_family
+
+from dlbridge.errors import BackendUnavailable, DeviceMemoryError, ExchangeError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pages():
+    """Address and memory of four fresh pages."""
+    memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+    return np.frombuffer(memory, np.uint8).__array_interface__["data"][0], memory
+
+
+# Memory
+
+
+def test_the_next_type_when_one_is_full(simulate):
+    """A carve-out that is full is not the end: the host's memory is taken, and the bytes are right."""
+    backend = simulate(HEAPS=f"{128 * MIB}:1,{1024 * MIB}:0", TYPES="1:0,6:1,14:1")
+    made = [backend.allocate(0, 48 * MIB, 256, 0) for _ in range(4)]
+    kinds = [backend.live.get(data).heap.kind.index for data in made]
+    assert kinds == [0, 0, 2, 2]
+    for data in made:
+        backend.copy_from_host(0, data, 48 * MIB - 5, memoryview(b"abcde"), 0)
+        got = bytearray(5)
+        backend.copy_to_host(0, data, 48 * MIB - 5, memoryview(got), 0)
+        assert got == b"abcde"
+    for data in made:
+        backend.free(0, data, 0)
+    again = backend.allocate(0, 48 * MIB, 256, 0)
+    assert backend.live.get(again).heap.kind.index == 0
+    backend.free(0, again, 0)
+    backend.close_device(0)
+
+
+def test_no_room_anywhere_says_what_each_type_answered(simulate):
+    backend = simulate(HEAPS=f"{64 * MIB}:1,{64 * MIB}:0", TYPES="1:0,6:1")
+    with pytest.raises(DeviceMemoryError, match=r"no memory of .* has room for 104857600 bytes"):
+        backend.allocate(0, 100 * MIB, 256, 0)
+    assert backend.live_allocations() == 0
+    backend.close_device(0)
+
+
+def test_an_apu_gives_host_views(integrated):
+    """Its cached memory is the host's and the device's: no copy, whatever the flag LOCAL says."""
+    data = integrated.allocate(0, 4096, 64, 0)
+    assert integrated.host_view_refusal(0, data) == ""
+    assert integrated.device_info(0)["host_memory_shared"] is True
+    integrated.free(0, data, 0)
+    integrated.synchronize(0, 0)
+
+
+def test_uncached_mapped_memory_is_written_in_long_runs_only(simulate):
+    """Resizable BAR: fills and strided writes are the device's; contiguous bytes the host's."""
+    backend = simulate(HEAPS=f"{1024 * MIB}:1,{1024 * MIB}:0", TYPES="1:0,14:1,7:0")
+    data = backend.allocate(0, 4096, 256, 0)
+    allocation, queue = backend.live.get(data), backend.devices[0].queue
+    assert allocation.mapped
+    assert not allocation.cached
+    before = queue.submitted
+    backend.copy_from_host(0, data, 0, memoryview(bytes(4096)), 0)
+    assert queue.submitted == before
+    backend.fill(0, data, 0, 1024, 5, 0)
+    assert queue.submitted > before
+    before = queue.submitted
+    backend.copy_strided_from_host(0, data, 0, (8,), memoryview(b"\7" * 400), (4,), (100,), 4, 0)
+    assert queue.submitted > before
+    got = bytearray(4096)
+    backend.copy_to_host(0, data, 0, memoryview(got), 0)
+    want = np.zeros(4096, np.uint8)
+    want[:1024] = 5
+    want[:800].reshape(100, 8)[:, :4] = 7
+    assert got == want.tobytes()
+    backend.free(0, data, 0)
+    backend.close_device(0)
+
+
+def test_the_limit_of_one_buffer(simulate):
+    backend = simulate(MAX_BUFFER=8 * MIB)
+    with pytest.raises(DeviceMemoryError, match=f"gives at most {8 * MIB} at once"):
+        backend.allocate(0, 8 * MIB + 4, 256, 0)
+    assert backend.device_info(0)["max_buffer"] == 8 * MIB
+    backend.free(0, backend.allocate(0, 8 * MIB, 256, 0), 0)
+    backend.close_device(0)
+
+
+def test_too_many_allocations(simulate):
+    """The kept blocks are given back first; then the error is one of memory."""
+    backend = simulate(MAX_ALLOCATIONS=3)
+    assert backend.device_info(0)["max_allocations"] == 3
+    made = [backend.allocate(0, 70 * MIB, 256, 0) for _ in range(3)]
+    with pytest.raises(
+        DeviceMemoryError,
+        match="3 blocks of memory are allocated, as many as simulated device allows",
+    ):
+        backend.allocate(0, 90 * MIB, 256, 0)
+    backend.free(0, made.pop(), 0)
+    made.append(backend.allocate(0, 90 * MIB, 256, 0))
+    for data in made:
+        backend.free(0, data, 0)
+    backend.close_device(0)
+
+
+# Host memory in place
+
+
+@pytest.mark.parametrize("code", [-1, -2, -3, -5, -10, -13, -1000072003])
+def test_an_import_that_the_driver_refuses_can_be_copied(simulate, pages, code):
+    """Whatever it calls the refusal, memory errors included (RADV: pages of mapped files)."""
+    backend = simulate(KIND="integrated", NO_IMPORT=0, IMPORT_CODE=code)
+    address, _ = pages
+    assert backend.host_import_refusal(0, address, mmap.PAGESIZE) == ""
+    with pytest.raises(ExchangeError, match=r"vkAllocateMemory of 4096 bytes .* copy it instead"):
+        backend.import_host(0, address, mmap.PAGESIZE, False)
+    assert backend.live_allocations() == 0
+    backend.close_device(0)  # the validation layer would name what is left
+
+
+def test_what_cannot_be_imported_is_refused_before(simulate, integrated, vulkan, pages):
+    address, _ = pages
+    with pytest.raises(ExchangeError, match="it is read-only, and the driver of simulated device"):
+        integrated.import_host(0, address, mmap.PAGESIZE, True)
+    small = simulate(KIND="integrated", NO_IMPORT=0, MAX_BUFFER=4 * MIB)
+    assert "more than the 4194304 of one buffer" in small.host_import_refusal(0, 0, 8 * MIB)
+    small.close_device(0)
+
+
+def test_host_memory_in_place_is_for_shared_memory(simulate, integrated, vulkan, pages):
+    """A discrete GPU would read it over its bus each time: it says so, and does it if asked."""
+    assert vulkan.host_import_drawback(0) == ""
+    assert integrated.host_import_drawback(0) == ""
+    backend = simulate(NO_IMPORT=0)
+    assert "would cross its bus (copy=False asks for it)" in backend.host_import_drawback(0)
+    data, _ = backend.import_host(0, pages[0], mmap.PAGESIZE, False)
+    backend.fill(0, data, 0, 16, 9, 0)
+    backend.free(0, data, 0)
+    assert pages[1][:17] == b"\x09" * 16 + b"\0"
+    backend.close_device(0)
+
+
+def test_host_import_refusal_takes_no_memory(integrated, pages):
+    """It asks nothing of the driver's memory, and so can be called by `explain`."""
+    before = integrated.devices[0].allocations
+    assert host_import.import_refusal(integrated.devices[0], pages[0], mmap.PAGESIZE) == ""
+    assert integrated.devices[0].allocations == before
+
+
+# Strided copies
+
+
+def region(pick, itemsize, wide):
+    """A random region: shape, strides of one side with gaps, and of the other without."""
+    shape = tuple(int(pick.integers(1, 9)) for _ in range(int(pick.integers(1, 7))))
+    run = itemsize * int(pick.integers(1, 4))
+    strides, step = [], run
+    for n in reversed(shape):
+        step += itemsize * int(pick.integers(0, 3)) if wide else 0
+        strides.append(step)
+        step *= n
+    return shape, run, tuple(reversed(strides))
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_random_regions_by_the_shader(discrete, itemsize, monkeypatch):
+    """Every way, against numpy: no byte in the gaps is touched."""
+    from dlbridge_vulkan import strided_kernel
+
+    monkeypatch.setattr(strided_kernel, "FEW", 0)
+    pick = np.random.default_rng(itemsize)
+    for _ in range(25):
+        shape, run, gaps = region(pick, itemsize, wide=True)
+        packed = tuple(run * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
+        starts = itemsize * pick.integers(0, 200, 2)
+        sizes = [
+            int(start) + sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + run
+            for start, steps in zip(starts, (gaps, packed), strict=True)
+        ]
+        left, right = (pick.integers(0, 256, size, np.uint8) for size in sizes)
+        views = [
+            np.lib.stride_tricks.as_strided(side[start:], (*shape, run), (*steps, 1))
+            for side, start, steps in zip((left, right), starts, (gaps, packed), strict=True)
+        ]
+        a = discrete.allocate(0, len(left), 256, 0)
+        b = discrete.allocate(0, len(right), 256, 0)
+        discrete.copy_from_host(0, a, 0, memoryview(left), 0)
+        discrete.copy_from_host(0, b, 0, memoryview(right), 0)
+        to, at = (int(start) for start in (starts[1], starts[0]))
+        discrete.copy_strided(0, b, to, packed, a, at, gaps, shape, run, 0)
+        views[1][...] = views[0]
+        got = np.empty_like(right)
+        discrete.copy_to_host(0, b, 0, memoryview(got), 0)
+        assert (got == right).all(), (shape, run, gaps, starts)
+        content = pick.integers(0, 256, int(np.prod(shape)) * run, np.uint8)
+        discrete.copy_strided_from_host(0, a, at, gaps, memoryview(content), packed, shape, run, 0)
+        views[0][...] = content.reshape(views[0].shape)
+        got = np.empty_like(left)
+        discrete.copy_to_host(0, a, 0, memoryview(got), 0)
+        assert (got == left).all(), (shape, run, gaps, starts)
+        back = np.zeros_like(content)
+        discrete.copy_strided_to_host(0, a, at, gaps, memoryview(back), packed, shape, run, 0)
+        assert (back == content).all()
+        discrete.free(0, a, 0)
+        discrete.free(0, b, 0)
+
+
+def test_short_runs_take_few_submissions(discrete):
+    """A million runs of 4 bytes were 64 submissions of 16384 regions each way."""
+    count = 1 << 20
+    values = np.arange(2 * count, dtype=np.int32)
+    data = discrete.allocate(0, values.nbytes, 256, 0)
+    queue = discrete.devices[0].queue
+    before = queue.submitted
+    source = memoryview(values[:count]).cast("B")
+    discrete.copy_strided_from_host(0, data, 0, (8,), source, (4,), (count,), 4, 0)
+    got = np.zeros(count, np.int32)
+    discrete.copy_strided_to_host(0, data, 0, (8,), memoryview(got).cast("B"), (4,), (count,), 4, 0)
+    assert (got == values[:count]).all()
+    assert queue.submitted - before <= 4
+    before = queue.submitted
+    other = discrete.allocate(0, values.nbytes, 256, 0)
+    discrete.copy_strided(0, other, 0, (4,), data, 0, (8,), (count,), 4, 0)
+    assert queue.submitted - before == 1
+    discrete.copy_to_host(0, other, 0, memoryview(got).cast("B"), 0)
+    assert (got == values[:count]).all()
+    discrete.free(0, data, 0)
+    discrete.free(0, other, 0)
+
+
+def test_regions_beyond_the_range_of_a_binding(simulate):
+    """Cut into pieces that each fit: a binding of this device sees 64 KiB."""
+    backend = simulate(RANGE=1 << 16)
+    count = 100_000
+    values = np.arange(count, dtype=np.int32)
+    data = backend.allocate(0, 8 * count, 256, 0)
+    backend.copy_strided_from_host(
+        0, data, 0, (8,), memoryview(values).cast("B"), (4,), (count,), 4, 0
+    )
+    got = np.zeros(count, np.int32)
+    backend.copy_strided_to_host(0, data, 0, (8,), memoryview(got).cast("B"), (4,), (count,), 4, 0)
+    assert (got == values).all()
+    backend.free(0, data, 0)
+    backend.close_device(0)
+
+
+# Work of others, devices, the end
+
+
+def test_a_free_waits_for_work_of_others(vulkan, tensors, delay, monkeypatch):
+    """They have the handles, and may use the memory in work that dlbridge knows nothing of."""
+    queue = vulkan.devices[0].queue
+    monkeypatch.setattr(queue, "shared", True)
+    data = vulkan.allocate(0, 64, 4, 0)
+    allocation = tensors.allocation(data)
+    place, heap = allocation.place, allocation.heap
+    value = delay(vulkan, tensors.new(4))  # stands for theirs: `data` is not marked
+    vulkan.free(0, data, 0)
+    assert not queue.done(value)
+    assert place in heap._pending
+    assert place.last_use > value
+    queue.finish()
+    tensors.new(4)
+    assert place not in heap._pending
+
+
+def test_a_family_for_compute_only(simulate):
+    backend = simulate(COMPUTE_FAMILY=1)
+    assert backend.devices[0].queue.family == 1
+    data = backend.allocate(0, 64, 4, 0)
+    backend.fill(0, data, 0, 64, 3, 0)
+    backend.free(0, data, 0)
+    backend.close_device(0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "family"),
+    [([7], 0), ([7, 6], 1), ([1, 4, 7, 14], 3), ([15, 12, 6], 2), ([1, 4], None), ([], None)],
+)
+def test_which_family(flags, family):
+    """Graphics 1, compute 2, transfer 4, sparse 8; the tables of NVIDIA, AMD and others."""
+    assert compute_family(flags) == family
+
+
+def test_one_device_that_fails_hides_no_other(vulkan, simulate, drivers):
+    """VK_ERROR_OUT_OF_HOST_MEMORY while it is described: it is left out, and said if none is left."""
+    backend = simulate(FAILING_DESCRIPTION=1, also=drivers)
+    assert backend.device_count() >= 1
+    names = [backend.device_info(i)["name"] for i in range(backend.device_count())]
+    assert "simulated device" not in names
+
+
+def test_the_reason_why_a_device_could_not_be_described(vulkan, monkeypatch):
+    def failing(pointer, version):
+        raise DeviceMemoryError("the driver is out of memory")
+
+    monkeypatch.setattr(instances, "describe", failing)
+    name = vulkan.device_info(0)["name"].partition(" ")[0]
+    with pytest.raises(
+        BackendUnavailable, match=rf"{name}.* could not be described: the driver is"
+    ):
+        instances.physical_devices(vulkan.devices.instance, instances.NEEDED)
+
+
+def test_the_wait_at_the_end_has_an_end(vulkan, tensors, delay, monkeypatch):
+    """A shader that never ends must not keep the process."""
+    monkeypatch.setattr(devices, "EXIT_SECONDS", 0.0)
+    value = delay(vulkan, tensors.new(4), repeats=300)
+    vulkan.devices.finish()
+    assert not vulkan.devices[0].queue.done(value)
+    vulkan.synchronize(0, 0)
+
+
+def test_the_loaders_names():
+    """On macOS the dynamic linker does not look where Homebrew and the SDK install."""
+    mac = library.names("darwin", "/Users/me/VulkanSDK/1.3/macOS")
+    for folder in ("/Users/me/VulkanSDK/1.3/macOS/lib", "/opt/homebrew/lib", "/usr/local/lib"):
+        assert f"{folder}/libvulkan.1.dylib" in mac
+        assert f"{folder}/libMoltenVK.dylib" in mac
+    assert mac.index("libvulkan.1.dylib") < mac.index("libMoltenVK.dylib")
+    assert not any("None" in name for name in library.names("darwin", None))
+    assert library.names("win32", None) == ("vulkan-1.dll",)
+    assert library.names("linux", None)[0] == "libvulkan.so.1"
+
+
+def test_no_limit_of_buffers_before_vulkan_1_3(vulkan, monkeypatch):
+    """The structure may be asked for from Vulkan 1.3 on; before, memory's limit is the only one."""
+    monkeypatch.setattr(instances, "WITH_MAX_BUFFER", 1 << 30)
+    pointer = vulkan.devices[0].physical.pointer
+    described = instances.describe(pointer, instances.NEEDED)
+    assert described.limits["max_buffer"] == (1 << 64) - 1
+
+
+def test_the_blur_in_pieces(vulkan, tensors, monkeypatch):
+    """No dispatch takes seconds: pieces cover the image once, and give the same image."""
+    monkeypatch.setattr(demo, "READS", 40_000)
+    shape, radius = (40, 50, 3), 4
+    cut = demo.pieces(6000, radius)
+    assert len(cut) > 5
+    assert [begin for begin, _ in cut[1:]] == [end for _, end in cut[:-1]]
+    assert (cut[0][0], cut[-1][1]) == (0, 6000)
+    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    source, whole, parts = tensors.of(image), tensors.new(6000), tensors.new(6000)
+    vulkan.box_blur(0, source, 0, parts, 0, shape, radius, 0)
+    monkeypatch.undo()
+    vulkan.box_blur(0, source, 0, whole, 0, shape, radius, 0)
+    assert tensors.bytes(parts, 6000) == tensors.bytes(whole, 6000)
+
+
+def test_the_simulated_device_has_teeth(simulate, run_python, simulated_library):
+    """Memory that is not coherent is mapped as a copy: what is not flushed, nobody sees."""
+    backend = simulate()
+    heap = next(h for h in backend.devices[0].heaps if h.kind.index == 0)
+    assert not heap.kind.mapped
+    heap.kind.mapped = heap.kind.cached = True  # as a backend would that forgets to flush
+    data = backend.allocate(0, 64, 4, 0)
+    allocation = backend.live.get(data)
+    assert allocation.mapped
+    backend.copy_from_host(0, data, 0, memoryview(b"x" * 64), 0)
+    other = backend.allocate(0, 64, 4, 0)
+    backend.copy(0, other, 0, 0, data, 0, 64, 0)
+    backend.live.get(other).cached = False  # read by staging
+    got = bytearray(64)
+    backend.copy_to_host(0, other, 0, memoryview(got), 0)
+    assert got != b"x" * 64
+    assert struct.unpack("=Q", got[:8])
+    for one in (data, other):
+        backend.free(0, one, 0)
+    backend.close_device(0)

@@ -1,0 +1,198 @@
+"""Ctrl-C at any moment, finalizers in the middle of any call: no hang, nothing lost.
+
+Each storm is a process of its own, judged by its exit code and output, with a
+time limit. It runs under the validation layer, which names what is left in a
+device when that is closed.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import faulthandler, gc, mmap, os, random, signal, struct, sys, threading, time
+import numpy as np
+from dlbridge_vulkan import Vulkan
+faulthandler.dump_traceback_later({patience}, exit=True)
+sys.setswitchinterval(1e-5)
+backend = Vulkan(staged={staged})
+spirv = open({spirv!r}, "rb").read()
+kernel = backend.kernel(spirv, buffers=1, push_nbytes=12)
+pages = mmap.mmap(-1, 1 << 14)
+address = np.frombuffer(pages, "u1").__array_interface__["data"][0]
+content = random.Random(1).randbytes(50_000)
+
+def allocate():
+    backend.free(0, backend.allocate(0, 1000, 64, 0), 0)
+
+def large():
+    backend.free(0, backend.allocate(0, 70 << 20, 64, 0), 0)
+
+def write():
+    data = backend.allocate(0, 50_000, 64, 0)
+    backend.copy_from_host(0, data, 0, memoryview(content), 0)
+    got = bytearray(50_000)
+    backend.copy_to_host(0, data, 0, memoryview(got), 0)
+    backend.free(0, data, 0)
+    assert got == content, "wrong bytes"
+
+def strided():
+    data = backend.allocate(0, 50_000, 64, 0)
+    backend.copy_strided_from_host(0, data, 0, (8,), memoryview(content), (4,), (6000,), 4, 0)
+    got = bytearray(24_000)
+    backend.copy_strided_to_host(0, data, 0, (8,), memoryview(got), (4,), (6000,), 4, 0)
+    backend.free(0, data, 0)
+    assert got == content[:24_000], "wrong bytes"
+
+def shader():
+    data = backend.allocate(0, 400, 64, 0)
+    kernel.run([(backend.live.get(data), 0, 400)], (2,), struct.pack("=IIf", 100, 1, 1.0))
+    backend.free(0, data, 0)
+
+def make():
+    backend.kernel(spirv, buffers=1, push_nbytes=12).close()
+
+def imported():
+    data, _ = backend.import_host(0, address, 1 << 14, False)
+    backend.fill(0, data, 0, 100, 7, 0)
+    backend.free(0, data, 0)
+
+def inside():
+    data = backend.allocate(0, 1000, 64, 0)
+    backend.copy(0, data, 0, 0, data, 100, 800, 0)
+    backend.synchronize(0, 0)
+    backend.free(0, data, 0)
+
+def opened():
+    another = Vulkan()
+    data = another.allocate(0, 1000, 64, 0)
+    another.free(0, data, 0)
+    another.close_device(0)
+
+operations = [allocate, large, write, strided, shader, make, imported, inside, opened]
+
+def finish():
+    # Numbers that an interrupt took from their caller are still in the table.
+    for data in list(backend.live._table):
+        backend.free(0, data, 0)
+    for operation in operations:
+        operation()
+    backend.synchronize(0, 0)
+    backend.free(0, backend.allocate(0, 4, 4, 0), 0)
+    gc.collect()
+    assert backend.live_allocations() == 0
+"""
+
+INTERRUPTED = """
+def strike(number, frame):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, strike)
+pick, done, hit = random.Random({seed}), 0, 0
+end = time.monotonic() + {seconds}
+names = [operations[i] for i in {which}] if {which} else operations
+while time.monotonic() < end:
+    operation = pick.choice(names)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, pick.uniform(1e-6, {longest}))
+            operation()
+            done += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        hit += 1
+finish()
+kernel.close()
+del kernel
+gc.collect()
+backend.close_device(0)
+print("done", done, hit)
+"""
+
+FINALIZERS = """
+failed = []
+class Owner:
+    depth = 0
+    def __init__(self):
+        self.cycle = self
+    def __del__(self):
+        if Owner.depth > 1:
+            return
+        Owner.depth += 1
+        try:
+            random.choice(operations)()
+        except BaseException as exc:
+            failed.append(repr(exc))
+        finally:
+            Owner.depth -= 1
+
+def work(seed):
+    pick = random.Random(seed)
+    for _ in range({rounds}):
+        Owner()
+        try:
+            pick.choice(operations)()
+        except BaseException as exc:
+            failed.append(repr(exc))
+
+operations.remove(large)
+operations.remove(opened)
+gc.collect(); gc.freeze()
+gc.set_threshold(7)
+threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range({threads})]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+gc.set_threshold(700)
+gc.collect()
+finish()
+kernel.close()
+backend.close_device(0)
+print("done", failed[:3])
+"""
+
+
+def storm(spirv_path, code, patience=240, **values):
+    """Run *code*; its last line, or what went wrong."""
+    text = (START + code).format(spirv=str(spirv_path), patience=patience, **values)
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience + 60,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert done.stderr == ""
+    return done.stdout.split("\n")[-2]
+
+
+@pytest.fixture
+def spirv_path(tmp_path, scale_spirv):
+    path = tmp_path / "scale.spv"
+    path.write_bytes(scale_spirv)
+    return path
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
+@pytest.mark.parametrize("staged", [False, True], ids=["mapped", "staged"])
+def test_ctrl_c_at_any_moment(vulkan, spirv_path, staged):
+    """No lock stays taken, no object stays in the device, and the next calls are right."""
+    seconds = float(os.environ.get("DLBRIDGE_STORM_SECONDS", "8"))
+    last = storm(
+        spirv_path, INTERRUPTED, seed=3, seconds=seconds, staged=staged, longest=6e-4, which=[]
+    )
+    word, done, hit = last.split()
+    assert word == "done"
+    assert int(hit) > 20, last
+    assert int(done) > 5, last
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["mapped", "staged"])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_finalizers_that_use_vulkan(vulkan, spirv_path, staged, threads):
+    """The collector runs them inside of any call: allocations, copies, kernels, imports."""
+    last = storm(spirv_path, FINALIZERS, rounds=150 // threads, threads=threads, staged=staged)
+    assert last == "done []"
