@@ -77,16 +77,30 @@ def tensor_rule(cls: type) -> Packer | None:
     return _table_packer(table)
 
 
-def _pack_own(value: Tensor, keep: Temporaries) -> tuple[int, int]:
-    if value.readonly and not keep.reading:
-        raise _read_only("Tensor")
+class _HostHandle(Handle):
+    """A Tensor object on CPU memory that may be written to: nothing to check at each call."""
+
+    __slots__ = ()
+
+
+def _pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[int, int]:
+    carrier = value._array  # an expired tensor raises here
     try:
         handle = value._native
     except AttributeError:  # not passed before
-        # As it is, with negative strides too: a copy would lose what a kernel writes.
-        handle = value._native = _tensor_object(_managed_of(value))
-    keep.append(handle)
+        handle = None
+    if type(handle) is _HostHandle:
+        keep.append(handle)
+        return _TENSOR, handle
+    if value.readonly and not keep.reading:
+        raise _read_only(name)
     device = value.device
+    if handle is None:
+        # As it is, with negative strides too: a copy would lose what a kernel writes.
+        managed = export_managed(carrier, value._table_image(0))
+        kind = _HostHandle if device.type == _CPU and not value.readonly else Handle
+        handle = value._native = _tensor_object(managed, kind=kind)
+    keep.append(handle)
     if device.type != _CPU:
         keep.on_device(device.type, device.index, lambda: _stream_of_own(value))
     return _TENSOR, handle
@@ -107,12 +121,12 @@ def _stream_of_own(tensor: Tensor) -> int | None:
 def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
     tensor = from_dlpack(value)
-    if tensor.readonly and not keep.reading:
-        raise _read_only(type(value).__name__)
     keep.append(tensor)
-    packed = _pack_own(tensor, keep)
+    packed = _pack_own(tensor, keep, type(value).__name__)
+    if not keep.streams:
+        return packed
     stream = getattr(value, "__tvm_ffi_env_stream__", None)
-    if stream is not None and keep.streams and tensor.device.type != _CPU:
+    if stream is not None and tensor.device.type != _CPU:
         # The producer says on which stream it works; it goes before ours.
         device = tensor.device
         keep.streams.pop()
@@ -206,17 +220,19 @@ def _torch_packer(table: ForeignTable) -> Packer:
     return pack_torch
 
 
-def _tensor_object(managed: int, major: int = DLPACK_VERSION[0]) -> Handle:
+def _tensor_object(
+    managed: int, major: int = DLPACK_VERSION[0], kind: type[Handle] = Handle
+) -> Handle:
     """The Tensor object that owns the ``DLManagedTensorVersioned *`` at *managed*."""
     if major != DLPACK_VERSION[0]:  # libtvm_ffi does not look
         delete_managed(managed)
         raise ExchangeError(f"the tensor comes by DLPack {major}, libtvm_ffi speaks 1")
     if ffi.cast("int32_t *", managed)[_FLAGS] & _FLAG_READ_ONLY:
         return _read_only_object(managed)
-    return _object_of(managed)
+    return _object_of(managed, kind)
 
 
-def _object_of(managed: int) -> Handle:
+def _object_of(managed: int, kind: type[Handle] = Handle) -> Handle:
     out = ffi.new("intptr_t[1]")
     try:
         failed = _from_dlpack(managed, 0, 0, out)
@@ -228,7 +244,7 @@ def _object_of(managed: int) -> Handle:
         refusal = raised()
         delete_managed(managed)
         raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
-    return Handle(out[0])
+    return kind(out[0])
 
 
 def _read_only(name: str) -> ExchangeError:
