@@ -68,6 +68,8 @@ def tensor_rule(cls: type) -> Packer | None:
         return _pack_own
     if not defines(cls, "__dlpack__"):
         return None
+    if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
+        return _pack_numpy
     table = table_of(cls)
     if table is None:
         return _pack_producer
@@ -132,6 +134,21 @@ def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
         keep.streams.pop()
         keep.on_device(device.type, device.index, lambda: _stream_for(device, stream))
     return packed
+
+
+def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """By numpy's own struct, without a Tensor of ours."""
+    try:
+        managed = export_managed(value, None)
+    except Exception:  # from_dlpack knows more dtypes, older numpys, and why not
+        return _pack_producer(value, keep)
+    read_only = ffi.cast("int32_t *", managed)[_FLAGS] & _FLAG_READ_ONLY
+    if read_only and not keep.reading:
+        delete_managed(managed)
+        raise _read_only("ndarray")
+    handle = _read_only_object(managed) if read_only else _object_of(managed)
+    keep.append(handle)
+    return _TENSOR, handle
 
 
 def _table_packer(table: ForeignTable) -> Packer:
