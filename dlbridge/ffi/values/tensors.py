@@ -162,7 +162,10 @@ def _table_packer(table: ForeignTable) -> Packer:
             delete_managed(managed)
             raise _read_only(type(value).__name__)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
-        handle = _tensor_object(managed, head[0])
+        if head[0] == DLPACK_VERSION[0] and not head[_FLAGS] & _FLAG_READ_ONLY:
+            handle = _object_of(managed)
+        else:
+            handle = _tensor_object(managed, head[0])
         keep.append(handle)
         if device_type != _CPU:
             device = Device.of(device_type, device_id)
