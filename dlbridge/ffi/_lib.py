@@ -1,4 +1,4 @@
-"""Loads libtvm_ffi: where it is found, which symbols it must have, how each is called.
+"""Loading of libtvm_ffi: where it is found, which symbols it must have, how each is called.
 
 Importing this module loads the library; nothing else in dlbridge does. Two
 views of the same library are given:
@@ -23,9 +23,9 @@ from dlbridge.core._cdefs import ffi
 from dlbridge.errors import LibraryUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["C", "address", "ffi", "has", "immortal", "library_path", "py", "version"]
+__all__ = ["C", "address", "destructor", "ffi", "has", "immortal", "library_path", "py", "version"]
 
 ENVIRONMENT: Final = "DLBRIDGE_TVM_FFI_LIB"
 FILE_NAME: Final = {"darwin": "libtvm_ffi.dylib", "win32": "tvm_ffi.dll"}.get(
@@ -76,6 +76,33 @@ def immortal(thing: Any) -> Any:
     return thing
 
 
+def destructor(pointer: str, forget: Callable[[int], None]) -> Any:
+    """A C function of the cffi type *pointer*, ``void (*)(something *)``, that calls *forget*.
+
+    It lives for ever: C calls it late, and from any thread. *forget* takes the
+    address, and makes no call, so that nothing interrupts it once it runs. A
+    Ctrl-C that came before its first instruction is delivered after it has run.
+    """
+    code = immortal(forget).__code__
+
+    def after_interrupt(kind: type[BaseException], _error: BaseException, traceback: Any) -> None:
+        if traceback is None or traceback.tb_frame.f_code is not code:
+            return
+        forget(traceback.tb_frame.f_locals[code.co_varnames[0]])
+        if kind is KeyboardInterrupt:
+            # When this frame is gone: a call would meet the new Ctrl-C in here.
+            _at_return = ffi.gc(ffi.cast("void *", 1), _SET_INTERRUPT)
+
+    callback = ffi.callback("void(intptr_t)", forget, onerror=immortal(after_interrupt))
+    return immortal(ffi.cast(pointer, immortal(callback)))
+
+
+_SET_INTERRUPT: Final = ffi.cast(
+    "void(*)(void *)",
+    ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, ctypes.c_void_p).value,
+)
+
+
 def has(symbol: str) -> bool:
     """Whether the library that was loaded has *symbol* (versions say too little)."""
     return _has(C, symbol)
@@ -101,7 +128,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
     try:
         # Finds the package without importing it.
         spec = importlib.util.find_spec("tvm_ffi")
-    except ValueError:  # a tvm_ffi in sys.modules that is no package
+    except ValueError:  # tvm_ffi in sys.modules is not a package
         spec = None
     for folder in (spec and spec.submodule_search_locations) or ():
         # Not pathlib: its import takes as long as the rest of this module.
@@ -116,6 +143,9 @@ def _load() -> tuple[Any, str]:
             library = ffi.dlopen(path, ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
         except OSError as exc:
             tried.append(f"{origin}: {exc}")
+            continue
+        except UnicodeEncodeError:
+            tried.append(f"{origin}: {path!a} is not UTF-8; rename it, or link to it")
             continue
         missing = [name for name in _REQUIRED if not _has(library, name)]
         if not missing:

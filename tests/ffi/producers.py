@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from dlbridge.core._cdefs import ffi
+from dlbridge.ffi._lib import C
 
 STREAMS = {(2, 0): 0x1234, (2, 1): 0x5678, (10, 0): 0x9ABC}
 """Device -> the stream that `TableTensor` says it works on."""
@@ -31,16 +32,16 @@ def live():
 class DeviceTensor:
     """Two floats that claim to be on *device*, with no way out yet."""
 
-    def __init__(self, device, version=(1, 3)):
+    def __init__(self, device, version=(1, 3), flags=0):
         self.device = device
-        self.version = version
+        self.version, self.flags = version, flags
         self.data = ffi.new("float[2]", [1.0, 2.0])
 
     def export(self):
         managed = ffi.new("DLManagedTensorVersioned *")
         shape = ffi.new("int64_t[2]", [2, 1])
         managed.version.major, managed.version.minor = self.version
-        managed.deleter = _delete
+        managed.deleter, managed.flags = _delete, self.flags
         tensor = managed.dl_tensor
         tensor.data = self.data
         tensor.device.device_type, tensor.device.device_id = self.device
@@ -137,3 +138,12 @@ class StreamTensor(PlainTensor):
 
     def __tvm_ffi_env_stream__(self):
         return 0xBEEF
+
+
+DEVICES = [(2, 0), (2, 1), (10, 0)]
+
+
+def streams():
+    """The streams that a kernel sees now: device -> stream, where one is set."""
+    seen = {device: int(ffi.cast("intptr_t", C.TVMFFIEnvGetStream(*device))) for device in DEVICES}
+    return {device: stream for device, stream in seen.items() if stream}

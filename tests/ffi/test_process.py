@@ -223,9 +223,9 @@ def test_one_wrapper_per_object_in_threads(run_script):
         threads = [threading.Thread(target=f) for f in (look, look, change, look)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
-        from dlbridge.ffi import object
+        from dlbridge.ffi.values import wrappers
         slot.clear()
-        print(problems[:3], len(object._wrappers) < 50)
+        print(problems[:3], len(wrappers._wrappers) < 50)
     """)
     assert (code, output) == (0, "[] True\n")
 

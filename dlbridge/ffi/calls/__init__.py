@@ -1,0 +1,1 @@
+"""Calls in both directions: functions of C and of Python, their registry and environment."""

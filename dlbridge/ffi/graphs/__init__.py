@@ -1,0 +1,1 @@
+"""Values with everything in them: structural comparison, walks and rewrites; text."""

@@ -1,0 +1,157 @@
+"""Structural equality and hash of values, and the first difference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ..calls.frames import call_with_gil
+from ..calls.registry import builtin, get_global_func
+from ..objects.classes import register_object
+from ..objects.typeinfo import get_registered_type_keys
+from ..values.wrappers import Object
+from .bounds import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "StructuralKey",
+    "get_first_structural_mismatch",
+    "register_if_known",
+    "structural_equal",
+    "structural_hash",
+]
+
+_UNSIGNED: Final = (1 << 64) - 1
+
+
+def structural_equal(
+    lhs: Any, rhs: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
+) -> bool:
+    """Whether two values have the same structure and content.
+
+    Parameters
+    ----------
+    lhs, rhs : object
+        Any values.
+    map_free_vars : bool
+        Whether a free variable may stand for another.
+    skip_tensor_content : bool
+        Whether tensors are compared by shape and dtype only.
+
+    Returns
+    -------
+    bool
+        Whether they are equal.
+
+    Raises
+    ------
+    ValueError
+        If a value contains itself.
+    RecursionError
+        If it is nested more than 2000 levels deep.
+
+    Examples
+    --------
+    >>> ffi.structural_equal([1, {"a": 2}], [1, {"a": 2}])
+    True
+    """
+    return _compare("ffi.StructuralEqual", lhs, rhs, map_free_vars, skip_tensor_content)  # type: ignore[no-any-return]
+
+
+def structural_hash(
+    value: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
+) -> int:
+    """A hash that values have in common which are `structural_equal`.
+
+    Parameters
+    ----------
+    value : object
+        Any value.
+    map_free_vars, skip_tensor_content : bool
+        As in `structural_equal`.
+
+    Returns
+    -------
+    int
+        Unsigned, 64 bits.
+
+    Examples
+    --------
+    >>> ffi.structural_hash([1, 2]) == ffi.structural_hash((1, 2))
+    True
+    """
+    found = call_with_gil(
+        builtin("ffi.StructuralHash"), bounded(value), map_free_vars, skip_tensor_content
+    )
+    return found & _UNSIGNED  # type: ignore[no-any-return]
+
+
+def get_first_structural_mismatch(
+    lhs: Any, rhs: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
+) -> tuple[Any, Any] | None:
+    """The paths to the first difference of two values.
+
+    Parameters
+    ----------
+    lhs, rhs : object
+        Any values.
+    map_free_vars, skip_tensor_content : bool
+        As in `structural_equal`.
+
+    Returns
+    -------
+    tuple of two AccessPath objects, or None
+        None if there is no difference.
+
+    Examples
+    --------
+    >>> ffi.get_first_structural_mismatch([1, 2], [1, 2]) is None
+    True
+    """
+    found = _compare("ffi.GetFirstStructuralMismatch", lhs, rhs, map_free_vars, skip_tensor_content)
+    return None if found is None else tuple(found)
+
+
+def _compare(name: str, lhs: Any, rhs: Any, *options: bool) -> Any:
+    return call_with_gil(builtin(name), bounded(lhs), bounded(rhs), *options)
+
+
+def register_if_known(type_key: str) -> Callable[[type[Object]], Any]:
+    """`register_object`, if this libtvm_ffi has the type: older ones do without some."""
+    if type_key in get_registered_type_keys():
+        return register_object(type_key)
+    return lambda cls: cls
+
+
+@register_if_known("ffi.StructuralKey")
+class StructuralKey(Object):
+    """A value as a key, equal to keys with a structurally equal value.
+
+    Parameters
+    ----------
+    key : object
+        Any value.
+
+    Examples
+    --------
+    >>> table = {ffi.StructuralKey([1, 2]): "found"}
+    >>> table[ffi.StructuralKey([1, 2])]
+    'found'
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+
+    def __init__(self, key: Any) -> None:
+        make = get_global_func("ffi.StructuralKey")
+        self.__init_handle_by_constructor__(make, bounded(key))  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return self.hash_i64  # type: ignore[attr-defined, no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StructuralKey):
+            return NotImplemented
+        return call_with_gil(builtin("ffi.StructuralKeyEqual"), self, other)  # type: ignore[no-any-return]

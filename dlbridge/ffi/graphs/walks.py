@@ -1,0 +1,426 @@
+"""Structural walks and rewrites of values, by callbacks of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType
+
+from .._lib import C, ffi
+from ..calls.frames import call
+from ..calls.registry import builtin, get_global_func
+from ..objects.classes import index_of_class
+from ..objects.shapes import Shape
+from ..values.wrappers import MovedObject, Object
+from .bounds import bounded
+from .comparison import register_if_known
+
+__all__ = [
+    "DefRegionKind",
+    "InplaceMode",
+    "StructuralMutator",
+    "StructuralVisitor",
+    "VisitInterrupt",
+    "WalkOrder",
+    "WalkResult",
+    "structural_map",
+    "structural_mutate",
+    "structural_visit",
+    "structural_walk",
+]
+
+
+_Result = TypeVar("_Result")
+
+
+class WalkOrder(IntEnum):
+    """When a callback runs: before a value's children, or after them.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> ffi.structural_walk([1, 2], (int, seen.append), order=ffi.WalkOrder.PREORDER)
+    >>> seen
+    [1, 2]
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    PREORDER = 0
+    POSTORDER = 1
+
+
+class WalkResult(IntEnum):
+    """Results of a callback of `structural_walk`; SKIP leaves the children out.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> def look(value):
+    ...     seen.append(value)
+    ...     return ffi.WalkResult.SKIP
+    >>> ffi.structural_walk([[1]], look, order="pre")
+    >>> len(seen)
+    1
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    ADVANCE = 0
+    SKIP = 1
+
+
+class InplaceMode(IntEnum):
+    """Whether a callback of `structural_mutate` may change its value in place.
+
+    Examples
+    --------
+    >>> modes = []
+    >>> look = lambda value, mutator, mode: modes.append(mode) or value
+    >>> _ = ffi.structural_mutate([1], (int, look))
+    >>> modes[0] in list(ffi.InplaceMode)
+    True
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    DISALLOW = 0
+    ALLOW = 1
+
+
+class DefRegionKind(IntEnum):
+    """Whether a value is seen where names are defined (TVMFFIDefRegionKind).
+
+    Examples
+    --------
+    >>> kinds = []
+    >>> ffi.structural_walk([1], with_def_region_kind=(int, lambda value, kind: kinds.append(kind)))
+    >>> kinds == [ffi.DefRegionKind.NONE]
+    True
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    NONE = C.kTVMFFIDefRegionKindNone
+    DEF_PATTERN = C.kTVMFFIDefRegionKindPattern
+    DEF_SIMPLE = C.kTVMFFIDefRegionKindSimple
+
+
+@register_if_known("ffi.VisitInterrupt")
+class VisitInterrupt(Object):
+    """The result of a callback that stops a walk.
+
+    Parameters
+    ----------
+    value : object
+        Goes to the caller, as the attribute `value`.
+
+    Examples
+    --------
+    >>> stop = lambda x: ffi.VisitInterrupt(x) if x > 1 else None
+    >>> ffi.structural_walk([1, 2, 3], (int, stop)).value
+    2
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+
+    def __init__(self, value: Any = None) -> None:
+        make = get_global_func("ffi.VisitInterrupt")
+        self.__init_handle_by_constructor__(make, value)  # type: ignore[attr-defined]
+
+
+@register_if_known("ffi.StructuralVisitor")
+class StructuralVisitor(Object):
+    """The second argument of a callback of `structural_visit`, which continues the visit.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> def look(value, visitor):
+    ...     seen.append(value)
+    ...     return visitor.default_visit(value)
+    >>> ffi.structural_visit([1], look)
+    >>> seen
+    [(1,), 1]
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+
+    def visit(self, value: Any) -> VisitInterrupt | None:
+        """Visit *value* as the running visit does; its interrupt, if any."""
+        return _run("ffi.StructuralVisitorVisit", self, value)  # type: ignore[no-any-return]
+
+    def default_visit(self, value: Any) -> VisitInterrupt | None:
+        """Visit the children of *value*, without a callback for itself."""
+        return _run("ffi.StructuralVisitorDefaultVisit", self, value)  # type: ignore[no-any-return]
+
+    def def_region_kind(self) -> DefRegionKind:
+        """Where the visit is now."""
+        return DefRegionKind(_run("ffi.StructuralVisitorDefRegionKind", self))
+
+    def with_def_region_kind(self, kind: int, callback: Callable[[], _Result]) -> _Result:
+        """The result of *callback*, called as if in a region of *kind*."""
+        return _run("ffi.StructuralVisitorWithDefRegionKind", self, int(kind), callback)  # type: ignore[no-any-return]
+
+
+@register_if_known("ffi.StructuralMutator")
+class StructuralMutator(Object):
+    """The second argument of a callback of `structural_mutate`, which continues the rewrite.
+
+    Examples
+    --------
+    >>> ffi.structural_mutate([[1]], (int, lambda value, mutator: value + 1))
+    ((2,),)
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+
+    def mutate(self, value: Any) -> Any:  # anybody's: what the callbacks make
+        """*value* rewritten as the running rewrite does; itself if nothing changes."""
+        return _run("ffi.StructuralMutatorMutate", self, value)
+
+    def default_mutate(self, value: Any) -> Any:  # anybody's: likewise
+        """*value* with rewritten children, without a callback for itself."""
+        return _run("ffi.StructuralMutatorDefaultMutate", self, value)
+
+    def var_remap_get(self, var: Object) -> Any:  # anybody's: what was noted
+        """The replacement that is noted for a variable; None if there is none."""
+        return _run("ffi.StructuralMutatorVarRemapGet", self, var)
+
+    def var_remap_set(self, var: Object, mapped_value: Any) -> None:
+        """Note a replacement for a variable."""
+        _run("ffi.StructuralMutatorVarRemapSet", self, var, mapped_value)
+
+    def def_region_kind(self) -> DefRegionKind:
+        """Where the rewrite is now."""
+        return DefRegionKind(_run("ffi.StructuralMutatorDefRegionKind", self))
+
+    def with_def_region_kind(self, kind: int, callback: Callable[[], _Result]) -> _Result:
+        """The result of *callback*, called as if in a region of *kind*."""
+        return _run("ffi.StructuralMutatorWithDefRegionKind", self, int(kind), callback)  # type: ignore[no-any-return]
+
+
+def structural_walk(
+    root: Any,
+    callbacks: Any = (),
+    with_def_region_kind: Any = (),
+    order: str | WalkOrder = "post",
+) -> VisitInterrupt | None:
+    """Call the first callback that fits, on *root* and everything in it.
+
+    A callback returns None, a `WalkResult`, or a `VisitInterrupt` to stop.
+
+    Parameters
+    ----------
+    root : object
+        Any value.
+    callbacks : callable, tuple or sequence of tuples
+        A function of a value, ``(type, function)``, ``((type, ...), function)``, or
+        a sequence of those. The first that fits a value is called.
+    with_def_region_kind : as *callbacks*
+        Functions of a value and its `DefRegionKind`.
+    order : {"post", "pre"} or WalkOrder
+        Whether a value comes after its children or before them.
+
+    Returns
+    -------
+    VisitInterrupt or None
+        What a callback has stopped the walk with.
+
+    Raises
+    ------
+    ValueError
+        If *root* contains itself, or *order* is another.
+    RecursionError
+        If it is nested more than 2000 levels deep.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> ffi.structural_walk([1, ["x", 2]], (int, seen.append))
+    >>> seen
+    [1, 2]
+    """
+    entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
+    return _run("ffi.StructuralWalk", bounded(root), *entries, _order(order))  # type: ignore[no-any-return]
+
+
+def structural_visit(root: Any, callbacks: Any = ()) -> VisitInterrupt | None:
+    """Like `structural_walk`, but each callback visits the children of its value itself.
+
+    Parameters
+    ----------
+    root : object
+        Any value.
+    callbacks : callable, tuple or sequence of tuples
+        A function of a value, ``(type, function)``, ``((type, ...), function)``, or
+        a sequence of those. The first that fits a value is called.
+        It gets a value and a `StructuralVisitor`.
+
+    Returns
+    -------
+    VisitInterrupt or None
+        What a callback has stopped the visit with.
+
+    Examples
+    --------
+    >>> ffi.structural_visit([1, 2], (int, lambda value, visitor: ffi.VisitInterrupt(value))).value
+    1
+    """
+    return _run("ffi.StructuralVisit", bounded(root), _entries(callbacks))  # type: ignore[no-any-return]
+
+
+def structural_map(
+    root: Any,
+    callbacks: Any = (),
+    with_def_region_kind: Any = (),
+    order: str | WalkOrder = "post",
+) -> Any:  # anybody's: what the callbacks make
+    """*root* with everything replaced by what the first callback that fits returns for it.
+
+    Parameters
+    ----------
+    root : object
+        It is left as it is, unless it comes as ``root._move()``.
+    callbacks : callable, tuple or sequence of tuples
+        A function of a value, ``(type, function)``, ``((type, ...), function)``, or
+        a sequence of those. The first that fits a value is called.
+    with_def_region_kind : as *callbacks*
+        Functions of a value and its `DefRegionKind`.
+    order : {"post", "pre"} or WalkOrder
+        Whether a value comes after its children or before them.
+
+    Returns
+    -------
+    object
+        *root* itself if nothing changes.
+
+    Examples
+    --------
+    >>> ffi.structural_map([1, ["x", 2]], (int, lambda x: 10 * x))
+    (10, ("x", 20))
+    """
+    entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
+    return _run("ffi.StructuralMap", _root(root), *entries, _order(order))
+
+
+def structural_mutate(root: Any, callbacks: Any = ()) -> Any:  # anybody's: what the callbacks make
+    """Like `structural_map`, but each callback rewrites the children of its value itself.
+
+    Parameters
+    ----------
+    root : object
+        It is left as it is, unless it comes as ``root._move()``.
+    callbacks : callable, tuple or sequence of tuples
+        A function of a value, ``(type, function)``, ``((type, ...), function)``, or
+        a sequence of those. The first that fits a value is called.
+        It gets a value, a `StructuralMutator`, and an `InplaceMode` if it has a
+        third parameter.
+
+    Returns
+    -------
+    object
+        *root* itself if nothing changes.
+
+    Examples
+    --------
+    >>> ffi.structural_mutate([1, "x"], (int, lambda value, mutator: -value))
+    (-1, "x")
+    """
+    entries = [(*entry, _takes_mode(entry[1])) for entry in _entries(callbacks)]
+    return _run("ffi.StructuralMutate", _root(root), entries)
+
+
+def _run(name: str, *arguments: Any) -> Any:
+    """Call a function of the library that calls Python back, without holding the GIL."""
+    return call(ffi.cast("void *", builtin(name)), arguments)
+
+
+def _root(root: Any) -> Any:
+    bounded(root.moved if isinstance(root, MovedObject) else root)
+    return root
+
+
+def _order(order: str | WalkOrder) -> int:
+    if isinstance(order, WalkOrder):
+        return int(order)
+    if order not in ("pre", "post"):
+        raise ValueError(f'order must be "pre", "post" or a WalkOrder, not {order!r}')
+    return int(order == "post")
+
+
+# --- Callbacks --------------------------------------------------------------------
+
+_INDICES: Final[dict[Any, int]] = {
+    Any: C.kTVMFFIAny,
+    object: C.kTVMFFIAny,
+    None: C.kTVMFFINone,
+    type(None): C.kTVMFFINone,
+    bool: C.kTVMFFIBool,
+    int: C.kTVMFFIInt,
+    float: C.kTVMFFIFloat,
+    str: C.kTVMFFIStr,
+    bytes: C.kTVMFFIBytes,
+    list: C.kTVMFFIList,
+    tuple: C.kTVMFFIArray,
+    dict: C.kTVMFFIDict,
+    Callable: C.kTVMFFIFunction,
+    DType: C.kTVMFFIDataType,
+    Device: C.kTVMFFIDevice,
+    Shape: C.kTVMFFIShape,
+    Tensor: C.kTVMFFITensor,
+}
+
+
+def _type_index(kind: Any) -> int:
+    found = _INDICES.get(kind)
+    if found is None and isinstance(kind, type) and issubclass(kind, Object):
+        found = index_of_class(kind)
+    if found is None:
+        raise TypeError(
+            f"a callback's type must be Any, a builtin, or a class of the library's objects, "
+            f"not {kind!r}"
+        )
+    return found
+
+
+def _entries(callbacks: Any, kinds: bool = False) -> list[tuple[int, Callable[..., Any]]]:
+    """``(type index, function)`` of each callback in any of the forms that are allowed."""
+    if callable(callbacks):
+        callbacks = (Any, callbacks)
+    if isinstance(callbacks, tuple) and len(callbacks) == 2 and callable(callbacks[1]):
+        callbacks = [callbacks]
+    entries: list[tuple[int, Callable[..., Any]]] = []
+    for entry in callbacks:
+        if not isinstance(entry, tuple) or len(entry) != 2 or not callable(entry[1]):
+            raise TypeError(f"a callback must be a function or (type, function), not {entry!r}")
+        types, function = entry
+        function = _with_kind(function) if kinds else function
+        all_types = types if isinstance(types, tuple) else (types,)
+        entries += [(_type_index(kind), function) for kind in all_types]
+    return entries
+
+
+def _with_kind(function: Callable[[Any, DefRegionKind], Any]) -> Callable[[Any, int], Any]:
+    return lambda value, kind: function(value, DefRegionKind(kind))
+
+
+def _takes_mode(function: Callable[..., Any]) -> bool:
+    """Whether a callback of `structural_mutate` has a third parameter."""
+    import inspect
+
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except (TypeError, ValueError):
+        return False
+    return True

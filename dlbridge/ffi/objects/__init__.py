@@ -1,0 +1,1 @@
+"""Objects of the library as Python objects: containers, registered types, modules."""

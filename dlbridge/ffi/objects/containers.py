@@ -1,0 +1,201 @@
+"""The common part of the library's four containers, and how they are passed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from dlbridge.core.tensor.tensor import Tensor
+
+from ..values.errors import Error
+from ..values.words import Handle, Temporaries, native_type_index, pack, unpack, view
+from ..values.wrappers import Object, pack_object, remember
+from .elements import Members, method
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..values.words import Packer
+
+__all__ = ["Container", "changing", "container_rule", "same", "tensors_in"]
+
+# What takes more than one call into C is one step for other threads by this. A
+# lock for all containers: it is held for microseconds, and may be taken again
+# by a finalizer of what a change removes.
+changing: Final = threading.RLock()
+
+_Self = TypeVar("_Self", bound="Container")
+
+
+class Container(Object):
+    """The common part of the library's four containers: equality, hash, repr and copies.
+
+    Elements are equal if they have the same type and value; tensors, functions
+    and modules if they are the same one; Python objects if Python says so.
+    """
+
+    __slots__ = ()
+
+    # Array[int] in annotations.
+    __class_getitem__: Any = classmethod(GenericAlias)
+
+    @classmethod
+    def _make(cls: type[_Self], index: int, handle: Handle) -> _Self:
+        """The wrapper of a new object of type *index*."""
+        made: Any = object.__new__(cls)
+        made._adopt(handle)
+        made._index = index
+        return remember(made, int(handle))  # type: ignore[no-any-return]
+
+    @classmethod
+    def _of(cls, values: Any) -> Any:
+        """A new container of this class."""
+        return cls(values)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """The result of the library's function *name* on this object, with the GIL held."""
+        return unpack(*method(name, self._index, self._alive(), *arguments))
+
+    def _alive(self) -> Handle:
+        if self._handle is None:
+            raise ValueError(f"the {type(self).__name__} was moved into a call and is empty now")
+        return self._handle
+
+    def _nested(self) -> list[Any]:
+        """The values in the container, if any of them may be more than a plain value."""
+        raise NotImplementedError
+
+    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+        """The values that may be more than plain ones, each with *other*'s in its place."""
+        raise NotImplementedError
+
+    def _same_kind(self, other: object) -> Any:
+        """*other* as a container that can be compared with this one, or None."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        comparable = self._same_kind(other)
+        if comparable is None:
+            return NotImplemented
+        return self._call("ffi.RecursiveEq", comparable) and _agree(self, comparable)
+
+    def __hash__(self) -> int:
+        return self._call("ffi.RecursiveHash")  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        if self._handle is None:
+            return super().__repr__()
+        from ..graphs.bounds import MAX_DEPTH, bounded  # needs the containers
+
+        try:
+            bounded(self)
+        except ValueError:
+            pass  # what contains itself the library prints as "..."
+        except RecursionError:  # the library would take minutes, or overflow the stack
+            name = type(self).__name__
+            return f"<{name} of size {len(self)}, nested more than {MAX_DEPTH} levels deep>"
+        try:
+            return self._call("ffi.ReprPrint")  # type: ignore[no-any-return]
+        except ValueError:  # of a complex tensor, whose dtype the library cannot print
+            return self._python_repr()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _python_repr(self) -> str:
+        """The repr in Python's own way."""
+        raise NotImplementedError
+
+    def _pickled(self, content: Any) -> tuple[Any, ...]:
+        """The result of `__reduce__`; ValueError if the container contains itself."""
+        from ..graphs.bounds import bounded  # needs the containers
+
+        bounded(self)
+        return type(self), (content,)
+
+    def __deepcopy__(self: _Self, _memo: Any = None) -> _Self:
+        return self._call("ffi.DeepCopy")  # type: ignore[no-any-return]
+
+
+def _agree(ours: Container, theirs: Container) -> bool:
+    """Whether objects without a value are the same in both.
+
+    To the library any two tensors are equal, any two functions, and so on.
+    """
+    waiting, seen = [(ours, theirs)], set()
+    while waiting:
+        one, other = waiting.pop()
+        for x, y in one._paired(other):
+            if x is y:
+                continue
+            if isinstance(x, Container):
+                if (x._handle, y._handle) not in seen:
+                    seen.add((x._handle, y._handle))
+                    waiting.append((x, y))
+            elif not _same_object(x, y):
+                return False
+    return True
+
+
+def same(x: Any, y: Any) -> bool:
+    """Whether two elements are equal: in type and value, as containers compare them."""
+    if x is y:
+        return True
+    if type(x) is not type(y):
+        return isinstance(x, Container) and isinstance(y, Container) and x == y
+    if isinstance(x, float):
+        return x == y or (x != x and y != y)  # NaN, to the library, equals itself
+    return bool(_same_object(x, y))
+
+
+def _same_object(x: Any, y: Any) -> bool:
+    if isinstance(x, Tensor):
+        return x is y
+    if isinstance(x, Error) and isinstance(y, Error):
+        # An exception becomes a new Error each time that it is passed.
+        exception = x.extra_context
+        return x == y or (exception is not None and exception is y.extra_context)
+    return bool(x == y)
+
+
+def _pack_container(value: Container, keep: Temporaries) -> tuple[int, int]:
+    """The object itself; the streams of tensors anywhere inside are noted for the call."""
+    packed = pack_object(value, keep)
+    if not isinstance(keep, Members):
+        for tensor in tensors_in(value):
+            pack(tensor, keep)
+    return packed
+
+
+def tensors_in(value: Container) -> list[Tensor]:
+    """The tensors in *value* and the containers in it, each container looked at once."""
+    found, seen, waiting = [], {value._handle}, [value]
+    while waiting:
+        for item in waiting.pop()._nested():
+            if isinstance(item, Tensor):
+                found.append(item)
+            elif isinstance(item, Container) and item._handle not in seen:
+                seen.add(item._handle)
+                waiting.append(item)
+    return found
+
+
+def _pack_peer_container(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """A container of the tvm_ffi package, which is the same object for us."""
+    handle = value.__chandle__()
+    ours = view(native_type_index(handle), handle)
+    keep.append(ours)
+    return _pack_container(ours, keep)
+
+
+def container_rule(cls: type) -> Packer | None:
+    """Packers for the library's own containers, in our wrapper or in tvm_ffi's."""
+    if issubclass(cls, Container):
+        return _pack_container
+    peer = sys.modules.get("tvm_ffi")
+    peers = [getattr(peer, name, Container) for name in ("Array", "List", "Map", "Dict")]
+    return _pack_peer_container if issubclass(cls, tuple(peers)) else None

@@ -1,0 +1,250 @@
+"""Map and Dict: the library's hash maps as Python mappings, in the order of insertion."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from contextlib import contextmanager
+from itertools import chain, cycle, repeat
+from typing import TYPE_CHECKING, Any, Final
+
+from .._lib import C, address, ffi, py
+from ..values.errors import raised
+from ..values.words import OBJECT_BEGIN, Temporaries, unpack
+from .containers import Container, changing
+from .elements import ANY_SIZE, Packed, build, method, owned
+
+if TYPE_CHECKING:
+    from ..values.words import Packer
+
+__all__ = ["Dict", "Map", "mapping_rule"]
+
+_MAP: Final[int] = C.kTVMFFIMap
+_DICT: Final[int] = C.kTVMFFIDict
+
+# Commands of a ForwardIterFunctor: the key, the value, and go on to the next pair.
+_commands: Final = ffi.new("int64_t[]", [C.kTVMFFIInt, 0, C.kTVMFFIInt, 1, C.kTVMFFIInt, 2])
+_COMMANDS: Final = tuple(address(_commands) + ANY_SIZE * command for command in range(3))
+
+_missing: Final = build("ffi.GetInvalidObject", ())
+"""The object that stands for "no such key"."""
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _pairs(values: Any) -> list[Any]:
+    """Keys and values of a mapping, or of pairs, one after the other."""
+    pairs = values.items() if isinstance(values, Mapping) else values
+    return list(chain.from_iterable((key, value) for key, value in pairs))
+
+
+class _Mapping(Container):
+    """The common part of Map and Dict."""
+
+    __slots__ = ()
+
+    _name: str
+    """The beginning of the names of the library's functions."""
+
+    def _snapshot(self) -> list[Any]:
+        """Keys and values one after the other, as they are now.
+
+        The library's iterator is good while nothing changes. Our lock keeps our
+        threads away, the GIL (C code alone runs the loop) everybody's, and a
+        paused collector the finalizers of this thread.
+        """
+        handle = self._alive()
+        with changing, _collector_paused():
+            size = len(self)
+            if not size:  # an iterator at its end must not be asked
+                return []
+            functor = method(f"{self._name}ForwardIterFunctor", self._index, handle)[1]
+            results = ffi.new("int64_t[]", 6 * size)
+            places = range(address(results), address(results) + 3 * ANY_SIZE * size, ANY_SIZE)
+            calls = map(py.TVMFFIFunctionCall, repeat(functor), cycle(_COMMANDS), repeat(1), places)
+            if any(calls):
+                raise raised()
+        words = ffi.unpack(results, 6 * size)
+        del words[4::6], words[4::5]  # what the third command answers
+        return owned(words)
+
+    def _nested(self) -> list[Any]:
+        return self._snapshot()[1::2]
+
+    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+        found = self._snapshot()
+        return ((value, other.get(key)) for key, value in zip(found[::2], found[1::2], strict=True))
+
+    def _same_kind(self, other: object) -> Any:
+        if type(other) is type(self):
+            return other
+        # A Map and a Dict are never equal, a Python mapping may be equal to both.
+        return (
+            self._of(other)
+            if isinstance(other, Mapping) and not isinstance(other, Container)
+            else None
+        )
+
+    def _find(self, key: Any) -> tuple[int, int] | None:
+        """Tag and payload of the value for *key*, owned by the caller; None if there is none."""
+        found = method(f"{self._name}GetItemOrMissing", self._index, self._alive(), key)
+        if found[1] == _missing and found[0] >= OBJECT_BEGIN:
+            return None
+        return found
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self._find(key)
+        if found is None:
+            raise KeyError(key)
+        return unpack(*found)
+
+    def get(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
+        """The value for *key*, *default* if there is none."""
+        found = self._find(key)
+        return default if found is None else unpack(*found)
+
+    def __contains__(self, key: object) -> bool:
+        return self._call(f"{self._name}Count", key) != 0  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return self._call(f"{self._name}Size")  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._snapshot()[::2])
+
+    def items(self) -> ItemsView[Any, Any]:
+        """A view of the pairs."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[Any]:
+        """A view of the values."""
+        return _Values(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        found = self._snapshot()
+        return self._pickled(list(zip(found[::2], found[1::2], strict=True)))
+
+    def _python_repr(self) -> str:
+        return repr(dict(self.items()))
+
+
+class _Items(ItemsView[Any, Any]):
+    _mapping: _Mapping
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        found = self._mapping._snapshot()
+        return zip(found[::2], found[1::2], strict=True)
+
+
+class _Values(ValuesView[Any]):
+    _mapping: _Mapping
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._mapping._snapshot()[1::2])
+
+
+class Map(_Mapping, Mapping[Any, Any]):
+    """A mapping that never changes; what a Python dict becomes as an argument.
+
+    Parameters
+    ----------
+    input_dict : mapping or iterable of pairs
+        Keys and values, each converted as an argument is.
+
+    Examples
+    --------
+    >>> ffi.Map({"a": 1})["a"]
+    1
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+    _name = "ffi.Map"
+
+    def __new__(cls, input_dict: Any = ()) -> Map:
+        """A Map of a mapping, or of pairs; each key and value converted as an argument is."""
+        return cls._make(_MAP, build("ffi.Map", _pairs(input_dict)))
+
+
+class Dict(_Mapping, MutableMapping[Any, Any]):
+    """A mapping that everyone who holds it sees changing.
+
+    Parameters
+    ----------
+    input_dict : mapping or iterable of pairs
+        Keys and values, each converted as an argument is.
+
+    Examples
+    --------
+    >>> table = ffi.Dict()
+    >>> table["k"] = [1]
+    >>> table
+    {"k": (1,)}
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+    _name = "ffi.Dict"
+
+    def __new__(cls, input_dict: Any = ()) -> Dict:
+        """A Dict of a mapping, or of pairs; each key and value converted as an argument is."""
+        return cls._make(_DICT, build("ffi.Dict", _pairs(input_dict)))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        place, item = Packed(key), Packed(value)
+        with changing:
+            # The value that goes lives until C++ is done: its finalizer may look at this Dict.
+            before = self._find(place)
+            try:
+                self._call("ffi.DictSetItem", place, item)
+            finally:
+                if before:
+                    unpack(*before)
+
+    def __delitem__(self, key: Any) -> None:
+        self.pop(key)
+
+    def pop(self, key: Any, *default: Any) -> Any:  # anybody's: the value
+        """Remove *key* and return its value; *default*, or KeyError, if it is not there."""
+        if len(default) > 1:
+            raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
+        place = Packed(key)
+        with changing:
+            found = self._find(place)
+            if found is not None:
+                value = unpack(*found)
+                self._call("ffi.DictErase", place)
+                return value
+        if default:
+            return default[0]
+        raise KeyError(key)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        with changing:
+            removed = self._snapshot()
+            self._call("ffi.DictClear")
+        del removed
+
+
+def _pack_mapping(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """A Python dict as a Map."""
+    handle = build("ffi.Map", _pairs(value), keep)
+    keep.append(handle)
+    return _MAP, handle
+
+
+def mapping_rule(cls: type) -> Packer | None:
+    """Packers for Python's dicts."""
+    return _pack_mapping if issubclass(cls, dict) else None

@@ -1,0 +1,294 @@
+"""Modules: compiled libraries whose functions are attributes."""
+
+from __future__ import annotations
+
+import os
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any, Final
+
+from .._lib import address, immortal, py
+from ..calls.frames import call_with_gil
+from ..calls.functions import Function, described
+from ..calls.registry import builtin, list_global_func_names
+from ..calls.schemas import parse
+from ..values.errors import raised
+from ..values.wrappers import Object
+from .classes import register_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = [
+    "Module",
+    "ModulePropertyMask",
+    "load_module",
+    "register_system_lib_symbol",
+    "system_lib",
+]
+
+_SYMBOL_PREFIX: Final = "__tvm_ffi_"
+_LOADERS: Final = "ffi.Module.load_from_file."
+# Endings for which the library takes the loader of ``so``.
+_LIKE_SO: Final = frozenset({"dll", "dylib", "dso"})
+
+
+class ModulePropertyMask(IntFlag):
+    """The properties of a module, as flags.
+
+    Examples
+    --------
+    >>> ffi.ModulePropertyMask.RUNNABLE in ffi.system_lib().get_property_mask()
+    True
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    BINARY_SERIALIZABLE = 0b001
+    RUNNABLE = 0b010
+    COMPILATION_EXPORTABLE = 0b100
+
+
+@register_object("ffi.Module")
+class Module(Object):
+    """A library of functions: ``module.add_one(x)``.
+
+    A function whose name is a method's here is had by ``module["kind"]``.
+    Functions that were got keep the library loaded.
+
+    Examples
+    --------
+    >>> hasattr(ffi.system_lib(), "no_such_function")
+    False
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    # The functions that were got are kept as attributes.
+    __slots__ = ("__dict__",)
+
+    entry_name = "main"
+
+    # All calls hold the GIL: loading registers functions and types in tables
+    # that have no lock, and import lists have none either.
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return call_with_gil(builtin(name), self, *arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Object.__slots__:
+            raise AttributeError(f"a Module has no attribute {name!r}", name=name, obj=self)
+        function = self.get_function(name)
+        setattr(self, name, function)
+        return function
+
+    def __getitem__(self, name: str) -> Function:
+        return self.get_function(name)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function ``main``."""
+        return self.main(*args)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *vars(self)})
+
+    def get_function(self, name: str, query_imports: bool = False) -> Function:
+        """The function *name*, also from imported modules if *query_imports*.
+
+        AttributeError if the module has none.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a function's name is a str, not {type(name).__name__}")
+        function = self._call("ffi.ModuleGetFunction", name, query_imports)
+        if function is None:
+            raise AttributeError(
+                f"the module has no function {name!r}: its library exports no symbol "
+                f"{_SYMBOL_PREFIX}{name}",
+                name=name,
+                obj=self,
+            )
+        return described(function, self.get_function_metadata(name, query_imports) or {})
+
+    def implements_function(self, name: str, query_imports: bool = False) -> bool:
+        """Whether the module has the function *name*."""
+        return self._call("ffi.ModuleImplementsFunction", name, query_imports)  # type: ignore[no-any-return]
+
+    def get_function_metadata(
+        self, name: str, query_imports: bool = False
+    ) -> Mapping[str, Any] | None:
+        """The function's metadata, its ``type_schema`` first; None if the library has none."""
+        text = self._call("ffi.ModuleGetFunctionMetadata", name, query_imports)
+        return parse(text) or None
+
+    def get_function_doc(self, name: str, query_imports: bool = False) -> str | None:
+        """The function's documentation; None if the library has none."""
+        return self._call("ffi.ModuleGetFunctionDoc", name, query_imports) or None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the module: ``"library"`` for a shared library."""
+        return self._call("ffi.ModuleGetKind")  # type: ignore[no-any-return]
+
+    @property
+    def imports(self) -> list[Module]:
+        """The modules that this one imports."""
+        return list(self.imports_)
+
+    def import_module(self, module: Module) -> None:
+        """Let this module find the functions of *module*. RuntimeError if that makes a circle."""
+        self._call("ffi.ModuleImportModule", module)
+
+    def clear_imports(self) -> None:
+        """Import no module any more."""
+        self._call("ffi.ModuleClearImports")
+
+    def inspect_source(self, fmt: str = "") -> str:
+        """The source that the module carries; empty if none."""
+        return self._call("ffi.ModuleInspectSource", fmt)  # type: ignore[no-any-return]
+
+    def get_write_formats(self) -> list[str]:
+        """The formats that `write_to_file` knows for this kind of module."""
+        return list(self._call("ffi.ModuleGetWriteFormats"))
+
+    def write_to_file(self, file_name: str | os.PathLike[str], fmt: str = "") -> None:
+        """Write the module to a file. RuntimeError if its kind cannot be written."""
+        self._call("ffi.ModuleWriteToFile", os.fspath(file_name), fmt)
+
+    def get_property_mask(self) -> ModulePropertyMask:
+        """The properties of the module, as flags."""
+        return ModulePropertyMask(self._call("ffi.ModuleGetPropertyMask"))
+
+    def is_binary_serializable(self) -> bool:
+        """Whether the module can be made bytes."""
+        return ModulePropertyMask.BINARY_SERIALIZABLE in self.get_property_mask()
+
+    def is_runnable(self) -> bool:
+        """Whether the module's functions can be called."""
+        return ModulePropertyMask.RUNNABLE in self.get_property_mask()
+
+    def is_compilation_exportable(self) -> bool:
+        """Whether the module can be written as source or object code."""
+        return ModulePropertyMask.COMPILATION_EXPORTABLE in self.get_property_mask()
+
+
+def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) -> Module:
+    """The module in a shared library, or in another kind of file that has a loader.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file. A bare name is looked for by the system's loader.
+    keep_module_alive : bool
+        Whether it stays loaded for the life of the process: code in it frees the
+        objects that its functions return.
+
+    Returns
+    -------
+    Module
+        Its functions are attributes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    RuntimeError
+        If it cannot be loaded; the message says why.
+
+    Examples
+    --------
+    >>> module = ffi.load_module(ffi.library_path.replace("tvm_ffi.", "tvm_ffi_testing."))
+    >>> module.testing_dll_schema_id_int(3)
+    3
+    """
+    from pathlib import Path
+
+    file = Path(path)
+    if file.exists():
+        file = file.absolute()  # the system's loader looks for a bare name elsewhere
+    elif len(file.parts) > 1:
+        raise FileNotFoundError(
+            f"there is no file {str(file)!r} to load (looked from {str(Path.cwd())!r}); build it "
+            "first, or give the path of the library that was built"
+        )
+    try:
+        module: Module = call_with_gil(builtin("ffi.ModuleLoadFromFile"), str(file))
+    except RuntimeError as exc:
+        raise RuntimeError(_why_not(file, exc)) from exc
+    if keep_module_alive:
+        call_with_gil(builtin("ffi.ModuleGlobalsAdd"), module)
+    return module
+
+
+def _why_not(file: Path, error: RuntimeError) -> str:
+    """The message for a *file* that cannot be loaded: the reason, and what to do."""
+    names = list_global_func_names()
+    known = {name.removeprefix(_LOADERS) for name in names if name.startswith(_LOADERS)}
+    if "so" in known:
+        known |= _LIKE_SO
+    if file.suffix[1:] not in known:
+        return (
+            f"{str(file)!r} cannot be loaded: files are told apart by their ending, and there is "
+            f"a loader for {', '.join('.' + one for one in sorted(known))} only; rename the file, "
+            "or load the library that registers its loader first"
+        )
+    reason = str(error).rpartition(f"{file}: ")[2]
+    return (
+        f"{str(file)!r} cannot be loaded: {reason}; it must be a shared library for this machine "
+        "whose own dependencies are found (ldd lists them)"
+    )
+
+
+def system_lib(symbol_prefix: str = "") -> Module:
+    """The functions that were registered in this process, as one module.
+
+    Parameters
+    ----------
+    symbol_prefix : str
+        ``system_lib("my.")["f"]`` is the symbol ``__tvm_ffi_my.f``, or ``__tvm_ffi_f``.
+
+    Returns
+    -------
+    Module
+        Its functions are attributes.
+
+    Examples
+    --------
+    >>> ffi.system_lib().kind
+    'library'
+    """
+    return call_with_gil(builtin("ffi.SystemLib"), symbol_prefix)  # type: ignore[no-any-return]
+
+
+def register_system_lib_symbol(name: str, symbol: Any) -> None:
+    """Make a C function of type TVMFFISafeCallType *name* of the system library.
+
+    Parameters
+    ----------
+    name : str
+        With or without ``__tvm_ffi_`` in front.
+    symbol : int or cffi function pointer
+        The function's address, or a cffi function pointer or callback, which is
+        kept for ever: a registered symbol can be replaced, but not removed.
+
+    Raises
+    ------
+    ValueError
+        If *symbol* is NULL, or *name* cannot be the name of a C symbol.
+
+    Examples
+    --------
+    >>> from ctypes import CFUNCTYPE, c_int, c_void_p, cast
+    >>> safe_call = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_void_p)
+    >>> nothing = safe_call(lambda self, arguments, count, result: 0)
+    >>> ffi.register_system_lib_symbol("docs.nothing", cast(nothing, c_void_p).value)
+    >>> ffi.system_lib("docs.")["nothing"]() is None
+    True
+    """
+    if not isinstance(symbol, int):
+        symbol = address(immortal(symbol))
+    if not symbol:
+        raise ValueError(f"the symbol for {name!r} is NULL")
+    if not isinstance(name, str) or "\0" in name:
+        raise ValueError(f"the name of a C symbol is text without NUL, not {name!r}")
+    full = name if name.startswith(_SYMBOL_PREFIX) else _SYMBOL_PREFIX + name
+    if py.TVMFFIEnvModRegisterSystemLibSymbol(full.encode(), symbol):
+        raise raised()

@@ -1,0 +1,290 @@
+"""Array and List: the library's sequences as Python sequences.
+
+An Array never changes, so its elements are read out of its memory. A List may
+be changed by another thread meanwhile, so it is copied first, by one call that
+holds the GIL. Against what C++ does to a List without the GIL no reader is
+safe, in C++ neither.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
+
+from .._lib import C, ffi
+from ..values.words import HEADER, Handle, Temporaries
+from .containers import Container, changing, same
+from .conversion import convert
+from .elements import ANY_SIZE, Packed, build, decode, method, nested
+
+if TYPE_CHECKING:
+    from ..values.words import Packer
+
+__all__ = ["Array", "List", "sequence_rule"]
+
+_ARRAY: Final[int] = C.kTVMFFIArray
+_LIST: Final[int] = C.kTVMFFIList
+
+
+def _cell(handle: int) -> Any:
+    return ffi.cast("TVMFFISeqCell *", handle + HEADER)
+
+
+class _Sequence(Container):
+    """The common part of Array and List; both begin with a TVMFFISeqCell."""
+
+    __slots__ = ()
+
+    def _held(self) -> Handle:
+        """An object with the elements of now, which does not change while it is read."""
+        raise NotImplementedError
+
+    def _values(self) -> list[Any]:
+        """All elements, as they are now."""
+        handle = self._held()
+        cell = _cell(handle)
+        return decode(cell.data, cell.size)
+
+    def _nested(self) -> list[Any]:
+        handle = self._held()
+        cell = _cell(handle)
+        return nested(cell.data, cell.size)
+
+    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
+        return zip(self._nested(), other._nested(), strict=False)
+
+    def _same_kind(self, other: object) -> Any:
+        if type(other) is type(self):
+            return other
+        if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
+            return self._of(other)
+        return None
+
+    def _position(self, index: SupportsIndex) -> int:
+        try:
+            place = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"{type(self).__name__} indices must be integers or slices, "
+                f"not {type(index).__name__}"
+            ) from None
+        size = len(self)
+        if not -size <= place < size:
+            raise IndexError(
+                f"index {place} is out of range for {type(self).__name__} of size {size}"
+            )
+        return place + size if place < 0 else place
+
+    def __len__(self) -> int:
+        handle = self._alive()
+        return _cell(handle).size  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return self._values().__reversed__()
+
+    def __contains__(self, value: object) -> bool:
+        wanted = convert(value)
+        return any(same(item, wanted) for item in self._values())
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The first position of *value*; ValueError if it is not there."""
+        values, wanted = self._values(), convert(value)
+        for place in range(*slice(start, stop).indices(len(values))):
+            if same(values[place], wanted):
+                return place
+        raise ValueError(f"{value!r} is not in the {type(self).__name__}")
+
+    def count(self, value: Any) -> int:
+        """How often *value* is an element."""
+        wanted = convert(value)
+        return sum(same(item, wanted) for item in self._values())
+
+    def __add__(self, other: Iterable[Any]) -> Any:
+        if not isinstance(other, Iterable):
+            return NotImplemented
+        return self._of([*self, *other])
+
+    def __radd__(self, other: Iterable[Any]) -> Any:
+        if not isinstance(other, Iterable):
+            return NotImplemented
+        return self._of([*other, *self])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._pickled(self._values())
+
+    def _python_repr(self) -> str:
+        return repr(self._values())
+
+
+class Array(_Sequence, Sequence[Any]):
+    """A sequence that never changes; what a Python list or tuple becomes as an argument.
+
+    Parameters
+    ----------
+    input_list : iterable
+        The elements, each converted as an argument is.
+
+    Examples
+    --------
+    >>> a = ffi.Array([1, "two", [3.5]])
+    >>> a[-1], "two" in a, 1.0 in a
+    ((3.5,), True, False)
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+
+    def __new__(cls, input_list: Iterable[Any] = ()) -> Array:
+        """An Array of the values, each converted as an argument is."""
+        return cls._make(_ARRAY, build("ffi.Array", list(input_list)))
+
+    _held = Container._alive
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._values()[index]
+        handle = self._alive()
+        place = self._position(index)
+        return decode(ffi.cast("char *", _cell(handle).data) + ANY_SIZE * place, 1)[0]
+
+
+class List(_Sequence, MutableSequence[Any]):
+    """A sequence that everyone who holds it sees changing.
+
+    Parameters
+    ----------
+    input_list : iterable
+        The elements, each converted as an argument is.
+
+    Examples
+    --------
+    >>> l = ffi.List([1, 2])
+    >>> l.append(3)
+    >>> l
+    [1, 2, 3]
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+
+    def __new__(cls, input_list: Iterable[Any] = ()) -> List:
+        """A List of the values, each converted as an argument is."""
+        return cls._make(_LIST, build("ffi.List", list(input_list)))
+
+    def _held(self) -> Handle:
+        copy = build("ffi.List", ())
+        method("ffi.ListReplaceSlice", _LIST, copy, 0, 0, self)
+        return copy
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._values()[index]
+        return self._call("ffi.ListGetItem", self._position(index))
+
+    @overload
+    def __setitem__(self, index: SupportsIndex, value: Any) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, value: Iterable[Any]) -> None: ...
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not isinstance(index, slice):
+            item = Packed(value)
+            with changing:
+                self._call("ffi.ListSetItem", self._position(index), item)
+            return
+        replacement = List(value)
+        with changing:
+            start, stop, step = index.indices(len(self))
+            if step == 1:
+                self._replace(start, max(start, stop), replacement)
+                return
+            places = range(start, stop, step)
+            if len(replacement) != len(places):
+                raise ValueError(
+                    f"attempt to assign sequence of size {len(replacement)} "
+                    f"to extended slice of size {len(places)}"
+                )
+            for place, item in zip(places, replacement, strict=True):
+                self._call("ffi.ListSetItem", place, item)
+
+    def __delitem__(self, index: SupportsIndex | slice) -> None:
+        with changing:
+            if not isinstance(index, slice):
+                self._call("ffi.ListPop", self._position(index))
+                return
+            start, stop, step = index.indices(len(self))
+            if step == 1:
+                self._replace(start, max(start, stop), List())
+                return
+            for place in sorted(range(start, stop, step), reverse=True):
+                self._call("ffi.ListPop", place)
+
+    def _replace(self, start: int, stop: int, new: List) -> None:
+        # What is removed lives until C++ is done: its finalizer may look at this List.
+        removed = self._held() if start < stop else None
+        self._call("ffi.ListReplaceSlice", start, stop, new)
+        del removed
+
+    def insert(self, index: SupportsIndex, value: Any) -> None:
+        """Insert *value* before position *index*, which is clipped as Python's lists do."""
+        place, item = operator.index(index), Packed(value)
+        with changing:
+            size = len(self)
+            place = max(0, place + size) if place < 0 else min(place, size)
+            self._call("ffi.ListInsert", place, item)
+
+    def append(self, value: Any) -> None:
+        """Add *value* at the end."""
+        item = Packed(value)
+        with changing:
+            self._call("ffi.ListAppend", item)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add all of *values* at the end, in one step."""
+        new = List(values)
+        with changing:
+            self._replace(len(self), len(self), new)
+
+    def pop(self, index: SupportsIndex = -1) -> Any:  # anybody's: the element
+        """Remove and return the element at *index*; IndexError if there is none."""
+        with changing:
+            if not len(self):
+                raise IndexError("pop from empty List")
+            return self._call("ffi.ListPop", self._position(index))
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        with changing:
+            removed = self._held()
+            self._call("ffi.ListClear")
+        del removed
+
+    def reverse(self) -> None:
+        """Reverse the order of the elements."""
+        with changing:
+            self._call("ffi.ListReverse")
+
+
+def _pack_sequence(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """A Python list or tuple as an Array."""
+    handle = build("ffi.Array", value, keep)
+    keep.append(handle)
+    return _ARRAY, handle
+
+
+def sequence_rule(cls: type) -> Packer | None:
+    """Packers for Python's lists and tuples."""
+    return _pack_sequence if issubclass(cls, (list, tuple)) else None

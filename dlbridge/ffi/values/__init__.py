@@ -1,0 +1,1 @@
+"""Values across the C interface: numbers, text, tensors, errors, and references to objects."""

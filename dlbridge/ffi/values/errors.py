@@ -1,0 +1,386 @@
+"""Errors across the C interface: C to Python exceptions, Python exceptions to C.
+
+An exception that leaves a callback goes to C as an Error object with its kind,
+message, backtrace and causes, and the exception itself as ``extra_context``: if
+the error comes home, the caller gets the very same exception back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import threading
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+
+from .._lib import C, address, ffi, py
+from .backtraces import backtrace_of, traceback_of
+from .opaque import make_opaque
+from .words import (
+    HEADER,
+    ByteArray,
+    Handle,
+    Temporaries,
+    made,
+    made_with_gil,
+    native_type_index,
+    new_place,
+    text_of,
+    view,
+)
+from .wrappers import Object, borrow, remember
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .words import Packer
+
+__all__ = [
+    "Error",
+    "drain",
+    "drop_untaken",
+    "error_of",
+    "error_rule",
+    "interrupted",
+    "raised",
+    "register_error",
+    "set_raised",
+    "untaken",
+]
+
+_MAX_CAUSES: Final = 32
+
+_Exception = TypeVar("_Exception", bound=type[BaseException])
+
+_kinds: dict[type, str] = {}
+_classes: dict[str, type[BaseException]] = {}
+
+
+@overload
+def register_error(name_or_cls: _Exception) -> _Exception: ...
+@overload
+def register_error(name_or_cls: str, cls: _Exception) -> _Exception: ...
+@overload
+def register_error(name_or_cls: str | None = None) -> Callable[[_Exception], _Exception]: ...
+def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
+    """Make a kind of error and an exception class each other's translation.
+
+    ``register_error("Kind", Class)``, or as a decorator, with the class's own
+    name or another: ``@register_error``, ``@register_error("Kind")``.
+
+    Parameters
+    ----------
+    name_or_cls : str or type, optional
+        The kind, as C has it, or the decorated class.
+    cls : type, optional
+        The exception class, which is constructed with the message.
+
+    Returns
+    -------
+    type or callable
+        The class; without it, a decorator.
+
+    Raises
+    ------
+    TypeError
+        If there is no exception class.
+
+    Examples
+    --------
+    >>> @ffi.register_error("DocsError")
+    ... class DocsError(ValueError): ...
+    >>> ffi.Error("DocsError", "text").py_error()
+    DocsError('text')
+    """
+    if isinstance(name_or_cls, type):
+        return register_error(name_or_cls.__name__, name_or_cls)
+    if cls is None:
+        return lambda found: register_error(name_or_cls or found.__name__, found)
+    if not (isinstance(name_or_cls, str) and isinstance(cls, type)) or not issubclass(
+        cls, BaseException
+    ):
+        raise TypeError(
+            f"register_error({name_or_cls!r}, {cls!r}): give a kind's name and an exception class"
+        )
+    _kinds[cls] = name_or_cls
+    _classes[name_or_cls] = cls
+    return cls
+
+
+for _name in (
+    "AssertionError",
+    "AttributeError",
+    "BufferError",
+    "GeneratorExit",
+    "IndexError",
+    "KeyError",
+    "KeyboardInterrupt",
+    "MemoryError",
+    "NotImplementedError",
+    "OSError",
+    "OverflowError",
+    "RuntimeError",
+    "StopIteration",
+    "SystemExit",
+    "TypeError",
+    "ValueError",
+    "ZeroDivisionError",
+):
+    register_error(_name, getattr(builtins, _name))
+
+
+class Error(Object):
+    """An error object of libtvm_ffi. It is not an exception; `py_error` makes one.
+
+    Parameters
+    ----------
+    kind : str
+        By convention the name of a Python exception class.
+    message : str
+        What happened.
+    backtrace : str
+        Lines as in Python's tracebacks, the most recent call first.
+
+    Examples
+    --------
+    >>> ffi.Error("ValueError", "wrong").py_error()
+    ValueError('wrong')
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+
+    def __new__(cls, kind: str = "RuntimeError", message: str = "", backtrace: str = "") -> Error:
+        """A new error; *backtrace* lists the most recent call first."""
+        error = object.__new__(cls)
+        handle = _create(kind, message, backtrace, None, None)
+        error._adopt(handle)
+        error._index = C.kTVMFFIError
+        return remember(error, int(handle))  # type: ignore[no-any-return]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the error, by convention the name of a Python class."""
+        return text_of(_cell(self._handle).kind)
+
+    @property
+    def message(self) -> str:
+        """The message."""
+        return text_of(_cell(self._handle).message)
+
+    @property
+    def backtrace(self) -> str:
+        """Python-style lines, most recent call first."""
+        return text_of(_cell(self._handle).backtrace)
+
+    @property
+    def cause(self) -> Error | None:
+        """The error that caused this one."""
+        return _member(_cell(self._handle).cause_chain)  # type: ignore[no-any-return]
+
+    @property
+    def extra_context(self) -> Any:  # anybody's: what the raiser attached
+        """The value that the raiser attached; for an error from Python, the exception."""
+        return _member(_cell(self._handle).extra_context)
+
+    def update_backtrace(self, backtrace: str) -> None:
+        """Replace the backtrace."""
+        text, cell = ByteArray(backtrace), _cell(self._handle)
+        handle = ffi.cast("void *", self._handle)
+        cell.update_backtrace(handle, text.pointer, C.kTVMFFIBacktraceUpdateModeReplace)
+
+    def py_error(self) -> BaseException:
+        """The error as a Python exception."""
+        return _exception(self._handle, _MAX_CAUSES)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Error, (self.kind, self.message, self.backtrace)
+
+    def __repr__(self) -> str:
+        if self._handle is None:
+            return super().__repr__()
+        return f"Error({self.kind!r}, {self.message!r})"
+
+
+# --- C to Python ---------------------------------------------------------------
+
+
+# Threads in which a callback has failed, whose error has perhaps not been taken yet.
+untaken: Final[set[int]] = set()
+
+
+def drop_untaken() -> None:
+    """Drop the error that a callee has left behind: it ignored a callback's failure.
+
+    To be called after a call that went well, if `untaken` is not empty. In a
+    daemon thread the error would be freed when Python is gone, and end the process.
+    """
+    thread = get_ident()
+    if thread in untaken:
+        untaken.discard(thread)
+        drain()
+    else:  # threads that have ended left nothing
+        untaken.intersection_update([other.ident for other in threading.enumerate()])
+
+
+def raised() -> BaseException:
+    """The exception for the call that has just failed, in the statement before.
+
+    The error is taken out of libtvm_ffi's thread-local state. A RuntimeError if
+    there is none: the callee broke the rule, or a finalizer or signal handler
+    has made another failing call in between.
+    """
+    owned = _take_raised()
+    if untaken:
+        untaken.discard(get_ident())
+    if owned is None:
+        return RuntimeError(
+            "a TVM-FFI function failed without saying why (it set no error, or the error was lost)"
+        )
+    return _exception(owned, _MAX_CAUSES)
+
+
+def interrupted(error: SystemError) -> BaseException:
+    """The exception to raise when a call returned with a Python exception set.
+
+    That is how `PyErr_CheckSignals` inside a long call ends: cffi reports a
+    SystemError whose cause is the KeyboardInterrupt.
+    """
+    drain()
+    return error.__cause__ or error
+
+
+def drain() -> None:
+    """Drop the thread's pending error, if any."""
+    _take_raised()
+
+
+def _take_raised() -> Handle | None:
+    """The thread's pending error, which is pending no more; None if there is none."""
+    return made_with_gil(new_place(), py.TVMFFIErrorMoveFromRaised)[1]
+
+
+# An error left in thread-local state is freed after Python is gone; one that
+# holds a Python object crashes then.
+atexit.register(drain)
+
+
+def _cell(handle: Any) -> Any:
+    if handle is None:
+        raise ValueError("the Error was moved into a call and is empty now")
+    return ffi.cast("TVMFFIErrorCell *", handle + HEADER)
+
+
+def _member(pointer: Any) -> Any:
+    """The value of a borrowed object in an error's cell; None for NULL."""
+    if not pointer:
+        return None
+    handle = address(pointer)
+    return view(native_type_index(handle), handle)
+
+
+def _exception(handle: Any, causes: int) -> BaseException:
+    cell = _cell(handle)
+    original = _member(cell.extra_context)
+    if isinstance(original, BaseException):
+        return original
+    kind, message = text_of(cell.kind), text_of(cell.message)
+    exception = _instance(kind, message)
+    exception.__tvm_ffi_error__ = borrow(handle, C.kTVMFFIError, Error)  # type: ignore[attr-defined]
+    if cell.cause_chain and causes:
+        exception.__cause__ = _exception(address(cell.cause_chain), causes - 1)
+    return exception.with_traceback(traceback_of(text_of(cell.backtrace)))
+
+
+def _instance(kind: str, message: str) -> BaseException:
+    cls = _classes.get(kind)
+    if cls is not None:
+        try:
+            return cls(message)
+        except Exception:  # a class whose constructor wants something else, or is wrong
+            pass
+    return RuntimeError(f"{kind}: {message}")
+
+
+# --- Python to C ---------------------------------------------------------------
+
+
+def set_raised(exception: BaseException) -> None:
+    """Make *exception* the error with which the running callback fails."""
+    thread = get_ident()
+    # Threads that C made run no Python at exit, and may never call to have it dropped.
+    if any(thread == known.ident for known in threading.enumerate()):
+        untaken.add(thread)
+    try:
+        error = error_of(exception)
+    except BaseException as second:  # nothing may escape: C waits for an error
+        # An interruption goes on as one, also if it came while another error was described.
+        stops = (KeyboardInterrupt, SystemExit)
+        stop = next((exc for exc in (exception, second) if isinstance(exc, stops)), None)
+        kind = b"RuntimeError" if stop is None else type(stop).__name__.encode()
+        C.TVMFFIErrorSetRaisedFromCStr(kind, b"an exception that cannot be described")
+        return
+    C.TVMFFIErrorSetRaised(ffi.cast("void *", error))
+
+
+def error_of(exception: BaseException, causes: int = _MAX_CAUSES) -> Handle:
+    """A new Error object that carries *exception*, its traceback and its causes."""
+    kind, message = _described(exception)
+    cause = exception.__cause__
+    return _create(
+        kind,
+        message,
+        backtrace_of(exception.__traceback__),
+        error_of(cause, causes - 1) if cause is not None and causes else None,
+        make_opaque(exception),
+    )
+
+
+def _described(exception: BaseException) -> tuple[str, str]:
+    """The kind and the message, as C can have them, whatever the exception's own code does."""
+    try:
+        first = getattr(exception, "__tvm_ffi_error__", None)
+        kind, message = (first.kind, first.message) if first else (_kind(exception), str(exception))
+        ByteArray(kind)
+    except Exception:  # the class's own __str__, or an attribute of that name
+        return _kind(exception), "(an exception whose message cannot be made)"
+    try:
+        ByteArray(message)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        message = message.encode("utf-8", "backslashreplace").decode()
+    return kind, message
+
+
+def _kind(exception: BaseException) -> str:
+    cls = type(exception)
+    known = _kinds.get(cls)
+    # A class that C has no translation for goes by its nearest base that has one.
+    return known or next((_kinds[base] for base in cls.__mro__ if base in _kinds), cls.__name__)
+
+
+def _create(
+    kind: str, message: str, backtrace: str, cause: Handle | None, context: Handle | None
+) -> Handle:
+    texts = [ByteArray(text) for text in (kind, message, backtrace)]
+    objects = [ffi.cast("void *", handle or 0) for handle in (cause, context)]
+    _status, error = made(
+        new_place(),
+        C.TVMFFIErrorCreateWithCauseAndExtraContext,
+        *(text.pointer for text in texts),
+        *objects,
+    )
+    if error is None:
+        raise MemoryError("libtvm_ffi could not allocate an error")
+    return error
+
+
+def error_rule(cls: type) -> Packer | None:
+    """Exceptions as arguments are Error objects."""
+    return _pack_exception if issubclass(cls, BaseException) else None
+
+
+def _pack_exception(value: BaseException, keep: Temporaries) -> tuple[int, int]:
+    handle = error_of(value)
+    keep.append(handle)
+    return C.kTVMFFIError, handle

@@ -1,0 +1,73 @@
+"""Python objects that C only carries: kTVMFFIOpaquePyObject, identity and counts exact."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Final
+
+from .._lib import C, address, destructor, ffi
+from .words import HEADER, Handle, Temporaries, made, new_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["make_opaque", "opaque_value", "pack_opaque", "with_owner"]
+
+
+# Address of an object -> (the object, what was kept under this address before). One
+# entry for each reference that C has.
+#
+# Nothing below calls anything while it changes an entry, and each change is one
+# line, so that neither a thread nor a Ctrl-C nor a trace function comes between.
+# A deleter that makes no call also leaves an exception alone that is pending in
+# its caller (measured; docs/safety.md).
+_kept: Final[dict[int, Any]] = {}
+
+
+def _drop(key: int, _kept: dict[int, Any] = _kept) -> None:
+    if _kept[key][1] is None: del _kept[key]  # noqa: E701 # fmt: skip
+    else:
+        _kept[key] = _kept[key][1]
+
+
+_DELETER: Final = destructor("void(*)(void *)", _drop)
+
+
+def with_owner(value: object, make: Callable[..., int], *arguments: Any) -> Handle | None:
+    """The object that a C function makes, which keeps *value* alive; None if it fails.
+
+    *make* takes a pointer first and its deleter last, before the place for the object.
+    """
+    key, place = id(value), new_place()
+    pointer = ffi.cast("void *", key)
+    try:
+        _kept[key] = (value, _kept[key] if key in _kept else None)  # noqa: SIM401  # .get is a call
+        _status, handle = made(place, make, pointer, *arguments, _DELETER)
+    finally:
+        if not place[0]:
+            _drop(key)
+    return handle
+
+
+def make_opaque(value: object) -> Handle:
+    """A new opaque object that holds *value*; its address is the ``PyObject *``.
+
+    tvm_ffi reads and makes the same, so such objects pass both ways.
+    """
+    handle = with_owner(value, C.TVMFFIObjectCreateOpaque, C.kTVMFFIOpaquePyObject)
+    if handle is None:
+        raise MemoryError("libtvm_ffi could not allocate an object")
+    return handle
+
+
+def pack_opaque(value: object, keep: Temporaries) -> tuple[int, int]:
+    """Any Python object, carried as it is."""
+    handle = make_opaque(value)
+    keep.append(handle)
+    return C.kTVMFFIOpaquePyObject, handle
+
+
+def opaque_value(handle: Handle, _index: int) -> Any:
+    """The Python object in an opaque one."""
+    cell = ffi.cast("TVMFFIOpaqueObjectCell *", handle + HEADER)
+    return ctypes.cast(address(cell.handle), ctypes.py_object).value

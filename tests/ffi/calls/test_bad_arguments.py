@@ -1,0 +1,307 @@
+"""What is wrong is said by name, and nothing is lost, leaked or left half done."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import threading
+from pathlib import Path
+
+import cffi
+import pytest
+from building import build
+
+from dlbridge import ffi
+from dlbridge.core._cdefs import ffi as ffi_cdefs
+from dlbridge.ffi._lib import C
+from dlbridge.ffi.calls.bound import bind
+from dlbridge.ffi.values.errors import raised, untaken
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+
+
+@pytest.fixture(scope="module")
+def kernel_path(tmp_path_factory):
+    return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module")
+def plain(kernel_path):
+    return ffi.load_module(kernel_path)
+
+
+@pytest.mark.parametrize("name", [5, None, b"name", object()])
+def test_names_are_text(name):
+    with pytest.raises(TypeError, match="the name of a global function is a str"):
+        ffi.get_global_func(name)
+    with pytest.raises(TypeError, match="the name of a global function is a str"):
+        ffi.remove_global_func(name)
+    with pytest.raises(TypeError, match="the name of a global function is a str"):
+        ffi.register_global_func(name, len)
+
+
+def test_functions_can_be_called():
+    with pytest.raises(TypeError, match="5 cannot be called"):
+        ffi.register_global_func("test.no_function", 5)
+    assert ffi.get_global_func("test.no_function", allow_missing=True) is None
+    with pytest.raises(TypeError, match="'f' cannot be called"):
+        ffi.convert_func("f")
+
+
+@pytest.mark.parametrize("cls", [ffi.Object, ffi.Function])
+def test_what_only_the_library_makes(cls):
+    with pytest.raises(TypeError, match="its objects come from the library's functions"):
+        cls()
+
+
+@pytest.mark.parametrize("name", ["a\0b", 5])
+def test_names_of_symbols(name):
+    with pytest.raises(ValueError, match="the name of a C symbol is text without NUL"):
+        ffi.register_system_lib_symbol(name, 1)
+
+
+@pytest.mark.parametrize("wrong", [("Kind", 5), ("Kind", int), (5, ValueError)])
+def test_errors_are_registered_by_a_name_and_a_class(wrong):
+    with pytest.raises(TypeError, match="give a kind's name and an exception class"):
+        ffi.register_error(*wrong)
+
+
+def test_an_exception_class_whose_constructor_fails(testing):
+    @ffi.register_error("test.Broken")
+    class Broken(Exception):
+        def __init__(self, message):
+            raise OSError("the constructor is wrong")
+
+    with pytest.raises(RuntimeError, match=r"test\.Broken: what happened"):
+        testing("test_raise_error")("test.Broken", "what happened")
+
+
+def test_a_default_that_only_the_function_knows():
+    @ffi.register_global_func("test.default")
+    def function(a, b=2):
+        return a, b
+
+    try:
+        found = ffi.get_global_func("test.default")
+        assert str(inspect.signature(found)) == "(a, b=...)"
+    finally:
+        ffi.remove_global_func("test.default")
+
+
+def test_keywords_of_bound_calls_and_of_like():
+    @ffi.register_global_func("test.keywords")
+    def function(a, b):
+        return f"{a} {b}"
+
+    try:
+        found = ffi.get_global_func("test.keywords")
+        step = found.bind(b=2, a=1)
+        assert step() == "1 2"
+        step.replace(1, 3)
+        assert step() == "1 3"
+        assert found.like("numpy")(b=2, a=1) == "1 2"
+        with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
+            found.bind(1, 2, c=3)
+    finally:
+        ffi.remove_global_func("test.keywords")
+
+
+@pytest.mark.parametrize("index", [-1, -100, -(1 << 31)])
+def test_a_result_of_an_impossible_type(plain, index):
+    with pytest.raises(TypeError, match=f"the impossible TVM-FFI type index {index}:"):
+        plain.nothing(index)
+
+
+def test_a_result_written_before_the_failure(plain, testing):
+    count = testing("object_use_count")
+    array = ffi.Array([1, 2])
+    before = count(array)
+    bound = plain.changes_its_mind.bind(array)
+    for attempt in (lambda: plain.changes_its_mind(array), bound):
+        for _ in range(3):
+            with pytest.raises(ValueError, match="rather not"):
+                attempt()
+    del attempt, bound
+    assert count(array) == before
+
+
+def test_copies_of_a_function_are_the_function():
+    function = ffi.get_global_func("ffi.ArraySize")
+    assert copy.copy(function) is function
+    assert copy.deepcopy([function])[0] is function
+    with pytest.raises(TypeError, match=r"a ffi\.Function can be neither copied nor pickled"):
+        pickle.dumps(function)
+
+
+CHANGES = {
+    "append": lambda changing, value: changing.append(value),
+    "insert": lambda changing, value: changing.insert(0, value),
+    "extend": lambda changing, value: changing.extend([value]),
+    "set": lambda changing, value: changing.__setitem__(0, value),
+    "set a slice": lambda changing, value: changing.__setitem__(slice(1), [value]),
+    "set in steps": lambda changing, value: changing.__setitem__(slice(0, 2, 2), [value]),
+}
+
+
+class Waits:
+    """Packs itself when another thread has changed another container."""
+
+    def __init__(self, other):
+        self.changed = None
+        self._change = lambda: other.append(2)
+
+    def __tvm_ffi_value__(self):
+        thread = threading.Thread(target=self._change, daemon=True)
+        thread.start()
+        thread.join(20)
+        self.changed = not thread.is_alive()
+        return "packed"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_lock_is_held_while_a_value_packs_itself(change):
+    value = Waits(ffi.List())
+    mine = ffi.List([1])
+    CHANGES[change](mine, value)
+    assert value.changed
+    assert "packed" in mine
+
+
+@pytest.mark.parametrize("place", ["key", "value", "popped"])
+def test_no_lock_is_held_while_a_dict_packs(place):
+    value = Waits(ffi.List())
+    mine = ffi.Dict({"packed": 1})
+    if place == "popped":
+        assert mine.pop(value) == 1
+    elif place == "key":
+        mine[value] = 2
+    else:
+        mine["packed"] = value
+    assert value.changed
+
+
+# Errors that a callee ignores ----------------------------------------------------
+
+
+def pending():
+    """Whether libtvm_ffi has an error for this thread, which is taken by the look."""
+    return "without saying why" not in str(raised())
+
+
+@pytest.mark.parametrize("how", ["call", "long call", "bound", "bound and silent"])
+def test_an_ignored_failure_leaves_nothing_behind(plain, how):
+    def fails():
+        raise ValueError("nobody looks")
+
+    ignores = {
+        "call": lambda: plain.ignores(fails),
+        "long call": lambda: plain.ignores(fails, *range(9)),
+        "bound": plain.ignores.bind(fails),
+        "bound and silent": bind(plain.ignores._handle, [fails], silent=True),
+    }[how]
+    ignores()
+    assert not pending()
+    assert not untaken
+
+
+def test_a_call_while_cleaning_up_takes_nobodys_error(plain):
+    """The callee holds on to its error; a callback that calls something else leaves it alone."""
+
+    def fails():
+        raise ValueError("the first")
+
+    with pytest.raises(ValueError, match="the first"):
+        plain.cleans_up(fails, lambda: ffi.get_global_func("ffi.ArraySize")(ffi.Array([1])))
+    assert not untaken
+
+
+def test_an_ignored_failure_in_a_daemon_thread_at_exit(run_script, kernel_path):
+    code, output = run_script(f"""
+        import threading, time
+        from dlbridge import ffi
+        ignores = ffi.load_module({str(kernel_path)!r}).ignores
+        def fails():
+            raise ValueError("kept in the thread")
+        def work():
+            ignores(fails)
+            while True:
+                time.sleep(0.0005)
+        for _ in range(4):
+            threading.Thread(target=work, daemon=True).start()
+        ignores(fails)
+        time.sleep(0.1)
+    """)
+    assert (code, output) == (0, "")
+
+
+def test_text_that_is_none():
+    for use in (ffi.Error, ffi.object_class):
+        with pytest.raises(TypeError, match="text is needed here, not 5"):
+            use(5)
+    with pytest.raises(TypeError, match="a namespace is a str"):
+        ffi.init_ffi_api(5)
+    with pytest.raises(KeyError, match=r"no module 'nowhere' in sys\.modules"):
+        ffi.init_ffi_api("nowhere")
+
+
+def test_what_was_moved_away_says_so():
+    take = ffi.convert_func(lambda value: None)
+    function, error = ffi.convert_func(lambda: 1), ffi.Error("ValueError", "no")
+    take(function._move())
+    take(error._move())
+    for use in (
+        function,
+        lambda: function(1),
+        function.bind,
+        lambda: error.kind,
+        lambda: error.message,
+        lambda: error.cause,
+        lambda: error.update_backtrace("x"),
+        error.py_error,
+    ):
+        with pytest.raises(ValueError, match="was moved into a call and is empty now"):
+            use()
+    assert repr(error) == "<moved Error>"
+    assert repr(function) == "<moved Function>"
+
+
+def test_failures_in_threads_that_are_gone_slow_nobody_down(plain, foreign_call):
+    """A thread of C's that failed once, and one of Python's that has ended, are not remembered."""
+
+    def fails():
+        raise ValueError("nobody looks")
+
+    foreign_call(ffi.convert_func(fails))
+    assert not untaken
+    thread = threading.Thread(target=lambda: untaken.add(threading.get_ident()))
+    thread.start()
+    thread.join()
+    assert untaken
+    plain.answer()
+    assert not untaken
+
+
+@pytest.fixture
+def foreign_call():
+    """``foreign_call(f)`` calls *f* in a thread that Python has not made."""
+    foreign = cffi.FFI()
+    foreign.cdef(
+        "int pthread_create(unsigned long *, void *, void *(*)(void *), void *);"
+        "int pthread_join(unsigned long, void **);"
+    )
+    libc = foreign.dlopen(None)
+
+    def call(function):
+        result = ffi_cdefs.new("TVMFFIAny *")
+
+        @foreign.callback("void *(void *)")
+        def start(_argument):
+            C.TVMFFIFunctionCall(function._pointer, ffi_cdefs.NULL, 0, result)
+            return foreign.NULL
+
+        thread = foreign.new("unsigned long *")
+        assert libc.pthread_create(thread, foreign.NULL, start, foreign.NULL) == 0
+        assert libc.pthread_join(thread[0], foreign.NULL) == 0
+
+    return call

@@ -1,0 +1,455 @@
+"""Functions: registry, calls of every shape, bound calls, metadata, C symbols."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import threading
+import weakref
+
+import pytest
+
+from dlbridge import ffi
+
+
+@pytest.fixture
+def name(request):
+    """A global name that is free before and after the test."""
+    name = f"dlbridge.test.{request.node.name}"
+    yield name
+    if ffi.get_global_func(name, allow_missing=True) is not None:
+        ffi.remove_global_func(name)
+
+
+# --- The registry -------------------------------------------------------------
+
+
+def test_missing_function():  # 1.1 FunctionGetGlobal: NULL with rc 0
+    assert ffi.get_global_func("no.such", allow_missing=True) is None
+    with pytest.raises(ValueError, match=r"no\.such"):
+        ffi.get_global_func("no.such")
+
+
+def test_register_get_call_remove(name):
+    ffi.register_global_func(name, lambda a, b: a * 10 + b)
+    f = ffi.get_global_func(name)
+    assert f(1, 2) == 12
+    assert name in ffi.list_global_func_names()
+    ffi.remove_global_func(name)
+    assert ffi.get_global_func(name, allow_missing=True) is None
+    assert name not in ffi.list_global_func_names()
+    assert f(3, 4) == 34  # what was got keeps working
+
+
+def test_register_twice(name):
+    ffi.register_global_func(name, lambda: 1)
+    with pytest.raises(RuntimeError, match="already registered"):
+        ffi.register_global_func(name, lambda: 2)
+    assert ffi.get_global_func(name)() == 1
+    ffi.register_global_func(name, lambda: 2, override=True)
+    assert ffi.get_global_func(name)() == 2
+
+
+def test_register_as_decorator(name):
+    @ffi.register_global_func(name)
+    def named():
+        return "named"
+
+    assert named() == "named"
+    assert ffi.get_global_func(name)() == "named"
+
+    @ffi.register_global_func
+    def dlbridge_test_bare():
+        return "bare"
+
+    assert ffi.get_global_func("dlbridge_test_bare")() == "bare"
+    ffi.remove_global_func("dlbridge_test_bare")
+
+
+def test_removed_python_function_dies(name):
+    class Callable:
+        def __call__(self):
+            return 7
+
+    function = Callable()
+    alive = weakref.ref(function)
+    ffi.register_global_func(name, function)
+    del function
+    assert ffi.get_global_func(name)() == 7
+    ffi.remove_global_func(name)
+    gc.collect()
+    assert alive() is None
+
+
+def test_one_wrapper_per_function(echo, testing):  # 2.2 "No identity"
+    assert testing("echo") is echo
+    assert echo(echo) is echo
+    alive = weakref.ref(ffi.convert_func(lambda: None))
+    assert alive() is None
+
+
+# --- Calls ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [*range(10), 40, 300])
+def test_number_of_arguments(apply, count):
+    seen = []
+
+    def collect(*args):
+        seen.append(args)
+        return len(args)
+
+    f = ffi.convert_func(collect)
+    arguments = tuple(range(count))
+    assert f(*arguments) == count
+    assert seen == [arguments]
+
+
+@pytest.mark.parametrize("big", [2**63, -(2**64), 2**100])
+@pytest.mark.parametrize("place", range(8))
+def test_big_int_at_every_place(big, place):
+    arguments = [0, 1.5, "text", None, 4, b"123456789", 6, True]
+    arguments[place] = big
+    assert ffi.convert_func(lambda *args: list(args) == arguments)(*arguments) is True
+
+
+def test_result_of_one_call_does_not_show_in_the_next(testing, echo):
+    # testing.nop leaves the result alone: what is there already comes back.
+    nop = testing("nop")
+    for value in (5, 1.5, "small", "a longer string", echo, None):
+        echo(value)
+        assert nop() is None
+        assert nop(1) is None
+        assert nop(*range(20)) is None
+
+
+def test_recursion_keeps_its_arguments_apart(apply):  # 4.3 re-entrancy
+    def fib(n):
+        return n if n < 2 else again(n - 1) + again(n - 2)
+
+    again = ffi.convert_func(fib)
+    assert again(15) == 610
+
+    def deep(n, text):
+        return text if n == 0 else f(n - 1, text + "x")
+
+    f = ffi.convert_func(deep)
+    assert f(50, "") == "x" * 50
+
+
+def test_arguments_that_call_while_they_are_packed(echo):  # 4.3
+    class Nested:
+        def __tvm_ffi_value__(self):
+            return echo("value of the inner call")
+
+    f = ffi.convert_func(lambda *args: "|".join(map(str, args)))
+    assert f(1, Nested(), 3, Nested()) == "1|value of the inner call|3|value of the inner call"
+
+
+def test_threads_keep_their_arguments_apart(echo):
+    failures = []
+
+    def work(mine):
+        for i in range(3000):
+            text = f"thread {mine}, turn {i}, long enough for the heap"
+            if echo(text) != text:
+                failures.append(text)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_arity_and_type_errors_are_the_callees(testing):  # 3
+    with pytest.raises(TypeError, match="Expected 1 but got 0 arguments"):
+        testing("add_one")()
+    with pytest.raises(TypeError, match="Expected `int` but got"):
+        testing("add_one")("x")
+    with pytest.raises(TypeError, match="Expected `int`"):
+        testing("schema_id_int")(2.5)
+
+
+# --- Bound calls ----------------------------------------------------------------
+
+
+def test_bind(echo, testing):
+    step = testing("add_one").bind(41)
+    assert [step(), step()] == [42, 42]
+    step.replace(0, 1)
+    assert step() == 2
+    with pytest.raises(IndexError):
+        step.replace(1, 5)
+    assert step() == 2
+    for value in ("a longer string", echo, None, 2**70):
+        bound = echo.bind(value)
+        assert bound() == value
+        assert bound() == value
+
+
+def test_bound_call_that_fails_works_again(testing):
+    step = testing("test_raise_error").bind("ValueError", "no")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            step()
+
+
+def test_bound_call_inside_itself():
+    depth = []
+
+    def inner():
+        depth.append(None)
+        return len(depth) if len(depth) == 5 else step() + 100
+
+    step = ffi.convert_func(inner).bind()
+    assert step() == 405
+    depth.clear()
+    assert step() == 405
+
+
+def test_bound_call_in_threads(echo):
+    # The result's place is one for all calls; no thread may read another's.
+    class Slow:
+        pass
+
+    step = ffi.convert_func(Slow).bind()
+    results = []
+
+    def work():
+        results.extend(step() for _ in range(2000))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(result) for result in results}) == 8000
+
+
+def test_replaced_argument_lives_as_long_as_a_call_that_uses_it(echo):
+    texts = []
+
+    def look(text):
+        step.replace(0, "another text, which takes the place of the first")
+        gc.collect()
+        texts.append(text)
+        return text
+
+    step = ffi.convert_func(look).bind("the first text, which is still in use")
+    assert step() == "the first text, which is still in use"
+    assert step() == "another text, which takes the place of the first"
+
+
+def test_replaced_object_lives_as_long_as_a_call_that_uses_it(testing):
+    seen = []
+
+    def look(error):
+        step.replace(0, None)
+        gc.collect()
+        seen.append(error.message)
+        return use_count(error)
+
+    use_count = ffi.get_global_func("testing.object_use_count")
+    step = ffi.convert_func(look).bind(ffi.Error("ValueError", "an object"))
+    assert step() >= 1
+    assert seen == ["an object"]
+
+
+def test_replace_while_the_call_runs():
+    seen = []
+
+    def look(value):
+        if value == "first":
+            step.replace(0, "second")
+            seen.append(step())
+        return [value]  # an object of its own
+
+    step = ffi.convert_func(look).bind("first")
+    results = [list(step()), list(step())]
+    assert [list(value) for value in seen] == [["second"]]
+    assert results == [["first"], ["second"]]
+
+
+def test_bound_function_that_returns_nothing(testing):
+    step = testing("schema_no_return").bind(5)
+    assert step() is None
+    step.replace(0, "text")
+    with pytest.raises(TypeError):
+        step()
+    step.replace(0, 6)
+    assert step() is None
+    others = [testing("schema_no_return").bind(i) for i in range(50)]
+    for _ in range(20):  # the place for the result is the call's own
+        assert [other() for other in others] == [None] * 50
+
+
+def test_bound_call_keeps_its_function():
+    class Callable:
+        def __call__(self, x):
+            return x + 1
+
+    function = Callable()
+    alive = weakref.ref(function)
+    step = ffi.convert_func(function).bind(1)
+    del function
+    gc.collect()
+    assert alive() is not None
+    assert step() == 2
+    del step
+    assert alive() is None
+
+
+def test_bound_arguments_are_freed(testing):
+    class Thing:
+        pass
+
+    thing = Thing()
+    alive = weakref.ref(thing)
+    step = testing("nop").bind(thing)
+    del thing
+    step()
+    assert alive() is not None
+    step.replace(0, None)
+    assert alive() is None
+
+
+# --- Metadata -------------------------------------------------------------------
+
+
+def test_metadata(testing):
+    metadata = testing("schema_id_int").metadata
+    assert (metadata["bool_attr"], metadata["int_attr"]) == (True, 1)
+    assert metadata["str_attr"] == "hello"
+    assert ffi.get_global_func_metadata("testing.schema_id_int") == metadata
+    assert testing("nop").metadata == {"type_schema": '{"type":"ffi.Function"}'}
+
+
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [
+        ("nop", "(*args)"),
+        ("schema_no_args", "() -> 'int'"),
+        ("schema_no_return", "(arg0: 'int', /) -> 'None'"),
+        ("schema_id_opt_str", "(arg0: 'str | None', /) -> 'str | None'"),
+        ("schema_id_dltensor", "(arg0: 'Tensor', /) -> 'Tensor'"),
+        ("schema_id_dtype", "(arg0: 'dtype', /) -> 'dtype'"),
+        (
+            "schema_arr_map_opt",
+            (
+                "(arg0: 'Array[int | None]', arg1: 'Map[str, Array[int]]', arg2: 'str | None', /)"
+                " -> 'Map[str, Array[int]]'"
+            ),
+        ),
+        (
+            "schema_id_func_typed",
+            (
+                "(arg0: 'Callable[[int, float, Callable], None]', /)"
+                " -> 'Callable[[int, float, Callable], None]'"
+            ),
+        ),
+    ],
+)
+def test_signature(testing, name, signature):
+    assert str(inspect.signature(testing(name))) == signature
+
+
+def test_keywords_where_the_metadata_names_them(name):
+    @ffi.register_global_func(name)
+    def f(x, y, z=3):
+        """Documented."""
+        return x * 100 + y * 10 + z
+
+    g = ffi.get_global_func(name)
+    assert g(1, 2) == 123
+    assert g(y=2, x=1) == 123
+    assert g(1, z=5, y=2) == 125
+    with pytest.raises(TypeError, match=r"missing a required argument: 'y'"):
+        g(x=1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'w'"):
+        g(1, 2, w=4)
+    assert list(inspect.signature(g).parameters) == ["x", "y", "z"]
+
+
+def test_keywords_are_refused_where_nothing_names_them(echo):
+    with pytest.raises(TypeError, match="keyword"):
+        echo(x=1)
+
+
+# --- C symbols ------------------------------------------------------------------
+
+
+def test_from_c_symbol(testing):  # 3 Function.__from_extern_c__
+    symbol = testing("get_add_one_c_symbol")()
+    assert ffi.Function.__from_extern_c__(symbol)(41) == 42
+
+    class Library:
+        pass
+
+    library = Library()
+    alive = weakref.ref(library)
+    f = ffi.Function.__from_extern_c__(symbol, keep_alive_object=library)
+    before = sys.getrefcount(library)
+    assert f(1) == 2
+    assert sys.getrefcount(library) == before
+    del library
+    assert alive() is not None
+    del f
+    assert alive() is None
+
+
+@pytest.mark.parametrize(
+    "make", [ffi.Function.__from_extern_c__, ffi.Function.__from_mlir_packed_safe_call__]
+)
+def test_symbol_that_is_null(make):
+    with pytest.raises(ValueError, match="is NULL"):
+        make(0)
+
+
+def test_from_mlir_symbol(testing):
+    symbol = testing("get_mlir_add_one_c_symbol")()
+    f = ffi.Function.__from_mlir_packed_safe_call__(symbol)
+    assert f(41) == 42
+    with pytest.raises(TypeError):
+        f("text")
+
+
+def test_an_error_on_the_way_to_an_mlir_symbol(testing, monkeypatch):
+    """What goes wrong before C is reached crosses C, as Ctrl-C would."""
+    from dlbridge.ffi.calls import symbols
+
+    f = ffi.Function.__from_mlir_packed_safe_call__(testing("get_mlir_add_one_c_symbol")())
+    no_memory = MemoryError("no room for the arguments")
+
+    class Full:
+        NULL = symbols.ffi.NULL
+
+        def new(self, *_arguments):
+            raise no_memory
+
+    with monkeypatch.context() as patch:
+        patch.setattr(symbols, "ffi", Full())
+        with pytest.raises(MemoryError) as caught:
+            f(41)
+    assert caught.value is no_memory
+    assert f(41) == 42
+
+
+def test_a_function_that_is_removed_while_it_is_looked_up(monkeypatch):
+    """Another thread takes the name away after the function was found: it is ours all the same."""
+    from dlbridge.ffi.calls import registry
+
+    ffi.register_global_func("test.fleeting", lambda x: x + 1, override=True)
+    call = registry.call_with_gil
+
+    def after_the_removal(handle, *arguments):
+        if arguments == ("test.fleeting",):
+            monkeypatch.setattr(registry, "call_with_gil", call)
+            ffi.remove_global_func("test.fleeting")
+        return call(handle, *arguments)
+
+    monkeypatch.setattr(registry, "call_with_gil", after_the_removal)
+    assert ffi.get_global_func("test.fleeting")(1) == 2
+    assert ffi.get_global_func("test.fleeting", allow_missing=True) is None

@@ -1,0 +1,162 @@
+"""The stream that a callee sees on each device. The notes' table is in 2.4."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from producers import DEVICES, STREAMS, PlainTensor, StreamTensor, TableTensor, streams
+
+import dlbridge
+from dlbridge import ffi
+from dlbridge.ffi.calls import frames
+from dlbridge.ffi.calls.functions import BorrowingFunction, described
+
+
+@pytest.fixture
+def look():
+    """``look(*args)`` calls a function with *args*; the streams that it saw."""
+    seen = []
+    function = ffi.convert_func(lambda *_args: seen.append(streams()))
+
+    def call(*arguments):
+        function(*arguments)
+        return seen.pop()
+
+    call.function, call.seen = function, seen
+    return call
+
+
+def test_one_device(look):
+    assert look(TableTensor((2, 0))) == {(2, 0): 0x1234}
+    assert streams() == {}
+
+
+def test_every_device_among_the_arguments(look):  # tvm_ffi: only the first
+    tensors = [TableTensor(device) for device in DEVICES]
+    assert look(*tensors) == STREAMS
+    assert look(1, tensors[2], "text", tensors[0]) == {(2, 0): 0x1234, (10, 0): 0x9ABC}
+    assert look(*[1] * 10, *tensors) == STREAMS
+    assert streams() == {}
+
+
+def test_cpu_tensor_sets_none(look):
+    assert look(TableTensor((1, 0))) == {}
+
+
+def test_frameworks_stream_goes_before_the_raw_one(look):
+    with ffi.use_raw_stream("cuda:0", 0x77):
+        assert ffi.get_raw_stream("cuda:0") == 0x77
+        assert look() == {(2, 0): 0x77}
+        assert look(TableTensor((2, 0))) == {(2, 0): 0x1234}
+        assert ffi.get_raw_stream("cuda:0") == 0x77
+    assert ffi.get_raw_stream("cuda:0") == 0
+
+
+def test_stream_of_a_plain_producer(look):  # ignored by tvm_ffi, or id() of an int
+    assert look(StreamTensor((2, 0))) == {(2, 0): 0xBEEF}
+    assert look(TableTensor((2, 1)), StreamTensor((2, 0))) == {(2, 0): 0xBEEF, (2, 1): 0x5678}
+
+
+def test_plain_producer_whose_stream_nobody_knows(look):
+    with ffi.use_raw_stream("cuda:1", 0x42):
+        assert look(PlainTensor((2, 1))) == {(2, 1): 0x42}
+
+
+def test_restored_after_an_error():
+    def fail(*_arguments):
+        raise ValueError("no")
+
+    with ffi.use_raw_stream("cuda:0", 0x77):
+        with pytest.raises(ValueError, match="no"):
+            ffi.convert_func(fail)(TableTensor((2, 0)), TableTensor((10, 0)))
+        assert streams() == {(2, 0): 0x77}
+    assert streams() == {}
+
+
+def test_nested_calls(look):
+    inner = []
+
+    def outer(_tensor):
+        inner.append(streams())
+        inner.append(look(TableTensor((2, 1))))
+        inner.append(streams())
+
+    ffi.convert_func(outer)(TableTensor((2, 0)))
+    assert inner == [{(2, 0): 0x1234}, {(2, 0): 0x1234, (2, 1): 0x5678}, {(2, 0): 0x1234}]
+
+
+def test_bound_call_asks_for_the_stream_each_time(look, monkeypatch):
+    step = look.function.bind(TableTensor((2, 0)))
+    step()
+    monkeypatch.setitem(STREAMS, (2, 0), 0x4321)
+    step()
+    assert [look.seen.pop(), look.seen.pop()] == [{(2, 0): 0x4321}, {(2, 0): 0x1234}]
+    assert streams() == {}
+
+
+def test_other_threads_see_none_of_it(look):
+    import threading
+
+    seen = []
+    with ffi.use_raw_stream("cuda:0", 0x77):
+        thread = threading.Thread(target=lambda: seen.append(look()))
+        thread.start()
+        thread.join()
+    assert seen == [{}]
+
+
+def test_bad_streams():
+    with pytest.raises(TypeError, match="stream"), ffi.use_raw_stream("cuda:0", "fast"):
+        pass
+    far = dlbridge.Device.of(2, 2**31 - 1)
+    with pytest.raises(ValueError, match="outside the environment.s table of devices"), ffi.use_raw_stream(far, 1):
+        pass
+
+
+def test_use_stream_without_a_backend(look):
+    with ffi.use_stream(dlbridge.Device.of(8, 0), 0x99) as handle:
+        assert handle == 0x99
+        assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0x99
+    assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0
+
+
+def test_a_callee_that_borrows_sees_the_stream(look):
+    """Other tables than torch's export managed tensors: a DLTensor cannot say that it is read-only."""
+    schema = {
+        "type": "ffi.Function",
+        "named_args": {"params": [{"type": "DLTensor*"}], "return": [{"type": "None"}]},
+    }
+    host = TableTensor((1, 0))
+    borrowing = described(look.function, {"type_schema": json.dumps(schema)})
+    assert type(borrowing) is BorrowingFunction
+    assert look(host) == {}
+    assert not hasattr(host, "lent")
+    on_device = TableTensor((2, 0))
+    assert look(on_device) == {(2, 0): 0x1234}
+
+
+class Recorder:
+    """What `wait` is asked for; the rest of the contract is never called."""
+
+    def __init__(self):
+        self.waits = []
+
+    def wait(self, device_id, stream, on):
+        self.waits.append((device_id, stream, on))
+
+    def synchronize(self, device_id, stream): ...
+    def normalize_stream(self, device_id, stream): ...
+
+
+def test_two_streams_of_one_device(look, monkeypatch):
+    """The callee works on the first one's, after what is on the second's."""
+    recorder = Recorder()
+    monkeypatch.setattr(frames, "backend_of", lambda _device: recorder)
+    assert look(TableTensor((2, 0)), StreamTensor((2, 0))) == {(2, 0): 0x1234}
+    assert recorder.waits == [(0, 0x1234, 0xBEEF)]
+    assert look(TableTensor((2, 0)), TableTensor((2, 0)), TableTensor((2, 1))) == {
+        (2, 0): 0x1234,
+        (2, 1): 0x5678,
+    }
+    assert len(recorder.waits) == 1

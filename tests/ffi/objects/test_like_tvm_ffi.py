@@ -1,0 +1,263 @@
+"""What the compiled binding does, and this one does too: values, equality, small tools."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from peers import peer
+
+import dlbridge
+from dlbridge import ffi
+from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.ffi._lib import C
+
+
+@pytest.mark.parametrize("value", ["12345678", "text with\0NUL", b"12345678", b"\0" * 9, "x" * 500])
+def test_long_text_and_bytes_go_as_objects(value):
+    """A callee that takes an object refuses a ``const char *``."""
+    seen = []
+
+    @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+    def look(_self, arguments, _count, _result):
+        seen.append(arguments[0].type_index)
+        return 0
+
+    f = ffi.Function.__from_extern_c__(int(cffi.cast("intptr_t", look)), keep_alive_object=look)
+    for _ in range(3):  # found in a cache, later
+        f(value)
+    kind = C.kTVMFFIStr if isinstance(value, str) else C.kTVMFFIBytes
+    assert seen == [kind] * 3
+
+
+def test_the_cache_of_texts_is_bounded(echo):
+    from dlbridge.ffi.values import scalars
+
+    for i in range(3 * scalars._CACHED_TEXTS):
+        assert echo(f"number {i}") == f"number {i}"
+    assert len(scalars._texts) <= scalars._CACHED_TEXTS
+    long = "y" * 10_000
+    assert echo(long) == long
+    assert long not in scalars._texts
+
+
+def test_a_text_of_another_class_is_not_taken_for_one_in_the_cache(echo):
+    class Same(str):
+        __slots__ = ()
+
+        def __eq__(self, other):
+            return True
+
+        def __hash__(self):
+            return hash("a text in the cache")
+
+    assert echo("a text in the cache") == "a text in the cache"
+    assert str.__eq__(echo(Same("quite another text")), "quite another text")
+
+
+@pytest.mark.parametrize("kind", [ffi.Array, ffi.List])
+def test_membership_is_strict(kind):
+    values = kind([1, 2.5, "x", None, [1, 2], float("nan")])
+    for inside in (1, 2.5, "x", None, [1, 2], (1, 2), float("nan"), np.int64(1)):
+        assert inside in values
+        assert values.count(inside) == 1
+    for outside in (1.0, True, 2, "y", b"x", [1, 2.0], [2, 1]):
+        assert outside not in values
+        assert values.count(outside) == 0
+        with pytest.raises(ValueError, match="is not in the"):
+            values.index(outside)
+    assert values.index("x") == 2
+    assert values.index([1, 2], -3) == 4
+    with pytest.raises(ValueError, match="is not in the"):
+        values.index("x", 3)
+
+
+@pytest.mark.parametrize("kind", [ffi.Array, ffi.List])
+def test_membership_of_tensors(kind):
+    one, other = dlbridge.zeros(3), dlbridge.zeros(3)
+    values = kind([one, "x"])
+    assert one in values
+    assert other not in values  # a tensor of three elements has no truth value
+    assert "x" in values
+
+
+def test_a_list_removes_what_is_strictly_equal():
+    values = ffi.List([True, 1.0, 1])
+    values.remove(1)
+    assert [type(item) for item in values] == [bool, float]
+
+
+def test_map_and_dict_are_never_equal():
+    assert ffi.Map({1: 2}) != ffi.Dict({1: 2})
+    assert ffi.Dict({1: 2}) != ffi.Map({1: 2})
+    assert ffi.Map({1: 2}) == {1: 2}
+    assert ffi.Dict({1: 2}) == {1: 2}
+    assert ffi.Array([1]) == ffi.List([1])
+
+
+def test_the_same_exception_in_two_arrays():
+    error, other = ValueError("x"), ValueError("x")
+    assert ffi.Array([error]) == ffi.Array([error])
+    assert ffi.Array([error]) != ffi.Array([other])
+    assert error in ffi.Array([error])
+    assert other not in ffi.Array([error])
+
+
+def test_repr_of_complex_tensors():
+    tensor = np.ones(2, "complex64")
+    assert "complex64" in repr(ffi.Array([1, tensor]))
+    assert "complex64" in repr(ffi.Dict({"a": tensor}))
+
+
+def nested(depth, kind=ffi.List):
+    value = kind([])
+    for _ in range(depth):
+        value = kind([value])
+    return value
+
+
+def test_repr_of_what_is_nested_deep():
+    assert repr(nested(1000)).count("[") == 1001
+    assert repr(nested(100_000)) == "<List of size 1, nested more than 2000 levels deep>"
+
+
+def test_the_depth_of_shared_parts_counts_where_they_lie_deepest():
+    """Each element alone is looked at first, and is a level deeper than the one before."""
+    parts = [ffi.List([])]
+    for _ in range(5000):
+        parts.append(ffi.List([parts[-1]]))
+    with pytest.raises(RecursionError, match="nested more than 2000"):
+        ffi.structural_hash(ffi.List(parts))
+    assert "nested more than" in repr(ffi.List(parts))
+
+
+def test_pickling_what_contains_itself():
+    loop = ffi.List([1])
+    loop.append(loop)
+    with pytest.raises(ValueError, match="a List contains itself"):
+        pickle.dumps(loop)
+    table = ffi.Dict()
+    table["me"] = [table]
+    with pytest.raises(ValueError, match="contains itself"):
+        pickle.dumps(table)
+
+
+@pytest.mark.parametrize("size", [2**63, -(2**63) - 1, 10**30])
+def test_dimensions_have_64_bits(size):
+    with pytest.raises(ValueError, match="int of 64 bits"):
+        ffi.Shape((1, size))
+    assert ffi.Shape((2**63 - 1,))[0] == 2**63 - 1
+
+
+def test_a_null_function_is_not_called(run_script):
+    code, output = run_script("""
+        from dlbridge.ffi._lib import C
+        out = cffi.new("void **")
+        assert C.TVMFFIFunctionCreate(cffi.NULL, cffi.NULL, cffi.NULL, out) == 0
+        # The library's own ways to hand it over.
+        box = cffi.new("TVMFFIAny *")
+        box.type_index, box.v_ptr = C.kTVMFFIFunction, out[0]
+        from dlbridge.ffi.values.words import unpack
+        f = unpack(box.type_index, box.v_int64)
+        for call in (f, f.bind):
+            try:
+                call()
+            except ValueError as error:
+                print("NULL" in str(error))
+    """)
+    assert (code, output) == (0, "True\nTrue\n")
+
+
+@pytest.mark.parametrize("address", [1.5, "1", None, True, b"x"])
+def test_addresses_are_integers(address):
+    for make in (
+        ffi.Function.__from_extern_c__,
+        ffi.Function.__from_mlir_packed_safe_call__,
+    ):
+        with pytest.raises(TypeError, match="address of a C function is an int"):
+            make(address)
+
+
+@pytest.mark.parametrize("address", [0, -1, 2**64, 10**30])
+def test_addresses_are_pointers(address):
+    for make in (
+        ffi.Function.__from_extern_c__,
+        ffi.Function.__from_mlir_packed_safe_call__,
+    ):
+        with pytest.raises(ValueError, match=r"NULL|not the address of a C function"):
+            make(address)
+
+
+def test_a_path_that_is_not_utf_8(run_script):
+    code, output = run_script(
+        """
+        from dlbridge import LibraryUnavailable, ffi
+        try:
+            ffi.version
+        except LibraryUnavailable as error:
+            print("not UTF-8" in str(error))
+        """,
+        prelude="",
+        env={"DLBRIDGE_TVM_FFI_LIB": "/tmp/\udcff.so"},
+    )
+    assert (code, output) == (0, "True\n")
+
+
+def test_dtype_constants(echo):
+    assert ffi.float32 == dlbridge.dtype("float32")
+    assert echo(ffi.bfloat16) == dlbridge.dtype("bfloat16")
+    tvm_ffi = peer("tvm_ffi")
+    for name in dir(tvm_ffi):
+        if isinstance(getattr(tvm_ffi, name), tvm_ffi.dtype) and name != "bool":
+            assert str(getattr(ffi, name)) == str(getattr(tvm_ffi, name)), name
+
+
+def test_release_gil(echo):
+    assert echo.release_gil is True
+    echo.release_gil = True
+    with pytest.raises(ValueError, match="always releases the GIL"):
+        echo.release_gil = False
+
+
+# --- dataclasses ------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(testing):
+    """An object with fields of each kind."""
+    return ffi.object_class("testing.TestIntPair")(3, 4)
+
+
+def test_fields(pair):
+    assert [field.name for field in ffi.dataclasses.fields(pair)] == ["a", "b"]
+    assert ffi.dataclasses.fields(type(pair)) == ffi.dataclasses.fields(pair)
+    assert ffi.dataclasses.is_dataclass(pair)
+    assert ffi.dataclasses.is_dataclass(type(pair))
+    assert not ffi.dataclasses.is_dataclass(3)
+    for wrong in (3, int, ffi.Array([1]), None):
+        with pytest.raises(TypeError, match="registered type"):
+            ffi.dataclasses.fields(wrong)
+
+
+def test_asdict_and_astuple(pair):
+    assert ffi.dataclasses.asdict(pair) == {"a": 3, "b": 4}
+    assert ffi.dataclasses.astuple(pair) == (3, 4)
+    for convert in (ffi.dataclasses.asdict, ffi.dataclasses.astuple, ffi.dataclasses.replace):
+        with pytest.raises(TypeError, match="not its class"):
+            convert(type(pair))
+
+
+def test_replace(testing):
+    cls = ffi.object_class("testing.TestCxxClassBase")
+    before = cls(1, 2)
+    after = ffi.dataclasses.replace(before, v_i32=5)
+    assert type(after) is type(before)
+    assert (after.v_i64, after.v_i32) == (1, 5)
+    assert (before.v_i64, before.v_i32) == (1, 2)
+    assert ffi.dataclasses.asdict(ffi.dataclasses.replace(before)) == ffi.dataclasses.asdict(
+        copy.copy(before)
+    )
+    with pytest.raises(TypeError, match=r"no field 'z'.*v_i32"):
+        ffi.dataclasses.replace(before, z=1)

@@ -1,0 +1,251 @@
+"""Modules. Section 1.4 of the notes on the TVM-FFI C API."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from pathlib import Path
+
+import pytest
+from building import KERNELS, build
+
+from dlbridge import ffi
+from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.ffi.objects.modules import ModulePropertyMask
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module")
+def module(library):
+    return ffi.load_module(library)
+
+
+@pytest.fixture
+def imported(tmp_path):
+    return ffi.load_module(build(KERNELS / "imported.c", tmp_path))
+
+
+# --- Loading ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [str, Path])
+def test_load(library, form):
+    assert ffi.load_module(form(library)).answer() == 42
+
+
+def test_load_by_relative_path(library, monkeypatch):
+    monkeypatch.chdir(library.parent)
+    # The system's loader would not look into the working directory.
+    assert ffi.load_module(library.name).answer() == 42
+    assert ffi.load_module(f"./{library.name}").answer() == 42
+
+
+def test_load_what_is_not_there(tmp_path):
+    path = tmp_path / "absent.so"
+    with pytest.raises(FileNotFoundError, match=r"absent\.so.*build it first"):
+        ffi.load_module(path)
+    with pytest.raises(RuntimeError, match=r"nowhere\.so.*cannot open shared object"):
+        ffi.load_module("nowhere.so")
+
+
+@pytest.mark.parametrize("name", ["library", "library.txt", "library.so.1"])
+def test_load_a_file_of_another_ending(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("text")
+    with pytest.raises(RuntimeError, match=rf"{name}.*loader for .*\.so only; rename") as caught:
+        ffi.load_module(path)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_load_what_is_no_library(tmp_path):
+    path = tmp_path / "text.so"
+    path.write_text("no machine code")
+    with pytest.raises(
+        RuntimeError, match=r"text\.so' cannot be loaded: .*too short.*shared library"
+    ):
+        ffi.load_module(path)
+
+
+def test_module_stays_loaded(run_script, library):
+    # Its code frees what its functions return.
+    code, output = run_script(f"""
+        import gc
+        def loaded():
+            return {str(library)!r} in open("/proc/self/maps").read()
+        ffi.load_module({str(library)!r}, keep_module_alive=False).answer()
+        gc.collect()
+        assert not loaded()
+        module = ffi.load_module({str(library)!r}, keep_module_alive=False)
+        answer = module.answer
+        del module
+        gc.collect()
+        assert loaded() and answer() == 42  # the function keeps it
+        del answer
+        gc.collect()
+        assert not loaded()
+        ffi.load_module({str(library)!r})
+        gc.collect()
+        assert loaded()
+        print("done")
+    """)
+    assert (code, output) == (0, "done\n")
+
+
+def test_library_of_the_test_functions_is_a_module(testing):
+    path = ffi.library_path.replace("libtvm_ffi.", "libtvm_ffi_testing.")
+    module = ffi.load_module(path)
+    assert module.testing_dll_schema_id_int(5) == 5
+    assert str(inspect.signature(module.testing_dll_schema_id_int)) == "(arg0: 'int', /) -> 'int'"
+    assert "sum" in module.get_function_doc("testing_dll_test_add_with_docstring")
+
+
+# --- Functions --------------------------------------------------------------------
+
+
+def test_functions(module):
+    assert module.answer() == module["answer"]() == module.get_function("answer")() == 42
+    assert module.answer is module.answer
+    assert module(1, 2) == 1002  # the function main
+    assert "answer" in dir(module)
+    with pytest.raises(ValueError, match="the kernel said no"):
+        module.fails()
+
+
+def test_function_whose_name_the_class_has(module):
+    assert module.kind == "library"
+    assert module["kind"]() == 42
+
+
+def test_function_that_is_not_there(module):
+    for get in (
+        lambda: module.absent,
+        lambda: module["absent"],
+        lambda: module.get_function("absent", query_imports=True),
+    ):
+        with pytest.raises(AttributeError, match=r"'absent'.*__tvm_ffi_absent"):
+            get()
+    assert not hasattr(module, "absent")
+    assert not hasattr(module, "__array__")
+    with pytest.raises(TypeError, match="str, not int"):
+        module[5]
+
+
+def test_implements_function(module):
+    assert module.implements_function("answer")
+    assert not module.implements_function("absent")
+
+
+def test_metadata_documentation_keywords(module):
+    assert module.get_function_metadata("twice")["arg_names"] == ["x"]
+    assert module.get_function_metadata("answer") is None
+    assert module.get_function_doc("twice") == "Twice the integer."
+    assert module.get_function_doc("answer") is None
+    assert module.twice(x=21) == 42
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        module.twice(y=1)
+    with pytest.raises(TypeError, match="twice"):
+        module.twice("text")
+
+
+def test_properties(module):
+    assert module.get_property_mask() == (
+        ModulePropertyMask.RUNNABLE | ModulePropertyMask.BINARY_SERIALIZABLE
+    )
+    assert module.is_runnable()
+    assert module.is_binary_serializable()
+    assert not module.is_compilation_exportable()
+    assert module.inspect_source() == ""
+    assert module.get_write_formats() == []
+    assert isinstance(module, ffi.Module)
+    assert "Module" in repr(module)
+
+
+def test_write_what_cannot_be_written(module, tmp_path):
+    with pytest.raises(RuntimeError, match="does not support"):
+        module.write_to_file(tmp_path / "copy.so")
+
+
+def test_empty_module_object():
+    with pytest.raises(TypeError, match="no constructor"):
+        ffi.Module()
+    empty = ffi.Module.__new__(ffi.Module)
+    with pytest.raises(AttributeError):
+        empty.answer
+
+
+# --- Imports ----------------------------------------------------------------------
+
+
+def test_imports(library, imported, tmp_path):
+    copied = tmp_path / "copied.so"
+    shutil.copy(library, copied)
+    module = ffi.load_module(copied)
+    assert module.imports == []
+    module.import_module(imported)
+    assert module.imports == [imported]
+    assert module.imports[0] is imported
+    assert not module.implements_function("only_here")
+    assert module.implements_function("only_here", query_imports=True)
+    assert module.get_function("only_here", query_imports=True)() == 7
+    with pytest.raises(AttributeError):
+        module.only_here
+    with pytest.raises(RuntimeError, match="Cyclic"):
+        imported.import_module(module)
+    module.clear_imports()
+    assert module.imports == []
+
+
+# --- The system library -----------------------------------------------------------
+
+
+@cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+def add_two(_self, arguments, _count, result):
+    result.type_index = 1
+    result.v_int64 = arguments[0].v_int64 + 2
+    return 0
+
+
+def test_system_library():
+    ffi.register_system_lib_symbol("dlbridge.test.add_two", add_two)
+    module = ffi.system_lib("dlbridge.test.")
+    assert module["add_two"](40) == 42
+    assert ffi.system_lib()["dlbridge.test.add_two"](40) == 42
+    assert ffi.system_lib("dlbridge.test.") is module
+    with pytest.raises(AttributeError):
+        module["absent"]
+
+
+def test_system_library_takes_addresses_and_full_names(testing):
+    symbol = testing("get_add_one_c_symbol")()
+    ffi.register_system_lib_symbol("__tvm_ffi_dlbridge.test.add_one", symbol)
+    assert ffi.system_lib("dlbridge.test.").get_function("add_one")(41) == 42
+
+
+def test_symbol_that_is_null():
+    with pytest.raises(ValueError, match="is NULL"):
+        ffi.register_system_lib_symbol("dlbridge.test.null", cffi.NULL)
+
+
+def test_register_and_load_in_threads(run_script, library):  # 4.2: the tables have no lock
+    code, output = run_script(f"""
+        import threading, time
+        from dlbridge import ffi
+        symbol = testing("get_add_one_c_symbol")()
+        stop = time.monotonic() + 2
+        def work(me):
+            turn = 0
+            while time.monotonic() < stop:
+                turn += 1
+                ffi.register_system_lib_symbol(f"threads.{{me}}.{{turn % 20}}", symbol)
+                assert ffi.system_lib(f"threads.{{me}}.")[str(turn % 20)](1) == 2
+                assert ffi.load_module({str(library)!r}).answer() == 42
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print("done")
+    """)
+    assert (code, output) == (0, "done\n")

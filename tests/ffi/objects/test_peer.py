@@ -1,0 +1,293 @@
+"""One process that uses tvm_ffi and dlbridge.ffi, in either order of import.
+
+And what the compiled binding gets wrong (the notes' sections 2.4 to 2.7), shown
+right here, mostly beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+
+import numpy as np
+import pytest
+from peers import peer
+from producers import StreamTensor, TableTensor, streams
+
+import dlbridge
+from dlbridge import ffi
+
+BOTH = """
+import sys
+sys.modules["torch"] = None  # tvm_ffi would import it first; not needed, and slow
+{imports}
+from dlbridge.core._cdefs import ffi as cffi
+path = tvm_ffi.LIB._name
+assert ffi.library_path == path, (ffi.library_path, path)
+testing_library = cffi.dlopen(path.replace("libtvm_ffi.", "libtvm_ffi_testing."), cffi.RTLD_NOW)
+"""
+ORDERS = {
+    "tvm_ffi first": BOTH.format(imports="import tvm_ffi\nfrom dlbridge import ffi"),
+    "dlbridge first": BOTH.format(imports="from dlbridge import ffi\nffi.version\nimport tvm_ffi"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_together(run_script, order):
+    peer("tvm_ffi")
+    code, output = run_script(
+        """
+        # Functions of one, called by the other.
+        ffi.register_global_func("both.ours", lambda x: x + 1)
+        tvm_ffi.register_global_func("both.theirs", lambda x: x * 2)
+        assert tvm_ffi.get_global_func("both.ours")(41) == 42
+        assert ffi.get_global_func("both.theirs")(21) == 42
+        assert "both.theirs" in ffi.list_global_func_names()
+        ffi.remove_global_func("both.theirs")
+        assert tvm_ffi.get_global_func("both.theirs", allow_missing=True) is None
+
+        # Objects pass through both, and Python objects stay themselves.
+        class Thing: pass
+        thing = Thing()
+        theirs = tvm_ffi.get_global_func("testing.echo")
+        ours = ffi.get_global_func("testing.echo")
+        assert ours(thing) is thing and theirs(thing) is thing
+        ffi.register_global_func("both.same", lambda x: x)
+        assert tvm_ffi.get_global_func("both.same")(thing) is thing
+        array = tvm_ffi.convert([1, 2, 3])
+        through = tvm_ffi.get_global_func("both.same")(array)
+        assert through.same_as(array)
+        function = ours(tvm_ffi.convert(lambda x: x + 5))
+        assert function(1) == 6
+        assert ours(theirs) is ours
+        import numpy
+        tensor = tvm_ffi.from_dlpack(numpy.arange(3.0))
+        assert ours(tensor).tolist() == [0, 1, 2]
+        assert theirs(ours(tensor)).shape == (3,)
+        mine = ffi.convert_func(lambda x: x + 1)
+        assert theirs(mine)(1) == 2
+        assert ours(theirs(mine)) is mine
+        error = ffi.Error("ValueError", "an object of ours")
+        assert type(theirs(error)).__module__.startswith("tvm_ffi")
+        assert theirs(error).message == "an object of ours"
+        assert ours(theirs(error)) is error
+
+        # Errors cross both ways, ours with everything.
+        class Mine(Exception): pass
+        def fail():
+            raise Mine("mine")
+        ffi.register_global_func("both.fail", fail)
+        try:
+            ffi.get_global_func("testing.apply")(tvm_ffi.get_global_func("both.fail"))
+        except Mine as exc:
+            assert exc.args == ("mine",)
+        else:
+            raise AssertionError
+        try:
+            tvm_ffi.get_global_func("both.fail")()
+        except RuntimeError as exc:
+            assert "mine" in str(exc)
+        else:
+            raise AssertionError
+        def theirs_fails():
+            raise KeyError("theirs")
+        try:
+            ours(tvm_ffi.convert(theirs_fails))()
+        except KeyError as exc:
+            assert exc.args == ("'theirs'",) or exc.args == ("theirs",)
+        else:
+            raise AssertionError
+
+        # Streams are one environment.
+        with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), 0x55):
+            assert ffi.get_raw_stream("cuda:0") == 0x55
+        with ffi.use_raw_stream("cuda:0", 0x66):
+            assert tvm_ffi.get_raw_stream(tvm_ffi.device("cuda:0")) == 0x66
+        print("done")
+        """,
+        prelude=ORDERS[order],
+    )
+    assert (code, output) == (0, "done\n")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_ctrl_c_together(run_script, order):  # 4.6: same pointers, so the order is no matter
+    peer("tvm_ffi")
+    code, output = run_script(
+        """
+        import os, signal, threading
+        for get in (tvm_ffi.get_global_func, ffi.get_global_func):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                get("testing.run_check_signal")(5)
+            except KeyboardInterrupt:
+                print("interrupted")
+        """,
+        prelude=ORDERS[order],
+    )
+    assert (code, output) == (0, "interrupted\ninterrupted\n")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_race_together(run_script, order):
+    peer("tvm_ffi")
+    code, output = run_script(
+        """
+        import threading, time
+        stop = time.monotonic() + 3
+        problems = []
+        def work(register, get, mine):
+            i = 0
+            while time.monotonic() < stop:
+                i += 1
+                register(f"race.{mine}.{i % 100}", lambda x: x + 1, True)
+                if get(f"race.{mine}.{i % 100}")(1) != 2:
+                    problems.append(mine)
+                other = get(f"race.{1 - mine}.{i % 100}", allow_missing=True)
+                if other is not None and other(1) != 2:
+                    problems.append(mine)
+        def register_ours(name, f, override):
+            ffi.register_global_func(name, f, override=override)
+        threads = [
+            threading.Thread(target=work, args=(register_ours, ffi.get_global_func, 0)),
+            threading.Thread(
+                target=work, args=(tvm_ffi.register_global_func, tvm_ffi.get_global_func, 1)
+            ),
+        ]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(problems[:3])
+        """,
+        prelude=ORDERS[order],
+    )
+    assert (code, output) == (0, "[]\n")
+
+
+# --- 2.4 Streams ---------------------------------------------------------------------------
+
+
+def test_stream_table_beside_tvm_ffi():
+    # tvm_ffi: one device only; a plain producer's stream is ignored, or after a
+    # table's tensor becomes the address of a Python int.
+    tvm_ffi = peer("tvm_ffi")
+    seen = []
+    look = ffi.convert_func(lambda *_arguments: seen.append(streams()))
+    tensors = [TableTensor((2, 0)), TableTensor((2, 1)), TableTensor((10, 0))]
+    look(*tensors)
+    look(StreamTensor((2, 0)))
+    look(tensors[1], StreamTensor((2, 0)))
+    assert seen == [
+        {(2, 0): 0x1234, (2, 1): 0x5678, (10, 0): 0x9ABC},
+        {(2, 0): 0xBEEF},
+        {(2, 1): 0x5678, (2, 0): 0xBEEF},
+    ]
+    assert tvm_ffi.__version__  # loaded in this process: its state does not disturb ours
+
+
+# --- 2.2, 2.5 Identity, borrowed results -----------------------------------------------------
+
+
+def test_identity_and_weak_references(echo):  # tvm_ffi: obj.field is obj.field -> False
+    import weakref
+
+    assert echo(echo) is echo
+    assert weakref.ref(echo)() is echo
+
+
+# --- 2.6 Errors --------------------------------------------------------------------------------
+
+
+def test_error_fidelity_beside_tvm_ffi(apply):
+    tvm_ffi = peer("tvm_ffi")
+
+    class Custom(Exception):
+        pass
+
+    def fail():
+        exception = Custom("custom")
+        exception.__notes__ = ["note"]
+        raise exception from OSError(2, "no file")
+
+    with pytest.raises(Custom) as caught:
+        apply(fail)
+    assert (caught.value.__notes__, caught.value.__cause__.errno) == (["note"], 2)
+    with pytest.raises(RuntimeError) as theirs:
+        tvm_ffi.get_global_func("testing.apply")(fail)
+    # Once this fails, tvm_ffi has learnt it.
+    assert type(theirs.value) is RuntimeError
+    assert theirs.value.__cause__ is None
+
+
+def test_keyboard_interrupt_beside_tvm_ffi(apply):
+    tvm_ffi = peer("tvm_ffi")
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(interrupt)
+    with pytest.raises(RuntimeError):
+        tvm_ffi.get_global_func("testing.apply")(interrupt)
+
+
+# --- 2.7 Tensor.__dlpack__ -------------------------------------------------------------------------
+
+
+def test_dlpack_of_results(echo):
+    array = np.arange(6.0)
+    tensor = echo(array)
+
+    copied = np.from_dlpack(tensor, copy=True)  # ignored, or refused, by tvm_ffi
+    assert not np.shares_memory(copied, array)
+    assert np.shares_memory(np.from_dlpack(tensor), array)
+    legacy = tensor.__dlpack__(max_version=(0, 8))  # tvm_ffi: AttributeError
+    assert "dltensor" in repr(legacy)
+    with pytest.raises((ValueError, RuntimeError), match="stream"):  # ignored by tvm_ffi
+        tensor.__dlpack__(stream=3)
+    with pytest.raises((BufferError, ValueError)):  # numpy's own, until 2.2 a ValueError
+        tensor.__dlpack__(dl_device=(2, 0), copy=False)
+    assert tensor.numpy() is not None  # tvm_ffi has no .numpy()
+
+
+def test_complex_and_bool(echo):
+    tensor = echo(np.array([1 + 2j]))
+    assert str(tensor.dtype) == "complex128"  # tvm_ffi: raises
+    assert echo(np.dtype("bool")) == dlbridge.dtype("bool")
+    torch = peer("torch")
+    assert echo(torch.complex64) == dlbridge.dtype("complex64")
+
+
+@pytest.mark.parametrize("name", ["oneapi", "cuda_host", "cuda_managed", "rocm_host"])
+def test_device_names(echo, name):  # unknown to tvm_ffi
+    assert str(echo(dlbridge.device(f"{name}:1"))) == f"{name}:1"
+
+
+def test_legacy_capsules_are_not_preferred(echo):  # 2.3: read-only arrays fail in tvm_ffi
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    assert echo(ffi.readonly(array)).readonly
+    tvm_ffi = peer("tvm_ffi")
+    with pytest.raises(BufferError):
+        tvm_ffi.from_dlpack(array)
+
+
+def test_prev_api_is_walked():  # 2.3: neither the version nor prev_api is looked at
+    from producers import _API_NAME, _capsule, _table
+
+    from dlbridge.core._cdefs import ffi as cffi
+    from dlbridge.core.dlpack.foreign_tables import table_of
+
+    newer = cffi.new("DLPackExchangeAPI *")
+    newer.header.version.major = 2
+    newer.header.prev_api = cffi.cast("DLPackExchangeAPIHeader *", _table)
+
+    class Newer(TableTensor):
+        __dlpack_c_exchange_api__ = _capsule(newer, _API_NAME)
+
+    assert table_of(Newer).address == int(cffi.cast("intptr_t", _table))
+    assert ffi.convert_func(lambda t: t.shape[0])(Newer((1, 0))) == 2
+    gc.collect()
+
+
+def test_pointer_results(echo):
+    assert isinstance(echo(ctypes.c_void_p(8)), ctypes.c_void_p)

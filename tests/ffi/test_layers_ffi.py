@@ -1,0 +1,203 @@
+"""The rooms of dlbridge.ffi: what each module may import, and the one list of public names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from dlbridge import ffi
+
+FOLDER = ROOT / "dlbridge" / "ffi"
+
+# A module imports only what stands before it. A new module is entered here on purpose.
+TABLE = """
+_lib
+
+values
+values.weak values.words values.reading values.scalars values.dtype_constants values.wrappers values.opaque
+values.backtraces values.errors values.tensors
+
+calls
+calls.environment calls.frames calls.unrolled calls.bound
+calls.entries calls.symbols calls.callbacks
+calls.schemas calls.functions calls.registry
+
+objects
+objects.elements objects.containers objects.conversion objects.sequences objects.shapes
+objects.mappings objects.peers objects.typeinfo objects.classes objects.records
+objects.modules objects.results objects.rules
+
+graphs
+graphs.bounds graphs.comparison graphs.walks graphs.json_text
+
+dataclasses serialization structural
+__init__
+"""
+ORDER = TABLE.split()
+
+# Imports inside a function of what stands later: asked at the first use, off the fast paths.
+LATE = {
+    ("values.words", "objects.results"),
+    ("values.words", "objects.rules"),
+    ("values.wrappers", "objects.peers"),
+    ("objects.classes", "graphs.json_text"),
+    ("objects.containers", "graphs.bounds"),
+}
+
+
+def name_of(path):
+    parts = path.relative_to(FOLDER).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(FOLDER.rglob("*.py"))}
+
+
+def imports(source, name):
+    """``(module of ffi, whether inside a function)`` for each import of *source* that runs."""
+    package = name.split(".")[:-1]
+
+    def visit(node, inside):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.ImportFrom) and child.level:
+                base = package[: len(package) + 1 - child.level]
+                origin = ".".join([*base, *filter(None, [child.module])])
+                for alias in child.names:
+                    full = f"{origin}.{alias.name}".strip(".")
+                    yield (full if full in MODULES else origin), inside
+            yield from visit(child, inside or isinstance(child, ast.FunctionDef))
+
+    return set(visit(ast.parse(source), False))
+
+
+def test_every_module_has_a_place():
+    assert sorted(MODULES) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_import_only_what_stands_before_them(name):
+    found = imports(MODULES[name].read_text(encoding="utf-8"), name)
+    back = {(other, late) for other, late in found if ORDER.index(other) >= ORDER.index(name)}
+    assert {other for other, late in back if not late} == set()
+    assert {(name, other) for other, _late in back} == {pair for pair in LATE if pair[0] == name}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from .._lib import C", {("_lib", False)}),
+        ("from .words import pack", {("values.words", False)}),
+        ("from . import words", {("values.words", False)}),
+        ("from ..objects.rules import RULES", {("objects.rules", False)}),
+        ("def f():\n    from ..objects.rules import RULES", {("objects.rules", True)}),
+        ("if TYPE_CHECKING:\n    from ..objects.rules import RULES", set()),
+        ("import os", set()),
+    ],
+)
+def test_the_reader_of_imports(source, found):
+    assert imports(source, "values.errors") == found
+
+
+def test_no_module_has_the_name_of_a_public_function():
+    modules = {name.rpartition(".")[2] for name in MODULES} - {"__init__"}
+    assert modules & {name for name in ffi.__all__ if callable(getattr(ffi, name))} == set()
+
+
+def test_the_list_of_names_is_what_type_checkers_see():
+    tree = ast.parse((FOLDER / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {}
+    for node in block.body:
+        for alias in node.names:
+            assert alias.asname == alias.name  # else it is not exported
+            typed[alias.name] = "." * node.level + (node.module or "")
+    homes = {**ffi._HOMES, **dict.fromkeys(ffi._MODULES, ".")}
+    assert typed == homes
+    assert sorted(typed) == ffi.__all__
+    assert set(ffi.__all__) <= set(dir(ffi))
+
+
+@pytest.mark.parametrize("name", [name for name in ffi.__all__ if "float" not in name])
+def test_each_public_name_alone_in_a_fresh_process(name):
+    code = (
+        f"from dlbridge.ffi import {name}\n"
+        "from dlbridge import ffi\n"
+        "x = ffi.convert([1, 'text', None, {'a': 2.5}])\n"
+        "assert list(x)[:2] == [1, 'text'] and x[3]['a'] == 2.5, x\n"
+        "assert ffi.get_global_func('ffi.Array')(3)[0] == 3\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_import_loads_nothing_and_any_name_works_after_it():
+    code = (
+        "import sys, dlbridge.ffi as f\n"
+        "assert not [m for m in sys.modules if m.startswith('dlbridge.ffi.')], sys.modules\n"
+        "import numpy as np\n"
+        "t = f.convert(np.ones(3))\n"
+        "assert f.convert(t) is t and t.numpy().tolist() == [1, 1, 1]\n"
+        "assert type(f.system_lib()) is f.Module\n"
+        "assert type(f.object_class('ffi.Module')) is type and f.object_class('ffi.Module') is f.Module\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("key", ["ffi.Module", "ffi.StructuralKey", "ffi.VisitInterrupt"])
+def test_the_class_of_a_type_does_not_depend_on_what_was_loaded(key):
+    """The library's own types have our classes, also where nobody has named these before."""
+    name = key.removeprefix("ffi.")
+    code = (
+        "from dlbridge.ffi import object_class\n"
+        f"cls = object_class({key!r})\n"
+        "from dlbridge import ffi\n"
+        f"assert cls is ffi.{name}, cls\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_generated_calls_can_be_read_by_debuggers():
+    import inspect
+
+    lines = inspect.getsource(ffi.Function.__call__)
+    assert "words[2] = INT" in lines
+
+
+def test_users_and_pickles_do_not_know_the_rooms():
+    import pickle
+
+    for name in ffi.__all__:
+        if isinstance(getattr(ffi, name), type) and ffi._HOMES[name] not in (
+            "dlbridge",
+            ".calls.bound",
+        ):
+            assert getattr(ffi, name).__module__ == "dlbridge.ffi", name
+    values = [
+        ffi.Array([1, ffi.List([2])]),
+        ffi.Dict({"a": ffi.Map({1: 2})}),
+        ffi.Shape((2, 3)),
+        ffi.Error("ValueError", "text"),
+        ffi.WalkOrder.PREORDER,
+        ffi.VisitInterrupt(3),
+    ]
+    data = pickle.dumps(values)
+    assert b"dlbridge.ffi" in data
+    for room in (b"ffi.values", b"ffi.calls", b"ffi.objects", b"ffi.graphs"):
+        assert room not in data
+    code = (
+        "import pickle, sys\n"
+        "values = pickle.loads(sys.stdin.buffer.read())\n"
+        "from dlbridge import ffi\n"
+        "assert values[0] == [1, ffi.List([2])] and type(values[0]) is ffi.Array, values\n"
+        "assert values[1]['a'][1] == 2 and values[2] == (2, 3) and values[3].message == 'text'\n"
+        "assert values[4] is ffi.WalkOrder.PREORDER and values[5].value == 3\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, input=data, check=True)

@@ -1,0 +1,489 @@
+"""Tensors of every library as arguments and results."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import numpy as np
+import pytest
+from peers import peer
+from producers import PlainTensor, TableTensor, live
+
+import dlbridge
+from dlbridge import ExchangeError, ffi
+from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.ffi._lib import C, address
+from dlbridge.ffi.calls.functions import BorrowingFunction, described
+from dlbridge.ffi.values.errors import raised
+from dlbridge.ffi.values.tensors import _exports, _readonly
+
+
+def numpy_array():
+    return np.arange(6.0).reshape(2, 3)
+
+
+def torch_tensor():
+    return peer("torch").arange(6.0).reshape(2, 3)
+
+
+def jax_array():
+    return peer("jax.numpy").arange(6.0).reshape(2, 3)
+
+
+def own_tensor():
+    return dlbridge.from_dlpack(np.arange(6.0).reshape(2, 3))
+
+
+PRODUCERS = [numpy_array, torch_tensor, jax_array, own_tensor]
+
+
+@pytest.mark.parametrize("make", PRODUCERS)
+def test_echo(echo, make):
+    x = make()
+    y = echo(ffi.readonly(x))
+    assert isinstance(y, dlbridge.Tensor)
+    assert y.shape == (2, 3)
+    np.testing.assert_array_equal(y.numpy(), np.asarray(x))
+
+
+@pytest.mark.parametrize("make", [numpy_array, torch_tensor, own_tensor])
+def test_memory_is_shared(apply, make):
+    x = make()
+    apply(lambda tensor: tensor.numpy().fill(7), x)
+    assert np.asarray(x).tolist() == [[7, 7, 7], [7, 7, 7]]
+
+
+@pytest.mark.parametrize("make", PRODUCERS)
+def test_owning_and_borrowing_parameters(testing, make):  # 3.1 ffi.Tensor, DLTensor*
+    x = make()
+    assert testing("schema_id_tensor")(ffi.readonly(x)).shape == (2, 3)
+    assert testing("schema_tensor_view_input")(ffi.readonly(x)) is None
+    assert testing("optional_tensor_view_has_value")(ffi.readonly(x)) is True
+    assert testing("optional_tensor_view_has_value")(None) is False
+    with pytest.raises(RuntimeError, match="cannot be held"):
+        testing("schema_id_dltensor")(
+            ffi.readonly(x)
+        )  # returns the borrowed pointer: refused by C++
+
+
+@pytest.mark.parametrize("make", PRODUCERS)
+def test_nothing_leaks(echo, make):
+    x = make()
+    y = echo(ffi.readonly(x))
+    assert echo(ffi.readonly(x)).shape == y.shape
+    source, result = weakref.ref(x), weakref.ref(y)
+    del y
+    gc.collect()
+    assert result() is None
+    del x
+    gc.collect()
+    assert source() is None
+
+
+def test_tensors_are_lent_only_where_the_schema_says_so(testing, monkeypatch):  # 3.1, item 4
+    torch = peer("torch")
+    from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
+
+    lent = []
+    table = table_of(torch.Tensor)
+    assert table.has_view
+    view = ForeignTable.export_view
+    monkeypatch.setattr(
+        ForeignTable,
+        "export_view",
+        lambda self, x, where: lent.append(x) or view(self, x, where),
+    )
+    x = torch.arange(3.0)
+    assert testing("schema_tensor_view_input")(x) is None
+    assert testing("optional_tensor_view_has_value")(x) is True
+    assert len(lent) == 2
+    testing("schema_id_tensor")(x)
+    testing("nop")(x)
+    testing("echo")(x)
+    testing("apply")(lambda tensor: tensor.numpy(), x)
+    assert len(lent) == 2
+    with pytest.raises(TypeError):
+        testing("schema_tensor_view_input")("text")
+
+
+def test_the_callee_can_keep_it(apply):
+    array = np.arange(3.0)
+    alive = weakref.ref(array)
+    kept = []
+    apply(kept.append, array)
+    del array
+    gc.collect()
+    assert kept[0].numpy().tolist() == [0, 1, 2]
+    kept.clear()
+    gc.collect()
+    assert alive() is None
+
+
+def test_table_tensors_are_freed(echo):
+    before = live()
+    echo(TableTensor((1, 0)))
+    echo(PlainTensor((1, 0)))
+    gc.collect()
+    assert live() == before
+
+
+def test_one_tensor_per_object(echo, apply):  # a.x is a.x
+    x = np.arange(3.0)
+    y = echo(x)
+    assert echo(y) is y
+    seen = []
+    apply(lambda a, b: seen.append(a is b), y, y)
+    assert seen == [True]
+    z = dlbridge.from_dlpack(x)
+    assert echo(z) is echo(z)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((0, 3)),
+        np.array(5.0),
+        np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+        np.arange(10)[::2],
+        np.arange(10)[::-1],
+        np.array([True, False]),
+        np.array([1 + 2j]),
+        np.arange(3, dtype="uint16"),
+    ],
+    ids=str,
+)
+def test_layouts_and_types(echo, array):
+    result = echo(array)
+    assert result.numpy().dtype == array.dtype
+    np.testing.assert_array_equal(result.numpy(), array)
+    if array.size:
+        assert np.shares_memory(result.numpy(), array)
+
+
+def test_negative_strides_are_written_through(apply):
+    array = np.zeros(4)
+    apply(lambda t: t.numpy().__setitem__(0, 9), array[::-1])
+    assert array.tolist() == [0, 0, 0, 9]
+
+
+def test_types_that_numpy_lacks(echo):
+    torch = peer("torch")
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        x = torch.ones(3).to(dtype)
+        assert echo(x).dtype == dlbridge.dtype(dtype)
+        assert echo.like("torch")(x).dtype == dtype
+
+
+def read_only_numpy():
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    return array
+
+
+def read_only_memmap(folder):
+    path = folder / "values.bin"
+    np.arange(3.0).tofile(path)
+    return np.memmap(path, dtype="f8", mode="r")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "memmap", "own", "jax", "table"])
+def test_read_only_memory_is_not_passed_unless_it_is_only_read(kind, echo, apply, tmp_path):
+    x = {
+        "numpy": read_only_numpy,
+        "memmap": lambda: read_only_memmap(tmp_path),
+        "own": lambda: dlbridge.from_dlpack(read_only_numpy()),
+        "jax": jax_array,
+        "table": lambda: TableTensor((1, 0), flags=1),
+    }[kind]()
+    seen = []
+    borrowing = ffi.convert_func(seen.append)
+    borrowing.__class__ = BorrowingFunction  # what a schema of DLTensor* makes
+    calls = [
+        echo,
+        echo.bind,
+        borrowing,
+        lambda y: echo([y]),
+        lambda y: echo({"k": (y,)}),
+        lambda y: apply(seen.append, y),
+        lambda y: ffi.Array([y]),
+        lambda y: ffi.List().append(y),
+        lambda y: apply(lambda: y),  # a callback's result
+        echo.reading(1),
+    ]
+    for call in calls:
+        with pytest.raises(dlbridge.ExchangeError, match=r"read-only.*dlbridge\.ffi\.readonly"):
+            call(x)
+    assert seen == []
+    result = echo(ffi.readonly(x))
+    assert result.readonly
+    assert echo.reading()(x).readonly
+    assert echo.reading(0)(x).readonly
+    assert echo(ffi.readonly([x]))[0].readonly
+    assert ffi.convert(x).readonly
+
+
+def test_a_kernel_cannot_write_to_a_memmap_opened_for_reading(run_script, tmp_path):
+    """The page is not writable: to write there ends the process."""
+    np.arange(3.0).tofile(tmp_path / "values.bin")
+    code, output = run_script(f"""
+        import ctypes
+        import numpy as np
+        def write(t):
+            ctypes.memset(t.data_ptr(), 1, 8)
+        apply = testing("apply")
+        x = np.memmap({str(tmp_path / "values.bin")!r}, dtype="f8", mode="r")
+        try:
+            apply(write, x)
+        except BufferError as error:
+            print("readonly" in str(error))
+    """)
+    assert (code, output) == (0, "True\n")
+
+
+def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned, 2.3
+    array = read_only_numpy()
+    result = echo(ffi.readonly(array))  # tvm_ffi: BufferError
+    assert result.readonly
+    with pytest.raises(ValueError, match="read-only"):
+        result.numpy()[0] = 1
+    seen = []
+    apply(lambda tensor: seen.append(tensor.readonly), ffi.readonly(array))
+    assert seen == [True]
+    # As long as the object lives, whoever had it first: here an Array.
+    kept = ffi.Array([ffi.readonly(array)])
+    gc.collect()
+    assert kept[0].readonly
+    with pytest.raises(dlbridge.ExchangeError, match="read-only"):
+        echo(kept[0])
+    assert apply(lambda: ffi.readonly(array)).readonly
+    del result, kept
+    gc.collect()
+    assert not _readonly
+    assert not _exports
+
+
+def test_gradients_and_lazy_signs(echo):
+    torch = peer("torch")
+    x = torch.ones(3, requires_grad=True)
+    assert echo(x).numpy().tolist() == [1, 1, 1]
+    z = torch.complex(torch.ones(2), torch.ones(2)).conj()
+    negated = z.imag  # lazily, as z is a conjugate
+    assert negated.is_neg()
+    assert not negated.is_conj()
+    for lazy in (z, negated):
+        with pytest.raises(BufferError, match="resolve_conj"):
+            echo(lazy)
+
+
+def test_torch_subclass(echo):
+    torch = peer("torch")
+    parameter = torch.nn.Parameter(torch.ones(3))
+    assert echo(parameter).numpy().tolist() == [1, 1, 1]
+
+
+def test_torch_refuses_in_its_own_words(echo):  # 4.1: verified not to crash
+    torch = peer("torch")
+    with pytest.raises((BufferError, RuntimeError)):
+        echo(torch.ones(3).to_sparse())
+
+
+def test_wrong_version_is_refused(echo):  # 1.1: major 2 is accepted by the library
+    with pytest.raises(ExchangeError, match="DLPack 2"):
+        echo(TableTensor((1, 0), version=(2, 0)))
+    gc.collect()
+    assert live() == 0
+
+
+def test_producer_that_fails(echo):
+    class Broken:
+        def __dlpack__(self, **_keywords):
+            raise LookupError("not today")
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    with pytest.raises(LookupError, match="not today"):
+        echo(Broken())
+
+
+# --- As another library's tensor -------------------------------------------------------
+
+
+def test_results_as_the_library_of_the_caller(echo):
+    torch, jax = peer("torch"), peer("jax")
+    x = torch.arange(3.0)
+    y = echo.like("torch")(x)
+    assert isinstance(y, torch.Tensor)
+    assert y.data_ptr() == x.data_ptr()
+    assert echo.like(torch.Tensor)(x).data_ptr() == x.data_ptr()
+    assert isinstance(echo.like("numpy")(x), np.ndarray)
+    assert isinstance(echo.like("jax")(x), jax.Array)
+    assert echo.like("torch")(5) == 5
+
+
+def test_callback_takes_the_library_it_wants(apply):  # 2.5 convert_func(tensor_cls=)
+    torch = peer("torch")
+    seen = []
+    for cls in (torch.Tensor, "torch", "numpy", np.ndarray):
+        f = ffi.convert_func(lambda x, y: seen.append((type(x), y)), tensor_cls=cls)
+        f(torch.arange(3.0), "text")
+    assert seen == [(torch.Tensor, "text")] * 2 + [(np.ndarray, "text")] * 2
+
+
+def test_bound_tensors(testing):
+    x = np.zeros(3)
+    step = ffi.convert_func(lambda t: t.numpy().__iadd__(1) is None).bind(x)
+    step()
+    step()
+    assert x.tolist() == [2, 2, 2]
+    y = np.zeros(3)
+    step.replace(0, y)
+    step()
+    assert (x.tolist(), y.tolist()) == ([2, 2, 2], [1, 1, 1])
+
+
+# --- The allocator ----------------------------------------------------------------------
+
+
+def allocate(shape, device=(1, 0), code=2, bits=32):
+    """``TVMFFIEnvTensorAlloc``, as a kernel calls it; the Tensor."""
+    prototype = cffi.new("DLTensor *")
+    extents = cffi.new("int64_t[]", shape)
+    prototype.shape, prototype.ndim = extents, len(shape)
+    prototype.device.device_type, prototype.device.device_id = device
+    prototype.dtype.code, prototype.dtype.bits, prototype.dtype.lanes = code, bits, 1
+    out = cffi.new("void **")
+    if C.TVMFFIEnvTensorAlloc(prototype, out):
+        raise raised()
+    from dlbridge.ffi.values.words import unpack
+
+    return unpack(C.kTVMFFITensor, address(out[0]))
+
+
+def test_kernels_allocate_by_our_backends(apply):  # 1.2 EnvTensorAlloc
+    assert allocate([2, 3]).shape == (2, 3)
+    assert apply(lambda: allocate([4], code=0, bits=64)).dtype == dlbridge.dtype("int64")
+    tensor = allocate([3])
+    tensor.numpy()[:] = 5
+    assert tensor.numpy().tolist() == [5, 5, 5]
+
+
+def test_allocator_that_fails_says_why(apply):
+    with pytest.raises(RuntimeError, match="metal"):
+        allocate([2], device=(8, 0))
+    with pytest.raises(RuntimeError, match="metal"):
+        apply(lambda: allocate([2], device=(8, 0)))
+
+
+def test_allocation_in_another_thread(apply):
+    import threading
+
+    results = []
+    thread = threading.Thread(target=lambda: results.append(allocate([2])))
+    thread.start()
+    thread.join()
+    assert results[0].shape == (2,)
+
+
+# --- What is lent ends ----------------------------------------------------------
+
+
+def lending(function, parameters=1):
+    """A function of the schema ``(DLTensor *, ...) -> Any``, which torch lends its tensors to."""
+    schema = {
+        "type": "ffi.Function",
+        "named_args": {
+            "params": [{"type": "DLTensor*"}] * parameters,
+            "return": [{"type": "Any"}],
+        },
+    }
+    made = described(ffi.convert_func(function), {"type_schema": json.dumps(schema)})
+    assert type(made) is BorrowingFunction
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_lent_tensor_ends_with_the_callback(count, fails):  # 3.1: its memory is the caller's
+    torch = peer("torch")
+    kept, seen = [], []
+
+    def keep(*tensors):
+        kept.extend(tensors)
+        seen.extend(tensor.tolist() for tensor in tensors)
+        if fails:
+            raise ValueError("after it was seen")
+
+    function = lending(keep, count)
+    values = [torch.arange(3.0) + i for i in range(count)]
+    if fails:
+        with pytest.raises(ValueError, match="after it was seen"):
+            function(*values)
+    else:
+        function(*values)
+    assert seen == [value.tolist() for value in values]
+    for tensor in kept:
+        for use in (np.from_dlpack, dlbridge.from_dlpack, lambda t: t.shape, torch.from_dlpack):
+            with pytest.raises(BufferError, match="lent to a callback, which has returned"):
+                use(tensor)
+        assert "has expired" in repr(tensor)
+
+
+def test_a_lent_tensor_beside_other_arguments():
+    torch = peer("torch")
+    kept = []
+    function = ffi.convert_func(lambda *values: kept.extend(values))
+    mixed = described(function, {})
+    mixed.__class__ = BorrowingFunction  # what a schema of plain types and DLTensor* makes
+    own = dlbridge.zeros(3)
+    mixed(1, torch.arange(3.0), own)
+    assert kept[0] == 1
+    with pytest.raises(BufferError, match="lent to a callback"):
+        kept[1].tolist()
+    assert kept[2].tolist() == [0, 0, 0]
+
+
+def test_a_lent_tensor_is_no_result():
+    torch = peer("torch")
+
+    @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+    def gives_it_back(_self, arguments, _count, result):
+        result[0] = arguments[0]
+        return 0
+
+    made = ffi.Function.__from_extern_c__(int(cffi.cast("intptr_t", gives_it_back)))
+    made.__class__ = BorrowingFunction
+    with pytest.raises(TypeError, match="a result must be a Tensor object"):
+        made(torch.arange(3.0))
+
+
+@pytest.mark.parametrize("way", ["returned", "in a list", "in an Array", "kept in a List"])
+def test_a_lent_tensor_is_not_given_away(way):
+    torch = peer("torch")
+    kept = ffi.List()
+    ways = {
+        "returned": lambda tensor: tensor,
+        "in a list": lambda tensor: [1, tensor],
+        "in an Array": lambda tensor: ffi.Array([tensor]),
+        "kept in a List": kept.append,
+    }
+    with pytest.raises(BufferError, match=r"only lent to it \(DLTensor \*\)"):
+        lending(ways[way])(torch.arange(3.0))
+    # Passed on in the callback, or copied, it is fine.
+    copy = lending(lambda tensor: dlbridge.to_device(tensor, "cpu", copy=True))
+    assert copy(torch.arange(3.0)).tolist() == [0, 1, 2]
+    size = ffi.convert_func(lambda tensor: tensor.size)
+    assert lending(lambda tensor: size(tensor) + 1)(torch.arange(3.0)) == 4
+
+
+def test_a_tensor_that_was_passed_knows_whether_it_is_still_in_use(echo):
+    """So that the end of a host view can drop what a call has left behind."""
+    tensor = dlbridge.zeros(3)
+    echo([tensor])
+    assert not tensor._native.is_lent()
+    kept = ffi.Array([tensor])
+    assert tensor._native.is_lent()
+    del kept
+    assert not tensor._native.is_lent()
