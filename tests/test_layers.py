@@ -60,18 +60,18 @@ core.outgoing.own_table core.outgoing.like
 core.api
 
 ffi._lib
-ffi.any
-ffi.plain ffi.object ffi.opaque
-ffi.backtrace ffi.error
-ffi.entry ffi.symbol ffi.callback
-ffi.call ffi.bound ffi.schema
-ffi.env ffi.tensor
-ffi.function ffi.peer
-ffi.elements ffi.container ffi.sequence ffi.shape ffi.mapping
-ffi.conversion ffi.graph
-ffi.typeinfo ffi.serialization ffi.reflection
-ffi.structural ffi.dataclasses ffi.module
-ffi.arguments
+ffi.values ffi.values.weak ffi.values.words ffi.values.reading ffi.values.scalars
+ffi.values.dtype_constants ffi.values.wrappers ffi.values.opaque
+ffi.values.backtraces ffi.values.errors ffi.values.tensors
+ffi.calls ffi.calls.environment ffi.calls.frames ffi.calls.unrolled ffi.calls.bound
+ffi.calls.entries ffi.calls.symbols ffi.calls.callbacks
+ffi.calls.schemas ffi.calls.functions ffi.calls.registry
+ffi.objects ffi.objects.elements ffi.objects.containers ffi.objects.conversion
+ffi.objects.sequences ffi.objects.shapes ffi.objects.mappings ffi.objects.peers
+ffi.objects.typeinfo ffi.objects.classes ffi.objects.records
+ffi.objects.modules ffi.objects.results ffi.objects.rules
+ffi.graphs ffi.graphs.bounds ffi.graphs.comparison ffi.graphs.walks ffi.graphs.json_text
+ffi.dataclasses ffi.serialization ffi.structural
 ffi
 
 dlbridge
@@ -105,6 +105,10 @@ LATE = {
         "core.outgoing.own_table",
         "core.api",
     },
+    "ffi.values.words": {"ffi.objects.results", "ffi.objects.rules"},
+    "ffi.values.wrappers": {"ffi.objects.peers"},
+    "ffi.objects.classes": {"ffi.graphs.json_text"},
+    "ffi.objects.containers": {"ffi.graphs.bounds"},
 }
 
 FRAMEWORKS = ["numpy", "torch", "jax", "tvm_ffi", "cupy", "ml_dtypes", "pyarrow", "tqdm", "PIL"]

@@ -123,6 +123,6 @@ def test_a_backend_that_allocates_no_integer(result, monkeypatch):
     freed = []
     monkeypatch.setattr(plugin, "allocate", lambda *_arguments: result)
     monkeypatch.setattr(plugin, "free", lambda *arguments: freed.append(arguments))
-    with pytest.raises(bridge.BackendError, match="returned .* from allocate"):
+    with pytest.raises(bridge.BackendError, match=r"returned .* from allocate"):
         bridge.empty(3, device="ext_dev:0")
     assert not freed

@@ -7,8 +7,7 @@ that share no memory it goes through the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.requests import check_copy
 from dlbridge.core.plugins.lookup import backend_of, supports
@@ -29,8 +28,7 @@ _CPU = Device.of(1, 0)
 
 
 @public
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One step of a move.
 
     Attributes
@@ -61,7 +59,6 @@ class Step:
 
 
 @public
-@dataclass
 class Plan:
     """The steps of one move, in order. ``print(plan)`` explains them.
 
@@ -71,8 +68,14 @@ class Plan:
         The tensor: its type, extents in elements, and the source of its memory.
     source, target : Device
         From where to where.
+    may_copy : bool
+        Whether it may copy after all where a driver refuses memory in place.
     steps : list of Step
         In order.
+    address, result_address : int
+        `Tensor.data_ptr` at the start and of the result; 0 until it ran.
+    seconds : float
+        How long it took; 0 until it ran.
 
     Examples
     --------
@@ -81,20 +84,25 @@ class Plan:
       1. share: cpu:0 -> cpu:0, no copy: it is there already: the same memory
     """
 
-    dtype: DType
-    shape: tuple[int, ...]
-    origin: str
-    source: Device
-    target: Device
-    steps: list[Step] = field(default_factory=list)
-    address: int = 0
-    """Where the tensor was: `Tensor.data_ptr` at the start; 0 until it ran."""
-    result_address: int = 0
-    """Where it is: `Tensor.data_ptr` of the result; 0 until it ran."""
-    seconds: float = 0.0
-    """How long it took; 0 until it ran."""
-    may_copy: bool = True
-    """Whether it may copy after all where a driver refuses memory in place."""
+    def __init__(
+        self,
+        dtype: DType,
+        shape: tuple[int, ...],
+        origin: str,
+        source: Device,
+        target: Device,
+        *,
+        may_copy: bool = True,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.origin = origin
+        self.source = source
+        self.target = target
+        self.may_copy = may_copy
+        self.steps: list[Step] = []
+        self.address = self.result_address = 0
+        self.seconds = 0.0
 
     @property
     def what(self) -> str:

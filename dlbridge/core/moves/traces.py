@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from dlbridge.core.public import public
 
@@ -15,7 +14,6 @@ __all__ = ["ANYWHERE", "Trace", "record", "trace"]
 
 
 @public
-@dataclass(eq=False)  # two traces of the same moves are two traces
 class Trace:
     """The plans that ran in a ``with trace()`` block, in order; ``print(t)`` lists them.
 
@@ -25,7 +23,8 @@ class Trace:
         One for each move.
     """
 
-    plans: list[Plan] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
 
     @property
     def nbytes(self) -> int:

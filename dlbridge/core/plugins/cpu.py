@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import DeviceMemoryError, ExchangeError
@@ -187,6 +186,8 @@ def _check_device(device_id: int) -> None:
 
 
 def _processor_name() -> str:
+    from pathlib import Path  # its import takes as long as the rest of this module
+
     try:  # platform.processor() is empty or only the architecture on Linux
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -467,9 +467,10 @@ class Tensor(TensorMetadata):
         return to_native(self)
 
     def _release_shared(self) -> None:
-        """Drop the exchange table's structs, unless a consumer still has one."""
-        if hasattr(self, "_shared") and not self._shared.is_lent():
-            del self._shared
+        """Drop what the exchange table and libtvm_ffi share, unless a consumer still has it."""
+        for name in ("_shared", "_native"):
+            if hasattr(self, name) and not getattr(self, name).is_lent():
+                delattr(self, name)
 
 
 class ArrayTensor(Tensor):

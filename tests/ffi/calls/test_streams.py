@@ -110,7 +110,10 @@ def test_bad_streams():
     with pytest.raises(TypeError, match="stream"), ffi.use_raw_stream("cuda:0", "fast"):
         pass
     far = dlbridge.Device.of(2, 2**31 - 1)
-    with pytest.raises(ValueError, match="outside the environment.s table of devices"), ffi.use_raw_stream(far, 1):
+    with (
+        pytest.raises(ValueError, match="outside the environment.s table of devices"),
+        ffi.use_raw_stream(far, 1),
+    ):
         pass
 
 
