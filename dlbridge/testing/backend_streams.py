@@ -128,7 +128,9 @@ class StreamTests(BackendCase):
         assert backend.normalize_stream(self.device_id, -1) == -1
 
     @pytest.mark.parametrize(  # S9 S10
-        "stream", [True, False, 1.5, "1", b"", [], {}, object(), int], ids=repr
+        "stream",
+        [True, False, 1.5, "1", b"", [], {}, object(), int],
+        ids=["True", "False", "1.5", "text", "bytes", "list", "dict", "object", "class"],
     )
     def test_no_stream_at_all(self, backend: Any, stream: object) -> None:
         """A bool is none, for True would be CUDA's legacy stream."""

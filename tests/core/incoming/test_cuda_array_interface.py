@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from ids import stable
 
 from dlbridge.core.incoming import cuda_array_interface as cuda_array
 from dlbridge.core.incoming.cuda_array_interface import from_cuda_array_interface, parse
@@ -47,7 +48,7 @@ def test_all_of_it():
     assert said == (0x7000, True, (2, 3), (6, 2), dtype("float32"), 7)
 
 
-@pytest.mark.parametrize("other", [None, 1, "x", (1,), [("shape", (1,))], object()], ids=repr)
+@pytest.mark.parametrize("other", [None, 1, "x", (1,), [("shape", (1,))], object()], ids=stable)
 def test_not_a_dict(other):  # I15
     with pytest.raises(TypeError, match="must be a dict"):
         parse(other)
@@ -60,7 +61,7 @@ def test_a_key_is_missing(key):  # I16
 
 
 @pytest.mark.parametrize(
-    "data", [None, 0x7000, (0x7000,), (None, False), ("7", False), (True, False)], ids=repr
+    "data", [None, 0x7000, (0x7000,), (None, False), ("7", False), (True, False)], ids=stable
 )
 def test_data_is_no_address(data):  # I16
     with pytest.raises(TypeError, match="data"):
@@ -124,13 +125,13 @@ def test_strides_between_elements():  # I19
     assert parse(good(shape=(2, 0), strides=(3, 6))).strides is None
 
 
-@pytest.mark.parametrize("strides", [7, "ab", (1.0, 2), (True, 4)], ids=repr)
+@pytest.mark.parametrize("strides", [7, "ab", (1.0, 2), (True, 4)], ids=stable)
 def test_strides_are_ints(strides):  # I19
     with pytest.raises(TypeError, match="strides"):
         parse(good(strides=strides))
 
 
-@pytest.mark.parametrize("shape", [None, 6, (2.0, 3), (True,), "23"], ids=repr)
+@pytest.mark.parametrize("shape", [None, 6, (2.0, 3), (True,), "23"], ids=stable)
 def test_shape_is_ints(shape):
     with pytest.raises(TypeError, match="shape"):
         parse(good(shape=shape))
@@ -159,7 +160,7 @@ def test_types_that_no_tensor_has(typestr):
         parse(good(typestr=typestr))
 
 
-@pytest.mark.parametrize("typestr", [None, 4, np.dtype("f4")], ids=repr)
+@pytest.mark.parametrize("typestr", [None, 4, np.dtype("f4")], ids=stable)
 def test_typestr_is_a_str(typestr):
     with pytest.raises(TypeError, match="typestr"):
         parse(good(typestr=typestr))
@@ -185,7 +186,7 @@ def test_raw_bytes_need_a_dtype():  # I20
             parse(raw, wrong)
 
 
-@pytest.mark.parametrize("data", [(0, False), (None, False), (0x7000, False)], ids=repr)
+@pytest.mark.parametrize("data", [(0, False), (None, False), (0x7000, False)], ids=stable)
 def test_no_elements_no_address(data):  # I21 I22
     assert parse(good(shape=(0, 3), data=data)).data == 0
 
@@ -202,7 +203,7 @@ def test_forbidden_streams(stream):  # I23
         parse(good(stream=stream))
 
 
-@pytest.mark.parametrize("stream", [True, "1", 1.0], ids=repr)
+@pytest.mark.parametrize("stream", [True, "1", 1.0], ids=stable)
 def test_stream_is_an_int(stream):  # I23
     with pytest.raises(TypeError, match="stream"):
         parse(good(stream=stream))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from counting_backend import NAME, counting
 from dlbridge_fake import Stream
+from ids import stable
 from peers import peer
 from raw_producer import Producer
 
@@ -156,7 +157,7 @@ def test_jax(dtype, shape, route):  # C33
         ([[1.0, 2.0], [3.0, 4.0]], "float64"),
         ((True, False), "bool"),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_scalars_and_lists(value, dtype, device):
     moved = bridge.to_device(value, device)
@@ -278,7 +279,7 @@ def test_copy_false_where_nothing_is_copied():  # C35
         assert bridge.to_device(tensor, device, copy=False) is tensor
 
 
-@pytest.mark.parametrize("x", [[1, 2], 3.5, (1, (2,))], ids=repr)
+@pytest.mark.parametrize("x", [[1, 2], 3.5, (1, (2,))], ids=stable)
 def test_copy_false_of_what_has_no_memory(x):  # C35
     for take in (
         lambda: bridge.to_device(x, "cpu", copy=False),
@@ -416,7 +417,7 @@ def test_a_tensor_whose_device_has_no_backend():
         bridge.to_device(opaque, "cpu")
 
 
-@pytest.mark.parametrize("x", [object(), "text", {1: 2}, None], ids=repr)
+@pytest.mark.parametrize("x", [object(), "text", {1: 2}, None], ids=stable)
 def test_what_is_no_tensor(x):
     with pytest.raises(TypeError, match="is not a tensor"):
         bridge.to_device(x, "cpu")
@@ -458,7 +459,7 @@ def test_zeros(dtype, shape, device):
         (((3,), "no such type"), (TypeError, ValueError)),
         (((3,), "float32", "nothing"), ValueError),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_empty_of_nonsense(arguments, error):  # C24
     with pytest.raises(error):

@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+from ids import stable
 from peers import peer
 from raw_producer import OldProducer, Producer
 from stream_backend import Pinned, Streams, installed
@@ -107,7 +108,7 @@ def test_minus_one_asks_for_no_order(tensor, cuda):  # S3
 @pytest.mark.parametrize(
     ("stream", "error"),
     [(0, ValueError), (-2, ValueError), (object(), TypeError), ("1", TypeError), (True, TypeError)],
-    ids=repr,
+    ids=stable,
 )
 def test_what_the_backend_refuses(tensor, stream, error):  # S7, S8, S9, S10
     with pytest.raises(error):

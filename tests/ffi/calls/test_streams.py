@@ -111,7 +111,7 @@ def test_bad_streams():
         pass
     far = dlbridge.Device.of(2, 2**31 - 1)
     with (
-        pytest.raises(ValueError, match="outside the environment.s table of devices"),
+        pytest.raises(ValueError, match=r"outside the environment.s table of devices"),
         ffi.use_raw_stream(far, 1),
     ):
         pass
