@@ -60,7 +60,7 @@ def _best(cases: dict[str, Case]) -> dict[str, float]:
 def _library() -> tuple[Callable[[str], Any], list[Any]]:
     """Ours to get a testing function, and a list of what must stay alive."""
     from dlbridge import ffi
-    from dlbridge.core._cdefs import ffi as cffi
+    from dlbridge.core._cdefs import ffi as cffi  # the testing library is loaded by cffi alone
 
     path = Path(ffi.library_path)
     testing = cffi.dlopen(str(path.with_stem(f"{path.stem}_testing")), cffi.RTLD_NOW)

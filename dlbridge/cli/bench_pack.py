@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+# Not `dlbridge.copy_`: this compares the copy itself, without the checks of a public call.
 from dlbridge.core.moves.within_host import copy_host
 
 from .timing import Row, best_of

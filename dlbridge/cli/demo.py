@@ -12,16 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.api import empty, to_device
-from dlbridge.core.moves.traces import trace
-from dlbridge.core.plugins.lookup import backend_of
-from dlbridge.core.plugins.registry import backend, backends
-from dlbridge.core.plugins.streams import synchronize
-from dlbridge.core.tensor.ordering import access
-from dlbridge.core.values.devices import Device
-
-from ..errors import BackendUnavailable, Error
-from ..protocol import SupportsDemo
+import dlbridge as bridge
+from dlbridge.errors import BackendUnavailable, Error
+from dlbridge.protocol import SupportsDemo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +28,7 @@ RADIUS = 5  # pixels
 
 @dataclass
 class Result:
-    """What one place made of the photograph."""
+    """The filtered photograph of one device or library."""
 
     place: str
     image: Image
@@ -55,14 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"photograph: {photo.shape[1]} x {photo.shape[0]}, {photo.nbytes} bytes")
     results = [Result("photograph", photo, ""), Result("numpy", expected, "numpy")]
     broken = []
-    for name in backends():
+    for name in bridge.backends():
         try:
-            plugin = backend(name)
-            devices = [Device.of(plugin.device_type, i, name) for i in range(plugin.device_count())]
-            results.extend([_on_device(device, photo) for device in devices])
+            count = bridge.backend(name).device_count()
+            results.extend([_on_device(name, index, photo) for index in range(count)])
         except BackendUnavailable as exc:
             print(f"\n{name}: not usable here: {exc}")
-        except Exception as exc:  # whatever ails one backend, the others are shown
+        except Exception as exc:  # a broken backend must not hide the others
             broken.append(name)
             print(f"\n{name}: broken: {type(exc).__name__}: {exc}")
     if importlib.util.find_spec("torch") is not None:
@@ -100,7 +92,7 @@ def _photo(path: str | None) -> Image:
 
 
 def box_blur(image: Image) -> Image:
-    """numpy's: the mean of the square around each pixel, as `SupportsDemo` says."""
+    """The mean of the square around each pixel, as `SupportsDemo` defines it, by numpy."""
     import numpy as np
 
     ones = np.ones(image.shape, "int64")
@@ -126,47 +118,53 @@ def _box_sum(values: Any) -> Any:
     return values
 
 
-def _on_device(device: Device, photo: Image) -> Result:
-    """There, filtered there if the backend can, and back."""
+def _on_device(name: str, index: int, photo: Image) -> Result:
+    """The photograph moved to a device, filtered there if its backend can, and moved back.
+
+    Public names only, so that it can serve as an example: `Tensor.operand` gives
+    what a kernel needs of a tensor on any device.
+    """
+    plugin = bridge.backend(name)
+    device = f"{name}:{index}"
     print(f"\n{device}")
-    plugin = backend_of(device)
-    with trace() as moves:
-        source = to_device(photo, device)
+    with bridge.trace() as moves:
+        source = bridge.to_device(photo, device)
         if isinstance(plugin, SupportsDemo):
-            target = empty(photo.shape, "uint8", device)
-            access(source._memory)
-            stream = access(target._memory)
+            target = bridge.empty(photo.shape, "uint8", device)
+            # Both operands stay in a variable until the kernel has been queued:
+            # they keep the memory alive.
+            read, written = source.operand(), target.operand()
             plugin.box_blur(
-                device.index,
-                source._memory.data,
-                source._byte_offset,
-                target._memory.data,
-                target._byte_offset,
+                index,
+                read.data,
+                read.byte_offset,
+                written.data,
+                written.byte_offset,
                 photo.shape,
                 RADIUS,
-                stream,
+                written.stream,
             )
-            synchronize(device)
-            filtered_by = str(device)
+            bridge.synchronize(device)
+            filtered_by = device
         else:
-            back = to_device(source, "cpu", like="numpy")
-            target = to_device(box_blur(back), device)
+            back = bridge.to_device(source, "cpu", like="numpy")
+            target = bridge.to_device(box_blur(back), device)
             filtered_by = "numpy, as this backend runs no kernels"
-        image = to_device(target, "cpu", like="numpy").copy()
+        image = bridge.to_device(target, "cpu", like="numpy").copy()
     for plan in moves.plans:
         print(f"  {plan.source} {plan.address:#x} -> {plan.target} {plan.result_address:#x}")
         for step in plan.steps:
             print(f"    {step}")
     print(f"  filtered by {filtered_by}")
-    return Result(str(device), image, filtered_by)
+    return Result(device, image, filtered_by)
 
 
 def _in_torch(photo: Image) -> Result:
     import torch
 
     print("\ntorch")
-    with trace() as moves:
-        tensor = to_device(photo, "cpu", like="torch")
+    with bridge.trace() as moves:
+        tensor = bridge.to_device(photo, "cpu", like="torch")
     print(f"  numpy {photo.ctypes.data:#x} -> torch {tensor.data_ptr():#x}")
     for plan in moves.plans:
         for step in plan.steps:
@@ -176,7 +174,7 @@ def _in_torch(photo: Image) -> Result:
     total = torch.nn.functional.avg_pool2d(planes, **window)
     count = torch.nn.functional.avg_pool2d(torch.ones_like(planes), **window)
     blurred = torch.floor((total + torch.floor(count / 2)) / count).to(torch.uint8)
-    image = to_device(blurred.permute(1, 2, 0).contiguous(), "cpu", like="numpy")
+    image = bridge.to_device(blurred.permute(1, 2, 0).contiguous(), "cpu", like="numpy")
     print("  filtered by torch")
     return Result("torch", image, "torch")
 

@@ -8,8 +8,7 @@ import json
 import sys
 from typing import Any
 
-from dlbridge.core.api import empty, plan
-from dlbridge.core.plugins.registry import backends
+from dlbridge import backends, empty, plan
 
 __all__ = ["add_arguments", "run"]
 

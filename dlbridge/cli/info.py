@@ -8,9 +8,12 @@ import platform
 import sys
 from typing import Any
 
-from dlbridge.core.plugins.registry import backend, backends, owner
+from dlbridge import __version__, backend, backends
 
-from .. import __version__
+# Which distribution provides a backend has no public name: only this report and
+# `new-backend` ask for it.
+from dlbridge.core.plugins.registry import owner
+
 from ..errors import BackendUnavailable, Error
 from ..protocol import Backend, SupportsDeviceInfo
 

@@ -9,10 +9,12 @@ import re
 from pathlib import Path
 from string import Template
 
-from dlbridge.core.plugins.registry import backends, owner
-from dlbridge.core.values.devices import DLDeviceType, device
+from dlbridge import DLDeviceType, __version__, backends, device
 
-from .. import __version__
+# Which distribution provides a backend has no public name: only this command and
+# `info` ask for it.
+from dlbridge.core.plugins.registry import owner
+
 from ..protocol import ADDRESS_DEVICES
 
 __all__ = ["add_arguments", "run", "write_skeleton"]

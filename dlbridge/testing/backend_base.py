@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlbridge.core.plugins.registry import backend as load_backend
+from dlbridge import backend as load_backend
 from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import SupportsStreams
 

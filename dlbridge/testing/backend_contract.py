@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from dlbridge import protocol
-from dlbridge.core.plugins.registry import GROUP
-from dlbridge.core.values.devices import DLDeviceType
+from dlbridge import DLDeviceType, protocol
 from dlbridge.errors import ExchangeError
 
 from .backend_base import BackendCase
 
 __all__ = ["ContractTests"]
+
+GROUP = "dlbridge.backends"
+"""The group of entry points, as `dlbridge.protocol` names it."""
 
 CAPABILITIES = [getattr(protocol, name) for name in protocol.__all__ if name.startswith("Supports")]
 

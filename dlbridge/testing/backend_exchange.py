@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.core.values.devices import DLDeviceType
+from dlbridge import DLDeviceType
 from dlbridge.protocol import (
     ADDRESS_DEVICES,
     HOST_DEVICES,
@@ -39,7 +39,7 @@ class ExchangeTests(PublicCase):
         array = numbers((6, 7))
         tensor = dlbridge.to_device(array, where, copy=True)[1:, 2:5]
         kept = tensor.data_ptr(), tensor.byte_offset, tensor.shape, tensor.strides, tensor.device
-        assert not frees[tensor._memory.data]
+        assert not frees[tensor.operand().data]
         capsule = tensor.__dlpack__(max_version=version)
         again = dlbridge.from_dlpack(capsule)
         assert "used_dltensor" in repr(capsule)
@@ -60,7 +60,7 @@ class ExchangeTests(PublicCase):
         """A capsule nobody took, one that was taken, and one that was taken twice in vain."""
         for taken in (0, 1, 2):
             tensor = dlbridge.empty(100, "uint8", where)
-            data = tensor._memory.data
+            data = tensor.operand().data
             capsule = tensor.__dlpack__(max_version=version)
             del tensor
             users = [dlbridge.from_dlpack(capsule) for _ in range(min(taken, 1))]
@@ -133,7 +133,7 @@ class ExchangeTests(PublicCase):
         """What the host writes in the block, the device has after it."""
         tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
         if not isinstance(backend, SupportsHostView) or backend.host_view_refusal(
-            self.device_id, tensor._memory.data
+            self.device_id, tensor.operand().data
         ):
             with pytest.raises(BufferError), tensor.host_view():
                 pytest.fail("there is no host view")
