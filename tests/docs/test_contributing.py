@@ -1,0 +1,113 @@
+"""CONTRIBUTING.md names files, names and variables that exist, and the rooms in their order."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SPAN = re.compile(r"`([^`]+)`")
+VARIABLE = re.compile(r"DLBRIDGE_[A-Z][A-Z_]*[A-Z]")
+IS_PATH = re.compile(r"[\w./-]+(\.py|\.md|/)")
+
+
+def section(title, text=TEXT):
+    """The lines of a section, without its title."""
+    assert f"\n## {title}\n" in text
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(title):
+    """The cells of each row of the section's tables, heads and rules left out."""
+    lines = [line for line in section(title).splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines][1:]
+
+
+def import_order():
+    """The list of modules in tests/test_layers.py."""
+    tree = ast.parse((ROOT / "tests" / "test_layers.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TABLE":
+            return ast.literal_eval(node.value).split()
+    raise AssertionError("tests/test_layers.py has no TABLE")
+
+
+def place(path):
+    """The place in the order of imports at which a room or a module begins."""
+    name = path.removeprefix("dlbridge/").removesuffix("/").removesuffix(".py").replace("/", ".")
+    name = "dlbridge" if name == "__init__" else name
+    return next(
+        index
+        for index, module in enumerate(import_order())
+        if module == name or module.startswith(f"{name}.")
+    )
+
+
+def test_rooms_are_listed_in_the_order_of_imports():
+    paths = [path for room, _ in rows("The rooms") for path in SPAN.findall(room)]
+    places = [place(path) for path in paths]
+    assert places == sorted(places)
+
+
+def test_every_room_is_listed():
+    listed = {path for room, _ in rows("The rooms") for path in SPAN.findall(room)}
+    folders = {
+        f"{path.parent.relative_to(ROOT).as_posix()}/"
+        for folder in ("dlbridge", "dlbridge/core")
+        for path in (ROOT / folder).glob("*/__init__.py")
+    }
+    assert folders - listed == {"dlbridge/core/"}
+
+
+@pytest.mark.parametrize("title", ["The rooms", "Where a change goes", "Rules", "Glossary"])
+def test_paths_exist(title):
+    found = [span for span in SPAN.findall(section(title)) if "/" in span and IS_PATH.match(span)]
+    missing = [path for path in found if "NAME" not in path and not (ROOT / path).exists()]
+    assert missing == []
+
+
+TEN = rows("Ten changes, and where each is made")
+
+
+def test_there_are_ten_changes():
+    assert len(TEN) == 10
+
+
+@pytest.mark.parametrize("row", TEN, ids=lambda row: row[0])
+def test_the_answer_names_what_the_file_has(row):
+    spans = SPAN.findall(row[1])
+    # "`file`: `name`" and "`name` of `file`": a name is in one of the row's files.
+    files = [span for span in spans if IS_PATH.fullmatch(span)]
+    names = [span.rstrip(".") for span in spans if span not in files]
+    paths = [
+        (ROOT / file if file.startswith(("backends/", "docs/")) else ROOT / "dlbridge" / file)
+        for file in files
+    ]
+    assert files
+    assert names
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    for name in names:
+        if name != "from_dlpack":  # of the other library
+            assert any(name in text for text in texts), f"{name} is in none of {files}"
+
+
+def used_variables():
+    """The environment variables that the packages read."""
+    folders = [ROOT / "dlbridge", *ROOT.glob("backends/*/dlbridge_*")]
+    texts = [path.read_text(encoding="utf-8") for f in folders for path in f.rglob("*.py")]
+    return {name for text in texts for name in VARIABLE.findall(text)}
+
+
+def test_every_variable_that_is_read_is_explained():
+    assert used_variables() - set(VARIABLE.findall(section("The environment"))) == set()
+
+
+def test_every_explained_variable_is_read():
+    folders = [ROOT / "tests", *ROOT.glob("backends/*/tests")]
+    texts = [path.read_text(encoding="utf-8") for f in folders for path in f.rglob("*.py")]
+    read = used_variables() | {name for text in texts for name in VARIABLE.findall(text)}
+    assert set(VARIABLE.findall(section("The environment"))) <= read
