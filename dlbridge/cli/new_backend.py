@@ -47,10 +47,10 @@ CLASSES = frozenset(
         "OverflowError",
     )
 )
-"""Classes that the skeleton's code uses, and that its own class would hide."""
+"""Names of classes in the skeleton's code, which its own class must not hide."""
 
 NEXT = """\
-wrote {folder}: a backend for "{name}:0" that pretends its device in host memory
+wrote {folder}: a backend for "{name}:0", a simulated device in host memory
 next:
   cd {folder}
   pip install -e '.[test]'
@@ -116,7 +116,7 @@ def _refuse_taken_words(name: str, class_name: str, distribution: str) -> None:
 
 
 def _words(name: str) -> dict[str, str]:
-    """What the templates call the device, its package and its class."""
+    """The values of the templates: names of the device, its package and its class."""
     kind = _device_type(name)
     return {
         "name": name,

@@ -111,7 +111,7 @@ def test_info_lists_it(site, tmp_path):
     report = json.loads(said)["backends"]["my_npu"]
     assert report["state"] == "usable"
     assert report["owner"] == "dlbridge-my-npu 0.1.0"
-    assert [device["name"] for device in report["devices"]] == ["pretended my_npu device 0"]
+    assert [device["name"] for device in report["devices"]] == ["simulated my_npu device 0"]
 
 
 def test_a_broken_one_harms_nobody(site, tmp_path):
