@@ -13,17 +13,17 @@ from ..errors import Error
 __all__ = ["main"]
 
 COMMANDS = {
-    "info": "what a bug report needs: versions, libraries, backends and their devices",
-    "explain": "the steps that would bring a tensor somewhere, the bytes copied, and why",
+    "info": "versions, libraries, backends and their devices, for a bug report",
+    "explain": "the steps that would move a tensor, the bytes copied, and why",
     "demo": "a photograph through every backend of this machine, filtered on each",
-    "bench": "figures side by side with the other libraries, in one run",
+    "bench": "times compared with those of other libraries, in one run",
     "new-backend": "a working skeleton of a backend for a device of your own",
 }
 """Each is a module of this package with ``add_arguments(parser)`` and ``run(arguments)``."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; the process's exit code. Errors of ours are one line, not a traceback."""
+    """Run one command and return the exit code. Errors of dlbridge print one line, no traceback."""
     parser = argparse.ArgumentParser(prog="python -m dlbridge", description=__doc__)
     parser.add_argument("--version", action="version", version=f"dlbridge {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         code: int = parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Who read our output has gone (head): nothing is left to say, at exit neither.
+        # The reader of our output has closed it (head): print nothing more, at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (Error, ImportError, OSError, TypeError, ValueError) as exc:

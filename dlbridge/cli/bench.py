@@ -1,4 +1,4 @@
-"""bench: a table of figures beside the other libraries, in one run."""
+"""bench: a table of times compared with other libraries, in one run."""
 
 from __future__ import annotations
 

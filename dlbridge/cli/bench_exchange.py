@@ -1,4 +1,4 @@
-"""bench exchange: what an import, an export and a call cost, beside the other libraries."""
+"""bench exchange: the cost of an import, an export and a call, beside the other libraries."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _operations(peers: dict[str, Any]) -> dict[str, dict[str, Function]]:
 
 
 def _imports(peers: dict[str, Any], x: Any) -> dict[str, Function]:
-    """Everybody's from_dlpack of *x*."""
+    """The from_dlpack of every library, called with *x*."""
     found: dict[str, Function] = {"dlbridge": lambda: dlbridge.from_dlpack(x)}
     for name in ("numpy", "torch", "tvm_ffi"):
         if peers[name]:

@@ -1,8 +1,8 @@
-"""bench ffi: what calls of compiled functions cost, beside tvm_ffi and the floor of ABI mode.
+"""bench ffi: the cost of calls of compiled functions, beside tvm_ffi and the floor of ABI mode.
 
 The floor of a call is one cffi call of the same library function with everything
 packed beforehand; the floor of a callback is one to a Python function that does
-nothing. Both are what any binding in ABI mode pays before it does anything.
+nothing. Every binding in ABI mode has at least these costs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _best(cases: dict[str, Case]) -> dict[str, float]:
 
 
 def _library() -> tuple[Callable[[str], Any], list[Any]]:
-    """Ours to get a testing function, and a list of what must stay alive."""
+    """The function that finds a testing function of ours, and a list of objects to keep alive."""
     from dlbridge import ffi
     from dlbridge.core._cdefs import ffi as cffi  # the testing library is loaded by cffi alone
 
@@ -235,7 +235,7 @@ def _imports(with_peer: bool) -> list[Row]:
 
 
 def _process(code: str, cache: str) -> float:
-    """What *code* prints, in a process that keeps bytecode in the folder *cache*."""
+    """The number that *code* prints, in a process with its bytecode in the folder *cache*."""
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": cache}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(

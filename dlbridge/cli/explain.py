@@ -1,4 +1,4 @@
-"""explain: the steps that would bring a tensor of some library or device to another."""
+"""explain: the steps that would move a tensor from a library or device to another."""
 
 from __future__ import annotations
 

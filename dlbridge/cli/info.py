@@ -1,4 +1,4 @@
-"""info: versions, libraries, backends and their devices, as a bug report needs them."""
+"""info: versions, libraries, backends and their devices, for a bug report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """All of it in plain values. Loads every backend; none of their failures is one of ours."""
+    """The whole report in plain values. Loads every backend; failures are reported."""
     return {
         "dlbridge": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -72,7 +72,7 @@ def collect() -> dict[str, Any]:
 
 
 def collect_packages() -> dict[str, str]:
-    """Versions of the installed packages that matter here, none of them imported."""
+    """Versions of the installed packages in `PACKAGES`; none of them is imported."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}

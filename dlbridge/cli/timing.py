@@ -1,4 +1,4 @@
-"""Measuring: every contender in one run, in turns, the best of several."""
+"""Time measurement: all contenders in one run, in turns, the best of several."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Row:
 def best_of(contenders: Mapping[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:
     """Ns per call of each contender: the best of *repeats*, taken in turns.
 
-    In turns, so that a noisy moment of the machine does not hit one alone.
+    In turns, so that other work on the machine does not slow down only one of them.
     """
     counts = {name: _count(function) for name, function in contenders.items()}
     found = dict.fromkeys(contenders, float("inf"))
@@ -63,7 +63,7 @@ def floors() -> dict[str, float]:
     """Ns of an empty Python call and of an empty cffi call, as these loops see them."""
     from dlbridge.core._cdefs import ffi
 
-    # Of what the declarations have, the nearest to nothing that C can do.
+    # The declared C function that does least.
     from ..ffi import _lib
 
     out = ffi.new("TVMFFIVersion *")

@@ -24,10 +24,10 @@ class BackendTests(
     ExchangeTests,
     DemoTests,
 ):
-    """Everything that the contract asks of a backend.
+    """All tests of the contract.
 
-    Inherit it and set ``name``; what else may be set stands in
-    `dlbridge.testing.backend_base.BackendCase`. A device that is missing skips
-    the tests with the reason, unless the environment variable
-    ``DLBRIDGE_EXPECT`` (names, comma separated) holds the name: then they fail.
+    Inherit it and set ``name``; `dlbridge.testing.backend_base.BackendCase` lists
+    what else may be set. If the device is missing, the tests are skipped with the
+    reason, unless the environment variable ``DLBRIDGE_EXPECT`` (names, separated
+    by commas) contains the name: then they fail.
     """

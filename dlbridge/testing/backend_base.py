@@ -1,4 +1,4 @@
-"""What every part of the conformance kit stands on: the backend, and a device under test."""
+"""The base of every part of the conformance kit: the backend, and a device under test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["BackendCase", "DeviceUnderTest", "random_bytes"]
 
 
 def random_bytes(nbytes: int, seed: int = 0) -> bytes:
-    """Bytes without a period, so that a piece in the wrong place shows."""
+    """Bytes that do not repeat, so that a piece in the wrong place is noticed."""
     return random.Random(seed).randbytes(nbytes)
 
 
@@ -27,7 +27,7 @@ class DeviceUnderTest:
     """One device of the backend, with allocations that are freed at the end of the test."""
 
     def __init__(self, backend: Any, device_id: int, stream: int | None = None) -> None:
-        self.backend = backend  # Any: a capability that `need` has asked for is there
+        self.backend = backend  # Any: `need` has checked the capabilities that are used
         self.device_id = device_id
         self.stream = backend.current_stream(device_id) if stream is None else stream
         self._live: list[int] = []
@@ -87,7 +87,7 @@ class BackendCase:
     """Size (bytes) of the largest round trip; less for a small simulator."""
 
     allocations = 10_000
-    """How often the leak test allocates; fewer only where one takes milliseconds.
+    """How often the leak test allocates; fewer only if one allocation takes milliseconds.
 
     It looks at the process's memory, and asks ``backend.live_allocations()``
     (what has not been freed) where the backend has that.
@@ -97,14 +97,14 @@ class BackendCase:
     """Seconds until something that does not return counts as a deadlock."""
 
     def make_stream(self, backend: Any, device_id: int) -> object | None:
-        """A new stream of the ecosystem, as a user would pass it; None: there are none."""
+        """A new stream as a user would pass it; None if the device has none."""
         return None
 
     def slow_work(self, backend: Any, device_id: int, stream: int) -> object | None:
         """Enqueue work of 50 ms or more on *stream*, without waiting for it.
 
-        Returns what must stay alive until it is done. None: cannot be made
-        here, the stream tests then only see whether the device is fast.
+        Returns an object that must stay alive until the work is done. None if
+        such work cannot be made here; the stream tests are weaker then.
         """
         return None
 
@@ -137,4 +137,4 @@ class BackendCase:
     def need(self, backend: object, protocol: type) -> None:
         """Skip unless *backend* has the capability."""
         if not isinstance(backend, protocol):
-            pytest.skip(f"{self.name} is no {protocol.__name__}")
+            pytest.skip(f"{self.name} does not have {protocol.__name__}")

@@ -24,7 +24,7 @@ CAPABILITIES = [getattr(protocol, name) for name in protocol.__all__ if name.sta
 
 IMPORT_ALONE = """
 import importlib, importlib.machinery, pathlib, sys, sysconfig
-import ctypes, hashlib, decimal, mmap, cffi, dlbridge.protocol  # what any plugin may use
+import ctypes, hashlib, decimal, mmap, cffi, dlbridge.protocol  # libraries that any plugin may use
 
 def opened():
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
@@ -59,7 +59,7 @@ def parameters(function: Any) -> list[tuple[str, Any]]:
 
 
 class ContractTests(BackendCase):
-    """What the registry and the planner rely on before any memory is touched."""
+    """The properties that the registry and the plans need before any memory is used."""
 
     def test_entry_point_is_installed(self) -> None:
         """Device strings find the backend by its entry point."""
@@ -67,18 +67,18 @@ class ContractTests(BackendCase):
         assert self.name in names, f"install the distribution: pip install -e . ({names})"
 
     def test_api_is_ours(self, backend: Any) -> None:
-        """The contract that it was written for is the one that this kit tests."""
+        """The backend was written for the version of the contract that this kit tests."""
         assert backend.api == protocol.API
 
     def test_name_and_device_type_match(self, backend: Any) -> None:
-        """The field's names belong to the field's device types."""
+        """DLPack's names belong to DLPack's device types."""
         assert isinstance(backend.device_type, int)
         assert 0 < backend.device_type < 2**31
         known = {member.name[3:].lower(): member for member in DLDeviceType}
         assert known.get(self.name.replace("_", ""), backend.device_type) == backend.device_type
 
     def test_there_is_a_device(self, backend: Any) -> None:
-        """A backend without one raises BackendUnavailable instead."""
+        """A backend without a device raises BackendUnavailable instead."""
         assert backend.device_count() >= 1
 
     def test_import_opens_no_library(self) -> None:
@@ -90,7 +90,7 @@ class ContractTests(BackendCase):
         assert done.stdout.split() == [], "import these when the class is called"
 
     def test_class_is_called_without_arguments(self) -> None:
-        """As the registry does."""
+        """The registry calls it so."""
         (point, *_) = entry_points(group=GROUP, name=self.name)
         cls = point.load()
         assert isinstance(cls, type)
@@ -108,7 +108,7 @@ class ContractTests(BackendCase):
 
     @pytest.mark.parametrize("capability", CAPABILITIES)
     def test_no_capability_is_half_there(self, backend: Any, capability: type) -> None:
-        """A misspelt member would make dlbridge take another road in silence."""
+        """A misspelt member would make dlbridge use another way silently."""
         names = members(capability)
         missing = [name for name in names if not hasattr(backend, name)]
         assert len(missing) in (0, len(names)), f"{capability.__name__} lacks {missing}"
@@ -121,7 +121,7 @@ class ContractTests(BackendCase):
             backend.allocate(device_id, 16, 16, 0)
 
     def test_device_info_has_a_name(self, backend: Any) -> None:
-        """What `info` prints for each device."""
+        """The details that `info` prints for each device."""
         self.need(backend, protocol.SupportsDeviceInfo)
         for device_id in range(backend.device_count()):
             info = backend.device_info(device_id)
@@ -131,7 +131,7 @@ class ContractTests(BackendCase):
             assert isinstance(info.get("host_memory_shared", False), bool)
 
     def test_devices_are_found_by_name(self, backend: Any) -> None:
-        """Part of a name finds a device; an unknown one is told which there are."""
+        """A part of a name finds a device; the error for an unknown name lists the devices."""
         self.need(backend, protocol.SupportsDeviceNames)
         with pytest.raises(LookupError, match=r"\w"):
             backend.find_device("no such device, surely")

@@ -19,7 +19,7 @@ SHAPE = (3, 4, 2, 3, 2)
 """Runs per strided dimension, innermost first."""
 
 GAPS = [0, 3, 8], [0, 4, 5]
-"""Bytes left out after each run and row, in the target and in the source."""
+"""Unused bytes after each run and row, in the target and in the source."""
 
 
 def strides_of(ndim: int, run_nbytes: int, gap: int) -> list[int]:
@@ -87,10 +87,10 @@ class CopyTests(BackendCase):
     def test_copy_out_of_bounds_is_refused(
         self, device: DeviceUnderTest, offset: int, source_offset: int
     ) -> None:
-        """Where ``data`` is a handle, neither side may reach outside its memory."""
+        """If ``data`` is a handle, neither side may reach outside its memory."""
         self.need(device.backend, SupportsCopy)
         if device.backend.device_type in ADDRESS_DEVICES and self.name != "cpu":
-            pytest.skip("data is an address, whose end nobody knows")
+            pytest.skip("data is an address, so the size of the memory is not known")
         target, source = device.filled(b"t" * 100), device.filled(b"s" * 100)
         device_id = device.device_id
         with pytest.raises((Error, ValueError)):
@@ -129,7 +129,7 @@ class CopyTests(BackendCase):
         shape: list[int],
         run_nbytes: int,
     ) -> tuple[bytes, bytes]:
-        """What one strided copy does to its target, and what numpy does."""
+        """The target after one strided copy, and after the same copy by numpy."""
         backend = device.backend
         source = random_bytes(source_strides[0] * shape[0] + 16, seed=1)
         target = bytearray(random_bytes(strides[0] * shape[0] + 16, seed=2))

@@ -17,7 +17,7 @@ __all__ = ["DemoTests"]
 
 
 def blurred(image: Any, radius: int) -> Any:
-    """The mean around each pixel, pixel by pixel: `SupportsDemo.box_blur` in its own words."""
+    """The mean around each pixel, pixel by pixel: a direct form of `SupportsDemo.box_blur`."""
     result = np.empty_like(image)
     for y, x in np.ndindex(image.shape[:2]):
         rows = slice(max(y - radius, 0), y + radius + 1)
@@ -31,7 +31,7 @@ class DemoTests(BackendCase):
     """`SupportsDemo`."""
 
     def test_box_blur(self, device: DeviceUnderTest) -> None:
-        """Bit for bit what the contract says, and nothing around the target."""
+        """The result is exactly that of the contract; bytes around the target stay."""
         self.need(device.backend, SupportsDemo)
         for shape in [(1, 1, 1), (9, 14, 3), (3, 40, 4)]:
             for radius in (0, 1, 4):

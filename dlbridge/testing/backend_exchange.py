@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ExchangeTests"]
 
 VERSIONS = [None, (1, 0), (1, 3)]
-"""What consumers say as ``max_version``: the first gets the legacy capsule."""
+"""Values that consumers pass as ``max_version``: None gives the legacy capsule."""
 
 
 class ExchangeTests(PublicCase):
@@ -57,7 +57,7 @@ class ExchangeTests(PublicCase):
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_deleters_run_once(self, where: str, version: Any, frees: Counter[int]) -> None:
-        """A capsule nobody took, one that was taken, and one that was taken twice in vain."""
+        """A capsule imported never, once, and twice, which fails."""
         for taken in (0, 1, 2):
             tensor = dlbridge.empty(100, "uint8", where)
             data = tensor.operand().data
@@ -75,7 +75,7 @@ class ExchangeTests(PublicCase):
             assert frees[data] == 1
 
     def test_offsets_of_views(self, backend: Any, where: str) -> None:
-        """Added to an address, kept beside a handle."""
+        """An offset is added to an address, and kept beside a handle."""
         tensor = dlbridge.to_device(numbers((100,), "uint8"), where, copy=True)
         view = tensor[3:]
         if backend.device_type in ADDRESS_DEVICES:
@@ -102,9 +102,9 @@ class ExchangeTests(PublicCase):
                 tensor.__dlpack__(dl_device=(1, 0), stream=1)
 
     def test_consumers_streams(self, backend: Any, where: str) -> None:  # S3 S9 S10
-        """None and -1 are taken, what is no stream is refused before anything is made."""
+        """None and -1 are accepted; an object that is not a stream is refused."""
         if self.name == "cpu":
-            pytest.skip("CPU tensors are exported by numpy, which refuses streams its own way")
+            pytest.skip("CPU tensors are exported by numpy, which raises other errors for streams")
         tensor = dlbridge.to_device(numbers((10,)), where, copy=True)
         for stream in (None, -1):
             assert dlbridge.from_dlpack(tensor.__dlpack__(stream=stream)).shape == (10,)
@@ -130,7 +130,7 @@ class ExchangeTests(PublicCase):
         del alive
 
     def test_host_view_of_a_tensor(self, backend: Any, where: str) -> None:
-        """What the host writes in the block, the device has after it."""
+        """The device sees, after the block, the values that the host wrote in it."""
         tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
         if not isinstance(backend, SupportsHostView) or backend.host_view_refusal(
             self.device_id, tensor.operand().data
@@ -147,7 +147,7 @@ class ExchangeTests(PublicCase):
         assert np.array_equal(on_host(tensor), want)
 
     def test_native_objects_share_memory(self, backend: Any, where: str) -> None:
-        """The ecosystem's object over our memory, and our tensor over the ecosystem's."""
+        """A native object on our memory, and our tensor on the native object's memory."""
         self.need(backend, SupportsNative)
         tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
         native = tensor.to_native()
@@ -160,7 +160,7 @@ class ExchangeTests(PublicCase):
         assert not on_host(dlbridge.asarray(native)).any()
 
     def test_moving_leaks_nothing(self, where: str, frees: Counter[int]) -> None:
-        """All that a hundred moves there and back needed is given back."""
+        """A hundred moves to the device and back free all the memory that they used."""
         array = numbers((1000,))
         for _ in range(100):
             moved = dlbridge.to_device(array, where, copy=True)

@@ -1,4 +1,4 @@
-"""Memory that host and device share, and the ecosystem's own objects over it."""
+"""Memory that host and device share, and native objects on device memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HostTests(BackendCase):
         return data
 
     def test_host_view_refusal(self, device: DeviceUnderTest) -> None:
-        """A refusal says why, `host_view` holds to it, and nothing has happened."""
+        """A refusal says why, `host_view` refuses too, and the call changes nothing."""
         backend = device.backend
         self.need(backend, SupportsHostView)
         data = device.filled(b"as before")
@@ -58,7 +58,7 @@ class HostTests(BackendCase):
         assert device.read(data, 0, 9) == b"as before"
 
     def test_host_view_reads(self, device: DeviceUnderTest) -> None:
-        """What the device wrote, the host reads in place."""
+        """The host reads in place the bytes that the device wrote."""
         content = random_bytes(5000)
         data = self.viewable(device, content)
         backend, where = device.backend, (device.device_id, data)
@@ -69,7 +69,7 @@ class HostTests(BackendCase):
             assert device.read(data, 0, 5000) == content
 
     def test_host_view_writes(self, device: DeviceUnderTest) -> None:
-        """What the host writes, the device reads after the release."""
+        """The device reads, after the release, the bytes that the host wrote."""
         want = bytearray(random_bytes(5000))
         data = self.viewable(device, bytes(want))
         backend, where = device.backend, (device.device_id, data)
@@ -81,7 +81,7 @@ class HostTests(BackendCase):
             assert device.read(data, 0, 5000) == want
 
     def test_host_view_waits_for_queued_work(self, device: DeviceUnderTest) -> None:
-        """Nobody synchronised, and the bytes are there; later work sees what the host wrote."""
+        """No call of `synchronize` is needed; later work sees what the host wrote."""
         data = self.viewable(device, b"old" * 10_000)
         backend = device.backend
         where, into = (device.device_id, data), bytearray(30_000)
@@ -97,7 +97,7 @@ class HostTests(BackendCase):
             assert into == b"host" + content[4:]
 
     def test_two_host_views_at_once(self, device: DeviceUnderTest) -> None:
-        """Two consumers may hold the same memory; the first to let go disturbs nobody."""
+        """Two consumers may have the same memory; the release of one does not affect the other."""
         content = random_bytes(5000)
         data = self.viewable(device, content)
         backend = device.backend
@@ -118,7 +118,7 @@ class HostTests(BackendCase):
         misaligned: int,
         nbytes: int,
     ) -> None:
-        """Imported memory is one memory: either side reads what the other wrote."""
+        """Imported memory is shared: each side reads the bytes that the other wrote."""
         backend = device.backend
         self.need(backend, SupportsHostImport)
         address, pages = host_pages
@@ -163,7 +163,7 @@ class HostTests(BackendCase):
             device.synchronize()
 
     def test_native_round_trip(self, device: DeviceUnderTest) -> None:
-        """Our memory as the ecosystem's object and back is the same memory."""
+        """Our memory as a native object and back is the same memory."""
         backend = device.backend
         self.need(backend, SupportsNative)
         content = random_bytes(4 * 6)
@@ -182,7 +182,7 @@ class HostTests(BackendCase):
         assert device.read(again.data, again.offset, 24) == content
 
     def test_strangers_are_not_native(self, backend: Any) -> None:
-        """What is none of ours is None, not an error."""
+        """For memory of others the result is None, not an error."""
         self.need(backend, SupportsNative)
         for stranger in (None, 1, b"bytes", [1.0], object(), int):
             assert backend.from_native(stranger) is None

@@ -28,7 +28,7 @@ class MemoryTests(BackendCase):
     @pytest.mark.parametrize("offset", OFFSETS)
     @pytest.mark.parametrize("nbytes", SIZES)
     def test_round_trip(self, device: DeviceUnderTest, nbytes: int, offset: int) -> None:
-        """The same bytes come back, and nothing before or after them is touched."""
+        """The same bytes come back; bytes before and after them do not change."""
         around = random_bytes(offset + nbytes + 5, seed=1)
         content = random_bytes(nbytes, seed=2)
         data = device.filled(around)
@@ -39,7 +39,7 @@ class MemoryTests(BackendCase):
         )
 
     def test_large_round_trip(self, device: DeviceUnderTest) -> None:
-        """`max_nbytes` at once: past every staging buffer and inline limit."""
+        """`max_nbytes` at once: more than every staging buffer and inline limit."""
         content = random_bytes(self.max_nbytes)
         same = device.read(device.filled(content), 0, len(content)) == content
         assert same  # not in one line: pytest would print 64 MiB of difference
@@ -52,9 +52,9 @@ class MemoryTests(BackendCase):
         assert got == contents
 
     def test_alignment(self, backend: Any, device: DeviceUnderTest) -> None:
-        """Where ``data`` is an address it is aligned as asked."""
+        """If ``data`` is an address, it is aligned as requested."""
         if backend.device_type not in ADDRESS_DEVICES:
-            pytest.skip("data is no address")
+            pytest.skip("data is not an address")
         for alignment in (1, 64, 256, 4096):
             for nbytes in (1, 100, 5000):
                 assert device.allocate(nbytes, alignment) % alignment == 0
@@ -67,7 +67,7 @@ class MemoryTests(BackendCase):
         assert [device.read(data, 0, 300) for data in held] == contents
 
     def test_free_and_reuse(self, device: DeviceUnderTest) -> None:
-        """Memory that comes back after a free is as good as new, its neighbour untouched."""
+        """Memory that is reused after a free works like new memory; other memory is unchanged."""
         neighbour = device.filled(b"n" * 4096)
         for seed in range(50):
             content = random_bytes(4096, seed)
@@ -77,7 +77,7 @@ class MemoryTests(BackendCase):
         assert device.read(neighbour, 0, 4096) == b"n" * 4096
 
     def test_source_and_target_may_lie_anywhere(self, device: DeviceUnderTest) -> None:
-        """Host memory comes unaligned, read-only, as a slice of something larger."""
+        """Host memory may be unaligned, read-only, or a slice of a larger buffer."""
         content = random_bytes(5000)
         data = device.allocate(5000)
         view = memoryview(b"-" + content + b"-")[1:-1]
@@ -138,7 +138,7 @@ class MemoryTests(BackendCase):
         live, before = live_allocations(backend), resident_bytes()
         turn(self.allocations)
         assert live_allocations(backend) == live
-        # All leaked would be 156 MiB; handles of 1 KiB, 10.
+        # If every one leaked, it would be 156 MiB; for handles of 1 KiB, 10 MiB.
         assert resident_bytes() - before < 8 << 20
 
     def test_free_in_a_finalizer(self, backend: Any, device: DeviceUnderTest) -> None:
@@ -148,7 +148,7 @@ class MemoryTests(BackendCase):
 
         class Owner:
             def __init__(self) -> None:
-                self.cycle = self  # only the collector can end it
+                self.cycle = self  # only the garbage collector can free it
                 self.data = backend.allocate(device.device_id, 100, 1, device.stream)
 
             def __del__(self) -> None:
@@ -162,7 +162,7 @@ class MemoryTests(BackendCase):
         thread = threading.Thread(target=work, daemon=True)  # a deadlock must not hang pytest
         threshold = gc.get_threshold()
         gc.collect()
-        gc.freeze()  # else each collection looks at all that pytest has imported
+        gc.freeze()  # otherwise each collection visits everything that pytest has imported
         gc.set_threshold(1)
         try:
             thread.start()
@@ -178,7 +178,7 @@ class MemoryTests(BackendCase):
 
     @pytest.mark.parametrize("nbytes", [1 << 50, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
     def test_too_much_is_refused(self, device: DeviceUnderTest, nbytes: int) -> None:
-        """No room is an error that says how much was asked for, and harms nothing."""
+        """Lack of memory raises an error that names the requested size; later calls work."""
         with pytest.raises((DeviceMemoryError, DeviceError), match=str(nbytes)):
             device.allocate(nbytes)
         assert device.read(device.filled(b"still here"), 0, 10) == b"still here"
@@ -187,9 +187,9 @@ class MemoryTests(BackendCase):
     def test_out_of_bounds_is_refused(
         self, backend: Any, device: DeviceUnderTest, offset: int, nbytes: int
     ) -> None:
-        """Where ``data`` is a handle, no copy reaches outside its memory."""
+        """If ``data`` is a handle, no copy reaches outside its memory."""
         if backend.device_type in ADDRESS_DEVICES and self.name != "cpu":
-            pytest.skip("data is an address, whose end nobody knows")
+            pytest.skip("data is an address, so the size of the memory is not known")
         data = device.filled(b"d" * 100)
         into = bytearray(nbytes)
         for call, host in (
@@ -204,7 +204,7 @@ class MemoryTests(BackendCase):
 
 
 def live_allocations(backend: Any) -> int:
-    """What the backend counts itself, if it does."""
+    """The live allocations that the backend counts; 0 if it does not count."""
     count = getattr(backend, "live_allocations", None)
     return count() if count else 0
 
@@ -215,13 +215,13 @@ def resident_bytes() -> int:
     if statm.exists():
         import resource
 
-        # What earlier tests freed would hide a leak: glibc keeps it resident.
+        # glibc keeps freed memory resident, which would hide a leak.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
         return int(statm.read_text().split()[1]) * resource.getpagesize()
     if sys.platform == "win32":
-        return 0  # the standard library cannot tell; live_allocations() still can
+        return 0  # the standard library cannot measure it; live_allocations() still counts
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024

@@ -26,14 +26,14 @@ DTYPES = [
 
 
 def numbers(shape: tuple[int, ...], dtype: str = "float32") -> Any:
-    """An array without equal neighbours."""
+    """An array whose neighbouring elements differ."""
     return np.arange(int(np.prod(shape)) + 1)[1:].reshape(shape).astype(dtype)
 
 
 def on_host(tensor: Any) -> Any:
     """The elements of a tensor on any device as a numpy array.
 
-    Copied over other bytes: fresh memory may by chance hold the right ones.
+    They are copied over other bytes: new memory may contain the right ones by chance.
     """
     nbytes = max(tensor.nbytes, 1)
     host = np.full(nbytes, 0xEE, "u1")[: tensor.nbytes].view(str(tensor.dtype))
@@ -61,11 +61,11 @@ def count_frees(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 class PublicCase(BackendCase):
-    """The device under test as the public functions know it."""
+    """The device under test, used through the public functions."""
 
     @pytest.fixture
     def where(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-        """The device under test as a device string, which means just this backend."""
+        """The device string of the device under test, served by exactly this backend object."""
         # A subclass may have made a backend object of its own. Public names cannot
         # put it in the place of the loaded one, which users never need to do.
         monkeypatch.setitem(registry.LOADED, self.name, backend)
@@ -123,7 +123,7 @@ class MoveTests(PublicCase):
 
     @pytest.mark.parametrize("index", [np.s_[2:4], np.s_[:, 1:3], np.s_[::2, ::3]], ids=str)
     def test_copy_into_a_view(self, where: str, index: Any) -> None:
-        """Only the view's elements change, whether the source is here or on the host."""
+        """Only the view's elements change, whether the source is on the device or on the host."""
         want = numbers((6, 7))
         tensor = dlbridge.to_device(want, where, copy=True)
         new = -numbers(want[index].shape)
@@ -135,7 +135,7 @@ class MoveTests(PublicCase):
         assert np.array_equal(on_host(tensor), want)
 
     def test_a_copy_is_one(self, where: str) -> None:
-        """copy=True on the same device gives other memory with the same content."""
+        """copy=True on the same device gives new memory with the same content."""
         tensor = dlbridge.to_device(numbers((100,)), where, copy=True)
         other = dlbridge.to_device(tensor, where, copy=True)
         dlbridge.copy_(tensor, np.zeros(100, "float32"))
@@ -143,7 +143,7 @@ class MoveTests(PublicCase):
         assert dlbridge.to_device(tensor, where, copy=False).data_ptr() == tensor.data_ptr()
 
     def test_the_source_may_change_or_go_at_once(self, where: str) -> None:
-        """The call has taken what it needs, or keeps it."""
+        """The call has copied the data, or keeps it alive."""
         array = numbers((100_000,))
         tensor = dlbridge.to_device(array, where, copy=True)
         array[:] = 0

@@ -1,4 +1,4 @@
-"""Streams: which there are, and the order of the work on them."""
+"""Streams: the valid ones, and the order of the work on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StreamTests(BackendCase):
     """`SupportsStreams`, and the order of work that every backend keeps."""
 
     def streams(self, device: DeviceUnderTest) -> tuple[int, int]:
-        """Two streams if the backend's author told the kit how to make them, else one twice."""
+        """Two streams if the backend's author has written `make_stream`, else one stream twice."""
         backend = device.backend
         self.need(backend, SupportsStreams)
         self.made = [self.make_stream(backend, device.device_id) for _ in range(2)]
@@ -36,7 +36,7 @@ class StreamTests(BackendCase):
         return first, second
 
     def test_work_on_one_stream_is_in_order(self, device: DeviceUnderTest) -> None:
-        """Nothing overtakes on a stream, though nobody waits in between."""
+        """Work on a stream is done in order, without any wait in between."""
         backend, device_id, stream = device.backend, device.device_id, device.stream
         data = device.allocate(100_000)
         contents = [memoryview(random_bytes(100_000, seed)) for seed in range(20)]
@@ -66,7 +66,7 @@ class StreamTests(BackendCase):
             assert same
 
     def test_wait_orders_two_streams(self, device: DeviceUnderTest) -> None:
-        """Work after `wait` sees all that was on the other stream, however slow."""
+        """Work after `wait` sees the results of all earlier work on the other stream."""
         backend = device.backend
         self.need(backend, SupportsCopy)
         first, second = self.streams(device)
@@ -85,14 +85,14 @@ class StreamTests(BackendCase):
         del alive
 
     def test_wait_on_itself_is_nothing(self, device: DeviceUnderTest) -> None:
-        """No deadlock."""
+        """A stream that waits for itself does not deadlock."""
         backend = device.backend
         first, _ = self.streams(device)
         backend.wait(device.device_id, first, first)
         backend.synchronize(device.device_id, first)
 
     def test_synchronize_waits(self, device: DeviceUnderTest) -> None:
-        """After it the result of slow work is on the host."""
+        """After `synchronize` the result of slow work is on the host."""
         backend = device.backend
         stream, _ = self.streams(device)
         data, into = device.filled(b"o" * 1000), bytearray(1000)
@@ -106,7 +106,7 @@ class StreamTests(BackendCase):
         del alive
 
     def test_current_stream_is_a_stream(self, backend: Any, devices: list[DeviceUnderTest]) -> None:
-        """What work goes to can be waited for, on every device."""
+        """The current stream can be waited for, on every device."""
         for device in devices:
             stream = backend.current_stream(device.device_id)
             assert isinstance(stream, int)
@@ -123,7 +123,7 @@ class StreamTests(BackendCase):
         backend.synchronize(device.device_id, stream)
 
     def test_minus_one_is_no_order(self, backend: Any) -> None:  # S1 S3 S11 S16
-        """-1 comes back as -1."""
+        """-1, which means no ordering, is returned unchanged."""
         self.need(backend, SupportsStreams)
         assert backend.normalize_stream(self.device_id, -1) == -1
 
@@ -133,7 +133,7 @@ class StreamTests(BackendCase):
         ids=["True", "False", "1.5", "text", "bytes", "list", "dict", "object", "class"],
     )
     def test_no_stream_at_all(self, backend: Any, stream: object) -> None:
-        """A bool is none, for True would be CUDA's legacy stream."""
+        """A bool is refused, because True would be CUDA's legacy stream."""
         self.need(backend, SupportsStreams)
         with pytest.raises(TypeError, match="stream"):
             backend.normalize_stream(self.device_id, stream)
@@ -146,7 +146,7 @@ class StreamTests(BackendCase):
             backend.normalize_stream(self.device_id, stream)
 
     def test_forbidden_streams(self, backend: Any) -> None:  # S1 S7 S8 S11
-        """The standard's words about this device, if it has any."""
+        """The integers that the standard forbids for this device."""
         for stream in FORBIDDEN_STREAMS.get(self.name, []):
             with pytest.raises(ValueError, match="stream"):
                 backend.normalize_stream(self.device_id, stream)
