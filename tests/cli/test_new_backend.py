@@ -258,8 +258,11 @@ def test_the_guide_says_what_the_fake_backend_lacks():
     backends = pytest.importorskip("dlbridge_fake").Fake()
     names = [name for name in protocol.__all__ if name.startswith("Supports")]
     lacks = [name for name in names if not isinstance(backends, getattr(protocol, name))]
-    assert lacks == ["SupportsDemo"]
-    assert "every capability\nbut `SupportsDemo`" in GUIDE.read_text()
+    assert lacks == ["SupportsDemo", "SupportsHostImportDrawback"]
+    assert (
+        "every capability\nbut `SupportsDemo` and `SupportsHostImportDrawback`."
+        in GUIDE.read_text()
+    )
 
 
 def test_the_guide_names_every_module_of_the_vulkan_backend():
