@@ -183,7 +183,9 @@ def test_every_float_takes_what_it_has(dtype):
             bridge.asarray([1.0, 1e40], dtype=dtype)
 
 
-@pytest.mark.parametrize("value", ["5", None, b"x", object()], ids=["text", "None", "bytes", "object"])
+@pytest.mark.parametrize(
+    "value", ["5", None, b"x", object()], ids=["text", "None", "bytes", "object"]
+)
 def test_what_is_no_number(value):
     with pytest.raises(TypeError, match="is not a number"):
         bridge.asarray([value], dtype="float32")
