@@ -14,6 +14,8 @@ from dataclasses import replace
 import pytest
 from cuda_support import HERE
 
+pytestmark = pytest.mark.exhaustive
+
 TOOLS = HERE.parents[2] / "tests" / "support"
 OWNERS = ("driver", "self.driver", "self._driver")
 WAITS = ["wait_event", "wait_for_event", "wait_for_stream", "wait_for_device", "record_event"]

@@ -120,23 +120,42 @@ must find the struct, and a deleter that does nothing the second time.
 # It calls C itself: no signal handler can cut it off, and a pending exception of
 # the consumer stays.
 _discard = immortal(ffi.callback("void(intptr_t)", _loans.discard))
-_deleters = [ffi.cast("uintptr_t", _discard)]
+
+
+class _Kind:
+    """A generation of structs: its type, its capsules' name, and the functions of its structs."""
+
+    __slots__ = ("deleter", "destructor", "name", "type")
+
+    def __init__(self, type: Any, name: ctypes.c_void_p) -> None:
+        self.type = type
+        self.name = name
+        self.destructor = 0  # numpy's, taken from the first capsule
+        self.set_deleter(int(ffi.cast("uintptr_t", _discard)))
+
+    def set_deleter(self, address: int) -> None:
+        self.deleter = ffi.cast(ffi.typeof(ffi.new(self.type).deleter), address)
+
+
+_kinds = {True: _Kind(VERSIONED_POINTER, CURRENT), False: _Kind(LEGACY_POINTER, LEGACY)}
 
 
 def _lend(capsule: object, image: Image, versioned: bool) -> object:
-    """A capsule with a struct of its own, which numpy's *capsule* is the memory of."""
-    kind, name = (VERSIONED_POINTER, CURRENT) if versioned else (LEGACY_POINTER, LEGACY)
-    new = ffi.new(kind, ffi.cast(kind, get_pointer(capsule, name))[0])
+    """A capsule with a struct of its own; numpy's *capsule* owns the memory."""
+    kind = _kinds[versioned]
+    if not kind.destructor:
+        kind.destructor = _get_destructor(capsule)
+    new = ffi.new(kind.type, ffi.cast(kind.type, get_pointer(capsule, kind.name))[0])
     address = int(ffi.cast("uintptr_t", new))
     image.write(address, versioned=versioned)
     new.manager_ctx = ffi.NULL
-    new.deleter = ffi.cast(ffi.typeof(new.deleter), _deleters[-1])
+    new.deleter = kind.deleter
     loan = _Loan(address)
     loan.capsule, loan.struct = capsule, new
     _recent.append(new)
     _loans.add(loan)
     try:
-        return _new_capsule(address, name, _get_destructor(capsule))
+        return _new_capsule(address, kind.name, kind.destructor)
     except BaseException:
         _loans.discard(address)
         raise
@@ -146,13 +165,14 @@ def _lend(capsule: object, image: Image, versioned: bool) -> object:
 def _at_exit() -> None:
     # Consumers may hold tensors until after Python has ended. They read the
     # deleter when they call it, so from now on it is a harmless C function.
-    harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
-    _deleters.append(ffi.cast("uintptr_t", harmless))
+    harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+    for kind in _kinds.values():
+        kind.set_deleter(harmless)
     immortal(_recent)
     for loan in tuple(_loans):
         held: Any = loan
         immortal(held)
-        held.struct.deleter = ffi.cast(ffi.typeof(held.struct.deleter), _deleters[-1])
+        held.struct.deleter = ffi.cast(ffi.typeof(held.struct.deleter), harmless)
 
 
 class Image:

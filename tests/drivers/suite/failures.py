@@ -91,6 +91,7 @@ def quiet():
     settle()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_each_call_fails_once(fake, two_devices, caplog, operation):
     work, calls_of = OPERATIONS[operation], rig().all_calls()
