@@ -126,3 +126,30 @@ def test_a_mask_in_the_array_interface():
 
     with pytest.raises(BufferError, match="mask"):
         bridge.asarray(Masked())
+
+
+def test_overlapping_views_with_different_strides():
+    """numpy's copyto leaves 6 where 4 must be."""
+    x = np.arange(9.0)
+    t = bridge.from_dlpack(x)
+    bridge.copy_(t[1:5], t[0:8:2])
+    assert x.tolist() == [0, 0, 2, 4, 6, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_overlaps_of_one_buffer(seed):
+    random = np.random.default_rng(seed)
+    for _ in range(300):
+        length = int(random.integers(1, 7))
+        steps = random.integers(1, 4, 2)
+        starts = random.integers(0, 6, 2)
+        into, given = (
+            slice(int(start), int(start + step * length), int(step))
+            for start, step in zip(starts, steps, strict=True)
+        )
+        x = np.arange(40.0)
+        wanted = x.copy()
+        wanted[into] = x[given].copy()
+        t = bridge.from_dlpack(x)
+        bridge.copy_(t[into], t[given])
+        assert x.tolist() == wanted.tolist(), (into, given)
