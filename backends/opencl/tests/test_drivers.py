@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.exhaustive  # the same tests once more, on each other driver
+
 HERE = Path(__file__).parent
 VENDORS = Path("/etc/OpenCL/vendors")
 POCL = "Portable Computing Language"
