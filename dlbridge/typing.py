@@ -98,17 +98,25 @@ DeviceLike: TypeAlias = Union[  # noqa: UP007 - `|` of a string and a class fail
 NestedNumbers: TypeAlias = Union[bool, int, float, complex, Sequence["NestedNumbers"]]  # noqa: UP007 - as above
 """A Python number, or nested sequences of them."""
 
-# What has a dtype of its own by the names of its library is not known to a type
-# checker, so any class and any object with a name is accepted.
-DTypeLike: TypeAlias = Union[str, DType, type, tuple[int, int, int], "_ForeignDType"]
-"""A dtype: ``"float32"``, a `DType`, ``float``, ``numpy.float32``, ``torch.float32``."""
-
 
 class _ForeignDType(Protocol):
     """A dtype of numpy, torch or ml_dtypes."""
 
     @property
     def itemsize(self) -> int: ...
+
+
+class _SupportsDLPackDataType(Protocol):
+    """An object with TVM-FFI's protocol for dtype arguments."""
+
+    def __dlpack_data_type__(self) -> tuple[int, int, int]: ...
+
+
+# `type`: the scalar types of numpy, jax and ml_dtypes have no class in common.
+DTypeLike: TypeAlias = Union[  # noqa: UP007 - as above
+    str, DType, type, tuple[int, int, int], _ForeignDType, _SupportsDLPackDataType
+]
+"""A dtype: ``"float32"``, a `DType`, ``float``, ``numpy.float32``, ``torch.float32``."""
 
 
 ArrayLike: TypeAlias = Union[
