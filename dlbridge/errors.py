@@ -23,7 +23,7 @@ class Error(Exception):
     Examples
     --------
     >>> try:
-    ...     bridge.to_device(np.zeros(3), "cpu", like="no_such_library")
+    ...     bridge.from_dlpack(np.zeros(3, "datetime64[s]"))
     ... except bridge.Error as error:
     ...     print(type(error).__name__)
     ExchangeError

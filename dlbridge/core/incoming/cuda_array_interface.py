@@ -83,6 +83,15 @@ def from_cuda_array_interface(
         If *x* has no interface.
     ExchangeError
         A BufferError, for an interface that cannot be used.
+
+    Notes
+    -----
+    Source: CUDA Array Interface, version 3 (the documents of Numba).
+
+    Examples
+    --------
+    >>> def share(array):  # of numba, cupy or another library
+    ...     return bridge.from_cuda_array_interface(array)
     """
     interface = x if isinstance(x, dict) else getattr(x, "__cuda_array_interface__", None)
     if interface is None:

@@ -83,7 +83,7 @@ class TensorMetadata:
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one element stored by itself: `DType.itemsize`."""
+        """The bytes of one element that is stored alone: `DType.itemsize`."""
         return self.dtype.itemsize
 
     @property
@@ -103,12 +103,12 @@ class TensorMetadata:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the producer said that it made a copy for us (IS_COPIED)."""
+        """Whether the producer made a copy for this tensor (DLPACK_FLAG_BITMASK_IS_COPIED)."""
         return bool(self._flags & FLAG_IS_COPIED)
 
     @property
     def is_padded(self) -> bool:
-        """Whether sub-byte elements take a byte each (IS_SUBBYTE_TYPE_PADDED)."""
+        """Whether sub-byte elements take a byte each (..._IS_SUBBYTE_TYPE_PADDED)."""
         return bool(self._flags & FLAG_SUBBYTE_PADDED)
 
     @property
@@ -139,6 +139,12 @@ class TensorMetadata:
         -----
         The tensor keeps the memory alive, the number does not. For work of
         your own on the memory take `Tensor.operand`, which orders it too.
+
+        Examples
+        --------
+        >>> a = np.arange(3)
+        >>> bridge.from_dlpack(a)[1:].data_ptr() - a.ctypes.data
+        8
         """
         if not self.size:
             return 0
@@ -146,7 +152,19 @@ class TensorMetadata:
         return data + self._byte_offset if self.device.is_address else data
 
     def is_contiguous(self) -> bool:
-        """Return whether the elements lie row-major without gaps."""
+        """Return whether the elements lie row-major without gaps.
+
+        Returns
+        -------
+        bool
+            True also for an empty tensor.
+
+        Examples
+        --------
+        >>> t = bridge.zeros((2, 3))
+        >>> t.is_contiguous(), t.transpose().is_contiguous()
+        (True, False)
+        """
         return self._array.flags.c_contiguous
 
     def __len__(self) -> int:

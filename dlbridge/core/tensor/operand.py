@@ -63,6 +63,15 @@ class Operand:
     exist until the work that uses it has been queued; the memory itself is
     given back in the order of the stream. Work on another stream than `stream`
     must be finished, or ordered before `stream`, when the operand is dropped.
+
+    Examples
+    --------
+    >>> t = bridge.asarray([[1, 2], [3, 4]], dtype="int16")
+    >>> o = t[1].operand()
+    >>> o.shape, o.strides, o.nbytes
+    ((2,), (1,), 4)
+    >>> o.data + o.byte_offset == t.data_ptr() + 4
+    True
     """
 
     __slots__ = (
@@ -119,14 +128,38 @@ class Operand:
         return bool(self.flags & FLAG_SUBBYTE_PADDED)
 
     def access(self) -> int:
-        """The stream for device work on the memory now, ordered after the last work on it."""
+        """Return the stream for work on the memory now, ordered after the last work on it.
+
+        Returns
+        -------
+        int
+            The native handle, which is also `stream` from now on; 0 for the
+            default stream and on devices without streams.
+
+        Examples
+        --------
+        >>> bridge.zeros(3).operand().access()
+        0
+        """
         if self.memory is None:
             return 0
         self.stream = stream = access(self.memory)
         return stream
 
     def span(self) -> tuple[int, int]:
-        """Offset from the first element, and length, in bytes, of all that the tensor reaches."""
+        """Return the part of the memory that the elements occupy, gaps included.
+
+        Returns
+        -------
+        tuple of two ints
+            The offset from the first element, which is negative where a stride
+            is, and the length; both in bytes.
+
+        Examples
+        --------
+        >>> bridge.zeros(4, "float32")[::2].operand().span()
+        (0, 12)
+        """
         if self.contiguous or (self.dtype.is_subbyte and not self.padded):
             return 0, self.nbytes
         size = self.dtype.itemsize

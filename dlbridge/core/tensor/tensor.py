@@ -277,7 +277,13 @@ class Tensor(TensorMetadata):
         return to_compact_host(self).numpy().tolist()
 
     def tobytes(self) -> bytes:
-        r"""Return the elements' bytes, row-major and packed; copied from the device if need be.
+        r"""Return the bytes of the elements, row-major and packed; they may be on any device.
+
+        Returns
+        -------
+        bytes
+            ``t.dtype.nbytes(t.size)`` bytes, or one byte per element if
+            `Tensor.is_padded`.
 
         Examples
         --------
@@ -289,7 +295,23 @@ class Tensor(TensorMetadata):
         return tobytes(self)
 
     def item(self) -> Any:  # whatever Python object the element is
-        """Return the only element as a Python object. ValueError if there is not exactly one."""
+        """Return the only element as a Python object.
+
+        Returns
+        -------
+        scalar
+            As `tolist` gives it.
+
+        Raises
+        ------
+        ValueError
+            If the tensor does not have exactly one element.
+
+        Examples
+        --------
+        >>> bridge.asarray([1.5, 2.5])[1].item()
+        2.5
+        """
         if self.size != 1:
             raise ValueError(f"item() needs exactly one element, this tensor has {self.size}")
         return self.reshape(()).tolist()
@@ -395,6 +417,12 @@ class Tensor(TensorMetadata):
         Tensor
             This tensor if it is there already; else on shared memory where
             that is possible, or a copy.
+
+        Examples
+        --------
+        >>> t = bridge.zeros(3)
+        >>> t.to_device("cpu") is t
+        True
         """
         from dlbridge.core.api import to_device
 
@@ -461,6 +489,11 @@ class Tensor(TensorMetadata):
         ------
         ExchangeError
             Where the device's backend has no such objects.
+
+        Examples
+        --------
+        >>> bridge.zeros(3).to_native()
+        array([0., 0., 0.], dtype=float32)
         """
         from dlbridge.core.outgoing.native import to_native
 
