@@ -107,7 +107,7 @@ class _Loan(int):
 
 
 _loans: set[int] = immortal(set())
-"""The loans whose deleter was not called yet. An int finds the loan of its value."""
+"""The loans whose deleter has not been called. An int finds the loan of its value."""
 
 _recent: deque[Any] = deque(maxlen=4096)
 """The latest structs, kept after their deletion.
@@ -117,14 +117,14 @@ capsule its name, so that the capsule's destructor calls the deleter again: it
 must find the struct, and a deleter that does nothing the second time.
 """
 
-# It calls C itself: no signal handler can cut it off, and a pending exception of
-# the consumer stays.
+# It calls C directly: no signal handler can interrupt it, and a pending exception
+# of the consumer is kept.
 _discard = immortal(ffi.callback("void(intptr_t)", _loans.discard))
 _deleters = [ffi.cast("uintptr_t", _discard)]
 
 
 def _lend(capsule: object, image: Image, versioned: bool) -> object:
-    """A capsule with a struct of its own, which numpy's *capsule* is the memory of."""
+    """A capsule with a struct of its own; numpy's *capsule* owns the memory."""
     kind, name = (VERSIONED_POINTER, CURRENT) if versioned else (LEGACY_POINTER, LEGACY)
     new = ffi.new(kind, ffi.cast(kind, get_pointer(capsule, name))[0])
     address = int(ffi.cast("uintptr_t", new))
@@ -174,7 +174,7 @@ class Image:
         self.flags = flags
 
     def write(self, address: int, *, versioned: bool) -> None:
-        """Overwrite the struct at *address*, which nobody else has seen yet."""
+        """Overwrite the struct at *address*, before a consumer has it."""
         start = _TENSOR_OFFSET if versioned else 0
         memory = ffi.buffer(ffi.cast("char *", address), start + TENSOR.size)
         memory[start : start + _HEAD.size] = self._head
@@ -183,7 +183,7 @@ class Image:
         if versioned:
             at = start + _STRIDES_OFFSET
             memory[4:8] = _MINOR if any(memory[at : at + 8]) else _MINOR_NULL_STRIDES
-            # numpy has set READ_ONLY where its array is.
+            # numpy has set READ_ONLY if its array is read-only.
             flags = memory[_FLAGS_OFFSET][0] | self.flags
             memory[_FLAGS_OFFSET : _FLAGS_OFFSET + 1] = bytes((flags,))
 

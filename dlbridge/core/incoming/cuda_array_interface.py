@@ -131,7 +131,7 @@ def _locate(data: int, module: str) -> Device:
 def parse(interface: object, dtype: Any = None) -> Interface:
     """Check an interface dictionary of any version and read it.
 
-    *dtype* is what raw (``V``) elements mean.
+    *dtype* is the meaning of raw (``V``) elements.
     """
     if not isinstance(interface, dict):
         raise TypeError(
@@ -163,7 +163,7 @@ def _ints(key: str, value: object) -> tuple[int, ...]:
 
 
 def _int(key: str, value: object) -> int:
-    """*value* as an int; numpy's are as good as Python's, a bool is refused."""
+    """*value* as an int; numpy's integers are accepted, a bool is refused."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"__cuda_array_interface__: {key} holds {value!r}, which is not an int")
     return operator.index(value)  # type: ignore[arg-type]  # it has __index__, as was asked
@@ -227,7 +227,7 @@ def _strides(strides: object, shape: tuple[int, ...], itemsize: int) -> tuple[in
 
 
 def _stream(interface: dict[str, Any]) -> int | None:
-    """The stream to wait for. Before version 3 nobody said: the default one, to be safe."""
+    """The stream to wait for. Before version 3 producers could not name it: the default one."""
     if _int("version", interface["version"]) < VERSION:
         return LEGACY_STREAM
     stream = interface.get("stream")

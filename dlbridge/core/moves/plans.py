@@ -1,8 +1,8 @@
-"""How a tensor would get to a device: the steps, the bytes each copies, and why.
+"""Plans of moves to a device: the steps, the bytes that each copies, and why.
 
-`plan_move` is the one planner: `dlbridge.explain` prints its plan and
-`dlbridge.to_device` runs it. It prefers no copy; between two kinds of device
-that share no memory it goes through the host.
+`plan_move` is the only planner: `dlbridge.explain` prints its plan and
+`dlbridge.to_device` runs it. It avoids copies; between two kinds of device
+that do not share memory it goes through the host.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _plan_from_host(plan: Plan, operand: Operand, copy: bool | None) -> None:
 
 
 def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
-    """Add the steps that copy host memory, which cannot be used in place for *refusal*."""
+    """Add the steps that copy host memory; *refusal* is why it cannot be used in place."""
     source, target = operand.device, plan.target
     if target.is_host:
         plan.add("copy", source, target, operand.nbytes, f"{target.name} is memory of its own")

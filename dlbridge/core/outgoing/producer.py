@@ -1,4 +1,4 @@
-"""The producer's side of the standard: what ``__dlpack__`` checks, orders and copies.
+"""The producer's side of the standard: the checks, order and copies of ``__dlpack__``.
 
 Source: array API 2024.12, ``__dlpack__`` and ``__dlpack_device__``; dlpack.h 1.3.
 """
@@ -46,7 +46,7 @@ def produce(
 
 
 def _copied_or_not(tensor: Tensor, copy: bool | None) -> tuple[Tensor, int]:
-    """The tensor that is exported to its own device, and the flags that this adds."""
+    """The tensor that is exported to its own device, and the flags to add."""
     if copy is True:
         return copy_of(tensor), FLAG_IS_COPIED
     if has_negative_strides(tensor):

@@ -28,8 +28,8 @@ __all__ = [
     "native_dtypes",
 ]
 
-# Where carriers of memory that the host cannot read begin: an aligned address
-# that is never dereferenced.
+# The address of carriers of memory that the host cannot read: aligned, and never
+# dereferenced.
 NOWHERE = 1 << 40
 
 

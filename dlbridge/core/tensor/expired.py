@@ -16,11 +16,11 @@ __all__ = ["expire_host_view", "expire_lent", "expirer"]
 
 
 def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
-    """A function that takes a tensor's memory away, whatever names the tensor still has.
+    """A function that expires a tensor: the memory can no longer be used through it.
 
-    The tensor was *what*; each use of it is an ExchangeError with the *reason*.
-    It changes the tensor's class to one with the same layout
-    (``core/implementation_details``).
+    The tensor was *what*; each later use raises ExchangeError with the *reason*,
+    through all references to the tensor. It changes the class of the tensor to one
+    with the same layout (``core/implementation_details``).
     """
 
     def refuse(self: Tensor, name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""A tensor's metadata: dtype, shape, strides, device, and where its memory comes from."""
+"""The metadata of a tensor: dtype, shape, strides, device, and the source of its memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TensorMetadata"]
 
 
 class TensorMetadata:
-    """The metadata of a `Tensor`: read off its carrier and its memory, never changed."""
+    """The metadata of a `Tensor`, read from its carrier and its memory. It never changes."""
 
     __slots__ = (
         "__weakref__",

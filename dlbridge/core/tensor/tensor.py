@@ -317,7 +317,7 @@ class Tensor(TensorMetadata):
         return self.reshape(()).tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the elements (protocol 5: out-of-band on the CPU) and the device's name."""
+        """Pickle the elements (protocol 5: out-of-band on the CPU) and the name of the device."""
         from dlbridge.core.moves.pickling import reduce
 
         return reduce(self, operator.index(protocol))
@@ -337,7 +337,7 @@ class Tensor(TensorMetadata):
         return bool(self.item())
 
     def __contains__(self, value: object) -> bool:
-        """Refuse: comparing elements is an array library's job."""
+        """Raise TypeError: array libraries compare elements, dlbridge does not."""
         raise TypeError("a Tensor does not compare elements; use t.numpy() or like='torch'")
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -564,19 +564,19 @@ class ArrayTensor(Tensor):
 
 
 def wrap_array(array: Array, producer: type | None = None) -> Tensor:
-    """The Tensor over a numpy *array*, which the caller gives away.
+    """The Tensor over a numpy *array*, which the caller must not use any more.
 
-    *producer* is the type that the memory came from, where the array's base
-    does not tell.
-
-    ExchangeError for types that DLPack does not have, naming the way out.
+    *producer* is the type that the memory came from, where the base of the array
+    does not show it. ExchangeError for types that DLPack does not have, with the
+    way out.
     """
     if not array.flags.forc:
         _check_strides(array)
     if array.dtype not in native_dtypes():
         return _wrap_foreign_dtype(array)
-    # What torch aborts on, and what must have a NULL pointer, is not for numpy
-    # to export; size-1 dimensions with odd strides are harmless (measured).
+    # numpy does not export negative strides, on which torch aborts, nor empty
+    # tensors, which must have a NULL pointer. Size-1 dimensions may have any
+    # strides (measured).
     if array.size and (array.flags.forc or min(array.strides) >= 0):
         tensor = ArrayTensor()
         tensor._array = array
