@@ -40,8 +40,8 @@ class SupportsDLPackDevice(Protocol):
 class SupportsDLPack(SupportsDLPackDevice, Protocol):
     """A DLPack producer (array API 2024.12): numpy, torch, jax, cupy, tvm_ffi and other arrays."""
 
-    # Producers differ in their keywords: any are accepted here, and dlbridge
-    # asks old producers without them.
+    # Producers have different keywords, so this accepts any. dlbridge calls old
+    # producers without keywords.
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         """Return a capsule."""
 
@@ -134,8 +134,8 @@ ArrayLike: TypeAlias = Union[
 """Anything that `dlbridge.asarray` takes.
 
 The last, `object`, stands for the objects of a device's ecosystem (pyopencl
-arrays, Vulkan buffers), which have no type in common: a type checker accepts
-anything here, and TypeError says at run time what is not taken.
+arrays, Vulkan buffers), which have no type in common. So a type checker accepts
+any object, and `asarray` raises TypeError for those that it does not take.
 """
 
 StreamLike: TypeAlias = Union[int, SupportsCUDAStream, object]  # noqa: UP007 - as above
@@ -146,4 +146,4 @@ have no type in common.)
 """
 
 ProgressLike: TypeAlias = Union[bool, Callable[[int, int], None], None]  # noqa: UP007 - as above
-"""True for a bar; or a function that is called with ``(done, total)`` bytes."""
+"""True for a progress bar, or a function that is called with ``(done, total)`` in bytes."""

@@ -199,7 +199,7 @@ def _data(data: object, empty: bool) -> tuple[int, bool]:
         )
     address, readonly = data
     if empty:
-        return 0, bool(readonly)  # whatever the producer wrote, None and stale ones too
+        return 0, bool(readonly)  # the address of an empty array may be None or invalid
     address = _int("data", address)
     if address <= 0:
         raise ExchangeError(f"__cuda_array_interface__: address {address} for a tensor of elements")

@@ -229,8 +229,8 @@ def _distribution(entry_point: EntryPoint) -> str:
 def _entry_points() -> dict[str, list[EntryPoint]]:
     from importlib.metadata import entry_points  # 10 to 30 ms, only when needed
 
-    # A distribution that is on the path twice (an editable install and its
-    # source, say) is listed once: importlib.metadata sees to that.
+    # importlib.metadata lists a distribution once, also if it is on the path twice
+    # (an editable install and its source, for example).
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         if point.name == BUILT_IN and point.dist is not None and point.dist.name == "dlbridge":

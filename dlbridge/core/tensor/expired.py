@@ -24,7 +24,7 @@ def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
     """
 
     def refuse(self: Tensor, name: str) -> NoReturn:
-        # As __getattr__: it is asked for the memory, which is no longer set.
+        # As __getattr__: it is called for the memory, which is no longer set.
         if not hasattr(type(self), name):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         raise ExchangeError(f"this tensor was {what}, {reason}")

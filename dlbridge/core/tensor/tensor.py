@@ -294,7 +294,7 @@ class Tensor(TensorMetadata):
 
         return tobytes(self)
 
-    def item(self) -> Any:  # whatever Python object the element is
+    def item(self) -> Any:  # any Python scalar: the dtype decides
         """Return the only element as a Python object.
 
         Returns
