@@ -1,27 +1,28 @@
 """The contract between dlbridge and a device backend.
 
 A backend is a class that an entry point of the group ``dlbridge.backends``
-names; it is called once, without arguments, when a tensor or a call first needs
-its device. It provides `Backend`, and whichever ``Supports*`` protocols its
-device can honour: a capability is a protocol, not a flag.
+names. The class is called once, without arguments, when a tensor or a call first
+needs the device. It implements `Backend`, and those ``Supports*`` protocols that
+its device can support: each capability is a protocol.
 
 Rules that hold for every member:
 
 * Only integers, memoryviews and plain Python objects cross; no cffi types.
 * ``data`` is opaque to dlbridge: an address, a ``cl_mem``, a buffer handle. An
-  offset in bytes travels beside it and is never added by dlbridge, except on
-  devices whose ``data`` is an address (`ADDRESS_DEVICES`).
+  offset in bytes is passed with it; dlbridge adds the two only on devices whose
+  ``data`` is an address (`ADDRESS_DEVICES`).
 * ``device_id`` counts from 0 to ``device_count() - 1``; any other is an
   `dlbridge.errors.ExchangeError` that names it.
 * ``stream`` is the device's native stream handle as an integer, 0 for the
   default. Work may be queued on it; it is complete after ``synchronize``. A
   backend without `SupportsStreams` completes everything before it returns.
-* dlbridge never asks for 0 bytes.
+* dlbridge never requests 0 bytes.
 * Every member may be called from any thread, and ``free`` and
   ``release_host_view`` from a finalizer: they must not raise there.
-* A driver that refuses is a `dlbridge.errors.DeviceError`, no room a
-  `dlbridge.errors.DeviceMemoryError`, something the device cannot do at all an
-  `dlbridge.errors.ExchangeError`. Nothing is leaked or half done by a failure.
+* If a driver refuses a call, raise `dlbridge.errors.DeviceError`; if the device
+  has not enough memory, `dlbridge.errors.DeviceMemoryError`; for a request that
+  the device can never fulfil, `dlbridge.errors.ExchangeError`. A failed call leaks
+  nothing and has no effect.
 * A backend may set ``host_copies_block = True``: when a copy from or to the host
   returns, the device has finished with the host's memory. dlbridge then does not
   call ``synchronize`` after it; an upload may still be ordered on its stream.
@@ -140,7 +141,7 @@ class SupportsStreams(Protocol):
         Takes None (the default stream), integers by the device's rules
         (array API 2024.12, ``__dlpack__``), and the ecosystem's own stream
         objects. ValueError for integers that the device's rules forbid,
-        TypeError for what is not a stream at all; a bool is none.
+        TypeError for an object that is not a stream, a bool included.
         """
 
 
@@ -173,7 +174,7 @@ class SupportsStridedCopy(Protocol):
     A region is *shape* runs of *run_nbytes* contiguous bytes each, *strides*
     bytes apart, outermost first; *shape* has 1 to `max_strided_ndim` entries.
     Strides of both sides are positive and descend, outermost first; dlbridge
-    splits what does not, and packs what cannot be said so.
+    splits or packs other regions.
     """
 
     max_strided_ndim: int
@@ -256,7 +257,7 @@ class SupportsHostView(Protocol):
 
 @runtime_checkable
 class SupportsHostImport(Protocol):
-    """A backend that can use host memory in place, where it lies well."""
+    """A backend that can use host memory in place, if its address and size allow it."""
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
         """Why this host memory cannot be used in place; empty if it can."""
@@ -283,8 +284,8 @@ class NativeArray(NamedTuple):
     """An array of the device's own ecosystem, described for dlbridge.
 
     *dtype* is a dtype string (``"float32"``, ``"bfloat16"``, ``"uint8"``);
-    *shape* is in elements; *strides* in bytes, None for C order; *owner* is
-    whatever object keeps *data* alive.
+    *shape* is in elements; *strides* in bytes, None for C order; *owner* is the
+    object that keeps *data* alive.
     """
 
     device_id: int
@@ -299,18 +300,18 @@ class NativeArray(NamedTuple):
 
 @runtime_checkable
 class SupportsNative(Protocol):
-    """A backend that takes and gives its ecosystem's own objects."""
+    """A backend that converts from and to the objects of its ecosystem."""
 
     def from_native(self, obj: object) -> NativeArray | None:
-        """*obj* described, or None if it is none of ours. Cheap for strangers."""
+        """The description of *obj*, or None, quickly, if it is not such an object."""
 
     def to_native(self, array: NativeArray) -> object:
-        """The ecosystem's own object over the memory; it keeps *array.owner* alive."""
+        """The ecosystem's object over the memory; it keeps *array.owner* alive."""
 
 
 @runtime_checkable
 class SupportsForeignData(Protocol):
-    """A backend that must look at ``data`` which another library exported."""
+    """A backend that must translate the ``data`` that another library exported."""
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """Our ``(device_id, data)`` for a foreign tensor's.
@@ -326,7 +327,7 @@ class SupportsDeviceNames(Protocol):
     """A backend whose devices can be asked for by name (``"opencl:Intel"``)."""
 
     def find_device(self, name: str) -> int:
-        """The device that *name* means; LookupError lists the devices if none."""
+        """The device that *name* names; otherwise LookupError with a list of the devices."""
 
 
 @runtime_checkable
@@ -334,7 +335,7 @@ class SupportsDeviceInfo(Protocol):
     """A backend that describes its devices, for ``info``."""
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
-        """What is known of the device, by name.
+        """The properties of the device, by name.
 
         Always ``name``; where known ``memory`` (bytes), ``uuid``, ``pci``,
         ``driver``, ``host_memory_shared`` (bool) and the device's limits.

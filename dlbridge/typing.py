@@ -40,8 +40,8 @@ class SupportsDLPackDevice(Protocol):
 class SupportsDLPack(SupportsDLPackDevice, Protocol):
     """A DLPack producer (array API 2024.12): numpy, torch, jax, cupy, tvm_ffi and other arrays."""
 
-    # Producers differ in their keywords: any are accepted here, and dlbridge
-    # asks old producers without them.
+    # Producers have different keywords, so this accepts any. dlbridge calls old
+    # producers without keywords.
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         """Return a capsule."""
 
@@ -98,17 +98,25 @@ DeviceLike: TypeAlias = Union[  # noqa: UP007 - `|` of a string and a class fail
 NestedNumbers: TypeAlias = Union[bool, int, float, complex, Sequence["NestedNumbers"]]  # noqa: UP007 - as above
 """A Python number, or nested sequences of them."""
 
-# What has a dtype of its own by the names of its library is not known to a type
-# checker, so any class and any object with a name is accepted.
-DTypeLike: TypeAlias = Union[str, DType, type, tuple[int, int, int], "_ForeignDType"]
-"""A dtype: ``"float32"``, a `DType`, ``float``, ``numpy.float32``, ``torch.float32``."""
-
 
 class _ForeignDType(Protocol):
     """A dtype of numpy, torch or ml_dtypes."""
 
     @property
     def itemsize(self) -> int: ...
+
+
+class _SupportsDLPackDataType(Protocol):
+    """An object with TVM-FFI's protocol for dtype arguments."""
+
+    def __dlpack_data_type__(self) -> tuple[int, int, int]: ...
+
+
+# `type`: the scalar types of numpy, jax and ml_dtypes have no class in common.
+DTypeLike: TypeAlias = Union[  # noqa: UP007 - as above
+    str, DType, type, tuple[int, int, int], _ForeignDType, _SupportsDLPackDataType
+]
+"""A dtype: ``"float32"``, a `DType`, ``float``, ``numpy.float32``, ``torch.float32``."""
 
 
 ArrayLike: TypeAlias = Union[
@@ -126,8 +134,8 @@ ArrayLike: TypeAlias = Union[
 """Anything that `dlbridge.asarray` takes.
 
 The last, `object`, stands for the objects of a device's ecosystem (pyopencl
-arrays, Vulkan buffers), which have no type in common: a type checker accepts
-anything here, and TypeError says at run time what is not taken.
+arrays, Vulkan buffers), which have no type in common. So a type checker accepts
+any object, and `asarray` raises TypeError for those that it does not take.
 """
 
 StreamLike: TypeAlias = Union[int, SupportsCUDAStream, object]  # noqa: UP007 - as above
@@ -138,4 +146,4 @@ have no type in common.)
 """
 
 ProgressLike: TypeAlias = Union[bool, Callable[[int, int], None], None]  # noqa: UP007 - as above
-"""True for a bar; or a function that is called with ``(done, total)`` bytes."""
+"""True for a progress bar, or a function that is called with ``(done, total)`` in bytes."""

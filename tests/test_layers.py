@@ -111,6 +111,11 @@ LATE = {
     "ffi.objects.containers": {"ffi.graphs.bounds"},
 }
 
+# Uses of attributes that begin with an underscore and belong to another module:
+# of another room, and in all. Lower these numbers, and never raise them.
+PRIVATE_USES_ACROSS_ROOMS = 10
+PRIVATE_USES = 31
+
 FRAMEWORKS = ["numpy", "torch", "jax", "tvm_ffi", "cupy", "ml_dtypes", "pyarrow", "tqdm", "PIL"]
 
 
@@ -177,6 +182,86 @@ def test_late_imports_are_inside_functions(name):
     tree = ast.parse(MODULES[f"dlbridge.{name}"].read_text(encoding="utf-8"))
     top = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert not {f"dlbridge.{late}" for late in LATE[name]} & top
+
+
+def defined_names(tree):
+    """The functions, classes, variables, slots and attributes of self that *tree* defines."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                names.add(node.attr)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            names |= {slot.value for slot in ast.walk(node.value) if isinstance(slot, ast.Constant)}
+    return names
+
+
+def foreign_private_uses(tree):
+    """The expressions ``x._name`` whose name *tree* does not define.
+
+    Names as ``_missing_`` are documented protocols, of enum for example.
+    """
+    own = defined_names(tree)
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("_")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        and node.attr not in own
+    ]
+
+
+def private_uses():
+    """Place -> expression, for each use of another module's private attribute in core and cli."""
+    found = {}
+    for name, path in MODULES.items():
+        if name.split(".")[1:2] in (["core"], ["cli"]):
+            for use in foreign_private_uses(ast.parse(path.read_text(encoding="utf-8"))):
+                found[f"{name}:{use.lineno}:{use.col_offset}"] = ast.unparse(use)
+    return found
+
+
+def room_of_a_private_attribute():
+    """Name of a private attribute -> the rooms that define it."""
+    rooms = {}
+    for name, path in MODULES.items():
+        for attribute in defined_names(ast.parse(path.read_text(encoding="utf-8"))):
+            rooms.setdefault(attribute, set()).add(name.rpartition(".")[0])
+    return rooms
+
+
+def test_few_uses_of_the_private_attributes_of_other_modules():
+    found = private_uses()
+    assert len(found) <= PRIVATE_USES, found
+
+
+def test_few_uses_of_the_private_attributes_of_other_rooms():
+    """Inside a room a module may know how its neighbour is made: `operand_of` reads a Tensor."""
+    rooms = room_of_a_private_attribute()
+    foreign = {
+        place: use
+        for place, use in private_uses().items()
+        if place.partition(":")[0].rpartition(".")[0] not in rooms.get(use.rpartition(".")[2], ())
+    }
+    assert len(foreign) <= PRIVATE_USES_ACROSS_ROOMS < 20, foreign
+
+
+def test_the_reader_of_private_uses():
+    tree = ast.parse(
+        "class A:\n"
+        "    __slots__ = ('_slot',)\n"
+        "    def f(self, x):\n"
+        "        self._mine = x._mine, x._slot, x.__dunder__, x._sunder_, x._f()\n"
+        "        return self._other, x._other, x.y._data\n"
+        "def _f(): ...\n"
+    )
+    assert {ast.unparse(use) for use in foreign_private_uses(tree)} == {"x._other", "x.y._data"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda path: path.name)

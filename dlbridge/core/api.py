@@ -186,12 +186,12 @@ def asarray(
     dtype: DTypeLike | None = None,
     copy: bool | None = None,
 ) -> Tensor:
-    """Return a Tensor of whatever *x* is, without a copy where its memory can be shared.
+    """Return a Tensor of any array, buffer or list, without a copy if its memory can be shared.
 
     Parameters
     ----------
     x : ArrayLike
-        What `from_dlpack` takes; the objects of a backend's ecosystem (pyopencl
+        The same as for `from_dlpack`; the objects of a backend's ecosystem (pyopencl
         arrays, Vulkan buffers); ``__cuda_array_interface__``;
         ``__array_interface__``; buffers (bytes, memoryview, array, mmap); Arrow
         arrays; Python numbers and nested lists.
@@ -211,7 +211,7 @@ def asarray(
     Raises
     ------
     TypeError
-        If nothing here knows *x*.
+        If *x* is not such an object.
     ValueError
         Where *dtype* would change a number by more than rounding a float.
     ExchangeError
@@ -313,7 +313,7 @@ def to_device(
     Parameters
     ----------
     x : ArrayLike
-        Whatever `asarray` takes.
+        Everything that `asarray` takes.
     device : DeviceLike
         ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is taken.
     copy : bool, optional
@@ -346,7 +346,7 @@ def to_device(
 
     See Also
     --------
-    explain : What this would do, and why.
+    explain : The steps of a move, and their reasons.
 
     Examples
     --------
@@ -503,7 +503,7 @@ def empty(
     dtype : DTypeLike
         The type of an element; `dlbridge.dtype` says what is taken.
     device : DeviceLike
-        Where to.
+        The device of the memory; `dlbridge.device` says what is taken.
     alignment : int
         In bytes, a power of two. At least 256 is given, as ``dlpack.h`` asks;
         4096 makes host memory that Vulkan can use in place.

@@ -1,4 +1,4 @@
-"""The decorator of public objects: they say that they come from ``dlbridge``, not from a room."""
+"""The decorator of public objects: ``__module__`` becomes ``dlbridge``."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ refuse_subinterpreters()
 
 
 class ManagedTensor:
-    """An imported tensor: once it has taken the producer's struct over, it deletes it once.
+    """An imported tensor, whose struct is deleted once after it has been taken over.
 
     `pointer` is a cffi pointer to the struct; `fields` was read from it.
     """
@@ -98,13 +98,13 @@ class ManagedTensor:
             next(released)
 
     def disown(self) -> None:
-        """Leave the struct to its former owner: the deleter will not be called."""
+        """Leave the struct to its former owner: the deleter is not called."""
         for owned in self._owned:
             ffi.gc(owned, None)
 
     @property
     def legacy(self) -> bool:
-        """Whether it came in the struct without version and flags."""
+        """Whether it came in the struct that has no version and flags."""
         return ffi.typeof(self.pointer) is LEGACY_POINTER
 
 
@@ -136,12 +136,11 @@ NO_FIELDS: Any = None  # of a struct that is only deleted
 
 
 def can_numpy_import(capsule: object, immutable: bool) -> bool:
-    """Whether `np.from_dlpack` makes of *capsule* exactly what we would.
+    """Whether `np.from_dlpack` gives the same tensor for *capsule* as our own import.
 
-    That is: CPU memory of a type that numpy has, no flags but READ_ONLY. What
-    else can be wrong with a tensor (extents, strides, NULL) numpy checks as
-    well. A legacy capsule becomes read-only there, which is right only for
-    *immutable* arrays.
+    It does so for CPU memory of a type that numpy has, with no flags but
+    READ_ONLY. numpy itself checks the rest (extents, strides, NULL). It makes
+    legacy capsules read-only, which is right for *immutable* arrays only.
     """
     try:
         address = get_pointer(capsule, LEGACY if immutable else CURRENT)
@@ -164,7 +163,7 @@ def can_numpy_import(capsule: object, immutable: bool) -> bool:
 
 
 def _are_moderate(strides: int, ndim: int) -> bool:
-    """Whether numpy can multiply them by an item size: it does not look for overflow."""
+    """Whether the product with an item size can overflow: numpy does not check that."""
     top_bytes = ffi.buffer(ffi.cast(_BYTES, strides), 8 * ndim)[:][_TOP_BYTE::8]
     return not top_bytes.strip(b"\x00\xff")
 

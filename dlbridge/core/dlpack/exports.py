@@ -107,7 +107,7 @@ class _Loan(int):
 
 
 _loans: set[int] = immortal(set())
-"""The loans whose deleter was not called yet. An int finds the loan of its value."""
+"""The loans whose deleter has not been called. An int finds the loan of its value."""
 
 _recent: deque[Any] = deque(maxlen=4096)
 """The latest structs, kept after their deletion.
@@ -117,8 +117,8 @@ capsule its name, so that the capsule's destructor calls the deleter again: it
 must find the struct, and a deleter that does nothing the second time.
 """
 
-# It calls C itself: no signal handler can cut it off, and a pending exception of
-# the consumer stays.
+# It calls C directly: no signal handler can interrupt it, and a pending exception
+# of the consumer is kept.
 _discard = immortal(ffi.callback("void(intptr_t)", _loans.discard))
 
 
@@ -194,7 +194,7 @@ class Image:
         self.flags = flags
 
     def write(self, address: int, *, versioned: bool) -> None:
-        """Overwrite the struct at *address*, which nobody else has seen yet."""
+        """Overwrite the struct at *address*, before a consumer has it."""
         start = _TENSOR_OFFSET if versioned else 0
         memory = ffi.buffer(ffi.cast("char *", address), start + TENSOR.size)
         memory[start : start + _HEAD.size] = self._head
@@ -203,7 +203,7 @@ class Image:
         if versioned:
             at = start + _STRIDES_OFFSET
             memory[4:8] = _MINOR if any(memory[at : at + 8]) else _MINOR_NULL_STRIDES
-            # numpy has set READ_ONLY where its array is.
+            # numpy has set READ_ONLY if its array is read-only.
             flags = memory[_FLAGS_OFFSET][0] | self.flags
             memory[_FLAGS_OFFSET : _FLAGS_OFFSET + 1] = bytes((flags,))
 

@@ -78,7 +78,7 @@ class ForeignTable:
         return received
 
     def export_view(self, x: object, address: int) -> None:
-        """Fill the DLTensor at *address*, which is valid as long as *x* (if `has_view`)."""
+        """Fill the DLTensor at *address*, which is valid while *x* exists (if `has_view`)."""
         if self._dltensor_from_py_object(x, address) != 0:
             raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
 
@@ -102,7 +102,7 @@ class ForeignTable:
         return result
 
     def current_work_stream(self, device: Device) -> int:
-        """The stream that the library works on now; 0: the default."""
+        """The stream that the library queues work on now; 0: the default."""
         out = ctypes.c_void_p()
         if self._current_work_stream(device.type, device.index, ctypes.addressof(out)) != 0:
             raise BufferError(f"the library's exchange table knows no stream of {device}")
@@ -110,7 +110,7 @@ class ForeignTable:
 
 
 def table_of(cls: type) -> ForeignTable | None:
-    """The exchange table of *cls*, or None where it has none that we can use."""
+    """The exchange table of *cls*, or None if it has none that we can use."""
     try:
         return _tables[cls]
     except KeyError:
@@ -126,7 +126,7 @@ def _find_table(cls: type) -> ForeignTable | None:
         value = getattr(cls, name, None)
         address = value if isinstance(value, int) else capsule_pointer(value, CAPSULE_NAME)
         table = ffi.cast("DLPackExchangeAPI *", address or 0)
-        # A later major may stand on top of the one that we know.
+        # A later major version may link to the one that we know.
         while table and table.header.version.major > DLPACK_VERSION[0]:
             table = ffi.cast("DLPackExchangeAPI *", table.header.prev_api)
         if (

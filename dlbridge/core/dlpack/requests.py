@@ -30,7 +30,7 @@ def check_version(max_version: object) -> tuple[int, int] | None:
     if isinstance(max_version, (tuple, list)) and len(max_version) == 2:
         major, minor = max_version
         if isinstance(major, int) and isinstance(minor, int):
-            # What stands above ours is ours, and fits the struct.
+            # A newer version means our own, which fits the struct.
             return max(min((int(major), int(minor)), DLPACK_VERSION), (0, 0))
     raise TypeError(f"max_version must be a tuple (major, minor) of two ints, not {max_version!r}")
 

@@ -88,7 +88,7 @@ def read_fields(pointer: Any) -> Fields:
 
 
 def _check_span(data: int, device_type: int, byte_offset: int, nbytes: int) -> None:
-    """That a tensor with elements lies somewhere."""
+    """Raise ExchangeError for a tensor that has elements and a NULL pointer."""
     if nbytes >= 1 << 63:
         raise ExchangeError(f"the strides span {nbytes} bytes, more than 63 bits can count")
     if device_type in ADDRESS_DEVICES and not data:

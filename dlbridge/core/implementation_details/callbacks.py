@@ -1,4 +1,4 @@
-"""Callbacks that C keeps for ever, and that an exception of a signal handler does not break."""
+"""Callbacks that C may keep for ever, safe against exceptions of signal handlers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["c_callback"]
 
 
 class _Work(NamedTuple):
-    """The Python function of a callback, and what takes back a call that was cut off."""
+    """The Python function of a callback, and the function that undoes an interrupted call."""
 
     function: Callable[..., int]
     undo: Callable[[dict[str, Any]], None] | None
@@ -32,12 +32,12 @@ _work: dict[Any, _Work] = {}
 def c_callback(
     signature: str, undo: Callable[[dict[str, Any]], None] | None = None
 ) -> Callable[[Callable[..., int]], Any]:
-    """A decorator: the C function of *signature* that runs the Python one; -1 where that raises.
+    """A decorator: the C function of *signature* that calls the Python one; -1 if that raises.
 
-    It is immortal, as C may call it at any time, from any thread. Where the
-    exception is a signal handler's, *undo* gets the local variables of each call
-    that was cut off, the function runs again, and the exception is raised when
-    C has returned.
+    It is never freed, because C may call it at any time, from any thread. If the
+    exception comes from a signal handler, *undo* gets the local variables of each
+    interrupted call, the function runs again, and the exception is raised when C
+    has returned.
     """
 
     def decorate(function: Callable[..., int]) -> Any:
@@ -50,11 +50,12 @@ def c_callback(
 def _after_exception(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> int | None:
-    """Finish the work of a callback that a signal handler's exception has cut off.
+    """Run the interrupted callback again, then deliver the handler's exception.
 
-    A signal that came while C ran is noticed at the first instruction of the
-    next Python function, and that is the callback: after a long kernel, always.
-    C cannot be told, and would report a failure without an error.
+    A signal that arrives while C runs is noticed at the first instruction of the
+    next Python function, which is the callback: after a long kernel, always. A
+    callback cannot pass the exception to C, which would report a failure without
+    an error.
     """
     if traceback is None:
         return None

@@ -1,4 +1,4 @@
-"""CPython's C API by ctypes, which keeps the GIL; objects that C may keep for ever."""
+"""CPython's C API by ctypes, which keeps the GIL; objects that are never freed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def immortal(thing: _Thing) -> _Thing:
 
 
 def refuse_subinterpreters() -> None:
-    """ImportError unless this is the main interpreter.
+    """Raise ImportError unless this is the main interpreter.
 
-    In another one numpy's deleter deadlocks, and a callback that comes on a
-    foreign thread runs in the wrong interpreter (measured; CPython 3.11).
+    In a subinterpreter numpy's deleter deadlocks, and a callback on a foreign
+    thread runs in the wrong interpreter (measured; CPython 3.11).
     """
     state = python_api("PyInterpreterState_Get", ctypes.c_void_p)()
     if state != python_api("PyInterpreterState_Main", ctypes.c_void_p)():

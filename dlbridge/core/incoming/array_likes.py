@@ -1,4 +1,4 @@
-"""Anything else as a Tensor: native objects, array interfaces, buffers, numbers and lists."""
+"""Other objects as a Tensor: native objects, array interfaces, buffers, numbers and lists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["import_anything", "native_tensor"]
 
 
 def import_anything(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
-    """A Tensor of *x* where it is; *wanted* is the dtype of Python numbers."""
+    """A Tensor of *x* on its own device; *wanted* is the dtype of Python numbers."""
     if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
         importer = None if copy is False else IMPORTERS.get(type(x)) or find_importer(type(x))
         if importer is not None:
@@ -86,7 +86,7 @@ def _plain(x: Any) -> Any:
 
 
 def _from_native(x: Any) -> Tensor | None:
-    """*x* as the tensor that one of the backends sees in it."""
+    """*x* as a Tensor, if a backend recognises it as a native object."""
     if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
         return None
     for name, plugin in _native_backends():
@@ -97,10 +97,10 @@ def _from_native(x: Any) -> Tensor | None:
 
 
 def _native_backends() -> list[tuple[str, Any]]:
-    """The usable backends that know native objects.
+    """The usable backends that have native objects.
 
-    Looked up again only when another backend is in use: to ask for those that
-    cannot run here takes 10 ms.
+    Cached until another backend is loaded: to try the backends that cannot run
+    here takes 10 ms.
     """
     global _natives
     if _natives[0] != generation():
@@ -120,7 +120,7 @@ _natives: tuple[tuple[int, ...], list[tuple[str, Any]]] = ((-1,), [])
 
 
 def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
-    """The Tensor that a backend's description of *x* means."""
+    """The Tensor of a backend's description of *x*."""
     dtype = as_dtype(array.dtype)
     strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
     memory = Memory(device, array.data, origin_of(x), array.owner)

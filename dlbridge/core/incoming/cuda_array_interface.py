@@ -83,6 +83,15 @@ def from_cuda_array_interface(
         If *x* has no interface.
     ExchangeError
         A BufferError, for an interface that cannot be used.
+
+    Notes
+    -----
+    Source: CUDA Array Interface, version 3 (the documents of Numba).
+
+    Examples
+    --------
+    >>> def share(array):  # of numba, cupy or another library
+    ...     return bridge.from_cuda_array_interface(array)
     """
     interface = x if isinstance(x, dict) else getattr(x, "__cuda_array_interface__", None)
     if interface is None:
@@ -122,7 +131,7 @@ def _locate(data: int, module: str) -> Device:
 def parse(interface: object, dtype: Any = None) -> Interface:
     """Check an interface dictionary of any version and read it.
 
-    *dtype* is what raw (``V``) elements mean.
+    *dtype* is the meaning of raw (``V``) elements.
     """
     if not isinstance(interface, dict):
         raise TypeError(
@@ -154,7 +163,7 @@ def _ints(key: str, value: object) -> tuple[int, ...]:
 
 
 def _int(key: str, value: object) -> int:
-    """*value* as an int; numpy's are as good as Python's, a bool is refused."""
+    """*value* as an int; numpy's integers are accepted, a bool is refused."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"__cuda_array_interface__: {key} holds {value!r}, which is not an int")
     return operator.index(value)  # type: ignore[arg-type]  # it has __index__, as was asked
@@ -190,7 +199,7 @@ def _data(data: object, empty: bool) -> tuple[int, bool]:
         )
     address, readonly = data
     if empty:
-        return 0, bool(readonly)  # whatever the producer wrote, None and stale ones too
+        return 0, bool(readonly)  # the address of an empty array may be None or invalid
     address = _int("data", address)
     if address <= 0:
         raise ExchangeError(f"__cuda_array_interface__: address {address} for a tensor of elements")
@@ -218,7 +227,7 @@ def _strides(strides: object, shape: tuple[int, ...], itemsize: int) -> tuple[in
 
 
 def _stream(interface: dict[str, Any]) -> int | None:
-    """The stream to wait for. Before version 3 nobody said: the default one, to be safe."""
+    """The stream to wait for. Before version 3 producers could not name it: the default one."""
     if _int("version", interface["version"]) < VERSION:
         return LEGACY_STREAM
     stream = interface.get("stream")

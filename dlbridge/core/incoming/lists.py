@@ -16,16 +16,16 @@ __all__ = ["array_of"]
 
 _WHOLE = {DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt, DLDataTypeCode.kDLBool}
 _EXACT = 2.0**53
-"""Below it a float64 is every integer that it was made of."""
+"""The integers below it are exact in a float64."""
 
 
 def array_of(x: Any, wanted: DType | None) -> Array:
     """The numbers in *x* as elements of *wanted*; None: of the type that numpy gives them.
 
-    Integers and bools become exactly what they are. Floats are rounded, but
-    what is finite stays finite and in the type's range, and nan and infinities
-    stay what they are. ValueError names the first value that cannot be had so,
-    TypeError what is not a number; numpy's ValueError for ragged lists.
+    Integers and bools keep their exact value. Floats are rounded, but a finite
+    number stays finite and in the range of the type, and nan and infinities stay
+    what they are. ValueError names the first value for which that is impossible,
+    TypeError an element that is not a number; ragged lists give numpy's ValueError.
     """
     import numpy as np
 
@@ -64,7 +64,7 @@ def _require_numbers(plain: Array, wanted: DType) -> None:
 
 
 def _refuse(plain: Array, changed: Array, name: str) -> None:
-    """ValueError for the first value where *changed*, if any."""
+    """Raise ValueError for the first value where *changed*, if any."""
     import numpy as np
 
     if not changed.any():
@@ -82,7 +82,7 @@ def _changed_whole(plain: Array, made: Array) -> Array:
 
 
 def _changed_float(plain: Array, made: Array) -> Array:
-    """Where a value is not just rounded."""
+    """Where a value has changed by more than rounding."""
     import numpy as np
 
     # The real part and the imaginary, as a last dimension.

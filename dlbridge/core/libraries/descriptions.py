@@ -23,21 +23,21 @@ _CPU = DLDeviceType.kDLCPU
 
 
 class Library(NamedTuple):
-    """How a library treats the tensors that it is given. The defaults trust it least."""
+    """The rules for tensors that are given to a library. The defaults are the safest."""
 
     name: str
     keeps_readonly: bool = False
     """Whether it never writes to memory that is marked READ_ONLY."""
     takes_negative_strides: bool = False
     takes_padding: bool = False
-    """Whether it knows padded sub-byte elements (IS_SUBBYTE_TYPE_PADDED)."""
+    """Whether it understands padded sub-byte elements (IS_SUBBYTE_TYPE_PADDED)."""
     keeps_types: bool = False
-    """Whether it refuses the types that it does not have, instead of giving others."""
+    """Whether it refuses the types that it does not have, instead of changing them."""
     compact_only: bool = False
     alignment: int = 1
-    """Bytes. Other memory it copies by itself."""
+    """Bytes. The library copies memory of lower alignment."""
     host_types: frozenset[int] = frozenset({_CPU})
-    """DLDeviceTypes of host memory that it takes; others are called kDLCPU for it."""
+    """DLDeviceTypes of host memory that it accepts; others are exported as kDLCPU."""
 
 
 _ALL_HOST = frozenset(
@@ -93,11 +93,11 @@ _CONVERTERS: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda tensor: tensor.numpy(),
     "jax": _to_jax,
 }
-"""Ways that are better than the library's ``from_dlpack``."""
+"""Conversions that are better than the library's ``from_dlpack``."""
 
 
 def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
-    """The library that *like* means, and what makes its array of a Tensor."""
+    """The library that *like* names, and the function that makes its array of a Tensor."""
     return _find_by_name(like) if isinstance(like, str) else _search(like)
 
 

@@ -65,7 +65,7 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
 
 
 def _overlap(target: Operand, source: Operand) -> bool:
-    """Whether the two reach the same bytes: devices copy those in any order, or refuse."""
+    """Whether the two use the same bytes: the order in which devices copy them is undefined."""
     if target.device is not source.device:
         return False
     if isinstance(target.memory, HostImportMemory) and isinstance(source.memory, HostImportMemory):
@@ -83,7 +83,7 @@ def _overlap(target: Operand, source: Operand) -> bool:
 
 
 def _staged(target: Operand, source: Operand, progress: Progress | None) -> None:
-    """Through packed host memory."""
+    """Copy through packed host memory."""
     import numpy as np
 
     if source.dtype.is_subbyte and not source.padded:

@@ -1,6 +1,6 @@
-"""The copy between two operands of one shape and type, whatever memory they are in.
+"""The copy between two operands of one shape and type, in any memory.
 
-Every copy of dlbridge goes through here.
+Every copy of dlbridge is made here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["copy_elements"]
 
 
 def copy_elements(target: Operand, source: Operand, progress: Progress | None = None) -> None:
-    """Copy the elements of *source* to *target*, complete on return where the host takes part.
+    """Copy the elements of *source* to *target*, complete on return if the host is involved.
 
-    Same shape and dtype. On one device the copy is ordered on its current
+    Shape and dtype are equal. On one device the copy is ordered on its current
     stream; between two devices of one backend it is complete on return.
     """
     if not source.size:

@@ -1,7 +1,7 @@
 """Copies between the host and a device, complete on return.
 
-Contiguous memory goes in large pieces, so that Ctrl-C and progress work in a
-long copy. Offsets and runs are in bytes.
+Contiguous memory is copied in large pieces, so that Ctrl-C and progress work in
+a long copy. Offsets and runs are in bytes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ __all__ = ["finish", "from_host", "packed_bytes", "restore", "to_host"]
 _CPU = Device.of(1, 0)
 
 REPORTED = 64 << 20
-"""Bytes after which a copy reports its progress."""
+"""A copy reports its progress after this many bytes."""
 
 UNREPORTED = 1 << 30
-"""Bytes after which Ctrl-C works in a copy without progress: what a device copies in a
-fraction of a second. Each piece ends with a wait: in pieces of 64 MiB, 1 GiB took
-10 to 20 % longer on PoCL."""
+"""Ctrl-C works after this many bytes in a copy without progress.
+
+A device copies them in a fraction of a second. Each piece ends with a wait: in
+pieces of 64 MiB, 1 GiB took 10 to 20 % longer on PoCL.
+"""
 
 
 def from_host(target: Operand, source: Operand, progress: Progress | None) -> None:
@@ -111,7 +113,7 @@ def _in_pieces(
     stream: int,
     progress: Progress | None,
 ) -> None:
-    """Give the backend's *copy* all bytes of the compact tensor *there*, piece by piece."""
+    """Give all bytes of the compact tensor *there* to the backend's *copy*, piece by piece."""
     index, data, offset = there.device.index, there.data, there.byte_offset
     nbytes = len(flat)
     piece = UNREPORTED if progress is None else REPORTED
@@ -162,7 +164,7 @@ def _strided_to_host(target: Operand, source: Operand, flat: memoryview, stream:
 
 
 def _span_to_host(target: Operand, source: Operand) -> None:
-    """Copy the whole range that *source* reaches, and pick its elements out on the host."""
+    """Copy the whole range that *source* occupies, and select its elements on the host."""
     import numpy as np
 
     low, high = reach(source.shape, source.strides)
@@ -203,7 +205,7 @@ def _through_packed_host(target: Operand, source: Operand, progress: Progress | 
 
 
 def packed_bytes(source: Operand) -> memoryview:
-    """The bytes of a host tensor, packed into a temporary if they are strided."""
+    """The bytes of a host tensor, packed into a temporary array if they are strided."""
     array = host_array(source)
     if not array.flags.c_contiguous:
         import numpy as np

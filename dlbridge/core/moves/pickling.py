@@ -1,4 +1,4 @@
-"""The bytes of a tensor, and what pickle keeps of it."""
+"""The bytes of a tensor, and the contents of its pickles."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tobytes(tensor: Tensor) -> bytes:
 
 
 def reduce(tensor: Tensor, protocol: int) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    """The function that pickle calls to make *tensor* again, and its arguments."""
+    """The function that unpickles *tensor*, and its arguments."""
     import pickle
 
     operand = operand_of(to_compact_host(tensor))
@@ -49,7 +49,7 @@ def reduce(tensor: Tensor, protocol: int) -> tuple[Callable[..., Tensor], tuple[
 
 
 def unpickle(raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: int) -> Tensor:
-    """The tensor that `reduce` took apart."""
+    """The tensor that `reduce` has pickled."""
     import numpy as np
 
     # bytes came inside the pickle; a buffer of the receiver's is used in place.

@@ -1,8 +1,8 @@
-"""How a tensor would get to a device: the steps, the bytes each copies, and why.
+"""Plans of moves to a device: the steps, the bytes that each copies, and why.
 
-`plan_move` is the one planner: `dlbridge.explain` prints its plan and
-`dlbridge.to_device` runs it. It prefers no copy; between two kinds of device
-that share no memory it goes through the host.
+`plan_move` is the only planner: `dlbridge.explain` prints its plan and
+`dlbridge.to_device` runs it. It avoids copies; between two kinds of device
+that do not share memory it goes through the host.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Step(NamedTuple):
         comes to the host with the gaps between its elements.
     reason : str
         Why the step is needed, or why nothing is copied.
+
+    Examples
+    --------
+    >>> bridge.plan(np.zeros(4), "cpu", copy=True).steps[0].kind
+    'copy'
     """
 
     kind: str
@@ -106,21 +111,34 @@ class Plan:
 
     @property
     def what(self) -> str:
-        """The tensor in words."""
+        """The tensor as text: dtype, shape and origin."""
         return f"{self.dtype} {self.shape} from {self.origin}"
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are copied in all."""
+        """The bytes that all steps copy."""
         return sum(step.nbytes for step in self.steps)
 
     @property
     def copies(self) -> int:
-        """How many steps copy."""
+        """The number of steps that copy."""
         return sum(step.nbytes > 0 for step in self.steps)
 
     def add(self, kind: str, source: Device, target: Device, nbytes: int, reason: str) -> None:
-        """Append a step."""
+        """Append a step.
+
+        Parameters
+        ----------
+        kind, source, target, nbytes, reason
+            As in `Step`.
+
+        Examples
+        --------
+        >>> plan = bridge.plan(np.zeros(4), "cpu")
+        >>> plan.add("copy", plan.source, plan.target, 32, "an example")
+        >>> plan.nbytes
+        32
+        """
         self.steps.append(Step(kind, source, target, nbytes, reason))
 
     def __str__(self) -> str:
@@ -130,7 +148,19 @@ class Plan:
         return "\n".join([head, *lines])
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan in plain values, for JSON."""
+        """Return the plan in plain values, for JSON.
+
+        Returns
+        -------
+        dict
+            ``what``, ``source``, ``target``, ``nbytes`` and ``steps``, a list of
+            dictionaries with the attributes of `Step`.
+
+        Examples
+        --------
+        >>> bridge.plan(np.zeros(4), "cpu", copy=True).as_dict()["nbytes"]
+        32
+        """
         return {
             "what": self.what,
             "source": str(self.source),
@@ -230,7 +260,7 @@ def _plan_from_host(plan: Plan, operand: Operand, copy: bool | None) -> None:
 
 
 def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
-    """Add the steps that copy host memory, which cannot be used in place for *refusal*."""
+    """Add the steps that copy host memory; *refusal* is why it cannot be used in place."""
     source, target = operand.device, plan.target
     if target.is_host:
         plan.add("copy", source, target, operand.nbytes, f"{target.name} is memory of its own")

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 __all__ = ["SHOWN_FROM", "reporter"]
 
 SHOWN_FROM = 256 << 20
-"""Bytes from which ``progress=True`` shows a bar."""
+"""The bytes from which ``progress=True`` shows a bar."""
 
 
 @contextmanager
 def reporter(
     progress: bool | Callable[[int, int], None] | None, nbytes: int
 ) -> Iterator[Progress | None]:
-    """What a copy of *nbytes* calls with ``(done, total)`` bytes; None: nothing.
+    """The function that a copy of *nbytes* calls with ``(done, total)`` bytes, or None.
 
-    True shows a tqdm bar where stderr is a terminal and the copy is long;
-    without tqdm installed it shows nothing.
+    True shows a tqdm bar if stderr is a terminal and the copy is long; without
+    tqdm installed it shows nothing.
     """
     if callable(progress):
         yield progress

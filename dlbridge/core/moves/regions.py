@@ -1,7 +1,7 @@
-"""The region that a copy covers: as few strided dimensions around a contiguous run.
+"""The region that a copy covers: a contiguous run, and few strided dimensions around it.
 
-What a backend cannot do in one call is done run by run. Offsets, strides and
-runs are in bytes.
+A region that a backend cannot copy in one call is copied run by run. Offsets,
+strides and runs are in bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def bytes_to_host(operand: Operand) -> int:
-    """Bytes that a copy from a device to the host moves: with the gaps where it has to."""
+    """The bytes that a copy from a device to the host moves, with gaps where it must."""
     return operand.span()[1] if needs_full_span(operand) else operand.nbytes
 
 
@@ -44,9 +44,10 @@ def can_copy_natively(operand: Operand, target: Device) -> bool:
 
 
 def needs_full_span(operand: Operand) -> bool:
-    """Whether all bytes that *operand* reaches come to the host, which picks the elements out.
+    """Whether the whole range that *operand* occupies is copied to the host.
 
-    A transposed or reversed tensor would take a call for each row.
+    The host then selects the elements: a transposed or reversed tensor would
+    need one call for each row.
     """
     steps = _strided_steps(operand)
     if not steps:
@@ -67,7 +68,7 @@ def _strided_steps(operand: Operand) -> list[int]:
 
 
 def region(left: Operand, right: Operand) -> tuple[list[int], list[list[int]], int]:
-    """The region that both operands cover, as `layout.merge` gives it."""
+    """The region that both operands cover, from `layout.merge`."""
     if left.dtype.is_subbyte and not left.padded:
         require_compact(left)
         require_compact(right)
@@ -87,7 +88,7 @@ def copy_strided(
     in_one_call: Callable[..., None],
     one_run: Callable[[int, int], None],
 ) -> None:
-    """Copy a region by the backend's strided copy if it has one, else run by run."""
+    """Copy a region by the backend's strided copy if it has one, otherwise run by run."""
     inner = 0
     if supports(plugin, SupportsStridedCopy) and all(step > 0 for step in (*left, *right)):
         most = min(plugin.max_strided_ndim, len(shape))
@@ -101,7 +102,7 @@ def copy_strided(
 
 
 def _descend(steps: list[int], inner: int) -> bool:
-    """Whether the innermost *inner* steps descend, as the contract says of one call."""
+    """Whether the innermost *inner* strides descend, as the contract requires of one call."""
     part = steps[len(steps) - inner :]
     return all(outer >= step for outer, step in pairwise(part))
 

@@ -21,6 +21,13 @@ class Trace:
     ----------
     plans : list of Plan
         One for each move.
+
+    Examples
+    --------
+    >>> with bridge.trace() as t:
+    ...     moved = bridge.to_device([1.0, 2.0], "cpu")
+    >>> [plan.nbytes for plan in t.plans]
+    [0]
     """
 
     def __init__(self) -> None:
@@ -28,12 +35,12 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were copied in all."""
+        """The bytes that all moves copied."""
         return sum(plan.nbytes for plan in self.plans)
 
     @property
     def copies(self) -> int:
-        """How many copies were made."""
+        """The number of copies that were made."""
         return sum(plan.copies for plan in self.plans)
 
     def __str__(self) -> str:

@@ -53,13 +53,13 @@ def copy_to_host(tensor: Tensor) -> Tensor:
 
 
 def to_compact_host(tensor: Tensor) -> Tensor:
-    """The elements on the CPU, row-major without gaps; a copy where it has to be one."""
+    """The elements on the CPU, row-major without gaps; a copy only if needed."""
     host = move(tensor, _CPU, None)
     return host if host.is_contiguous() else copy_to_host(host)
 
 
 def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None = None) -> Tensor:
-    """Take the steps of a *plan* made for *tensor*; the result is on ``plan.target``."""
+    """Run the steps of a *plan* made for *tensor*; the result is on ``plan.target``."""
     start = time.perf_counter()
     plan.address = _address(operand)
     for step in plan.steps:

@@ -1,12 +1,13 @@
-"""Fast copies inside host memory, of whatever strides.
+"""Fast copies inside host memory, for all strides.
 
-numpy's own copy is the best of all for nearly everything, so this module
-finds the cases where it is not (measured by ``python -m
-dlbridge bench pack``; why so: ``docs/benchmarks/pack-choices.md``):
+numpy's own copy is the fastest for nearly all layouts. This module finds the
+exceptions (measured by ``python -m dlbridge bench pack``; the reasons are in
+``docs/benchmarks/pack-choices.md``):
 
-* Transposed pairs whose rows lie a power of two apart: each column that numpy
-  reads falls into a few cache sets, and one line is fetched again for each of
-  its elements. Strips of one or two cache lines through a small buffer.
+* Transposed pairs whose rows are a power of two apart: each column that numpy
+  reads falls into a few cache sets, and a cache line is fetched again for each
+  of its elements. These are copied in strips of one or two cache lines through a
+  small buffer.
 * Few elements in a run of the target (channels last): one pass for each.
 * Large transposed pairs, and anything of 256 MiB: two threads.
 """
@@ -52,13 +53,13 @@ _SHORT_COLUMN = 32  # elements
 def copy_host(target: Array, source: Array, progress: Progress | None = None) -> None:
     """Copy the bytes of *source* to *target*: same shape, same item size, any strides.
 
-    Nothing is converted, whatever the two dtypes are. The arrays may overlap;
-    an element of *source* may be read many times (stride 0). The GIL is
-    dropped. Between chunks of at most 64 MiB Ctrl-C works, and
-    ``progress(done, total)`` is called in this thread, in bytes.
+    Nothing is converted, whatever the two dtypes are. The arrays may overlap; an
+    element of *source* may be read many times (stride 0). The GIL is released.
+    Between chunks of at most 64 MiB Ctrl-C works, and ``progress(done, total)`` is
+    called in this thread, in bytes.
 
-    ValueError for other shapes or item sizes and for a read-only target,
-    TypeError for Python objects.
+    ValueError for other shapes or item sizes and for a read-only target, TypeError
+    for Python objects.
     """
     import numpy as np
 
@@ -100,7 +101,7 @@ def _runs_alike(target: Array, source: Array) -> bool:
 
 
 def _raw(array: Array) -> Array:
-    """*array* as elements that numpy moves without looking at them."""
+    """*array* as elements that numpy copies without looking at their values."""
     kind = array.dtype
     if kind.hasobject:
         raise TypeError(f"copy_host moves plain bytes, not Python objects (dtype {kind})")
@@ -110,7 +111,7 @@ def _raw(array: Array) -> Array:
 
 
 def _overlap(target: Array, source: Array) -> bool:
-    """Whether they share a byte; True also where finding out would take long."""
+    """Whether they share a byte; True also where the exact answer would take long."""
     import numpy as np
 
     try:
@@ -142,7 +143,7 @@ def _arrange(target: Array, source: Array) -> tuple[Array, Array]:
 
 
 def _copy_large(target: Array, source: Array, progress: Progress | None) -> None:
-    """Choose the way and the number of threads, for arranged arrays that do not overlap."""
+    """Choose the method and the number of threads, for arranged arrays without overlap."""
     import numpy as np
 
     move: Move = np.copyto
@@ -173,7 +174,7 @@ def _unit_axis(source: Array) -> int | None:
 
 
 def _strip_nbytes(target: Array, source: Array, unit: int) -> int:
-    """How wide strips should be, along the source's axis *unit*; 0: numpy's copy is better."""
+    """The width of strips, along the axis *unit* of the source; 0: numpy's copy is faster."""
     column, step = target.shape[-1], source.strides[-1]
     apart = gcd(step, _CACHE_WAY)
     if column < _SHORT_COLUMN or not step or column * apart < _CACHE_REACH:
@@ -189,7 +190,7 @@ def _strip_nbytes(target: Array, source: Array, unit: int) -> int:
 def _copy_strips(unit: int, width: int, target: Array, source: Array) -> None:
     """Copy by strips of *width* elements along axis *unit*, which is contiguous in *source*.
 
-    A strip is read row by row into a buffer, whose columns are then near.
+    A strip is read row by row into a buffer, whose columns are then close together.
     """
     import numpy as np
 
@@ -229,7 +230,7 @@ def _copy_by_element(target: Array, source: Array) -> None:
 
 
 def _pieces(target: Array, source: Array, limit: int) -> Iterator[tuple[Array, Array]]:
-    """Both in corresponding parts of at most *limit* bytes, cut where they are longest."""
+    """Split both into corresponding parts of at most *limit* bytes, along the longest axis."""
     if target.nbytes <= limit or target.size == 1:
         yield target, source
         return
@@ -248,7 +249,7 @@ def _run(
     threads: int,
     progress: Progress | None,
 ) -> None:
-    """Move all *pieces*, in this thread and *threads* - 1 others."""
+    """Copy all *pieces*, in this thread and *threads* - 1 others."""
     moved: list[int] = []
     errors: list[BaseException] = []
 
@@ -283,7 +284,7 @@ def _run(
 
 
 def _move_each(move: Move, pieces: deque[tuple[Array, Array]]) -> Iterator[int]:
-    """Move what is left of *pieces* one by one; gives the bytes of each."""
+    """Copy the remaining *pieces* one by one; gives the bytes of each."""
     while True:
         try:
             target, source = pieces.popleft()

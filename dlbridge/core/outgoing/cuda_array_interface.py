@@ -32,7 +32,7 @@ def describe(tensor: Tensor) -> dict[str, Any]:
     """The dictionary for a *tensor* that CUDA can reach, new at each call.
 
     AttributeError for other tensors and for types without a typestr, so that
-    ``hasattr(tensor, "__cuda_array_interface__")`` tells consumers the truth.
+    ``hasattr(tensor, "__cuda_array_interface__")`` is right for consumers.
     """
     device = tensor.device
     if device.type not in _CUDA:
@@ -74,7 +74,7 @@ def _typestr(dtype: DType) -> str:
 
 
 def _exported_stream(operand: Operand) -> int | None:
-    """The stream that a consumer must wait for: our current one, after all our work; never 0."""
+    """The stream that a consumer must wait for: our current one, after our work; never 0."""
     device = operand.device
     last = operand.memory.last_use if operand.memory is not None else None
     if device.type == DLDeviceType.kDLCUDAHost or os.environ.get(EXPORT_STREAM) == "0":

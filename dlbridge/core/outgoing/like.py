@@ -1,7 +1,7 @@
-"""A Tensor out again, as the library that the caller names.
+"""Conversion of a Tensor to an array of the library that the caller names.
 
-Where the library would write into read-only memory, crash, or silently give
-other values, the tensor is copied first or refused.
+If the library would write into read-only memory, crash, or change values
+without an error, the tensor is copied first or refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.libraries.descriptions import KNOWN, find_library
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.transfer import copy_of
-from dlbridge.core.tensor.consumers import has_negative_strides
+from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import is_compact
 from dlbridge.errors import Error, ExchangeError
@@ -31,10 +31,10 @@ def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
     ``"dlbridge"``, the name of any module with ``from_dlpack`` (or
     ``dlpack.from_dlpack``), such a module, or an array or array type of the
     library. *copy* False forbids the copy that a library may need; True was
-    the caller's to fulfil, so it allows one like None.
+    done by the caller, so here it is the same as None.
 
-    ExchangeError where the library cannot have the tensor, chained to what it
-    said; TypeError or ModuleNotFoundError if *like* is not a library.
+    ExchangeError if the library cannot have the tensor, chained to the error of
+    the library; TypeError or ModuleNotFoundError if *like* is not a library.
     """
     library, convert = find_library(like)
     needs_copy, _ = _step(library, tensor, tensor.device, copy, fresh=False)
@@ -64,11 +64,11 @@ def library_step(
     device: Device | None = None,
     fresh: bool = False,
 ) -> tuple[bool, str]:
-    """Whether `as_library` with the same arguments would copy *tensor*, and why or why not.
+    """Whether `as_library` with the same arguments would copy *tensor*, and the reason.
 
-    Where a move comes first, *device* is where it leads, and *fresh* says
-    that it ends with a new compact copy. Raises what `as_library` would,
-    except for what only the library itself finds out.
+    Where a move comes first, *device* is its target, and *fresh* says that it ends
+    with a new compact copy. Raises the errors of `as_library`, except those that
+    the library itself raises.
     """
     library, _ = find_library(like)
     return _step(library, tensor, device or tensor.device, copy, fresh=fresh)
@@ -125,7 +125,7 @@ def _is_permuted_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bo
 
 
 def _refuse_narrowing(tensor: Tensor) -> None:
-    """ExchangeError for 64-bit types, which jax without x64 silently makes 32-bit ones."""
+    """Raise ExchangeError for 64-bit types, which jax without x64 changes to 32 bits."""
     if tensor.dtype.name not in {"float64", "int64", "uint64", "complex128"}:
         return
     import jax
@@ -151,7 +151,7 @@ def _way_out(library: Library, tensor: Tensor) -> str:
 
 
 def _verify(library: Library, tensor: Tensor, result: Any) -> None:
-    """ExchangeError if *result* has other elements than *tensor*."""
+    """Raise ExchangeError if *result* has other elements than *tensor*."""
     try:
         found = as_dtype(result.dtype)
         shape = tuple(result.shape)

@@ -31,8 +31,8 @@ from dlbridge.core.moves.allocate import allocate
 from dlbridge.core.moves.transfer import copy_of
 from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.consumers import has_negative_strides
 from dlbridge.core.tensor.exports import managed_of
+from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import check
 
@@ -48,9 +48,9 @@ _MANAGED = ffi.typeof("DLManagedTensorVersioned *")
 class Shared:
     """The structs that consumers of a tensor get from the table, used again and again.
 
-    Legal, as consumers only read them; one made for each call would cost three
-    times as much. The address of a struct that is lent is a key of `_lent`,
-    whose value, the loan, is a cffi handle that keeps the tensor.
+    This is allowed, because consumers only read them; to make one for each call
+    would cost three times as much. The address of a struct that is lent is a key of
+    `_lent`, whose value, the loan, is a cffi handle that keeps the tensor alive.
     """
 
     __slots__ = ("strides", "structs", "template")
@@ -64,7 +64,7 @@ class Shared:
         self.structs: list[tuple[int, Any]] = []
 
     def lend(self, tensor: Tensor) -> int:
-        """The address of a struct that nobody has, entered in `_lent`."""
+        """The address of a struct that is not lent, entered in `_lent`."""
         loan = ffi.new_handle(tensor)
         for address, _ in self.structs:
             if _lent.setdefault(address, loan) is loan:
@@ -88,11 +88,11 @@ _lent: dict[int, Any] = {}
 
 
 def _ignore_second_deletion(*_exception: object) -> None:
-    """A consumer has called the deleter twice; the loan had ended with the first call."""
+    """Do nothing: a consumer has called the deleter twice; the first call ended the loan."""
 
 
-# The deleter calls C itself: there is no Python instruction at which a signal
-# handler could cut it off, and a pending exception of the consumer stays. Its
+# The deleter calls C directly: a signal handler cannot interrupt it, because no
+# Python instruction runs, and a pending exception of the consumer is kept. Its
 # result, the loan, is not used; a callback for void may only return None.
 _end_loan = immortal(
     ffi.callback("void *(intptr_t)", _lent.pop, onerror=immortal(_ignore_second_deletion))
@@ -142,7 +142,7 @@ _new_handle = ffi.new_handle
 
 
 def _take_back(variables: dict[str, Any]) -> None:
-    """End the loan of a call that was cut off between claiming a struct and handing it over."""
+    """End the loan of a call that was interrupted between claiming a struct and returning it."""
     loan, address = variables.get("loan"), variables.get("address")
     if loan is not None and _lent.get(address) is loan:  # type: ignore[arg-type]  # None is no key
         del _lent[address]  # type: ignore[arg-type]  # it is a key
@@ -165,7 +165,7 @@ def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
 
 
 def _leave_to_caller(variables: dict[str, Any]) -> None:
-    """Take back that a call which was cut off owns the struct: it runs again."""
+    """Undo the ownership of the struct by a call that was interrupted: it runs again."""
     managed = variables.get("managed")
     if isinstance(managed, ManagedTensor):
         managed.disown()

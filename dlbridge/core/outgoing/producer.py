@@ -1,4 +1,4 @@
-"""The producer's side of the standard: what ``__dlpack__`` checks, orders and copies.
+"""The producer's side of the standard: the checks, order and copies of ``__dlpack__``.
 
 Source: array API 2024.12, ``__dlpack__`` and ``__dlpack_device__``; dlpack.h 1.3.
 """
@@ -12,8 +12,9 @@ from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.plans import why_no_host_view
 from dlbridge.core.moves.transfer import copy_of, copy_to_host
-from dlbridge.core.tensor.consumers import has_negative_strides, order_consumer
+from dlbridge.core.tensor.consumers import order_consumer
 from dlbridge.core.tensor.exports import capsule_of
+from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.errors import ExchangeError
 
@@ -46,7 +47,7 @@ def produce(
 
 
 def _copied_or_not(tensor: Tensor, copy: bool | None) -> tuple[Tensor, int]:
-    """The tensor that is exported to its own device, and the flags that this adds."""
+    """The tensor that is exported to its own device, and the flags to add."""
     if copy is True:
         return copy_of(tensor), FLAG_IS_COPIED
     if has_negative_strides(tensor):

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["CPU"]
 
 ALIGNMENT = 256
-"""Bytes. What TVM-FFI kernels assume, and more than any vector unit wants."""
+"""Bytes. TVM-FFI kernels assume it, and no vector unit needs more."""
 
 
 class CPU:
     """Host memory as a device; ``data`` is an address.
 
-    Copies and fills are ctypes' ``memmove`` and ``memset``, which drop the GIL
-    while they work. Two threads on one copy gained nothing below 1 GiB on the
-    machine where it was measured, so there is one.
+    Copies and fills are ctypes' ``memmove`` and ``memset``, which release the
+    GIL while they run. A copy uses one thread: two were not faster below 1 GiB
+    (measured on two cores).
     """
 
     api = API
@@ -37,7 +37,7 @@ class CPU:
         self._allocations: dict[int, Any] = {}  # data -> the array over it
 
     def device_count(self) -> int:
-        """One: the host."""
+        """1: the host."""
         return 1
 
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
@@ -57,9 +57,9 @@ class CPU:
         return start + padding
 
     def free(self, device_id: int, data: int, stream: int) -> None:
-        """Give *data* back; imported memory stays its owner's."""
-        # A single dict operation needs no lock, so a finalizer may come in at
-        # any point of the other methods.
+        """Free *data*; imported memory is left to its owner."""
+        # A single dict operation needs no lock, so a finalizer may run at any
+        # point of the other methods.
         self._allocations.pop(data, None)
 
     def copy_from_host(
@@ -81,13 +81,13 @@ class CPU:
         return 0
 
     def synchronize(self, device_id: int, stream: int) -> None:
-        """Nothing to do: all work is done when a call returns."""
+        """Do nothing: all work is done when a call returns."""
 
     def wait(self, device_id: int, stream: int, on: int) -> None:
-        """Nothing to do, as in `synchronize`."""
+        """Do nothing, as in `synchronize`."""
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
-        """0 for None and -1 for -1: the array API (2024.12) allows the CPU no other."""
+        """0 for None and -1 for -1, the only streams of the CPU in the array API 2024.12."""
         if stream is None:
             return 0
         if isinstance(stream, bool) or not isinstance(stream, int):
@@ -131,10 +131,10 @@ class CPU:
         return data + offset
 
     def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
-        """Nothing to do: `host_view` did nothing."""
+        """Do nothing: `host_view` allocates nothing."""
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
-        """Only this backend's own memory is refused: it is on this device already."""
+        """Refuse memory of this backend only: it is on this device already."""
         return "this backend allocated it, use it as it is" if address in self._allocations else ""
 
     def import_host(
@@ -148,7 +148,7 @@ class CPU:
         return address, 0
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
-        """The processor's name, the memory, and how many cores this process may use."""
+        """The name of the processor, the memory, and the number of usable cores."""
         _check_device(device_id)
         info: dict[str, object] = {
             "name": _processor_name(),
@@ -161,16 +161,16 @@ class CPU:
         return info
 
     def live_allocations(self) -> int:
-        """How many allocations have not been freed (for the conformance kit)."""
+        """The number of allocations that have not been freed (for the conformance kit)."""
         return len(self._allocations)
 
     def _address(self, view: memoryview) -> int:
-        """Where *view* begins, whether or not it is read-only."""
+        """The address of *view*, which may be read-only."""
         address: int = self._np.frombuffer(view, "u1").__array_interface__["data"][0]
         return address
 
     def _check_region(self, device_id: int, data: int, offset: int, nbytes: int) -> None:
-        """ExchangeError for bytes outside one of our allocations; others cannot be checked."""
+        """Raise ExchangeError for bytes outside an allocation; imports cannot be checked."""
         _check_device(device_id)
         memory = self._allocations.get(data)
         if memory is not None and not 0 <= offset <= memory.nbytes - nbytes:
@@ -182,7 +182,7 @@ class CPU:
 
 def _check_device(device_id: int) -> None:
     if device_id != 0:
-        raise ExchangeError(f"cpu has one device, cpu:0; there is no cpu:{device_id}")
+        raise ExchangeError(f"cpu has one device, cpu:0; cpu:{device_id} does not exist")
 
 
 def _processor_name() -> str:
@@ -197,7 +197,7 @@ def _processor_name() -> str:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,14 +1,18 @@
-"""From what a user says to a device that exists, and from a device to its backend."""
+"""Finds the device that a caller names, and the backend of a device."""
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
+from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, device as _device, split
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Backend, SupportsDeviceNames
 
 from .registry import LOADED, backend, backends
+
+if TYPE_CHECKING:
+    from dlbridge.typing import DeviceLike
 
 __all__ = ["backend_of", "device", "find_device", "supports"]
 
@@ -21,8 +25,8 @@ _supported: dict[tuple[type, type], bool] = {}
 def supports(plugin: object, capability: type[_Capability]) -> TypeGuard[_Capability]:
     """Whether *plugin* has all members of the protocol *capability*.
 
-    As ``isinstance`` says for its class, but looked up once: on a protocol
-    that takes 5 to 20 us each time (measured on Python 3.11).
+    The same as ``isinstance``, with a cache for each class: on a protocol
+    ``isinstance`` takes 5 to 20 us each time (measured on Python 3.11).
     """
     key = type(plugin), capability
     found = _supported.get(key)
@@ -32,9 +36,9 @@ def supports(plugin: object, capability: type[_Capability]) -> TypeGuard[_Capabi
 
 
 def backend_of(device: Device) -> Backend:
-    """The backend of *device*. BackendUnavailable or BackendError if there is none.
+    """The backend of *device*. BackendUnavailable or BackendError if it cannot be loaded.
 
-    ExchangeError if it has no device of that index, or is for another type.
+    ExchangeError if it does not have the index, or is for another type.
     """
     known = _usable.get(device)
     if known is not None and LOADED.get(device.name) is known:
@@ -58,11 +62,10 @@ _usable: dict[Device, Backend] = {}
 """Cache of validated devices, with the backend that serves each."""
 
 
-def find_device(wanted: Any) -> Device:
-    """The device that *wanted* means, with a backend that can use it.
+def find_device(wanted: DeviceLike) -> Device:
+    """The device that *wanted* names; its backend is loaded and has that device.
 
-    Takes what `dlbridge.device` takes, the names of installed backends, and
-    names that a backend knows (``"opencl:Intel"``).
+    Takes the same as `device`.
     """
     if isinstance(wanted, str):
         known = _found.get(wanted)
@@ -77,17 +80,40 @@ def find_device(wanted: Any) -> Device:
     return found
 
 
-def device(obj: Any, index: int | None = None) -> Device:
-    """The `Device` of anything that names one, whether or not it can be used here.
+@public
+def device(obj: DeviceLike, index: int | None = None) -> Device:
+    """Return the `Device` of *obj*, whether or not it can be used here.
 
-    Takes a `Device`; a string (``"cuda:1"``, ``"cuda"`` for its first device,
-    ``"type21:0"``), the name of an installed backend, or one that a backend
-    finds (``"opencl:Intel"``); a type and an *index*; ``(type, index)``; the
-    device objects of torch, jax and tvm_ffi; and anything with
-    ``__dlpack_device__()``.
+    Parameters
+    ----------
+    obj : DeviceLike
+        A `Device`; a string (``"cuda:1"``, ``"cuda"`` for its first device,
+        ``"type21:0"``, ``"opencl:Intel"`` where the backend finds devices by
+        name); a DLDeviceType; ``(type, index)``; a device of torch, jax or
+        tvm_ffi; or an object with ``__dlpack_device__()``.
+    index : int, optional
+        Which device, from 0, where *obj* does not say it.
 
-    ValueError for names and indices that cannot be, TypeError for what is no
-    device, ExchangeError for one that DLPack cannot name.
+    Returns
+    -------
+    Device
+        The one object of that value.
+
+    Raises
+    ------
+    TypeError
+        If *obj* is not a device.
+    ValueError
+        For an unknown name, and for an index that cannot exist.
+    ExchangeError
+        For a device that DLPack does not have.
+
+    Examples
+    --------
+    >>> bridge.device("cuda:1").dlpack
+    (2, 1)
+    >>> bridge.device(np.zeros(3))
+    dlbridge.device('cpu:0')
     """
     try:
         return _device(obj, index)
@@ -98,7 +124,7 @@ def device(obj: Any, index: int | None = None) -> Device:
 
 
 _found: dict[str, Device] = {}
-"""Devices by what they were asked for: a look at the installed backends takes 2 ms."""
+"""Cache: devices by the text that named them. Listing the installed backends takes 2 ms."""
 
 
 def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:

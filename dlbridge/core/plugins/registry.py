@@ -1,6 +1,6 @@
 """Finds backends by entry point, and loads each one at its first use.
 
-Listing imports none of them, and a broken one harms nobody else.
+Listing does not import them, and a broken backend does not affect the others.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from dlbridge.core.public import public
 from dlbridge.errors import BackendError, BackendUnavailable
 from dlbridge.protocol import API, Backend
 
@@ -21,7 +22,7 @@ __all__ = ["GROUP", "LOADED", "backend", "backends", "loaded", "owner", "registe
 GROUP = "dlbridge.backends"
 
 BUILT_IN = "cpu"
-"""The backend that is part of dlbridge: it is there without installed metadata too."""
+"""The backend that is part of dlbridge: it needs no installed metadata."""
 
 HINTS = {
     "cuda": "pip install dlbridge-cuda",
@@ -36,23 +37,58 @@ HINTS = {
 LOADED: dict[str, Backend] = {}
 """The backends that have been loaded, by name; filled by `backend`."""
 
-_registered: dict[str, type] = {}
-# One lock per name: a driver that takes a second to open holds up nobody who
-# wants another one.
+_registered: dict[str, type[Backend]] = {}
+# One lock per name: while one driver takes a second to open, other backends can
+# be loaded.
 _locks: dict[str, threading.RLock] = {}
 
 
+@public
 def backends() -> list[str]:
-    """Names of the installed and registered backends. Imports none of them."""
+    """Return the names of the installed and registered backends; imports none of them.
+
+    The environment variable ``DLBRIDGE_BACKENDS`` restricts them to a list of
+    names, separated by commas.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+
+    Examples
+    --------
+    >>> "cpu" in bridge.backends()
+    True
+    """
     return sorted(name for name in {BUILT_IN, *_entry_points(), *_registered} if _allowed(name))
 
 
+@public
 def backend(name: str) -> Backend:
-    """The backend *name*, loaded at the first call.
+    """Return the backend *name*; the first call loads it.
 
-    BackendUnavailable if it is not installed or cannot run here, BackendError
-    if it is broken. Failures are not kept: after installing a driver or a
-    package the next call tries again.
+    Parameters
+    ----------
+    name : str
+        One of `backends`.
+
+    Returns
+    -------
+    Backend
+        See `dlbridge.protocol`.
+
+    Raises
+    ------
+    BackendUnavailable
+        If it is not installed or cannot run here. A failure is not remembered:
+        the next call tries again.
+    BackendError
+        If it is broken.
+
+    Examples
+    --------
+    >>> bridge.backend("cpu").device_count()
+    1
     """
     found = LOADED.get(name)
     if found is not None:
@@ -64,18 +100,45 @@ def backend(name: str) -> Backend:
 
 
 def loaded(device_type: int) -> list[tuple[str, Backend]]:
-    """The backends of *device_type* that are loaded: several may share one."""
+    """The loaded backends of *device_type* with their names; several may share a type."""
     known = LOADED.copy()  # one step: another thread may be loading a backend
     return [(name, plugin) for name, plugin in known.items() if plugin.device_type == device_type]
 
 
 def generation() -> tuple[int, ...]:
-    """What changes when a backend is loaded or registered."""
+    """A value that changes when a backend is loaded or registered, as a key of caches."""
     return (*map(id, LOADED.copy().values()), *map(id, _registered.copy().values()))
 
 
-def register_backend(name: str, backend: type) -> None:
-    """Add the class *backend* under *name*, by hand instead of by entry point."""
+@public
+def register_backend(name: str, backend: type[Backend]) -> None:
+    """Add a backend by hand, for this process, instead of by entry point.
+
+    Parameters
+    ----------
+    name : str
+        An identifier, which devices are then named by (``"npu:0"``).
+    backend : type
+        A class that satisfies `dlbridge.protocol.Backend`. It is called without
+        arguments when it is first needed.
+
+    Raises
+    ------
+    TypeError
+        If *name* is not an identifier, or *backend* is not a class.
+    BackendError
+        If another backend has the name.
+
+    Examples
+    --------
+    >>> class NPU:
+    ...     api = 1
+    ...     device_type = 12  # kDLExtDev
+    ...     # and the methods of dlbridge.protocol.Backend
+    >>> bridge.register_backend("npu_of_an_example", NPU)
+    >>> "npu_of_an_example" in bridge.backends()
+    True
+    """
     if not isinstance(name, str) or not name.isidentifier():
         raise TypeError(f"a backend's name is an identifier such as 'ext_dev', not {name!r}")
     if not isinstance(backend, type):
@@ -88,7 +151,7 @@ def register_backend(name: str, backend: type) -> None:
 
 
 def owner(name: str) -> str:
-    """Who provides *name*: distribution and version, or the class registered by hand."""
+    """The provider of *name*: distribution and version, or the class registered by hand."""
     if name in _registered:
         cls = _registered[name]
         return f"{cls.__module__}.{cls.__qualname__} (registered by hand)"
@@ -119,8 +182,8 @@ def _load(name: str) -> Backend:
     return plugin
 
 
-def _find(name: str) -> tuple[str, Callable[[], type]]:
-    """Who provides *name*, and how to get its class."""
+def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
+    """The provider of *name*, and a function that returns the class."""
     if not _allowed(name):
         raise BackendUnavailable(
             f"backend {name!r} is switched off by DLBRIDGE_BACKENDS="
@@ -141,14 +204,14 @@ def _find(name: str) -> tuple[str, Callable[[], type]]:
     return _distribution(found[0]), found[0].load
 
 
-def _built_in() -> type:
+def _built_in() -> type[Backend]:
     from .cpu import CPU
 
     return CPU
 
 
 def _members() -> list[str]:
-    """What the contract requires of every backend."""
+    """The names of all members of `Backend`, which every backend must have."""
     methods = (name for name in vars(Backend) if not name.startswith("_"))
     return sorted({*Backend.__annotations__, *methods})
 
@@ -166,8 +229,8 @@ def _distribution(entry_point: EntryPoint) -> str:
 def _entry_points() -> dict[str, list[EntryPoint]]:
     from importlib.metadata import entry_points  # 10 to 30 ms, only when needed
 
-    # A distribution that is on the path twice (an editable install and its
-    # source, say) is listed once: importlib.metadata sees to that.
+    # importlib.metadata lists a distribution once, also if it is on the path twice
+    # (an editable install and its source, for example).
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         if point.name == BUILT_IN and point.dist is not None and point.dist.name == "dlbridge":

@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
+from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.protocol import Backend, SupportsStreams
 
 from .lookup import backend_of, find_device, supports
+
+if TYPE_CHECKING:
+    from dlbridge.typing import DeviceLike, StreamLike
 
 __all__ = [
     "StreamUse",
@@ -27,10 +31,10 @@ __all__ = [
 
 
 class StreamUse:
-    """A stream that work was queued on: its native handle, and whether any was.
+    """The native handle of a stream, and whether work was queued on it.
 
-    Shared by all memory that was used in one ``use_stream`` block. The end of
-    the block replaces the handle, as the stream itself may be destroyed after it.
+    All memory that is used in one ``use_stream`` block shares it. The end of
+    the block replaces the handle, because the stream may be destroyed after it.
     """
 
     __slots__ = ("handle", "used")
@@ -41,7 +45,7 @@ class StreamUse:
 
 
 class _Chosen(threading.local):
-    """The streams that `use_stream` chose in this thread."""
+    """The streams that `use_stream` has chosen in this thread."""
 
     def __init__(self) -> None:
         self.streams: dict[Device, StreamUse] = {}
@@ -50,14 +54,41 @@ class _Chosen(threading.local):
 _chosen = _Chosen()
 
 
+@public
 @contextmanager
-def use_stream(device: Any, stream: Any) -> Iterator[int]:
-    """Send this thread's work on *device* to *stream* inside the block.
+def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
+    """Queue this thread's work on *device* on *stream* inside the block.
 
-    *stream* is whatever the device's backend knows as one: an integer by the
-    device's rules, or the ecosystem's own object (a torch, cupy or cuda.core
-    stream, a pyopencl queue), which must outlive the block. Gives the handle.
-    What comes after the block is ordered after what was done in it.
+    After the block, later work is ordered after the work of the block.
+
+    Parameters
+    ----------
+    device : DeviceLike
+        The device of the stream; `dlbridge.device` says what is taken.
+    stream : StreamLike or None
+        An integer by the rules of the device (array API 2024.12,
+        ``__dlpack__``), or a stream object of torch, cupy or cuda.core, or a
+        pyopencl queue. It must exist until the block ends. None: the default.
+
+    Yields
+    ------
+    int
+        The native handle of the stream.
+
+    Raises
+    ------
+    TypeError
+        If the device has no streams, or *stream* is not a stream.
+    ValueError
+        For an integer that the rules of the device forbid.
+
+    Examples
+    --------
+    With ``stream`` from any library, all copies and allocations follow it:
+
+    >>> def upload(array, stream):
+    ...     with bridge.use_stream("cuda:0", stream):
+    ...         return bridge.to_device(array, "cuda:0")
     """
     where = find_device(device)
     plugin = backend_of(where)
@@ -82,7 +113,7 @@ def use_stream(device: Any, stream: Any) -> Iterator[int]:
 
 
 def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
-    """The stream that our work on *device* goes to; *plugin* is its backend, if known."""
+    """The stream that our work on *device* is queued on; *plugin* is its backend, if known."""
     chosen = _chosen.streams.get(device)
     if chosen is not None:
         return chosen
@@ -91,14 +122,32 @@ def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
     return StreamUse(plugin.current_stream(device.index))
 
 
-def current_stream(device: Any) -> int:
-    """The native handle of the stream that our work on *device* goes to; 0: the default."""
+@public
+def current_stream(device: DeviceLike) -> int:
+    """Return the stream that this thread's work on *device* is queued on.
+
+    Parameters
+    ----------
+    device : DeviceLike
+        `dlbridge.device` says what is taken.
+
+    Returns
+    -------
+    int
+        The native handle; 0 for the default stream, and on devices without
+        streams.
+
+    Examples
+    --------
+    >>> bridge.current_stream("cpu")
+    0
+    """
     where = device if isinstance(device, Device) else find_device(device)
     return current_use(where).handle
 
 
 def stream_for(device: Device) -> int | None:
-    """`current_stream`, or None where the device has no backend here."""
+    """`current_stream`, or None if the device has no backend here."""
     try:
         return current_stream(device)
     except (BackendUnavailable, ExchangeError):
@@ -106,16 +155,16 @@ def stream_for(device: Device) -> int | None:
 
 
 def chosen_streams() -> dict[Device, int]:
-    """The streams that `use_stream` chose in this thread (a copy)."""
+    """The streams that `use_stream` has chosen in this thread (a copy)."""
     return {device: use.handle for device, use in _chosen.streams.items()}
 
 
 def consumer_stream(device: Device) -> int | None:
-    """What we, as a consumer, pass to ``__dlpack__(stream=)``; None: nothing.
+    """The stream that we, as a consumer, pass to ``__dlpack__(stream=)``; None: no stream.
 
-    CUDA's and ROCm's values are the standard's (array API 2024.12): CUDA's
-    default is 1, as 0 is ambiguous there. Other devices' streams are known to
-    their own objects only, so foreign producers are not given any.
+    The values for CUDA and ROCm are those of the array API 2024.12: the default
+    stream of CUDA is 1, because 0 is ambiguous there. The array API has no
+    values for other devices, so their producers get none.
     """
     if device.type not in _STREAM_DEVICES:
         return None
@@ -137,8 +186,24 @@ def wait(device: Device, on: int) -> None:
         plugin.wait(device.index, stream, on)
 
 
-def synchronize(device: Any) -> None:
-    """Block until our work on *device* in this thread's current stream is done."""
+@public
+def synchronize(device: DeviceLike) -> None:
+    """Block until the work on the current stream of *device* is done.
+
+    Parameters
+    ----------
+    device : DeviceLike
+        `dlbridge.device` says what is taken.
+
+    Raises
+    ------
+    DeviceError
+        If work on the stream has failed.
+
+    Examples
+    --------
+    >>> bridge.synchronize("cpu")
+    """
     where = find_device(device)
     plugin = backend_of(where)
     if supports(plugin, SupportsStreams):

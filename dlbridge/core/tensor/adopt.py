@@ -27,10 +27,11 @@ _CPU = Device.of(1, 0)
 def adopt(
     managed: ManagedTensor, origin: str, *, name: str | None = None, immutable: bool = False
 ) -> Tensor:
-    """The Tensor that owns *managed*. *origin* says where it came from, in words.
+    """The Tensor that owns *managed*.
 
-    *name* is the backend of a device type that several share; *immutable*
-    marks memory read-only whose producer could not say so.
+    *origin* says where it came from, as text. *name* is the backend, for a device
+    type that several backends share. *immutable* marks memory as read-only where
+    the producer could not say it.
     """
     fields = managed.fields
     kind, index, data = fields.device_type, fields.device_id, fields.data
@@ -57,10 +58,10 @@ def adopt(
 
 
 def _bind(device: Device, data: int, origin: str) -> tuple[Device, int]:
-    """The device and handle as its backend knows them; opaque if there is none.
+    """The device and handle as the backend knows them; unchanged if it does not.
 
-    Where several loaded backends share the type (kDLExtDev), the one that knows
-    the handle has made it: what none of them knows stays opaque.
+    Where several loaded backends share the type (kDLExtDev), the handle belongs
+    to the one that recognises it. If none does, the handle stays opaque.
     """
     sharing = loaded(device.type)
     if not any(name != device.name for name, _ in sharing):

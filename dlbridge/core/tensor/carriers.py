@@ -1,9 +1,9 @@
 """Carriers: the private numpy arrays that hold a tensor's shape, strides and memory.
 
-Where the host may read the memory the carrier lies over it; elsewhere it lies at
-an address that nobody reads, and numpy is asked only for arithmetic (views,
-strides) and for capsules, which it makes in C (``core/dlpack/capsules.py`` says
-why). The chain of a carrier's bases ends at the `Memory`.
+If the host may read the memory, the carrier is a view of it. Otherwise the
+carrier has an address that is never read, and numpy only computes views and
+strides, and makes the capsules in C (``core/dlpack/exports.py`` says why). The
+chain of a carrier's bases ends at the `Memory`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
     "native_dtypes",
 ]
 
-# Where carriers of memory that the host cannot read begin: an aligned address
-# that is never dereferenced.
+# The address of carriers of memory that the host cannot read: aligned, and never
+# dereferenced.
 NOWHERE = 1 << 40
 
 

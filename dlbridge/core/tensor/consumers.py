@@ -15,14 +15,15 @@ from dlbridge.protocol import SupportsStreams
 if TYPE_CHECKING:
     from .tensor import Tensor
 
-__all__ = ["has_negative_strides", "order_consumer"]
+__all__ = ["order_consumer"]
 
 
 def order_consumer(tensor: Tensor, stream: object) -> None:
-    """Make the consumer's *stream* wait for our work on *tensor*; -1: it does not ask.
+    """Make the consumer's *stream* wait for our work on *tensor*; -1: no wait is wanted.
 
-    The device's backend knows which values it may pass. Without a backend only
-    None and -1 are possible: the memory came ready on the default stream.
+    The backend of the device knows which values are allowed. Without a backend
+    only None and -1 are possible: the memory was ready on the default stream when
+    it was imported.
     """
     device = tensor.device
     if device.is_host and device.type != DLDeviceType.kDLCUDAManaged:
@@ -46,15 +47,3 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
                 plugin.wait(device.index, consumer, producer)
     elif stream is not None:
         raise TypeError(f"{device} has no streams; stream must be None or -1, not {stream!r}")
-
-
-def has_negative_strides(tensor: Tensor) -> bool:
-    """Whether some stride runs backwards.
-
-    torch <= 2.13 aborts the process on those, and a producer cannot know its
-    consumer, so they are exported as a copy.
-    """
-    return any(step < 0 for step in tensor._array.strides) and any(
-        stride < 0 and extent > 1
-        for stride, extent in zip(tensor.strides, tensor.shape, strict=True)
-    )

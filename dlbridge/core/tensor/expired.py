@@ -16,15 +16,15 @@ __all__ = ["expire_host_view", "expire_lent", "expirer"]
 
 
 def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
-    """A function that takes a tensor's memory away, whatever names the tensor still has.
+    """A function that expires a tensor: the memory can no longer be used through it.
 
-    The tensor was *what*; each use of it is an ExchangeError with the *reason*.
-    It changes the tensor's class to one with the same layout
-    (``core/implementation_details``).
+    The tensor was *what*; each later use raises ExchangeError with the *reason*,
+    through all references to the tensor. It changes the class of the tensor to one
+    with the same layout (``core/implementation_details``).
     """
 
     def refuse(self: Tensor, name: str) -> NoReturn:
-        # As __getattr__: it is asked for the memory, which is no longer set.
+        # As __getattr__: it is called for the memory, which is no longer set.
         if not hasattr(type(self), name):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         raise ExchangeError(f"this tensor was {what}, {reason}")
@@ -40,12 +40,8 @@ def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
     expired_array = type("Tensor", (ArrayTensor,), members)
 
     def expire(tensor: Tensor) -> None:
-        if isinstance(tensor, ArrayTensor):
-            del tensor._array, tensor.__dlpack__
-            tensor.__class__ = expired_array
-        else:
-            del tensor._array, tensor._memory
-            tensor.__class__ = expired
+        tensor._forget_memory()
+        tensor.__class__ = expired_array if isinstance(tensor, ArrayTensor) else expired
 
     return expire
 

@@ -9,10 +9,10 @@ __all__ = ["basic_index"]
 
 
 def basic_index(index: Any) -> tuple[Any, ...]:
-    """*index* as numpy may see it: int, slice, None and Ellipsis.
+    """*index* in a form that is safe for numpy: int, slice, None and Ellipsis.
 
-    Anything else would make numpy read the carrier, which may be at no real
-    address. TypeError and IndexError say so.
+    Other indices would make numpy read the carrier, whose address may not be
+    memory. They raise TypeError or IndexError.
     """
     given = index if isinstance(index, tuple) else (index,)
     parts = tuple(map(_part, given))

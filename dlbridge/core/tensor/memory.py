@@ -1,4 +1,4 @@
-"""Who owns the bytes of a tensor, and when they are given back."""
+"""The owners of a tensor's memory, and when they free it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _at_exit() -> None:
 
 
 class Memory:
-    """Some bytes on *device*, alive as long as this object.
+    """Some bytes on *device*, which exist as long as this object.
 
-    *data* is the address or the backend's handle; *origin* says for people
-    where the memory comes from; *owner* is whatever must live as long.
-    `last_use` is the stream of our last work on it, None if there was none.
+    *data* is the address or the backend's handle; *origin* says for people where
+    the memory comes from; *owner* is the object that must exist as long. `last_use`
+    is the stream of our last work on it, None before the first.
     """
 
     __slots__ = ("__weakref__", "data", "device", "last_use", "origin", "owner")
@@ -85,12 +85,12 @@ def _is_cut_at_entry(traceback: TracebackType | None) -> bool:
 
 
 class AllocatedMemory(Memory):
-    """Memory of a backend, which gets it back: `allocate` fills it.
+    """Memory of a backend, which this object frees; `allocate` fills it.
 
     The owner exists before the memory does: `list.extend` takes the result of
-    the backend from C, so no signal handler can run between the two. The
+    the backend in C, so that no signal handler can run between the two. The
     exception of a signal handler may come at the first instruction of a
-    ``__del__``, and Python only prints it; the list then has a ``__del__`` too.
+    ``__del__``, and Python only prints it; then the list has a ``__del__`` too.
     """
 
     __slots__ = ("_taken", "backend")

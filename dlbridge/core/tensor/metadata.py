@@ -1,4 +1,4 @@
-"""A tensor's metadata: dtype, shape, strides, device, and where its memory comes from."""
+"""The metadata of a tensor: dtype, shape, strides, device, and the source of its memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from .memory import Memory
 
-__all__ = ["TensorMetadata"]
+__all__ = ["TensorMetadata", "has_negative_strides"]
 
 
 class TensorMetadata:
-    """The metadata of a `Tensor`: read off its carrier and its memory, never changed."""
+    """The metadata of a `Tensor`, read from its carrier and its memory. It never changes."""
 
     __slots__ = (
         "__weakref__",
@@ -83,7 +83,7 @@ class TensorMetadata:
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one element stored by itself: `DType.itemsize`."""
+        """The bytes of one element that is stored alone: `DType.itemsize`."""
         return self.dtype.itemsize
 
     @property
@@ -103,12 +103,12 @@ class TensorMetadata:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the producer said that it made a copy for us (IS_COPIED)."""
+        """Whether the producer made a copy for this tensor (DLPACK_FLAG_BITMASK_IS_COPIED)."""
         return bool(self._flags & FLAG_IS_COPIED)
 
     @property
     def is_padded(self) -> bool:
-        """Whether sub-byte elements take a byte each (IS_SUBBYTE_TYPE_PADDED)."""
+        """Whether sub-byte elements take a byte each (..._IS_SUBBYTE_TYPE_PADDED)."""
         return bool(self._flags & FLAG_SUBBYTE_PADDED)
 
     @property
@@ -139,6 +139,12 @@ class TensorMetadata:
         -----
         The tensor keeps the memory alive, the number does not. For work of
         your own on the memory take `Tensor.operand`, which orders it too.
+
+        Examples
+        --------
+        >>> a = np.arange(3)
+        >>> bridge.from_dlpack(a)[1:].data_ptr() - a.ctypes.data
+        8
         """
         if not self.size:
             return 0
@@ -146,7 +152,19 @@ class TensorMetadata:
         return data + self._byte_offset if self.device.is_address else data
 
     def is_contiguous(self) -> bool:
-        """Return whether the elements lie row-major without gaps."""
+        """Return whether the elements lie row-major without gaps.
+
+        Returns
+        -------
+        bool
+            True also for an empty tensor.
+
+        Examples
+        --------
+        >>> t = bridge.zeros((2, 3))
+        >>> t.is_contiguous(), t.transpose().is_contiguous()
+        (True, False)
+        """
         return self._array.flags.c_contiguous
 
     def __len__(self) -> int:
@@ -160,3 +178,15 @@ class TensorMetadata:
             f"dlbridge.Tensor({self.dtype}, shape={self.shape}, device={self.device}{flags}, "
             f"memory from {self.origin})"
         )
+
+
+def has_negative_strides(tensor: TensorMetadata) -> bool:
+    """Whether a stride is negative.
+
+    torch <= 2.13 aborts the process on negative strides, and a producer does not
+    know its consumer, so such tensors are exported as a copy.
+    """
+    return any(step < 0 for step in tensor._array.strides) and any(
+        stride < 0 and extent > 1
+        for stride, extent in zip(tensor.strides, tensor.shape, strict=True)
+    )

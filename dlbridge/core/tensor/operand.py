@@ -63,11 +63,20 @@ class Operand:
     exist until the work that uses it has been queued; the memory itself is
     given back in the order of the stream. Work on another stream than `stream`
     must be finished, or ordered before `stream`, when the operand is dropped.
+
+    Examples
+    --------
+    >>> t = bridge.asarray([[1, 2], [3, 4]], dtype="int16")
+    >>> o = t[1].operand()
+    >>> o.shape, o.strides, o.nbytes
+    ((2,), (1,), 4)
+    >>> o.data + o.byte_offset == t.data_ptr() + 4
+    True
     """
 
     __slots__ = (
-        "_array",
         "byte_offset",
+        "carrier",
         "contiguous",
         "data",
         "device",
@@ -82,8 +91,9 @@ class Operand:
         "stream",
     )
 
-    _array: np.ndarray[Any, Any]
     byte_offset: int
+    carrier: np.ndarray[Any, Any]
+    """For dlbridge only: on devices that the host cannot read it lies at no real address."""
     contiguous: bool
     data: int
     device: Device
@@ -105,8 +115,8 @@ class Operand:
     @property
     def strides(self) -> tuple[int, ...]:
         """The distance between neighbours along each dimension, in elements."""
-        itemsize = self._array.itemsize
-        return tuple([step // itemsize for step in self._array.strides])
+        itemsize = self.carrier.itemsize
+        return tuple([step // itemsize for step in self.carrier.strides])
 
     @property
     def ndim(self) -> int:
@@ -119,14 +129,38 @@ class Operand:
         return bool(self.flags & FLAG_SUBBYTE_PADDED)
 
     def access(self) -> int:
-        """The stream for device work on the memory now, ordered after the last work on it."""
+        """Return the stream for work on the memory now, ordered after the last work on it.
+
+        Returns
+        -------
+        int
+            The native handle, which is also `stream` from now on; 0 for the
+            default stream and on devices without streams.
+
+        Examples
+        --------
+        >>> bridge.zeros(3).operand().access()
+        0
+        """
         if self.memory is None:
             return 0
         self.stream = stream = access(self.memory)
         return stream
 
     def span(self) -> tuple[int, int]:
-        """Offset from the first element, and length, in bytes, of all that the tensor reaches."""
+        """Return the part of the memory that the elements occupy, gaps included.
+
+        Returns
+        -------
+        tuple of two ints
+            The offset from the first element, which is negative where a stride
+            is, and the length; both in bytes.
+
+        Examples
+        --------
+        >>> bridge.zeros(4, "float32")[::2].operand().span()
+        (0, 12)
+        """
         if self.contiguous or (self.dtype.is_subbyte and not self.padded):
             return 0, self.nbytes
         size = self.dtype.itemsize
@@ -146,7 +180,7 @@ _new = Operand.__new__
 def operand_of(tensor: Tensor) -> Operand:
     """The operand of *tensor*; no order is made yet, and `Operand.stream` is 0."""
     operand = _new(Operand)
-    array = operand._array = tensor._array
+    array = operand.carrier = tensor._array
     operand.shape = array.shape
     operand.size = array.size
     flags = array.flags
@@ -182,7 +216,7 @@ def operand_of_new(tensor: Tensor, nbytes: int, use: StreamUse) -> Operand:
     Its stream is known, so that the first work on it need not ask for it again.
     """
     operand = _new(Operand)
-    array = operand._array = tensor._array
+    array = operand.carrier = tensor._array
     memory = operand.memory = tensor._memory
     operand.device = memory.device
     operand.data = memory.data
@@ -211,13 +245,13 @@ def require_compact(operand: Operand) -> None:
 def host_array(operand: Operand) -> np.ndarray[Any, Any]:
     """The bytes of memory that the host can read, as an array with the true layout."""
     if operand.memory is None:
-        return operand._array
+        return operand.carrier
     import numpy as np
 
     host_access(operand.memory)
     dtype = operand.dtype
     if not counts_elements(dtype) or operand.padded:
-        return operand._array
+        return operand.carrier
     interface: dict[str, Any] = {
         "version": 3,
         "data": (operand.data + operand.byte_offset, operand.readonly),

@@ -29,7 +29,7 @@ def access(memory: Memory) -> int:
 
 
 def host_access(memory: Memory) -> None:
-    """Wait for device work on host-readable memory that the host is about to touch."""
+    """Wait for device work on host-readable memory that the host will read or write next."""
     device, last = memory.device, memory.last_use
     if last is None or device.type == DLDeviceType.kDLCPU:
         return

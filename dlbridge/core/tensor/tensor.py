@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.exports import Image
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
@@ -277,7 +276,13 @@ class Tensor(TensorMetadata):
         return to_compact_host(self).numpy().tolist()
 
     def tobytes(self) -> bytes:
-        r"""Return the elements' bytes, row-major and packed; copied from the device if need be.
+        r"""Return the bytes of the elements, row-major and packed; they may be on any device.
+
+        Returns
+        -------
+        bytes
+            ``t.dtype.nbytes(t.size)`` bytes, or one byte per element if
+            `Tensor.is_padded`.
 
         Examples
         --------
@@ -288,14 +293,30 @@ class Tensor(TensorMetadata):
 
         return tobytes(self)
 
-    def item(self) -> Any:  # whatever Python object the element is
-        """Return the only element as a Python object. ValueError if there is not exactly one."""
+    def item(self) -> Any:  # any Python scalar: the dtype decides
+        """Return the only element as a Python object.
+
+        Returns
+        -------
+        scalar
+            As `tolist` gives it.
+
+        Raises
+        ------
+        ValueError
+            If the tensor does not have exactly one element.
+
+        Examples
+        --------
+        >>> bridge.asarray([1.5, 2.5])[1].item()
+        2.5
+        """
         if self.size != 1:
             raise ValueError(f"item() needs exactly one element, this tensor has {self.size}")
         return self.reshape(()).tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the elements (protocol 5: out-of-band on the CPU) and the device's name."""
+        """Pickle the elements (protocol 5: out-of-band on the CPU) and the name of the device."""
         from dlbridge.core.moves.pickling import reduce
 
         return reduce(self, operator.index(protocol))
@@ -306,8 +327,6 @@ class Tensor(TensorMetadata):
 
         return unpickle(raw, dtype, shape, device, flags)
 
-    _unpickle.__module__ = "dlbridge"  # where pickle finds the class
-
     def __bool__(self) -> bool:
         """Return the truth of the only element."""
         if self.size != 1:
@@ -315,7 +334,7 @@ class Tensor(TensorMetadata):
         return bool(self.item())
 
     def __contains__(self, value: object) -> bool:
-        """Refuse: comparing elements is an array library's job."""
+        """Raise TypeError: array libraries compare elements, dlbridge does not."""
         raise TypeError("a Tensor does not compare elements; use t.numpy() or like='torch'")
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -366,18 +385,6 @@ class Tensor(TensorMetadata):
 
         return describe(self)
 
-    def _image(self, extra_flags: int) -> Image:
-        """The fields that turn numpy's export of the carrier into this tensor's."""
-        device = self.device
-        data = self.data_ptr()
-        offset = self.byte_offset if self.size else 0
-        flags = (self._flags & FLAG_SUBBYTE_PADDED) | extra_flags
-        return Image(data, device.dlpack, self.ndim, self._dtype, offset, flags)
-
-    def _table_image(self, extra_flags: int) -> Image | None:
-        """`_image`, or None where numpy's export is right as it is."""
-        return self._image(extra_flags)
-
     # Out: other devices, native objects ------------------------------------------
 
     def to_device(self, device: DeviceLike, /, *, stream: StreamLike | None = None) -> Tensor:
@@ -395,6 +402,12 @@ class Tensor(TensorMetadata):
         Tensor
             This tensor if it is there already; else on shared memory where
             that is possible, or a copy.
+
+        Examples
+        --------
+        >>> t = bridge.zeros(3)
+        >>> t.to_device("cpu") is t
+        True
         """
         from dlbridge.core.api import to_device
 
@@ -461,10 +474,19 @@ class Tensor(TensorMetadata):
         ------
         ExchangeError
             Where the device's backend has no such objects.
+
+        Examples
+        --------
+        >>> bridge.zeros(3).to_native()
+        array([0., 0., 0.], dtype=float32)
         """
         from dlbridge.core.outgoing.native import to_native
 
         return to_native(self)
+
+    def _forget_memory(self) -> None:
+        """Drop the memory, so that every later use finds none: the tensor has expired."""
+        del self._array, self._memory
 
     def _release_shared(self) -> None:
         """Drop what the exchange table and libtvm_ffi share, unless a consumer still has it."""
@@ -521,8 +543,8 @@ class ArrayTensor(Tensor):
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
-    def _table_image(self, extra_flags: int) -> Image | None:
-        return self._image(extra_flags) if extra_flags else None
+    def _forget_memory(self) -> None:
+        del self._array, self.__dlpack__
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         if dtype is None:
@@ -530,20 +552,23 @@ class ArrayTensor(Tensor):
         return _build(array, self._memory, dtype, 0, 0)
 
 
+Tensor._unpickle.__module__ = "dlbridge"  # where pickle finds the class
+
+
 def wrap_array(array: Array, producer: type | None = None) -> Tensor:
-    """The Tensor over a numpy *array*, which the caller gives away.
+    """The Tensor over a numpy *array*, which the caller must not use any more.
 
-    *producer* is the type that the memory came from, where the array's base
-    does not tell.
-
-    ExchangeError for types that DLPack does not have, naming the way out.
+    *producer* is the type that the memory came from, where the base of the array
+    does not show it. ExchangeError for types that DLPack does not have, with the
+    way out.
     """
     if not array.flags.forc:
         _check_strides(array)
     if array.dtype not in native_dtypes():
         return _wrap_foreign_dtype(array)
-    # What torch aborts on, and what must have a NULL pointer, is not for numpy
-    # to export; size-1 dimensions with odd strides are harmless (measured).
+    # numpy does not export negative strides, on which torch aborts, nor empty
+    # tensors, which must have a NULL pointer. Size-1 dimensions may have any
+    # strides (measured).
     if array.size and (array.flags.forc or min(array.strides) >= 0):
         tensor = ArrayTensor()
         tensor._array = array

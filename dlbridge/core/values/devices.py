@@ -11,16 +11,32 @@ import operator
 import re
 import sys
 from enum import IntEnum
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from dlbridge.core.public import public
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES
+
+if TYPE_CHECKING:
+    from dlbridge.typing import DeviceLike
 
 __all__ = ["DLDeviceType", "Device", "device", "split"]
 
 
+@public
 class DLDeviceType(IntEnum):
-    """DLDeviceType of ``dlpack.h`` 1.3. Open: a type it does not list prints too."""
+    """The kind of a device, as a number: DLDeviceType of ``dlpack.h`` 1.3.
+
+    Any int32 is accepted: a number that ``dlpack.h`` does not list becomes a
+    member named ``type21``, which equals the number.
+
+    Examples
+    --------
+    >>> bridge.DLDeviceType(2).name
+    'kDLCUDA'
+    >>> bridge.DLDeviceType(21).name
+    'type21'
+    """
 
     kDLCPU = 1
     kDLCUDA = 2
@@ -79,26 +95,49 @@ _NUMBERED = re.compile(r"type(-?[0-9]+)", re.ASCII)
 _INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
 
 
+@public
 class Device:
-    """A device: DLDevice (``dlpack.h`` 1.3) and its backend's name. An immutable value.
+    """A device: DLDevice (``dlpack.h`` 1.3) and the name of its backend. An immutable value.
 
-    Equal devices are one object. ``str`` is ``"cuda:0"``, and `device` takes it
-    back. A type that ``dlpack.h`` does not list is as good as any other, and
-    called ``"type21"`` unless it comes with a name.
+    Equal devices are one object. ``str(d)`` is ``"cuda:0"``, which
+    `dlbridge.device` accepts. A type that ``dlpack.h`` does not list is named
+    ``"type21"``, unless a name is given.
+
+    Parameters
+    ----------
+    type : int
+        The DLDeviceType, an int32.
+    index : int
+        DLDevice.device_id, from 0.
+    name : str, optional
+        The name of the backend, where several backends share the type.
+
+    Raises
+    ------
+    ValueError
+        For a negative index, for numbers that DLDevice cannot hold, and for a
+        name that means another type.
+
+    Examples
+    --------
+    >>> bridge.Device(2, 1)
+    dlbridge.device('cuda:1')
+    >>> bridge.Device(12, 0, "npu") == bridge.Device(12, 0)
+    False
     """
 
     __slots__ = ("index", "is_address", "is_host", "name", "type")
 
     type: DLDeviceType
-    """Its DLDeviceType, an int; may be one that ``dlpack.h`` does not list."""
+    """The DLDeviceType, an int; it may be one that ``dlpack.h`` does not list."""
     index: int
-    """DLDevice.device_id: which device of the backend, from 0."""
+    """DLDevice.device_id: the number of the device in its backend, from 0."""
     name: str
-    """The name of its backend, which is its identity."""
+    """The name of the backend. Devices of different names are different devices."""
     is_host: bool
-    """Whether the CPU may read its memory (CUDAManaged: once it is synchronised)."""
+    """Whether the CPU may read its memory (CUDAManaged: after a synchronisation)."""
     is_address: bool
-    """Whether ``data + byte_offset`` is an address there; elsewhere data is a handle."""
+    """Whether ``data + byte_offset`` is an address; otherwise ``data`` is a handle."""
 
     def __new__(cls, type: int, index: int = 0, name: str | None = None) -> Device:
         """Like `of`."""
@@ -106,10 +145,32 @@ class Device:
 
     @classmethod
     def of(cls, type: int, index: int = 0, name: str | None = None) -> Device:
-        """The Device of these; *name* only where the type alone does not say it.
+        """Return the Device of these numbers; `Device` itself does the same.
 
-        ValueError for a negative index, for numbers that DLDevice cannot hold,
-        and for a name that means another type.
+        Parameters
+        ----------
+        type : int
+            The DLDeviceType, an int32.
+        index : int
+            DLDevice.device_id, from 0.
+        name : str, optional
+            The name of the backend, where several backends share the type.
+
+        Returns
+        -------
+        Device
+            The one object of that value.
+
+        Raises
+        ------
+        ValueError
+            For a negative index, for numbers that DLDevice cannot hold, and for
+            a name that means another type.
+
+        Examples
+        --------
+        >>> bridge.Device.of(1) is bridge.device("cpu")
+        True
         """
         found = _interned.get((type, index, name))
         return _intern(type, index, name) if found is None else found
@@ -131,16 +192,27 @@ class Device:
         return f"dlbridge.device('{self}'{known})"
 
     def dlpack_device_type(self) -> int:
-        """The DLDeviceType as a plain int, by TVM-FFI's name."""
+        """Return the DLDeviceType as a plain int (the name is TVM-FFI's).
+
+        Returns
+        -------
+        int
+            The DLDeviceType.
+
+        Examples
+        --------
+        >>> bridge.device("cuda:1").dlpack_device_type()
+        2
+        """
         return int(self.type)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """``(type, index)``: TVM-FFI takes objects that have this as device arguments."""
+        """Return ``(type, index)``. TVM-FFI takes objects with this method as devices."""
         return int(self.type), self.index
 
     @property
     def dlpack(self) -> tuple[int, int]:
-        """``(type, index)`` in plain ints, as ``dl_device=`` wants it (array API 2024.12)."""
+        """``(type, index)`` as plain ints, for ``dl_device=`` (array API 2024.12)."""
         return int(self.type), self.index
 
 
@@ -185,11 +257,11 @@ def _type_named(name: str) -> int | None:
 
 
 def split(text: str) -> tuple[str, int | str | None]:
-    """``"opencl:1"`` as a backend's name and what selects the device.
+    """Split ``"opencl:1"`` into the backend's name and the selector of the device.
 
-    The selector is an integer, free text for the backend to find
-    (``"opencl:Intel"``, `dlbridge.protocol.SupportsDeviceNames`), or None where
-    there is none (``"opencl"``). ValueError if *text* has not that form.
+    The selector is an integer, a text that the backend searches for
+    (``"opencl:Intel"``, `dlbridge.protocol.SupportsDeviceNames`), or None if it
+    is missing (``"opencl"``). ValueError if *text* does not have that form.
     """
     name, colon, selector = text.partition(":")
     if _NAME.fullmatch(name) is None or (colon and not selector):
@@ -201,16 +273,11 @@ def split(text: str) -> tuple[str, int | str | None]:
     return name, selector or None
 
 
-def device(obj: Any, index: int | None = None, *, device_type: int | None = None) -> Device:
-    """The `Device` of anything that names one.
+def device(obj: DeviceLike, index: int | None = None, *, device_type: int | None = None) -> Device:
+    """The `Device` of *obj*, without a look at the installed backends.
 
-    Takes a `Device`; a string (``"cuda:1"``, ``"cuda"`` for its first device,
-    ``"type21:0"``); a type and an *index*; ``(type, index)``; the device objects
-    of torch, jax and tvm_ffi; and anything with ``__dlpack_device__()``.
-    *device_type* is the type of a backend whose name says none.
-
-    ValueError for names and indices that cannot be, TypeError for what is no
-    device, ExchangeError for one that DLPack cannot name.
+    See `dlbridge.device`. *device_type* is the type for a name that is not in
+    the table of names.
     """
     found, chosen = _find(obj, device_type)
     if index is None:

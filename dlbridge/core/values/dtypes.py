@@ -14,12 +14,15 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from dlbridge.core.public import public
 from dlbridge.errors import ExchangeError
 
 from .subbyte import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from dlbridge.typing import DTypeLike
 
 __all__ = [
     "NUMPY_DTYPES",
@@ -34,8 +37,18 @@ __all__ = [
 ]
 
 
+@public
 class DLDataTypeCode(IntEnum):
-    """DLDataTypeCode of ``dlpack.h`` 1.3. Open: a code it does not list prints too."""
+    """The kind of a dtype, as a number: DLDataTypeCode of ``dlpack.h`` 1.3.
+
+    A number that ``dlpack.h`` does not list becomes a member named
+    ``type_code(42)``, which equals the number.
+
+    Examples
+    --------
+    >>> bridge.DLDataTypeCode(2).name
+    'kDLFloat'
+    """
 
     kDLInt = 0
     kDLUInt = 1
@@ -114,24 +127,46 @@ _ONE_LANE = re.compile(r"([a-z]+|type_code\(([0-9]+)\)_)([0-9]+)", re.ASCII)
 _LANES = re.compile(r"(.+)x([0-9]+)", re.ASCII)
 
 
+@public
 class DType:
     """The type of one element: DLDataType (``dlpack.h`` 1.3). An immutable value.
 
-    Equal types are one object, so ``is`` and ``hash`` are as fast as they can
-    be; ``==`` also takes other spellings (``t.dtype == "float32"``). Any code,
-    bits and lanes that fit the struct make a `DType`; `check` says which of
-    them can be exchanged. ``str`` gives the name that numpy, ml_dtypes and
-    TVM-FFI use, and `dtype` takes it back.
+    Equal types are one object. ``==`` also compares with everything that
+    `dlbridge.dtype` accepts (``t.dtype == "float32"``). ``str(d)`` is the name
+    in numpy, ml_dtypes and TVM-FFI, which `dlbridge.dtype` accepts. Any numbers
+    that fit the struct make a `DType`; a tensor of a type that ``dlpack.h``
+    does not list is refused when it is made or imported.
+
+    Parameters
+    ----------
+    code : int
+        The DLDataTypeCode, 0 to 255.
+    bits : int
+        The bits of one lane, 0 to 255.
+    lanes : int
+        The values per element, 0 to 65535; 1 except for vector types.
+
+    Raises
+    ------
+    ValueError
+        If DLDataType cannot hold the numbers.
+
+    Examples
+    --------
+    >>> bridge.DType(2, 32)
+    dlbridge.dtype('float32')
+    >>> bridge.dtype("float32x4").itemsize
+    16
     """
 
     __slots__ = ("_numpy", "bits", "code", "lanes", "name")
 
     code: int
-    """Its DLDataTypeCode; may be one that `DLDataTypeCode` does not list."""
+    """The DLDataTypeCode; it may be one that ``dlpack.h`` does not list."""
     bits: int
-    """Bits of one lane."""
+    """The bits of one lane."""
     lanes: int
-    """Values per element: 1, or the length of a vector type."""
+    """The values per element: 1, or the length of a vector type."""
     name: str
     """``"float32"``, ``"float8_e4m3fn"``, ``"float32x4"``, ``"type_code(42)_8"``."""
 
@@ -143,7 +178,32 @@ class DType:
 
     @classmethod
     def of(cls, code: int, bits: int, lanes: int = 1) -> DType:
-        """The DType of these three numbers. ValueError if DLDataType cannot hold one."""
+        """Return the DType of these numbers; `DType` itself does the same.
+
+        Parameters
+        ----------
+        code : int
+            The DLDataTypeCode, 0 to 255.
+        bits : int
+            The bits of one lane, 0 to 255.
+        lanes : int
+            The values per element, 0 to 65535; 1 except for vector types.
+
+        Returns
+        -------
+        DType
+            The one object of that value.
+
+        Raises
+        ------
+        ValueError
+            If DLDataType cannot hold the numbers.
+
+        Examples
+        --------
+        >>> bridge.DType.of(4, 16)
+        dlbridge.dtype('bfloat16')
+        """
         found = _interned.get((code, bits, lanes))
         return _intern(code, bits, lanes) if found is None else found
 
@@ -157,11 +217,12 @@ class DType:
         return DType.of, (self.code, self.bits, self.lanes)
 
     def __eq__(self, other: object) -> bool:
-        """Whether *other*, in any spelling that `dtype` takes, is this type."""
+        """Whether `dtype` of *other* is this type."""
         if other is self or other is None or isinstance(other, DType):
             return other is self
+        anything: Any = other
         try:
-            return dtype(other) is self
+            return dtype(anything) is self
         except (TypeError, ValueError, ExchangeError):
             return NotImplemented
 
@@ -174,33 +235,49 @@ class DType:
         return f"dlbridge.dtype({self.name!r})"
 
     def __dlpack_data_type__(self) -> tuple[int, int, int]:
-        """``(code, bits, lanes)``: the protocol of TVM-FFI for dtype arguments."""
+        """Return ``(code, bits, lanes)``, the protocol of TVM-FFI for dtype arguments."""
         return self.code, self.bits, self.lanes
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element that is stored by itself."""
+        """The bytes of one element that is stored alone, rounded up."""
         return (self.bits * self.lanes + 7) // 8
 
     @property
     def is_subbyte(self) -> bool:
-        """Whether elements can be packed closer than one per `itemsize` bytes."""
+        """Whether an element is not a whole number of bytes, as in ``int4``."""
         return self.bits * self.lanes % 8 != 0
 
     def nbytes(self, count: int, *, padded: bool = False) -> int:
-        """Bytes of *count* elements: packed, or each in `itemsize` bytes if *padded*.
+        """Return the bytes of *count* elements.
 
-        The two differ only for sub-byte types (``dlpack.h``,
-        DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED).
+        Parameters
+        ----------
+        count : int
+            The number of elements.
+        padded : bool
+            Whether each element takes `itemsize` bytes; otherwise they are
+            packed. Only sub-byte types differ (``dlpack.h`` 1.3,
+            DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED).
+
+        Returns
+        -------
+        int
+            In bytes, rounded up.
+
+        Examples
+        --------
+        >>> bridge.dtype("int4").nbytes(3), bridge.dtype("int4").nbytes(3, padded=True)
+        (2, 3)
         """
         return count * self.itemsize if padded else (count * self.bits * self.lanes + 7) // 8
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The numpy dtype of exactly this type: numpy's own, or ml_dtypes'.
+        """The numpy dtype of exactly this type: numpy's own, or that of ml_dtypes.
 
-        For a sub-byte type it is the padded one, a byte per element.
-        ExchangeError if there is none, naming the way to the raw bytes.
+        A sub-byte type has one byte per element in numpy. ExchangeError if
+        neither has the type; the message names the way to the raw bytes.
         """
         return self._numpy or _find_numpy(self)
 
@@ -208,7 +285,7 @@ class DType:
 _interned: dict[tuple[int, int, int], DType] = {}
 _checked: dict[tuple[int, int, int], DType] = {}
 NUMPY_DTYPES: dict[Any, DType] = {}
-"""numpy's dtypes that were met so far; `from_numpy` fills it, and `fill_numpy_dtypes`."""
+"""Cache: numpy's dtypes. `from_numpy` and `fill_numpy_dtypes` add to it."""
 
 
 def _intern(code: int, bits: int, lanes: int) -> DType:
@@ -242,8 +319,8 @@ def _name(code: int, bits: int, lanes: int) -> str:
 def check(code: int, bits: int, lanes: int = 1) -> DType:
     """The DType of numbers that came from outside, if a tensor of it can be exchanged.
 
-    ExchangeError names the rule of ``dlpack.h`` 1.3 that they break: a code
-    that it does not have, bits that the code does not come in, or no lane.
+    ExchangeError names the rule of ``dlpack.h`` 1.3 that they break: an unknown
+    code, bits that the code does not have, or 0 lanes.
     """
     found = _checked.get((code, bits, lanes))
     if found is not None:
@@ -267,28 +344,50 @@ def check(code: int, bits: int, lanes: int = 1) -> DType:
     return _checked.setdefault((code, bits, lanes), DType.of(code, bits, lanes))
 
 
-def dtype(obj: Any) -> DType:
-    """The `DType` of anything that an array library calls a dtype.
+@public
+def dtype(obj: DTypeLike) -> DType:
+    """Return the `DType` of the dtype of any array library.
 
-    Takes a `DType`; a name (``"float32"``, ``"bfloat16"``, ``"int4"``,
-    ``"float32x4"``, numpy's ``"<f4"``, and ``"int"`` and ``"float"`` with
-    numpy's meaning: 64 bits); Python's ``bool``, ``int``, ``float`` and
-    ``complex``; dtypes and scalar types of numpy, ml_dtypes and jax; a
-    ``torch.dtype``; a ``tvm_ffi.dtype`` and anything with
-    ``__dlpack_data_type__()``; and ``(code, bits, lanes)``.
+    Parameters
+    ----------
+    obj : DTypeLike
+        A `DType`; a name (``"float32"``, ``"bfloat16"``, ``"int4"``,
+        ``"float32x4"``, numpy's ``"<f4"``, and ``"int"`` and ``"float"``, which
+        are 64 bits as in numpy); Python's ``bool``, ``int``, ``float`` or
+        ``complex``; a dtype or scalar type of numpy, ml_dtypes or jax; a
+        ``torch.dtype``; a ``tvm_ffi.dtype`` or another object with
+        ``__dlpack_data_type__()``; or ``(code, bits, lanes)``.
 
-    ExchangeError for a type that DLPack cannot carry, TypeError for what is
-    no dtype, ValueError for numbers that no DLDataType can hold.
+    Returns
+    -------
+    DType
+        The one object of that value.
+
+    Raises
+    ------
+    TypeError
+        If *obj* is not a dtype.
+    ValueError
+        For numbers that DLDataType cannot hold.
+    ExchangeError
+        For a type that DLPack does not have.
+
+    Examples
+    --------
+    >>> bridge.dtype(np.float32)
+    dlbridge.dtype('float32')
+    >>> bridge.dtype("int4").bits
+    4
     """
     if isinstance(obj, DType):
         return obj
+    theirs: Any = obj
     kind = type(obj)
     if kind.__name__ == "dtype" and kind.__module__ == "torch":
         return _from_torch(str(obj))
     if isinstance(obj, str):
         # A tvm_ffi.dtype is a str whose text may mean something else to numpy:
         # its "float" has 32 bits.
-        theirs: Any = obj
         if hasattr(theirs, "type_code"):
             return DType.of(theirs.type_code, theirs.bits, theirs.lanes)
         return _from_name(obj)
@@ -297,9 +396,9 @@ def dtype(obj: Any) -> DType:
     if isinstance(obj, type):
         return _from_type(obj)
     if hasattr(kind, "__dlpack_data_type__"):
-        return _from_numbers(obj.__dlpack_data_type__())
+        return _from_numbers(theirs.__dlpack_data_type__())
     if kind.__module__.partition(".")[0] == "numpy" and hasattr(obj, "newbyteorder"):
-        return from_numpy(obj)
+        return from_numpy(theirs)
     raise _no_dtype(obj)
 
 
@@ -323,7 +422,7 @@ def _from_numbers(numbers: tuple[Any, ...]) -> DType:
 
 @lru_cache(maxsize=512)
 def _from_name(text: str) -> DType:
-    """Our own names first; what is left is numpy's to know."""
+    """The DType of a name: by our own table first, then by numpy."""
     numbers = _parse(text)
     if numbers is not None:
         return DType.of(*numbers)
@@ -333,8 +432,8 @@ def _from_name(text: str) -> DType:
         theirs = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as error:
         raise TypeError(
-            f"{text!r} names no dtype: the names are those of numpy, ml_dtypes and TVM-FFI"
-            " ('float32', 'bfloat16', 'float8_e4m3fn', 'int4', 'float32x4')"
+            f"{text!r} is not the name of a dtype: the names are those of numpy, ml_dtypes and"
+            " TVM-FFI ('float32', 'bfloat16', 'float8_e4m3fn', 'int4', 'float32x4')"
         ) from error
     return from_numpy(theirs)
 
@@ -420,7 +519,7 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
 
 
 def _obstacle(np_dtype: np.dtype[Any]) -> str:
-    """What DLPack cannot say about *np_dtype*, and what to do instead."""
+    """The reason why DLPack cannot describe *np_dtype*, and what to do instead."""
     if np_dtype.fields is not None or np_dtype.subdtype is not None:
         return "it is structured; exchange each field (array['name']) by itself"
     if not np_dtype.isnative:

@@ -1,4 +1,4 @@
-"""Arithmetic on shapes and strides: what is compact, how far memory reaches, what merges."""
+"""Arithmetic on shapes and strides: compactness, extent in memory, merged dimensions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
-    """Lowest and one past the highest element touched, from the first element."""
+    """The lowest element and one past the highest, counted from the first element."""
     low = high = 0
     for extent, stride in zip(shape, strides, strict=True):
         if extent == 0:
@@ -49,8 +49,8 @@ def merge(
     """The same region as few strided dimensions around one contiguous run.
 
     *strides* holds the byte strides of every side of a copy (source and
-    target). Returns ``(shape, strides, run_nbytes)``; neighbours are merged
-    only where all sides allow it, and size-1 dimensions are dropped.
+    target). Returns ``(shape, strides, run_nbytes)``; neighbouring dimensions are
+    merged only where all sides allow it, and size-1 dimensions are dropped.
     """
     extents: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]

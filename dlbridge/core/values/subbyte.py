@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.public import public
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -14,13 +16,36 @@ if TYPE_CHECKING:
 __all__ = ["pack_bits", "unpack_bits"]
 
 
+@public
 def unpack_bits(data: memoryview | bytes, dtype: DType, count: int) -> npt.NDArray[np.uint8]:
-    """The raw codes of *count* packed elements of a type of fewer than 8 bits, a byte each.
+    r"""Return the raw codes of packed elements of a sub-byte type, one byte for each code.
 
-    Little bit-endian (``dlpack.h`` 1.3, DLDataType): code *i* is
-    ``(data >> (i * bits)) & mask``. A vector element gives a code per lane. A
-    negative ``int4`` keeps its two's complement: -1 is 15. ValueError if *data*
-    (contiguous) is too short, or the type has 8 bits and more.
+    Parameters
+    ----------
+    data : bytes or memoryview
+        The packed elements, contiguous. The bit order is little-endian
+        (``dlpack.h`` 1.3, DLDataType): code *i* is
+        ``(data >> (i * bits)) & mask``.
+    dtype : DType
+        A type with 1 to 7 bits per lane.
+    count : int
+        The number of elements.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of uint8, shape ``(count * dtype.lanes,)``. A negative ``int4`` keeps its
+        two's complement: -1 is 15.
+
+    Raises
+    ------
+    ValueError
+        If *data* is too short, or a lane has 8 bits or more.
+
+    Examples
+    --------
+    >>> bridge.unpack_bits(b"\x21\x03", bridge.dtype("uint4"), 3)
+    array([1, 2, 3], dtype=uint8)
     """
     import numpy as np
 
@@ -39,12 +64,35 @@ def unpack_bits(data: memoryview | bytes, dtype: DType, count: int) -> npt.NDArr
     return raw
 
 
+@public
 def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
-    """The inverse of `unpack_bits`: ``dtype.nbytes(count)`` bytes, unused bits zero.
+    r"""Return codes as packed elements of a sub-byte type: the inverse of `unpack_bits`.
 
-    Only the low bits of each code (an unsigned byte) count, as in padded
-    storage, whose high bits DLPack leaves undefined. ValueError if the codes
-    are not a whole number of elements, or the type has 8 bits and more.
+    Parameters
+    ----------
+    codes : array_like
+        Unsigned integers, one for each lane. Only the low bits of a code are
+        used: in padded storage DLPack leaves the high bits undefined.
+    dtype : DType
+        A type with 1 to 7 bits per lane.
+
+    Returns
+    -------
+    bytes
+        ``dtype.nbytes(count)`` bytes; unused bits are zero.
+
+    Raises
+    ------
+    TypeError
+        If *codes* are not unsigned integers.
+    ValueError
+        If the codes are not a whole number of elements, or a lane has 8 bits or
+        more.
+
+    Examples
+    --------
+    >>> bridge.pack_bits([1, 2, 3], bridge.dtype("uint4"))
+    b'!\x03'
     """
     import numpy as np
 
@@ -72,7 +120,10 @@ def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
 
 
 def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
-    """How codes fill whole bytes: the integer to work in, its bytes, the shift of each code.
+    """The smallest group of codes that fills whole bytes.
+
+    Gives the integer type to compute in, the bytes of a group, and the shift of
+    each code.
 
     6 bits: 4 codes in 3 bytes. 4 bits: 2 codes in 1 byte.
     """

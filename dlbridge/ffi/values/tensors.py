@@ -19,6 +19,7 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.outgoing.like import as_library
 from dlbridge.core.plugins.streams import chosen_streams, wait
 from dlbridge.core.tensor.adopt import adopt
+from dlbridge.core.tensor.exports import managed_address_of
 from dlbridge.core.tensor.ordering import access
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
@@ -86,7 +87,7 @@ class _HostHandle(Handle):
 
 
 def _pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[int, int]:
-    carrier = value._array  # an expired tensor raises here
+    _ = value._array  # an expired tensor raises here
     try:
         handle = value._native
     except AttributeError:  # not passed before
@@ -99,17 +100,13 @@ def _pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[i
     device = value.device
     if handle is None:
         # As it is, with negative strides too: a copy would lose what a kernel writes.
-        managed = export_managed(carrier, value._table_image(0))
+        managed = managed_address_of(value)
         kind = _HostHandle if device.type == _CPU and not value.readonly else Handle
         handle = value._native = _tensor_object(managed, kind=kind)
     keep.append(handle)
     if device.type != _CPU:
         keep.on_device(device.type, device.index, lambda: _stream_of_own(value))
     return _TENSOR, handle
-
-
-def _managed_of(tensor: Tensor) -> int:
-    return export_managed(tensor._array, tensor._table_image(0))
 
 
 def _stream_of_own(tensor: Tensor) -> int | None:
@@ -355,7 +352,7 @@ def converter(like: Any) -> Callable[[Any], Any]:
         table = table_of(like)
         if table is not None:
             return lambda value: (
-                table.wrap(_managed_of(value)) if isinstance(value, Tensor) else value
+                table.wrap(managed_address_of(value)) if isinstance(value, Tensor) else value
             )
         like = like.__module__.partition(".")[0]
     return lambda value: as_library(value, like, None) if isinstance(value, Tensor) else value

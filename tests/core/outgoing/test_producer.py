@@ -37,8 +37,8 @@ from stream_backend import Pinned, installed
 
 import dlbridge
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.exports import export_managed
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.core.tensor.exports import managed_address_of
 from dlbridge.core.tensor.tensor import ArrayTensor
 from dlbridge.core.values.layout import compact_strides
 
@@ -784,7 +784,7 @@ def test_a_failed_export_leaks_nothing(monkeypatch):  # P55
         with pytest.raises(MemoryError, match="injected"):
             owned.tensor.__dlpack__(max_version=VERSION)
         with pytest.raises(MemoryError, match="injected"):
-            export_managed(owned.tensor._array, owned.tensor._image(0))
+            managed_address_of(owned.tensor)
     owned.forget()
     gc.collect()
     assert not owned.alive
@@ -868,7 +868,7 @@ def test_exports_from_many_threads():  # P48, C40
 def test_managed_tensors_without_a_capsule():  # P43
     """What the exchange table hands out: the struct alone, which its new owner deletes."""
     owned = Owned()
-    at = export_managed(owned.tensor._array, owned.tensor._image(0))
+    at = managed_address_of(owned.tensor)
     owned.forget()
     gc.collect()
     assert owned.alive

@@ -323,7 +323,7 @@ def test_other_spellings(spelling, name):
     ["", "nonsense", "float32x", "xx4", "float32 ", "type_code(x)_8", "float٣٢", "torch.float32"],
 )
 def test_text_that_names_no_dtype(text):
-    with pytest.raises(TypeError, match="names no dtype"):
+    with pytest.raises(TypeError, match="is not the name of a dtype"):
         dtype(text)
 
 

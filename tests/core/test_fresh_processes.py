@@ -1,0 +1,208 @@
+"""A fresh process that imports one public module, or unpickles, has the whole of dlbridge.
+
+No method may depend on which module was imported before.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipapp
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dlbridge as bridge
+from dlbridge import ffi
+
+PACKAGE = Path(bridge.__file__).parent
+
+# Uses everything that a Tensor has. `t`: the floats 0 to 5, (2, 3), on the CPU.
+USE = """
+import copy, ctypes, pickle, sys
+assert ("dlbridge", "Tensor") in [(c.__module__, c.__name__) for c in type(t).__mro__]
+assert (t.shape, t.ndim, t.size, t.nbytes, str(t.dtype)) == ((2, 3), 2, 6, 24, "float32")
+expected = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+assert t.tolist() == expected and t[1, 1].item() == 4.0
+assert len(t.tobytes()) == 24 and t.T.tobytes() != t.tobytes()
+assert t.to_device("cpu").tolist() == expected
+with t.host_view() as h:
+    assert h.tolist() == expected
+native = t.to_native()
+assert native.tolist() == expected
+operand = t.operand()
+assert (operand.nbytes, operand.data + operand.byte_offset) == (24, t.data_ptr())
+assert t.numpy().tolist() == t.__array__().tolist() == expected
+assert t.reshape(3, 2).view("int32").transpose().shape == (2, 3)
+
+# DLPack: by capsule, and by the exchange table.
+assert "dltensor_versioned" in repr(t.__dlpack__(max_version=(1, 1)))
+assert '"dltensor"' in repr(t.__dlpack__())
+assert t.__dlpack_device__() == (1, 0)
+import numpy as np
+assert np.from_dlpack(t).tolist() == expected
+capsule = type(t).__dlpack_c_exchange_api__
+name = ctypes.pythonapi.PyCapsule_GetName
+name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+assert name(capsule) == b"dlpack_exchange_api"
+table = ctypes.cast(pointer(capsule, name(capsule)), ctypes.POINTER(ctypes.c_void_p))
+# DLPackExchangeAPI of dlpack.h 1.3: version, prev_api, then
+# managed_tensor_allocator, managed_tensor_from_py_object_no_sync, ...
+take = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))(table[3])
+taken = ctypes.c_void_p()
+assert take(t, ctypes.byref(taken)) == 0 and taken.value
+# DLManagedTensorVersioned: version, manager_ctx, deleter, flags, dl_tensor.
+fields = ctypes.cast(taken, ctypes.POINTER(ctypes.c_void_p))
+assert fields[4] == t.data_ptr()
+ctypes.CFUNCTYPE(None, ctypes.c_void_p)(fields[2])(taken)
+
+assert not hasattr(t, "__cuda_array_interface__")
+for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+    again = pickle.loads(pickle.dumps(t, protocol))
+    assert type(again) is type(t) and again.tolist() == expected
+buffers = []
+raw = pickle.dumps(t, 5, buffer_callback=buffers.append)
+assert pickle.loads(raw, buffers=buffers).tolist() == expected and len(buffers) == 1
+assert copy.copy(t).tolist() == copy.deepcopy(t).tolist() == expected
+print("used", t.device)
+"""
+
+ARRAY = "import numpy as np; a = np.arange(6, dtype='f4').reshape(2, 3);"
+# What each public module can give a tensor by; dlbridge itself is asked last.
+MODULES = {
+    "dlbridge": "import dlbridge; t = dlbridge.from_dlpack(a)",
+    "dlbridge.ffi": "import dlbridge.ffi; t = dlbridge.ffi.from_dlpack(a)",
+    "dlbridge.errors": "import dlbridge.errors; t = dlbridge.from_dlpack(a)",
+    "dlbridge.protocol": "import dlbridge.protocol; t = dlbridge.from_dlpack(a)",
+    "dlbridge.typing": "import dlbridge.typing; t = dlbridge.from_dlpack(a)",
+    "dlbridge.testing": "import dlbridge.testing; t = dlbridge.from_dlpack(a)",
+    "dlbridge.cli": "import dlbridge.cli; t = dlbridge.from_dlpack(a)",
+}
+
+
+def run(code, *flags, **keywords):
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        **keywords,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_one_public_module_is_enough(module):
+    assert run(f"{ARRAY}\n{MODULES[module]}\n{USE}") == "used cpu:0\n"
+
+
+@pytest.mark.parametrize("name", ["asarray", "zeros", "empty", "to_device"])
+def test_one_function_is_enough(name):
+    given = {"asarray": "a", "zeros": "(2, 3)", "empty": "(2, 3)", "to_device": "a, 'cpu'"}[name]
+    code = f"from dlbridge import {name}; t = {name}({given})\nt.numpy()[...] = a"
+    assert run(f"{ARRAY}\n{code}\n{USE}") == "used cpu:0\n"
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_unpickling_is_enough(protocol, tmp_path):
+    """The process never imports dlbridge by itself."""
+    tensor = bridge.asarray(np.arange(6, dtype="f4").reshape(2, 3))
+    file = tmp_path / "tensor.pickle"
+    file.write_bytes(pickle.dumps(tensor, protocol))
+    code = f"import pickle; t = pickle.load(open({str(file)!r}, 'rb'))"
+    assert run(f"{code}\n{USE}") == "used cpu:0\n"
+
+
+def test_ffi_first():
+    """What tvm_ffi's containers and functions give back is a whole Tensor too."""
+    try:
+        assert ffi.version
+    except bridge.LibraryUnavailable:
+        if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            raise
+        pytest.skip("libtvm_ffi is not installed here")
+    code = (
+        "import numpy as np, dlbridge.ffi as f\n"
+        "assert f.convert(np.ones(3)).tobytes() == np.ones(3).tobytes()\n"
+        "a = np.arange(6, dtype='f4').reshape(2, 3)\n"
+        "t = f.convert(a)"
+    )
+    assert run(f"{code}\n{USE}") == "used cpu:0\n"
+
+
+# Without installed metadata ---------------------------------------------------
+
+WITHOUT_METADATA = """
+import importlib.metadata as metadata
+try:
+    metadata.distribution("dlbridge")
+except metadata.PackageNotFoundError:
+    pass
+else:
+    raise SystemExit("dlbridge is installed here: this test would show nothing")
+import dlbridge as bridge
+assert {where!r} in bridge.__file__, bridge.__file__
+assert bridge.backends() == ["cpu"], bridge.backends()
+assert bridge.empty(3).shape == (3,)
+assert bridge.zeros(3, "bfloat16").to_device("cpu").nbytes == 6
+assert bridge.backend("cpu").device_count() == 1
+print(bridge.to_device([1.0, 2.0], "cpu", like="numpy").tolist())
+"""
+
+
+@pytest.fixture
+def packages(tmp_path):
+    """A folder with numpy and cffi, and without the metadata of dlbridge and its backends."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    for name in ("numpy", "numpy.libs", "cffi", "_cffi_backend", "pycparser"):
+        for root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+            for found in Path(root).glob(f"{name}*"):
+                wanted = found.name == name or found.name.startswith("_cffi_backend.")
+                if wanted and not (folder / found.name).exists():
+                    (folder / found.name).symlink_to(found)
+    if not (folder / "numpy").exists():
+        pytest.fail("numpy is not where sysconfig says that packages are")
+    return folder
+
+
+def environment(*folders):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A copy of the package alone."""
+    folder = tmp_path / "source"
+    shutil.copytree(PACKAGE, folder / "dlbridge", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_a_source_tree_without_metadata_works(source, packages, tmp_path):
+    code = WITHOUT_METADATA.format(where=str(source))
+    assert run(code, "-S", env=environment(source, packages), cwd=tmp_path) == "[1.0, 2.0]\n"
+
+
+def test_a_zipapp_works(source, packages, tmp_path):
+    archive = tmp_path / "program.pyz"
+    (source / "__main__.py").write_text(WITHOUT_METADATA.format(where=archive.name))
+    zipapp.create_archive(source, archive)
+    done = subprocess.run(
+        [sys.executable, "-S", archive],
+        env=environment(packages),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "[1.0, 2.0]\n"), done.stderr

@@ -1,0 +1,193 @@
+"""The details of CPython and numpy that dlbridge relies on: the table, and tests of each."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import re
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cffi import FFI
+
+import dlbridge as bridge
+from dlbridge.core._cdefs import ffi as our_ffi
+from dlbridge.core.implementation_details import DETAILS
+from dlbridge.core.implementation_details.callbacks import c_callback
+from dlbridge.core.implementation_details.python_api import object_at
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# The table ----------------------------------------------------------------------
+
+
+def place_exists(where):
+    """Whether ``"core/tensor/tensor.py: ArrayTensor"`` names a definition."""
+    file, name = where.split(": ")
+    path = ROOT / "dlbridge" / file
+    if not path.is_file():
+        return False
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return set(name.split(".")) <= names
+
+
+def test_exists(test):
+    """Whether ``"tests/core/test_x.py::test_y"`` names a test."""
+    file, name = test.split("::")
+    path = ROOT / file
+    return path.is_file() and bool(re.search(rf"^def {name}\(", path.read_text(), re.MULTILINE))
+
+
+test_exists.__test__ = False
+
+
+@pytest.mark.parametrize("detail", DETAILS, ids=lambda detail: detail.what[:50])
+def test_each_detail_has_its_place_and_its_test(detail):
+    assert place_exists(detail.where), f"there is no {detail.where}"
+    assert test_exists(detail.test), f"there is no {detail.test}"
+    assert all(detail), "each says what, why and since when"
+
+
+def test_the_reader_of_the_table_sees_what_is_missing():
+    assert not place_exists("core/tensor/tensor.py: NoSuchClass")
+    assert not place_exists("core/tensor/no_such.py: Tensor")
+    assert not test_exists("tests/core/test_implementation_details.py::test_no_such")
+    assert not test_exists("tests/core/test_no_such.py::test_object_at")
+
+
+# CPython ------------------------------------------------------------------------
+
+
+def test_object_at():
+    """The object itself, with a reference of its own."""
+    thing = object()
+    before = sys.getrefcount(thing)
+    again = object_at(id(thing))
+    assert again is thing
+    assert sys.getrefcount(thing) == before + 1
+
+
+def test_the_method_of_the_instance_is_found_before_that_of_the_class():
+    """A consumer in C that asks a CPU tensor for a capsule calls numpy's C method."""
+    tensor = bridge.zeros(3)
+    method = tensor.__dlpack__
+    assert type(method) is type([].append)
+    assert isinstance(method.__self__, np.ndarray)
+    called = []
+    tensor.__dlpack__ = lambda **keywords: called.append(keywords) or method(**keywords)
+    np.from_dlpack(tensor)
+    assert called, "np.from_dlpack does not ask the instance"
+
+
+def test_references_of_an_array_are_counted_at_once():
+    """An array, a view and a capsule each add one; they go with their last user."""
+    array = np.zeros(3)
+    before = sys.getrefcount(array)
+    view = array[...]
+    assert sys.getrefcount(array) == before + 1
+    capsule = view.__dlpack__()
+    assert sys.getrefcount(view) == 3  # view, the capsule, and the argument
+    del capsule, view
+    assert sys.getrefcount(array) == before
+
+
+def test_the_class_of_an_instance_can_be_replaced():
+    class Before:
+        __slots__ = ("value",)
+
+    class After(Before):
+        __slots__ = ()
+
+    thing = Before()
+    thing.value = 5
+    thing.__class__ = After
+    assert type(thing) is After
+    assert thing.value == 5
+
+
+class Interrupt(Exception):
+    """Raised by a signal handler of a user."""
+
+
+@pytest.fixture
+def handler():
+    """SIGUSR1 raises `Interrupt`."""
+    if not hasattr(signal, "SIGUSR1"):
+        pytest.fail("this test needs POSIX signals")
+
+    def interrupt(_number, _frame):
+        raise Interrupt("from a handler")
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupted_callback_is_run_again_with_its_arguments(handler):
+    """C's qsort gets a whole result, and the exception of the handler comes after it."""
+    ffi = FFI()
+    ffi.cdef("void qsort(void *, size_t, size_t, int (*)(const void *, const void *));")
+    values = ffi.new("int64_t[]", [3, 1, 2, 5, 4])
+    calls, undone = [], []
+
+    @c_callback("int(uintptr_t, uintptr_t)", undo=lambda variables: undone.append(set(variables)))
+    def compare(left, right):
+        calls.append((left, right))
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGUSR1)
+        first = ctypes.c_int64.from_address(left).value
+        second = ctypes.c_int64.from_address(right).value
+        return (first > second) - (first < second)
+
+    pointer = ffi.cast(
+        "int (*)(const void *, const void *)", int(our_ffi.cast("uintptr_t", compare))
+    )
+    with pytest.raises(Interrupt, match="from a handler"):  # noqa: PT012 - as the comment says
+        ffi.dlopen(None).qsort(values, 5, 8, pointer)
+        # CPython raises it at the next instruction, which may be behind the call.
+        sum(range(1000))
+    assert list(values) == [1, 2, 3, 4, 5]
+    assert calls[2] == calls[3], "the interrupted call has run again"
+    assert undone
+    assert {"left", "right"} <= undone[0]
+
+
+# numpy ----------------------------------------------------------------------------
+
+
+def test_the_struct_of_a_new_capsule_may_be_overwritten():
+    """What a consumer gets is what we wrote; numpy's deleter frees it all the same."""
+    tensor = bridge.zeros(4, "bfloat16")
+    expected = bytes(tensor.tobytes())
+    for _ in range(100):
+        again = bridge.from_dlpack(tensor.__dlpack__(max_version=(1, 1)))
+        assert again.dtype == "bfloat16"
+        assert again.tobytes() == expected
+
+
+def test_a_capsules_destructor_and_a_structs_deleter_are_numpys_c_functions():
+    """Of all arrays the same, and in the file of numpy's extension module."""
+    get = ctypes.pythonapi.PyCapsule_GetDestructor
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object]
+    destructors = {get(np.zeros(n).__dlpack__(max_version=(1, 0))) for n in range(3)}
+    assert len(destructors) == 1
+    if not sys.platform.startswith("linux"):
+        return
+    (address,) = destructors
+    files = [
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if int(line.split("-")[0], 16) <= address < int(line.split("-")[1].split()[0], 16)
+    ]
+    assert "_multiarray_umath" in files[0]

@@ -1,0 +1,79 @@
+"""A user's script of typical calls. Read by type checkers, and run by the tests too."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import dlbridge as bridge
+
+if not TYPE_CHECKING:  # where it is a builtin
+
+    def reveal_type(_thing: object) -> None: ...
+
+
+x = np.arange(6, dtype="float32").reshape(2, 3)
+
+# In.
+t = bridge.from_dlpack(x)
+reveal_type(t)  # dlbridge.Tensor
+reveal_type(bridge.from_dlpack(x, like="numpy"))  # numpy.ndarray
+reveal_type(bridge.from_dlpack(x, like=x))  # numpy.ndarray
+reveal_type(bridge.asarray([[1, 2], [3, 4]], dtype="uint8"))  # dlbridge.Tensor
+reveal_type(bridge.asarray(array("d", [1.0])))  # dlbridge.Tensor
+
+# Made, moved, copied.
+reveal_type(bridge.empty((2, 3), np.float16))  # dlbridge.Tensor
+reveal_type(bridge.zeros(3, "bfloat16", "cpu"))  # dlbridge.Tensor
+reveal_type(bridge.to_device(x, "cpu"))  # dlbridge.Tensor
+reveal_type(bridge.to_device(x, bridge.device("cpu"), like="dlbridge"))  # dlbridge.Tensor
+reveal_type(bridge.to_device(t, "cpu", like="numpy"))  # numpy.ndarray
+reveal_type(bridge.to_device(t, "cpu", like=x))  # numpy.ndarray
+reveal_type(bridge.to_device(x, "cpu", like=t))  # dlbridge.Tensor
+reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor))  # dlbridge.Tensor
+reveal_type(t.to_device("cpu", stream=None))  # dlbridge.Tensor
+bridge.copy_(x, t)
+
+# Looked at.
+reveal_type(bridge.plan(x, "cpu", copy=True))  # dlbridge.Plan
+reveal_type(bridge.plan(x, "cpu").steps[0].source)  # dlbridge.Device
+reveal_type(bridge.explain(x, "cpu"))  # str
+with bridge.trace() as trace:
+    reveal_type(trace)  # dlbridge.Trace
+    reveal_type(trace.nbytes)  # int
+
+# Devices, streams, dtypes.
+reveal_type(bridge.device(("cpu", 0)[0]))  # dlbridge.Device
+reveal_type(bridge.device(x))  # dlbridge.Device
+reveal_type(bridge.dtype(float))  # dlbridge.DType
+reveal_type(bridge.dtype(x.dtype))  # dlbridge.DType
+reveal_type(bridge.dtype("int4").numpy)  # numpy.dtype
+reveal_type(bridge.current_stream("cpu"))  # int
+reveal_type(bridge.backends())  # list[str]
+reveal_type(bridge.backend("cpu"))  # dlbridge.protocol.Backend
+reveal_type(bridge.backend("cpu").device_count())  # int
+
+
+def on_a_stream(device: str, stream: object) -> None:
+    """Never run here: the CPU has no streams."""
+    with bridge.use_stream(device, stream) as handle:
+        reveal_type(handle)  # int
+
+
+# A tensor's own.
+reveal_type(t.shape)  # tuple[int, ...]
+reveal_type(t.dtype)  # dlbridge.DType
+reveal_type(t.device)  # dlbridge.Device
+reveal_type(t[0, 1:])  # dlbridge.Tensor
+reveal_type(t.numpy())  # numpy.ndarray
+reveal_type(t.tobytes())  # bytes
+reveal_type(t.operand())  # dlbridge.Operand
+reveal_type(t.operand().data + t.operand().byte_offset)  # int
+reveal_type(t.host_view())  # dlbridge.HostView
+with t.host_view() as h:
+    reveal_type(h)  # dlbridge.Tensor
+reveal_type(np.asarray(t.numpy()))  # numpy.ndarray
+reveal_type(bridge.pack_bits([1, 2], bridge.dtype("uint4")))  # bytes
+reveal_type(bridge.unpack_bits(b"!", bridge.dtype("uint4"), 2))  # numpy.ndarray

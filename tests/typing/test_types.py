@@ -1,0 +1,244 @@
+"""The types that a user's program gets: read by mypy --strict and by pyright.
+
+``DLBRIDGE_EXPECT=typing`` says that both are installed here: a missing one is a
+failure then, and a skip otherwise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import dlbridge as bridge
+from dlbridge import errors, protocol
+
+HERE = Path(__file__).parent
+PACKAGES = str(Path(bridge.__file__).parent.parent)
+LINE = re.compile(r"reveal_type\((.*)\)  # (\S.*)$")
+
+
+def absent(tool):
+    if "typing" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+        pytest.fail(f"DLBRIDGE_EXPECT=typing, but {tool} is not installed")
+    pytest.skip(f"{tool} is not installed here")
+
+
+def run(command, folder, **environment):
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def by_mypy(script, folder):
+    """Line -> the revealed type; fails where mypy finds an error in the script."""
+    if find_spec("mypy") is None:
+        absent("mypy")
+    done = run(
+        # silent: errors inside of dlbridge and the libraries are not the script's.
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", script.name],
+        folder,
+        MYPYPATH=PACKAGES,
+        MYPY_CACHE_DIR=str(folder.parent / "mypy"),  # one for all tests of a session
+    )
+    found, problems = {}, []
+    for text in done.stdout.splitlines():
+        match = re.match(r'.*?:(\d+): note: Revealed type is "(.*)"$', text)
+        if match:
+            found[int(match[1])] = match[2]
+        elif "error:" in text:
+            problems.append(text)
+    assert problems == [], done.stdout
+    assert found, done.stderr
+    return found
+
+
+def by_pyright(script, folder):
+    """Line -> the revealed type; fails where pyright finds an error in the script."""
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join([beside, os.environ.get("PATH", "")])
+    tool = shutil.which("pyright", path=path) or shutil.which("basedpyright", path=path)
+    if tool is None:
+        absent("pyright (or basedpyright)")
+    settings = {
+        "include": [script.name],
+        "extraPaths": [PACKAGES],
+        "typeCheckingMode": "standard",
+        "pythonVersion": "3.10",
+    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = run([tool, "--outputjson", "--pythonpath", sys.executable], folder)
+    report = json.loads(done.stdout)
+    found, problems = {}, []
+    for entry in report["generalDiagnostics"]:
+        match = re.match(r'Type of ".*" is "(.*)"$', entry["message"], re.DOTALL)
+        if match:
+            found[entry["range"]["start"]["line"] + 1] = match[1]
+        else:
+            problems.append(entry)
+    assert problems == []
+    assert found, done.stderr
+    return found
+
+
+def expected(script):
+    """Line -> the type that its comment names."""
+    lines = script.read_text().splitlines()
+    return {
+        number: match[2] for number, line in enumerate(lines, 1) if (match := LINE.search(line))
+    }
+
+
+def agrees(revealed, wanted):
+    """Whether *revealed* is the class *wanted*, by its public name.
+
+    The inner modules of dlbridge and of libraries are of no interest, nor what
+    is known at run time only (the type of the elements of a numpy array).
+    """
+    if "[" in wanted:  # builtin generics are compared whole
+        return revealed == wanted
+    package, _, name = wanted.rpartition(".")
+    head = revealed.partition("[")[0]
+    module, _, last = head.rpartition(".")
+    return last == name and (not module or module.split(".")[0] == package.split(".")[0])
+
+
+CHECKERS = {"mypy": by_mypy, "pyright": by_pyright}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.parametrize("name", ["script.py", "torch_script.py"])
+def test_the_types_of_typical_calls(checker, name, tmp_path):
+    if name.startswith("torch") and find_spec("torch") is None:
+        if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            pytest.fail("DLBRIDGE_EXPECT=peers, but torch is not installed")
+        pytest.skip("torch is not installed here")
+    script = tmp_path / name
+    shutil.copy(HERE / name, script)
+    wanted = expected(script)
+    assert len(wanted) >= (20 if name == "script.py" else 10)
+    found = CHECKERS[checker](script, tmp_path)
+    assert found.keys() == wanted.keys()
+    wrong = {
+        number: f"{found[number]}, not {wanted[number]}"
+        for number in wanted
+        if not agrees(found[number], wanted[number])
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", ["script.py", "torch_script.py"])
+def test_the_scripts_run(name):
+    if name.startswith("torch") and find_spec("torch") is None:
+        pytest.skip("torch is not installed here")
+    done = run([sys.executable, str(HERE / name)], HERE)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("revealed", "wanted", "same"),
+    [
+        ("dlbridge.core.tensor.tensor.Tensor", "dlbridge.Tensor", True),
+        ("torch._tensor.Tensor", "torch.Tensor", True),
+        ("torch._tensor.Tensor", "dlbridge.Tensor", False),
+        ("Any", "dlbridge.Tensor", False),
+        ("Unknown", "numpy.ndarray", False),
+        ("numpy.ndarray[Any, Any]", "numpy.ndarray", True),
+        ("list[Any]", "list[str]", False),
+        ("Any", "int", False),
+    ],
+)
+def test_the_comparison_of_types(revealed, wanted, same):
+    assert agrees(revealed, wanted) is same
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_wrong_call_is_an_error(checker, tmp_path):
+    """The annotations refuse what the functions refuse."""
+    script = tmp_path / "wrong.py"
+    script.write_text(
+        "import dlbridge as bridge\n"
+        "bridge.to_device([1.0], 'cpu', copy='yes')\n"
+        "reveal_type(1)  # int\n"
+    )
+    with pytest.raises(AssertionError, match=r"wrong\.py.*:2|'line': 1"):
+        CHECKERS[checker](script, tmp_path)
+
+
+# No public function returns Any -------------------------------------------------
+
+# Function -> the reason, which stands on the line of its source too.
+ANYBODYS = {
+    "from_dlpack": "an array of the library that `like` names; the overloads say which",
+    "to_device": "an array of the library that `like` names; the overloads say which",
+    "Tensor.tolist": "nested lists or a scalar: the shape decides",
+    "Tensor.item": "any Python scalar",
+    "Tensor.to_native": "each backend's own class",
+    "Tensor.__dlpack__": "PyCapsule has no name before Python 3.13",
+    "HostView.__dlpack__": "PyCapsule has no name before Python 3.13",
+    # Called by pickle, whose protocol it is.
+    "Tensor.__reduce_ex__": "what pickle takes",
+}
+
+
+def public_callables():
+    """``"Tensor.reshape"`` -> the function, for all that the public names offer."""
+    found = {}
+    places = {"": bridge, "errors.": errors, "protocol.": protocol}
+    for prefix, module in places.items():
+        for name in sorted(set(module.__all__) - {"ffi"}):
+            thing = getattr(module, name)
+            found[prefix + name] = inspect.unwrap(thing) if callable(thing) else thing
+            for cls in getattr(thing, "__mro__", ()):
+                for member, value in vars(cls).items():
+                    function = getattr(value, "fget", getattr(value, "__func__", value))
+                    if not member.startswith("_") or member.endswith("__"):
+                        found.setdefault(f"{prefix}{name}.{member}", function)
+    # Not what dataclass, enum and Protocol have made.
+    ours = str(Path(bridge.__file__).parent)
+    return {
+        name: function
+        for name, function in found.items()
+        if inspect.isfunction(function) and function.__code__.co_filename.startswith(ours)
+    }
+
+
+CALLABLES = public_callables()
+
+
+def test_the_walk_finds_functions_of_every_kind():
+    assert {"to_device", "use_stream", "Tensor.mT", "Tensor.ndim", "Device.of"} <= set(CALLABLES)
+    assert {"protocol.Backend.allocate", "Plan.as_dict", "HostView.__enter__"} <= set(CALLABLES)
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_public_functions_say_what_they_take_and_return(name):
+    function = CALLABLES[name]
+    hints = function.__annotations__
+    assert set(inspect.signature(function).parameters) <= {*hints, "self", "cls", "_cls"}
+    assert "return" in hints or name.endswith("__init__")
+    if hints.get("return") == "Any":
+        assert name in ANYBODYS, f"{name} returns Any: give its type, or a reason in ANYBODYS"
+    else:
+        assert name not in ANYBODYS, f"{name} no longer returns Any"
+
+
+def test_the_reasons_stand_in_the_source():
+    """Where a line says ``-> Any``, it also says why (overloads say it for from_dlpack)."""
+    for name in set(ANYBODYS) - {"from_dlpack", "to_device", "Tensor.__reduce_ex__"}:
+        head = inspect.getsource(CALLABLES[name]).partition('"""')[0]
+        assert re.search(r"-> Any:  # \w+", head), name

@@ -1,0 +1,27 @@
+"""As script.py, with torch and jax, whose types a checker knows where they are installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+import dlbridge as bridge
+
+if not TYPE_CHECKING:  # where it is a builtin
+
+    def reveal_type(_thing: object) -> None: ...
+
+
+x = torch.ones(3)
+reveal_type(bridge.from_dlpack(x))  # dlbridge.Tensor
+reveal_type(bridge.from_dlpack(x, like="torch"))  # torch.Tensor
+reveal_type(bridge.from_dlpack(bridge.zeros(3), like=x))  # torch.Tensor
+reveal_type(bridge.to_device(x, "cpu"))  # dlbridge.Tensor
+reveal_type(bridge.to_device(x, torch.device("cpu")))  # dlbridge.Tensor
+reveal_type(bridge.to_device([1.0], "cpu", like="torch"))  # torch.Tensor
+reveal_type(bridge.to_device(x, "cpu", like="numpy"))  # numpy.ndarray
+reveal_type(bridge.to_device([1.0], "cpu", like=torch.Tensor))  # torch.Tensor
+reveal_type(bridge.to_device([1.0], "cpu", like=x))  # torch.Tensor
+reveal_type(bridge.dtype(torch.float32))  # dlbridge.DType
+reveal_type(bridge.device(torch.device("cpu")))  # dlbridge.Device
