@@ -132,7 +132,7 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
         return
     if stream is None:
         wait(device, producer)
-        tensor._memory.last_use = current_use(device)
+        _note_use(tensor, device)
     elif supports(plugin, SupportsStreams):
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer not in (-1, producer):
@@ -167,8 +167,15 @@ def _import_by_method(
         raise ExchangeError(f"{origin_of(x)} exported a copy although copy=False was asked for")
     tensor = adopt(managed, origin_of(x), immutable=traits.immutable and managed.legacy)
     if ours is not None and tensor.device is source:
-        tensor._memory.last_use = current_use(source)  # the producer ordered it so
+        _note_use(tensor, source)  # the producer ordered it so
     return tensor
+
+
+def _note_use(tensor: Tensor, device: Device) -> None:
+    """Note that the memory is ready for work on our current stream of *device*."""
+    memory = operand_of(tensor).memory
+    if memory is not None:
+        memory.last_use = current_use(device)
 
 
 class _Once:

@@ -52,4 +52,4 @@ def allocate_like(operand: Operand, where: Device) -> tuple[Tensor, Operand]:
     memory = AllocatedMemory(plugin, where, use, "dlbridge.empty")
     memory.allocate(operand.nbytes, MIN_ALIGNMENT)
     tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
-    return tensor, operand_of_new(tensor, operand.nbytes, use)
+    return tensor, operand_of_new(tensor, memory, operand)

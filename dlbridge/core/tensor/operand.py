@@ -17,10 +17,9 @@ from .tensor import ArrayTensor, Tensor
 if TYPE_CHECKING:
     import numpy as np
 
-    from dlbridge.core.plugins.streams import StreamUse
     from dlbridge.core.values.dtypes import DType
 
-    from .memory import Memory
+    from .memory import AllocatedMemory, Memory
 
 __all__ = ["Operand", "host_array", "operand_of", "operand_of_new", "require_compact"]
 
@@ -210,24 +209,26 @@ def operand_of(tensor: Tensor) -> Operand:
     return operand
 
 
-def operand_of_new(tensor: Tensor, nbytes: int, use: StreamUse) -> Operand:
-    """The operand of a compact *tensor* on memory that was allocated for *use* just now.
+def operand_of_new(tensor: Tensor, memory: AllocatedMemory, like: Operand) -> Operand:
+    """The operand of a compact *tensor* for the elements of *like*, on new *memory*.
 
-    Its stream is known, so that the first work on it need not ask for it again.
+    Its stream is the one that the memory was allocated for, so that the first
+    work on it need not ask for the stream again.
     """
     operand = _new(Operand)
-    array = operand.carrier = tensor._array
-    memory = operand.memory = tensor._memory
+    operand.carrier = tensor._array
+    operand.memory = memory
     operand.device = memory.device
     operand.data = memory.data
     operand.byte_offset = 0
-    operand.dtype = tensor._dtype
-    operand.flags = tensor._flags
-    operand.shape = array.shape
-    operand.size = array.size
-    operand.nbytes = nbytes
+    operand.dtype = like.dtype
+    operand.flags = like.flags & FLAG_SUBBYTE_PADDED
+    operand.shape = like.shape
+    operand.size = like.size
+    operand.nbytes = like.nbytes
     operand.contiguous = True
     operand.readonly = False
+    use = memory.last_use
     operand.stream = use.handle
     operand.is_new = use.used = True
     return operand
