@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
+from dlbridge.core.implementation_details.python_api import refuse_subinterpreters
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype, from_numpy
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 __all__ = ["ArrayTensor", "Tensor", "make_tensor", "wrap_array", "writable"]
+
+refuse_subinterpreters()
 
 _CPU = Device.of(1, 0)
 
