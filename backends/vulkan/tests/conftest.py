@@ -87,7 +87,9 @@ def _prepare() -> bool:
         driver.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": content}))
         # The loader lists the last file's devices first, unless it sorts them by
         # vendor: the machine's own driver shall be vulkan:0.
-        os.environ["VK_DRIVER_FILES"] = ":".join([str(driver), *_drivers()])
+        # pytest-xdist's processes inherit the environment of the first: its file goes.
+        others = [file for file in _drivers() if Path(file).name != driver.name]
+        os.environ["VK_DRIVER_FILES"] = ":".join([str(driver), *others])
         os.environ["VK_LOADER_DISABLE_SELECT"] = "1"
     if run(OPEN, **VALIDATION).returncode:
         return False
