@@ -3,7 +3,7 @@
 A driver's own pageable copies are one thread's memcpy; here several threads copy the next
 chunks while the DMA engine moves the last. Only the calling thread talks to the driver: the
 helpers do nothing but memcpy, so the stream's order, also that of a default stream of its own,
-is the caller's.
+is the caller's. The sizes of chunks and rings are chosen in `tuning`.
 """
 
 from __future__ import annotations

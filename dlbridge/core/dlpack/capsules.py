@@ -1,4 +1,7 @@
-"""Capsules of other libraries, and the structs inside them: names, ownership, deleters."""
+"""Capsules of other libraries, and the structs inside them: names, ownership, deleters.
+
+Our own capsules are made in ``exports``.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `plan_move` is the only planner: `dlbridge.explain` prints its plan and
 `dlbridge.to_device` runs it. It avoids copies; between two kinds of device
-that do not share memory it goes through the host.
+that do not share memory it goes through the host. ``transfer`` runs the steps.
 """
 
 from __future__ import annotations
