@@ -487,3 +487,14 @@ def test_a_tensor_that_was_passed_knows_whether_it_is_still_in_use(echo):
     assert tensor._native.is_lent()
     del kept
     assert not tensor._native.is_lent()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_host_view_given_to_a_call_ends_with_its_block(dtype):
+    """The object of libtvm_ffi kept the view busy: "still used by 1 array(s)"."""
+    tensor = dlbridge.zeros(3, dtype)
+    shape = ffi.convert_func(lambda x: tuple(x.shape))
+    with tensor.host_view() as view:
+        assert tuple(shape(view)) == (3,)
+    with pytest.raises(BufferError, match="expired"):
+        shape(view)
