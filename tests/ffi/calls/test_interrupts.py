@@ -58,8 +58,8 @@ print([wrong[:2], [a - b for a, b in zip(after, before)], signals])
 """
 
 # CPython 3.10 also raises between instructions where later ones do not: a few
-# references stay there (measured: up to 3 % of the signals; 0 from 3.11 on).
-MOST_LEFT = 0.1 if sys.version_info < (3, 11) else 0
+# references stay there, an open defect (3.10.13: 47 after 2,737 signals at most).
+MOST_LEFT = 0.05 if sys.version_info < (3, 11) else 0
 
 
 @pytest.mark.parametrize(
