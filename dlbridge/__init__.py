@@ -19,25 +19,38 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, whose import would take half of ours
 if TYPE_CHECKING:
-    from typing import Any
-
     from . import ffi as ffi
+    from .core.accepting import accepts as accepts
     from .core.api import (
         asarray as asarray,
         copy_ as copy_,
-        empty as empty,
         explain as explain,
         from_dlpack as from_dlpack,
         plan as plan,
         to_device as to_device,
-        zeros as zeros,
     )
+    from .core.casts.elements import astype as astype
+    from .core.creation import (
+        empty as empty,
+        empty_like as empty_like,
+        full as full,
+        full_like as full_like,
+        ones as ones,
+        ones_like as ones_like,
+        zeros as zeros,
+        zeros_like as zeros_like,
+    )
+    from .core.files.loading import TensorFile as TensorFile, load as load
+    from .core.files.saving import save as save
     from .core.incoming.cuda_array_interface import (
         from_cuda_array_interface as from_cuda_array_interface,
     )
+    from .core.incoming.places import device_of as device_of
     from .core.moves.host_views import HostView as HostView
     from .core.moves.plans import Plan as Plan, Step as Step
     from .core.moves.traces import Trace as Trace, trace as trace
+    from .core.moves.unpickling import unpickle_to as unpickle_to
+    from .core.plugins.listing import devices as devices
     from .core.plugins.lookup import device as device
     from .core.plugins.registry import (
         backend as backend,
@@ -49,54 +62,76 @@ if TYPE_CHECKING:
         synchronize as synchronize,
         use_stream as use_stream,
     )
+    from .core.plugins.trimming import trim as trim
+    from .core.sharing import share as share
     from .core.tensor.operand import Operand as Operand
     from .core.tensor.tensor import Tensor as Tensor
     from .core.values.devices import Device as Device, DLDeviceType as DLDeviceType
     from .core.values.dtypes import DLDataTypeCode as DLDataTypeCode, DType as DType, dtype as dtype
     from .core.values.subbyte import pack_bits as pack_bits, unpack_bits as unpack_bits
+    from .diagnosis.report import Info as Info, info as info
     from .errors import (
         BackendError as BackendError,
         BackendUnavailable as BackendUnavailable,
         DeviceError as DeviceError,
+        DeviceLost as DeviceLost,
         DeviceMemoryError as DeviceMemoryError,
+        DeviceNotFound as DeviceNotFound,
         Error as Error,
         ExchangeError as ExchangeError,
+        FileError as FileError,
         LibraryUnavailable as LibraryUnavailable,
     )
 
 # The list of public names; everything else here follows from it. (The imports
 # above are for type checkers, which need them written out; a test compares.)
 _PUBLIC = {
-    "core.api": "asarray copy_ empty explain from_dlpack plan to_device zeros",
+    "core.accepting": "accepts",
+    "core.api": "asarray copy_ explain from_dlpack plan to_device",
+    "core.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
+    "core.casts.elements": "astype",
+    "core.files.loading": "TensorFile load",
+    "core.files.saving": "save",
     "core.incoming.cuda_array_interface": "from_cuda_array_interface",
+    "core.incoming.places": "device_of",
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step",
     "core.moves.traces": "Trace trace",
+    "core.moves.unpickling": "unpickle_to",
+    "core.plugins.listing": "devices",
     "core.plugins.lookup": "device",
     "core.plugins.registry": "backend backends register_backend",
     "core.plugins.streams": "current_stream synchronize use_stream",
+    "core.sharing": "share",
+    "core.plugins.trimming": "trim",
     "core.tensor.operand": "Operand",
     "core.tensor.tensor": "Tensor",
     "core.values.devices": "DLDeviceType Device",
     "core.values.dtypes": "DLDataTypeCode DType dtype",
     "core.values.subbyte": "pack_bits unpack_bits",
-    "errors": "BackendError BackendUnavailable DeviceError DeviceMemoryError Error ExchangeError"
-    " LibraryUnavailable",
+    "diagnosis.report": "Info info",
+    "errors": "BackendError BackendUnavailable DeviceError DeviceLost DeviceMemoryError"
+    " DeviceNotFound Error ExchangeError FileError LibraryUnavailable",
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
 __all__ = sorted([*_MODULES, "__version__", "ffi"])  # noqa: PLE0605 - a list, from the one above
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name from its module at its first use."""
-    if name == "ffi":
-        return importlib.import_module(".ffi", __name__)
-    if name not in _MODULES:
-        raise AttributeError(f"module 'dlbridge' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker it would say that there is every name
+
+    def __getattr__(name: str) -> object:
+        """Load a public name from its module at its first use."""
+        if name == "ffi":
+            return importlib.import_module(".ffi", __name__)
+        if name not in _MODULES:
+            from .core.values.suggestions import did_you_mean
+
+            hint = did_you_mean(name, __all__)
+            raise AttributeError(f"module 'dlbridge' has no attribute {name!r}{hint}")
+        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

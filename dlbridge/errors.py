@@ -10,9 +10,12 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "DeviceError",
+    "DeviceLost",
     "DeviceMemoryError",
+    "DeviceNotFound",
     "Error",
     "ExchangeError",
+    "FileError",
     "LibraryUnavailable",
 ]
 
@@ -43,6 +46,19 @@ class ExchangeError(Error, BufferError):
     ... except BufferError as error:
     ...     print(type(error).__name__)
     ExchangeError
+    """
+
+
+class DeviceNotFound(ExchangeError, LookupError):
+    """A backend has no device of that number or name. The message says what it has.
+
+    Examples
+    --------
+    >>> try:
+    ...     bridge.empty(3, device="cpu:9")
+    ... except bridge.DeviceNotFound as error:
+    ...     print(error)
+    there is no cpu:9: backend 'cpu' has 1 device here, counted from 0
     """
 
 
@@ -89,6 +105,19 @@ class DeviceError(Error, RuntimeError):
     """
 
 
+class DeviceLost(DeviceError):
+    """A device crashed, was reset or was removed; its memory is gone.
+
+    Tensors on it cannot be used any more, and dropping them is safe. The message
+    says whether the device can be used again, and from when on.
+
+    Examples
+    --------
+    >>> issubclass(bridge.DeviceLost, bridge.DeviceError)
+    True
+    """
+
+
 class DeviceMemoryError(Error, MemoryError):
     """A device does not have enough memory. The message says how many bytes were requested.
 
@@ -99,6 +128,24 @@ class DeviceMemoryError(Error, MemoryError):
     ... except MemoryError as error:
     ...     print(type(error).__name__)
     DeviceMemoryError
+    """
+
+
+class FileError(Error, ValueError):
+    """A file is not what its format says, or holds what dlbridge does not load.
+
+    The message names the file, the tensor, the rule and the way out. A file that
+    is missing or cannot be opened raises Python's own OSError.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".safetensors") as empty:
+    ...     try:
+    ...         bridge.load(empty.name)
+    ...     except bridge.FileError as error:
+    ...         print(type(error).__name__)
+    FileError
     """
 
 

@@ -1,46 +1,82 @@
 """The contract between dlbridge and a device backend.
 
 A backend is a class that an entry point of the group ``dlbridge.backends``
-names. The class is called once, without arguments, when a tensor or a call first
-needs the device. It implements `Backend`, and those ``Supports*`` protocols that
-its device can support: each capability is a protocol.
+names. It implements `Backend`, and those ``Supports*`` protocols that its device
+can support: each capability is a protocol. The guide for authors is
+``docs/writing-a-backend.md`` in the source distribution of dlbridge.
 
 Rules that hold for every member:
 
 * Only integers, memoryviews and plain Python objects cross; no cffi types.
-* ``data`` is opaque to dlbridge: an address, a ``cl_mem``, a buffer handle. An
-  offset in bytes is passed with it; dlbridge adds the two only on devices whose
-  ``data`` is an address (`ADDRESS_DEVICES`).
-* ``device_id`` counts from 0 to ``device_count() - 1``; any other is an
-  `dlbridge.errors.ExchangeError` that names it.
+* ``data`` is opaque to dlbridge: an address, a ``cl_mem``, a buffer handle. It is
+  an integer from 1 to 2**64 - 1; 0 stands for no memory. Until it is freed, no other
+  memory of that device has the same number. A `Span` names bytes of it by an offset;
+  dlbridge adds the two only on devices whose ``data`` is an address
+  (`ADDRESS_DEVICES`).
+* ``device_id`` counts from 0 to ``device_count() - 1``. For any other, every member but
+  ``free`` and ``release_host_view`` raises an `dlbridge.errors.ExchangeError` that names it.
+  `SupportsForeignData.import_data` gets the number of an exporter, which is not checked.
+* dlbridge asks for no bytes outside of memory that it knows. Where ``data`` is a handle, a
+  backend refuses other bytes with an ExchangeError before it calls the driver. Where it is
+  an address, a backend cannot know where the memory of others ends, and need not look.
 * ``stream`` is the device's native stream handle as an integer, 0 for the
-  default. Work may be queued on it; it is complete after ``synchronize``. A
-  backend without `SupportsStreams` completes everything before it returns.
-* dlbridge never requests 0 bytes.
+  default. -1 ("do not order") is only what ``normalize_stream`` returns. Work may be
+  queued on a stream; it is complete after ``synchronize``. A backend without
+  `SupportsStreams` completes everything before it returns.
+* dlbridge never requests 0 bytes, and the two sides of one copy never overlap.
 * Every member may be called from any thread, and ``free`` and
-  ``release_host_view`` from a finalizer: they must not raise there.
+  ``release_host_view`` from a finalizer: for what dlbridge got from the backend they never
+  raise.
 * If a driver refuses a call, raise `dlbridge.errors.DeviceError`; if the device
   has not enough memory, `dlbridge.errors.DeviceMemoryError`; for a request that
-  the device can never fulfil, `dlbridge.errors.ExchangeError`. A failed call leaks
-  nothing and has no effect.
-* A backend may set ``host_copies_block = True``: when a copy from or to the host
-  returns, the device has finished with the host's memory. dlbridge then does not
-  call ``synchronize`` after it; an upload may still be ordered on its stream.
+  the device can never fulfil, `dlbridge.errors.ExchangeError`; for a device that is
+  gone, `dlbridge.errors.DeviceLost`. A member that raises has allocated nothing, and
+  queued no work; dlbridge may have called it for other parts of one copy before.
+  Any other exception becomes a `dlbridge.errors.BackendError` that names the
+  backend and the member, except where a member's description allows it.
+* An error about a stream names the stream, its device, and what may be passed
+  instead; one that comes late, from work that was queued before, says that it is
+  about earlier work.
+* A lost device: every member that needs it raises `dlbridge.errors.DeviceLost`, at
+  once and without waiting for its work. ``free`` and ``release_host_view`` then
+  forget the memory and return. Memory of the lost device never becomes valid
+  again, also if the same ``device_id`` does: a backend may open the device anew in
+  an `Backend.allocate` after the loss was reported, or say in the error that a new
+  process is needed.
+* Streams end with the device, except 0. A stream from before the loss may still be
+  passed for a device that was opened anew, by a ``use_stream`` block that is open:
+  raise `dlbridge.errors.DeviceLost`, or do the work on a stream that exists.
+* Devices may appear: ``device_count`` then grows. It never shrinks, and a
+  ``device_id`` means the same device as long as the process lives: one that was
+  removed is lost, and keeps its number.
+* A child of ``fork()`` must not call a driver that its parent has opened: members
+  raise `dlbridge.errors.DeviceError`, which says so and how to start processes
+  instead; ``free`` and ``release_host_view`` do nothing, as the memory is the
+  parent's. A backend that was not used before the fork works in the child.
+* What else dlbridge must know before it copies is declared by attributes, each of
+  which has a default: `Facts`.
 * A backend may offer ``live_allocations() -> int``, what has been allocated and
   not freed; the conformance kit then counts exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
     "ADDRESS_DEVICES",
     "API",
+    "CONTEXT_DEVICES",
     "HOST_DEVICES",
+    "MIN_API",
     "Backend",
+    "ExportedMemory",
+    "Facts",
     "NativeArray",
+    "Region",
+    "Span",
+    "SupportsAllocateFromHost",
     "SupportsCopy",
     "SupportsDemo",
     "SupportsDeviceInfo",
@@ -50,15 +86,28 @@ __all__ = [
     "SupportsHostImport",
     "SupportsHostImportDrawback",
     "SupportsHostView",
+    "SupportsMemoryExport",
+    "SupportsMemoryImport",
     "SupportsNative",
     "SupportsStreams",
     "SupportsStridedCopy",
+    "SupportsTrim",
 ]
 
 API = 1
 """Version of this contract; a backend states the one it was written for.
 
-A change to a member raises it. A new ``Supports*`` protocol does not.
+A change to a member raises it. A new ``Supports*`` protocol does not. A backend
+writes the number itself, ``api = 1``, and never ``api = API``: with a later
+dlbridge that would claim a version for which the backend was not written.
+"""
+
+MIN_API = 1
+"""The oldest version that is still accepted.
+
+dlbridge accepts ``MIN_API`` to ``API``. Where a backend is of ``MIN_API`` and that
+is not ``API``, loading it gives a FutureWarning, at least one release before
+``MIN_API`` is raised.
 """
 
 ADDRESS_DEVICES = frozenset({1, 2, 3, 10, 11, 13, 14})
@@ -66,24 +115,115 @@ ADDRESS_DEVICES = frozenset({1, 2, 3, 10, 11, 13, 14})
 ROCM, ROCMHost, CUDAManaged, OneAPI (``IsDirectAddressDevice`` of tvm-ffi, and
 USM pointers)."""
 
+CONTEXT_DEVICES = frozenset({14})
+"""Those of `ADDRESS_DEVICES` where an address belongs to one context of the driver, so that
+`SupportsForeignData.import_data` is asked about it: OneAPI (a SYCL context)."""
+
 HOST_DEVICES = frozenset({1, 3, 11, 13})
 """DLDeviceTypes that the CPU may read: CPU, CUDAHost, ROCMHost and, once the
 device is synchronised, CUDAManaged."""
 
 
+class Span(NamedTuple):
+    """Contiguous bytes of a device's memory: one side of a copy."""
+
+    device_id: int
+    """The device of the memory."""
+
+    data: int
+    """The number that `Backend.allocate` returned, or an import or a native object gave."""
+
+    offset: int
+    """Bytes from the beginning of *data* to the first byte of the span."""
+
+    nbytes: int
+    """The length, more than 0."""
+
+
+class Region(NamedTuple):
+    """The bytes of a strided copy, in a `Span` or a memoryview that ends where they end.
+
+    They are ``shape`` runs of *run_nbytes* contiguous bytes each. Both sides of a
+    copy have the same *shape* and *run_nbytes*. The runs of one region never overlap
+    or interleave: each stride is at least as long as all the bytes that it steps
+    over, from the first to the last byte of the dimensions inside. dlbridge copies
+    other layouts, such as overlapping windows, run by run.
+    """
+
+    shape: tuple[int, ...]
+    """How many runs there are in each strided dimension, outermost first."""
+
+    strides: tuple[int, ...]
+    """Bytes from the beginning of a run to that of its neighbour, in each of these dimensions.
+
+    All are positive, and none is less than the next inner one or than *run_nbytes*.
+    """
+
+    run_nbytes: int
+    """The contiguous bytes of one run."""
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the first byte of the region to its last, gaps included."""
+        steps = zip(self.shape, self.strides, strict=True)
+        return sum((length - 1) * stride for length, stride in steps) + self.run_nbytes
+
+
+class Facts:
+    """Attributes by which a backend may say what its copies need; the values are the defaults.
+
+    A backend sets those that differ, on the class or on the instance before its
+    ``__init__`` ends; it need not inherit this class.
+    """
+
+    copy_alignment: int = 1
+    """Bytes, a power of two (WebGPU: 4).
+
+    Every span that is copied or filled then begins at a multiple of it and is as
+    long as a multiple of it, and so does every part of a `Region`: dlbridge
+    allocates such a number of bytes, and completes what a copy lacks at both ends
+    by reading and writing back whole units, under a lock for each device. Where
+    ``data`` is an address, the address counts, otherwise the offset. Views for
+    the host, and what users run themselves, are not affected.
+    """
+
+    max_copy_nbytes: int | None = None
+    """The most bytes of one copy or fill; dlbridge cuts longer ones. None: no limit.
+
+    For a strided copy, ``nbytes`` of each `Span` counts: the gaps between the runs, too.
+    """
+
+    host_copies_block: bool = False
+    """Whether a copy from or to the host has finished with the host's memory when it returns.
+
+    True: a copy from the host has read all of it, and may still be on its way to the
+    target, on its stream; a copy to the host has written all of it. dlbridge then does
+    not call ``synchronize`` after such a copy. False: the device may read or write the
+    host's memory until ``synchronize`` returns. It counts for strided copies, too.
+    """
+
+
 class Backend(Protocol):
     """Memory on one kind of device: all that a backend must provide.
 
-    The class is called once, without arguments. Open the driver there, and
-    raise `dlbridge.errors.BackendUnavailable` with the reason and the remedy
-    if this machine has none.
+    The class is called without arguments, by the thread in which the device is first
+    needed; other threads wait. Open the driver there, and raise
+    `dlbridge.errors.BackendUnavailable` with the reason and the remedy if this machine
+    has none. If it raises, nothing is kept, and the next use calls it again. Once it has
+    returned a backend that keeps the contract, it is not called again in this process.
     """
 
     api: int
     """The `API` that the backend was written for."""
 
     device_type: int
-    """Its DLDeviceType (``dlpack.h``). Several backends may share kDLExtDev."""
+    """Its DLDeviceType (``dlpack.h``). Several backends may share kDLExtDev.
+
+    Where it is one of `HOST_DEVICES`, dlbridge tries the backend when it is loaded:
+    ``current_stream(0)``, ``allocate(0, 256, 256, stream)`` and ``free``. What `allocate`
+    returns must be an address that this process can read, else loading fails with an
+    error that names the package. If `current_stream` or `allocate` raises, nothing is said.
+    """
 
     def device_count(self) -> int:
         """Number of usable devices, at least 1."""
@@ -92,34 +232,63 @@ class Backend(Protocol):
         """New memory of *nbytes* > 0 bytes, usable by work on *stream*; its ``data``.
 
         *alignment* (bytes, a power of two) is honoured where ``data`` is an
-        address and where the device can otherwise.
+        address, and elsewhere where the device can.
         """
 
     def free(self, device_id: int, data: int, stream: int) -> None:
         """Give *data* back once the work already on *stream* has passed.
 
-        After `SupportsHostImport.import_host` it ends the import.
+        dlbridge calls it once for each *data* that `allocate` or `import_host` has
+        returned. Any other *data*, also one that was freed before, is ignored or raises
+        `dlbridge.errors.ExchangeError`; nothing is freed then.
+
+        After `SupportsHostImport.import_host` it ends the import, and blocks until the
+        work already on *stream* has used the host's memory for the last time: its
+        owner takes it back when this returns.
         """
 
-    def copy_from_host(
-        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
-    ) -> None:
-        """Copy the bytes of *source* to *data* at *offset* bytes.
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
+        """Copy all bytes of *source* to *target*, which is as long.
 
         *source* is flat bytes (``format 'B'``, C-contiguous, possibly
-        read-only). It may be read until ``synchronize``: dlbridge keeps it.
+        read-only). It may be read until ``synchronize``, and dlbridge keeps it as
+        long; with `Facts.host_copies_block` only until this returns.
         """
 
-    def copy_to_host(
-        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
-    ) -> None:
-        """Copy ``len(into)`` bytes at *offset* of *data* to *into* (flat, writable).
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Copy all bytes of *source* to *into* (flat, writable), which is as long.
 
-        They are there after ``synchronize``.
+        They are there after ``synchronize``; on return, if `Facts.host_copies_block` is
+        True or there is no `SupportsStreams`.
         """
 
     def current_stream(self, device_id: int) -> int:
-        """The stream that work goes to now in this thread; 0: default, or none."""
+        """The stream that work goes to now in this thread; 0: default, or none.
+
+        What other threads make current does not matter.
+        """
+
+
+@runtime_checkable
+class SupportsAllocateFromHost(Protocol):
+    """A backend that makes memory together with its content, faster than one after the other.
+
+    dlbridge does not ask a backend that declares limits of its copies (`Facts`).
+    """
+
+    def allocate_from_host_limit(self, device_id: int) -> int:
+        """Up to how many bytes that is faster on the device, 0 if it never is; always the same."""
+
+    def allocate_from_host(
+        self, device_id: int, source: memoryview, alignment: int, stream: int
+    ) -> int:
+        """New memory as `Backend.allocate` gives it, with the bytes of *source*; its ``data``.
+
+        0 if it could not be made in this way: dlbridge then calls `Backend.allocate`, whose
+        errors say why, and `Backend.copy_from_host`. *source* is as there, has at most
+        `allocate_from_host_limit` bytes, and is not needed after the return. Work on *stream*
+        sees its bytes.
+        """
 
 
 @runtime_checkable
@@ -141,7 +310,9 @@ class SupportsStreams(Protocol):
         Takes None (the default stream), integers by the device's rules
         (array API 2024.12, ``__dlpack__``), and the ecosystem's own stream
         objects. ValueError for integers that the device's rules forbid,
-        TypeError for an object that is not a stream, a bool included.
+        TypeError for an object that is not a stream, a bool included. A stream
+        that is not known here, or is another device's, is refused as well or
+        keeps its handle, so that its use fails; it never becomes another stream.
         """
 
 
@@ -149,21 +320,14 @@ class SupportsStreams(Protocol):
 class SupportsCopy(Protocol):
     """A backend that copies inside its own devices, and between them."""
 
-    def copy(
-        self,
-        device_id: int,
-        data: int,
-        offset: int,
-        source_device_id: int,
-        source: int,
-        source_offset: int,
-        nbytes: int,
-        stream: int,
-    ) -> None:
-        """Copy *nbytes* from *source* to *data*, on *stream* of *device_id*.
+    def copy(self, target: Span, source: Span, stream: int) -> None:
+        """Copy *source* to *target*, which is as long, on *stream* of the target's device.
 
-        Work on the source device is already ordered before *stream* when the
-        two devices are one, and synchronised by dlbridge when they are not.
+        The two never overlap: dlbridge copies such bytes through a third place. It never asks
+        for a copy between two memories of which both use host memory in place
+        (`SupportsHostImport`), as these may be the same bytes. Work on the source device is
+        already ordered before *stream* when the two devices are one, and synchronised by
+        dlbridge when they are not.
         """
 
 
@@ -171,10 +335,10 @@ class SupportsCopy(Protocol):
 class SupportsStridedCopy(Protocol):
     """A backend that copies strided regions in one call (rectangles, regions).
 
-    A region is *shape* runs of *run_nbytes* contiguous bytes each, *strides*
-    bytes apart, outermost first; *shape* has 1 to `max_strided_ndim` entries.
-    Strides of both sides are positive and descend, outermost first; dlbridge
-    splits or packs other regions.
+    The shape of a `Region` has 1 to `max_strided_ndim` entries, and the strides of
+    both sides descend, outermost first, and no runs overlap (`Region`); dlbridge
+    splits or packs other regions. A span and a memoryview begin and end with the
+    region that they hold: ``span.nbytes == region.extent``.
     """
 
     max_strided_ndim: int
@@ -182,56 +346,44 @@ class SupportsStridedCopy(Protocol):
 
     def copy_strided(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
-        source: int,
-        source_offset: int,
-        source_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        target: Span,
+        target_region: Region,
+        source: Span,
+        source_region: Region,
         stream: int,
     ) -> None:
-        """Copy a region inside one device."""
+        """Copy a region inside one device.
+
+        The two spans never overlap, so that the regions may not be interleaved.
+        """
 
     def copy_strided_from_host(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
+        target: Span,
+        target_region: Region,
         source: memoryview,
-        source_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        source_region: Region,
         stream: int,
     ) -> None:
-        """Copy a region of host memory, from the first byte of *source* (flat)."""
+        """Copy a region of host memory, *source* (flat), to the device."""
 
     def copy_strided_to_host(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
+        source: Span,
+        source_region: Region,
         into: memoryview,
-        into_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        into_region: Region,
         stream: int,
     ) -> None:
-        """Copy a region to host memory, at the first byte of *into* (flat)."""
+        """Copy a region of the device to host memory, *into* (flat)."""
 
 
 @runtime_checkable
 class SupportsFill(Protocol):
     """A backend that fills memory with one byte value."""
 
-    def fill(
-        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
-    ) -> None:
-        """Set *nbytes* bytes at *offset* to *value* (0 to 255)."""
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Set each byte of *target* to *value* (0 to 255)."""
 
 
 @runtime_checkable
@@ -241,18 +393,16 @@ class SupportsHostView(Protocol):
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address *data*; empty if it can. No side effect."""
 
-    def host_view(
-        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
-    ) -> int:
-        """The host address of *nbytes* bytes at *offset*, readable on return.
+    def host_view(self, span: Span, writable: bool, stream: int) -> int:
+        """The host address of the bytes of *span*, readable on return.
 
         ExchangeError where `host_view_refusal` gives a reason. Work on
-        *stream* is complete by then. Device work on *data* must wait
+        *stream* is complete by then. Device work on the memory must wait
         for `release_host_view`; host writes are visible to work after it.
         """
 
-    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
-        """End the view that began at *address*. May run in a finalizer."""
+    def release_host_view(self, span: Span, address: int, stream: int) -> None:
+        """End the view of *span*, which is at *address*. May run in a finalizer."""
 
 
 @runtime_checkable
@@ -265,7 +415,12 @@ class SupportsHostImport(Protocol):
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool
     ) -> tuple[int, int]:
-        """``(data, offset)`` for host memory that dlbridge keeps alive until ``free``."""
+        """``(data, offset)`` for host memory that dlbridge keeps alive until ``free``.
+
+        With *readonly* the memory must never be written, also not by the import
+        itself or by its end: its pages may not allow it. dlbridge asks for no write
+        to such an import.
+        """
 
 
 @runtime_checkable
@@ -280,12 +435,60 @@ class SupportsHostImportDrawback(Protocol):
         """
 
 
+class ExportedMemory(NamedTuple):
+    """Memory of one driver, as another driver of the same device can open it."""
+
+    fd: int
+    """An opaque POSIX file descriptor (``VK_KHR_external_memory_fd``), for the caller to close."""
+
+    nbytes: int
+    """The length of the whole allocation that *fd* stands for."""
+
+    offset: int
+    """Bytes from the beginning of that allocation to the first byte of ``data``."""
+
+
+@runtime_checkable
+class SupportsMemoryExport(Protocol):
+    """A backend that gives another driver of the same device access to its memory."""
+
+    def memory_export_refusal(self, device_id: int, data: int) -> str:
+        """Why another driver cannot be given *data*; empty if it can. No side effect."""
+
+    def export_memory(self, device_id: int, data: int) -> ExportedMemory:
+        """A new file descriptor for the allocation that *data* is in; the caller closes it.
+
+        ExchangeError where `memory_export_refusal` gives a reason. dlbridge has waited for
+        the work on *data*, and keeps *data* as long as the other driver uses it.
+        """
+
+
+@runtime_checkable
+class SupportsMemoryImport(Protocol):
+    """A backend that uses memory which another driver of the same device has exported.
+
+    dlbridge asks where the two devices have the same UUID (`SupportsDeviceInfo`). If the driver
+    refuses, the import raises, and dlbridge copies instead unless ``copy=False`` was given.
+    """
+
+    def memory_import_refusal(self, device_id: int) -> str:
+        """Why the device imports no memory of other drivers; empty if it does."""
+
+    def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
+        """``(data, offset)`` for *memory*, which dlbridge keeps alive until ``free``.
+
+        ``memory.fd`` stays the caller's: duplicate it for a driver that takes it over.
+        `Backend.free` ends the import, and blocks until the work already on its stream, and
+        on streams that were ordered with it, has used the memory for the last time.
+        """
+
+
 class NativeArray(NamedTuple):
     """An array of the device's own ecosystem, described for dlbridge.
 
     *dtype* is a dtype string (``"float32"``, ``"bfloat16"``, ``"uint8"``);
     *shape* is in elements; *strides* in bytes, None for C order; *owner* is the
-    object that keeps *data* alive.
+    object that keeps *data* alive. *stream* is for `SupportsNative.to_native` only.
     """
 
     device_id: int
@@ -296,6 +499,8 @@ class NativeArray(NamedTuple):
     strides: tuple[int, ...] | None
     readonly: bool
     owner: object
+    stream: int = 0
+    """The stream that the user has chosen for the device (``use_stream``); 0 if none."""
 
 
 @runtime_checkable
@@ -303,10 +508,23 @@ class SupportsNative(Protocol):
     """A backend that converts from and to the objects of its ecosystem."""
 
     def from_native(self, obj: object) -> NativeArray | None:
-        """The description of *obj*, or None, quickly, if it is not such an object."""
+        """The description of *obj*, or None, quickly, if it is not such an object.
+
+        dlbridge never frees the memory: it drops *owner* when the last tensor on it
+        is gone, and the owner releases it. No work of dlbridge is waited for then,
+        so the owner must release it in the order of the stream, as its library
+        does with work of its own. Where two backends describe one object, the user
+        has to name the one that is meant.
+        """
 
     def to_native(self, array: NativeArray) -> object:
-        """The ecosystem's object over the memory; it keeps *array.owner* alive."""
+        """The ecosystem's object over the memory; it keeps *array.owner* alive.
+
+        *array.data* of an empty tensor is 0 and belongs to nobody: return an empty
+        object of that shape, or raise ExchangeError where the ecosystem has none.
+        An object that cannot express the strides, or that *array* is read-only, is
+        refused by ExchangeError as well, never given out as something else.
+        """
 
 
 @runtime_checkable
@@ -316,9 +534,14 @@ class SupportsForeignData(Protocol):
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """Our ``(device_id, data)`` for a foreign tensor's.
 
-        *module* is the name of the module of the object that exported it.
-        ExchangeError if the convention is not recognised; *data* is
-        never dereferenced on a guess.
+        dlbridge asks about each imported tensor with elements whose *data* is a handle,
+        or an address on one of `CONTEXT_DEVICES`; about other addresses where nothing
+        else says the device (the CUDA Array Interface). *device_id* is the exporter's,
+        which may count in another way, and may be any int32, -1 included: return the
+        number of the device that the memory is on. *module* is the name of the module
+        of the object that exported it. ExchangeError if the convention is not
+        recognised; *data* is never dereferenced on a guess. It may be any integer from 0
+        to 2**64 - 1, and is never another one: a ``void *`` of -1 is 2**64 - 1.
         """
 
 
@@ -338,7 +561,25 @@ class SupportsDeviceInfo(Protocol):
         """The properties of the device, by name.
 
         Always ``name``; where known ``memory`` (bytes), ``uuid``, ``pci``,
-        ``driver``, ``host_memory_shared`` (bool) and the device's limits.
+        ``driver``, ``host_memory_shared`` (bool) and the device's limits. A UUID is 32
+        hexadecimal digits, dashes and a prefix ``GPU-`` or ``MIG-`` do not count; ``pci``
+        is ``domain:bus:device.function``. `dlbridge.Device` gives both in one form.
+        """
+
+
+@runtime_checkable
+class SupportsTrim(Protocol):
+    """A backend that keeps memory which was freed, because new memory costs time.
+
+    It keeps at most as many bytes as the environment variable ``DLBRIDGE_POOL_LIMIT`` says
+    (`dlbridge.kit.limits.pool_limit`), counted for each device.
+    """
+
+    def trim(self, device_id: int) -> None:
+        """Give the driver all memory of the device that was freed and is kept.
+
+        It may wait for work that was queued before. Memory that is not freed does not
+        change. A device that was not used yet is not opened for this.
         """
 
 
@@ -348,16 +589,13 @@ class SupportsDemo(Protocol):
 
     def box_blur(
         self,
-        device_id: int,
-        source: int,
-        source_offset: int,
-        target: int,
-        target_offset: int,
+        target: Span,
+        source: Span,
         shape: tuple[int, int, int],
         radius: int,
         stream: int,
     ) -> None:
-        """Blur the image at *source* into *target*, on *stream*.
+        """Blur the image in *source* into *target*, on *stream*.
 
         Both are uint8, compact, *shape* = (height, width, channels). Each
         pixel becomes the mean of the ``2 * radius + 1`` squared pixels around

@@ -1,6 +1,11 @@
 """Makes the helper modules of tests/support importable (``import peers``)."""
 
+import os
 import sys
+import tempfile
 from pathlib import Path
+
+# Without one, Mesa writes to stderr when wgpu looks for devices.
+os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))

@@ -1,8 +1,10 @@
-"""Run the core's tests on every CPython from 3.10 up that this machine has.
+"""Run the core's tests on the oldest and the newest CPython from 3.10 up that this machine has.
 
 Each gets a virtual environment of its own (.venv-3.12 and so on) with what the
 core's tests need; the peers are tested where their wheels install, by `make
-test-core`.
+test-core`. On the oldest those of the core, of calls and of safety run, on the newest those that
+depend on the interpreter: signals, threads, exits, leaks and its implementation details.
+`--all` takes those between, too.
 """
 
 from __future__ import annotations
@@ -17,23 +19,36 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 10)
-PARALLEL = ["-n", "2", "--dist", "loadfile"]
+ROOMS = [
+    "tests/safety",
+    "tests/core/test_implementation_details.py",
+    "tests/core/outgoing",
+    "tests/ffi/calls",
+]
+MORE = ["tests/core", "tests/ffi/calls", "tests/safety"]
+PARALLEL = ["-n", "3", "--dist", "loadfile"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
 
 
 def main() -> int:
     """Test each; the exit code of the first that fails."""
-    for version, python in sorted(interpreters().items()):
-        if version == sys.version_info[:2]:
+    others = {
+        version: python
+        for version, python in sorted(interpreters().items())
+        if version != sys.version_info[:2]
+    }
+    for version, python in others.items():
+        if version not in (min(others), max(others)) and "--all" not in sys.argv:
             continue
+        rooms = MORE if version == OLDEST else ROOMS
         print(f"CPython {version[0]}.{version[1]}", flush=True)
         code = subprocess.run(
-            [environment(version, python), "-m", "pytest", "-q", *PARALLEL, "tests"],
+            [environment(version, python), "-m", "pytest", "-q", *PARALLEL, *rooms],
             cwd=ROOT,
             env={
                 **os.environ,
                 **library(),
-                "DLBRIDGE_EXPECT": "ext_dev",
+                "DLBRIDGE_EXPECT": "ext_dev,mpi",
                 "DLBRIDGE_FUZZ_SECONDS": "5",
             },
             check=False,

@@ -18,7 +18,10 @@ TABLE = """
 errors
 protocol
 
-kit.status kit.fork kit.driver
+kit.status kit.limits kit.fork kit.devices kit.host_views kit.gate kit.callbacks kit.handles kit.single_queue kit.blur
+kit.through_host kit.buffer_array
+kit.driver kit.claims
+kit.places
 kit.capture kit.events kit.pointers kit.regions kit.consumers
 kit.streams kit.memory
 kit.pool kit.pinned kit.staging
@@ -30,39 +33,57 @@ kit
 core
 core._cdefs core.public
 core.implementation_details core.implementation_details.python_api
-core.implementation_details.callbacks
+core.implementation_details.numpy_arrays core.implementation_details.capsules
+core.implementation_details.handlers core.implementation_details.callbacks
+core.implementation_details.finalizers core.implementation_details.callers
 
-core.values core.values.layout core.values.subbyte core.values.dtypes core.values.devices
+core.values core.values.suggestions core.values.units core.values.layout core.values.subbyte core.values.dtypes
+core.values.devices core.values.identity
 typing
 
 core.dlpack core.dlpack.structs core.dlpack.requests core.dlpack.capsules
 core.dlpack.foreign_tables core.dlpack.exports
 
-core.plugins core.plugins.cpu core.plugins.registry core.plugins.lookup core.plugins.streams
+core.plugins core.plugins.cpu core.plugins.contract core.plugins.limits core.plugins.registry
+core.plugins.failures core.plugins.listing core.plugins.lookup core.plugins.identity
+core.plugins.streams
+core.plugins.trimming
 
 core.tensor core.tensor.memory core.tensor.carriers core.tensor.metadata core.tensor.ordering
-core.tensor.indexing core.tensor.tensor core.tensor.operand core.tensor.exports
-core.tensor.consumers core.tensor.adopt core.tensor.expired
+core.tensor.indexing core.tensor.tensor core.tensor.array_tensor core.tensor.operand core.tensor.exports
+core.tensor.resized_views core.tensor.consumers core.tensor.adopt core.tensor.expired
 
-core.libraries core.libraries.descriptions
+core.libraries core.libraries.library core.libraries.hidden_state core.libraries.exposures
+core.libraries.conversions core.libraries.descriptions core.libraries.lookup
+libraries
 
-core.incoming core.incoming.lists core.incoming.producers core.incoming.cuda_array_interface
-core.incoming.array_likes
+core.incoming core.incoming.lists core.incoming.producers core.incoming.importers
+core.incoming.cuda_array_interface
+core.incoming.arrow
+core.incoming.array_likes core.incoming.places
 
 core.moves core.moves.regions core.moves.within_host core.moves.host_and_device
-core.moves.between_devices core.moves.copies core.moves.progress
-core.moves.plans core.moves.traces core.moves.allocate core.moves.transfer
-core.moves.host_views core.moves.pickling
+core.moves.between_devices core.moves.copies core.moves.progress core.moves.memory_imports
+core.moves.plans core.moves.traces core.moves.allocate core.moves.filling core.moves.transfer
+core.moves.host_views core.moves.pickling core.moves.unpickling core.moves.printing
+core.moves.shared_blocks core.moves.shared_tensors
 
-core.outgoing core.outgoing.producer core.outgoing.native core.outgoing.cuda_array_interface
+core.outgoing core.outgoing.mpi_questions core.outgoing.producer core.outgoing.native core.outgoing.cuda_array_interface
+core.outgoing.array_interface core.outgoing.arrow
 core.outgoing.own_table core.outgoing.like
 
-core.api
+core.prepared core.api core.creation core.accepting core.sharing
+
+core.casts core.casts.routes core.casts.ranges core.casts.tables core.casts.packing
+core.casts.converters core.casts.elements
+core.files core.files.entries core.files.source core.files.safetensors core.files.npy core.files.gguf
+core.files.placing core.files.loading core.files.writing core.files.saving
+dask
 
 ffi._lib
 ffi.values ffi.values.weak ffi.values.words ffi.values.reading ffi.values.scalars
-ffi.values.dtype_constants ffi.values.wrappers ffi.values.opaque
-ffi.values.backtraces ffi.values.errors ffi.values.tensors
+ffi.values.dtype_constants ffi.values.imports ffi.values.wrappers ffi.values.opaque
+ffi.values.backtraces ffi.values.errors ffi.values.tensors ffi.values.ready_tensors
 ffi.calls ffi.calls.environment ffi.calls.frames ffi.calls.unrolled ffi.calls.bound
 ffi.calls.entries ffi.calls.symbols ffi.calls.callbacks
 ffi.calls.schemas ffi.calls.functions ffi.calls.registry
@@ -76,16 +97,25 @@ ffi
 
 dlbridge
 
-cli.info cli.explain cli.demo cli.new_backend
-cli.timing cli.bench_exchange cli.bench_ffi cli.bench_pack cli.bench
+diagnosis diagnosis.display diagnosis.findings diagnosis.report diagnosis.files diagnosis.trials
+diagnosis.checks
+
+conformance.subject conformance.producer conformance.cases
+conformance.producer_cases conformance.consumer_cases conformance.worker
+conformance.runner conformance
+
+cli.info cli.doctor cli.explain cli.demo cli.new_backend cli.conformance
+cli.timing cli.compare cli.copy_table cli.bench_exchange cli.bench_ffi cli.bench_pack cli.bench_astype cli.bench_copy
+cli.bench_files cli.bench_growth cli.bench_processes cli.bench
 cli
 __main__
 
 testing.backend_base
-testing.backend_contract testing.backend_copy testing.backend_demo
-testing.backend_host testing.backend_memory testing.backend_streams
+testing.backend_contract testing.backend_memory testing.backend_copy testing.backend_demo
+testing.backend_host testing.backend_streams testing.backend_order testing.backend_process
 testing.backend_moves
-testing.backend_exchange
+testing.backend_exchange testing.backend_native testing.backend_refusals testing.backend_leaks
+testing.backend_threads testing.backend_lost testing.backend_trim
 testing.backend
 testing
 """
@@ -94,29 +124,60 @@ ORDER = TABLE.split()
 # Functions that import a later module when they are called: a method of Tensor
 # that moves or exports, for example. Each is off the fast paths.
 LATE = {
+    "core.values.devices": {"core.plugins.identity"},
     "core.tensor.tensor": {
+        "core.tensor.array_tensor",
         "core.tensor.operand",
+        "core.tensor.resized_views",
         "core.moves.transfer",
         "core.moves.pickling",
+        "core.moves.printing",
+        "core.moves.unpickling",
         "core.moves.host_views",
         "core.outgoing.producer",
+        "core.outgoing.array_interface",
+        "core.outgoing.arrow",
         "core.outgoing.cuda_array_interface",
         "core.outgoing.native",
         "core.outgoing.own_table",
         "core.api",
+        "dask",
     },
     "ffi.values.words": {"ffi.objects.results", "ffi.objects.rules"},
     "ffi.values.wrappers": {"ffi.objects.peers"},
-    "ffi.objects.classes": {"ffi.graphs.json_text"},
+    "ffi.objects.classes": {
+        "ffi.graphs.comparison",
+        "ffi.graphs.json_text",
+        "ffi.graphs.walks",
+        "ffi.objects.modules",
+    },
     "ffi.objects.containers": {"ffi.graphs.bounds"},
 }
 
 # Uses of attributes that begin with an underscore and belong to another module:
 # of another room, and in all. Lower these numbers, and never raise them.
+NOT_OURS = {
+    "os._exit",
+    "loaded._name",
+    "last._replace",
+    "kind._make",
+    "sys._getframe",
+}  # of the standard library
 PRIVATE_USES_ACROSS_ROOMS = 10
 PRIVATE_USES = 19
 
-FRAMEWORKS = ["numpy", "torch", "jax", "tvm_ffi", "cupy", "ml_dtypes", "pyarrow", "tqdm", "PIL"]
+FRAMEWORKS = [
+    "numpy",
+    "torch",
+    "jax",
+    "tvm_ffi",
+    "cupy",
+    "ml_dtypes",
+    "pyarrow",
+    "tqdm",
+    "rich",
+    "PIL",
+]
 
 
 def modules(folder):
@@ -218,11 +279,11 @@ def foreign_private_uses(tree):
 
 
 def private_uses():
-    """Place -> expression, for each use of another module's private attribute in core and cli."""
+    """Place -> expression, for each use of another module's private attribute."""
     found = {}
     for name, path in MODULES.items():
-        if name.split(".")[1:2] in (["core"], ["cli"]):
-            for use in foreign_private_uses(ast.parse(path.read_text(encoding="utf-8"))):
+        for use in foreign_private_uses(ast.parse(path.read_text(encoding="utf-8"))):
+            if ast.unparse(use) not in NOT_OURS:
                 found[f"{name}:{use.lineno}:{use.col_offset}"] = ast.unparse(use)
     return found
 
@@ -267,7 +328,7 @@ def test_the_reader_of_private_uses():
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda path: path.name)
 def test_backends_import_only_the_contract(backend):
     kit = {name for name in MODULES if name.startswith("dlbridge.kit")}
-    allowed = {"dlbridge.protocol", "dlbridge.errors"} | kit
+    allowed = {"dlbridge.protocol", "dlbridge.errors", "dlbridge.libraries"} | kit
     for name, path in modules(backend).items():
         found = imports(path, name, types=True)
         foreign = {other for other in found if other.startswith("dlbridge")} - allowed

@@ -17,8 +17,6 @@ SOURCES = sorted(
 
 # `ffi.gc` gives a pointer a destructor: each place says who owns what.
 GC_HOMES = {
-    "dlbridge/core/dlpack/capsules.py",  # the one owner of other libraries' structs
-    "dlbridge/ffi/_lib.py",  # delivers a Ctrl-C again, when a frame ends
     "dlbridge/ffi/calls/bound.py",  # keeps Python objects of a prepared call alive
 }
 
@@ -30,12 +28,86 @@ PLAIN_LOCKS = {
     "backends/vulkan/dlbridge_vulkan/locks.py",  # looks at the type only
 }
 
+# A lock of a module, which a forked child inherits while a thread that does not exist
+# there may hold it. Each says why that does no harm.
+LOCKS_IN_CHILDREN = {
+    "backends/cuda/dlbridge_cuda/driver.py",  # the driver is refused in a child before
+    "backends/rocm/dlbridge_rocm/driver.py",  # likewise
+    "backends/opencl/dlbridge_opencl/devices.py",  # likewise
+    "backends/opencl/dlbridge_opencl/sharing.py",  # likewise
+    "backends/opencl/dlbridge_opencl/views.py",  # likewise
+}
+
+# A generator of `contextmanager` that a signal handler's exception has cut off before its block
+# ends when it is collected: later, and perhaps in another thread. Here that does no harm.
+LATE_GENERATORS = {
+    "dlbridge/core/moves/progress.py",  # a bar
+    "dlbridge/core/moves/traces.py",  # restores what its own thread had
+    "dlbridge/core/moves/unpickling.py",  # likewise
+    "dlbridge/core/plugins/streams.py",  # likewise
+    "dlbridge/ffi/calls/environment.py",  # does nothing in another thread
+    "backends/opencl/dlbridge_opencl/views.py",  # unmaps, under the lock that this needs
+}
+
+
+def claims(tree: ast.Module) -> list[int]:
+    """The lines of ``if key not in table: ... table[key] = ...`` outside any ``with``.
+
+    Tables that only one call knows, which are names of its own, do not count.
+    """
+    found = []
+
+    def visit(node: ast.AST, local: set[str]) -> None:
+        if isinstance(node, ast.With):
+            return
+        if isinstance(node, ast.FunctionDef):
+            stores = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+            local = {n.id for n in stores if isinstance(n.ctx, ast.Store)}
+            local |= {argument.arg for argument in node.args.args}
+        if isinstance(node, ast.If):
+            asked = {
+                ast.unparse(compare.comparators[0])
+                for compare in ast.walk(node.test)
+                if isinstance(compare, ast.Compare) and isinstance(compare.ops[0], ast.NotIn)
+            }
+            written = {
+                ast.unparse(target.value)
+                for statement in node.body
+                for target in ast.walk(statement)
+                if isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store)
+            }
+            if (asked & written) - local:
+                found.append(node.lineno)
+        for child in ast.iter_child_nodes(node):
+            visit(child, local)
+
+    visit(tree, set())
+    return found
+
+
+def locks_of_the_module(tree: ast.Module) -> list[int]:
+    """The lines of locks that the whole process shares: at the top, or in a class's body."""
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    return [
+        statement.lineno
+        for body in bodies
+        for statement in body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        and any(name in ast.unparse(statement) for name in ("Lock()", "RLock]"))
+    ]
+
 
 def found(source: str) -> dict[str, list[int]]:
     """The lines where *source* breaks, or has to explain, a rule."""
-    lines: dict[str, list[int]] = {"acquire": [], "gc": [], "lock": [], "filled": []}
+    lines: dict[str, list[int]] = {"acquire": [], "gc": [], "lock": [], "filled": [], "pairs": []}
+    lines["generator"] = []
     tree = ast.parse(source)
+    lines["claim"] = claims(tree)
+    lines["inherited"] = [] if "register_at_fork" in source else locks_of_the_module(tree)
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            names = [ast.unparse(decorator) for decorator in node.decorator_list]
+            lines["generator"] += [node.lineno for name in names if "contextmanager" in name]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = ast.unparse(node.func.value)
             if node.func.attr == "acquire":
@@ -44,6 +116,11 @@ def found(source: str) -> dict[str, list[int]]:
                 lines["gc"].append(node.lineno)
             if node.func.attr == "Lock" and owner == "threading":
                 lines["lock"].append(node.lineno)
+        # A pair is a new object, whose making may start a collection, and that may change the table.
+        pairs = ("list(", "tuple(", "sorted(")
+        text = ast.unparse(node) if isinstance(node, ast.Call) else ""
+        if text.startswith(pairs) and text.endswith(".items())") and ".copy()" not in text:
+            lines["pairs"].append(node.lineno)
     imported = {
         alias.asname or alias.name
         for node in tree.body
@@ -62,7 +139,13 @@ def test_the_rules(path):
     name = path.relative_to(ROOT).as_posix()
     lines = found(path.read_text(encoding="utf-8"))
     assert not lines["acquire"], "use `with lock`: a Ctrl-C may come between acquire() and try"
+    assert not lines["pairs"], "copy a table by one step: table.copy().items()"
     assert not lines["filled"], "nothing is filled in while loading"
+    assert not lines["claim"], "claim by one step (dict.setdefault), or under `with lock`"
+    assert bool(lines["inherited"]) == (name in LOCKS_IN_CHILDREN), "renew it by register_at_fork"
+    assert bool(lines["generator"]) == (name in LATE_GENERATORS), (
+        "call a function inside, as `Gate.run` does: a generator may end in another thread"
+    )
     assert bool(lines["gc"]) == (name in GC_HOMES), "ffi.gc outside its homes, or a home without"
     assert bool(lines["lock"]) == (name in PLAIN_LOCKS), "use RLock: a finalizer may come inside"
 
@@ -72,9 +155,41 @@ def test_the_rules(path):
     [
         ("lock.acquire()\ntry:\n    pass\nfinally:\n    lock.release()", "acquire"),
         ("p = ffi.gc(pointer, destructor)", "gc"),
-        ("lock = threading.Lock()", "lock"),
+        ("def f():\n    lock = threading.Lock()", "lock"),
+        ("def f(x):\n    if x not in table:\n        table[x] = 1", "claim"),
+        (
+            "class A:\n    def f(self, x):\n        if x not in self.t:\n            self.t[x] = 1",
+            "claim",
+        ),
+        ("for key, value in list(table.items()):\n    pass", "pairs"),
+        ("@contextlib.contextmanager\ndef f():\n    yield", "generator"),
+        ("lock = RLock()", "inherited"),
+        ("class A:\n    lock = threading.RLock()", "inherited"),
+        ("locks: dict[str, threading.RLock] = {}", "inherited"),
         ("from dlbridge.core.outgoing.producer import TABLE\nTABLE['name'] = print", "filled"),
     ],
 )
 def test_each_rule_is_seen(source, rule):
     assert [name for name, lines in found(source).items() if lines] == [rule]
+
+
+def test_what_is_no_claim():
+    assert claims(ast.parse("with lock:\n    if x not in table:\n        table[x] = 1")) == []
+    assert claims(ast.parse("def f(x, t):\n    if x not in t:\n        t[x] = 1")) == []
+
+
+def test_backends_state_the_version_of_the_contract_as_a_number():
+    """With ``api = API`` a backend would claim versions that it was not written for."""
+    found = {}
+    for path in SOURCES:
+        for cls in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            body = cls.body if isinstance(cls, ast.ClassDef) else []
+            values = {
+                ast.unparse(node.targets[0]): ast.unparse(node.value)
+                for node in body
+                if isinstance(node, ast.Assign)
+            }
+            if "device_type" in values:
+                found[f"{path}:{cls.lineno}"] = values.get("api")
+    assert len(found) >= 9
+    assert set(found.values()) == {"1"}

@@ -1,144 +1,86 @@
-"""Time copies between host and Vulkan memory, beside the host's own memcpy.
+"""Times copies between host and Vulkan memory, as it is mapped and staged: beside memcpy.
 
-    python backends/vulkan/bench_copy.py [--device 0] [--write docs/benchmarks/vulkan-copy.md]
-
-Prints a table; --write puts it into a file, with the machine it was taken on.
-The host's own copy is np.copyto between two arrays that are in use already, as
-the device's memory is. Each figure is the best of several runs.
+``python backends/vulkan/bench_copy.py [device_id]`` prints the table and writes
+it to docs/benchmarks/vulkan-copy.md. Run it with nothing else on the machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import time
+import sys
+import weakref
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 from dlbridge_vulkan import Vulkan
 
-KIB, MIB = 1 << 10, 1 << 20
-SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-ROUNDS = 25
+import dlbridge as bridge
+from dlbridge.cli.copy_table import CopyTable, Ways
+from dlbridge.protocol import Span
 
-Row = dict[str, float]
+OUT = Path(__file__).parents[2] / "docs" / "benchmarks" / "vulkan-copy.md"
+SIZES = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 
-
-def race(ways: dict[str, Callable[[], object]], seconds: float = 0.005) -> Row:
-    """Seconds of one call of each way, best of `ROUNDS`.
-
-    The ways take turns, so that a busy moment of the machine hits all of them.
-    """
-    calls = {}
-    for name, function in ways.items():
-        function()
-        start = time.perf_counter()
-        function()
-        calls[name] = max(1, int(seconds / (time.perf_counter() - start)))
-    found = dict.fromkeys(ways, float("inf"))
-    for _ in range(ROUNDS):
-        for name, function in ways.items():
-            start = time.perf_counter()
-            for _ in range(calls[name]):
-                function()
-            found[name] = min(found[name], (time.perf_counter() - start) / calls[name])
-    return found
+TEXT = """*dlbridge* is `dlbridge.copy_` between existing tensors, with all that
+it checks; *backend* is the backend's own call under it, with the wait; *staged* is the
+same through the ring for memory that is not mapped (`DLBRIDGE_VULKAN_STAGED=1`).
+*memcpy* is `numpy.copyto` on the host."""
 
 
-def measure(backend: Vulkan, device_id: int, nbytes: int) -> Row:
-    """Seconds for each way of moving *nbytes* bytes."""
-    source = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
-    target = np.zeros_like(source)
-    outward, inward = memoryview(source), memoryview(target)
-    data = backend.allocate(device_id, nbytes, 256, 0)
-    other = backend.allocate(device_id, nbytes, 256, 0)
+def main(device_id: int) -> None:
+    """Measure, print, write."""
+    mapped, staged = Vulkan(), Vulkan(staged=True)
+    info, where = mapped.device_info(device_id), f"vulkan:{device_id}"
 
-    def write() -> None:
-        backend.copy_from_host(device_id, data, 0, outward, 0)
-        backend.synchronize(device_id, 0)
+    def ways(nbytes: int, direction: str) -> Ways:
+        host, other = (bridge.empty(nbytes, "uint8") for _ in range(2))
+        here, there = (bridge.zeros(nbytes, "uint8", where) for _ in range(2))
+        array = host.numpy()
+        array[:] = 1
+        other.numpy()[:] = 2
 
-    def read() -> None:
-        backend.copy_to_host(device_id, data, 0, inward, 0)
-        backend.synchronize(device_id, 0)
+        def ours() -> None:
+            if direction == "to the host":
+                bridge.copy_(host, there)
+            else:
+                bridge.copy_(there, host if direction == "to the device" else here)
+                bridge.synchronize(where)
 
-    def inside() -> None:
-        backend.copy(device_id, other, 0, device_id, data, 0, nbytes, 0)
-        backend.synchronize(device_id, 0)
-
-    row = race(
-        {
-            "np.copyto": lambda: np.copyto(target, source),
-            "to the device": write,
-            "to the host": read,
-            "inside the device": inside,
+        return {
+            "dlbridge": ours,
+            "backend": way_of(mapped, nbytes, direction),
+            "staged": way_of(staged, nbytes, direction),
+            "memcpy": lambda: np.copyto(other.numpy(), array),
         }
-    )
-    assert (target == source).all(), "the copy is wrong; no figure counts"
-    backend.free(device_id, data, 0)
-    backend.free(device_id, other, 0)
-    return row
 
+    def way_of(backend: Vulkan, nbytes: int, direction: str) -> Callable[[], None]:
+        data, target = (backend.allocate(device_id, nbytes, 256, 0) for _ in range(2))
+        array = np.ones(nbytes, "u1")
+        span = Span(device_id, data, 0, nbytes)
 
-def cell(seconds: float, nbytes: int, host: float) -> str:
-    """Time below 64 KiB, speed above, and how it compares with the host's own copy."""
-    if nbytes < 64 * KIB:
-        return f"{seconds * 1e6:.2f} us ({seconds / host:.1f}x the time)"
-    return f"{nbytes / seconds / 1e9:.1f} GB/s ({host / seconds:.2f}x the speed)"
+        def copy() -> None:
+            if direction == "to the device":
+                backend.copy_from_host(span, array.data, 0)
+            elif direction == "to the host":
+                backend.copy_to_host(span, array.data, 0)
+            else:
+                backend.copy(span._replace(data=target), span, 0)
+            backend.synchronize(device_id, 0)
 
+        for each in (data, target):
+            weakref.finalize(copy, backend.free, device_id, each, 0)
+        return copy
 
-def table(rows: dict[int, Row]) -> str:
-    """The rows in Markdown."""
-    names = list(next(iter(rows.values())))
-    lines = [
-        "| | " + " | ".join(names) + " |",
-        "|---" * (len(names) + 1) + "|",
-    ]
-    for nbytes, row in rows.items():
-        size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
-        host = row["np.copyto"]
-        cells = [cell(seconds, nbytes, host) for seconds in row.values()]
-        lines.append(f"| {size} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def report(device_id: int) -> str:
-    """Both ways of copying on one device, as a page of Markdown."""
-    mapped = Vulkan()
-    info = mapped.device_info(device_id)
-    shared = ": mapped memory" if info["host_memory_shared"] else ""
-    machine = (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, numpy {np.__version__}"
-    )
-    parts = [
-        "# Copies between host and Vulkan memory\n",
-        f"By `python backends/vulkan/bench_copy.py`, {date.today()}, {machine}.",
-        f"Device: {info['name']} ({info['driver']}), {info['kind']}.",
-        "Each copy includes the wait for it. In brackets: compared with np.copyto.\n",
-    ]
-    for title, backend in (
-        (f"As the device offers it{shared}", mapped),
-        ("Through the staging ring (DLBRIDGE_VULKAN_STAGED=1)", Vulkan(staged=True)),
-    ):
-        rows = {nbytes: measure(backend, device_id, nbytes) for nbytes in SIZES}
-        parts += [f"## {title}\n", table(rows), ""]
-    return "\n".join(parts)
-
-
-def main() -> None:
-    """Measure, print, and write if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=int, default=0)
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
-    text = report(options.device)
-    print(text)
-    if options.write:
-        options.write.write_text(text)
+    shared = "mapped memory" if info["host_memory_shared"] else "memory that is not mapped"
+    CopyTable(
+        "vulkan",
+        "Copies between host and Vulkan memory",
+        f"{info['name']} ({info['driver']}), {info['kind']}, {shared}",
+        TEXT,
+        ("dlbridge", "backend", "staged", "memcpy"),
+        ("memcpy",),
+    ).write(OUT, SIZES, ways, ("to the device", "to the host", "inside the device"))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0)

@@ -1,4 +1,4 @@
-"""The command line: python -m dlbridge info | explain | demo | bench | new-backend."""
+"""The command line: info, doctor, explain, demo, bench, conformance, new-backend."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ __all__ = ["main"]
 
 COMMANDS = {
     "info": "versions, libraries, backends and their devices, for a bug report",
+    "doctor": "tries what could be wrong on this machine, and says what to do",
     "explain": "the steps that would move a tensor, the bytes copied, and why",
     "demo": "a photograph through every backend of this machine, filtered on each",
     "bench": "times compared with those of other libraries, in one run",
+    "conformance": "what a library does with each rule of DLPack, one process per rule",
     "new-backend": "a working skeleton of a backend for a device of your own",
 }
 """Each is a module of this package with ``add_arguments(parser)`` and ``run(arguments)``."""

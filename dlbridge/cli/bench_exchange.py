@@ -16,8 +16,8 @@ __all__ = ["rows"]
 Function = Callable[[], object]
 
 
-def rows() -> list[Row]:
-    """One row per operation; peers that are not installed are left out."""
+def rows(wanted: Callable[[str], bool], repeats: int) -> list[Row]:
+    """One row per operation that is wanted; peers that are not installed are left out."""
     peers = {
         name: _module(name) for name in ("numpy", "torch", "tvm_ffi", "jax", "cuda.core.utils")
     }
@@ -27,7 +27,9 @@ def rows() -> list[Row]:
         Row("floor: empty cffi call", cffi_floor),
     ]
     for operation, contenders in _operations(peers).items():
-        times = best_of(contenders)
+        if not wanted(operation):
+            continue
+        times = best_of(contenders, repeats)
         ours = times.pop("dlbridge")
         found.append(Row(operation, ours, times, python_floor))
     return found
@@ -43,7 +45,7 @@ def _module(name: str) -> Any:
 def _operations(peers: dict[str, Any]) -> dict[str, dict[str, Function]]:
     numpy = peers["numpy"]
     array = numpy.arange(6, dtype="float32").reshape(2, 3)
-    ours = dlbridge.from_dlpack(array)
+    ours, cpu = dlbridge.from_dlpack(array), dlbridge.device("cpu")
     operations = {
         "from_dlpack(numpy)": _imports(peers, array),
         "__dlpack__(max_version=(1, 3))": {
@@ -53,6 +55,18 @@ def _operations(peers: dict[str, Any]) -> dict[str, dict[str, Function]]:
         "numpy.from_dlpack(x)": {
             "dlbridge": lambda: numpy.from_dlpack(ours),
             "numpy": lambda: numpy.from_dlpack(array),
+        },
+        "to_device(x, its device)": {
+            "dlbridge": lambda: dlbridge.to_device(ours, "cpu"),
+            "numpy": lambda: array.to_device("cpu"),
+        },
+        "x.to_device(its device)": {
+            "dlbridge": lambda: ours.to_device(cpu),
+            "numpy": lambda: array.to_device("cpu"),
+        },
+        "empty(3)": {
+            "dlbridge": lambda: dlbridge.empty(3),
+            "numpy": lambda: numpy.empty(3, "float32"),
         },
     }
     if peers["torch"]:
@@ -90,6 +104,7 @@ def _with_torch(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dict[
     torch = peers["torch"]
     tensor = torch.arange(6.0).reshape(2, 3)
     bfloat16 = tensor.to(torch.bfloat16)
+    ours_of_it = dlbridge.from_dlpack(bfloat16)
     return {
         "from_dlpack(torch)": _imports(peers, tensor),
         "from_dlpack(torch bfloat16)": _imports(peers, bfloat16),
@@ -102,6 +117,18 @@ def _with_torch(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dict[
             "dlbridge": lambda: dlbridge.to_device(array, "cpu", like="torch"),
             "torch": lambda: torch.from_dlpack(array),
         },
+        "to_device(numpy, 'cpu')": {
+            "dlbridge": lambda: dlbridge.to_device(array, "cpu"),
+            "torch": lambda: torch.asarray(array),
+        },
+        "to_device(torch, 'cpu', like='numpy')": {
+            "dlbridge": lambda: dlbridge.to_device(tensor, "cpu", like="numpy"),
+            "numpy": lambda: peers["numpy"].from_dlpack(tensor),
+        },
+        "a bfloat16 capsule": {
+            "dlbridge": lambda: ours_of_it.__dlpack__(max_version=(1, 3)),
+            "torch": lambda: bfloat16.__dlpack__(max_version=(1, 3)),
+        },
     }
 
 
@@ -111,6 +138,7 @@ def _with_jax(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dict[st
     take = jax.dlpack.from_dlpack
     return {
         "from_dlpack(jax)": _imports(peers, tensor),
+        "from_dlpack(jax bfloat16)": _imports(peers, tensor.astype("bfloat16")),
         "jax.dlpack.from_dlpack(x)": {
             "dlbridge": lambda: take(ours),
             "numpy": lambda: take(array),
@@ -131,6 +159,7 @@ def _with_tvm_ffi(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dic
     tvm_ffi, torch = peers["tvm_ffi"], peers["torch"]
     nop = tvm_ffi.get_global_func("testing.nop")
     tensor, theirs = torch.arange(6.0).reshape(2, 3), tvm_ffi.from_dlpack(array)
+    bfloat16 = tensor.to(torch.bfloat16)
     route = _Route()
     route.__dlpack__, route.__dlpack_device__ = ours.__dlpack__, ours.__dlpack_device__
     calls: dict[str, Function] = {
@@ -140,6 +169,11 @@ def _with_tvm_ffi(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dic
     }
     return {
         "from_dlpack(tvm_ffi)": _imports(peers, theirs),
+        "from_dlpack(tvm_ffi bfloat16)": _imports(peers, tvm_ffi.from_dlpack(bfloat16)),
+        "the first export of a tensor by the table": {
+            "dlbridge": lambda: tvm_ffi.from_dlpack(dlbridge.from_dlpack(array)),
+            "torch": lambda: tvm_ffi.from_dlpack(torch.from_numpy(array)),
+        },
         "tvm_ffi.from_dlpack(x)": {
             "dlbridge": lambda: tvm_ffi.from_dlpack(ours),
             "numpy": lambda: tvm_ffi.from_dlpack(array),

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from timeit import Timer
 from typing import Any
 
-from .timing import Row
+from .timing import REPEATS, Row
 
 __all__ = ["rows"]
 
@@ -26,32 +26,38 @@ Case = tuple[str, dict[str, Any]]
 that takes 200 ns would add a sixth to it."""
 
 TEXT = "a string longer than seven bytes"
-ROUNDS = 60
+FIRST = "import and first call"
+SHORTER = 9
+"""Turns here for each of other benchmarks."""
 WINDOW = 1e-3
 """Seconds of one turn: short, so that many of them fall between other processes'."""
 
 
-def rows() -> list[Row]:
-    """One row per operation; without tvm_ffi or torch their columns and rows are left out."""
+def rows(wanted: Callable[[str], bool], repeats: int) -> list[Row]:
+    """One row per operation that is wanted; none for a peer that is not installed."""
     get, keep = _library()
     peer = _peer()
     floors = {"call": _call_floor(get), "callback": _callback_floor(keep)}
     found = []
     for operation, contenders in _operations(get, peer).items():
+        if not wanted(operation):
+            continue
         # In every contest anew: on a busy machine the floor moves too.
         kind = "callback" if operation.startswith("Python callback") else "call"
-        times = _best({**contenders, "floor": floors[kind]})
+        times = _best({**contenders, "floor": floors[kind]}, repeats * SHORTER)
         floor = times.pop("floor")
         found.append(Row(operation, times.pop("dlbridge"), times, floor))
-    return [*found, *_imports(peer is not None)]
+    if wanted(FIRST) and repeats >= REPEATS:  # each takes seconds
+        found += _imports(peer is not None)
+    return found
 
 
-def _best(cases: dict[str, Case]) -> dict[str, float]:
+def _best(cases: dict[str, Case], turns: int) -> dict[str, float]:
     """Ns of each statement: the best of many short turns."""
     timers = {name: Timer(statement, globals=names) for name, (statement, names) in cases.items()}
     counts = {name: max(1, int(WINDOW / (timer.timeit(20) / 20))) for name, timer in timers.items()}
     found = dict.fromkeys(cases, float("inf"))
-    for _ in range(ROUNDS):
+    for _ in range(turns):
         for name, timer in timers.items():
             found[name] = min(found[name], timer.timeit(counts[name]) / counts[name] * 1e9)
     return found
@@ -230,7 +236,7 @@ def _imports(with_peer: bool) -> list[Row]:
                     taken = _process(script, cache)
                     if turn:  # the first fills the cache
                         times[name] = min(times[name], taken)
-        rows.append(Row("import and first call", times.pop("dlbridge"), times, note=note))
+        rows.append(Row(FIRST, times.pop("dlbridge"), times, note=note))
     return rows
 
 

@@ -16,11 +16,13 @@ __all__ = ["rows"]
 MIB = 1 << 20
 
 
-def rows() -> list[Row]:
-    """One row per layout. Peers: ``numpy.copyto``, and torch's ``copy_`` where installed."""
+def rows(wanted: Callable[[str], bool], repeats: int) -> list[Row]:
+    """One row per layout that is wanted. Peers: ``numpy.copyto`` and torch's ``copy_``."""
     found = []
     for operation, target, source in _layouts():
-        times = best_of(_contenders(target, source))
+        if not wanted(operation):
+            continue
+        times = best_of(_contenders(target, source), repeats)
         found.append(Row(operation, times.pop("dlbridge"), times))
     return found
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dlbridge as bridge
 from dlbridge.errors import BackendUnavailable, Error
-from dlbridge.protocol import SupportsDemo
+from dlbridge.protocol import Span, SupportsDemo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,7 @@ class Result:
     place: str
     image: Image
     filtered_by: str
+    copied: int = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +88,10 @@ def _photo(path: str | None) -> Image:
                 "name a picture, or pip install matplotlib, whose sample photograph is the default"
             ) from exc
         path = str(Path(get_data_path(), "sample_data", "grace_hopper.jpg"))
-    photo: Image = np.asarray(PillowImage.open(path).convert("RGB")).copy()
+    picture = np.asarray(PillowImage.open(path).convert("RGB"))
+    # At the beginning of a page: devices that share the host's memory use it in place.
+    photo: Image = bridge.empty(picture.shape, "uint8", alignment=4096).numpy()
+    photo[:] = picture
     return photo
 
 
@@ -134,29 +138,32 @@ def _on_device(name: str, index: int, photo: Image) -> Result:
             # Both operands stay in a variable until the kernel has been queued:
             # they keep the memory alive.
             read, written = source.operand(), target.operand()
-            plugin.box_blur(
-                index,
-                read.data,
-                read.byte_offset,
-                written.data,
-                written.byte_offset,
-                photo.shape,
-                RADIUS,
-                written.stream,
+            image_in, image_out = (
+                Span(index, operand.data, operand.byte_offset, operand.nbytes)
+                for operand in (read, written)
             )
+            plugin.box_blur(image_out, image_in, photo.shape, RADIUS, written.stream)
             bridge.synchronize(device)
             filtered_by = device
         else:
             back = bridge.to_device(source, "cpu", like="numpy")
-            target = bridge.to_device(box_blur(back), device)
+            blurred = bridge.empty(photo.shape, "uint8", alignment=4096).numpy()
+            blurred[:] = box_blur(back)
+            target = bridge.to_device(blurred, device)
             filtered_by = "numpy, as this backend runs no kernels"
         image = bridge.to_device(target, "cpu", like="numpy").copy()
-    for plan in moves.plans:
-        print(f"  {plan.source} {plan.address:#x} -> {plan.target} {plan.result_address:#x}")
-        for step in plan.steps:
-            print(f"    {step}")
+    _print_hops(moves.plans)
     print(f"  filtered by {filtered_by}")
-    return Result(device, image, filtered_by)
+    return Result(device, image, filtered_by, moves.nbytes)
+
+
+def _print_hops(plans: list[bridge.Plan]) -> None:
+    """One line for each step of the moves: where, at which cost, and why."""
+    for plan in plans:
+        for step in plan.steps:
+            cost = f"{step.nbytes / 1024:,.0f} KiB copied" if step.nbytes else "no copy"
+            hop = f"{step.source} -> {step.target}"
+            print(f"  {hop}  {cost}, {step.kind}: {step.reason}")
 
 
 def _in_torch(photo: Image) -> Result:
@@ -166,9 +173,7 @@ def _in_torch(photo: Image) -> Result:
     with bridge.trace() as moves:
         tensor = bridge.to_device(photo, "cpu", like="torch")
     print(f"  numpy {photo.ctypes.data:#x} -> torch {tensor.data_ptr():#x}")
-    for plan in moves.plans:
-        for step in plan.steps:
-            print(f"    {step}")
+    _print_hops(moves.plans)
     planes = tensor.permute(2, 0, 1).to(torch.float64)
     window = {"kernel_size": 2 * RADIUS + 1, "stride": 1, "padding": RADIUS, "divisor_override": 1}
     total = torch.nn.functional.avg_pool2d(planes, **window)
@@ -176,7 +181,7 @@ def _in_torch(photo: Image) -> Result:
     blurred = torch.floor((total + torch.floor(count / 2)) / count).to(torch.uint8)
     image = bridge.to_device(blurred.permute(1, 2, 0).contiguous(), "cpu", like="numpy")
     print("  filtered by torch")
-    return Result("torch", image, "torch")
+    return Result("torch", image, "torch", moves.nbytes)
 
 
 def _same(image: Image, expected: Image) -> bool:
@@ -185,23 +190,45 @@ def _same(image: Image, expected: Image) -> bool:
     return bool(np.array_equal(image, expected))
 
 
+TILE = 320
+"""The width of one tile of the picture, in pixels."""
+
+
+def columns_of(count: int) -> int:
+    """How many tiles stand side by side, so that as few places as possible stay empty."""
+    if count <= 5:
+        return count
+    return min((4, 3, 5), key=lambda columns: -count % columns)
+
+
 def _picture(results: list[Result], path: Path) -> None:
     """All images side by side, each under its name."""
-    from PIL import Image as PillowImage, ImageDraw
+    from PIL import Image as PillowImage, ImageDraw, ImageFont
 
     height, width = results[0].image.shape[:2]
-    scale = min(1.0, 320 / width)
-    size = (int(width * scale), int(height * scale))
-    cell = size[0] + 8, size[1] + 44
-    columns = min(len(results), 4)
+    size = (TILE, max(1, round(height * TILE / width)))
+    head, gap = 48, 10
+    columns = columns_of(len(results))
     rows = -(-len(results) // columns)
-    sheet = PillowImage.new("RGB", (columns * cell[0] + 8, rows * cell[1]), "white")
+    page = gap + columns * (size[0] + gap), rows * (size[1] + head + gap)
+    sheet = PillowImage.new("RGB", page, "white")
     draw = ImageDraw.Draw(sheet)
+    large, small = ImageFont.load_default(20), ImageFont.load_default(16)
     for number, result in enumerate(results):
-        left, top = 8 + number % columns * cell[0], number // columns * cell[1]
-        sheet.paste(PillowImage.fromarray(result.image).resize(size), (left, top + 36))
-        draw.text((left, top + 4), result.place, fill="black")
-        by = result.filtered_by.partition(",")[0]
-        if by:
-            draw.text((left, top + 18), f"filtered by {by}", fill="gray")
+        row, column = divmod(number, columns)
+        left, top = gap + column * (size[0] + gap), row * (size[1] + head + gap)
+        sheet.paste(PillowImage.fromarray(result.image).resize(size), (left, top + head))
+        draw.text((left, top + 3), result.place, fill="black", font=large)
+        draw.text((left, top + 27), _caption(result), fill="#555555", font=small)
     sheet.save(path)
+
+
+def _caption(result: Result) -> str:
+    """Who filtered, and how many bytes were copied on the way."""
+    by = result.filtered_by.partition(",")[0]
+    if not by:
+        return "the original"
+    if by == result.place == "numpy":
+        return "filtered by numpy"
+    copied = f"{result.copied / 2**20:.1f} MiB copied" if result.copied else "no copy"
+    return f"filtered {'here' if by == result.place else f'by {by}'}, {copied}"

@@ -20,14 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     places = f"a library ({', '.join(LIBRARIES)}) or a device ({', '.join(backends())})"
     parser.add_argument("source", help=places)
     parser.add_argument("target", help=places)
-    parser.add_argument("--shape", default="1024x1024", help="such as 1024x1024 (the default)")
+    parser.add_argument(
+        "--shape", default="1024x1024", help="such as 3x4 or 3,4; 1024x1024 by default"
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make a tensor at the source, and print the plan for it."""
-    shape = tuple(int(extent) for extent in arguments.shape.split("x"))
+    shape = _shape_of(arguments.shape)
     source = _make(arguments.source, shape, arguments.dtype)
     like = arguments.target if arguments.target in LIBRARIES else None
     steps = plan(source, "cpu" if like else arguments.target, like=like)
@@ -37,6 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(steps)
     return 0
+
+
+def _shape_of(text: str) -> tuple[int, ...]:
+    """``3x4``, ``3,4``, ``(3, 4)``, or nothing for no dimensions."""
+    parts = text.strip(" ()").replace("x", ",").split(",")
+    try:
+        return tuple([int(part) for part in parts if part.strip()])
+    except ValueError as exc:
+        raise ValueError(f"--shape {text!r} is not a shape: write 3x4 or 3,4") from exc
 
 
 def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.resources
 import keyword
 import re
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..protocol import ADDRESS_DEVICES
 
 __all__ = ["add_arguments", "run", "write_skeleton"]
 
-TEMPLATES = Path(__file__).with_name("templates")
+TEMPLATES = importlib.resources.files(__package__) / "templates"
 
 FILES = {
     "pyproject.toml": "pyproject.toml",
@@ -34,7 +35,7 @@ FILES = {
 }
 """Files of a skeleton, and the templates that they are made from."""
 
-OURS = frozenset(("cuda", "fake", "opencl", "rocm", "vulkan"))
+OURS = frozenset(("cuda", "fake", "oneapi", "opencl", "rocm", "vulkan", "webgpu"))
 """Names whose distribution is one of dlbridge's own, installed or not."""
 
 CLASSES = frozenset(
@@ -45,9 +46,13 @@ CLASSES = frozenset(
         "ExchangeError",
         "MemoryError",
         "OverflowError",
+        "Span",
     )
 )
 """Names of classes in the skeleton's code, which its own class must not hide."""
+
+GUIDE = "docs/writing-a-backend.md in the source distribution of dlbridge"
+"""Where the guide is; the wheel does not contain it."""
 
 NEXT = """\
 wrote {folder}: a backend for "{name}:0", a simulated device in host memory
@@ -56,7 +61,8 @@ next:
   pip install -e '.[test]'
   pytest                      the conformance kit, which it passes as it is
   python -m dlbridge info     which lists it
-then put your driver into {package}/driver.py; docs/writing-a-backend.md is the guide"""
+then put your driver into {package}/driver.py. The contract is dlbridge/protocol.py, and the
+guide is {guide}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +84,11 @@ def write_skeleton(name: str, into: Path) -> Path:
     ValueError for what cannot be a device's name or is one already,
     FileExistsError if the folder exists.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name):
-        raise ValueError(f"{name!r} is not a name for a device: lower-case letters, digits and _")
+    if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name):
+        raise ValueError(
+            f"{name!r} is not a name for a device: it consists of the lower-case letters a to z, "
+            "digits and _, begins with a letter and does not end with _"
+        )
     if name in backends():
         raise ValueError(f"{name!r} is provided by {owner(name)} already; choose another name")
     if _device_type(name) in ADDRESS_DEVICES:
@@ -89,14 +98,21 @@ def write_skeleton(name: str, into: Path) -> Path:
         )
     words = _words(name)
     _refuse_taken_words(name, words["class_name"], words["distribution"])
+    texts = {
+        place.format(package=words["package"]): Template(_template(name)).substitute(words)
+        for place, name in FILES.items()
+    }
     folder = into / words["distribution"]
     folder.mkdir(parents=True)
-    for place, template in FILES.items():
-        path = folder / place.format(package=words["package"])
+    for place, text in texts.items():
+        path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = (TEMPLATES / f"{template}.txt").read_text("utf-8") if template else ""
-        path.write_text(Template(text).substitute(words), "utf-8")
+        path.write_text(text, "utf-8")
     return folder
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / f"{name}.txt").read_text("utf-8") if name else ""
 
 
 def _refuse_taken_words(name: str, class_name: str, distribution: str) -> None:
@@ -125,6 +141,7 @@ def _words(name: str) -> dict[str, str]:
         "class_name": "".join(word.capitalize() for word in name.split("_")),
         "device_type": str(int(kind)),
         "type_name": kind.name,
+        "guide": GUIDE,
         "version": ".".join(__version__.split(".")[:2]),
     }
 

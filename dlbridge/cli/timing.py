@@ -11,7 +11,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Row", "best_of", "floors", "report", "table"]
+__all__ = [
+    "REPEATS",
+    "Row",
+    "best_of",
+    "floors",
+    "machine",
+    "plot",
+    "report",
+    "side",
+    "table",
+    "versions",
+]
+
+REPEATS = 7
+"""Turns of each contender."""
 
 
 @dataclass
@@ -29,8 +43,22 @@ class Row:
         """The name of the fastest peer, empty if there is none here."""
         return min(self.peers, key=lambda name: self.peers[name], default="")
 
+    @property
+    def ratio(self) -> float:
+        """Our time as a multiple of the fastest peer's; 0 if there is none here."""
+        return self.ns / self.peers[self.best_peer] if self.peers else 0.0
 
-def best_of(contenders: Mapping[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:
+    @property
+    def label(self) -> str:
+        """The operation and its note: the row's name in tables."""
+        return self.operation + (f" ({self.note})" if self.note else "")
+
+
+def best_of(
+    contenders: Mapping[str, Callable[[], object]],
+    repeats: int = REPEATS,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> dict[str, float]:
     """Ns per call of each contender: the best of *repeats*, taken in turns.
 
     In turns, so that other work on the machine does not slow down only one of them.
@@ -39,24 +67,29 @@ def best_of(contenders: Mapping[str, Callable[[], object]], repeats: int = 7) ->
     found = dict.fromkeys(contenders, float("inf"))
     for _ in range(repeats):
         for name, function in contenders.items():
-            found[name] = min(found[name], _time(function, counts[name]))
+            found[name] = min(found[name], _time(function, counts[name], clock))
     return found
 
 
 def _count(function: Callable[[], object]) -> int:
-    """How many calls take about 20 ms."""
+    """How many calls take about 20 ms, after the first ones, which import and fill caches."""
+    if min(_time(function, 1), _time(function, 1)) > 20e6:
+        return 1
+    _time(function, 10)
     count = 1
     while (spent := _time(function, count) * count) < 2e6:
         count *= 4
     return max(1, int(count * 20e6 / max(spent, 1.0)))
 
 
-def _time(function: Callable[[], object], count: int) -> float:
+def _time(
+    function: Callable[[], object], count: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> float:
     loop = range(count)
-    start = time.perf_counter_ns()
+    start = clock()
     for _ in loop:
         function()
-    return (time.perf_counter_ns() - start) / count
+    return (clock() - start) / count
 
 
 def floors() -> dict[str, float]:
@@ -76,8 +109,8 @@ def table(rows: list[Row], title: str) -> str:
     lines = [
         f"# {title}",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {_machine()}.",
-        f"{_versions()}.",
+        f"{time.strftime('%Y-%m-%d')}, {machine()}.",
+        f"{versions()}.",
         "Best of several in one run, in turns; ns per call unless the row says otherwise.",
         "",
         "| operation | dlbridge | best peer | | ratio | all peers | floor |",
@@ -86,60 +119,86 @@ def table(rows: list[Row], title: str) -> str:
     for row in rows:
         name = row.best_peer
         peer = row.peers.get(name, 0.0)
-        ratio = f"{row.ns / peer:.2f}x" if peer else ""
+        ratio = f"{row.ratio:.2f}x" if peer else ""
         others = ", ".join(f"{each} {ns:.0f}" for each, ns in row.peers.items() if each != name)
         floor = f"{row.ns / row.floor:.1f}x" if row.floor else ""
         peer_ns = f"{peer:.0f}" if peer else ""
-        label = row.operation + (f" ({row.note})" if row.note else "")
         lines.append(
-            f"| {label} | {row.ns:.0f} | {name} | {peer_ns} | {ratio} | {others} | {floor} |"
+            f"| {row.label} | {row.ns:.0f} | {name} | {peer_ns} | {ratio} | {others} | {floor} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _machine() -> str:
+def machine() -> str:
+    """The processor, its cores and the system."""
     import os
 
     return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
 
 
-def _versions() -> str:
-    from .info import collect_packages
+def versions() -> str:
+    """Python and the packages, for the head of a table."""
+    from ..diagnosis.report import packages as installed_packages
 
-    packages = ", ".join(f"{name} {version}" for name, version in collect_packages().items())
+    packages = ", ".join(f"{name} {version}" for name, version in installed_packages().items())
     return f"Python {platform.python_version()}, {packages}"
 
 
-def report(
-    rows: list[Row], title: str, *, as_json: bool, plot: str | None, write: str | None
-) -> None:
-    """Print the rows, and write the table and the plot where asked."""
+def report(rows: list[Row], title: str, *, as_json: bool, write: str | None) -> None:
+    """Print the rows, and write the table where asked."""
     if as_json:
         values: list[dict[str, Any]] = [asdict(row) for row in rows]
-        json.dump({"title": title, "versions": _versions(), "rows": values}, sys.stdout, indent=2)
+        json.dump({"title": title, "versions": versions(), "rows": values}, sys.stdout, indent=2)
         print()
     else:
         print(table(rows, title))
     if write:
         Path(write).write_text(table(rows, title))
-    if plot:
-        _plot(rows, title, plot)
 
 
-def _plot(rows: list[Row], title: str, path: str) -> None:
+def side(row: Row) -> tuple[float, str, str]:
+    """The ratio to the best peer, the colour of its side of 1, and both times in words."""
+    text = f"{_in_units(row.ns)}, {row.best_peer} {_in_units(row.peers[row.best_peer])}"
+    return row.ratio, "#3f7f5f" if row.ratio <= 1 else "#c8743c", text
+
+
+def _in_units(ns: float) -> str:
+    """*ns* to three digits, in the unit that people use for it."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.3g} ns"
+
+
+def plot(rows: list[Row], title: str, path: str) -> None:
+    """Bars from 1, to the left where dlbridge is faster than the best peer, with both times."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
     shown = [row for row in rows if row.peers]
-    figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(shown) + 1.5))
-    ratios = [row.ns / row.peers[row.best_peer] for row in shown]
-    axes.barh([row.operation for row in shown], ratios, color="#4878a8")
+    figure, axes = pyplot.subplots(figsize=(11, 0.36 * len(shown) + 1.4))
+    ratios, colours, texts = zip(*map(side, shown), strict=True)
+    axes.barh(
+        [row.operation for row in shown], [ratio - 1 for ratio in ratios], left=1, color=colours
+    )
+    for place, (ratio, text) in enumerate(zip(ratios, texts, strict=True)):
+        axes.annotate(
+            text,
+            (max(ratio, 1.0), place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_xlabel("time of dlbridge / time of the best peer (left of 1: faster)")
+    axes.set_xlim(min(*ratios, 0.5) / 1.3, max(*ratios, 2.0) * 8)  # room for the words
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.set_xlabel("time of dlbridge / time of the best peer (left, green: dlbridge is faster)")
     axes.set_title(title)
     axes.invert_yaxis()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,32 +1,31 @@
-"""The main functions of dlbridge: tensors in, moved, made and explained."""
+"""The main functions of dlbridge: tensors in, moved, copied and explained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.core.dlpack.requests import check_copy
-from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.incoming import array_likes, producers
-from dlbridge.core.moves.allocate import MIN_ALIGNMENT, allocate
+from dlbridge.core.incoming.importers import IMPORTERS, find_importer
+from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.moves.allocate import check_alignment
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.plans import plan_move
+from dlbridge.core.moves.plans import plan_by_library, plan_move
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.transfer import move, run
+from dlbridge.core.moves.transfer import aligned, move, run
 from dlbridge.core.outgoing.like import as_library, library_step
-from dlbridge.core.plugins.lookup import backend_of, find_device, supports
+from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.plugins.streams import use_stream
+from dlbridge.core.prepared import ITSELF, READY, prepare
 from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.dtypes import check, dtype as as_dtype
-from dlbridge.errors import ExchangeError
-from dlbridge.protocol import SupportsFill
+from dlbridge.core.tensor.tensor import TRACES, Tensor
+from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.errors import Error, ExchangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
     from types import ModuleType
 
     import jax
@@ -45,10 +44,7 @@ if TYPE_CHECKING:
 
     _Array = TypeVar("_Array", bound=SupportsDLPack)
 
-__all__ = ["asarray", "copy_", "empty", "explain", "from_dlpack", "plan", "to_device", "zeros"]
-
-MAX_ALIGNMENT = 1 << 30
-"""Bytes: a huge page of the largest kind; a request for more is a mistake."""
+__all__ = ["asarray", "copy_", "explain", "from_dlpack", "plan", "to_device"]
 
 
 # In ---------------------------------------------------------------------------
@@ -131,8 +127,8 @@ def from_dlpack(
     x : SupportsDLPack
         Any object with ``__dlpack__`` and ``__dlpack_device__``, or a capsule.
     device : DeviceLike, optional
-        Where the tensor shall be: the producer moves it there where it can, and
-        the device's backend otherwise. None: where it is.
+        The device of the result. The producer moves the tensor if it can;
+        otherwise the device's backend does. None: the tensor stays where it is.
     copy : bool, optional
         True always copies, False never; None copies only to reach *device*.
     stream : StreamLike, optional
@@ -149,10 +145,19 @@ def from_dlpack(
     Raises
     ------
     TypeError
-        If *x* is not a producer (`asarray` takes more).
+        If *x* is not a producer (`asarray` takes more), or another argument is not
+        what it must be.
+    ValueError
+        If no device has such a name, or the device has no such stream.
     ExchangeError
-        A BufferError, for a tensor that cannot be had that way. A producer's
-        own errors pass through.
+        The tensor cannot be given with this *device* or *copy*. It is also a
+        BufferError. A producer's own errors pass through.
+    BackendUnavailable
+        If no backend here serves *device*.
+    DeviceMemoryError
+        A MemoryError, if the device has no room.
+    ModuleNotFoundError
+        If the library *like* is not installed.
 
     Notes
     -----
@@ -166,7 +171,11 @@ def from_dlpack(
     True
     """
     if device is None and copy is None and stream is None and like is None:
-        importer = producers.IMPORTERS.get(type(x)) or producers.find_importer(type(x))
+        importer: Callable[[Any], Tensor] | None
+        try:
+            importer = IMPORTERS[type(x)]
+        except KeyError:
+            importer = find_importer(type(x))
         if importer is not None:
             return importer(x)
     check_copy(copy)
@@ -196,7 +205,7 @@ def asarray(
         ``__array_interface__``; buffers (bytes, memoryview, array, mmap); Arrow
         arrays; Python numbers and nested lists.
     device : DeviceLike, optional
-        Where the tensor shall be. None: where it is.
+        The device of the result. None: the tensor stays where it is.
     dtype : DTypeLike, optional
         The type that numbers and lists become. Memory that has another type is
         refused.
@@ -211,28 +220,41 @@ def asarray(
     Raises
     ------
     TypeError
-        If *x* is not such an object.
+        If *x* is not such an object, or another argument is not what it must be.
     ValueError
-        Where *dtype* would change a number by more than rounding a float.
+        If *dtype* would change a number by more than rounding a float, the lists do
+        not form a rectangle, or no device has such a name.
     ExchangeError
-        A BufferError, where the tensor cannot be had that way.
+        The tensor cannot be given with this *device*, *dtype* or *copy*. It is also
+        a BufferError.
+    BackendUnavailable
+        If no backend here serves *device*.
+    DeviceMemoryError
+        A MemoryError, if the device has no room.
 
     Examples
     --------
     >>> bridge.asarray([[1, 2], [3, 4]], dtype="uint8")
     dlbridge.Tensor(uint8, shape=(2, 2), device=cpu:0, memory from numpy.ndarray)
     """
+    if device is None and dtype is None and copy is None:
+        importer = IMPORTERS.get(type(x))
+        if importer is not None:
+            return importer(x)
     wanted = None if dtype is None else as_dtype(dtype)
-    tensor = array_likes.import_anything(x, wanted, copy)
+    tensor = array_likes.import_anything(x, wanted, copy, device)
     if wanted is not None and tensor.dtype is not wanted:
         raise ExchangeError(
-            f"{producers.origin_of(x)} holds {tensor.dtype}, and dlbridge converts no elements: "
-            f"convert it in its own library first, or read its memory as {wanted}: "
-            "asarray(x).view(dtype)"
+            f"{origin_of(x)} holds {tensor.dtype}, and asarray converts no elements: "
+            f"dlbridge.astype(x, {wanted.name!r}) does, in new memory; asarray(x).view(dtype) "
+            f"reads the same memory as {wanted}"
         )
     if device is None and (copy is None or copy is False):
         return tensor
-    return move(tensor, tensor.device if device is None else find_device(device), copy)
+    target = tensor.device if device is None else find_device(device)
+    if producers.needs_its_library(x, tensor, target):
+        tensor = producers.import_producer(x, target, copy, None)
+    return move(tensor, target, copy)
 
 
 # Moved ------------------------------------------------------------------------
@@ -247,6 +269,7 @@ def to_device(
     stream: StreamLike | None = ...,
     like: Literal["dlbridge"] | None = ...,
     progress: ProgressLike = ...,
+    alignment: int | None = ...,
 ) -> Tensor: ...
 @overload
 def to_device(
@@ -257,6 +280,7 @@ def to_device(
     stream: StreamLike | None = ...,
     like: Literal["numpy"],
     progress: ProgressLike = ...,
+    alignment: int | None = ...,
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def to_device(
@@ -267,6 +291,7 @@ def to_device(
     stream: StreamLike | None = ...,
     like: Literal["torch"],
     progress: ProgressLike = ...,
+    alignment: int | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def to_device(
@@ -277,6 +302,7 @@ def to_device(
     stream: StreamLike | None = ...,
     like: Literal["jax"],
     progress: ProgressLike = ...,
+    alignment: int | None = ...,
 ) -> jax.Array: ...
 @overload
 def to_device(
@@ -287,6 +313,7 @@ def to_device(
     stream: StreamLike | None = ...,
     like: type[_Array] | _Array,
     progress: ProgressLike = ...,
+    alignment: int | None = ...,
 ) -> _Array: ...
 @overload
 def to_device(
@@ -297,6 +324,7 @@ def to_device(
     stream: StreamLike | None = ...,
     like: str | ModuleType,
     progress: ProgressLike = ...,
+    alignment: int | None = ...,
 ) -> Any: ...  # the array type of a library that is known by name only
 @public
 def to_device(
@@ -307,6 +335,7 @@ def to_device(
     stream: StreamLike | None = None,
     like: Any = None,
     progress: ProgressLike = None,
+    alignment: int | None = None,
 ) -> Any:
     """Return any library's tensor on *device*: as a Tensor, or as an array of the library *like*.
 
@@ -324,10 +353,16 @@ def to_device(
     like : str, module, array or array type, optional
         ``"numpy"``, ``"torch"``, ``"jax"``, ``"tvm_ffi"``, ``"cupy"``, the name
         of any module with ``from_dlpack``, such a module, or one of its arrays
-        or array types. None: a `Tensor`.
+        or array types; the name of the device's own backend (``"opencl"``) for
+        an object of its ecosystem. None: a `Tensor`.
     progress : bool or callable, optional
-        Called with ``(done, total)`` bytes after each 64 MiB; True shows a bar
-        for 256 MiB and more.
+        Called with ``(done, total)`` bytes after each 64 MiB; True shows a bar on a
+        terminal for 256 MiB and more: of tqdm or rich if one is installed, otherwise a
+        plain one.
+    alignment : int, optional
+        In bytes, a power of two. Memory at another address, or at another offset in
+        the memory of a handle, is copied. An array of *like* that has a copy of its own
+        is aligned as its library does it.
 
     Returns
     -------
@@ -337,12 +372,21 @@ def to_device(
     Raises
     ------
     ExchangeError
-        A BufferError: where *copy* is False and a step would copy, naming the
-        step; where the library cannot have the tensor.
+        If *copy* is False and a step would copy (the message names the step), if
+        the device does not exist, or if the library *like* cannot have the tensor.
+        It is also a BufferError.
+    TypeError
+        If *x* is nothing that `asarray` takes, or another argument is not what it
+        must be.
+    ValueError
+        If no device has such a name, or the device has no such stream; if *alignment*
+        is not a power of two up to 1 GiB.
     BackendUnavailable
         If no backend here serves *device*.
     DeviceMemoryError
         A MemoryError, if the device has no room.
+    ModuleNotFoundError
+        If the library *like* is not installed.
 
     See Also
     --------
@@ -353,42 +397,98 @@ def to_device(
     >>> bridge.to_device(np.ones(2, "float32"), "cpu", like="numpy")
     array([1., 1.], dtype=float32)
     """
-    tensor = _at_its_place(x, copy)
+    unknown = False  # whether nobody has asked for such a conversion
+    if copy is None and stream is None and progress is None and alignment is None and not TRACES:
+        convert = None
+        try:
+            convert = READY[type(x), device, like]
+        except KeyError:
+            unknown = True
+        except TypeError:  # an array, as like=, has no hash
+            pass
+        if convert is ITSELF:
+            return x
+        if convert is not None:
+            found = convert(x)
+            if found is not None:
+                return found
+    wanted = 1 if alignment is None else check_alignment(alignment)
+    tensor = _at_its_place(x, copy, device)
     target = find_device(device)
     operand = operand_of(tensor)
-    steps = plan_move(operand, target, copy, tensor.origin)
+    if not operand.device.is_host and producers.needs_its_library(x, tensor, target):
+        tensor = producers.import_producer(x, target, copy, None)
+        operand = operand_of(tensor)
+    steps = plan_move(operand, target, copy, alignment=wanted)
     if stream is None and progress is None:
         moved = run(steps, tensor, operand)
     else:
         on = nullcontext() if stream is None else use_stream(target, stream)
         with on, reporter(progress, steps.nbytes) as report:
             moved = run(steps, tensor, operand, report)
-    return moved if like is None else as_library(moved, like, copy)
+    if wanted > 1:
+        moved = aligned(moved, wanted, copy)
+    result = moved if like is None else as_library(moved, like, copy)
+    if unknown:
+        prepare(type(x), device, target, like)
+    return result
 
 
-def _at_its_place(x: Any, copy: bool | None) -> Tensor:
-    """A Tensor of *x* where it is: the plan makes the copy that is wanted."""
+def way_to_host(tensor: Tensor) -> str:
+    """How the host can read *tensor*, for messages: what the plan says of it."""
+    try:
+        nbytes = plan(tensor, "cpu").nbytes
+    except Error as exc:
+        return f"nor can it be brought there: {exc}"
+    how = f"copies its {nbytes} bytes" if nbytes else "gives its memory to the host without a copy"
+    return f"dlbridge.to_device(t, 'cpu') {how}"
+
+
+def _at_its_place(x: Any, copy: bool | None, device: DeviceLike) -> Tensor:
+    """A Tensor of *x* where it is: the plan makes the copy that brings it to *device*."""
     if isinstance(x, Tensor):
         return x
-    importer = producers.IMPORTERS.get(type(x))
+    importer = IMPORTERS.get(type(x))
     if importer is not None and copy is None:
         return importer(x)
-    return asarray(x, copy=False if copy is False else None)
+    return array_likes.import_anything(x, None, False if copy is False else None, device)
 
 
 @public
-def plan(x: ArrayLike, device: DeviceLike, *, copy: bool | None = None, like: Any = None) -> Plan:
+def plan(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = None,
+    like: Any = None,
+    alignment: int | None = None,
+) -> Plan:
     """Return the plan of `to_device` with the same arguments; nothing is moved.
 
     Parameters
     ----------
-    x, device, copy, like
+    x, device, copy, like, alignment
         As in `to_device`.
 
     Returns
     -------
     Plan
         The steps, the bytes that each copies, and why.
+
+    Raises
+    ------
+    ExchangeError
+        If *copy* is False and a step would copy, if the device does not exist, or
+        if the library *like* cannot have the tensor. It is also a BufferError.
+    TypeError
+        If *x* is a capsule, which planning would consume, or nothing that `asarray`
+        takes; if another argument is not what it must be.
+    ValueError
+        If no device has such a name.
+    BackendUnavailable
+        If no backend here serves *device*.
+    ModuleNotFoundError
+        If the library *like* is not installed.
 
     Examples
     --------
@@ -397,11 +497,16 @@ def plan(x: ArrayLike, device: DeviceLike, *, copy: bool | None = None, like: An
     """
     if type(x).__name__ == "PyCapsule":
         raise TypeError(
-            "a plan for a capsule would use it up; t = dlbridge.from_dlpack(capsule), then plan "
-            "or explain t"
+            "planning would consume the capsule: import it first "
+            "(t = dlbridge.from_dlpack(capsule)) and plan t"
         )
-    tensor = _at_its_place(x, copy)
-    steps = plan_move(operand_of(tensor), find_device(device), copy, tensor.origin)
+    wanted = 1 if alignment is None else check_alignment(alignment)
+    tensor = _at_its_place(x, copy, device)
+    target = find_device(device)
+    if producers.needs_its_library(x, tensor, target):
+        steps = plan_by_library(operand_of(tensor), target, copy, tensor.origin)
+    else:
+        steps = plan_move(operand_of(tensor), target, copy, tensor.origin, wanted)
     if like is not None:
         fresh = steps.copies > 0
         copies, reason = library_step(tensor, like, copy, device=steps.target, fresh=fresh)
@@ -411,12 +516,19 @@ def plan(x: ArrayLike, device: DeviceLike, *, copy: bool | None = None, like: An
 
 
 @public
-def explain(x: ArrayLike, device: DeviceLike, *, copy: bool | None = None, like: Any = None) -> str:
+def explain(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = None,
+    like: Any = None,
+    alignment: int | None = None,
+) -> str:
     """Return the steps that would bring *x* to *device*, the bytes copied, and why, as text.
 
     Parameters
     ----------
-    x, device, copy, like
+    x, device, copy, like, alignment
         As in `to_device`.
 
     Returns
@@ -424,13 +536,18 @@ def explain(x: ArrayLike, device: DeviceLike, *, copy: bool | None = None, like:
     str
         One line for the move, and one for each step.
 
+    Raises
+    ------
+    ExchangeError, TypeError, ValueError, BackendUnavailable, ModuleNotFoundError
+        As for `plan`.
+
     Examples
     --------
     >>> print(bridge.explain(np.zeros(8), "cpu", copy=True))
     float64 (8,) from numpy.ndarray: cpu:0 -> cpu:0, 64 bytes copied
       1. copy: cpu:0 -> cpu:0, 64 bytes copied: copy=True was asked for
     """
-    return str(plan(x, device, copy=copy, like=like))
+    return str(plan(x, device, copy=copy, like=like, alignment=alignment))
 
 
 @public
@@ -448,8 +565,11 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     ------
     ValueError
         If shapes or dtypes differ.
+    TypeError
+        If *dst* or *src* is nothing that `asarray` takes.
     ExchangeError
-        A BufferError, if *dst* is read-only, or has elements that share memory.
+        If *dst* is read-only, has no memory of its own (a list), or has elements
+        that share memory. It is also a BufferError.
 
     Examples
     --------
@@ -464,7 +584,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     if into.shape != given.shape or into.dtype is not given.dtype:
         raise ValueError(
             f"cannot copy {given.dtype} {given.shape} into {into.dtype} {into.shape}: "
-            "shapes and dtypes must be equal; make a view (reshape, view) or convert before"
+            "shapes and dtypes must be equal; make a view (reshape, view) or convert it (astype)"
         )
     if into.readonly:
         raise ExchangeError(f"{target!r} is read-only and cannot be copied into")
@@ -472,115 +592,12 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         extent > 1 and not step for extent, step in zip(into.shape, into.strides, strict=True)
     ):
         raise ExchangeError(
-            f"{target!r} has strides {into.strides}: elements share memory (a broadcast view), "
-            "so a copy into it would keep the last of each only; copy into the tensor that it is "
-            "a view of"
+            f"{target!r} has strides {into.strides}: several elements share one place in memory "
+            "(a broadcast view), and only the last value written there would remain; copy into "
+            "the tensor that it is a view of"
         )
     if progress is None:  # without the block a copy of 4 KiB takes 1 us less
         copy_elements(into, given)
         return
     with reporter(progress, into.nbytes) as report:
         copy_elements(into, given, report)
-
-
-# Made -------------------------------------------------------------------------
-
-
-@public
-def empty(
-    shape: int | Sequence[int],
-    dtype: DTypeLike = "float32",
-    device: DeviceLike = "cpu",
-    *,
-    alignment: int = MIN_ALIGNMENT,
-) -> Tensor:
-    """Return a new compact tensor whose elements are not initialised.
-
-    Parameters
-    ----------
-    shape : int or sequence of int
-        The extents, in elements.
-    dtype : DTypeLike
-        The type of an element; `dlbridge.dtype` says what is taken.
-    device : DeviceLike
-        The device of the memory; `dlbridge.device` says what is taken.
-    alignment : int
-        In bytes, a power of two. At least 256 is given, as ``dlpack.h`` asks;
-        4096 makes host memory that Vulkan can use in place.
-
-    Returns
-    -------
-    Tensor
-        On new memory.
-
-    Raises
-    ------
-    DeviceMemoryError
-        A MemoryError, if the device has no room.
-
-    Examples
-    --------
-    >>> bridge.empty((2, 3), "float16").nbytes
-    12
-    """
-    extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
-    kind = as_dtype(dtype)
-    check(kind.code, kind.bits, kind.lanes)
-    where = find_device(device)
-    if not all(0 <= extent < 1 << 63 for extent in extents) or len(extents) > MAX_NDIM:
-        raise ValueError(
-            f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
-        )
-    return allocate(where, kind, extents, alignment=max(_check_alignment(alignment), MIN_ALIGNMENT))
-
-
-def _check_alignment(given: Any) -> int:
-    """*given* as a power of two, in bytes."""
-    try:
-        alignment = index(given)
-    except TypeError:
-        alignment = None
-    if isinstance(given, bool) or alignment is None:
-        raise TypeError(
-            f"alignment {given!r} is not a number of bytes; give a power of two, as 4096"
-        )
-    if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise ValueError(
-            f"alignment {alignment} is not a power of two from 1 to {MAX_ALIGNMENT} bytes"
-        )
-    return alignment
-
-
-@public
-def zeros(
-    shape: int | Sequence[int], dtype: DTypeLike = "float32", device: DeviceLike = "cpu"
-) -> Tensor:
-    """Return a new compact tensor of zeros.
-
-    Parameters
-    ----------
-    shape, dtype, device
-        As in `empty`.
-
-    Returns
-    -------
-    Tensor
-        On new memory.
-
-    Examples
-    --------
-    >>> bridge.zeros(3).tolist()
-    [0.0, 0.0, 0.0]
-    """
-    tensor = empty(shape, dtype, device)
-    operand = operand_of(tensor)
-    where = operand.device
-    if not operand.size:
-        return tensor
-    plugin = backend_of(where)
-    if supports(plugin, SupportsFill):
-        stream = operand.access()
-        plugin.fill(where.index, operand.data, operand.byte_offset, operand.nbytes, 0, stream)
-    else:
-        copy_elements(operand, operand_of(zeros(shape, dtype, "cpu")))
-    return tensor

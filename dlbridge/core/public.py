@@ -1,20 +1,32 @@
-"""The decorator of public objects: ``__module__`` becomes ``dlbridge``."""
+"""The decorators of public objects: ``__module__`` becomes the public module."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["public"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["public", "public_in"]
 
 _Thing = TypeVar("_Thing")
 
 
-def public(thing: _Thing) -> _Thing:
-    """*thing*, whose ``__module__`` is ``"dlbridge"``.
+def public_in(module: str) -> Callable[[_Thing], _Thing]:
+    """A decorator that sets ``__module__`` to *module*, where users find the object.
 
     Pickles, tracebacks and documents then name ``dlbridge.Tensor``, so that a
     class or function can move between rooms.
     """
-    anything: Any = thing
-    anything.__module__ = "dlbridge"
-    return thing
+
+    def mark(thing: _Thing) -> _Thing:
+        anything: Any = thing
+        anything.__module__ = module
+        return thing
+
+    return mark
+
+
+def public(thing: _Thing) -> _Thing:
+    """*thing*, whose ``__module__`` is ``"dlbridge"``."""
+    return public_in("dlbridge")(thing)

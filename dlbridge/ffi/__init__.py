@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         Tensor as Tensor,
         device as device,
         dtype as dtype,
-        from_dlpack as from_dlpack,
     )
 
     from . import (
@@ -104,13 +103,14 @@ if TYPE_CHECKING:
         uint64 as uint64,
     )
     from .values.errors import Error as Error, register_error as register_error
+    from .values.imports import from_dlpack as from_dlpack
     from .values.reading import readonly as readonly
     from .values.scalars import UNCHANGED as UNCHANGED
     from .values.wrappers import Object as Object
 # The one list of public names: module -> its names. `__all__`, `__dir__` and
 # loading follow from it, and a test compares it with the imports above.
 _NAMES: Final = {
-    "dlbridge": "DLDeviceType Device Tensor device dtype from_dlpack",
+    "dlbridge": "DLDeviceType Device Tensor device dtype",
     "._lib": "library_path version",
     ".values.scalars": "UNCHANGED",
     ".values.wrappers": "Object",
@@ -119,6 +119,7 @@ _NAMES: Final = {
         float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2
         float8_e5m2fnuz float8_e8m0fnu int8 int16 int32 int64 uint8 uint16 uint32 uint64
     """,
+    ".values.imports": "from_dlpack",
     ".values.reading": "readonly",
     ".values.errors": "Error register_error",
     ".calls.bound": "BoundCall",
@@ -163,14 +164,16 @@ _HOMES: Final = {name: home for home, names in _NAMES.items() for name in names.
 __all__ = sorted([*_HOMES, *_MODULES])  # noqa: PLE0605  # a list, which ruff does not see
 
 
-def __getattr__(name: str) -> Any:  # anybody's: the public object of that name
-    if name in _MODULES:
-        return import_module(f".{name}", __name__)  # which sets the attribute
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(home, __name__), name)
-    return found
+if not TYPE_CHECKING:  # to a type checker it would say that there is every name
+
+    def __getattr__(name: str) -> Any:  # anybody's: the public object of that name
+        if name in _MODULES:
+            return import_module(f".{name}", __name__)  # which sets the attribute
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(home, __name__), name)
+        return found
 
 
 def __dir__() -> list[str]:

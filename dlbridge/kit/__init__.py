@@ -1,13 +1,30 @@
-"""Parts for authors of backends: what backends over a driver with streams have in common.
+"""Parts for authors of backends: what several backends have in common.
+
+For any driver, and for a library in Python over one:
+
+==================  ==============================================================
+`limits`            the user's limit of freed memory that is kept
+`status`            status codes and the exceptions that they become
+`fork`              a child of ``fork()`` is refused before the driver is touched
+`gate`              a library that no thread uses while Python ends; its exceptions
+`callbacks`         an answer by a callback from C, waited for without a lock
+`handles`           the objects behind handles, and the bytes inside them
+`devices`           devices by number and by name
+`host_views`        host views where the host can use the address
+`single_queue`      streams of a device that has one queue
+`through_host`      copies between two devices, where the library has none
+`buffer_array`      arrays for libraries that have buffers and no arrays
+`blur`              the demo's filter, for devices that compile OpenCL C
+==================  ==============================================================
 
 A driver of the CUDA family (streams, events, device and pinned memory, addresses) needs one
 class, a `dlbridge.kit.driver.StreamDriver` that names the driver's functions. The other parts
 make complete backends from it. Each part is a module of its own and can be used alone:
 
 ==================  ==============================================================
-`status`            status codes and the exceptions that they become
-`fork`              a child of ``fork()`` is refused before the driver is touched
 `driver`            what the parts ask of a driver
+`claims`            memory between a driver and its owner, under signal handlers
+`places`            the thread's own place, put back after a signal handler's exception
 `capture`           what graph capture forbids, asked before anything is queued
 `events`            events that are used again
 `streams`           what ``stream=`` may be; the order between two streams
@@ -26,5 +43,7 @@ make complete backends from it. Each part is a module of its own and can be used
 ==================  ==============================================================
 
 The parts import `dlbridge.errors` and `dlbridge.protocol` and nothing else of dlbridge.
-``backends/cuda`` and ``backends/rocm`` are built on them.
+``backends/cuda`` and ``backends/rocm`` are built on the second table, ``backends/webgpu`` on the
+first; ``backends/oneapi`` uses those parts that need no `StreamDriver`: `devices`, `host_views`,
+`through_host`, `gate`, `blur`, `streams.StreamRules`.
 """

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from functools import cache
+from typing import Any
 
-from cffi import FFI
-
-from dlbridge.errors import ExchangeError
-from dlbridge.protocol import API
-
+from .claims import Freed, Given
+from .devices import Devices
 from .driver import StreamDriver
 from .events import EventPool
 from .memory import Memory
+from .places import puts_place_back
 from .streams import StreamOrder, StreamRules
 
-__all__ = ["StreamBackend", "address_of"]
-
-_ffi = FFI()
+__all__ = ["StreamBackend", "address_of", "bytes_at"]
 
 
-class StreamBackend:
+@cache
+def _ffi() -> Any:
+    """cffi, at the first use: it is a library, which importing a backend must not open.
+
+    Without its parser of declarations, which is loaded by many imports: a Ctrl-C in one of them
+    would leave it half done for ever.
+    """
+    from _cffi_backend import FFI
+
+    return FFI()
+
+
+class StreamBackend(Devices):
     """One kind of memory; ``data`` is an address.
 
     Provides `dlbridge.protocol.Backend` without copies, ``SupportsStreams``,
-    ``SupportsDeviceNames`` and ``SupportsDeviceInfo``.
+    ``SupportsDeviceNames``, ``SupportsDeviceInfo`` and ``SupportsTrim``.
 
     Parameters
     ----------
@@ -38,9 +47,9 @@ class StreamBackend:
         The driver's events.
     """
 
-    api = API
-    device_type: ClassVar[int]
-    name: ClassVar[str]
+    api: int
+    """The backend says it itself, as a literal: this class changes with dlbridge."""
+    device_type: int
 
     def __init__(
         self, driver: StreamDriver, rules: StreamRules, memory: Memory, events: EventPool
@@ -66,20 +75,35 @@ class StreamBackend:
 
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
         """Allocate *nbytes* bytes at a multiple of *alignment*."""
-        return self._memory.allocate(self.home(device_id), nbytes, alignment, self.handle(stream))
+        given = Given(self._memory, self.home(device_id), self.handle(stream))
+        self._memory.allocate_into(given, nbytes, alignment)
+        cell = given.cell
+        data = cell.value
+        cell.value = 0  # no call follows: the caller has the address
+        return data
 
     def free(self, device_id: int, data: int, stream: int) -> None:
         """Free *data* after the work on *stream*, and that of streams that waited meanwhile."""
-        self._memory.free(self.home(device_id), data, self.handle(stream))
+        freed = Freed((self._memory, device_id, data, stream))
+        freed[1], freed[3] = self.home(device_id), self.handle(stream)
+        self._memory.give_up(freed)
+
+    @puts_place_back
+    def trim(self, device_id: int) -> None:
+        """Give the driver what is kept of freed memory."""
+        self._memory.give_back(self.home(device_id))
 
     def current_stream(self, device_id: int) -> int:
         """The default stream: the driver does not know a current one."""
+        self.check_device(device_id)
         return self.driver.default_stream
 
+    @puts_place_back
     def synchronize(self, device_id: int, stream: int) -> None:
         """Block until the work on *stream* is done."""
         self._order.synchronize(self.home(device_id), self.handle(stream))
 
+    @puts_place_back
     def wait(self, device_id: int, stream: int, on: int) -> None:
         """Make later work on *stream* wait for the work now on *on*, by an event."""
         home, stream, on = self.home(device_id), self.handle(stream), self.handle(on)
@@ -92,41 +116,21 @@ class StreamBackend:
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The handle for what a caller passed as ``stream=``; -1: do not order."""
+        self.check_device(device_id)
         return self._rules.normalize(stream)
-
-    def find_device(self, name: str) -> int:
-        """The first device with *name* in its name, its UUID or its PCI address.
-
-        Raises
-        ------
-        LookupError
-            If there is none; it lists the devices.
-        """
-        known = []
-        for device_id in range(self.device_count()):
-            found = self.driver.device_info(device_id)
-            words = f"{found['name']} {found['uuid']} {found['pci']}"
-            if name.casefold() in words.casefold():
-                return device_id
-            known.append(f"{device_id}: {words}")
-        raise LookupError(
-            f"no {self.driver.device_name} device is called {name!r}; there are {'; '.join(known)}"
-        )
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """Name, memory in bytes, UUID, PCI address, driver and more."""
         return self.driver.device_info(self.home(device_id))
 
-    def check_device(self, device_id: int) -> None:
-        """ExchangeError if *device_id* does not exist."""
-        count = self.device_count()
-        if not 0 <= device_id < count:
-            raise ExchangeError(
-                f"there is no {self.name}:{device_id}: {count} device"
-                f"{'s' if count != 1 else ''} here, counted from 0"
-            )
-
 
 def address_of(view: memoryview) -> int:
     """The address of the first byte of *view*, whether or not it is read-only."""
-    return int(_ffi.cast("uintptr_t", _ffi.from_buffer(view)))
+    ffi = _ffi()
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
+
+
+def bytes_at(address: int, nbytes: int) -> memoryview:
+    """The memory at *address*, of the host or for a library that does not look at the bytes."""
+    ffi = _ffi()
+    return memoryview(ffi.buffer(ffi.cast("char *", address), nbytes))

@@ -9,21 +9,50 @@ allocated.
 
 from __future__ import annotations
 
+import threading
 from itertools import count
 from typing import NamedTuple
 
-from .driver import StreamDriver, StreamState
+from .driver import LastingStream, StreamDriver, StreamState
 
-__all__ = ["Consumer", "Consumers"]
+__all__ = ["Consumers", "Uses"]
 
 _FEW = 256
 
 
-class Consumer(NamedTuple):
-    """A stream, and the device whose default stream it is if it is one."""
+class Uses(NamedTuple):
+    """What the free of some memory has to look at."""
 
-    stream: int
-    home: int
+    own: frozenset[int]
+    """The numbers under which the stream of the free was known. With any other number it is a
+    new stream that has the handle of a destroyed one."""
+    others: list[tuple[LastingStream, int | None]]
+    """The other streams to wait for, and their numbers where the driver has such."""
+
+
+class _Birth(NamedTuple):
+    """When memory was allocated, and for which stream."""
+
+    when: int
+    stream: int | None
+    number: int | None
+
+
+class _Seen(NamedTuple):
+    """When a handle was last noted, the number of its stream, and the same for earlier streams.
+
+    *before* is 0 if no earlier stream had the handle. A negative number stands for those: no
+    stream has one.
+    """
+
+    when: int
+    number: int | None
+    before: int
+
+    def numbers(self, born: int) -> list[int | None]:
+        """The numbers of the streams that were noted after *born*."""
+        found = [self.number] if self.when > born else []
+        return [*found, -self.before] if self.before > born else found
 
 
 class Consumers:
@@ -38,14 +67,22 @@ class Consumers:
     def __init__(self, driver: StreamDriver) -> None:
         self._driver = driver
         self._clock = count(1)  # next() is atomic
-        self._born: dict[int, int] = {}  # pointer -> when it was allocated
-        self._seen: dict[tuple[int, Consumer], tuple[int, int | None]] = {}
-        # (device, consumer) -> (when it was last noted, its unique number)
+        self._born: dict[int, _Birth] = {}
+        self._seen: dict[tuple[int, LastingStream], _Seen] = {}  # by device and consumer
         self._limit = _FEW
+        self._lock = threading.RLock()  # re-entered by a finalizer that frees
 
-    def begin(self, pointer: int) -> None:
-        """Remember when *pointer* was allocated, or first imported."""
-        self._born.setdefault(pointer, next(self._clock))
+    def begin(self, pointer: int, stream: int | None = None, number: int | None = None) -> None:
+        """Remember when *pointer* was allocated, or first imported.
+
+        Parameters
+        ----------
+        pointer : int
+            The memory.
+        stream, number : int or None
+            The stream that it was allocated for, and its unique number, if they are known.
+        """
+        self._born.setdefault(pointer, _Birth(next(self._clock), stream, number))
 
     def note(self, device_id: int, stream: int, home: int) -> None:
         """Note that memory of *device_id* may be used on *stream* from now on.
@@ -59,17 +96,22 @@ class Consumers:
         home : int
             The device whose default stream it is, if it is one.
         """
-        stream = self._driver.all_threads(stream)
+        lasting = self._driver.lasting(stream, home)
         number = None
-        if self._driver.stream_state(stream) is StreamState.RUNS:
+        if lasting.stream == stream and self._driver.stream_state(stream) is StreamState.RUNS:
             number = self._driver.stream_id(stream, home)
-        self._seen[device_id, Consumer(stream, home)] = next(self._clock), number
-        if len(self._seen) > self._limit:
-            self._forget()
+        key = device_id, lasting
+        with self._lock:
+            last = self._seen.get(key)
+            before = 0
+            if last is not None:
+                is_new = number != last.number and None not in (number, last.number)
+                before = last.when if is_new else last.before
+            self._seen[key] = _Seen(next(self._clock), number, before)
+            if len(self._seen) > self._limit:
+                self._forget()
 
-    def end(
-        self, device_id: int, pointer: int, stream: int, shared: bool = False
-    ) -> list[tuple[Consumer, int | None]]:
+    def uses(self, device_id: int, pointer: int, stream: LastingStream) -> Uses:
         """Find the streams, beside *stream*, that a free of *pointer* has to wait for.
 
         Parameters
@@ -77,37 +119,50 @@ class Consumers:
         device_id : int
             Where the memory is.
         pointer : int
-            An address that `begin` was told; it is forgotten.
-        stream : int
+            An address that `begin` was told.
+        stream : LastingStream
             The stream in whose order it is freed.
-        shared : bool
-            Others go on using it; then it is not forgotten.
 
         Returns
         -------
-        list[tuple[Consumer, int | None]]
-            The streams, and their unique numbers where the driver has such.
+        Uses
+            The streams, and the numbers that tell whether they are still the same ones.
         """
-        born = self._born.get(pointer, 0) if shared else self._born.pop(pointer, 0)
-        if not self._seen:
-            return []
-        own = Consumer(stream, device_id)
-        return [
-            (other, number)
-            for (device, other), (when, number) in list(self._seen.items())
-            if device == device_id and other != own and when > born
-        ]
+        birth = self._born.get(pointer)
+        born = birth.when if birth else 0
+        own = {birth.number} if birth and birth.stream == stream.stream else set()
+        others = []
+        for (device, other), seen in self._seen.copy().items():
+            if device != device_id:
+                continue
+            numbers = seen.numbers(born)
+            if other == stream:
+                own.update(numbers)
+            else:
+                others += [(other, number) for number in numbers]
+        return Uses(frozenset(number for number in own if number is not None), others)
 
-    def forget(self, device_id: int, consumer: Consumer, number: int | None) -> None:
+    def end(self, pointer: int) -> None:
+        """Forget *pointer*, which nobody uses any more."""
+        self._born.pop(pointer, None)
+
+    def forget(self, device_id: int, consumer: LastingStream, number: int | None) -> None:
         """Drop a stream that was found destroyed, if its handle was not noted again."""
-        found = self._seen.get((device_id, consumer))
-        if found is not None and found[1] == number:
-            self._seen.pop((device_id, consumer), None)
+        key = device_id, consumer
+        with self._lock:
+            last = self._seen.get(key)
+            if last is None:
+                return
+            if last.number == number:
+                self._seen.pop(key, None)
+            elif number == -last.before:
+                self._seen[key] = last._replace(before=0)
 
     def _forget(self) -> None:
-        """Drop what is older than all memory that is still there."""
-        oldest = min(list(self._born.values()), default=next(self._clock))
-        for key, (when, _) in list(self._seen.items()):
-            if when < oldest:
+        """Drop what is older than all memory that is still there. Called under the lock."""
+        born = [birth.when for birth in list(self._born.values())]
+        oldest = min(born, default=next(self._clock))
+        for key, seen in self._seen.copy().items():
+            if seen.when < oldest:
                 self._seen.pop(key, None)
         self._limit = max(_FEW, 2 * len(self._seen))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+
+from dlbridge.protocol import Region, Span
 
 from .backend import StreamBackend, address_of
 from .capture import refuse_capture, refuse_disturbing
@@ -11,6 +12,7 @@ from .driver import StreamDriver
 from .events import EventPool
 from .host_copies import HostCopies
 from .memory import Memory
+from .places import puts_place_back
 from .pointers import checked
 from .regions import Side, copy_region
 from .streams import StreamRules
@@ -47,136 +49,136 @@ class DeviceBackend(StreamBackend):
         super().__init__(driver, rules, memory, events)
         self._host_copies = host_copies
 
+    @puts_place_back
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """The device that *data* is really on; ExchangeError if the label is wrong."""
         home = self.home(device_id)
         found = checked(self.driver, data, home, self.name, self.kinds)
         return (found.device_id if found.kind == "device" else device_id), data
 
-    def copy_from_host(
-        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
-    ) -> None:
+    @puts_place_back
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source*, which may be read until ``synchronize``."""
-        with self._working(device_id, stream, "copied from the host") as on:
-            self._host_copies.from_host(
-                self.home(device_id), data + offset, address_of(source), source.nbytes, on
-            )
+        device_id, data, offset, nbytes = target
+        home, here = self.home(device_id), address_of(source)
 
-    def copy_to_host(
-        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
-    ) -> None:
-        """Copy ``len(into)`` bytes to *into*; they are there after ``synchronize``."""
-        with self._working(device_id, stream, "copied to the host") as on:
-            self._host_copies.to_host(
-                self.home(device_id), address_of(into), data + offset, into.nbytes, on
-            )
+        def copy(on: int) -> None:
+            self._host_copies.from_host(home, data + offset, here, nbytes, on)
 
-    def copy(
-        self,
-        device_id: int,
-        data: int,
-        offset: int,
-        source_device_id: int,
-        source: int,
-        source_offset: int,
-        nbytes: int,
-        stream: int,
-    ) -> None:
-        """Copy on *stream* of *device_id*, directly between devices where they allow it."""
-        self.check_device(source_device_id)
-        target, origin = data + offset, source + source_offset
-        with self._working(device_id, stream) as on:
-            if device_id == source_device_id:
-                self.driver.copy(target, origin, nbytes, on)
+        self._queue(device_id, stream, copy, "copied from the host")
+
+    @puts_place_back
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Copy the bytes of *source* to *into*; they are there after ``synchronize``."""
+        device_id, data, offset, nbytes = source
+        home, there = self.home(device_id), address_of(into)
+
+        def copy(on: int) -> None:
+            self._host_copies.to_host(home, there, data + offset, nbytes, on)
+
+        self._queue(device_id, stream, copy, "copied to the host")
+
+    @puts_place_back
+    def copy(self, target: Span, source: Span, stream: int) -> None:
+        """Copy on *stream*, directly between devices where they allow it."""
+        device_id, data, offset, nbytes = target
+        self.check_device(source.device_id)
+        there, here = data + offset, source.data + source.offset
+
+        def copy(on: int) -> None:
+            if device_id == source.device_id:
+                self.driver.copy(there, here, nbytes, on)
                 return
             # The source may be freed on a stream of its own device before the copy is done.
-            self._memory.consumers.note(source_device_id, on, device_id)
-            self.driver.copy_peer(device_id, target, source_device_id, origin, nbytes, on)
+            self._memory.consumers.note(source.device_id, on, device_id)
+            self.driver.copy_peer(device_id, there, source.device_id, here, nbytes, on)
 
-    def fill(
-        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
-    ) -> None:
-        """Set *nbytes* bytes at *offset* to *value*."""
-        with self._working(device_id, stream) as on:
+        self._queue(device_id, stream, copy)
+
+    @puts_place_back
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Set each byte of *target* to *value*."""
+        device_id, data, offset, nbytes = target
+
+        def fill(on: int) -> None:
             self.driver.fill(data + offset, value, nbytes, on)
 
+        self._queue(device_id, stream, fill)
+
+    @puts_place_back
     def copy_strided(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
-        source: int,
-        source_offset: int,
-        source_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        target: Span,
+        target_region: Region,
+        source: Span,
+        source_region: Region,
         stream: int,
     ) -> None:
         """Copy a region inside one device."""
-        target = Side(data + offset, tuple(strides))
-        origin = Side(source + source_offset, tuple(source_strides))
-        with self._working(device_id, stream) as on:
-            self._copy_region(device_id, target, origin, shape, run_nbytes, on)
+        there = Side(target.data + target.offset, target_region.strides)
+        here = Side(source.data + source.offset, source_region.strides)
+        self._copy_region(target.device_id, there, here, target_region, stream)
 
+    @puts_place_back
     def copy_strided_from_host(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
+        target: Span,
+        target_region: Region,
         source: memoryview,
-        source_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        source_region: Region,
         stream: int,
     ) -> None:
         """Copy a region of host memory; the driver stages it if it is pageable."""
-        target = Side(data + offset, tuple(strides))
-        origin = Side(address_of(source), tuple(source_strides), on_host=True)
-        with self._working(device_id, stream, "copied from the host") as on:
-            self._copy_region(device_id, target, origin, shape, run_nbytes, on)
+        there = Side(target.data + target.offset, target_region.strides)
+        here = Side(address_of(source), source_region.strides, on_host=True)
+        captured = "copied from the host"
+        self._copy_region(target.device_id, there, here, target_region, stream, captured)
 
+    @puts_place_back
     def copy_strided_to_host(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
+        source: Span,
+        source_region: Region,
         into: memoryview,
-        into_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        into_region: Region,
         stream: int,
     ) -> None:
         """Copy a region to host memory; it is there after ``synchronize``."""
-        target = Side(address_of(into), tuple(into_strides), on_host=True)
-        origin = Side(data + offset, tuple(strides))
-        with self._working(device_id, stream, "copied to the host") as on:
-            self._copy_region(device_id, target, origin, shape, run_nbytes, on)
+        there = Side(address_of(into), into_region.strides, on_host=True)
+        here = Side(source.data + source.offset, source_region.strides)
+        captured = "copied to the host"
+        self._copy_region(source.device_id, there, here, source_region, stream, captured)
 
     def _copy_region(
         self,
         device_id: int,
         target: Side,
         source: Side,
-        shape: Sequence[int],
-        run_nbytes: int,
+        region: Region,
         stream: int,
+        captured: str = "",
     ) -> None:
-        pitch = self.driver.max_pitch(self.home(device_id))
-        copy_region(self.driver, target, source, shape, run_nbytes, stream, pitch)
+        """Copy runs as many and as long as those of *region* from *source* to *target*."""
+        driver, pitch = self.driver, self.driver.max_pitch(self.home(device_id))
+        shape, run_nbytes = region.shape, region.run_nbytes
 
-    @contextmanager
-    def _working(self, device_id: int, stream: int, captured: str = "") -> Iterator[int]:
-        """In the place of *stream*, as the driver takes it, if work may be queued on it.
+        def copy(on: int) -> None:
+            copy_region(driver, target, source, shape, run_nbytes, on, pitch)
+
+        self._queue(device_id, stream, copy, captured)
+
+    def _queue(
+        self, device_id: int, stream: int, work: Callable[[int], None], captured: str = ""
+    ) -> None:
+        """Call *work* with *stream*, as the driver takes it, in its place, if it may be queued on.
 
         *captured*: what a graph would do with the host at each replay, where nobody keeps the
-        host's memory; it is refused.
+        host's memory; it is refused. It is no context manager with ``yield``: where a signal
+        handler's exception cuts one off, it ends later, and leaves another thread's place.
         """
         driver, on, home = self.driver, self.handle(stream), self.home(device_id)
         with driver.at(driver.place_of(on, home)):
             if captured:
                 refuse_capture(driver, on, captured)
             refuse_disturbing(driver, on)
-            yield on
+            work(on)

@@ -2,6 +2,9 @@
 
 A subclass of `StreamDriver` names the driver's own functions; it holds no policy. Streams,
 addresses and byte counts are integers; events and pools are whatever the driver uses.
+
+Functions that give memory write its address into a *cell*, and those that take it back put the
+status of the call into *codes*, both in C: `dlbridge.kit.claims` says why.
 """
 
 from __future__ import annotations
@@ -9,13 +12,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
+from ctypes import c_uint64
 from enum import Enum
 from typing import Any, NamedTuple
 
 from .fork import ForkGuard
 from .status import StatusTable, StreamGoneError
 
-__all__ = ["Location", "StreamDriver", "StreamState", "WrongDeviceError"]
+__all__ = [
+    "ALL_STREAMS",
+    "LastingStream",
+    "Location",
+    "StreamDriver",
+    "StreamState",
+    "WrongDeviceError",
+]
+
+ALL_STREAMS = -2
+"""Stands for all streams of a place, the destroyed ones too, where an event can be behind them."""
 
 
 class WrongDeviceError(StreamGoneError):
@@ -40,6 +54,17 @@ class Location(NamedTuple):
     device_id: int
     refusal: str = ""
     """Why this process cannot use the memory; empty if it can."""
+
+
+class LastingStream(NamedTuple):
+    """What an event is recorded on, later, to be behind the work that is on a stream now."""
+
+    stream: int
+    """A handle, or `ALL_STREAMS`."""
+    home: int
+    """The device whose default stream it is, if it is one."""
+    place: Hashable = None
+    """Its place; None: that of *home*, or where the driver says that the stream is."""
 
 
 class StreamDriver(ABC):
@@ -80,6 +105,14 @@ class StreamDriver(ABC):
         """Be in *place* inside ``with``, and restore the thread's own place after."""
 
     @abstractmethod
+    def here(self) -> Any:
+        """The thread's current place; in a forked child anything, without asking the driver."""
+
+    @abstractmethod
+    def back_to(self, place: Any) -> None:
+        """Make *place*, which `here` has given, current again if it is not; not in a child."""
+
+    @abstractmethod
     def place_of(self, stream: int, device_id: int) -> Hashable:
         """The place of *stream*; default streams are those of *device_id*."""
 
@@ -111,6 +144,10 @@ class StreamDriver(ABC):
         """Whether *stream* still exists, where the driver can be asked; else True."""
         return True
 
+    def owner(self, stream: int) -> object:
+        """The object that keeps *stream*, to be held while the driver is asked; None: unknown."""
+        return None
+
     def require_stream(self, stream: int, device_id: int) -> None:
         """`StreamGoneError` if *stream* does not exist any more."""
         if not self.exists(stream, device_id):
@@ -128,6 +165,13 @@ class StreamDriver(ABC):
     def all_threads(self, stream: int) -> int:
         """*stream*, or for a default stream that each thread has its own of: one for all."""
         return stream
+
+    def lasting(self, stream: int, device_id: int) -> LastingStream:
+        """What stands for *stream*, which exists now, when it may have been destroyed.
+
+        The stream itself if the driver can be asked whether it `exists`.
+        """
+        return LastingStream(self.all_threads(stream), device_id)
 
     def create_stream(self) -> int:
         """A new stream of this place, which is not ordered with the default stream.
@@ -191,23 +235,26 @@ class StreamDriver(ABC):
         """Free and total bytes of the device of this place."""
 
     @abstractmethod
-    def allocate(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int, cell: c_uint64) -> None:
         """Device memory in this place, outside any pool."""
 
     @abstractmethod
-    def free(self, pointer: int) -> None:
+    def free(self, pointer: int, codes: list[int]) -> None:
         """Free memory of `allocate`; nothing is waited for."""
 
     @abstractmethod
     def pool(self, device_id: int) -> Any:
         """The device's pool; None if it has none."""
 
+    pools_find_all_room = True
+    """Whether a pool that was trimmed has room wherever `allocate` has."""
+
     @abstractmethod
-    def allocate_async(self, pool: Any, nbytes: int, stream: int) -> int:
+    def allocate_async(self, pool: Any, nbytes: int, stream: int, cell: c_uint64) -> None:
         """Memory of *pool*, for work on *stream*."""
 
     @abstractmethod
-    def free_async(self, pointer: int, stream: int) -> None:
+    def free_async(self, pointer: int, stream: int, codes: list[int]) -> None:
         """Free memory of a pool behind the work on *stream*."""
 
     @abstractmethod
@@ -215,19 +262,24 @@ class StreamDriver(ABC):
         """Give the system back what *pool* keeps."""
 
     @abstractmethod
-    def allocate_pinned(self, nbytes: int) -> int:
+    def allocate_pinned(self, nbytes: int, cell: c_uint64) -> None:
         """Page-locked host memory for every device."""
 
     @abstractmethod
-    def free_pinned(self, pointer: int) -> None:
+    def free_pinned(self, pointer: int, codes: list[int]) -> None:
         """Free memory of `allocate_pinned`; nothing is waited for."""
 
-    @abstractmethod
-    def lock_pages(self, device_id: int, address: int, nbytes: int, readonly: bool) -> None:
-        """Page-lock host memory in place; ExchangeError if it has to be copied instead."""
+    cannot_lock: frozenset[int] = frozenset()
+    """Statuses of `lock_pages` for memory that has to be copied instead."""
 
     @abstractmethod
-    def unlock_pages(self, address: int) -> None:
+    def lock_pages(
+        self, device_id: int, address: int, nbytes: int, readonly: bool, codes: list[int]
+    ) -> None:
+        """Page-lock host memory in place."""
+
+    @abstractmethod
+    def unlock_pages(self, address: int, codes: list[int]) -> None:
         """Undo `lock_pages`."""
 
     @abstractmethod

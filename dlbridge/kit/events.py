@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from dlbridge.errors import Error
+
 from .driver import StreamDriver
 
 __all__ = ["EventPool"]
@@ -59,10 +61,13 @@ class EventPool:
         """
         unused = self._unused.get(place)
         if unused is None:
-            with self._driver.at(place):
-                if not self._driver.is_lasting(place):
-                    self._driver.destroy_event(event)
-                    return
+            try:
+                with self._driver.at(place):
+                    if not self._driver.is_lasting(place):
+                        self._driver.destroy_event(event)
+                        return
+            except Error:  # the place was destroyed, and the event with it
+                return
             unused = self._unused.setdefault(place, [])
         unused.append(event)
 

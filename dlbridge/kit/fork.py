@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 from dlbridge.errors import DeviceError
@@ -16,10 +17,14 @@ class ForkGuard:
     ----------
     api : str
         The driver's name, for the message.
+    *keeps : object
+        What a child never releases, not even when it ends: objects whose destructors call the
+        driver, which may wait there for threads that only the parent has.
     """
 
-    def __init__(self, api: str) -> None:
+    def __init__(self, api: str, *keeps: object) -> None:
         self._api = api
+        self._keeps = keeps
         self.in_child = False
         """Whether the driver was opened by a parent of this process."""
         if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
@@ -41,3 +46,5 @@ class ForkGuard:
 
     def _forked(self) -> None:
         self.in_child = True
+        # A deliberate extra reference: an interpreter that ends clears all modules.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._keeps))

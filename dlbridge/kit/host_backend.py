@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 
+from dlbridge.protocol import Span
+
 from .backend import StreamBackend, address_of
+from .claims import Given
 from .driver import StreamDriver
 from .events import EventPool
 from .pinned import PinnedMemory
+from .places import puts_place_back
 from .pointers import checked
 from .streams import StreamRules
 
@@ -41,56 +45,36 @@ class HostBackend(StreamBackend):
         self.check_device(device_id)
         return self.driver.host_device()
 
-    def copy_from_host(
-        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
-    ) -> None:
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source*, once the work on *stream* is done."""
-        self.wait_for_devices(device_id, stream)
-        ctypes.memmove(data + offset, address_of(source), source.nbytes)
+        ctypes.memmove(self._settled(target, stream), address_of(source), target.nbytes)
 
-    def copy_to_host(
-        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
-    ) -> None:
-        """Copy ``len(into)`` bytes to *into*, once the work on *stream* is done."""
-        self.wait_for_devices(device_id, stream)
-        ctypes.memmove(address_of(into), data + offset, into.nbytes)
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Copy the bytes of *source* to *into*, once the work on *stream* is done."""
+        ctypes.memmove(address_of(into), self._settled(source, stream), source.nbytes)
 
-    def copy(
-        self,
-        device_id: int,
-        data: int,
-        offset: int,
-        source_device_id: int,
-        source: int,
-        source_offset: int,
-        nbytes: int,
-        stream: int,
-    ) -> None:
-        """Copy *nbytes*, once the work on *stream* is done; the regions may overlap."""
-        self.wait_for_devices(device_id, stream)
-        ctypes.memmove(data + offset, source + source_offset, nbytes)
+    def copy(self, target: Span, source: Span, stream: int) -> None:
+        """Copy *source* to *target*, once the work on *stream* is done."""
+        start = self._settled(target, stream)
+        self.home(source.device_id)  # refuses one that there is not
+        ctypes.memmove(start, source.data + source.offset, target.nbytes)
 
-    def fill(
-        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
-    ) -> None:
-        """Set *nbytes* bytes at *offset* to *value*, once the work on *stream* is done."""
-        self.wait_for_devices(device_id, stream)
-        ctypes.memset(data + offset, value, nbytes)
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Set each byte of *target* to *value*, once the work on *stream* is done."""
+        ctypes.memset(self._settled(target, stream), value, target.nbytes)
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Empty: it is host memory."""
         return ""
 
-    def host_view(
-        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
-    ) -> int:
+    def host_view(self, span: Span, writable: bool, stream: int) -> int:
         """The address itself, once the work on *stream* is done."""
-        self.wait_for_devices(device_id, stream)
-        return data + offset
+        return self._settled(span, stream)
 
-    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
+    def release_host_view(self, span: Span, address: int, stream: int) -> None:
         """Nothing to do: it is host memory."""
 
+    @puts_place_back
     def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
         """Why this memory cannot be page-locked in place; empty if it can, or is already."""
         return self._memory.import_refusal(self.home(device_id), address, nbytes)
@@ -102,8 +86,14 @@ class HostBackend(StreamBackend):
 
         Locking costs more than one copy, so this is for memory that stays.
         """
-        return self._memory.import_host(self.home(device_id), address, nbytes, readonly)
+        given = Given(self._memory, self.home(device_id), self.driver.default_stream)
+        offset = self._memory.import_into(given, address, nbytes, readonly)
+        cell = given.cell
+        data = cell.value
+        cell.value = 0  # no call follows: the caller has the import
+        return data, offset
 
+    @puts_place_back
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """*data* as it is; ExchangeError if it is not page-locked host memory."""
         checked(self.driver, data, self.home(device_id), self.name, ("host",))
@@ -112,3 +102,8 @@ class HostBackend(StreamBackend):
     def wait_for_devices(self, device_id: int, stream: int) -> None:
         """Let the work on *stream* finish, before the host touches memory that it may use."""
         self.synchronize(device_id, stream)
+
+    def _settled(self, span: Span, stream: int) -> int:
+        """The address of *span*, once the work on *stream* is done."""
+        self.wait_for_devices(span.device_id, stream)
+        return span.data + span.offset

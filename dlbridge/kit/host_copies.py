@@ -91,4 +91,6 @@ class StagedCopies(HostCopies):
     def stager(self, device_id: int) -> Stager:
         """The stager for streams of a device."""
         found = self._stagers.get(device_id)
-        return found or self._stagers.setdefault(device_id, Stager(self.driver, device_id))
+        return found or self._stagers.setdefault(
+            device_id, Stager(self.driver, device_id, self.tuning.spare(device_id))
+        )

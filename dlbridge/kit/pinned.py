@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import mmap
 import threading
+from ctypes import c_uint64
 
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import Error, ExchangeError
 
+from .claims import Given, is_done
 from .driver import StreamDriver
 from .events import EventPool
 from .memory import Memory
+from .places import puts_place_back
 
 __all__ = ["PinnedMemory"]
+
+
+class _Import:
+    """Host memory that is used in place."""
+
+    __slots__ = ("codes", "end", "users")
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.users = 1
+        self.codes: list[int] = []  # of the driver's call that locks its pages; empty: not ours
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we have locked the pages."""
+        return is_done(self.codes)
 
 
 class PinnedMemory(Memory):
@@ -32,8 +51,7 @@ class PinnedMemory(Memory):
 
     def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
         super().__init__(driver, events, name)
-        self._imports: dict[int, int] = {}  # where an import begins -> users of it
-        self._ends: dict[int, int] = {}  # of those imports that we page-locked
+        self._imports: dict[int, _Import] = {}  # by the address where it begins
         self._lock = threading.RLock()  # re-entered by a finalizer that frees
 
     def import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
@@ -51,9 +69,14 @@ class PinnedMemory(Memory):
         str
             The reason; empty if it can be locked, or is locked already.
         """
+        self.driver.guard.check()  # in a forked child nobody may hold the lock
+        with self._lock:  # no import begins or ends between the questions
+            return self._import_refusal(device_id, address, nbytes)
+
+    def _import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
         first = self.driver.locate(address, device_id).kind
         last = self.driver.locate(address + nbytes - 1, device_id).kind
-        ours = list(self._ends.items())
+        ours = [(start, each.end) for start, each in self._imports.copy().items() if each.is_ours]
         if any(start <= address and address + nbytes <= end for start, end in ours):
             return ""
         if any(start < address + nbytes and address < end for start, end in ours):
@@ -69,62 +92,89 @@ class PinnedMemory(Memory):
             return f"it does not begin at a page of {mmap.PAGESIZE} bytes, which are locked whole"
         return ""
 
-    def import_host(
-        self, device_id: int, address: int, nbytes: int, readonly: bool
-    ) -> tuple[int, int]:
-        """Use somebody's memory in place until `free`, page-locked if it is not yet.
+    @puts_place_back
+    def import_into(self, given: Given, address: int, nbytes: int, readonly: bool) -> int:
+        """Use somebody's memory in place until it is freed, page-locked if it is not yet.
 
         Returns
         -------
-        tuple[int, int]
-            What to free, and how many bytes behind it *address* is: memory inside an import
-            shares its lock.
+        int
+            How many bytes *address* is behind what the cell of *given* has then, and what is to
+            be freed: memory inside an import shares its lock.
 
         Raises
         ------
         dlbridge.errors.ExchangeError
             As `import_refusal` says, or if the driver refuses; the memory has to be copied then.
         """
+        device_id, cell = given.device_id, given.cell
         with self._lock:
-            refusal = self.import_refusal(device_id, address, nbytes)
+            refusal = self._import_refusal(device_id, address, nbytes)
             if refusal:
                 raise ExchangeError(
                     f"the memory at {address:#x} cannot be used in place: {refusal}"
                 )
-            for start, end in list(self._ends.items()):
-                # no call from here to the count, so that no finalizer comes between
-                if start in self._ends and start <= address and address + nbytes <= end:
-                    self._imports[start] += 1
-                    return start, address - start
-            if self.driver.locate(address, device_id).kind != "host":
-                with self.driver.at(self.driver.place(device_id)), self.driver.relaxed():
-                    self.driver.lock_pages(device_id, address, nbytes, readonly)
-                self._ends[address] = address + nbytes
-            self._imports[address] = self._imports.get(address, 0) + 1
+            for start, each in self._imports.copy().items():
+                inside = each.is_ours and start <= address and address + nbytes <= each.end
+                # no call from here to the cell, so that no finalizer or handler comes between
+                if inside and start in self._imports:
+                    each.users += 1
+                    cell.value = start
+                    return address - start
+            is_ours = self.driver.locate(address, device_id).kind != "host"
             self.consumers.begin(address)
-            return address, 0
+            made = _Import(address + nbytes)
+            if address in self._imports:  # as above
+                self._imports[address].users += 1
+                cell.value = address
+                return 0
+            self._imports[address] = made
+            cell.value = address  # from here on the destructor of *given* undoes it
+            if is_ours:
+                try:
+                    with self.driver.at(self.driver.place(device_id)), self.driver.relaxed():
+                        self.driver.lock_pages(device_id, address, nbytes, readonly, made.codes)
+                except Error as exc:
+                    given.give_up()
+                    if made.codes and made.codes[-1] in self.driver.cannot_lock:
+                        raise ExchangeError(
+                            f"the memory at {address:#x} cannot be page-locked in place ({exc}); "
+                            "copy it instead"
+                        ) from exc
+                    raise
+            return 0
 
     def is_shared(self, pointer: int) -> bool:
         """Whether several imports share *pointer*."""
-        return self._imports.get(pointer, 0) > 1
+        found = self._imports.get(pointer)
+        return found is not None and found.users > 1
 
-    def obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+    def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
         """New page-locked memory."""
-        return self.driver.allocate_pinned(nbytes)
+        self.driver.allocate_pinned(nbytes, cell)
 
-    def release(self, device_id: int, pointer: int, stream: int) -> None:
+    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
         """Free or unlock *pointer*, after the work on *stream*."""
-        imported = pointer in self._imports
-        if not imported or pointer in self._ends:
+        found = self._imports.get(pointer)
+        if not codes and (found is None or found.is_ours):
             self.wait_before_free(stream)  # also if others remain, who do not know the stream
-        if not imported:
-            self.driver.free_pinned(pointer)
+        if found is None and (not codes or codes[0] >= 0):
+            if not is_done(codes):
+                self.driver.free_pinned(pointer, codes)
             return
         with self._lock:
-            if self._imports[pointer] > 1:
-                self._imports[pointer] -= 1
-                return
-            if pointer in self._ends:  # else somebody else page-locked it, and will undo it
-                self.driver.unlock_pages(pointer)
-                del self._ends[pointer]
-            del self._imports[pointer]
+            if not codes and found is not None:
+                # Pages that somebody else has locked, he will unlock.
+                what = _NOTHING if found.users > 1 or not found.is_ours else _UNLOCK
+                # no call from here to the end, as above: *codes* says what is left to do
+                if found.users > 1:
+                    found.users -= 1
+                else:
+                    del self._imports[pointer]
+                codes.append(what)
+            if codes[0] == _UNLOCK and not is_done(codes):
+                self.driver.unlock_pages(pointer, codes)
+
+
+_NOTHING, _UNLOCK = -1, -2
+"""The first of the codes of an import: what is left to do. A driver has no such statuses."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
+from ctypes import c_uint64
 from typing import Any
 
 from dlbridge.errors import Error
 
+from .claims import is_done
 from .driver import StreamDriver
 from .events import EventPool
 from .memory import Memory
@@ -43,38 +45,53 @@ class PoolMemory(Memory):
         # destroyed one must not be waited for, and its handle may be another's.
         self._last_frees: dict[tuple[int, int], tuple[Hashable, Any]] = {}
 
-    def obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+    def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
         """Memory of the pool; plain memory while a capture forbids the pool's functions."""
         pool = self.driver.pool(device_id)
         if pool is not None:
             try:
-                return self.driver.allocate_async(pool, nbytes, stream)
+                self.driver.allocate_async(pool, nbytes, stream, cell)
+                self._plain.discard(cell.value)  # of a free that was cut off
+                return
             except (CaptureError, NoPoolError):  # ROCm refuses beside any stream's capture
                 pass
-        pointer = self.driver.allocate(nbytes)
-        if self.driver.pool(device_id) is not None:
-            self._plain.add(pointer)
-        return pointer
+        self._obtain_plain(device_id, nbytes, cell)
 
-    def release(self, device_id: int, pointer: int, stream: int) -> None:
+    def obtain_after_trim(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
+        """Memory of the pool; plain memory if that may have room where the pool finds none."""
+        if self.driver.pools_find_all_room:
+            self.obtain(device_id, nbytes, stream, cell)
+        else:
+            self._obtain_plain(device_id, nbytes, cell)
+
+    def _obtain_plain(self, device_id: int, nbytes: int, cell: c_uint64) -> None:
+        has_pool = self.driver.pool(device_id) is not None
+        self.driver.allocate(nbytes, cell)
+        if has_pool:
+            self._plain.add(cell.value)
+
+    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
         """Free behind the work on *stream*; without a pool, after waiting for it."""
-        if self.driver.pool(device_id) is not None and pointer not in self._plain:
+        is_plain = self.driver.pool(device_id) is None or pointer in self._plain
+        if not is_plain:
             try:
-                self.driver.free_async(pointer, stream)
+                if not is_done(codes):
+                    self.driver.free_async(pointer, stream, codes)
             except StreamGoneError:
                 pass
             else:
                 self._remember(device_id, stream)
                 return
-        self.wait_before_free(stream)
-        was_plain = pointer in self._plain
-        self._plain.discard(pointer)  # before another thread can be given the address
-        try:
-            self.driver.free(pointer)
-        except BaseException:
-            if was_plain:
-                self._plain.add(pointer)  # it will be tried again
-            raise
+        if not is_done(codes):
+            self.wait_before_free(stream)
+            was_plain = pointer in self._plain
+            self._plain.discard(pointer)  # before another thread can be given the address
+            try:
+                self.driver.free(pointer, codes)
+            except BaseException:
+                if was_plain and not is_done(codes):
+                    self._plain.add(pointer)  # it will be tried again
+                raise
 
     def trim(self, device_id: int, stream: int) -> None:
         """Wait for the frees on the way, then give the system what the pool keeps."""

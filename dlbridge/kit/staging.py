@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from ctypes import c_uint64
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.errors import DeviceMemoryError, Error
@@ -22,7 +23,10 @@ from .driver import StreamDriver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DIRECT", "NoRing", "Plan", "Ring", "Stager"]
+__all__ = ["ARENA", "DIRECT", "NoRing", "Plan", "Ring", "Stager"]
+
+ARENA = 32 << 20
+"""Bytes of pinned memory that every ring of `tuning.CANDIDATES` fits in."""
 
 
 class Plan(NamedTuple):
@@ -60,15 +64,28 @@ class Ring:
         The device whose streams use the ring.
     plan : Plan
         How many chunks, and how large.
+    spare : list of int
+        As for `Stager`.
     """
 
-    def __init__(self, driver: StreamDriver, device_id: int, plan: Plan) -> None:
+    def __init__(self, driver: StreamDriver, device_id: int, plan: Plan, spare: list[int]) -> None:
         self.plan = plan
         self.events: list[Any] = []
         self._driver = driver
+        self._spare = spare
         with driver.at(driver.place(device_id)), driver.relaxed():
             size = plan.chunk * plan.slots
-            self._memory = driver.allocate_pinned(size)
+            self._is_spare = size <= ARENA and bool(spare)
+            self._memory = 0
+            if self._is_spare:
+                try:
+                    self._memory = spare.pop()
+                except IndexError:  # another thread was faster
+                    self._is_spare = False
+            if not self._is_spare:
+                cell = c_uint64()
+                driver.allocate_pinned(size, cell)
+                self._memory = cell.value
             try:
                 for _ in range(plan.slots):
                     self.events.append(driver.create_event())
@@ -80,7 +97,10 @@ class Ring:
     def close(self) -> None:
         """Free the chunks; the thread is in the device's place, and no DMA runs."""
         with self._driver.relaxed(), ExitStack() as cleanup:  # each, also if another fails
-            cleanup.callback(self._driver.free_pinned, self._memory)
+            if self._is_spare:
+                self._spare.append(self._memory)
+            else:
+                cleanup.callback(self._driver.free_pinned, self._memory, [])
             for event in self.events:
                 cleanup.callback(self._driver.destroy_event, event)
 
@@ -102,10 +122,15 @@ class Stager:
         The driver.
     device_id : int
         The device of the streams that the copies are queued on.
+    spare : list of int
+        Pinned memory, each of `ARENA` bytes, that rings take before they allocate, and give back.
     """
 
-    def __init__(self, driver: StreamDriver, device_id: int) -> None:
+    def __init__(
+        self, driver: StreamDriver, device_id: int, spare: list[int] | None = None
+    ) -> None:
         self._driver = driver
+        self._spare = [] if spare is None else spare
         self._device_id = device_id
         self._free: dict[Plan, list[Ring]] = {}  # list methods are atomic
         self._helpers: ThreadPoolExecutor | None = None
@@ -146,7 +171,7 @@ class Stager:
             ring = free.pop()
         except IndexError:
             try:
-                ring = Ring(self._driver, self._device_id, plan)
+                ring = Ring(self._driver, self._device_id, plan, self._spare)
             except Error as exc:
                 raise NoRing(str(exc)) from exc
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dlbridge.errors import DeviceError, Error, ExchangeError
+from dlbridge.errors import DeviceError, DeviceLost, Error, ExchangeError
 
 __all__ = ["CaptureError", "NoPoolError", "StatusTable", "StreamGoneError"]
 
@@ -32,7 +32,8 @@ class StatusTable:
     describe : Callable[[int], str]
         The driver's own name and words for a code.
     fatal : frozenset[int]
-        Codes after which every later call of the process fails too.
+        Codes after which every later call of the process fails too: DeviceError becomes
+        `dlbridge.errors.DeviceLost`.
 
     Examples
     --------
@@ -73,6 +74,8 @@ class StatusTable:
         """
         if code:
             kind, remedy = self.meanings.get(code, (DeviceError, ""))
+            if code in self._fatal and kind is DeviceError:
+                kind = DeviceLost
             text = self.text(function, code) + (f"; {remedy}" if remedy else "")
             if code in self._fatal and not self.lost:
                 self.lost = text

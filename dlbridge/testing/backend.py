@@ -7,9 +7,17 @@ from .backend_copy import CopyTests
 from .backend_demo import DemoTests
 from .backend_exchange import ExchangeTests
 from .backend_host import HostTests
+from .backend_leaks import LeakTests
+from .backend_lost import LostTests
 from .backend_memory import MemoryTests
 from .backend_moves import MoveTests
+from .backend_native import NativeTests
+from .backend_order import OrderTests
+from .backend_process import ProcessTests
+from .backend_refusals import RefusalTests
 from .backend_streams import StreamTests
+from .backend_threads import ThreadTests
+from .backend_trim import TrimTests
 
 __all__ = ["BackendTests"]
 
@@ -18,11 +26,19 @@ class BackendTests(
     ContractTests,
     MemoryTests,
     CopyTests,
+    RefusalTests,
     HostTests,
     StreamTests,
+    OrderTests,
     MoveTests,
     ExchangeTests,
+    NativeTests,
     DemoTests,
+    TrimTests,
+    ThreadTests,
+    LeakTests,
+    LostTests,
+    ProcessTests,
 ):
     """All tests of the contract.
 

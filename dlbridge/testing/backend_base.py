@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlbridge import backend as load_backend
+
+# How the core keeps a backend's declared limits (`Facts`) has no public name: users never
+# see it.
+from dlbridge.core.plugins.limits import limited, padded
 from dlbridge.errors import BackendUnavailable
-from dlbridge.protocol import SupportsStreams
+from dlbridge.protocol import ADDRESS_DEVICES, Region, Span, SupportsCopy, SupportsStreams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-__all__ = ["BackendCase", "DeviceUnderTest", "random_bytes"]
+__all__ = ["PAGES", "BackendCase", "DeviceUnderTest", "random_bytes", "side"]
+
+PAGES = 4 * mmap.PAGESIZE
+"""Bytes of the host memory that is imported."""
 
 
 def random_bytes(nbytes: int, seed: int = 0) -> bytes:
@@ -23,19 +35,56 @@ def random_bytes(nbytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(nbytes)
 
 
+def side(
+    device_id: int,
+    data: int,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    run_nbytes: int,
+) -> tuple[Span, Region]:
+    """One side of a strided copy on a device: the region, and the span that it lies in."""
+    region = Region(tuple(shape), tuple(strides), run_nbytes)
+    return Span(device_id, data, offset, region.extent), region
+
+
 class DeviceUnderTest:
-    """One device of the backend, with allocations that are freed at the end of the test."""
+    """One device of the backend, with allocations that are freed at the end of the test.
+
+    All copies of the kit are made by its methods, within the limits that the backend
+    declares (`dlbridge.protocol.Facts`).
+    """
 
     def __init__(self, backend: Any, device_id: int, stream: int | None = None) -> None:
         self.backend = backend  # Any: `need` has checked the capabilities that are used
+        self._copies: Any = limited(backend)
         self.device_id = device_id
         self.stream = backend.current_stream(device_id) if stream is None else stream
         self._live: list[int] = []
+        self._others: list[DeviceUnderTest] = []
+
+    def on(self, stream: int) -> DeviceUnderTest:
+        """The same device, used on *stream*; what it allocates is freed with the rest."""
+        other = DeviceUnderTest(self.backend, self.device_id, stream)
+        self._others.append(other)
+        return other
+
+    def span(self, data: int, offset: int, nbytes: int) -> Span:
+        """Bytes of *data* on this device."""
+        return Span(self.device_id, data, offset, nbytes)
 
     def allocate(self, nbytes: int, alignment: int = 256) -> int:
         """New memory, freed by `free` or `close`."""
-        data: int = self.backend.allocate(self.device_id, nbytes, alignment, self.stream)
+        size = padded(self.backend, nbytes)
+        data: int = self.backend.allocate(self.device_id, size, alignment, self.stream)
         self._live.append(data)
+        return data
+
+    def made_with(self, content: memoryview) -> int:
+        """New memory that the backend makes together with *content*; 0 if it does not now."""
+        data: int = self.backend.allocate_from_host(self.device_id, content, 256, self.stream)
+        if data:
+            self._live.append(data)
         return data
 
     def filled(self, content: bytes) -> int:
@@ -49,16 +98,60 @@ class DeviceUnderTest:
         self._live.remove(data)
         self.backend.free(self.device_id, data, self.stream)
 
+    def upload(self, data: int, offset: int, source: memoryview) -> None:
+        """Enqueue a copy of all bytes of *source* to the device."""
+        self._copies.copy_from_host(self.span(data, offset, len(source)), source, self.stream)
+
+    def download(self, data: int, offset: int, into: memoryview) -> None:
+        """Enqueue a copy of ``len(into)`` bytes to the host."""
+        self._copies.copy_to_host(self.span(data, offset, len(into)), into, self.stream)
+
+    def copy(self, target: Span, source: Span) -> None:
+        """Enqueue a copy on the device, or from another device."""
+        self._copies.copy(target, source, self.stream)
+
+    def fill(self, data: int, offset: int, nbytes: int, value: int) -> None:
+        """Enqueue a fill with one byte value."""
+        self._copies.fill(self.span(data, offset, nbytes), value, self.stream)
+
+    def host_view(self, span: Span, writable: bool = False) -> int:
+        """The host address of the bytes."""
+        address: int = self.backend.host_view(span, writable, self.stream)
+        return address
+
+    def release_host_view(self, span: Span, address: int) -> None:
+        """End the view that `host_view` gave for the same bytes."""
+        self.backend.release_host_view(span, address, self.stream)
+
+    def copy_strided(
+        self,
+        target: Span | memoryview,
+        target_region: Region,
+        source: Span | memoryview,
+        source_region: Region,
+    ) -> None:
+        """Enqueue a copy of runs of bytes; one of the sides may be host memory."""
+        if isinstance(target, memoryview):
+            self._copies.copy_strided_to_host(
+                source, source_region, target[: target_region.extent], target_region, self.stream
+            )
+        elif isinstance(source, memoryview):
+            host = source[: source_region.extent]
+            self._copies.copy_strided_from_host(
+                target, target_region, host, source_region, self.stream
+            )
+        else:
+            self._copies.copy_strided(target, target_region, source, source_region, self.stream)
+
     def write(self, data: int, offset: int, content: bytes) -> None:
         """Copy *content* (read-only, as many sources are) to the device, and wait."""
-        view = memoryview(content)
-        self.backend.copy_from_host(self.device_id, data, offset, view, self.stream)
+        self.upload(data, offset, memoryview(content))
         self.synchronize()
 
     def read(self, data: int, offset: int, nbytes: int) -> bytes:
         """The bytes on the device once all work on the stream is done."""
         into = bytearray(nbytes)
-        self.backend.copy_to_host(self.device_id, data, offset, memoryview(into), self.stream)
+        self.download(data, offset, memoryview(into))
         self.synchronize()
         return bytes(into)
 
@@ -69,6 +162,8 @@ class DeviceUnderTest:
 
     def close(self) -> None:
         """Free what is left."""
+        while self._others:
+            self._others.pop().close()
         while self._live:
             self.backend.free(self.device_id, self._live.pop(), self.stream)
         self.synchronize()
@@ -86,27 +181,65 @@ class BackendCase:
     max_nbytes = 64 << 20
     """Size (bytes) of the largest round trip; less for a small simulator."""
 
-    allocations = 10_000
+    allocations = 4000
     """How often the leak test allocates; fewer only if one allocation takes milliseconds.
 
-    It looks at the process's memory, and asks ``backend.live_allocations()``
-    (what has not been freed) where the backend has that.
+    It looks at the process's memory and open files, and asks
+    ``backend.live_allocations()`` (what has not been freed) where the backend
+    has that.
     """
 
     patience = 60
     """Seconds until something that does not return counts as a deadlock."""
 
+    child_setup: str | None = ""
+    """Python code that a new process runs before it uses the device.
+
+    Some scenes (the exit of a process, a fork) need a process of their own, which
+    loads the backend by its name. None leaves these tests out: for a class whose
+    `backend` fixture returns an object that no other process can make.
+    """
+
+    light_imports: tuple[str, ...] = ()
+    """Other packages that the backend's module may import at once, as they open no driver."""
+
     def make_stream(self, backend: Any, device_id: int) -> object | None:
         """A new stream as a user would pass it; None if the device has none."""
+        return None
+
+    def make_current(
+        self, backend: Any, device_id: int, stream: Any
+    ) -> AbstractContextManager[object] | None:
+        """A block in which *stream*, made by `make_stream`, is the thread's current stream.
+
+        None if no library of the device has a current stream.
+        """
         return None
 
     def slow_work(self, backend: Any, device_id: int, stream: int) -> object | None:
         """Enqueue work of 50 ms or more on *stream*, without waiting for it.
 
         Returns an object that must stay alive until the work is done. None if
-        such work cannot be made here; the stream tests are weaker then.
+        such work cannot be made here; the kit then copies memory on the device,
+        which is over too soon on a fast one.
         """
         return None
+
+    def is_done(self, backend: Any, device_id: int, stream: int, work: object) -> bool | None:
+        """Whether the *work* of `slow_work` is done, asked of the driver without waiting.
+
+        None if that cannot be known. It is the probe that shows a `synchronize`
+        which does nothing.
+        """
+        return None
+
+    def lose_device(self, backend: Any, device_id: int) -> bool:
+        """Make the driver lose the device, as if it had been removed; False where it cannot.
+
+        The test of a lost device is the only one that calls it. Return True only for a
+        *backend* that no other test uses, or that can open the device again.
+        """
+        return False
 
     @pytest.fixture
     def backend(self) -> Any:
@@ -114,8 +247,7 @@ class BackendCase:
         try:
             return load_backend(self.name)
         except BackendUnavailable as exc:
-            expected = os.environ.get("DLBRIDGE_EXPECT", "")
-            if self.name in [part.strip() for part in expected.split(",")]:
+            if self.is_expected():
                 raise
             pytest.skip(str(exc))
 
@@ -134,7 +266,70 @@ class BackendCase:
         for device in devices:
             device.close()
 
+    @pytest.fixture
+    def host_pages(self) -> Iterator[tuple[int, mmap.mmap]]:
+        """Address and bytes of four fresh pages."""
+        pages = mmap.mmap(-1, PAGES)
+        pages[:] = random_bytes(PAGES)
+        pin = ctypes.c_char.from_buffer(pages)
+        yield ctypes.addressof(pin), pages
+        del pin
+        pages.close()
+
+    def is_expected(self) -> bool:
+        """Whether DLBRIDGE_EXPECT forbids to go without this device."""
+        expected = os.environ.get("DLBRIDGE_EXPECT", "")
+        return self.name in [part.strip() for part in expected.split(",")]
+
     def need(self, backend: object, protocol: type) -> None:
         """Skip unless *backend* has the capability."""
         if not isinstance(backend, protocol):
             pytest.skip(f"{self.name} does not have {protocol.__name__}")
+
+    def need_handles(self, backend: Any) -> None:
+        """Skip where ``data`` is an address, so that nobody knows where its memory ends."""
+        if backend.device_type in ADDRESS_DEVICES and self.name != "cpu":
+            pytest.skip("data is an address, so the size of the memory is not known")
+
+    def each_stream(self, device: DeviceUnderTest, more: int = 1) -> list[DeviceUnderTest]:
+        """The device on its current stream, then on *more* new ones if there is a `make_stream`."""
+        found = [device]
+        for _ in range(more if isinstance(device.backend, SupportsStreams) else 0):
+            stream = self.make_stream(device.backend, device.device_id)
+            if stream is None:
+                break
+            self.made = (*self.made, stream)
+            found.append(device.on(device.backend.normalize_stream(device.device_id, stream)))
+        return found
+
+    made: tuple[object, ...] = ()
+    """The streams of `each_stream`, which the fixtures still need after the test."""
+
+    def busy(self, device: DeviceUnderTest) -> object:
+        """Work on the device's stream that takes its time; keep the result until it is done."""
+        work = self.slow_work(device.backend, device.device_id, device.stream)
+        if work is None and isinstance(device.backend, SupportsCopy):
+            nbytes = min(self.max_nbytes, 8 << 20)
+            first, second = device.allocate(nbytes), device.allocate(nbytes)
+            spans = device.span(first, 0, nbytes), device.span(second, 0, nbytes)
+            for _ in range(5):
+                device.copy(*spans)
+                device.copy(*spans[::-1])
+        return work
+
+    def in_new_process(self, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """The result of *code* in a process of its own, after `child_setup`.
+
+        It ends with status 77 and a reason on its standard output if the device is
+        missing there: then the test is skipped.
+        """
+        if self.child_setup is None:
+            pytest.skip("this kind of device exists in this process only (child_setup is None)")
+        command = [sys.executable, "-c", f"{self.child_setup}\n{code}", *map(str, arguments)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=self.patience
+        )
+        if done.returncode == 77:
+            assert not self.is_expected(), done.stdout
+            pytest.skip(done.stdout)
+        return done

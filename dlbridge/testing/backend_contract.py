@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from dlbridge import DLDeviceType, protocol
-from dlbridge.errors import ExchangeError
 
 from .backend_base import BackendCase
 
@@ -42,6 +41,19 @@ importlib.import_module(sys.argv[1])
 print("\\n".join(sorted(opened() - before)))
 """
 
+PACKAGES_ALONE = """
+import importlib, sys
+import cffi, dlbridge.protocol, dlbridge.errors
+
+before = set(sys.modules)
+importlib.import_module(sys.argv[1])
+tops = {name.partition(".")[0] for name in set(sys.modules) - before}
+print("\\n".join(sorted(tops - set(sys.stdlib_module_names))))
+"""
+
+LIGHT = frozenset({"_cffi_backend", "cffi", "dlbridge", "pycparser", "typing_extensions"})
+"""Packages beside the standard library that a backend's module may import at once."""
+
 
 def members(contract: type) -> dict[str, Any]:
     """Methods and attributes that a Protocol declares, except its own machinery."""
@@ -49,13 +61,16 @@ def members(contract: type) -> dict[str, Any]:
     return {**dict.fromkeys(contract.__annotations__), **methods}
 
 
-def parameters(function: Any) -> list[tuple[str, Any]]:
-    """Names and kinds of what *function* is called with, self apart."""
-    return [
-        (parameter.name, parameter.kind)
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.name != "self"
-    ]
+def parameters(function: Any) -> list[inspect.Parameter]:
+    """What *function* is called with, self apart."""
+    found = inspect.signature(function).parameters.values()
+    return [parameter for parameter in found if parameter.name != "self"]
+
+
+def is_optional(parameter: inspect.Parameter) -> bool:
+    """Whether a call need not give it."""
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return variable or parameter.default is not parameter.empty
 
 
 class ContractTests(BackendCase):
@@ -89,6 +104,19 @@ class ContractTests(BackendCase):
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [], "import these when the class is called"
 
+    def test_import_needs_no_driver(self) -> None:
+        """Nor the Python package of a driver, which may be missing or take a second.
+
+        Import it where it is used. A package that opens nothing, such as one that
+        two of your backends share, is named in `light_imports`.
+        """
+        (point, *_) = entry_points(group=GROUP, name=self.name)
+        command = [sys.executable, "-c", PACKAGES_ALONE, point.module]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        own = {*LIGHT, *self.light_imports, point.module.partition(".")[0]}
+        assert set(done.stdout.split()) - own == set(), "import these when the class is called"
+
     def test_class_is_called_without_arguments(self) -> None:
         """The registry calls it so."""
         (point, *_) = entry_points(group=GROUP, name=self.name)
@@ -98,13 +126,18 @@ class ContractTests(BackendCase):
 
     @pytest.mark.parametrize("contract", [protocol.Backend, *CAPABILITIES])
     def test_signatures_are_the_contracts(self, backend: Any, contract: type) -> None:
-        """Same names in the same order: dlbridge may call either way."""
+        """Same names in the same order: dlbridge may call either way. More may have defaults."""
         if contract is not protocol.Backend:
             self.need(backend, contract)
         for name, declared in members(contract).items():
-            member = getattr(backend, name)
-            if declared is not None:
-                assert parameters(member) == parameters(declared), f"{contract.__name__}.{name}"
+            if declared is None:
+                continue
+            wanted, found = parameters(declared), parameters(getattr(backend, name))
+            same, more = found[: len(wanted)], found[len(wanted) :]
+            pairs = [[(each.name, each.kind) for each in side] for side in (same, wanted)]
+            assert pairs[0] == pairs[1], f"{contract.__name__}.{name}"
+            needed = [each.name for each in more if not is_optional(each)]
+            assert not needed, f"{contract.__name__}.{name}: dlbridge does not give {needed}"
 
     @pytest.mark.parametrize("capability", CAPABILITIES)
     def test_no_capability_is_half_there(self, backend: Any, capability: type) -> None:
@@ -112,13 +145,6 @@ class ContractTests(BackendCase):
         names = members(capability)
         missing = [name for name in names if not hasattr(backend, name)]
         assert len(missing) in (0, len(names)), f"{capability.__name__} lacks {missing}"
-
-    @pytest.mark.parametrize("beyond", [-1, 0, 1000])
-    def test_unknown_device_is_refused(self, backend: Any, beyond: int) -> None:
-        """ExchangeError that names the device, as the contract says."""
-        device_id = beyond if beyond < 0 else backend.device_count() + beyond
-        with pytest.raises(ExchangeError, match=str(device_id)):
-            backend.allocate(device_id, 16, 16, 0)
 
     def test_device_info_has_a_name(self, backend: Any) -> None:
         """The details that `info` prints for each device."""

@@ -8,25 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlbridge.errors import Error
-from dlbridge.protocol import ADDRESS_DEVICES, SupportsCopy, SupportsStridedCopy
+from dlbridge.protocol import Region, SupportsCopy, SupportsFill, SupportsStridedCopy
 
 from .backend_base import BackendCase, DeviceUnderTest, random_bytes
+from .backend_memory import CHUNKED
 
 __all__ = ["CopyTests"]
 
 SHAPE = (3, 4, 2, 3, 2)
 """Runs per strided dimension, innermost first."""
 
-GAPS = [0, 3, 8], [0, 4, 5]
-"""Unused bytes after each run and row, in the target and in the source."""
+GAPS = [(0, 0), (3, 6), (8, 0)], [(0, 0), (4, 8), (5, 0)]
+"""Unused bytes after each run, and after the last one of each row, in target and source."""
+
+FAR = (1 << 16) + 5
+"""An offset that does not fit into 16 bits."""
 
 
-def strides_of(ndim: int, run_nbytes: int, gap: int) -> list[int]:
-    """Strides of a region of `SHAPE`, outermost first, *gap* bytes after each row of each dim."""
-    strides = [run_nbytes + gap]
+def strides_of(ndim: int, run_nbytes: int, gaps: tuple[int, int]) -> list[int]:
+    """Strides of a region of `SHAPE`, outermost first, with the *gaps* (`GAPS`)."""
+    strides, extent = [run_nbytes + gaps[0]], run_nbytes
     for length in SHAPE[: ndim - 1]:
-        strides.insert(0, strides[0] * length + gap)
+        extent += (length - 1) * strides[0]
+        strides.insert(0, extent + gaps[1])
     return strides
 
 
@@ -41,8 +45,52 @@ def region(
 class CopyTests(BackendCase):
     """`SupportsCopy` and `SupportsStridedCopy`."""
 
+    @pytest.mark.parametrize("bits", [20, 24])
+    def test_offsets_are_not_cut(self, device: DeviceUnderTest, bits: int) -> None:
+        """Far bytes are written and read, and not those that a cut offset names.
+
+        By each member, as far as `max_nbytes` allows.
+        """
+        far, nbytes = (1 << bits) + 8, 256
+        if far + nbytes > self.max_nbytes:
+            pytest.skip(f"max_nbytes is {self.max_nbytes}")
+        head, content = random_bytes(nbytes, seed=1), random_bytes(nbytes, seed=2)
+        data, near = device.allocate(far + nbytes), device.allocate(nbytes)
+        device.write(data, 8, head)
+
+        def check(want: bytes, member: str) -> None:
+            assert device.read(data, far, nbytes) == want, member
+            assert device.read(data, 8, nbytes) == head, f"{member}: written at a cut offset"
+
+        device.write(data, far, content)
+        check(content, "copy_from_host or copy_to_host")
+        span, other = device.span(data, far, nbytes), device.span(near, 0, nbytes)
+        if isinstance(device.backend, SupportsFill):
+            device.fill(data, far, nbytes, 0x5A)
+            check(b"\x5a" * nbytes, "fill")
+        if isinstance(device.backend, SupportsCopy):
+            device.write(near, 0, content[::-1])
+            device.copy(span, other)
+            check(content[::-1], "copy to it")
+            device.write(near, 0, bytes(nbytes))
+            device.copy(other, span)
+            assert device.read(near, 0, nbytes) == content[::-1], "copy from it"
+        if isinstance(device.backend, SupportsStridedCopy):
+            runs = Region((2,), (128,), 128)
+            host = memoryview(bytearray(nbytes))
+            device.copy_strided(span, runs, memoryview(content), runs)
+            device.synchronize()
+            check(content, "copy_strided_from_host")
+            device.copy_strided(host, runs, span, runs)
+            device.synchronize()
+            assert host == content, "copy_strided_to_host"
+            device.copy_strided(other, runs, span, runs)
+            assert device.read(near, 0, nbytes) == content, "copy_strided"
+
     @pytest.mark.parametrize("nbytes", [1, 3, 256, 4096, (1 << 20) + 3])
-    @pytest.mark.parametrize(("offset", "source_offset"), [(0, 0), (1, 0), (0, 3), (256, 4096)])
+    @pytest.mark.parametrize(
+        ("offset", "source_offset"), [(0, 0), (1, 0), (0, 3), (256, 4096), (FAR, 1), (1, FAR)]
+    )
     def test_copy_inside(
         self, device: DeviceUnderTest, nbytes: int, offset: int, source_offset: int
     ) -> None:
@@ -51,73 +99,64 @@ class CopyTests(BackendCase):
         before = random_bytes(offset + nbytes + 3, seed=1)
         content = random_bytes(source_offset + nbytes + 3, seed=2)
         target, source = device.filled(before), device.filled(content)
-        device_id = device.device_id
-        device.backend.copy(
-            device_id, target, offset, device_id, source, source_offset, nbytes, device.stream
-        )
+        device.copy(device.span(target, offset, nbytes), device.span(source, source_offset, nbytes))
         moved = content[source_offset : source_offset + nbytes]
         assert device.read(target, 0, len(before)) == (
             before[:offset] + moved + before[offset + nbytes :]
         )
 
-    def test_copy_within_one_buffer(self, device: DeviceUnderTest) -> None:
-        """Two regions of the same memory that do not overlap."""
+    @pytest.mark.parametrize(
+        ("offset", "source_offset"), [(4096, 0), (0, 4096), (8192, 4096), (4103, 1), (3, 4099)]
+    )
+    def test_copy_within_one_buffer(
+        self, device: DeviceUnderTest, offset: int, source_offset: int
+    ) -> None:
+        """Two regions of the same memory that do not overlap, in both directions."""
         self.need(device.backend, SupportsCopy)
-        data = device.filled(b"a" * 100 + b"b" * 100)
-        device.backend.copy(
-            device.device_id, data, 100, device.device_id, data, 0, 50, device.stream
-        )
-        assert device.read(data, 0, 200) == b"a" * 150 + b"b" * 50
+        content = bytearray(random_bytes(3 * 4096 + 16))
+        data = device.filled(bytes(content))
+        for nbytes in (4096, 256, 50):
+            device.copy(device.span(data, offset, nbytes), device.span(data, source_offset, nbytes))
+            content[offset : offset + nbytes] = content[source_offset : source_offset + nbytes]
+            assert device.read(data, 0, len(content)) == content
 
-    def test_copy_between_devices(self, devices: list[DeviceUnderTest]) -> None:
-        """Every device to every device."""
+    @pytest.mark.parametrize("nbytes", [4000, *CHUNKED])
+    def test_copy_between_devices(self, devices: list[DeviceUnderTest], nbytes: int) -> None:
+        """Every device to every device, also in pieces that no chunk size divides."""
         self.need(devices[0].backend, SupportsCopy)
-        content = random_bytes(5000)
+        nbytes = min(nbytes, self.max_nbytes - 64)
+        content = random_bytes(nbytes + 10)
         for source in devices:
             data = source.filled(content)
             for target in devices:
-                into = target.filled(b"-" * 5010)
-                target.backend.copy(
-                    target.device_id, into, 3, source.device_id, data, 7, 4000, target.stream
-                )
-                want = b"---" + content[7:4007] + b"-" * 1007
-                assert target.read(into, 0, 5010) == want
-
-    @pytest.mark.parametrize(("offset", "source_offset"), [(1, 0), (0, 1), (-1, 0), (1 << 40, 0)])
-    def test_copy_out_of_bounds_is_refused(
-        self, device: DeviceUnderTest, offset: int, source_offset: int
-    ) -> None:
-        """If ``data`` is a handle, neither side may reach outside its memory."""
-        self.need(device.backend, SupportsCopy)
-        if device.backend.device_type in ADDRESS_DEVICES and self.name != "cpu":
-            pytest.skip("data is an address, so the size of the memory is not known")
-        target, source = device.filled(b"t" * 100), device.filled(b"s" * 100)
-        device_id = device.device_id
-        with pytest.raises((Error, ValueError)):
-            device.backend.copy(
-                device_id, target, offset, device_id, source, source_offset, 100, device.stream
-            )
-        assert device.read(target, 0, 100) == b"t" * 100
+                into = target.filled(b"-" * (nbytes + 10))
+                target.copy(target.span(into, 3, nbytes), source.span(data, 7, nbytes))
+                want = b"---" + content[7 : nbytes + 7] + b"-" * 7
+                same = target.read(into, 0, nbytes + 10) == want
+                assert same
+                target.free(into)
 
     def test_strided_copies(self, device: DeviceUnderTest) -> None:
         """From the host, inside and to the host, in every number of dimensions, as numpy does.
 
-        Strides descend; with a gap in every dimension the outer ones are no
-        multiples of the inner ones.
+        Strides descend and no runs overlap: a row begins behind the last run of the row
+        before it at the earliest, which may be no multiple of the stride inside.
         """
         backend = device.backend
         self.need(backend, SupportsStridedCopy)
         assert backend.max_strided_ndim >= 1
         for ndim in range(1, min(backend.max_strided_ndim, len(SHAPE)) + 1):
-            for run_nbytes, gap, source_gap in itertools.product([1, 4, 7, 64], *GAPS):
+            for run_nbytes, gaps, source_gaps in itertools.product([1, 4, 7, 64], *GAPS):
                 shape = list(reversed(SHAPE[:ndim]))
-                strides = strides_of(ndim, run_nbytes, gap)
-                source_strides = strides_of(ndim, run_nbytes, source_gap)
+                strides = strides_of(ndim, run_nbytes, gaps)
+                source_strides = strides_of(ndim, run_nbytes, source_gaps)
+                far = FAR if run_nbytes == 7 else 0
                 for function in ("from_host", "inside", "to_host"):
                     got, want = self.strided(
-                        device, function, strides, source_strides, shape, run_nbytes
+                        device, function, strides, source_strides, shape, run_nbytes, far
                     )
-                    assert got == want, f"{function}, {shape} runs of {run_nbytes}, {strides}"
+                    same = got == want
+                    assert same, f"{function}, {shape} runs of {run_nbytes}, {strides}"
                     device.close()
 
     def strided(
@@ -128,31 +167,30 @@ class CopyTests(BackendCase):
         source_strides: list[int],
         shape: list[int],
         run_nbytes: int,
+        far: int,
     ) -> tuple[bytes, bytes]:
         """The target after one strided copy, and after the same copy by numpy."""
-        backend = device.backend
-        source = random_bytes(source_strides[0] * shape[0] + 16, seed=1)
-        target = bytearray(random_bytes(strides[0] * shape[0] + 16, seed=2))
-        want = bytearray(target)
         # Offsets exist on the device's side only.
-        to, at = (0 if function == "to_host" else 5), (0 if function == "from_host" else 6)
+        to = 0 if function == "to_host" else far + 5
+        at = 0 if function == "from_host" else far + 6
+        source = random_bytes(at + source_strides[0] * shape[0] + 16, seed=1)
+        target = bytearray(random_bytes(to + strides[0] * shape[0] + 16, seed=2))
+        want = bytearray(target)
         region(want, to, strides, shape, run_nbytes)[...] = region(
             bytearray(source), at, source_strides, shape, run_nbytes
         )
-        device_id, tail = device.device_id, (shape, run_nbytes, device.stream)
-        if function == "to_host":
-            view = memoryview(target)
-            data = device.filled(source)
-            backend.copy_strided_to_host(device_id, data, at, source_strides, view, strides, *tail)
-            device.synchronize()
-            return bytes(target), bytes(want)
-        data = device.filled(bytes(target))
-        if function == "from_host":
-            host = memoryview(source)
-            backend.copy_strided_from_host(
-                device_id, data, to, strides, host, source_strides, *tail
-            )
-        else:
-            origin = device.filled(source)
-            backend.copy_strided(device_id, data, to, strides, origin, at, source_strides, *tail)
-        return device.read(data, 0, len(target)), bytes(want)
+        into = memoryview(target) if function == "to_host" else device.filled(bytes(target))
+        origin = memoryview(source) if function == "from_host" else device.filled(source)
+        target_region = Region(tuple(shape), tuple(strides), run_nbytes)
+        source_region = Region(tuple(shape), tuple(source_strides), run_nbytes)
+        device.copy_strided(
+            into if isinstance(into, memoryview) else device.span(into, to, target_region.extent),
+            target_region,
+            origin
+            if isinstance(origin, memoryview)
+            else device.span(origin, at, source_region.extent),
+            source_region,
+        )
+        device.synchronize()
+        got = bytes(target) if isinstance(into, memoryview) else device.read(into, 0, len(target))
+        return got, bytes(want)

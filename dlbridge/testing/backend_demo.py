@@ -51,8 +51,9 @@ class DemoTests(BackendCase):
         content = random_bytes(source_offset + nbytes)
         image = np.frombuffer(content, "u1")[source_offset:].reshape(shape)
         source, target = device.filled(content), device.filled(b"-" * (target_offset + nbytes + 4))
-        regions = (source, source_offset, target, target_offset)
-        device.backend.box_blur(device.device_id, *regions, shape, radius, device.stream)
+        into = device.span(target, target_offset, nbytes)
+        origin = device.span(source, source_offset, nbytes)
+        device.backend.box_blur(into, origin, shape, radius, device.stream)
         want = b"-" * target_offset + blurred(image, radius).tobytes() + b"-" * 4
         assert device.read(target, 0, len(want)) == want, (shape, radius)
         assert device.read(source, 0, len(content)) == content

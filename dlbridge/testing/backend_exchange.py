@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from dlbridge.protocol import (
     ADDRESS_DEVICES,
     HOST_DEVICES,
     SupportsHostView,
-    SupportsNative,
     SupportsStreams,
 )
 
@@ -24,6 +22,8 @@ from .backend_moves import PublicCase, numbers, on_host
 if TYPE_CHECKING:
     from collections import Counter
 
+    from .backend_base import DeviceUnderTest
+
 __all__ = ["ExchangeTests"]
 
 VERSIONS = [None, (1, 0), (1, 3)]
@@ -31,7 +31,7 @@ VERSIONS = [None, (1, 0), (1, 3)]
 
 
 class ExchangeTests(PublicCase):
-    """Capsules, consumers' streams, host views, native objects, threads and errors."""
+    """Capsules, consumers' streams, host views, threads and errors."""
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_export_and_import(self, where: str, version: Any, frees: Counter[int]) -> None:
@@ -107,22 +107,27 @@ class ExchangeTests(PublicCase):
             pytest.skip("CPU tensors are exported by numpy, which raises other errors for streams")
         tensor = dlbridge.to_device(numbers((10,)), where, copy=True)
         for stream in (None, -1):
-            assert dlbridge.from_dlpack(tensor.__dlpack__(stream=stream)).shape == (10,)
+            capsule = tensor.__dlpack__(max_version=(1, 3), stream=stream)
+            assert dlbridge.from_dlpack(capsule).shape == (10,)
         if isinstance(backend, SupportsStreams):
             for no_stream in (True, object(), "0"):
                 with pytest.raises(TypeError):
                     tensor.__dlpack__(stream=no_stream)
 
-    def test_consumers_stream_waits(self, backend: Any, where: str) -> None:  # S17
+    def test_consumers_stream_waits(  # S17
+        self, backend: Any, where: str, device: DeviceUnderTest
+    ) -> None:
         """Work that a consumer queues on its own stream comes after ours."""
         self.need(backend, SupportsStreams)
+        # An attribute: `device` is closed after this function, and may still need them.
         mine, theirs = (self.make_stream(backend, self.device_id) for _ in range(2))
+        self.made = mine, theirs
         array = numbers((100_000,))
         source = dlbridge.to_device(array, where, copy=True)
         if source.device.is_host and source.device.type != DLDeviceType.kDLCUDAManaged:
             pytest.skip("the standard has no streams for host memory (S1)")
         with dlbridge.use_stream(where, mine) as handle:
-            alive = self.slow_work(backend, self.device_id, handle)
+            alive = self.busy(device.on(handle))
             tensor = dlbridge.to_device(source, where, copy=True)
             capsule = tensor.__dlpack__(stream=theirs)
         with dlbridge.use_stream(where, theirs):
@@ -146,19 +151,6 @@ class ExchangeTests(PublicCase):
         want[1:, 2:5] = -1
         assert np.array_equal(on_host(tensor), want)
 
-    def test_native_objects_share_memory(self, backend: Any, where: str) -> None:
-        """A native object on our memory, and our tensor on the native object's memory."""
-        self.need(backend, SupportsNative)
-        tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
-        native = tensor.to_native()
-        again = dlbridge.asarray(native)
-        assert (again.shape, str(again.dtype), str(again.device)) == ((6, 7), "float32", where)
-        dlbridge.copy_(again, np.zeros((6, 7), "float32"))
-        assert not on_host(tensor).any()
-        del tensor, again
-        gc.collect()
-        assert not on_host(dlbridge.asarray(native)).any()
-
     def test_moving_leaks_nothing(self, where: str, frees: Counter[int]) -> None:
         """A hundred moves to the device and back free all the memory that they used."""
         array = numbers((1000,))
@@ -168,28 +160,6 @@ class ExchangeTests(PublicCase):
         del moved
         gc.collect()
         assert set(frees.values()) == {1}
-
-    def test_threads_move_tensors(self, where: str) -> None:
-        """Eight threads at once each get their own elements back."""
-        failures: list[object] = []
-
-        def work(seed: int) -> None:
-            try:
-                for turn in range(20):
-                    array = numbers((10 + 100 * turn, 3)) * (seed + 1)
-                    tensor = dlbridge.to_device(array, where, copy=True)
-                    again = dlbridge.from_dlpack(tensor.__dlpack__(max_version=(1, 3)))
-                    if not np.array_equal(on_host(again), array):
-                        failures.append(f"thread {seed}, turn {turn}: other elements")
-            except BaseException as exc:
-                failures.append(exc)
-
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
 
     def test_errors_leave_all_in_order(self, where: str, frees: Counter[int]) -> None:
         """Wrong shapes, read-only targets, no room: refused, and the device works on."""

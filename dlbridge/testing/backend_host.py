@@ -1,39 +1,23 @@
-"""Memory that host and device share, and native objects on device memory."""
+"""Memory that host and device share."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import sys
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlbridge.errors import Error
-from dlbridge.protocol import NativeArray, SupportsHostImport, SupportsHostView, SupportsNative
+from dlbridge.protocol import SupportsCopy, SupportsHostImport, SupportsHostView
 
-from .backend_base import BackendCase, DeviceUnderTest, random_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .backend_base import PAGES, BackendCase, DeviceUnderTest, random_bytes
 
 __all__ = ["HostTests"]
 
-PAGES = 4 * mmap.PAGESIZE
-
 
 class HostTests(BackendCase):
-    """`SupportsHostView`, `SupportsHostImport` and `SupportsNative`."""
-
-    @pytest.fixture
-    def host_pages(self) -> Iterator[tuple[int, mmap.mmap]]:
-        """Address and bytes of four fresh pages."""
-        pages = mmap.mmap(-1, PAGES)
-        pages[:] = random_bytes(PAGES)
-        pin = ctypes.c_char.from_buffer(pages)
-        yield ctypes.addressof(pin), pages
-        del pin
-        pages.close()
+    """`SupportsHostView` and `SupportsHostImport`."""
 
     def viewable(self, device: DeviceUnderTest, content: bytes) -> int:
         """Memory with *content* that the host can address, or a skip with the refusal."""
@@ -54,59 +38,66 @@ class HostTests(BackendCase):
         assert refusal == refusal.strip()
         if refusal:
             with pytest.raises(Error):
-                backend.host_view(device.device_id, data, 0, 9, False, device.stream)
+                device.host_view(device.span(data, 0, 9))
         assert device.read(data, 0, 9) == b"as before"
 
     def test_host_view_reads(self, device: DeviceUnderTest) -> None:
         """The host reads in place the bytes that the device wrote."""
-        content = random_bytes(5000)
+        content = random_bytes(70_000)
         data = self.viewable(device, content)
-        backend, where = device.backend, (device.device_id, data)
-        for offset, nbytes in [(0, 5000), (1, 1), (3, 130), (4096, 904)]:
-            address = backend.host_view(*where, offset, nbytes, False, device.stream)
-            assert ctypes.string_at(address, nbytes) == content[offset : offset + nbytes]
-            backend.release_host_view(*where, address, device.stream)
-            assert device.read(data, 0, 5000) == content
+        for offset, nbytes in [(0, 70_000), (1, 1), (3, 130), (4096, 904), ((1 << 16) + 3, 904)]:
+            span = device.span(data, offset, nbytes)
+            address = device.host_view(span)
+            same = ctypes.string_at(address, nbytes) == content[offset : offset + nbytes]
+            assert same
+            device.release_host_view(span, address)
+            same = device.read(data, 0, 70_000) == content
+            assert same
 
     def test_host_view_writes(self, device: DeviceUnderTest) -> None:
         """The device reads, after the release, the bytes that the host wrote."""
         want = bytearray(random_bytes(5000))
         data = self.viewable(device, bytes(want))
-        backend, where = device.backend, (device.device_id, data)
         for offset, nbytes in [(3, 130), (4096, 904), (0, 5000)]:
             want[offset : offset + nbytes] = content = random_bytes(nbytes, seed=offset)
-            address = backend.host_view(*where, offset, nbytes, True, device.stream)
+            span = device.span(data, offset, nbytes)
+            address = device.host_view(span, writable=True)
             ctypes.memmove(address, content, nbytes)
-            backend.release_host_view(*where, address, device.stream)
+            device.release_host_view(span, address)
             assert device.read(data, 0, 5000) == want
 
     def test_host_view_waits_for_queued_work(self, device: DeviceUnderTest) -> None:
-        """No call of `synchronize` is needed; later work sees what the host wrote."""
+        """No call of `synchronize` is needed; later work sees what the host wrote.
+
+        The work may be on any stream: the view is asked for with that one.
+        """
         data = self.viewable(device, b"old" * 10_000)
-        backend = device.backend
-        where, into = (device.device_id, data), bytearray(30_000)
-        for seed in range(5):
-            content = memoryview(random_bytes(30_000, seed))
-            backend.copy_from_host(*where, 0, content, device.stream)
-            address = backend.host_view(*where, 0, 30_000, True, device.stream)
-            assert ctypes.string_at(address, 30_000) == content
-            ctypes.memmove(address, b"host", 4)
-            backend.release_host_view(*where, address, device.stream)
-            backend.copy_to_host(*where, 0, memoryview(into), device.stream)
-            device.synchronize()
-            assert into == b"host" + content[4:]
+        into, span = bytearray(30_000), device.span(data, 0, 30_000)
+        for mine in self.each_stream(device):
+            for seed in range(5):
+                content = memoryview(random_bytes(30_000, seed))
+                work = self.busy(mine) if seed == 0 else None
+                mine.upload(data, 0, content)
+                address = mine.host_view(span, writable=True)
+                same = ctypes.string_at(address, 30_000) == content
+                assert same
+                ctypes.memmove(address, b"host", 4)
+                mine.release_host_view(span, address)
+                mine.download(data, 0, memoryview(into))
+                mine.synchronize()
+                same = into == b"host" + content[4:]
+                assert same
+                del work
 
     def test_two_host_views_at_once(self, device: DeviceUnderTest) -> None:
         """Two consumers may have the same memory; the release of one does not affect the other."""
         content = random_bytes(5000)
         data = self.viewable(device, content)
-        backend = device.backend
-        where = (device.device_id, data)
-        first = backend.host_view(*where, 0, 5000, False, device.stream)
-        second = backend.host_view(*where, 100, 200, False, device.stream)
-        backend.release_host_view(*where, first, device.stream)
+        spans = device.span(data, 0, 5000), device.span(data, 100, 200)
+        first, second = map(device.host_view, spans)
+        device.release_host_view(spans[0], first)
         assert ctypes.string_at(second, 200) == content[100:300]
-        backend.release_host_view(*where, second, device.stream)
+        device.release_host_view(spans[1], second)
         assert device.read(data, 0, 5000) == content
 
     @pytest.mark.parametrize("nbytes", [2 * mmap.PAGESIZE, 1000, 1])
@@ -145,6 +136,28 @@ class HostTests(BackendCase):
         assert after[:misaligned] == before[:misaligned]
         assert after[misaligned + nbytes :] == before[misaligned + nbytes :]
 
+    def test_read_only_import_is_not_written(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """Neither the import, nor a copy from it, nor its end changes a byte."""
+        backend = device.backend
+        self.need(backend, SupportsHostImport)
+        address, pages = host_pages
+        before = bytes(pages)
+        target = device.allocate(PAGES)
+        try:
+            data, offset = backend.import_host(device.device_id, address, PAGES, True)
+        except Error as exc:
+            pytest.skip(f"no import: {exc}")
+        if isinstance(backend, SupportsCopy):
+            device.copy(device.span(target, 0, PAGES), device.span(data, offset, PAGES))
+            same = device.read(target, 0, PAGES) == before
+            assert same
+        backend.free(device.device_id, data, device.stream)
+        device.synchronize()
+        same = bytes(pages) == before
+        assert same
+
     @pytest.mark.skipif(sys.platform == "win32", reason="mmap has no prot there")
     def test_host_import_of_read_only_memory(self, device: DeviceUnderTest) -> None:
         """Pages that may not be written (a mapped file) can be read, or are refused."""
@@ -162,27 +175,36 @@ class HostTests(BackendCase):
             backend.free(device.device_id, data, device.stream)
             device.synchronize()
 
-    def test_native_round_trip(self, device: DeviceUnderTest) -> None:
-        """Our memory as a native object and back is the same memory."""
-        backend = device.backend
-        self.need(backend, SupportsNative)
-        content = random_bytes(4 * 6)
-        data = device.filled(content)
-        owner = object()
-        array = NativeArray(
-            device.device_id, data, 0, "float32", (2, 3), None, readonly=False, owner=owner
-        )
-        native = backend.to_native(array)
-        assert native is not None
-        again = backend.from_native(native)
-        assert again is not None
-        assert (again.device_id, again.data, again.offset) == (device.device_id, data, 0)
-        assert (again.dtype, tuple(again.shape)) == ("float32", (2, 3))
-        assert again.strides in (None, (12, 4))
-        assert device.read(again.data, again.offset, 24) == content
+    def test_free_of_an_import_waits(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """When `free` returns, the owner has its memory back: no work uses it any more.
 
-    def test_strangers_are_not_native(self, backend: Any) -> None:
-        """For memory of others the result is None, not an error."""
-        self.need(backend, SupportsNative)
-        for stranger in (None, 1, b"bytes", [1.0], object(), int):
-            assert backend.from_native(stranger) is None
+        The work has written what it had to write, and has read what was there.
+        """
+        backend = device.backend
+        self.need(backend, SupportsHostImport)
+        address, pages = host_pages
+        half = PAGES // 2
+        for mine in self.each_stream(device):
+            new, old = random_bytes(half, seed=1), bytes(pages[half:])
+            source, sink, into = mine.filled(new), mine.filled(bytes(half)), bytearray(half)
+            try:
+                data, offset = backend.import_host(mine.device_id, address, PAGES, False)
+            except Error as exc:
+                pytest.skip(f"no import: {exc}")
+            first, second = mine.span(data, offset, half), mine.span(data, offset + half, half)
+            work = self.busy(mine)
+            if isinstance(backend, SupportsCopy):
+                mine.copy(first, mine.span(source, 0, half))
+                mine.copy(mine.span(sink, 0, half), second)
+            else:
+                mine.upload(data, first.offset, memoryview(new))
+                mine.download(data, second.offset, memoryview(into))
+            backend.free(mine.device_id, data, mine.stream)
+            written = bytes(pages[:half])
+            pages[:] = later = random_bytes(PAGES, seed=2)
+            mine.synchronize()
+            read = mine.read(sink, 0, half) if isinstance(backend, SupportsCopy) else bytes(into)
+            assert [written == new, read == old, bytes(pages) == later] == [True] * 3
+            del work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,14 @@ import pytest
 
 import dlbridge
 from dlbridge.core.plugins import registry
+from dlbridge.core.plugins.limits import limited
 
-from .backend_base import BackendCase
+from .backend_base import BackendCase, random_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MoveTests", "PublicCase", "count_frees", "numbers", "on_host"]
+__all__ = ["DTYPES", "MoveTests", "PublicCase", "count_frees", "numbers", "on_host"]
 
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -44,6 +46,7 @@ def on_host(tensor: Any) -> Any:
 def count_frees(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """Count, from now on, how often *backend* is told to free each memory that it gives."""
     allocate, free = backend.allocate, backend.free
+    allocate_from_host = getattr(backend, "allocate_from_host", None)
     count: Counter[int] = Counter()
 
     def counting_allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
@@ -51,12 +54,25 @@ def count_frees(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
         count[data] = 0
         return data
 
+    def counting_allocate_from_host(
+        device_id: int, source: memoryview, alignment: int, stream: int
+    ) -> int:
+        assert allocate_from_host is not None
+        data: int = allocate_from_host(device_id, source, alignment, stream)
+        if data:
+            count[data] = 0
+        return data
+
     def counting_free(device_id: int, data: int, stream: int) -> None:
-        count[data] += 1
+        if data in count:  # else it is an earlier test's, which the collector has found now
+            count[data] += 1
         free(device_id, data, stream)
 
-    monkeypatch.setattr(backend, "allocate", counting_allocate)
-    monkeypatch.setattr(backend, "free", counting_free)
+    for each in {id(used): used for used in (backend, limited(backend))}.values():
+        monkeypatch.setattr(each, "allocate", counting_allocate)
+        monkeypatch.setattr(each, "free", counting_free)
+    if allocate_from_host is not None:
+        monkeypatch.setattr(backend, "allocate_from_host", counting_allocate_from_host)
     return count
 
 
@@ -132,6 +148,39 @@ class MoveTests(PublicCase):
         assert np.array_equal(on_host(tensor), want)
         want[index] = 2 * new
         dlbridge.copy_(tensor[index], dlbridge.to_device(2 * new, where, copy=True))
+        assert np.array_equal(on_host(tensor), want)
+
+    def test_bytes_around_a_copy_stay(self, where: str) -> None:
+        """Copies of single bytes at every place of a few words, from the host and the device."""
+        want = numbers((24,), "uint8")
+        tensor = dlbridge.to_device(want, where, copy=True)
+        for start, length in itertools.product(range(1, 10), (1, 2, 3, 5, 8, 11)):
+            part = slice(start, start + length)
+            want[part] = new = numbers((length,), "uint8") + 17 * start + length
+            dlbridge.copy_(tensor[part], new)
+            assert np.array_equal(on_host(tensor), want), f"bytes {start} to {start + length}"
+            assert np.array_equal(on_host(tensor[part]), new)
+            want[part] = 255 - new
+            dlbridge.copy_(tensor[part], dlbridge.to_device(255 - new, where, copy=True))
+            assert np.array_equal(on_host(tensor), want), f"bytes {start} to {start + length}"
+
+    @pytest.mark.parametrize(
+        ("to", "at"),
+        [
+            (np.s_[1:], np.s_[:-1]),
+            (np.s_[:-1], np.s_[1:]),
+            (np.s_[256:], np.s_[:-256]),
+            (np.s_[::2], np.s_[1::2]),
+            (np.s_[4096:8192], np.s_[:4096]),
+        ],
+        ids=["one on", "one back", "256 on", "interleaved", "side by side"],
+    )
+    def test_copy_inside_a_tensor(self, where: str, to: Any, at: Any) -> None:
+        """One part of a tensor to another, also if they overlap."""
+        want = np.frombuffer(random_bytes(8192), "u1").copy()
+        tensor = dlbridge.to_device(want, where, copy=True)
+        want[to] = want[at].copy()
+        dlbridge.copy_(tensor[to], tensor[at])
         assert np.array_equal(on_host(tensor), want)
 
     def test_a_copy_is_one(self, where: str) -> None:

@@ -6,13 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 from peers import peer
 
+from dlbridge.cli import demo
+from dlbridge.cli.timing import Row, side
+
 
 def run(*arguments, cwd=None, backends="cpu,ext_dev"):
     environment = {**os.environ, "DLBRIDGE_BACKENDS": backends}
+    for name in ("DLBRIDGE_EXPECT", "DLBRIDGE_FUZZ_SECONDS", "DLBRIDGE_TEST_HARNESS"):
+        environment.pop(name, None)  # `info` and `doctor` would name these
     return subprocess.run(
         [sys.executable, "-m", "dlbridge", *arguments],
         capture_output=True,
@@ -26,8 +32,34 @@ def run(*arguments, cwd=None, backends="cpu,ext_dev"):
 def test_info_names_versions_backends_and_devices():
     done = run("info")
     assert done.returncode == 0, done.stderr
-    for part in ("dlbridge 0.1.0", "cffi", "numpy", "cpu:0", "ext_dev:1", "dlbridge-fake 0.1.0"):
+    for part in ("dlbridge 0.1.0", "cffi", "numpy", "cpu:0", "ext_dev:1", "GiB"):
         assert part in done.stdout
+    assert "DLBRIDGE_BACKENDS=cpu,ext_dev" in done.stdout
+    assert "\033" not in done.stdout  # no terminal, no colour
+    assert max(map(len, done.stdout.splitlines())) <= 140
+
+
+def test_info_with_everything():
+    done = run("info", "-v")
+    assert done.returncode == 0, done.stderr
+    for part in ("dlbridge-fake 0.1.0", "host_memory_shared", "cores", "libtvm_ffi"):
+        assert part in done.stdout
+
+
+def test_doctor_finds_no_problem_and_says_so():
+    done = run("doctor", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in ("ok        Python", "backend ext_dev: 2 devices, memory went there and back"):
+        assert part in done.stdout
+    assert done.stdout.endswith("no problem was found\n")
+
+
+def test_doctor_says_what_to_do_in_order():
+    done = run("doctor", "--quick", backends="cpu,opnecl")
+    assert done.returncode == 1
+    assert "names 'opnecl', which is not installed" in done.stdout
+    assert "did you mean" in done.stdout
+    assert "1.        DLBRIDGE_BACKENDS=cpu,opnecl: take it out" in done.stdout
 
 
 def test_info_json():
@@ -57,8 +89,9 @@ def test_info_survives_broken_backends(tmp_path):
     assert "cpu:0" in done.stdout
 
 
-def test_explain_prints_the_steps():
-    done = run("explain", "numpy", "ext_dev:1", "--shape", "2x3")
+@pytest.mark.parametrize("shape", ["2x3", "2,3", "(2, 3)"])
+def test_explain_prints_the_steps(shape):
+    done = run("explain", "numpy", "ext_dev:1", "--shape", shape)
     assert done.returncode == 0, done.stderr
     assert "upload: cpu:0 -> ext_dev:1, 24 bytes copied" in done.stdout
 
@@ -77,6 +110,7 @@ def test_explain_json_from_a_device_to_a_library():
         (("explain", "numpy", "nothing:0"), "nothing"),
         (("explain", "ext_dev:9", "cpu"), "there is no ext_dev:9"),
         (("explain", "numpy", "cpu", "--dtype", "float33"), "float33"),
+        (("explain", "numpy", "cpu", "--shape", "2by3"), "'2by3' is not a shape: write 3x4"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message):
@@ -96,6 +130,27 @@ def test_demo_writes_the_picture(tmp_path):
     assert "bytes copied" in done.stdout or "KiB copied" in done.stdout
     with pillow.open(tmp_path / "demo.png") as picture:
         assert picture.width > 600
+    # One line for each hop; numpy filters in between.
+    section = done.stdout.partition("\next_dev:0\n")[2].partition("\n\n")[0].splitlines()
+    hops = [line.split("  ")[1] for line in section if "->" in line]
+    assert hops == ["cpu:0 -> ext_dev:0", "ext_dev:0 -> cpu:0"] * 2
+    assert section[len(hops) :] == ["  filtered by numpy, as this backend runs no kernels"]
+
+
+def test_demo_copies_nothing_where_host_and_device_share_memory(tmp_path, monkeypatch):
+    pillow = peer("PIL.Image")
+    pillow.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "mine.png")
+    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+    done = run("demo", "mine.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    section = done.stdout.partition("\next_dev:0\n")[2].partition("\n\n")[0]
+    assert section.count("no copy") == 4
+    assert "copied" not in section
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (5, 5), (6, 3), (8, 4), (10, 5)])
+def test_tiles_fill_the_page(count, columns):
+    assert demo.columns_of(count) == columns
 
 
 def test_demo_takes_the_users_photo(tmp_path):
@@ -115,16 +170,63 @@ def test_demo_says_what_is_wrong_with_a_photo(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_bar_begins_at_1_and_is_coloured_by_its_side():
+    slower = Row("a", 200.0, {"numpy": 100.0})
+    faster = Row("b", 1.5e6, {"torch": 3e6, "numpy": 4e6})
+    assert side(slower) == (2.0, "#c8743c", "200 ns, numpy 100 ns")
+    assert side(faster) == (0.5, "#3f7f5f", "1.5 ms, torch 3 ms")
+
+
 def test_bench_reports_json_table_and_plot(tmp_path):
     peer("matplotlib")
     peer("torch")
     files = ("--json", "--plot", "plot.png", "--write", "table.md")
-    done = run("bench", "exchange", *files, cwd=tmp_path)
+    done = run("bench", "exchange", "--quick", *files, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = {row["operation"]: row for row in json.loads(done.stdout)["rows"]}
     assert rows["from_dlpack(numpy)"]["peers"]["numpy"] > 0
     assert "| from_dlpack(torch) |" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_bench_copy_has_rows_for_each_device():
+    """Backends that cannot run here are named, and do not stop the others."""
+    done = run("bench", "copy", "--quick", "--json", backends="cpu,ext_dev,rocm")
+    assert done.returncode == 0, done.stderr
+    rows = {row["operation"]: row for row in json.loads(done.stdout)["rows"]}
+    for device in ("ext_dev:0", "ext_dev:1"):
+        for way in ("from the host", "to the host", "on the device"):
+            assert rows[f"{device}: {way}, 64 bytes"]["peers"]["numpy (host)"] > 0
+    if "rocm" in {point.name for point in entry_points(group="dlbridge.backends")}:
+        assert "no rows for rocm: " in done.stderr or any("rocm" in name for name in rows)
+
+
+def test_bench_files_has_a_row_for_each_way(tmp_path):
+    peer("safetensors")
+    done = run(
+        "bench",
+        "files",
+        "--json",
+        "--rounds",
+        "1",
+        "--mib",
+        "1",
+        "--write",
+        "files.md",
+        cwd=tmp_path,
+        backends="cpu",
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["way"]: row for row in json.loads(done.stdout)}
+    assert {name: row["copied"] for name, row in rows.items()} == {
+        "readinto by hand": 0,
+        "load": 0,
+        "load, file of safetensors": 0,
+        "load(copy=True)": 1 << 20,
+        "load_file and copies": 0,
+    }
+    assert "| cpu | load |" in (tmp_path / "files.md").read_text()
+    assert "no rows for opencl:0" in done.stderr
 
 
 def test_help_lists_the_commands():

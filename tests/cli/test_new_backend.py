@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -17,7 +18,12 @@ import pytest
 
 from dlbridge import protocol
 from dlbridge.cli import main, new_backend
-from dlbridge.cli.new_backend import CLASSES, TEMPLATES, write_skeleton
+from dlbridge.cli.new_backend import (
+    CLASSES,
+    GUIDE as GUIDE_PLACE,
+    TEMPLATES,
+    write_skeleton,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "writing-a-backend.md"
@@ -36,19 +42,21 @@ print(bridge.explain(x, "my_npu:0"))
 
 
 def run(*command, site=None, cwd=None):
-    """The output of *command*, with the folder *site* on Python's path."""
+    """The standard output of *command*, with the folder *site* on Python's path.
+
+    Drivers of other backends may write to the other one: Mesa does without XDG_RUNTIME_DIR.
+    """
     path = os.pathsep.join(filter(None, [site and str(site), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         list(map(str, command)),
         env={**os.environ, "PYTHONPATH": path},
         cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         check=False,
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -59,6 +67,7 @@ def skeleton(tmp_path_factory):
     said = run(sys.executable, "-m", "dlbridge", "new-backend", "my_npu", cwd=empty)
     assert [path.name for path in empty.iterdir()] == ["dlbridge-my-npu"]
     assert "cd dlbridge-my-npu" in said
+    assert f"guide is {GUIDE_PLACE}" in said
     return empty / "dlbridge-my-npu"
 
 
@@ -141,6 +150,21 @@ def test_the_wheel_holds_only_its_own_package(skeleton, tmp_path):
     assert tops == {"dlbridge_my_npu", "dlbridge_my_npu-0.1.0.dist-info"}
 
 
+TWO_DEVICES = """
+from dlbridge_my_npu import MyNpu
+from dlbridge_my_npu.driver import Driver
+Driver.device_count = 2
+npu = MyNpu()
+data = npu.allocate(1, 16, 1, 0)
+print(npu.import_data(0, data, "somebody.else") == (1, data))
+"""
+
+
+def test_an_import_is_on_the_device_of_the_memory(skeleton, tmp_path):
+    """Not on the one that the exporter names, which may count in another way."""
+    assert run(sys.executable, "-c", TWO_DEVICES, site=skeleton, cwd=tmp_path) == "True\n"
+
+
 def test_it_is_clean(skeleton):
     """ruff has nothing to say of a fresh skeleton, by its own defaults."""
     if importlib.util.find_spec("ruff") is None:
@@ -151,11 +175,26 @@ def test_it_is_clean(skeleton):
 # Names
 
 
-@pytest.mark.parametrize("name", ["", "x", "My", "1st", "a-b", "a b", "_a", "a_", "../a", "é1"])
+@pytest.mark.parametrize("name", ["", "My", "1st", "a-b", "a b", "_", "_a", "a_", "../a", "é1"])
 def test_names_that_cannot_be(name, tmp_path):
-    with pytest.raises(ValueError, match="is not a name for a device"):
+    """The error says the whole rule."""
+    rule = "lower-case letters a to z, digits and _, begins with a letter and does not end with _"
+    with pytest.raises(ValueError, match=f"{name!r} is not a name for a device: .*{rule}"):
         write_skeleton(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_of_one_letter(tmp_path):
+    """A device of that name takes a tensor and gives it back."""
+    folder = write_skeleton("x", tmp_path)
+    assert folder.name == "dlbridge-x"
+    code = (
+        "import dlbridge as bridge\n"
+        "from dlbridge_x import X\n"
+        "bridge.register_backend('x', X)\n"
+        "print(bridge.to_device([1, 2, 3], 'x:0').tolist())\n"
+    )
+    assert run(sys.executable, "-c", code, site=folder, cwd=tmp_path) == "[1, 2, 3]\n"
 
 
 def test_a_name_that_is_taken(tmp_path):
@@ -163,7 +202,8 @@ def test_a_name_that_is_taken(tmp_path):
         write_skeleton("cpu", tmp_path)
 
 
-def test_a_name_whose_data_is_an_address(tmp_path):
+def test_a_name_whose_data_is_an_address(tmp_path, monkeypatch):
+    monkeypatch.setattr("dlbridge.cli.new_backend.backends", list)  # as if ours were not here
     with pytest.raises(ValueError, match=r"'oneapi' tensor's data is an address"):
         write_skeleton("oneapi", tmp_path)
 
@@ -184,7 +224,7 @@ def test_no_class_that_the_skeleton_uses_can_be_its_name(skeleton):
     assert {name for name in used if name[0].isupper()} == CLASSES
 
 
-@pytest.mark.parametrize("name", ["fake", "opencl", "rocm"])
+@pytest.mark.parametrize("name", ["fake", "opencl", "rocm", "webgpu"])
 def test_a_name_of_ours_is_refused_where_it_is_not_installed(name, tmp_path, monkeypatch):
     monkeypatch.setattr(new_backend, "backends", dict)
     monkeypatch.setattr(new_backend, "ADDRESS_DEVICES", ())
@@ -234,6 +274,31 @@ def test_the_templates_are_in_the_wheel():
 # docs/writing-a-backend.md
 
 
+def test_the_source_distribution_has_the_guide(tmp_path):
+    """What dlbridge tells people who have installed its wheel is true."""
+    assert GUIDE_PLACE == "docs/writing-a-backend.md in the source distribution of dlbridge"
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    wanted = {"docs/writing-a-backend.md", "docs/ffi.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+    assert wanted <= names
+
+
+def test_who_names_the_guide_says_where_it_is():
+    """A path alone means nothing to who has installed a wheel."""
+    wheel = ROOT / "dlbridge"
+    files = [path for path in wheel.rglob("*") if path.suffix in (".py", ".txt")]
+    words = {path: " ".join(path.read_text("utf-8").split()) for path in files}
+    texts = {path.relative_to(wheel).as_posix(): text for path, text in words.items()}
+    named = {name: text for name, text in texts.items() if "writing-a-backend.md" in text}
+    assert sorted(named) == ["cli/new_backend.py", "protocol.py"]
+    for text in named.values():
+        parts = text.split("writing-a-backend.md")[1:]
+        assert all(part.startswith((" in the source", "`` in the source")) for part in parts)
+    assert "$guide" in texts["cli/templates/README.md.txt"]
+
+
 def test_the_guide_names_every_capability():
     """A row for each, and none that is not there."""
     rows = re.findall(r"^\| `(Supports\w+)` \|", GUIDE.read_text(), re.MULTILINE)
@@ -258,10 +323,17 @@ def test_the_guide_says_what_the_fake_backend_lacks():
     backends = pytest.importorskip("dlbridge_fake").Fake()
     names = [name for name in protocol.__all__ if name.startswith("Supports")]
     lacks = [name for name in names if not isinstance(backends, getattr(protocol, name))]
-    assert lacks == ["SupportsDemo", "SupportsHostImportDrawback"]
-    assert (
-        "every capability\nbut `SupportsDemo` and `SupportsHostImportDrawback`."
-        in GUIDE.read_text()
+    assert lacks == [
+        "SupportsAllocateFromHost",
+        "SupportsDemo",
+        "SupportsHostImportDrawback",
+        "SupportsMemoryExport",
+        "SupportsMemoryImport",
+        "SupportsTrim",
+    ]
+    listed = "`, `".join(lacks[:-1])
+    assert f"every capability but `{listed}` and `{lacks[-1]}`." in " ".join(
+        GUIDE.read_text().split()
     )
 
 
@@ -275,7 +347,12 @@ def test_the_guide_names_every_module_of_the_vulkan_backend():
 def test_the_guides_class_is_the_skeletons(skeleton):
     """Its test module, its entry point and its files are those that new-backend writes."""
     text = GUIDE.read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    codes = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    copy, code = (code for code in codes if "class OneQueue" not in code)
+    (backend,) = skeleton.glob("dlbridge_*/backend.py")
+    method = copy.partition("\n\n")[2]  # after the import that makes it run alone
+    assert method
+    assert " ".join(method.split()) in " ".join(backend.read_text().split())
     written = (skeleton / "tests" / "test_conformance.py").read_text()
     assert code.split() == written.partition('"""\n\n')[2].split()
     (point,) = re.findall(

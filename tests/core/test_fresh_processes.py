@@ -206,3 +206,34 @@ def test_a_zipapp_works(source, packages, tmp_path):
         timeout=120,
     )
     assert (done.returncode, done.stdout) == (0, "[1.0, 2.0]\n"), done.stderr
+
+
+def test_new_backend_from_a_zipapp(source, packages, tmp_path):
+    """The templates were looked for in the file system, after the folder had been made."""
+    (source / "__main__.py").write_text(
+        "import sys; from dlbridge.cli import main; sys.exit(main())"
+    )
+    archive = tmp_path / "program.pyz"
+    zipapp.create_archive(source, archive)
+    command = [sys.executable, "-S", archive, "new-backend", "my_npu", "--into", tmp_path]
+    subprocess.run(command, env=environment(packages), check=True, timeout=120)
+    written = tmp_path / "dlbridge-my-npu" / "dlbridge_my_npu" / "backend.py"
+    assert "class MyNpu" in written.read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "home"),
+    [("ffi.Module", "system_lib"), ("ffi.StructuralKey", "structural")],
+)
+def test_a_class_of_the_user_stays_whoever_imports_ours_later(key, home):
+    """The class depended on which came first, the user's or the import of our module."""
+    code = f"""
+import dlbridge.ffi as ffi
+@ffi.register_object({key!r})
+class Mine(ffi.Object): pass
+assert ffi.object_class({key!r}) is Mine
+ffi.{home}
+import dlbridge.ffi.structural
+print(ffi.object_class({key!r}) is Mine)
+"""
+    assert run(code) == "True\n"

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import gc
+import inspect
 import re
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cffi import FFI
+from raw_producer import OldProducer, Producer, struct_in
 
 import dlbridge as bridge
 from dlbridge.core._cdefs import ffi as our_ffi
 from dlbridge.core.implementation_details import DETAILS
 from dlbridge.core.implementation_details.callbacks import c_callback
+from dlbridge.core.implementation_details.capsules import address_in
+from dlbridge.core.implementation_details.finalizers import end_finalizers
+from dlbridge.core.implementation_details.handlers import is_cut_at_entry
+from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.implementation_details.python_api import object_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,9 +94,50 @@ def test_the_method_of_the_instance_is_found_before_that_of_the_class():
     assert type(method) is type([].append)
     assert isinstance(method.__self__, np.ndarray)
     called = []
-    tensor.__dlpack__ = lambda **keywords: called.append(keywords) or method(**keywords)
+    tensor.numpy_export = lambda **keywords: called.append(keywords) or method(**keywords)
     np.from_dlpack(tensor)
     assert called, "np.from_dlpack does not ask the instance"
+    assert callable(inspect.getattr_static(type(tensor), "__dlpack__"))
+
+
+# fmt: off
+def one_line(act): act()
+# fmt: on
+
+
+def several_lines(act):
+    act()
+
+
+class WithCells:
+    def __init__(self, act):
+        def inner():
+            return act, self
+
+        self.inner = inner
+        act()
+
+
+@pytest.mark.parametrize("function", [one_line, several_lines, WithCells])
+def test_a_function_that_was_cut_at_its_entry(function):
+    """One that has begun has done something, whatever its line."""
+
+    def handler(*_):
+        raise InterruptedError
+
+    def traceback_of(*arguments):
+        with pytest.raises(InterruptedError) as caught:
+            list(map(function, *arguments))
+        return caught.tb.tb_next
+
+    assert not is_cut_at_entry(traceback_of([handler]))
+    before = signal.signal(signal.SIGTERM, handler)
+    # Two functions that C calls, one after the other: no instruction comes between.
+    arriving = getattr(ctypes.CDLL(None), "raise")
+    try:
+        assert is_cut_at_entry(traceback_of(map(arriving, [signal.SIGTERM])))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_references_of_an_array_are_counted_at_once():
@@ -191,3 +241,81 @@ def test_a_capsules_destructor_and_a_structs_deleter_are_numpys_c_functions():
         if int(line.split("-")[0], 16) <= address < int(line.split("-")[1].split()[0], 16)
     ]
     assert "_multiarray_umath" in files[0]
+
+
+@pytest.mark.parametrize("version", [None, (1, 3)])
+def test_the_address_in_a_capsule(version):
+    capsule = np.zeros(3).__dlpack__(max_version=version)
+    name = b"dltensor_versioned" if version else b"dltensor"
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_size_t, (ctypes.py_object, ctypes.c_char_p)
+    assert address_in(capsule) == get(capsule, name)
+
+
+@pytest.mark.parametrize("kind", [np.ndarray, np.memmap, np.recarray, np.ma.MaskedArray])
+def test_the_address_of_an_array(kind):
+    base = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    for array in (base, base[1:, ::-1], base.T[2:], base[0, 0, 3:], np.zeros(()), base > 3):
+        view = array.view(kind) if kind is not np.memmap else array
+        assert address_of(view) == view.__array_interface__["data"][0]
+
+
+class Deleter:
+    """A class whose ``__del__`` waits, and notes that it has ended."""
+
+    def __init__(self):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.ended = []
+
+    def __del__(self):
+        self.begun.set()
+        self.go_on.wait()
+        self.ended.append(time.monotonic())
+
+
+def test_finalizers_end_before_the_process_does():
+    held = [Deleter()]
+    begun, go_on, ended = held[0].begun, held[0].go_on, held[0].ended
+    dropping = threading.Thread(target=held.clear)
+    dropping.start()
+    begun.wait()
+    threading.Timer(0.1, go_on.set).start()
+    end_finalizers(Deleter)
+    assert ended
+    dropping.join()
+    late = Deleter()
+    begun = late.begun
+    del late
+    assert not begun.is_set()
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_the_owner_of_an_imported_struct_keeps_the_pending_exception(versioned):
+    """The deleter is Python, and runs while the exception of `fail` clears its frame."""
+    deleted = []
+    producer = (Producer if versioned else OldProducer)(
+        dtype=(4, 16, 1)
+    )  # not numpy's: the struct is ours
+    capsule = producer.capsule()
+    struct = struct_in(capsule)
+    forget = our_ffi.callback(our_ffi.typeof(struct.deleter), lambda _struct: deleted.append(1))
+    struct.deleter = forget
+
+    def fail(tensor):
+        raise KeyError(tensor.shape)
+
+    with pytest.raises(KeyError):
+        fail(bridge.from_dlpack(OneCapsule(capsule)))
+    gc.collect()
+    assert deleted == [1]
+
+
+class OneCapsule:
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_keywords):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return (1, 0)

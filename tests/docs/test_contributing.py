@@ -63,6 +63,17 @@ def test_every_room_is_listed():
     assert folders - listed == {"dlbridge/core/"}
 
 
+def test_the_tests_of_each_room_are_where_the_text_says():
+    rooms = [path for room, _ in rows("The rooms") for path in SPAN.findall(room)]
+    folders = [path for path in rooms if path.endswith("/")]
+    prose = section("The rooms").rpartition("|\n")[2]
+    exceptions = {path for path in SPAN.findall(prose) if path in folders}
+    without = {
+        path for path in folders if not (ROOT / "tests" / path.removeprefix("dlbridge/")).is_dir()
+    }
+    assert without == exceptions
+
+
 @pytest.mark.parametrize("title", ["The rooms", "Where a change goes", "Rules", "Glossary"])
 def test_paths_exist(title):
     found = [span for span in SPAN.findall(section(title)) if "/" in span and IS_PATH.match(span)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.ffi._lib import C
+from dlbridge.core.dlpack.foreign_tables import table_of
+from dlbridge.ffi._lib import C, address
+from dlbridge.ffi.objects.elements import Packed
 
 STREAMS = {(2, 0): 0x1234, (2, 1): 0x5678, (10, 0): 0x9ABC}
 """Device -> the stream that `TableTensor` says it works on."""
@@ -27,6 +29,18 @@ def _delete(managed):
 def live():
     """How many exported tensors nobody has deleted yet."""
     return len(_live)
+
+
+def borrowed(tensor, structs):
+    """*tensor*, of torch, as an argument of the type ``DLTensor *``: lent for the call.
+
+    The struct is appended to *structs*, which must live as long as the call.
+    """
+    structs.append(ffi.new("DLTensor *"))
+    assert table_of(type(tensor)).fill_view(tensor, address(structs[-1])) == 0
+    argument = Packed(None)
+    argument.words = C.kTVMFFIDLTensorPtr, address(structs[-1])
+    return argument
 
 
 class DeviceTensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -20,17 +21,113 @@ PUBLIC = {name: thing for name, thing in OWN.items() if callable(thing)} | {
 }
 
 
+HEADING = re.compile(r"^[A-Z][A-Za-z ]+\n-+$", re.MULTILINE)
+PLAIN = {"None", "bool", "int", "str", "list[str]"}
+
+
+def methods():
+    """``"List.insert"`` -> the function, for each class that defines one."""
+    found = {}
+    for thing in PUBLIC.values():
+        for cls in thing.__mro__ if inspect.isclass(thing) else ():
+            if cls.__module__.partition(".")[0] == "dlbridge":
+                for name, member in vars(cls).items():
+                    function = getattr(member, "__func__", member)
+                    if inspect.isfunction(function) and not name.startswith("_"):
+                        found[f"{cls.__name__}.{name}"] = function
+    return found
+
+
+METHODS = methods()
+FUNCTIONS = {name: thing for name, thing in PUBLIC.items() if not inspect.isclass(thing)}
+
+
+def parameters(function):
+    """The names of a function's parameters, without the object of a method."""
+    names = list(inspect.signature(function).parameters)
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def described(function):
+    """``{name: type}`` of the parameters that the section Parameters lists."""
+    text = inspect.getdoc(function) or ""
+    found = {}
+    for line in HEADING.split(text.partition("\nParameters\n----------\n")[2])[0].splitlines():
+        if line and not line.startswith(" "):
+            names, _, kind = line.partition(" : ")
+            found |= {name.strip(" *"): kind.strip() for name in names.split(",")}
+    return found
+
+
+def missing(function):
+    """The sections that the docstring of *function* lacks, by its signature."""
+    text = inspect.getdoc(function) or ""
+    returns = str(inspect.signature(function).return_annotation)
+    wanted = {"Examples"}
+    if parameters(function):
+        wanted.add("Parameters")
+    if returns.startswith("Iterator"):
+        if returns != "Iterator[None]":
+            wanted.add("Yields")
+    elif returns != "None":
+        wanted.add("Returns")
+    headings = {heading.splitlines()[0] for heading in HEADING.findall(text)}
+    return sorted(wanted - headings)
+
+
 @pytest.mark.parametrize("name", PUBLIC)
-def test_sections(name):
-    thing = PUBLIC[name]
-    text = inspect.getdoc(thing)
-    assert "\nExamples\n--------\n>>> " in text
-    if not inspect.isclass(thing):
-        assert ("\nParameters\n" in text) == bool(inspect.signature(thing).parameters)
-        returns = inspect.signature(thing).return_annotation
-        assert ("\nReturns\n" in text or "\nYields\n" in text) == (
-            returns not in ("None", "Iterator[None]")
-        ), returns
+def test_everything_has_an_example(name):
+    assert "\nExamples\n--------\n>>> " in inspect.getdoc(PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS | METHODS)
+def test_functions_have_the_sections_that_their_signature_needs(name):
+    function = (FUNCTIONS | METHODS)[name]
+    if name in METHODS and not parameters(function):
+        returns = inspect.signature(function).return_annotation
+        if returns in PLAIN:  # one sentence says all
+            assert inspect.getdoc(function)
+            return
+    assert missing(function) == []
+
+
+@pytest.mark.parametrize("name", FUNCTIONS | METHODS)
+def test_exactly_the_parameters_are_described_each_with_its_type(name):
+    function = (FUNCTIONS | METHODS)[name]
+    found = described(function)
+    assert set(found) == set(parameters(function))
+    assert [parameter for parameter, kind in found.items() if not kind] == []
+
+
+@pytest.mark.parametrize("name", FUNCTIONS | METHODS)
+def test_no_section_says_that_nothing_is_returned(name):
+    function = (FUNCTIONS | METHODS)[name]
+    returns = inspect.signature(function).return_annotation
+    if returns in ("None", "Iterator[None]"):
+        assert not {"Returns", "Yields"} & {
+            heading.splitlines()[0] for heading in HEADING.findall(inspect.getdoc(function))
+        }
+
+
+def insufficient(self, index: int, *places: int) -> int:
+    """Do something.
+
+    Parameters
+    ----------
+    index
+        A number.
+    """
+
+
+def test_the_reader_of_docstrings_sees_what_is_missing():
+    assert missing(insufficient) == ["Examples", "Returns"]
+    assert parameters(insufficient) == ["index", "places"]
+    assert described(insufficient) == {"index": ""}
+
+
+def test_the_walk_reaches_methods_of_every_class():
+    names = {"Object.same_as", "_Sequence.index", "_Mapping.get", "BoundCall.replace"}
+    assert names | {"Module.get_function", "StructuralMutator.mutate"} <= set(METHODS)
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -55,14 +152,15 @@ def _no_class_is_left_registered(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_class_is_left_registered")
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", PUBLIC | METHODS)
 def test_examples(name):
     finder = doctest.DocTestFinder(recurse=False)
     names = {"ffi": ffi, "np": np, "bridge": dlbridge}
-    tests = finder.find(PUBLIC[name], name, module=False, globs=names)
+    thing = (PUBLIC | METHODS)[name]
+    tests = [test for test in finder.find(thing, name, module=False, globs=names) if test.examples]
+    assert bool(tests) == (">>>" in inspect.getdoc(thing))
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     report = []
     for test in tests:
         runner.run(test, out=report.append)
-    assert tests
     assert runner.failures == 0, "".join(report)

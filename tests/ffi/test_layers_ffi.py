@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import operator
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
 
+import dlbridge
 from dlbridge import ffi
 
 FOLDER = ROOT / "dlbridge" / "ffi"
@@ -18,8 +20,9 @@ TABLE = """
 _lib
 
 values
-values.weak values.words values.reading values.scalars values.dtype_constants values.wrappers values.opaque
-values.backtraces values.errors values.tensors
+values.weak values.words values.reading values.scalars values.dtype_constants values.imports
+values.wrappers values.opaque
+values.backtraces values.errors values.tensors values.ready_tensors
 
 calls
 calls.environment calls.frames calls.unrolled calls.bound
@@ -44,7 +47,10 @@ LATE = {
     ("values.words", "objects.results"),
     ("values.words", "objects.rules"),
     ("values.wrappers", "objects.peers"),
+    ("objects.classes", "graphs.comparison"),
     ("objects.classes", "graphs.json_text"),
+    ("objects.classes", "graphs.walks"),
+    ("objects.classes", "objects.modules"),
     ("objects.containers", "graphs.bounds"),
 }
 
@@ -171,15 +177,60 @@ def test_generated_calls_can_be_read_by_debuggers():
     assert "words[2] = INT" in lines
 
 
-def test_users_and_pickles_do_not_know_the_rooms():
+# Public name -> where users find it; a pickle names this place.
+PLACES = {name: "dlbridge.ffi" for name in ffi.__all__ if ffi._HOMES.get(name, ".").startswith(".")}
+PLACES |= {
+    f"{module}.{name}": ("dlbridge.ffi" if name in ffi.__all__ else f"dlbridge.ffi.{module}")
+    for module in ffi._MODULES
+    for name in getattr(ffi, module).__all__
+}
+for plain in (*ffi._MODULES, "library_path", "version"):  # modules, a str, a tuple
+    del PLACES[plain]
+
+
+def public_object(name):
+    return operator.attrgetter(name)(ffi)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_public_objects_say_where_they_are_public(name):
+    thing = public_object(name)
+    dtypes = "dlbridge" if type(thing) is dlbridge.DType else None
+    assert thing.__module__ == (dtypes or PLACES[name])
+
+
+@pytest.mark.parametrize("name", ["convert", "use_stream", "dataclasses.fields"])
+def test_public_functions_can_be_found_in_their_source(name):
+    """``__module__`` is not where the source is; inspect must find it all the same."""
+    import inspect
+
+    assert name.rpartition(".")[2] in inspect.getsource(inspect.unwrap(public_object(name)))
+
+
+def test_public_objects_are_pickled_by_their_public_names():
+    """So that a pickle can be read after a function has moved between the rooms."""
     import pickle
 
-    for name in ffi.__all__:
-        if isinstance(getattr(ffi, name), type) and ffi._HOMES[name] not in (
-            "dlbridge",
-            ".calls.bound",
-        ):
-            assert getattr(ffi, name).__module__ == "dlbridge.ffi", name
+    data = pickle.dumps({name: public_object(name) for name in PLACES})
+    for room in (b"ffi.values", b"ffi.calls", b"ffi.objects", b"ffi.graphs", b"ffi._lib"):
+        assert room not in data
+    code = (
+        "import operator, pickle, sys\n"
+        "found = pickle.loads(sys.stdin.buffer.read())\n"
+        "from dlbridge import ffi\n"
+        "for name, thing in found.items():\n"
+        "    assert thing is operator.attrgetter(name)(ffi), name\n"
+        "print(len(found))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, input=data, capture_output=True, check=True
+    )
+    assert int(done.stdout) == len(PLACES)
+
+
+def test_pickles_of_values_do_not_know_the_rooms():
+    import pickle
+
     values = [
         ffi.Array([1, ffi.List([2])]),
         ffi.Dict({"a": ffi.Map({1: 2})}),

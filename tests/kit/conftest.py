@@ -7,10 +7,33 @@ from itertools import count
 import pytest
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.kit.claims import Freed, Given
 from dlbridge.kit.driver import Location, StreamDriver, StreamState
 from dlbridge.kit.events import EventPool
 from dlbridge.kit.fork import ForkGuard
 from dlbridge.kit.status import StatusTable, StreamGoneError
+
+
+class Callers:
+    """What a backend does with memory of the kit, in one call each."""
+
+    def allocate(self, device_id, nbytes, alignment, stream):
+        given = Given(self, device_id, stream)
+        self.allocate_into(given, nbytes, alignment)
+        return taken(given)
+
+    def free(self, device_id, pointer, stream):
+        self.give_up(Freed((self, device_id, pointer, stream)))
+
+    def import_host(self, device_id, address, nbytes, readonly):
+        given = Given(self, device_id, self.driver.default_stream)
+        offset = self.import_into(given, address, nbytes, readonly)
+        return taken(given), offset
+
+
+def taken(given):
+    pointer, given.cell.value = given.cell.value, 0
+    return pointer
 
 
 class Stream:
@@ -66,6 +89,12 @@ class Driver(StreamDriver):
             yield
         finally:
             self.where.pop()
+
+    def here(self):
+        return len(self.where)
+
+    def back_to(self, place):
+        del self.where[place:]
 
     def place_of(self, stream, device_id):
         self._get(stream)
@@ -126,46 +155,48 @@ class Driver(StreamDriver):
     def room(self):
         return self.fits, 1 << 40
 
-    def allocate(self, nbytes):
+    def allocate(self, nbytes, cell):
         if nbytes > self.fits:
             raise DeviceMemoryError("full")
-        pointer = next(self.addresses)
+        pointer = cell.value = next(self.addresses)
         self.live[pointer] = nbytes
-        return pointer
 
-    def free(self, pointer):
+    def free(self, pointer, codes):
         if pointer not in self.live:
             raise DeviceError("not allocated")
         self.log.append(("free", pointer))
         del self.live[pointer]
+        codes.append(0)
 
     def pool(self, device_id):
         return "pool" if self.has_pool else None
 
-    def allocate_async(self, pool, nbytes, stream):
-        return self.allocate(nbytes)
+    def allocate_async(self, pool, nbytes, stream, cell):
+        self.allocate(nbytes, cell)
 
-    def free_async(self, pointer, stream):
+    def free_async(self, pointer, stream, codes):
         self._get(stream)
-        self.free(pointer)
+        self.free(pointer, codes)
         self.log.append(("free behind", stream))
 
     def trim_pool(self, pool):
         self.log.append(("trim",))
 
-    def allocate_pinned(self, nbytes):
+    def allocate_pinned(self, nbytes, cell):
         block = ctypes.create_string_buffer(nbytes)
-        self.live[ctypes.addressof(block)] = block
-        return ctypes.addressof(block)
+        cell.value = ctypes.addressof(block)
+        self.live[cell.value] = block
 
-    def free_pinned(self, pointer):
-        self.free(pointer)
+    def free_pinned(self, pointer, codes):
+        self.free(pointer, codes)
 
-    def lock_pages(self, device_id, address, nbytes, readonly):
+    def lock_pages(self, device_id, address, nbytes, readonly, codes):
         self.locked.add(address)
+        codes.append(0)
 
-    def unlock_pages(self, address):
+    def unlock_pages(self, address, codes):
         self.locked.remove(address)
+        codes.append(0)
 
     def locate(self, address, device_id):
         return Location(self.kinds.get(address, "pageable"), device_id)

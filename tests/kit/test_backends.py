@@ -12,6 +12,8 @@ from dlbridge.kit.pool import PoolMemory
 from dlbridge.kit.staging import DIRECT, Plan, Stager
 from dlbridge.kit.streams import StreamRules
 from dlbridge.kit.tuning import DEFAULT, SAMPLE, Tuning
+from dlbridge.protocol import Span
+from dlbridge.testing import side
 
 RULES = StreamRules("SIM", default=1)
 
@@ -69,12 +71,28 @@ def test_a_measurement_is_made_once(driver, monkeypatch):
     assert tuning.measured() == {(0, True): DIRECT}
 
 
+def test_a_handlers_exception_at_the_claim_does_not_end_measuring(driver, monkeypatch):
+    """The claim was never given back, and every later copy used the default."""
+
+    class Interrupted(dict):
+        def setdefault(self, key, value):
+            super().setdefault(key, value)
+            raise KeyboardInterrupt
+
+    tuning = Tuning(driver)
+    monkeypatch.setattr(tuning, "measure", lambda *_args: DIRECT)
+    tuning._claims = Interrupted()  # private: chance seldom lets a signal come there
+    with pytest.raises(KeyboardInterrupt):
+        tuning.plan(0, SAMPLE, True)
+    assert tuning._claims == {}
+
+
 def test_the_members_of_a_device_backend(driver, sim):
     data = sim.allocate(0, 64, 256, 0)
-    sim.fill(0, data, 4, 8, 7, 0)
-    sim.copy(1, data, 0, 0, data, 32, 8, 0)
+    sim.fill(Span(0, data, 4, 8), 7, 0)
+    sim.copy(Span(1, data, 0, 8), Span(0, data, 32, 8), 0)
     assert driver.log[-2:] == [("fill", data + 4, 7, 8), ("peer", data, data + 32, 8)]
-    sim.copy_strided(0, data, 0, [16], data, 8, [16], [2], 4, 0)
+    sim.copy_strided(*side(0, data, 0, [2], [16], 4), *side(0, data, 8, [2], [16], 4), 0)
     assert driver.log[-1] == ("rectangle", 2, 4)
     sim.free(0, data, 0)
     assert sim.current_stream(0) == sim.normalize_stream(0, None) == 1
@@ -100,11 +118,11 @@ def test_the_members_of_a_host_backend(driver, sim_host):
     assert sim_host.device_count() == 1
     data = sim_host.allocate(0, 64, 1, 0)
     source, into = bytearray(b"abcd"), bytearray(4)
-    sim_host.copy_from_host(0, data, 2, memoryview(source), 0)
-    sim_host.copy(0, data, 8, 0, data, 2, 4, 0)
-    sim_host.copy_to_host(0, data, 8, memoryview(into), 0)
+    sim_host.copy_from_host(Span(0, data, 2, len(source)), memoryview(source), 0)
+    sim_host.copy(Span(0, data, 8, 4), Span(0, data, 2, 4), 0)
+    sim_host.copy_to_host(Span(0, data, 8, len(into)), memoryview(into), 0)
     assert into == b"abcd"
-    assert sim_host.host_view(0, data, 3, 4, True, 0) == data + 3
+    assert sim_host.host_view(Span(0, data, 3, 4), True, 0) == data + 3
     assert driver.log.count(("wait for stream", 1)) == 4
     sim_host.free(0, data, 0)
     assert not driver.live

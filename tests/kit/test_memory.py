@@ -1,12 +1,13 @@
 """Frees of dlbridge.kit: consumers, order, room, pools, pinned memory and imports."""
 
 import mmap
+import threading
 
 import pytest
 
 from dlbridge.errors import DeviceMemoryError, ExchangeError
-from dlbridge.kit.consumers import Consumer, Consumers
-from dlbridge.kit.driver import StreamState
+from dlbridge.kit.consumers import Consumers
+from dlbridge.kit.driver import LastingStream, Location, StreamState
 from dlbridge.kit.pinned import PinnedMemory
 from dlbridge.kit.pool import FREES_KEPT, PoolMemory
 from dlbridge.kit.status import CaptureError, NoPoolError
@@ -35,15 +36,22 @@ def test_streams_since_the_allocation(driver):
     consumers.note(0, 1, 0)
     consumers.note(1, after, 1)
     number = driver.streams[after].number
-    assert consumers.end(0, 64, 1) == [(Consumer(after, 0), number)]
-    assert len(consumers.end(0, 64, 1)) == 2  # of memory that is not known, all of them
+    uses = consumers.uses(0, 64, LastingStream(1, 0))
+    assert uses.others == [(LastingStream(after, 0), number)]
+    assert uses.own == {driver.streams[1].number}
+    consumers.end(64)
+    assert (
+        len(consumers.uses(0, 64, LastingStream(1, 0)).others) == 2
+    )  # of memory that is not known, all of them
 
 
 def test_default_streams_of_two_devices_are_two(driver):
     consumers = Consumers(driver)
     consumers.begin(64)
     consumers.note(0, 1, 1)
-    assert [consumer for consumer, _ in consumers.end(0, 64, 1)] == [Consumer(1, 1)]
+    assert [consumer for consumer, _ in consumers.uses(0, 64, LastingStream(1, 0)).others] == [
+        LastingStream(1, 1)
+    ]
 
 
 def test_old_streams_are_forgotten(driver):
@@ -92,6 +100,65 @@ def test_a_destroyed_consumer_is_waited_for_with_everything(driver, pool, reused
         driver.stream()
     pool.free(0, data, 1)
     assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
+
+
+def replace(driver, stream):
+    """Destroy *stream*; a new one gets its handle."""
+    driver.destroy_stream(stream)
+    driver.handles = iter([stream])
+    assert driver.stream() == stream
+
+
+@pytest.mark.parametrize("worked", ["allocated", "waited"])
+def test_the_frees_own_handle_belongs_to_a_new_stream(driver, pool, worked):
+    """The stream that it was, by its number, may still work: all work is waited for."""
+    ours = driver.stream()
+    data = pool.allocate(0, 64, 256, ours if worked == "allocated" else 1)
+    if worked == "waited":
+        pool.consumers.note(0, ours, 0)
+    replace(driver, ours)
+    pool.free(0, data, ours)
+    assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
+
+
+def test_a_handle_that_becomes_a_new_streams_while_the_free_waits(driver, pool):
+    """The free was put off by a consumer; its own stream is looked at again."""
+    ours, theirs = driver.stream(), driver.stream()
+    data = pool.allocate(0, 64, 256, ours)
+    pool.consumers.note(0, theirs, 0)
+    driver.work(theirs)
+    pool.free(0, data, ours)
+    assert data in driver.live
+    assert ("wait for device",) not in driver.log
+    replace(driver, ours)
+    driver.go_on(theirs)
+    pool.settle()
+    assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
+
+
+def test_a_handle_that_was_noted_for_both_streams(driver, pool):
+    """The new stream's note does not hide the old one's; one wait is enough for both frees."""
+    theirs = driver.stream()
+    held = [pool.allocate(0, 64, 256, 1) for _ in range(2)]
+    pool.consumers.note(0, theirs, 0)
+    replace(driver, theirs)
+    pool.consumers.note(0, theirs, 0)
+    later = pool.allocate(0, 64, 256, 1)
+    pool.free(0, later, 1)
+    assert ("wait for device",) not in driver.log
+    for data in held:
+        pool.free(0, data, 1)
+    assert driver.log.count(("wait for device",)) == 1
+    assert driver.log.index(("wait for device",)) < driver.log.index(("free", held[0]))
+
+
+def test_the_same_stream_is_not_waited_for(driver, pool):
+    ours = driver.stream()
+    data = pool.allocate(0, 64, 256, ours)
+    driver.work(ours)
+    pool.free(0, data, ours)
+    assert data not in driver.live
+    assert ("wait for device",) not in driver.log
 
 
 @pytest.mark.parametrize("who", ["free", "consumer"])
@@ -198,6 +265,23 @@ def test_plain_memory_where_the_pool_refuses(driver, pool, monkeypatch, error):
     assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
 
 
+def test_plain_memory_where_a_trimmed_pool_has_no_room(driver, pool, monkeypatch):
+    """Of drivers whose pools may be wrong about it; others have none elsewhere either."""
+
+    def full(*_):
+        raise DeviceMemoryError("full")
+
+    monkeypatch.setattr(driver, "allocate_async", full)
+    with pytest.raises(DeviceMemoryError):
+        pool.allocate(0, 64, 256, 1)
+    driver.pools_find_all_room = False
+    driver.log.clear()
+    data = pool.allocate(0, 64, 256, 1)
+    assert driver.log[-1] == ("trim",)
+    pool.free(0, data, 1)
+    assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
+
+
 def test_plain_memory_whose_free_is_refused_stays_plain(driver, pool, monkeypatch):
     """Else the next try would give it to the pool."""
 
@@ -229,6 +313,32 @@ def test_pinned_memory_is_freed_after_its_stream(driver, pinned):
     data = pinned.allocate(0, 64, 1, 1)
     pinned.free(0, data, 1)
     assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
+
+
+def test_pinned_memory_whose_handle_belongs_to_a_new_stream(driver, pinned):
+    ours = driver.stream()
+    data = pinned.allocate(0, 64, 1, ours)
+    replace(driver, ours)
+    pinned.free(0, data, ours)
+    assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
+
+
+def test_an_import_that_ends_while_another_is_planned(driver, pinned, monkeypatch):
+    """Both ends of the memory are looked at before the pages are unlocked, or after."""
+    pinned.import_host(0, PAGE, 4 * PAGE, False)
+    ends = threading.Thread(target=pinned.free, args=(0, PAGE, 1))
+
+    def locate(address, device_id):
+        kind = "host" if PAGE in driver.locked else "pageable"
+        if not ends.ident:
+            ends.start()
+            ends.join(0.2)
+        return Location(kind, device_id)
+
+    monkeypatch.setattr(driver, "locate", locate)
+    assert pinned.import_refusal(0, PAGE, 4 * PAGE) == ""
+    ends.join()
+    assert not driver.locked
 
 
 def test_imports_share_a_lock(driver, pinned):

@@ -1,21 +1,34 @@
 """The small parts of dlbridge.kit: status, fork, capture, events, pointers, regions, streams."""
 
+import gc
+import random
 import re
+import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
+import cffi
 import pytest
 
 import dlbridge.kit
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.kit.backend import address_of, bytes_at
+from dlbridge.kit.callbacks import Callback
 from dlbridge.kit.capture import has_nothing_to_wait_for, refuse_capture, refuse_disturbing
 from dlbridge.kit.driver import Location, StreamState
 from dlbridge.kit.fork import ForkGuard
+from dlbridge.kit.gate import Gate
+from dlbridge.kit.handles import Handles
 from dlbridge.kit.pointers import checked
 from dlbridge.kit.regions import Side, copy_region
+from dlbridge.kit.single_queue import SingleQueue
 from dlbridge.kit.status import StatusTable
 from dlbridge.kit.streams import StreamOrder, StreamRules
+from dlbridge.protocol import Span
 
 RUNS, CAPTURED, BLOCKED = StreamState.RUNS, StreamState.CAPTURED, StreamState.BLOCKED
 
@@ -53,6 +66,9 @@ def test_a_child_is_refused():
     code = """
 import os
 from dlbridge.kit.fork import ForkGuard
+from dlbridge.kit.gate import Gate
+from dlbridge.kit.handles import Handles
+from dlbridge.kit.devices import Devices
 guard = ForkGuard("SIM")
 guard.check()
 if os.fork() == 0:
@@ -69,6 +85,315 @@ guard.check()
     )
     assert "SIM does not survive fork()" in done.stdout
     assert not ForkGuard("SIM").in_child
+
+
+# gate --------------------------------------------------------------------------------
+
+
+class LibraryError(Exception):
+    pass
+
+
+class NoRoomError(LibraryError):
+    pass
+
+
+def fail(exc):
+    raise exc
+
+
+@pytest.fixture
+def gate():
+    return Gate("SIM", None, {NoRoomError: DeviceMemoryError, LibraryError: DeviceError})
+
+
+@pytest.mark.parametrize(
+    ("its", "ours"),
+    [(NoRoomError("full\n here"), DeviceMemoryError), (LibraryError("full here"), DeviceError)],
+)
+def test_the_librarys_exceptions_become_ours(gate, its, ours):
+    words = r"^sim:0: copying: full here$"
+    with pytest.raises(ours, match=words) as caught:
+        gate.run("sim:0: copying", fail, its)
+    assert type(caught.value) is ours
+    assert caught.value.__cause__ is its
+
+
+def test_other_exceptions_pass_the_gate_as_they_are(gate):
+    for exc in (ExchangeError("ours"), KeyError("a mistake"), KeyboardInterrupt()):
+        with pytest.raises(type(exc)) as caught:
+            gate.run("sim:0: copying", fail, exc)
+        assert caught.value is exc
+
+
+def test_one_thread_at_a_time_is_inside(gate):
+    entered, order, threads = threading.Event(), [], []
+
+    def first():
+        gate.run("a finalizer of the same thread", begin)
+        order.append("first")
+
+    def begin():
+        threads.append(threading.Thread(target=gate.run, args=("second", order.append, "second")))
+        threads[0].start()
+        entered.wait(0.05)
+
+    gate.run("first", first)
+    threads[0].join()
+    assert order == ["first", "second"]
+
+
+def test_an_interrupted_call_leaves_the_gate_open(gate):
+    """Also while the exception is kept, as a traceback keeps the frames."""
+
+    def strike(_number, _frame):
+        if armed:
+            armed.clear()
+            raise KeyboardInterrupt
+
+    armed, kept, pick = [], None, random.Random(5)
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            for _ in range(1000):
+                try:
+                    armed.append(True)
+                    signal.setitimer(signal.ITIMER_REAL, pick.uniform(1e-6, 3e-5))
+                    while armed:
+                        gate.run("work", int)
+                except KeyboardInterrupt as exc:
+                    kept = exc
+                finally:
+                    armed.clear()
+                entered = other.submit(gate.run, "work", int)
+                done, _ = wait([entered], timeout=20)
+                if not done:
+                    kept = None  # else the thread waits for the lock for ever
+                    pytest.fail("the gate stays closed")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert kept is not None
+
+
+def test_several_threads_may_be_inside():
+    gate, both = Gate("SIM", None, {}, several=True), threading.Barrier(2)
+    threads = [threading.Thread(target=gate.run, args=("work", both.wait, 20)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not both.broken
+
+
+def test_a_thread_of_the_library_is_refused():
+    class ItsThread(threading.Thread):
+        def run(self):
+            words = "copying: SIM cannot be used in a thread of its own"
+            with pytest.raises(DeviceError, match=words):
+                gate.run("copying", entered.append, True)
+            done.append(True)
+
+    gate = Gate("SIM", None, {}, its_threads=__name__)
+    entered, done, thread = [], [], ItsThread()
+    thread.start()
+    thread.join()
+    assert (entered, done) == ([], [True])
+    gate.run("copying", entered.append, True)
+    assert entered
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_end_of_the_process_waits_for_the_thread_inside_and_lets_no_other_in(several):
+    code = (
+        f"several = {several}"
+        """
+import atexit, threading, time
+@atexit.register  # after the gate's: the last registered runs first
+def after():
+    print("left" if left.is_set() else "still inside")
+    try:
+        gate.run("late", print, "entered")
+    except Exception as exc:
+        print(exc)
+from dlbridge.kit.gate import Gate
+gate = Gate("SIM", None, {}, several=several)
+inside, left = threading.Event(), threading.Event()
+def work():
+    inside.set()
+    time.sleep(0.3)
+    left.set()
+threading.Thread(target=gate.run, args=("work", work), daemon=True).start()
+inside.wait()
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "left\nlate: SIM cannot be used while the process ends\n"
+
+
+# callbacks ---------------------------------------------------------------------------
+
+FFI = cffi.FFI()
+SHORT_CALL = partial(FFI.callback, "void (*)(int, void *)")
+
+
+def test_the_arguments_of_a_callback_are_the_answer():
+    callback, polls = Callback(SHORT_CALL), []
+
+    def poll():
+        polls.append(callback)
+        if len(polls) == 3:
+            callback.pointer(7, FFI.NULL)
+
+    assert callback.wait(poll) == (7, FFI.NULL)
+    assert len(polls) == 3
+
+
+def test_a_pointer_that_nobody_waits_for_lives_until_it_was_called():
+    abandoned = Callback(SHORT_CALL)
+    address = int(FFI.cast("intptr_t", abandoned.pointer))
+    del abandoned
+    gc.collect()
+    before = len(Callback._uncalled)
+    FFI.cast("void (*)(int, void *)", address)(1, FFI.NULL)
+    second = Callback(SHORT_CALL)
+    second.wait(lambda: second.pointer(2, FFI.NULL))
+    assert len(Callback._uncalled) == before - 1
+
+
+def test_an_exception_ends_the_wait_only():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    callback = Callback(SHORT_CALL)
+    with pytest.raises(KeyboardInterrupt):
+        callback.wait(interrupted)
+    assert callback.wait(lambda: callback.pointer(3, FFI.NULL))[0] == 3
+
+
+def test_no_python_code_runs_in_the_call():
+    """There a signal handler could raise, and C could not hand the exception on."""
+    callback, entered = Callback(SHORT_CALL), []
+    sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame))
+    try:
+        callback.pointer(1, FFI.NULL)
+    finally:
+        sys.setprofile(None)
+    assert entered == []
+
+
+# handles -----------------------------------------------------------------------------
+
+
+class Buffer:
+    def __init__(self, device_id, nbytes):
+        self.device_id, self.nbytes = device_id, nbytes
+
+
+@pytest.fixture
+def handles():
+    return Handles("sim", ForkGuard("SIM"), lambda buffer: (buffer.device_id, buffer.nbytes))
+
+
+def test_what_is_owned_stays_until_it_is_freed(handles):
+    handles.owned[7] = Buffer(1, 16)
+    gc.collect()
+    device_id, buffer = handles.find(7)
+    assert (device_id, len(handles), handles.at(Span(1, 7, 12, 4))) == (1, 1, buffer)
+    handles.free(1, 7, 0)
+    handles.free(1, 7, 0)
+    assert len(handles) == 0
+    with pytest.raises(ExchangeError, match="0x7 is not memory that sim knows"):
+        handles.find(7)
+
+
+def test_what_is_borrowed_stays_as_long_as_it_lives(handles):
+    buffer = Buffer(0, 16)
+    handles.borrow(9, buffer)
+    assert handles.find(9) == (0, buffer)
+    assert len(handles) == 0
+    del buffer
+    gc.collect()
+    with pytest.raises(ExchangeError, match="0x9"):
+        handles.find(9)
+
+
+def test_an_owned_object_that_somebody_else_has_outlives_its_free(handles):
+    buffer = Buffer(0, 16)
+    handles.owned[9] = buffer
+    handles.borrow(9, buffer)
+    handles.free(0, 9, 0)
+    assert handles.find(9) == (0, buffer)
+
+
+@pytest.mark.parametrize("span", [(0, 13, 4), (0, -1, 4), (0, 0, 17), (1, 0, 4)])
+def test_spans_outside_of_the_memory_are_refused(handles, span):
+    handles.owned[7] = Buffer(0, 16)
+    device_id, offset, nbytes = span
+    with pytest.raises(ExchangeError, match=r"outside the 16|memory of sim:0, not of sim:1"):
+        handles.at(Span(device_id, 7, offset, nbytes))
+
+
+def test_nothing_is_freed_in_a_child(handles):
+    handles.owned[7] = Buffer(0, 16)
+    handles._guard.in_child = True  # as after a fork, without one
+    handles.free(1, 7, 0)
+    assert len(handles) == 1
+
+
+# numbers -----------------------------------------------------------------------------
+
+
+class OneQueue(SingleQueue):
+    name = "sim"
+
+    def device_count(self):
+        return 2
+
+    def device_info(self, device_id):
+        return {"name": ("Small", "Large")[device_id], "pci": f"0000:0{device_id}"}
+
+
+def test_devices_by_number_and_name():
+    devices = OneQueue()
+    assert (devices.find_device("small"), devices.find_device("0000:01")) == (0, 1)
+    with pytest.raises(
+        LookupError, match="no sim device is called 'Big'; there are 0: Small 0000:00; 1:"
+    ):
+        devices.find_device("Big")
+    devices.check_device(1)
+    for device_id in (-1, 2):
+        with pytest.raises(ExchangeError, match=f"there is no sim:{device_id}: 2 devices here"):
+            devices.check_device(device_id)
+
+
+# single queue ------------------------------------------------------------------------
+
+
+def test_the_one_queue_is_stream_zero():
+    devices = OneQueue()
+    assert [devices.normalize_stream(0, stream) for stream in (None, 0, -1)] == [0, 0, -1]
+    assert devices.current_stream(0) == 0
+    devices.wait(0, 0, 0)
+    with pytest.raises(ValueError, match=r"sim:1 has one queue: stream=5 is not"):
+        devices.normalize_stream(1, 5)
+    for stream in (True, 1.0, "0"):
+        with pytest.raises(TypeError, match="not a stream of sim:1"):
+            devices.normalize_stream(1, stream)
+
+
+@pytest.mark.parametrize("device_id", [-1, 2])
+def test_the_one_queue_is_of_a_device_that_exists(device_id):
+    devices = OneQueue()
+    calls = [
+        (devices.current_stream,),
+        (devices.wait, 0, 0),
+        *((devices.normalize_stream, stream) for stream in (None, 0, -1)),
+    ]
+    for member, *arguments in calls:
+        with pytest.raises(ExchangeError, match=f"there is no sim:{device_id}"):
+            member(device_id, *arguments)
 
 
 # capture -----------------------------------------------------------------------------
@@ -138,6 +463,17 @@ def test_events_of_a_place_that_may_go_are_destroyed(driver, events, monkeypatch
     events.give_back(0, events.record(0, 1))
     assert events.count(0) == 0
     assert driver.log[-1] == ("destroy event",)
+
+
+# backend -----------------------------------------------------------------------------
+
+
+def test_the_bytes_at_an_address_are_those_that_are_there():
+    memory = bytearray(b"0123456789")
+    seen = bytes_at(address_of(memoryview(memory)) + 2, 5)
+    assert seen.nbytes == 5
+    seen[0:1] = b"x"
+    assert (bytes(seen), memory) == (b"x3456", b"01x3456789")
 
 
 # pointers ----------------------------------------------------------------------------

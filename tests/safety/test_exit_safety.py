@@ -205,6 +205,63 @@ def test_released_in_a_thread_while_python_runs(way):  # P49
     assert run(code, MAKE["imported"], "delete_in_thread", way) == "end\n"
 
 
+DAEMONS = (
+    BEGIN
+    + """
+import threading, time, torch, tvm_ffi
+makers = {
+    'array': lambda: dlbridge.from_dlpack(numpy.ones(3)),
+    'allocated': lambda: dlbridge.zeros(3, 'int32'),
+    'carried': lambda: dlbridge.from_dlpack(numpy.arange(4, dtype='uint16')).view('bfloat16'),
+    'fake device': lambda: dlbridge.zeros(3, 'int32', 'ext_dev:0'),
+    'of tvm_ffi': lambda: dlbridge.from_dlpack(tvm_ffi.from_dlpack(numpy.ones(3))),
+    'of torch': lambda: torchs[...],
+}
+# torch itself aborts the process if a daemon thread makes or deletes a tensor of torch then.
+torchs = dlbridge.from_dlpack(torch.ones(3, dtype=torch.bfloat16))
+chosen = [makers[name] for name in sys.argv[2:]] or list(makers.values())
+def work():
+    while True:
+        for make in chosen:
+            tvm_ffi.from_dlpack(make())
+            # The capsule of a tensor on the CPU has numpy's deleter, without one of ours before it.
+            tvm_ffi.from_dlpack(make().__dlpack__(max_version=(1, 0)))
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+print('end', flush=True)
+"""
+)
+
+
+def daemons_end(*kinds):
+    """How eight processes end whose threads work on until then."""
+    for name in ("torch", "tvm_ffi", "dlbridge_fake"):
+        peer(name)
+    command = [sys.executable, "-c", DAEMONS, HERE, *kinds]
+    ends = [
+        subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        for _ in range(8)
+    ]
+    assert [(end.returncode, end.stdout, end.stderr) for end in ends] == [(0, "end\n", "")] * 8
+
+
+def test_daemon_threads_drop_our_tensors_in_destructors_of_cpp():  # P53, P54
+    """A thread that waits for the GIL when Python ends is ended by CPython before 3.14.
+
+    Inside a destructor of C++ that is std::terminate; nothing may release the GIL there.
+    """
+    daemons_end()
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    "kind", ["array", "allocated", "carried", "fake device", "of tvm_ffi", "of torch"]
+)
+def test_daemon_threads_drop_one_kind_of_our_tensors_in_destructors_of_cpp(kind):  # P53, P54
+    daemons_end(kind)
+
+
 # Errors on the way out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from peers import peer
 from scripts import run_script
@@ -113,7 +115,40 @@ def test_loading_while_another_thread_looks(monkeypatch):
     monkeypatch.setattr(registry, "LOADED", Growing(registry.LOADED))
     bridge.zeros(1)
     assert ("cpu", registry.backend("cpu")) in registry.loaded(1)
-    assert registry.generation()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_fork_while_another_thread_loads_a_backend():
+    """The child inherited the lock of a thread that it does not have, and waited for ever."""
+    out = run_script(
+        """
+import os, threading, time
+import dlbridge as bridge
+parent, loading = os.getpid(), threading.Event()
+class Slow:
+    api, device_type = 1, 12
+    def __init__(self):
+        if os.getpid() == parent:
+            loading.set()
+            time.sleep(5)
+    def device_count(self): return 1
+for name in ("allocate", "free", "copy_from_host", "copy_to_host", "current_stream"):
+    setattr(Slow, name, lambda *_: 0)
+bridge.register_backend("slow", Slow)
+threading.Thread(target=bridge.backend, args=("slow",), daemon=True).start()
+loading.wait()
+child = os.fork()
+if not child:
+    os._exit(bridge.backend("slow").device_count())
+end = time.monotonic() + 60
+while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
+    if time.monotonic() > end:
+        os.kill(child, 9)
+    time.sleep(0.01)
+print(os.waitstatus_to_exitcode(found[1]))
+"""
+    )
+    assert out == "1\n"
 
 
 @pytest.mark.parametrize("result", [None, -5, True, 2**64, "address"])

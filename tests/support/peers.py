@@ -7,10 +7,10 @@ one has: a missing peer is a failure then.
 from __future__ import annotations
 
 import importlib
-import os
 from typing import Any
 
 import pytest
+from expected import expected
 
 __all__ = ["peer"]
 
@@ -23,6 +23,6 @@ def peer(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+        if expected("peers"):
             pytest.fail(f"DLBRIDGE_EXPECT=peers, but {name} cannot be imported: {error}")
         pytest.skip(f"{name} is not installed here", allow_module_level=True)

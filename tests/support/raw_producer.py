@@ -1,15 +1,15 @@
 """A DLPack producer that exports exactly what a test tells it, legal or not, and counts deletions.
 
-The structs are made by hand through cffi. Their deleter only notes the address:
-it runs while a consumer's exception is pending and must not disturb it, so its
-body is the one statement that leaves it alone (``del`` on a dict, no call).
+The structs are made by hand through cffi. Their deleter only forgets the address:
+it runs while a consumer's exception is pending and must not disturb it, so it
+calls C directly. A Python function would first run the handlers of signals.
 """
 
 from __future__ import annotations
 
 import ctypes
-from math import prod
 
+from dlbridge.conformance.producer import COMPACT, Described
 from dlbridge.core._cdefs import ffi
 
 __all__ = [
@@ -24,8 +24,6 @@ __all__ = [
     "struct_in",
     "versioned_struct",
 ]
-
-COMPACT = "compact"
 
 _api = ctypes.pythonapi
 
@@ -59,7 +57,7 @@ def immortal(name: bytes) -> int:
 
 
 live: dict[int, object] = {}
-"""Exported structs whose deleter has not run, by address."""
+"""Exported structs whose deleter has not run, by address: handles of cffi, which own them."""
 
 _static: list[object] = []  # exports without a deleter, which nobody frees
 
@@ -71,11 +69,8 @@ def _second(_type, error, _traceback):
     deleted_twice.extend(error.args)
 
 
-@ffi.callback("void(intptr_t)", onerror=_second)
-def _deleter(at):
-    del live[at]
-
-
+# Its result, the handle, is not used; a callback for void may only return None.
+_deleter = ffi.callback("void *(intptr_t)", live.pop, onerror=_second)
 _api.Py_IncRef(ctypes.py_object(_deleter))  # C may call it after the module is gone
 
 
@@ -84,7 +79,7 @@ def address(pointer) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
 
-class Producer:
+class Producer(Described):
     """``from_dlpack`` takes it; each ``__dlpack__`` call makes one struct as described.
 
     *strides* in elements, `COMPACT`, or None for a NULL pointer. *data* is an
@@ -94,67 +89,20 @@ class Producer:
     *destructor* is whether capsules free what nobody consumed.
     """
 
-    def __init__(
-        self,
-        shape=(4,),
-        *,
-        strides=COMPACT,
-        dtype=(2, 32, 1),
-        device=(1, 0),
-        says=None,
-        data=None,
-        content=b"",
-        byte_offset=0,
-        version=(1, 3),
-        flags=0,
-        deleter=True,
-        name=None,
-        ndim=None,
-        null_shape=False,
-    ):
-        self.shape, self.strides, self.dtype, self.device = shape, strides, dtype, device
-        self.says = device if says is None else says
-        self.byte_offset, self.version, self.flags = byte_offset, version, flags
-        self.deleter, self.ndim, self.null_shape = deleter, ndim, null_shape
-        self.name = name or (b"dltensor" if version is None else b"dltensor_versioned")
+    def __init__(self, shape=(4,), *, version=(1, 3), **described):
+        super().__init__(shape, version=version, **described)
         self.calls: list[dict[str, object]] = []
         self.structs: dict[int, object] = {}
-        self.memory = None
-        if data is None:
-            nbytes = max(len(content), 4096)
-            self.memory = ffi.new("char[]", nbytes + 256)
-            data = (address(self.memory) + 255) // 256 * 256
-            ffi.memmove(ffi.cast("char *", data), content, len(content))
-        self.data = data
 
     def build(self) -> int:
         """The address of a new managed struct; it and its memory live until it is deleted."""
-        ndim = len(self.shape) if self.ndim is None else self.ndim
-        steps = self.strides
-        if steps == COMPACT:
-            steps = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
-        shape = ffi.new("int64_t[]", list(self.shape)) if self.shape else ffi.NULL
-        strides = ffi.new("int64_t[]", list(steps)) if steps else ffi.NULL
-        kind = "DLManagedTensor *" if self.version is None else "DLManagedTensorVersioned *"
-        managed = ffi.new(kind)
-        if self.version is not None:
-            managed.version.major, managed.version.minor = self.version
-            managed.flags = self.flags
-        tensor = managed.dl_tensor
-        tensor.data = ffi.cast("void *", self.data)
-        device = ffi.cast("int32_t *", ffi.addressof(tensor, "device"))
-        device[0], device[1] = self.device
-        tensor.ndim = ndim
-        tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = self.dtype
-        tensor.shape = ffi.NULL if self.null_shape else shape
-        tensor.strides = strides
-        tensor.byte_offset = self.byte_offset
+        managed, shape, strides = self.new_struct()
         if self.deleter:
             managed.deleter = ffi.cast(ffi.typeof(managed.deleter), _deleter)
         at = address(managed)
         self.structs[at] = managed, shape, strides, self.memory
         if self.deleter:
-            live[at] = self.structs[at]
+            live[at] = ffi.new_handle(self.structs[at])
         else:
             _static.append(self.structs[at])
         return at

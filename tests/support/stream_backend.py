@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import numpy as np
 
 from dlbridge.core.plugins import registry
-from dlbridge.protocol import API
 
 __all__ = ["Streams", "installed"]
 
@@ -21,7 +20,7 @@ __all__ = ["Streams", "installed"]
 class Streams:
     """Addresses as data; *log* holds what happened, in order."""
 
-    api = API
+    api = 1
     device_type = 2
 
     def __init__(self):
@@ -42,19 +41,17 @@ class Streams:
     def free(self, device_id, data, stream):
         del self.memory[data]
 
-    def copy_from_host(self, device_id, data, offset, source, stream):
+    def copy_from_host(self, target, source, stream):
         self.log.append(("upload", stream))
-        ctypes.memmove(data + offset, bytes(source), source.nbytes)
+        ctypes.memmove(target.data + target.offset, bytes(source), target.nbytes)
 
-    def copy_to_host(self, device_id, data, offset, into, stream):
+    def copy_to_host(self, source, into, stream):
         self.log.append(("download", stream))
-        into[:] = ctypes.string_at(data + offset, into.nbytes)
+        into[:] = ctypes.string_at(source.data + source.offset, source.nbytes)
 
-    def copy(
-        self, device_id, data, offset, source_device_id, source, source_offset, nbytes, stream
-    ):
+    def copy(self, target, source, stream):
         self.log.append(("copy", stream))
-        ctypes.memmove(data + offset, source + source_offset, nbytes)
+        ctypes.memmove(target.data + target.offset, source.data + source.offset, target.nbytes)
 
     def current_stream(self, device_id):
         return self.current

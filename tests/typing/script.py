@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import dlbridge as bridge
+from dlbridge.typing import ArrayLike
 
 if not TYPE_CHECKING:  # where it is a builtin
 
@@ -27,12 +28,17 @@ reveal_type(bridge.asarray(array("d", [1.0])))  # dlbridge.Tensor
 # Made, moved, copied.
 reveal_type(bridge.empty((2, 3), np.float16))  # dlbridge.Tensor
 reveal_type(bridge.zeros(3, "bfloat16", "cpu"))  # dlbridge.Tensor
+reveal_type(bridge.full((2, 3), 7, "uint8", alignment=4096))  # dlbridge.Tensor
+reveal_type(bridge.ones_like(x))  # dlbridge.Tensor
+reveal_type(bridge.astype(x, "bfloat16", saturate=True))  # dlbridge.Tensor
+reveal_type(t.view("uint8"))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, "cpu"))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, bridge.device("cpu"), like="dlbridge"))  # dlbridge.Tensor
 reveal_type(bridge.to_device(t, "cpu", like="numpy"))  # numpy.ndarray
 reveal_type(bridge.to_device(t, "cpu", like=x))  # numpy.ndarray
 reveal_type(bridge.to_device(x, "cpu", like=t))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor))  # dlbridge.Tensor
+reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor, alignment=64))  # dlbridge.Tensor
 reveal_type(t.to_device("cpu", stream=None))  # dlbridge.Tensor
 bridge.copy_(x, t)
 
@@ -52,8 +58,26 @@ reveal_type(bridge.dtype(x.dtype))  # dlbridge.DType
 reveal_type(bridge.dtype("int4").numpy)  # numpy.dtype
 reveal_type(bridge.current_stream("cpu"))  # int
 reveal_type(bridge.backends())  # list[str]
-reveal_type(bridge.backend("cpu"))  # dlbridge.protocol.Backend
+reveal_type(bridge.devices())  # list[Device]
+reveal_type(bridge.device_of(x))  # dlbridge.Device
 reveal_type(bridge.backend("cpu").device_count())  # int
+
+
+def some_backend(name: str) -> None:
+    """Typed by its name where that is known; otherwise by the contract."""
+    reveal_type(bridge.backend(name))  # dlbridge.protocol.Backend
+    reveal_type(bridge.backend("vulkan"))  # dlbridge_vulkan.Vulkan
+    reveal_type(bridge.backend("opencl"))  # dlbridge_opencl.OpenCL
+    reveal_type(bridge.backend("cpu"))  # dlbridge.CPU
+
+
+@bridge.accepts("numpy")
+def mean(array: ArrayLike, axis: int = 0) -> bridge.Tensor:
+    """It keeps its signature."""
+    return bridge.asarray(np.asarray(array).mean(axis))
+
+
+reveal_type(mean(t, axis=0))  # dlbridge.Tensor
 
 
 def on_a_stream(device: str, stream: object) -> None:

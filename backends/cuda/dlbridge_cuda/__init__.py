@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["CUDA", "CUDAHost", "CUDAManaged"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".backends", __name__), name)
+if not TYPE_CHECKING:  # to a type checker it would say that there is every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(".backends", __name__), name)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import operator
+import os
+from ctypes import c_uint64
 
-from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.errors import BackendUnavailable
+from dlbridge.kit.claims import is_done
 from dlbridge.kit.device_backend import DeviceBackend
 from dlbridge.kit.host_backend import HostBackend
 from dlbridge.kit.host_copies import StagedCopies
+from dlbridge.kit.host_views import HostViews
 from dlbridge.kit.memory import Memory
-from dlbridge.kit.pool import PoolMemory
+from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.streams import StreamRules
-from dlbridge.protocol import NativeArray
+from dlbridge.protocol import ExportedMemory, NativeArray
 
 from . import native
 from .contexts import attribute, device_in_use
-from .driver import call, cu, device_count
+from .driver import cu, device_count
+from .external import DeviceMemory
 from .gpu import LEGACY, events, gpu
+from .lasting import torch_stream
+from .raw import give, take_back
 
 __all__ = ["CUDA", "CUDAHost", "CUDAManaged", "ManagedMemory", "host_copies"]
 
@@ -29,7 +36,7 @@ _RULES = StreamRules(
         "handle, or None"
     },
     libraries={
-        "torch": operator.attrgetter("cuda_stream"),
+        "torch": torch_stream,
         "cupy": operator.attrgetter("ptr"),
         "numba": int,
         "numba_cuda": int,
@@ -45,16 +52,47 @@ host_copies = StagedCopies(gpu)
 class CUDA(DeviceBackend):
     """Device memory, from the device's default pool."""
 
+    api = 1
     device_type = 2  # kDLCUDA
     name = "cuda"
 
     def __init__(self) -> None:
-        super().__init__(gpu, _RULES, PoolMemory(gpu, events, self.name), events, host_copies)
+        self._device_memory = DeviceMemory(gpu, events, self.name)
+        super().__init__(gpu, _RULES, self._device_memory, events, host_copies)
+        if os.environ.get("DLBRIDGE_CUDA_EXPORT") == "1":
+            self._device_memory.exports = all(
+                attribute(each, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED")
+                for each in range(self._physical)
+            )
 
+    def memory_export_refusal(self, device_id: int, data: int) -> str:
+        """Why the memory cannot be given to another driver; empty if it can."""
+        self.check_device(device_id)
+        return self._device_memory.export_refusal(device_id, data)
+
+    @puts_place_back
+    def export_memory(self, device_id: int, data: int) -> ExportedMemory:
+        """A file descriptor for memory of ``DLBRIDGE_CUDA_EXPORT=1``, which the caller closes."""
+        self.check_device(device_id)
+        return self._device_memory.export_memory(device_id, data)
+
+    def memory_import_refusal(self, device_id: int) -> str:
+        """Empty: the driver is asked by the import itself."""
+        self.check_device(device_id)
+        return ""
+
+    @puts_place_back
+    def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
+        """The memory of another driver of the same GPU, in place; until ``free``."""
+        self.check_device(device_id)
+        return self._device_memory.import_memory(device_id, memory)
+
+    @puts_place_back
     def from_native(self, obj: object) -> NativeArray | None:
         """Describe a cuda.core Buffer or StridedMemoryView on a device."""
         return native.from_native(obj)
 
+    @puts_place_back
     def to_native(self, array: NativeArray) -> object:
         """A cuda.core StridedMemoryView over the memory."""
         return native.to_native(array)
@@ -63,6 +101,7 @@ class CUDA(DeviceBackend):
 class CUDAHost(HostBackend):
     """Page-locked host memory."""
 
+    api = 1
     device_type = 3  # kDLCUDAHost
     name = "cuda_host"
 
@@ -73,20 +112,21 @@ class CUDAHost(HostBackend):
 class ManagedMemory(Memory):
     """Memory that the driver moves between the host and every device."""
 
-    def obtain(self, device_id: int, nbytes: int, stream: int) -> int:
+    def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
         """New managed memory."""
-        flags = cu.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
-        return int(call("cuMemAllocManaged", nbytes, flags))
+        give("cuMemAllocManaged", cell, nbytes, int(cu.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL))
 
-    def release(self, device_id: int, pointer: int, stream: int) -> None:
+    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
         """Free *pointer* after the work on *stream*."""
-        self.wait_before_free(stream)
-        call("cuMemFree", pointer)
+        if not is_done(codes):
+            self.wait_before_free(stream)
+            take_back("cuMemFree", codes, pointer)
 
 
-class CUDAManaged(DeviceBackend):
+class CUDAManaged(DeviceBackend, HostViews):
     """Managed memory. There is one device of it, 0 (``dlpack.h``); streams of any GPU are taken."""
 
+    api = 1
     device_type = 13  # kDLCUDAManaged
     name = "cuda_managed"
     kinds = ("managed",)
@@ -115,16 +155,3 @@ class CUDAManaged(DeviceBackend):
             "a GPU here does not let the host touch managed memory while it works "
             "(concurrentManagedAccess is 0)"
         )  # fmt: skip
-
-    def host_view(
-        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
-    ) -> int:
-        """The address itself, once the work on *stream* is done."""
-        refusal = self.host_view_refusal(device_id, data)
-        if refusal:
-            raise ExchangeError(refusal)
-        self.synchronize(device_id, stream)
-        return data + offset
-
-    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
-        """Nothing to do: later work on any stream sees what the host wrote."""

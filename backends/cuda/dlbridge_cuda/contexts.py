@@ -36,11 +36,7 @@ def device_in_use() -> int:
     """
     if int(call("cuCtxGetCurrent")):
         return int(call("cuCtxGetDevice"))
-    for device_id in range(device_count()):
-        _flags, active = call("cuDevicePrimaryCtxGetState", call("cuDeviceGet", device_id))
-        if int(active):
-            return device_id
-    return 0
+    return _active(0)
 
 
 class current:  # noqa: N801  # reads as a function in `with current(context):`
@@ -67,9 +63,20 @@ class current:  # noqa: N801  # reads as a function in `with current(context):`
 
 
 def somewhere(device_id: int) -> current:
-    """Stay in the thread's context inside ``with``, or be in the primary one if it has none.
+    """Stay in the thread's context inside ``with``; if it has none, be in one that is there.
 
-    For questions that any context answers: where a pointer lives.
+    For questions that any context answers: where a pointer lives. Only if no GPU has a context
+    one is made, on *device_id*.
     """
     guard.check()
-    return current(int(call("cuCtxGetCurrent")) or primary(device_id))
+    return current(int(call("cuCtxGetCurrent")) or primary(_active(device_id)))
+
+
+def _active(preferred: int) -> int:
+    """*preferred* if it has a primary context, else the first device that has one, else it."""
+    candidates: list[int] = [preferred, *range(device_count())]
+    for device_id in candidates:
+        _flags, active = call("cuDevicePrimaryCtxGetState", call("cuDeviceGet", device_id))
+        if int(active):
+            return device_id
+    return preferred

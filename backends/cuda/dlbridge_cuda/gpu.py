@@ -4,18 +4,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import c_uint64
 from functools import cache
 from types import TracebackType
 from typing import Any
 
-from dlbridge.errors import ExchangeError
-from dlbridge.kit.driver import Location, StreamDriver, StreamState
+from dlbridge.kit.driver import (
+    ALL_STREAMS,
+    LastingStream,
+    Location,
+    StreamDriver,
+    StreamState,
+)
 from dlbridge.kit.events import EventPool
+from dlbridge.kit.limits import pool_limit
 from dlbridge.kit.regions import Side
+from dlbridge.kit.status import StreamGoneError
 
-from . import info
+from . import info, lasting
 from .contexts import attribute, current, device_in_use, primary, somewhere
-from .driver import call, check, cu, device_count, guard, status, table
+from .driver import call, check, cu, device_count, guard, status, table, version
+from .raw import give, take_back
 
 __all__ = ["GPU", "LEGACY", "PER_THREAD", "default_pool", "events", "gpu", "relaxed"]
 
@@ -23,12 +32,9 @@ LEGACY, PER_THREAD = 1, 2
 """Handles of the default streams (``CU_STREAM_LEGACY``, ``CU_STREAM_PER_THREAD``). The driver's
 0 means either, by a compile-time choice, and is never passed on from here."""
 
+_CONTEXT_EVENTS = 12050  # the first driver with cuCtxRecordEvent
 _IMPLICIT, _NOT_READY = 906, 600  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_NOT_READY
 _PEER_ACCESS_ALREADY_ENABLED = 704
-_COPY_INSTEAD = frozenset({1, 2, 304, 712, 801})
-"""Statuses of cuMemHostRegister for memory that cannot be locked: CUDA_ERROR_INVALID_VALUE
-(read-only pages, file mappings), OUT_OF_MEMORY (the limit of locked memory), OPERATING_SYSTEM,
-HOST_MEMORY_ALREADY_REGISTERED, NOT_SUPPORTED."""
 
 _ATTRIBUTES = [
     cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -86,6 +92,14 @@ class GPU(StreamDriver):
     def at(self, place: Any) -> current:
         return current(place)
 
+    def here(self) -> int:
+        return 0 if guard.in_child else int(call("cuCtxGetCurrent"))
+
+    def back_to(self, place: int) -> None:
+        # Contexts are pushed and popped: what is above *place* was pushed and not popped.
+        while not guard.in_child and int(call("cuCtxGetCurrent")) not in (place, 0):
+            call("cuCtxPopCurrent")
+
     def place_of(self, stream: int, device_id: int) -> int:
         return int(call("cuStreamGetCtx", stream)) if stream > PER_THREAD else primary(device_id)
 
@@ -109,6 +123,8 @@ class GPU(StreamDriver):
         return relaxed()
 
     def stream_state(self, stream: int) -> StreamState:
+        if stream == ALL_STREAMS:
+            return StreamState.BLOCKED if lasting.is_capture_known() else StreamState.RUNS
         code, captured = status("cuStreamIsCapturing", stream)
         if code == _IMPLICIT:
             return StreamState.BLOCKED
@@ -118,8 +134,21 @@ class GPU(StreamDriver):
 
     # Streams
 
+    def exists(self, stream: int, device_id: int) -> bool:
+        return stream <= PER_THREAD or lasting.has_owner(stream)
+
+    def owner(self, stream: int) -> object:
+        return lasting.owner(stream)
+
+    def require_stream(self, stream: int, device_id: int) -> None:
+        """Nothing: who passes a stream says that it exists, and the driver cannot be asked."""
+
     def stream_id(self, stream: int, device_id: int) -> int | None:
-        return int(call("cuStreamGetId", stream)) if stream > PER_THREAD else None
+        is_known = stream > PER_THREAD and lasting.has_owner(stream)
+        return int(call("cuStreamGetId", stream)) if is_known else None
+
+    def lasting(self, stream: int, device_id: int) -> LastingStream:
+        return lasting.lasting(stream, device_id)
 
     def all_threads(self, stream: int) -> int:
         # The driver orders the legacy stream after every thread's own default stream (CUDA
@@ -152,7 +181,12 @@ class GPU(StreamDriver):
         call("cuEventDestroy", event)
 
     def record_event(self, event: Any, stream: int) -> None:
-        call("cuEventRecord", event, stream)
+        if stream == ALL_STREAMS:
+            if version() < _CONTEXT_EVENTS:
+                raise StreamGoneError("CUDA 12.5 is the first with an event behind all streams")
+            call("cuCtxRecordEvent", call("cuCtxGetCurrent"), event)
+        else:
+            call("cuEventRecord", event, stream)
 
     def wait_event(self, stream: int, event: Any) -> None:
         call("cuStreamWaitEvent", stream, event, 0)
@@ -170,47 +204,47 @@ class GPU(StreamDriver):
         free, total = call("cuMemGetInfo")
         return int(free), int(total)
 
-    def allocate(self, nbytes: int) -> int:
-        return int(call("cuMemAlloc", nbytes))
+    def allocate(self, nbytes: int, cell: c_uint64) -> None:
+        give("cuMemAlloc", cell, nbytes)
 
-    def free(self, pointer: int) -> None:
-        call("cuMemFree", pointer)
+    def free(self, pointer: int, codes: list[int]) -> None:
+        take_back("cuMemFree", codes, pointer)
 
     def pool(self, device_id: int) -> Any:
         return default_pool(device_id)
 
-    def allocate_async(self, pool: Any, nbytes: int, stream: int) -> int:
+    def allocate_async(self, pool: Any, nbytes: int, stream: int, cell: c_uint64) -> None:
         # Not cuMemAllocAsync: it takes the pool of the stream's device.
-        return int(call("cuMemAllocFromPoolAsync", nbytes, pool, stream))
+        give("cuMemAllocFromPoolAsync", cell, nbytes, int(pool), stream)
 
-    def free_async(self, pointer: int, stream: int) -> None:
-        call("cuMemFreeAsync", pointer, stream)
+    def free_async(self, pointer: int, stream: int, codes: list[int]) -> None:
+        take_back("cuMemFreeAsync", codes, pointer, stream)
 
     def trim_pool(self, pool: Any) -> None:
         call("cuMemPoolTrimTo", pool, 0)
 
-    def allocate_pinned(self, nbytes: int) -> int:
+    def allocate_pinned(self, nbytes: int, cell: c_uint64) -> None:
         flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
-        return int(call("cuMemHostAlloc", nbytes, flags))
+        give("cuMemHostAlloc", cell, nbytes, flags)
 
-    def free_pinned(self, pointer: int) -> None:
-        call("cuMemFreeHost", pointer)
+    def free_pinned(self, pointer: int, codes: list[int]) -> None:
+        take_back("cuMemFreeHost", codes, pointer)
 
-    def lock_pages(self, device_id: int, address: int, nbytes: int, readonly: bool) -> None:
+    cannot_lock = frozenset({1, 2, 304, 712, 801})
+    """Statuses of cuMemHostRegister for memory that cannot be locked: CUDA_ERROR_INVALID_VALUE
+    (read-only pages, file mappings), OUT_OF_MEMORY (the limit of locked memory), OPERATING_SYSTEM,
+    HOST_MEMORY_ALREADY_REGISTERED, NOT_SUPPORTED."""
+
+    def lock_pages(
+        self, device_id: int, address: int, nbytes: int, readonly: bool, codes: list[int]
+    ) -> None:
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         if readonly and attribute(device_id, "READ_ONLY_HOST_REGISTER_SUPPORTED"):
             flags |= cu.CU_MEMHOSTREGISTER_READ_ONLY
-        code, _ = status("cuMemHostRegister", address, nbytes, flags)
-        if code in _COPY_INSTEAD:
-            table_says = table.text("cuMemHostRegister", code)
-            raise ExchangeError(
-                f"the memory at {address:#x} cannot be page-locked in place ({table_says}); "
-                "copy it instead"
-            )
-        check("cuMemHostRegister", code)
+        take_back("cuMemHostRegister", codes, address, nbytes, flags)
 
-    def unlock_pages(self, address: int) -> None:
-        call("cuMemHostUnregister", address)
+    def unlock_pages(self, address: int, codes: list[int]) -> None:
+        take_back("cuMemHostUnregister", codes, address)
 
     def locate(self, address: int, device_id: int) -> Location:
         """1.5 us: one call for four attributes."""
@@ -282,17 +316,18 @@ events = EventPool(gpu)
 def default_pool(device_id: int) -> Any:
     """The device's default pool, told to keep what is freed; None if it has none.
 
-    A release threshold of 0, the default, gives everything back to the system at each
-    synchronisation. One that somebody else has set is left alone: the pool belongs to the whole
-    process.
+    It keeps up to the user's limit (`pool_limit`), or everything. A release threshold of 0, the
+    default, gives everything back to the system at each synchronisation. One that somebody else
+    has set is left alone: the pool belongs to the whole process.
     """
+    limit = min(pool_limit(2**64 - 1), 2**64 - 1)
     if not attribute(device_id, "MEMORY_POOLS_SUPPORTED"):
         return None
     pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", device_id))
     threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
     with relaxed():
         if int(call("cuMemPoolGetAttribute", pool, threshold)) == 0:
-            call("cuMemPoolSetAttribute", pool, threshold, cu.cuuint64_t(2**64 - 1))
+            call("cuMemPoolSetAttribute", pool, threshold, cu.cuuint64_t(limit))
     return pool
 
 

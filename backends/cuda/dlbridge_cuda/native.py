@@ -47,7 +47,8 @@ def _describe(obj: Any) -> NativeArray | None:
 def to_native(array: NativeArray) -> object:
     """A cuda.core StridedMemoryView over the memory, which keeps *array.owner* alive.
 
-    ExchangeError if cuda.core is not installed, or numpy does not know the dtype.
+    ExchangeError if cuda.core is not installed, if numpy does not know the dtype, or
+    if there are no elements.
     """
     try:
         from cuda.core import Buffer
@@ -56,6 +57,10 @@ def to_native(array: NativeArray) -> object:
         raise ExchangeError(
             "CUDA's own arrays come from cuda.core; pip install 'dlbridge-cuda[cuda-core]'"
         ) from exc
+    if 0 in array.shape:  # it would be over no memory, and cuda.core says: on no device
+        raise ExchangeError(
+            f"cuda.core has no array of shape {array.shape}: it has no bytes, and so no device"
+        )
     dtype = _numpy_dtype(array.dtype)
     strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
     if array.strides is None:

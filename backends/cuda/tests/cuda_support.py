@@ -25,6 +25,13 @@ __all__ = [
 HERE = Path(__file__).resolve().parent
 
 
+class Owner:
+    """Stands for the stream object of a library, which destroys its stream when it dies."""
+
+
+OWNERS = {}
+
+
 def call(name, *arguments):
     from dlbridge_cuda import driver
 
@@ -69,10 +76,17 @@ class CudaRig(rig.Rig):
     }
 
     def create_stream(self, device_id, flags):
+        """A stream whose owner is known, as cupy's are; test_gone_streams.py has the others."""
+        from dlbridge_cuda.lasting import note_owner
+
         with at(device_id):
-            return int(call("cuStreamCreate", flags))
+            stream = int(call("cuStreamCreate", flags))
+        OWNERS[stream] = Owner()
+        note_owner(stream, OWNERS[stream])
+        return stream
 
     def destroy_stream(self, stream, device_id):
+        OWNERS.pop(stream, None)
         call("cuStreamDestroy", stream)
 
     def wait(self, stream, device_id):

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
+from spin import SPIN
 
 import dlbridge
 
@@ -25,7 +26,7 @@ def load(name):
     """The library; without it the test is skipped, or failed if it is expected."""
     try:
         return importlib.import_module(name)
-    except ImportError as exc:
+    except Exception as exc:  # numba 0.68 beside numpy 2.5: AttributeError
         missing(name, f"cannot be imported: {exc}")
 
 
@@ -152,26 +153,6 @@ class Numba:
 
 
 PEERS = {"torch": Torch, "cupy": Cupy, "jax": Jax, "numba": Numba}
-
-# A kernel of our own that takes its time, so that slow work needs no framework.
-SPIN = b"""
-.version 7.0
-.target sm_52
-.address_size 64
-.visible .entry spin(.param .u64 cycles)
-{
-    .reg .u64 %limit, %start, %now;
-    .reg .pred %early;
-    ld.param.u64 %limit, [cycles];
-    mov.u64 %start, %clock64;
-AGAIN:
-    mov.u64 %now, %clock64;
-    sub.u64 %now, %now, %start;
-    setp.lt.u64 %early, %now, %limit;
-    @%early bra AGAIN;
-    ret;
-}
-\0"""
 
 
 class Spin:

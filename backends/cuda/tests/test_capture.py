@@ -9,6 +9,7 @@ from suite.rig import GLOBAL, capture
 
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.staging import Plan, Stager
+from dlbridge.protocol import Span
 
 
 def test_staging_goes_on(cuda, mode):
@@ -43,7 +44,7 @@ def test_measuring_goes_on(cuda, mode, monkeypatch):
 
     def other(data, own):
         try:
-            cuda.copy_from_host(0, data, 0, memoryview(source), own)
+            cuda.copy_from_host(Span(0, data, 0, len(source)), memoryview(source), own)
         except Exception as exc:
             failures.append(exc)
 

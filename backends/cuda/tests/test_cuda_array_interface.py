@@ -12,6 +12,7 @@ import dlbridge
 from dlbridge.core.incoming.cuda_array_interface import SYNC, from_cuda_array_interface
 from dlbridge.core.outgoing.cuda_array_interface import EXPORT_STREAM
 from dlbridge.errors import ExchangeError
+from dlbridge.protocol import Span
 
 N = 1 << 14
 OLD, NEW = b"o" * N, b"n" * N
@@ -82,11 +83,11 @@ def test_we_wait_for_their_stream(cuda, version):  # I17 I23
     with stream() as theirs, stream() as ours, memory(cuda, OLD) as data, memory(cuda, N) as copy:
         producer = theirs if version == 3 else 1  # before version 3: the default stream
         slow(producer)
-        cuda.fill(0, data, 0, N, NEW[0], producer)
+        cuda.fill(Span(0, data, 0, N), NEW[0], producer)
         array = Array(data, version=version, **({"stream": theirs} if version == 3 else {}))
         with dlbridge.use_stream("cuda:0", ours):
             tensor = from_cuda_array_interface(array)
-            cuda.copy(0, copy, 0, 0, tensor.data_ptr(), 0, N, ours)
+            cuda.copy(Span(0, copy, 0, N), Span(0, tensor.data_ptr(), 0, N), ours)
         assert read(cuda, copy, N, ours) == NEW
         cuda.synchronize(0, producer)
 
@@ -206,7 +207,7 @@ def test_the_exported_stream_follows_all_our_work(cuda):  # I11
                 named = tensor.__cuda_array_interface__["stream"]
         assert named == second
         cuda.wait(0, theirs, named)
-        cuda.copy(0, copy, 0, 0, tensor.data_ptr(), 0, N, theirs)
+        cuda.copy(Span(0, copy, 0, N), Span(0, tensor.data_ptr(), 0, N), theirs)
         assert read(cuda, copy, N, theirs) == NEW
 
 

@@ -1,10 +1,14 @@
 """Opening the driver, and what each refusal becomes."""
 
+import re
+
 import pytest
 from cuda_support import memory, python
 
-from dlbridge.errors import BackendUnavailable, DeviceError, ExchangeError
+import dlbridge as bridge
+from dlbridge.errors import BackendUnavailable, DeviceError, DeviceLost, ExchangeError
 from dlbridge.kit.status import StreamGoneError
+from dlbridge.protocol import Span
 
 OPEN = """
 import dlbridge
@@ -104,7 +108,7 @@ def test_a_function_that_the_driver_has_not(fake):
         (4, DeviceError, "DEINITIALIZED.*exiting"),
         (201, DeviceError, "INVALID_CONTEXT.*reset the device"),
         (400, StreamGoneError, "INVALID_HANDLE.*destroyed"),
-        (700, DeviceError, "ILLEGAL_ADDRESS.*restart the process"),
+        (700, DeviceLost, "ILLEGAL_ADDRESS.*restart the process"),
         (801, ExchangeError, "NOT_SUPPORTED.*cannot do that"),
         (900, ExchangeError, "STREAM_CAPTURE_UNSUPPORTED.*capturing a CUDA graph"),
         (908, ExchangeError, "WRONG_THREAD.*capturing a CUDA graph"),
@@ -116,7 +120,7 @@ def test_codes_become_exceptions(fake, cuda, code, error, words):
     data = cuda.allocate(0, 64, 1, 1)
     fake.fail("cuMemsetD8Async", code)
     with pytest.raises(error, match=f"cuMemsetD8Async: .*{words}") as caught:
-        cuda.fill(0, data, 0, 64, 0, 1)
+        cuda.fill(Span(0, data, 0, 64), 0, 1)
     from dlbridge.kit.status import CaptureError
 
     assert type(caught.value) is (CaptureError if 900 <= code <= 908 else error)
@@ -140,15 +144,17 @@ def test_every_known_code_has_a_name(cuda):
 def test_a_bad_pointer(fake, cuda, address):
     """The driver refuses an address that is not device memory; later work is not disturbed."""
     for call in (
-        lambda: cuda.copy_from_host(0, address, 0, memoryview(b"x" * 64), 1),
-        lambda: cuda.copy_to_host(0, address, 0, memoryview(bytearray(64)), 1),
-        lambda: cuda.fill(0, address, 0, 64, 0, 1),
+        lambda: cuda.copy_from_host(Span(0, address, 0, 64), memoryview(b"x" * 64), 1),
+        lambda: cuda.copy_to_host(
+            Span(0, address, 0, len(bytearray(64))), memoryview(bytearray(64)), 1
+        ),
+        lambda: cuda.fill(Span(0, address, 0, 64), 0, 1),
     ):
         with pytest.raises(DeviceError, match="INVALID_VALUE"):
             call()
     with memory(cuda, b"still here") as data:
         into = bytearray(10)
-        cuda.copy_to_host(0, data, 0, memoryview(into), 1)
+        cuda.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), 1)
         cuda.synchronize(0, 1)
         assert into == b"still here"
 
@@ -159,3 +165,15 @@ def test_the_uuid_of_a_mig_device(fake):
     done = python(code, FAKE_CUDA_NAME="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     assert done.stdout.startswith("MIG-fafafafa"), done.stdout + done.stderr
     assert python(code).stdout.startswith("GPU-fafafafa")
+
+
+def test_the_identity_of_a_device(cuda):
+    """UUID and PCI address in the form that all backends share, and each its own."""
+    found = [bridge.device(f"cuda:{index}") for index in range(cuda.device_count())]
+    for device in found:
+        info = cuda.device_info(device.index)
+        assert info["uuid"].lower().endswith(device.uuid)
+        assert len(device.uuid) == 36
+        assert re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", device.pci)
+    assert len({device.uuid for device in found}) == len(found)
+    assert bridge.device("cuda:0").same_device("cuda_host") is bridge.device("cuda_host:0")

@@ -10,6 +10,7 @@ from cuda_support import memory, read, stream
 from gpu_peers import CYCLES, PEERS, N, Spin, check_gpu, load
 
 import dlbridge
+from dlbridge.protocol import Span
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +72,7 @@ def test_without_order_it_would_be_wrong(gpu, spin):
     """The kernel is slow enough: without a wait the reader is early."""
     with stream() as first, stream() as second, memory(gpu, b"o" * N) as data:
         spin(first, 100 * CYCLES)
-        gpu.fill(0, data, 0, N, ord("n"), first)
+        gpu.fill(Span(0, data, 0, N), ord("n"), first)
         assert read(gpu, data, N, second) == b"o" * N
         gpu.synchronize(0, first)
 
@@ -239,14 +240,31 @@ def test_pool_memory_has_no_context(gpu):
         assert driver.locate(data, 0) == ("device", 0, "")
 
 
-def test_a_destroyed_stream_is_told_apart(gpu):
-    """By its number or an error: the driver's documents leave open what happens (cuStreamGetId)."""
-    from dlbridge_cuda.driver import call, status
+def test_cupys_streams_may_die_before_our_memory(gpu):
+    """cupy destroys a stream with its object; the driver is not asked about it afterwards."""
+    cupy = PEERS["cupy"]().cupy
+    for blocking in (False, True):
+        for _ in range(100):
+            theirs = cupy.cuda.Stream(non_blocking=not blocking)
+            tensor = dlbridge.to_device(np.arange(N, dtype="f4"), "cuda:0")
+            with theirs:
+                array = cupy.from_dlpack(tensor)
+                doubled = array * 2
+            del theirs
+            del tensor, array
+            other = dlbridge.zeros(N, "float32", "cuda:0")
+            assert (cupy.asnumpy(doubled) == 2 * np.arange(N, dtype="f4")).all()
+            del other
 
-    with stream() as own:
-        number = int(call("cuStreamGetId", own))
-    code, found = status("cuStreamGetId", own)
-    assert code in (400, 709) or int(found) != number
+
+def test_work_on_a_cupy_stream_that_dies_first(gpu):
+    cupy = PEERS["cupy"]().cupy
+    for _ in range(100):
+        theirs = cupy.cuda.Stream(non_blocking=True)
+        with dlbridge.use_stream("cuda:0", theirs):
+            tensor = dlbridge.to_device(np.arange(N, dtype="f4"), "cuda:0")
+        del theirs
+        assert dlbridge.to_device(tensor, "cpu").tolist()[:3] == [0, 1, 2]
 
 
 def test_streams_can_be_asked_without_a_context(gpu):

@@ -9,6 +9,7 @@ from cuda_support import memory, python, slow, stream
 
 import dlbridge
 from dlbridge.errors import ExchangeError
+from dlbridge.protocol import Span
 
 
 def test_the_per_thread_stream_frees_after_every_threads_work(fake, cuda):
@@ -17,7 +18,7 @@ def test_the_per_thread_stream_frees_after_every_threads_work(fake, cuda):
 
     def work():
         slow(2)
-        cuda.fill(0, data, 0, 4096, 7, 2)
+        cuda.fill(Span(0, data, 0, 4096), 7, 2)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -39,8 +40,8 @@ def test_kinds_are_what_they_say(cuda, cuda_host, cuda_managed):
 def test_the_host_waits_for_managed_memory(cuda_managed):
     with stream() as busy, memory(cuda_managed, b"o" * 4096) as data:
         slow(busy)
-        cuda_managed.fill(0, data, 0, 4096, ord("n"), busy)
-        address = cuda_managed.host_view(0, data, 0, 4096, False, busy)
+        cuda_managed.fill(Span(0, data, 0, 4096), ord("n"), busy)
+        address = cuda_managed.host_view(Span(0, data, 0, 4096), False, busy)
         assert ctypes.string_at(address, 4096) == b"n" * 4096
 
 
@@ -65,7 +66,7 @@ def test_managed_tensors_are_read_when_they_are_done(cuda_managed, reader):
         with dlbridge.use_stream("cuda_managed", busy):
             slow(busy)
             on = access(tensor._memory)  # as the call of a kernel on it does
-            cuda_managed.fill(0, tensor.data_ptr(), 0, 4096, ord("n"), on)
+            cuda_managed.fill(Span(0, tensor.data_ptr(), 0, 4096), ord("n"), on)
         assert reader(tensor) == b"n" * 4096
 
 
@@ -74,7 +75,7 @@ def test_managed_memory_that_the_host_must_not_touch(fake, cuda_managed):
     with memory(cuda_managed, 64) as data:
         assert "concurrentManagedAccess is 0" in cuda_managed.host_view_refusal(0, data)
         with pytest.raises(ExchangeError, match="concurrentManagedAccess"):
-            cuda_managed.host_view(0, data, 0, 64, False, 1)
+            cuda_managed.host_view(Span(0, data, 0, 64), False, 1)
 
 
 @pytest.mark.parametrize("supported", [0, 1])
@@ -105,3 +106,56 @@ def test_a_rank_that_uses_gpu_1_makes_no_context_on_gpu_0(fake):
     print("active on 0:", int(call("cuDevicePrimaryCtxGetState", 0)[1]))
     """)
     assert "active on 0: 0" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("how", ["asarray(x)", "from_cuda_array_interface(x)"])
+def test_an_import_by_the_array_interface_makes_no_context_on_gpu_0(fake, how):
+    """In a thread without a context, the one of GPU 1 that somebody made answers."""
+    done = python(f"""
+    import threading, dlbridge
+    from dlbridge_cuda.driver import call
+    dlbridge.backend("cuda")
+    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1)))
+    address = int(call("cuMemAlloc", 4096))
+
+    class Array:
+        __cuda_array_interface__ = {{
+            "shape": (1024,), "typestr": "<f4", "data": (address, False), "version": 3, "stream": 1
+        }}
+
+    def work():
+        x = Array()
+        print("on", dlbridge.{how}.device)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    print("active on 0:", int(call("cuDevicePrimaryCtxGetState", 0)[1]))
+    """)
+    assert "on cuda:1\nactive on 0: 0" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_label_of_gpu_0_makes_no_context_there(fake):
+    """Of memory that is on GPU 1, where the only context is; and memory that there is not."""
+    done = python("""
+    import ctypes, threading, dlbridge
+    from dlbridge_cuda.driver import call
+    cuda = dlbridge.backend("cuda")
+    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1)))
+    address = int(call("cuMemAlloc", 4096))
+    host = ctypes.create_string_buffer(64)
+
+    def work():
+        assert cuda.import_data(0, address, "test") == (1, address)
+        try:
+            cuda.import_data(0, ctypes.addressof(host), "test")
+        except BufferError as exc:
+            print("refused:", exc)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    print("active on 0:", int(call("cuDevicePrimaryCtxGetState", 0)[1]))
+    """)
+    assert "refused: " in done.stdout, done.stdout + done.stderr
+    assert "active on 0: 0" in done.stdout

@@ -13,6 +13,7 @@ import dlbridge
 from dlbridge.errors import DeviceError, DeviceMemoryError
 from dlbridge.kit.staging import Plan, Stager
 from dlbridge.kit.tuning import CANDIDATES, DEFAULT, SAMPLE
+from dlbridge.protocol import Span
 
 CHUNK = 4096
 
@@ -66,9 +67,9 @@ def test_it_keeps_to_the_order_of_the_stream(stager, cuda):
     old, new = content(8 * CHUNK, 1), content(8 * CHUNK, 2)
     with memory(cuda, old.nbytes) as data, memory(cuda, old.nbytes) as copy, stream() as own:
         slow(own)
-        cuda.fill(0, data, 0, old.nbytes, 7, own)
+        cuda.fill(Span(0, data, 0, old.nbytes), 7, own)
         stager.to_device(data, new.ctypes.data, new.nbytes, own, plan())
-        cuda.copy(0, copy, 0, 0, data, 0, new.nbytes, own)
+        cuda.copy(Span(0, copy, 0, new.nbytes), Span(0, data, 0, new.nbytes), own)
         assert read(cuda, copy, new.nbytes, own) == new.tobytes()
 
 
@@ -117,7 +118,7 @@ def test_to_host_waits_for_earlier_work(stager, cuda):
     into = np.zeros(5 * CHUNK, "u1")
     with memory(cuda, b"o" * into.nbytes) as data, stream() as own:
         slow(own)
-        cuda.fill(0, data, 0, into.nbytes, ord("n"), own)
+        cuda.fill(Span(0, data, 0, into.nbytes), ord("n"), own)
         stager.to_host(into.ctypes.data, data, into.nbytes, own, plan())
         assert bytes(into) == b"n" * into.nbytes
 
@@ -310,8 +311,8 @@ def ways(monkeypatch):
 
 
 def both_ways(backend, data, host):
-    backend.copy_from_host(0, data, 0, memoryview(host), 1)
-    backend.copy_to_host(0, data, 0, memoryview(host), 1)
+    backend.copy_from_host(Span(0, data, 0, len(host)), memoryview(host), 1)
+    backend.copy_to_host(Span(0, data, 0, len(host)), memoryview(host), 1)
     backend.synchronize(0, 1)
 
 
@@ -402,19 +403,37 @@ def test_the_fastest_is_chosen(tuning, monkeypatch, to_host):
     assert all(candidate.threads <= len(os.sched_getaffinity(0)) for candidate in seen)
 
 
+@pytest.mark.parametrize("cores", [1, 3, 8, 64])
+def test_up_to_8_threads_are_tried(tuning, monkeypatch, cores):
+    """One thread is not enough for a GPU's bus; no more than the process has cores."""
+    tried = []
+
+    def timed(stager, candidate, *_):
+        tried.append(candidate.threads)
+        return 1.0
+
+    monkeypatch.setattr(tuning, "seconds", timed)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    tuning.measure(0, False)
+    assert max(tried) == {1: 1, 3: 2, 8: 8, 64: 8}[cores]
+
+
 def test_measuring_leaves_nothing_and_stalls_nobody(fake, tuning, cuda):
-    """cuMemFree may wait for all work of the process: memory of the pool, on an own stream."""
+    """Frees of plain and pinned memory may wait for all work of the process (seen on an H100).
+
+    So the memory is of the pool, on an own stream, and the pinned memory is kept for copies.
+    """
     cuda.synchronize(0, 1)
+    tuning.measure(0, True)  # leaves pinned memory
     live = fake.live()
-    stalling = [fake.calls(name) for name in ("cuMemAlloc", "cuMemFree", "cuCtxSynchronize")]
+    names = ("cuMemAlloc", "cuMemFree", "cuMemFreeHost", "cuMemHostUnregister", "cuCtxSynchronize")
+    stalling = [fake.calls(name) for name in names]
     with stream() as busy, gate(busy) as closed:
         for to_host in (False, True):
             assert tuning.measure(0, to_host) in CANDIDATES
         assert not closed.is_open
-    assert [fake.calls(name) for name in ("cuMemAlloc", "cuMemFree", "cuCtxSynchronize")] == [
-        *stalling[:2],
-        stalling[2] + 1,
-    ]  # the gate's own
+    calls = [fake.calls(name) for name in names]
+    assert calls == [*stalling[:-1], stalling[-1] + 1]  # the gate's own
     assert fake.live() == live
 
 
@@ -432,7 +451,7 @@ def test_a_measurement_lasts_until_the_copy_is_done(fake, tuning, cuda):
         stager.close()
 
 
-def test_only_large_copies_measure(tuning, monkeypatch):
+def test_only_large_copies_measure(tuning, monkeypatch, two_devices):
     asked = []
     monkeypatch.setattr(tuning, "measure", lambda *args: asked.append(args) or plan())
     assert tuning.plan(0, SAMPLE - 1, False) == DEFAULT
@@ -473,7 +492,8 @@ def test_others_do_not_wait_for_a_measurement(tuning, monkeypatch):
 @pytest.mark.parametrize(
     "function", ["cuMemAllocFromPoolAsync", "cuMemHostAlloc", "cuStreamCreate"]
 )
-def test_no_room_to_measure_in(fake, tuning, function):
+def test_no_room_to_measure_in(fake, tuning, function, monkeypatch):
+    monkeypatch.setattr(tuning, "_spare", {})
     live = fake.live()
     fake.fail(function, 2)
     assert tuning.plan(0, SAMPLE, False) == DEFAULT

@@ -9,6 +9,7 @@ import pytest
 from cuda_support import Gate, gate, memory, own_context, read, slow, stream
 
 import dlbridge
+from dlbridge.protocol import Span
 
 N = 1 << 16
 NEW, OLD = b"n" * N, b"o" * N
@@ -113,13 +114,13 @@ def test_the_per_thread_stream_of_another_thread(cuda):
 
         def produce():
             slow(2)
-            cuda.fill(0, source, 0, N, NEW[0], 2)
+            cuda.fill(Span(0, source, 0, N), NEW[0], 2)
 
         thread = threading.Thread(target=produce)
         thread.start()
         thread.join()
         cuda.wait(0, consumer, 2)
-        cuda.copy(0, copy, 0, 0, source, 0, N, consumer)
+        cuda.copy(Span(0, copy, 0, N), Span(0, source, 0, N), consumer)
         assert read(cuda, copy, N, consumer) == NEW
 
 

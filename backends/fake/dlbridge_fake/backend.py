@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import DeviceMemoryError, ExchangeError
-from dlbridge.protocol import API, NativeArray
+from dlbridge.protocol import NativeArray
 
 from .memory import DEVICE_NAMES
 from .shared import SharedMemory
@@ -19,6 +19,8 @@ from .strided import StridedCopies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from dlbridge.protocol import Span
 
 __all__ = ["Array", "Fake"]
 
@@ -39,7 +41,7 @@ class Fake(StridedCopies, SharedMemory):
     ``DLBRIDGE_FAKE_SHARED=1`` lets host and device use each other's memory.
     """
 
-    api = API
+    api = 1
     device_type = 12  # kDLExtDev
 
     def device_count(self) -> int:
@@ -48,35 +50,46 @@ class Fake(StridedCopies, SharedMemory):
 
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
         """A new handle; *alignment* has no meaning, as the handle is not an address."""
+        self.reopen(device_id)
         self.stream(device_id, stream)
         try:
             content = memoryview(bytearray(nbytes))
         except (MemoryError, OverflowError) as exc:
             raise DeviceMemoryError(f"ext_dev:{device_id}: no room for {nbytes} bytes") from exc
-        return self.add(device_id, content)
+        data = self.new_handle()
+        self.table[data] = device_id, content
+        return data
 
     def free(self, device_id: int, data: int, stream: int) -> None:
-        """Forget *data*; work that is still queued holds the bytes until it has run."""
+        """Forget *data*; work that is still queued holds the bytes until it has run.
+
+        The bytes of an import are the host's, whose owner takes them back after this: here
+        `free` waits for the work.
+        """
         # One step: of two threads that free the same handle, one finds it.
-        if self.table.pop(data, None) is None:  # a mistake of the caller, which a test must see
+        _, content = self.table.pop(data, (None, None))
+        if content is None:  # a mistake of the caller, which a test must see
             raise ExchangeError(f"{data:#x} is not memory of ext_dev; was it freed twice?")
+        if not isinstance(content.obj, bytearray):  # not made by `allocate`: an import
+            try:
+                self.finish(device_id, stream)
+            except BaseException:  # of a signal handler: nobody calls this again
+                self.finish(device_id, stream)
+                raise
 
-    def copy_from_host(
-        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
-    ) -> None:
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Enqueue a copy to the device."""
-        into = self.region(device_id, data, offset, source.nbytes, write=True)
-        self.move(self.stream(device_id, stream), into, source)
+        into = self.bytes_of(target, write=True)
+        self.move(self.stream(target.device_id, stream), into, source)
 
-    def copy_to_host(
-        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
-    ) -> None:
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
         """Enqueue a copy to the host."""
-        source = self.region(device_id, data, offset, into.nbytes)
-        self.move(self.stream(device_id, stream), into, source)
+        taken = self.bytes_of(source)
+        self.move(self.stream(source.device_id, stream), into, taken)
 
     def current_stream(self, device_id: int) -> int:
         """The stream of the ``with`` block that this thread is in, else 0."""
+        self.check_device(device_id)
         stream = Stream.current(device_id)
         return stream.handle if stream else 0
 
@@ -92,6 +105,7 @@ class Fake(StridedCopies, SharedMemory):
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """None, -1, a `Stream` of this device, or the handle of one."""
+        self.check_device(device_id)
         if stream is None:
             return 0
         if isinstance(stream, bool) or not isinstance(stream, (int, Stream)):
@@ -101,28 +115,16 @@ class Fake(StridedCopies, SharedMemory):
 
     # Optional: SupportsCopy, SupportsFill
 
-    def copy(
-        self,
-        device_id: int,
-        data: int,
-        offset: int,
-        source_device_id: int,
-        source: int,
-        source_offset: int,
-        nbytes: int,
-        stream: int,
-    ) -> None:
+    def copy(self, target: Span, source: Span, stream: int) -> None:
         """Enqueue a copy inside one device or from the other."""
-        into = self.region(device_id, data, offset, nbytes, write=True)
-        origin = self.region(source_device_id, source, source_offset, nbytes)
-        self.move(self.stream(device_id, stream), into, origin)
+        into, taken = self.bytes_of(target, write=True), self.bytes_of(source)
+        self.move(self.stream(target.device_id, stream), into, taken)
 
-    def fill(
-        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
-    ) -> None:
+    def fill(self, target: Span, value: int, stream: int) -> None:
         """Enqueue a fill."""
-        into = self.region(device_id, data, offset, nbytes, write=True)
-        self.move(self.stream(device_id, stream), into, memoryview(bytes([value]) * nbytes))
+        into = self.bytes_of(target, write=True)
+        content = memoryview(bytes([value]) * target.nbytes)
+        self.move(self.stream(target.device_id, stream), into, content)
 
     # Optional: SupportsNative, SupportsForeignData
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
+from typing import TYPE_CHECKING
 
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceLost, ExchangeError
 
 from .stream import Stream, by_handle
+
+if TYPE_CHECKING:
+    from dlbridge.protocol import Span
 
 __all__ = ["DEVICE_NAMES", "Memory"]
 
@@ -23,20 +28,54 @@ class Memory:
         # holds a lock, and would then wait for that lock for ever.
         self.table: dict[int, tuple[int, memoryview]] = {}  # data -> device_id, bytes
         # Not addresses: a program that reads at such an address crashes at once.
-        self.handles = itertools.count(0x5AFE_0000_0000_0001, 2)
+        # From a random number on: other backends of kDLExtDev use handles, too.
+        first = 0x5AFE_0000_0000_0001 + (random.getrandbits(32) << 8)
+        self.handles = itertools.count(first, 2)
+        self.lost_before: dict[int, int] = {}  # device_id -> the first handle that is not lost
+        self.lost: dict[int, bool] = {}  # device_id -> whether the loss has been reported
 
-    def add(self, device_id: int, content: memoryview) -> int:
-        """A new handle for *content*."""
-        data = next(self.handles)
-        self.table[data] = device_id, content
-        return data
+    def new_handle(self) -> int:
+        """A handle that is not in the table; who enters it there returns it in the next line.
 
-    def stream(self, device_id: int, handle: int) -> Stream:
-        """The stream; an error that names the device or the stream if it is not valid."""
+        A signal handler may raise an exception after any call. It would leave an
+        entry behind whose handle nobody has.
+        """
+        return next(self.handles)
+
+    def lose(self, device_id: int) -> None:
+        """Lose the device with all its memory, as if it had been removed (for tests).
+
+        `allocate` opens it again, once the loss has been reported.
+        """
+        self.lost_before[device_id] = next(self.handles)
+        self.lost[device_id] = False
+
+    def reopen(self, device_id: int) -> None:
+        """Use a lost device again, if its loss has been reported; else report it."""
+        if self.lost.get(device_id):
+            del self.lost[device_id]
+
+    def report_loss(self, device_id: int) -> None:
+        """DeviceLost, always."""
+        if device_id in self.lost:
+            self.lost[device_id] = True
+        raise DeviceLost(
+            f"ext_dev:{device_id} was lost, with all its memory; allocate new memory there, which "
+            "opens the device again"
+        )
+
+    def check_device(self, device_id: int) -> None:
+        """ExchangeError if there is no such device."""
         if not 0 <= device_id < len(DEVICE_NAMES):
             raise ExchangeError(
                 f"ext_dev:{device_id} is not a valid device; there are ext_dev:0 and ext_dev:1"
             )
+
+    def stream(self, device_id: int, handle: int) -> Stream:
+        """The stream; an error that names the device or the stream if it is not valid."""
+        self.check_device(device_id)
+        if device_id in self.lost:
+            self.report_loss(device_id)
         found = self.default_streams[device_id] if handle == 0 else by_handle.get(handle)
         if found is None or found.device_id != device_id:
             raise ValueError(
@@ -45,13 +84,20 @@ class Memory:
             )
         return found
 
-    def region(
-        self, device_id: int, data: int, offset: int, nbytes: int, write: bool = False
-    ) -> memoryview:
-        """The bytes; ExchangeError unless they lie in *data*, and may be written for *write*."""
+    def finish(self, device_id: int, handle: int) -> None:
+        """Wait for a stream in a destructor, which nothing may stop: a lost device, for example."""
+        stream = self.default_streams[device_id] if handle == 0 else by_handle.get(handle)
+        if stream is not None:
+            stream.finish()
+
+    def bytes_of(self, span: Span, write: bool = False) -> memoryview:
+        """The bytes; ExchangeError unless they exist, and may be written for *write*."""
+        device_id, data, offset, nbytes = span
         owner, content = self.table.get(data, (None, memoryview(b"")))
         if owner != device_id:
             raise ExchangeError(f"{data:#x} is not memory of ext_dev:{device_id}")
+        if data < self.lost_before.get(device_id, 0):
+            self.report_loss(device_id)
         if not 0 <= offset <= len(content) - nbytes:
             raise ExchangeError(
                 f"{nbytes} bytes at offset {offset} reach outside the {len(content)} of {data:#x}"

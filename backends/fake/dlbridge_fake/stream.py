@@ -71,6 +71,15 @@ class Stream:
         self.enqueue(done.set)
         done.wait()
 
+    def finish(self) -> None:
+        """As `synchronize`, for a destructor: at once where a wait would never end.
+
+        That is a forked child, and any thread that does the work of a stream. A destructor
+        may run there, and the work that it would wait for may be waiting for this thread.
+        """
+        if self._forks == _forks and not getattr(_current, "is_worker", False):
+            self.synchronize()
+
     def wait(self, on: Stream) -> None:
         """Make later work here wait for the work now on *on*, without blocking the host."""
         if on is not self:
@@ -115,6 +124,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _run(queue: Queue, delay: float) -> None:
+    _current.is_worker = True
     while (work := queue.get()) is not None:
         time.sleep(delay)
         work()

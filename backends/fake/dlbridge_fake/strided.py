@@ -8,90 +8,66 @@ from typing import TYPE_CHECKING
 from .memory import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from dlbridge.protocol import Region, Span
 
 __all__ = ["StridedCopies"]
 
 
 class StridedCopies(Memory):
-    """Each call checks both regions as a whole, then enqueues the copy run by run."""
+    """Each call checks both spans as a whole, then enqueues the copy run by run."""
 
     max_strided_ndim = 2
 
     def copy_strided(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
-        source: int,
-        source_offset: int,
-        source_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        target: Span,
+        target_region: Region,
+        source: Span,
+        source_region: Region,
         stream: int,
     ) -> None:
         """Enqueue a strided copy inside one device."""
-        into = self.region(device_id, data, offset, _span(shape, strides, run_nbytes), write=True)
-        nbytes = _span(shape, source_strides, run_nbytes)
-        origin = self.region(device_id, source, source_offset, nbytes)
-        work = _runs(into, strides, origin, source_strides, shape, run_nbytes)
-        self.stream(device_id, stream).enqueue(work)
+        into, taken = self.bytes_of(target, write=True), self.bytes_of(source)
+        work = _runs(into, target_region, taken, source_region)
+        self.stream(target.device_id, stream).enqueue(work)
 
     def copy_strided_from_host(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
+        target: Span,
+        target_region: Region,
         source: memoryview,
-        source_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        source_region: Region,
         stream: int,
     ) -> None:
         """Enqueue a strided copy from the host."""
-        into = self.region(device_id, data, offset, _span(shape, strides, run_nbytes), write=True)
-        work = _runs(into, strides, source, source_strides, shape, run_nbytes)
-        self.stream(device_id, stream).enqueue(work)
+        work = _runs(self.bytes_of(target, write=True), target_region, source, source_region)
+        self.stream(target.device_id, stream).enqueue(work)
 
     def copy_strided_to_host(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
+        source: Span,
+        source_region: Region,
         into: memoryview,
-        into_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        into_region: Region,
         stream: int,
     ) -> None:
         """Enqueue a strided copy to the host."""
-        origin = self.region(device_id, data, offset, _span(shape, strides, run_nbytes))
-        work = _runs(into, into_strides, origin, strides, shape, run_nbytes)
-        self.stream(device_id, stream).enqueue(work)
-
-
-def _span(shape: Sequence[int], strides: Sequence[int], run_nbytes: int) -> int:
-    """Bytes from the first to the last of a region."""
-    return sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + run_nbytes
+        work = _runs(into, into_region, self.bytes_of(source), source_region)
+        self.stream(source.device_id, stream).enqueue(work)
 
 
 def _runs(
-    into: memoryview,
-    into_strides: Sequence[int],
-    source: memoryview,
-    source_strides: Sequence[int],
-    shape: Sequence[int],
-    run_nbytes: int,
+    into: memoryview, into_region: Region, source: memoryview, source_region: Region
 ) -> Callable[[], None]:
     """The work of copying a region."""
+    shape, strides, run_nbytes = into_region
 
     def work() -> None:
         for index in itertools.product(*map(range, shape)):
-            to = sum(map(int.__mul__, index, into_strides))
-            at = sum(map(int.__mul__, index, source_strides))
+            to = sum(map(int.__mul__, index, strides))
+            at = sum(map(int.__mul__, index, source_region.strides))
             into[to : to + run_nbytes] = source[at : at + run_nbytes]
 
     return work

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from dlbridge_fake import Fake, Stream
+from dlbridge_fake.stream import by_handle
 
+from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
 
 NEW = memoryview(b"new!")
@@ -40,7 +44,7 @@ def gate():
 
 def read(fake, data, stream):
     into = bytearray(4)
-    fake.copy_to_host(0, data, 0, memoryview(into), stream.handle)
+    fake.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), stream.handle)
     fake.synchronize(0, stream.handle)
     return bytes(into)
 
@@ -48,8 +52,8 @@ def read(fake, data, stream):
 def test_reading_without_synchronize_shows_stale_data(fake, data, gate):
     into, stream = bytearray(b"old!"), Stream()
     stream.enqueue(gate.wait)
-    fake.copy_from_host(0, data, 0, NEW, stream.handle)
-    fake.copy_to_host(0, data, 0, memoryview(into), stream.handle)
+    fake.copy_from_host(Span(0, data, 0, len(NEW)), NEW, stream.handle)
+    fake.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), stream.handle)
     assert into == b"old!"
     gate.set()
     fake.synchronize(0, stream.handle)
@@ -59,7 +63,7 @@ def test_reading_without_synchronize_shows_stale_data(fake, data, gate):
 def test_a_missing_wait_between_streams_shows_stale_data(fake, data, gate):
     first, second = Stream(), Stream()
     first.enqueue(gate.wait)
-    fake.copy_from_host(0, data, 0, NEW, first.handle)
+    fake.copy_from_host(Span(0, data, 0, len(NEW)), NEW, first.handle)
     assert read(fake, data, second) == bytes(4)
     gate.set()
     fake.synchronize(0, first.handle)
@@ -69,9 +73,9 @@ def test_a_missing_wait_between_streams_shows_stale_data(fake, data, gate):
 def test_wait_is_all_it_takes(fake, data, gate):
     first, second, into = Stream(), Stream(), bytearray(4)
     first.enqueue(gate.wait)
-    fake.copy_from_host(0, data, 0, NEW, first.handle)
+    fake.copy_from_host(Span(0, data, 0, len(NEW)), NEW, first.handle)
     fake.wait(0, second.handle, first.handle)  # and does not block the host
-    fake.copy_to_host(0, data, 0, memoryview(into), second.handle)
+    fake.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), second.handle)
     assert into == bytes(4)
     gate.set()
     fake.synchronize(0, second.handle)
@@ -81,10 +85,97 @@ def test_wait_is_all_it_takes(fake, data, gate):
 def test_a_source_that_changes_too_early_shows(fake, data, gate):
     source, stream = bytearray(b"good"), Stream()
     stream.enqueue(gate.wait)
-    fake.copy_from_host(0, data, 0, memoryview(source), stream.handle)
+    fake.copy_from_host(Span(0, data, 0, len(source)), memoryview(source), stream.handle)
     source[:] = b"gone"  # the contract: it may be read until synchronize
     gate.set()
     assert read(fake, data, stream) == b"gone"
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A device whose work is done late, and that uses host memory."""
+    monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "1000")
+    monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
+    return Fake()
+
+
+@pytest.fixture
+def pages():
+    """Address and bytes of a page of the host."""
+    pages = mmap.mmap(-1, mmap.PAGESIZE)
+    pin = ctypes.c_char.from_buffer(pages)
+    yield ctypes.addressof(pin), pages
+    del pin
+    pages.close()
+
+
+def test_free_of_host_memory_waits_for_its_work(shared, pages, gate):
+    address, content = pages
+    stream, log = Stream(), []
+    imported, _ = shared.import_host(0, address, 4, False)
+    stream.enqueue(gate.wait)
+    shared.copy_from_host(Span(0, imported, 0, 4), NEW, stream.handle)
+
+    def free():
+        shared.free(0, imported, stream.handle)
+        log.append(content[:4])
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    thread.join(0.05)  # a free that does not wait is over by then
+    gate.set()
+    thread.join(60)
+    assert log == [b"new!"]
+
+
+def test_free_of_other_memory_does_not_wait(shared, gate):
+    """Else this test would not end: nothing opens the gate."""
+    stream = Stream()
+    data = shared.allocate(0, 4, 1, stream.handle)
+    stream.enqueue(gate.wait)
+    shared.copy_from_host(Span(0, data, 0, 4), NEW, stream.handle)
+    thread = threading.Thread(target=shared.free, args=(0, data, stream.handle), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert shared.live_allocations() == 0
+
+
+def test_free_in_the_thread_of_a_stream_does_not_wait_for_itself(shared, pages):
+    """A garbage collection there may free the memory of any tensor."""
+    stream = Stream()
+    imported, _ = shared.import_host(0, pages[0], 4, False)
+    done = threading.Event()
+    stream.enqueue(lambda: shared.free(0, imported, stream.handle))
+    stream.enqueue(done.set)
+    assert done.wait(60)
+    assert shared.live_allocations() == 0
+
+
+def test_free_in_a_forked_child_does_not_wait(shared, pages, monkeypatch):
+    """The threads do not exist there."""
+    imported, _ = shared.import_host(0, pages[0], 4, False)
+    monkeypatch.setattr("dlbridge_fake.stream._forks", 1000)
+    shared.free(0, imported, 0)
+    assert shared.live_allocations() == 0
+
+
+def test_free_waits_after_an_exception_of_a_signal_handler(shared, pages, monkeypatch):
+    address, content = pages
+    imported, _ = shared.import_host(0, address, 4, False)
+    finish, calls = shared.finish, []
+
+    def interrupted(*where):
+        calls.append(where)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        finish(*where)
+
+    monkeypatch.setattr(shared, "finish", interrupted)
+    shared.copy_from_host(Span(0, imported, 0, 4), NEW, 0)
+    with pytest.raises(KeyboardInterrupt):
+        shared.free(0, imported, 0)
+    assert content[:4] == b"new!"
 
 
 def test_threads_end_with_their_streams(monkeypatch):
@@ -101,7 +192,7 @@ def test_threads_end_with_their_streams(monkeypatch):
 
 EXIT = """
 import numpy as np
-import dlbridge
+import dlbridge, dlbridge.protocol
 from dlbridge_fake import Stream
 
 tensor = dlbridge.to_device(np.ones(1000), "ext_dev:0")
@@ -109,7 +200,8 @@ capsule = tensor.__dlpack__()
 taken = dlbridge.from_dlpack(tensor.__dlpack__(max_version=(1, 3)))
 stream = Stream()
 for _ in range(1000):
-    dlbridge.backend("ext_dev").fill(0, tensor._memory.data, 0, 10, 1, stream.handle)
+    span = dlbridge.protocol.Span(0, tensor._memory.data, 0, 10)
+    dlbridge.backend("ext_dev").fill(span, 1, stream.handle)
 """
 
 
@@ -133,7 +225,13 @@ def test_with_block_makes_a_stream_current(fake):
 
 
 @pytest.mark.parametrize(
-    "environment", [{"DLBRIDGE_FAKE_SHARED": "1"}, {"DLBRIDGE_FAKE_DELAY_US": "100"}], ids=repr
+    "environment",
+    [
+        {"DLBRIDGE_FAKE_SHARED": "1"},
+        {"DLBRIDGE_FAKE_DELAY_US": "100"},
+        {"DLBRIDGE_FAKE_SHARED": "1", "DLBRIDGE_FAKE_DELAY_US": "100"},
+    ],
+    ids=repr,
 )
 def test_conformance_of_the_other_kinds(environment):
     """In a process of its own: the backend reads its environment when it is loaded."""
@@ -158,12 +256,19 @@ class TestTwoStreams(BackendTests):
     def make_stream(self, backend, device_id):
         return Stream(device_id)
 
+    def make_current(self, backend, device_id, stream):
+        return stream
+
     def slow_work(self, backend, device_id, stream):
-        data = backend.allocate(device_id, 1, 1, stream)
+        done = threading.Event()
+        queue = by_handle[stream] if stream else backend.default_streams[device_id]
         for _ in range(25):  # 50 ms
-            backend.fill(device_id, data, 0, 1, 0, stream)
-        backend.free(device_id, data, stream)
-        return data
+            queue.enqueue(int)
+        queue.enqueue(done.set)
+        return done
+
+    def is_done(self, backend, device_id, stream, work):
+        return work.is_set()
 
 
 FORK = """

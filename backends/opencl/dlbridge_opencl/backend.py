@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 
-from dlbridge.protocol import API
-
 from . import (
     copies,
     demo,
@@ -31,7 +29,7 @@ class OpenCL:
     BackendUnavailable if no driver has a device.
     """
 
-    api = API
+    api = 1
     device_type = 4  # kDLOpenCL
     host_copies_block = True
 
@@ -45,6 +43,10 @@ class OpenCL:
     copy_from_host = staticmethod(copies.copy_from_host)
     copy_to_host = staticmethod(copies.copy_to_host)
     current_stream = staticmethod(queues.current_stream)
+
+    # SupportsAllocateFromHost
+    allocate_from_host_limit = staticmethod(memory.allocate_from_host_limit)
+    allocate_from_host = staticmethod(memory.allocate_from_host)
 
     # SupportsStreams
     synchronize = staticmethod(queues.synchronize)
@@ -75,6 +77,9 @@ class OpenCL:
     # SupportsDeviceNames, SupportsDeviceInfo
     find_device = staticmethod(devices.find_device)
     device_info = staticmethod(devices.device_info)
+
+    # SupportsTrim
+    trim = staticmethod(memory.trim)
 
     # SupportsDemo
     box_blur = staticmethod(demo.box_blur)

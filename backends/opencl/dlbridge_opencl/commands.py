@@ -8,14 +8,42 @@ import pyopencl as cl
 
 from dlbridge.errors import ExchangeError
 
-from . import devices, memory, queues, sharing
+from . import devices, forking, memory, queues, sharing
 from .driver import Call
 from .errors import translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["run"]
+    from dlbridge.protocol import Span
+
+    from .memory import Owned
+    from .queues import Ours
+
+__all__ = ["plain", "run"]
+
+
+def plain(span: Span, stream: int) -> tuple[Ours, Owned] | None:
+    """The queue and the buffer for a command on *span* that needs nothing beside itself.
+
+    So it is where both were made here, for one context, no user has the buffer, and the
+    driver takes calls of several threads. None otherwise, and for bytes that are not there:
+    `run` and `memory.buffer_of` then do what is needed, or say what is wrong.
+    """
+    device_id, data, offset, nbytes = span
+    owned, ours = memory.OWNED.get(data), queues.OURS.get(stream)
+    if (
+        owned is None
+        or ours is None
+        or owned.context is not ours.context
+        or ours.device_id != device_id
+        or not 0 <= offset <= owned.nbytes - nbytes
+        or data in sharing.QUEUES
+        or not ours.device.thread_safe
+        or forking.forked
+    ):
+        return None
+    return ours, owned
 
 
 def run(

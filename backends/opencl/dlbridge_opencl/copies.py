@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import pyopencl as cl
 
+from dlbridge.protocol import Span
+
 from . import devices, staging
-from .commands import run
+from .commands import plain, run
+from .driver import call, read_buffer, write_buffer
 from .memory import buffer_of
 from .queues import synchronize
 from .views import mapped
@@ -23,12 +26,19 @@ CHUNK = 16 << 20
 copy of mapped memory."""
 
 
-def copy_from_host(device_id: int, data: int, offset: int, source: memoryview, stream: int) -> None:
-    """Copy the bytes of *source* to *data*; *source* is not needed after the return."""
-    buffer = buffer_of(data, offset, source.nbytes)
+def copy_from_host(target: Span, source: memoryview, stream: int) -> None:
+    """Copy the bytes of *source* to *target*; *source* is not needed after the return."""
+    device_id, data, offset, nbytes = target
+    found = plain(target, stream)
+    if found is not None and (nbytes <= staging.THRESHOLD or not staging.is_worth_it(device_id)):
+        ours, owned = found
+        doing = "copying from the host"
+        call(doing, write_buffer, ours.queue, owned.buffer, source, offset, None, True)
+        return
+    buffer = buffer_of(data, offset, nbytes)
 
     def enqueue(queue: cl.CommandQueue) -> None:
-        if source.nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
+        if nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
             staging.upload(device_id, queue, buffer, offset, source)
         else:
             cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=True)
@@ -36,12 +46,19 @@ def copy_from_host(device_id: int, data: int, offset: int, source: memoryview, s
     run(device_id, stream, "copying from the host", (buffer,), enqueue, blocks=True)
 
 
-def copy_to_host(device_id: int, data: int, offset: int, into: memoryview, stream: int) -> None:
+def copy_to_host(source: Span, into: memoryview, stream: int) -> None:
     """Copy to the host; done on return."""
-    buffer = buffer_of(data, offset, into.nbytes)
+    device_id, data, offset, nbytes = source
+    found = plain(source, stream)
+    if found is not None and (nbytes <= staging.THRESHOLD or not staging.is_worth_it(device_id)):
+        ours, owned = found
+        doing = "copying to the host"
+        call(doing, read_buffer, ours.queue, owned.buffer, into, offset, None, True)
+        return
+    buffer = buffer_of(data, offset, nbytes)
 
     def enqueue(queue: cl.CommandQueue) -> None:
-        if into.nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
+        if nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
             staging.download(device_id, queue, buffer, offset, into)
         else:
             cl.enqueue_copy(queue, into, buffer, src_offset=offset, is_blocking=True)
@@ -49,8 +66,9 @@ def copy_to_host(device_id: int, data: int, offset: int, into: memoryview, strea
     run(device_id, stream, "copying to the host", (buffer,), enqueue, blocks=True)
 
 
-def fill(device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int) -> None:
+def fill(target: Span, value: int, stream: int) -> None:
     """Enqueue a fill with one byte value."""
+    device_id, data, offset, nbytes = target
     buffer = buffer_of(data, offset, nbytes)
 
     def enqueue(queue: cl.CommandQueue) -> None:
@@ -59,63 +77,46 @@ def fill(device_id: int, data: int, offset: int, nbytes: int, value: int, stream
     run(device_id, stream, "filling", (buffer,), enqueue)
 
 
-def copy(
-    device_id: int,
-    data: int,
-    offset: int,
-    source_device_id: int,
-    source: int,
-    source_offset: int,
-    nbytes: int,
-    stream: int,
-) -> None:
+def copy(target: Span, source: Span, stream: int) -> None:
     """Enqueue a copy inside a context, or do one between contexts through the host."""
-    target, origin = buffer_of(data, offset, nbytes), buffer_of(source, source_offset, nbytes)
-    if target.context == origin.context:
+    device_id, data, offset, nbytes = target
+    devices.device(source.device_id)  # an error if there is none; `run` looks for the other
+    into, origin = buffer_of(data, offset, nbytes), buffer_of(source.data, source.offset, nbytes)
+    if into.context == origin.context:
 
         def enqueue(queue: cl.CommandQueue) -> None:
             cl.enqueue_copy(
                 queue,
-                target,
+                into,
                 origin,
                 byte_count=nbytes,
-                src_offset=source_offset,
+                src_offset=source.offset,
                 dst_offset=offset,
             )
 
-        run(device_id, stream, "copying on the device", (target, origin), enqueue)
+        run(device_id, stream, "copying on the device", (into, origin), enqueue)
         return
     synchronize(device_id, stream)  # the core has ordered the source's work before it
-    if devices.device(source_device_id).shares_memory:
-        _from_mapped(
-            device_id, target, offset, source_device_id, origin, source_offset, nbytes, stream
-        )
+
+    def copy_part(start: int, part: memoryview) -> None:
+        span = Span(device_id, data, offset + start, part.nbytes)
+        copy_from_host(span, part, stream)
+
+    if devices.device(source.device_id).shares_memory:
+        for start in range(0, nbytes, CHUNK):
+            size = min(CHUNK, nbytes - start)
+            with mapped(source.device_id, origin, source.offset + start, size) as part:
+                copy_part(start, part)
         return
 
     def read(reading: cl.CommandQueue) -> None:
         staging.read(
-            source_device_id,
+            source.device_id,
             reading,
             origin,
-            source_offset,
+            source.offset,
             nbytes,
-            lambda start, part: copy_from_host(device_id, data, offset + start, part.data, stream),
+            lambda start, part: copy_part(start, part.data),
         )
 
-    run(source_device_id, 0, "copying between contexts", (origin,), read, blocks=True)
-
-
-def _from_mapped(
-    device_id: int,
-    target: cl.MemoryObject,
-    offset: int,
-    source_device_id: int,
-    origin: cl.MemoryObject,
-    source_offset: int,
-    nbytes: int,
-    stream: int,
-) -> None:
-    for start in range(0, nbytes, CHUNK):
-        size = min(CHUNK, nbytes - start)
-        with mapped(source_device_id, origin, source_offset + start, size) as part:
-            copy_from_host(device_id, target.int_ptr, offset + start, part, stream)
+    run(source.device_id, 0, "copying between contexts", (origin,), read, blocks=True)

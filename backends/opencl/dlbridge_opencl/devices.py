@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 import pyopencl as cl
 
 from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.kit.limits import pool_limit
 
 from . import forking
 from .errors import translated
 from .forking import inherited, opening
+from .identity import identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
 __all__ = [
+    "CONTEXTS",
     "Device",
     "context",
     "contexts",
@@ -42,9 +45,14 @@ SIMULATORS = ("Oclgrind",)
 """Platforms that are numbered last: correct, thousands of times slower, and crash
 if two threads call them at once."""
 
+IDLE_PART = 4
+"""Unused buffers may occupy one part in so many of the device's memory, unless the user says
+less or more."""
+
 _lock = threading.RLock()
 _devices: list[Device] = inherited([])
-_contexts: dict[int, cl.Context] = inherited({})
+CONTEXTS: dict[int, cl.Context] = inherited({})
+"""device_id -> its context, once there is one: see `context`."""
 _one_at_a_time = threading.RLock()
 _no_lock = nullcontext()
 
@@ -66,13 +74,20 @@ class Device:
     """Whether two threads may be in the driver at once."""
     shares_memory: bool
     """CL_DEVICE_HOST_UNIFIED_MEMORY: the host reaches its memory without a copy."""
+    pool_limit: int
+    """Bytes of unused buffers that are kept."""
 
     lock: AbstractContextManager[object] = field(init=False, compare=False)
     """The lock to hold during a call of the driver (`driver.Call`)."""
+    copies_at_once: bool = field(init=False)
+    """Whether its driver copies content that a buffer is made with in the caller's thread, as
+    those of CPUs do."""
 
     def __post_init__(self) -> None:
         lock = _no_lock if self.thread_safe else _one_at_a_time
         object.__setattr__(self, "lock", lock)
+        at_once = self.is_cpu and self.shares_memory and self.thread_safe
+        object.__setattr__(self, "copies_at_once", at_once)
 
 
 def device_count() -> int:
@@ -103,22 +118,22 @@ def context(device_id: int) -> cl.Context:
     """The context in which the device's memory is made: the user's, or one made here."""
     if forking.forked:  # read here: a call at each step would cost more than the step
         forking.refuse()
-    found = _contexts.get(device_id)
+    found = CONTEXTS.get(device_id)
     if found is not None:
         return found
     chosen = device(device_id)
     with _lock:
-        if device_id not in _contexts:
+        if device_id not in CONTEXTS:
             try:
-                _contexts[device_id] = cl.Context([chosen.handle])
+                CONTEXTS[device_id] = cl.Context([chosen.handle])
             except cl.Error as exc:
                 raise translated(exc, f"making a context on {chosen.name}") from exc
-        return _contexts[device_id]
+        return CONTEXTS[device_id]
 
 
 def contexts() -> set[int]:
     """The handles of the contexts in which memory is made."""
-    return {found.int_ptr for found in list(_contexts.values())}
+    return {found.int_ptr for found in list(CONTEXTS.values())}
 
 
 def use_context(context: cl.Context) -> None:
@@ -154,7 +169,7 @@ def use_context(context: cl.Context) -> None:
     if not found:
         raise ExchangeError(f"{context!r} has no device that clGetDeviceIDs lists")
     with _lock:
-        _contexts.update(dict.fromkeys(found, context))
+        CONTEXTS.update(dict.fromkeys(found, context))
 
 
 def find_device(name: str) -> int:
@@ -185,6 +200,7 @@ def device_info(device_id: int) -> Mapping[str, object]:
         "compute_units": chosen.handle.max_compute_units,
         "max_work_group_size": chosen.handle.max_work_group_size,
         "svm": _svm(chosen.handle),
+        **identity(chosen.handle),
     }
     if chosen.platform in SIMULATORS:
         info["advice"] = f"a simulator, correct but slow; {INSTALL.partition(';')[0]}"
@@ -240,6 +256,7 @@ def _describe(handle: cl.Device, platform: str) -> Device:
         is_cpu=bool(handle.type & cl.device_type.CPU),
         thread_safe=platform not in SIMULATORS,
         shares_memory=bool(handle.host_unified_memory),
+        pool_limit=pool_limit(handle.global_mem_size // IDLE_PART),
     )
 
 

@@ -13,13 +13,36 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyopencl as cl
+from pyopencl import _cl
 
 from dlbridge.errors import DeviceError
 
-__all__ = ["Call", "keep_to_this_thread"]
+from .errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Call", "call", "keep_to_this_thread", "read_buffer", "write_buffer"]
+
+
+def _read(queue: Any, buffer: Any, into: Any, offset: int, _: None, blocks: bool) -> object:
+    return cl.enqueue_copy(queue, into, buffer, src_offset=offset, is_blocking=blocks)
+
+
+def _write(queue: Any, buffer: Any, source: Any, offset: int, _: None, blocks: bool) -> object:
+    return cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=blocks)
+
+
+# What enqueue_copy calls when it has looked at its arguments, which takes as long again. Both
+# are called with queue, buffer, host memory, offset, None, and whether to block.
+read_buffer: Callable[..., object] = getattr(_cl, "_enqueue_read_buffer", _read)
+write_buffer: Callable[..., object] = getattr(_cl, "_enqueue_write_buffer", _write)
 
 # Single operations on a dict are atomic, so a finalizer may run between any two.
-_calls: dict[Call, int] = {}  # call -> thread
+_calls: dict[object, int] = {}  # call -> thread
 _last_thread: list[int] = []  # the thread that ends the process, once it does
 
 
@@ -39,10 +62,31 @@ class Call:
         _calls[self] = thread
         if _last_thread and thread not in _last_thread:
             _calls.pop(self, None)
-            raise DeviceError("opencl: the process is ending; join your threads before that")
+            _refuse()
 
     def __exit__(self, *exc: object) -> None:
         _calls.pop(self, None)
+
+
+def call(doing: str, function: Callable[..., object], *arguments: object) -> None:
+    """Call *function* as in ``with Call()``, for drivers that several threads may call at once.
+
+    An error of OpenCL is translated; *doing* names the call in it.
+    """
+    key, thread = object(), threading.get_ident()
+    _calls[key] = thread
+    try:
+        if _last_thread and thread not in _last_thread:
+            _refuse()
+        function(*arguments)
+    except cl.Error as exc:
+        raise translated(exc, doing) from exc
+    finally:
+        _calls.pop(key, None)
+
+
+def _refuse() -> NoReturn:
+    raise DeviceError("opencl: the process is ending; join your threads before that")
 
 
 def keep_to_this_thread(deadline: float) -> None:

@@ -14,7 +14,7 @@ import pyopencl as cl
 
 from . import devices, queues, sharing
 from .driver import keep_to_this_thread
-from .forking import in_child
+from .forking import in_child, keep
 
 __all__ = ["end"]
 
@@ -25,27 +25,35 @@ PATIENCE = 10.0
 def end() -> None:
     """Refuse calls of other threads, and wait for the work on all known queues.
 
+    Some work may never end. Then nothing here is released: a driver may wait for
+    the work on a queue, or on a buffer, when it goes.
+
     Not in a forked child: the queues belong to its parent.
     """
     if in_child():
         return
     deadline = time.monotonic() + PATIENCE
     keep_to_this_thread(deadline)
-    for queue in {*queues.known(), *sharing.all_queues()}:
-        _empty(queue, deadline)
+    empty = [_empty(queue, deadline) for queue in {*queues.known(), *sharing.all_queues()}]
+    if not all(empty):
+        keep()
 
 
-def _empty(queue: cl.CommandQueue, deadline: float) -> None:
-    """Wait for *queue*, but not by ``finish()``: that may wait for ever (a kernel that hangs)."""
+def _empty(queue: cl.CommandQueue, deadline: float) -> bool:
+    """Wait for *queue*; whether its work has ended.
+
+    Not by ``finish()``: that may wait for ever (a kernel that hangs).
+    """
     device_id = devices.find(queue.device)
     if device_id is None or not devices.device(device_id).thread_safe:
-        return  # Oclgrind works in the threads of its callers only
+        return True  # Oclgrind works in the threads of its callers only
     try:
         event = cl.enqueue_marker(queue)
         queue.flush()
         while event.command_execution_status > cl.command_execution_status.COMPLETE:
             if time.monotonic() > deadline:
-                return
+                return False
             time.sleep(0.0001)
     except cl.Error:  # a device that was lost has no work left
-        return
+        pass
+    return True

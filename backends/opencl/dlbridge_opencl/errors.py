@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyopencl as cl
 
-from dlbridge.errors import DeviceError, DeviceMemoryError, Error, ExchangeError
+from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, Error, ExchangeError
 
 __all__ = ["no_room", "translated"]
 
@@ -56,7 +56,8 @@ def translated(exc: cl.Error, doing: str, *, allocating: bool = False) -> Error:
     if code in IMPOSSIBLE:
         return ExchangeError(f"{text}: {IMPOSSIBLE[code]}")
     if code in LOST:
-        return DeviceError(
+        kind = DeviceLost if code == _code.DEVICE_NOT_AVAILABLE else DeviceError
+        return kind(
             f"{text}: {LOST[code]}. If a kernel crashed before, its context is lost: "
             "drop the tensors in it and call dlbridge_opencl.use_context with a new one"
         )

@@ -12,6 +12,7 @@ from dlbridge.errors import ExchangeError
 
 from . import devices
 from .handles import is_object, word_at
+from .memory import is_kept
 
 __all__ = ["device_of", "import_data"]
 
@@ -21,6 +22,7 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
 
     The foreign *device_id* is ignored: every library numbers devices in its own
     way. OpenCL is called only for an object that `handles.is_object` recognises.
+    A buffer that was freed here and is kept for the next tensor is refused.
     """
     if is_object(data):
         handle = data
@@ -32,6 +34,11 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
                 "descriptor of a driver in use here; export the cl_mem itself"
             )
         handle = first_word
+    if is_kept(handle):
+        raise ExchangeError(
+            f"opencl: data {data:#x} from {module} is memory of dlbridge that was freed: keep the "
+            "tensor, or its capsule, as long as its memory is used"
+        )
     try:
         buffer = cl.MemoryObject.from_int_ptr(handle, True)
     except cl.Error as exc:  # a queue, a context ...

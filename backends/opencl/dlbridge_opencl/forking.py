@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 from dlbridge.errors import DeviceError
 
-__all__ = ["forked", "in_child", "inherited", "opening", "refuse"]
+__all__ = ["forked", "in_child", "inherited", "keep", "opening", "refuse"]
 
 _Container = TypeVar("_Container")
 
@@ -48,13 +48,18 @@ def inherited(container: _Container) -> _Container:
     return container
 
 
+def keep() -> None:
+    """Never release what is in the registered containers, nor when the process ends."""
+    for container in _containers:
+        # A deliberate extra reference: interpreters that end clear their modules.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(container))
+
+
 def _after_fork() -> None:
     global forked
     if _opened:
         forked = True
-        for container in _containers:
-            # A deliberate extra reference: interpreters that end clear their modules.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(container))
+        keep()
 
 
 if hasattr(os, "register_at_fork"):

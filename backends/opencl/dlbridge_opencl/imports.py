@@ -52,12 +52,15 @@ def _refusal(device_id: int, address: int, nbytes: int, *, readonly: bool) -> st
     if address % alignment:
         return (
             f"its address {address:#x} is not a multiple of {alignment} bytes, which kernels on "
-            f"{chosen.name} may rely on"
+            f"{chosen.name} may rely on; memory of dlbridge.empty(shape, dtype, "
+            f"alignment={alignment}).numpy() needs no copy"
         )
     if not chosen.is_cpu and nbytes % GPU_GRANULARITY:
         return f"its size is not a multiple of {GPU_GRANULARITY} bytes, as {chosen.name} needs"
     if not chosen.is_cpu and readonly:
-        return f"it is read-only, and the driver of a GPU as {chosen.name} pins pages for writing"
+        return (
+            f"it is read-only, and the driver of a GPU as {chosen.name} may pin pages for writing"
+        )
     trouble = why_not_one_memory(device_id)
     if not trouble:
         return ""
@@ -76,6 +79,7 @@ def import_host(device_id: int, address: int, nbytes: int, readonly: bool) -> tu
     host = host_memory(address, nbytes, readonly)
     try:
         with chosen.lock, Call():
+            memory.release_freed(chosen)
             buffer = cl.Buffer(context, flags | _flags.USE_HOST_PTR, hostbuf=host)
             if not chosen.is_cpu:
                 # Drivers of GPUs pin the pages at the first command, and that fails then.
@@ -83,7 +87,7 @@ def import_host(device_id: int, address: int, nbytes: int, readonly: bool) -> tu
     except cl.Error as exc:
         doing = f"using {nbytes} bytes of host memory in place"
         raise translated(exc, doing, allocating=True) from exc
-    return memory.adopt(buffer, nbytes), 0
+    return memory.adopt(buffer, nbytes, context), 0
 
 
 _view = ctypes.pythonapi.PyMemoryView_FromMemory

@@ -5,37 +5,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyopencl as cl
 
 from dlbridge.errors import Error, ExchangeError
 
-from . import devices, forking, handles, queues, sharing
+from . import devices, forking, handles, queues, sharing, staging
 from .driver import Call
 from .errors import no_room, translated
-from .forking import in_child, inherited
+from .forking import inherited
 
-__all__ = ["adopt", "allocate", "buffer_of", "free", "is_ours", "live_allocations"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-IDLE_PART = 4
-"""Unused buffers may occupy one part in so many of the device's memory."""
+__all__ = [
+    "OWNED",
+    "Owned",
+    "adopt",
+    "allocate",
+    "allocate_from_host",
+    "allocate_from_host_limit",
+    "buffer_of",
+    "free",
+    "is_kept",
+    "is_ours",
+    "live_allocations",
+    "release_freed",
+    "trim",
+]
+
+FROM_HOST = 64 << 10
+"""Bytes up to which memory is made together with its content. PoCL 3.1 then copies in the
+caller's thread: 0.4 us for 64 bytes, where a command takes 12 to 25 us to wake a thread. Fresh
+memory costs more with its size; 64 buffers of 64 KiB take 7 us each, 256 KiB 25, against 28 and 49
+by the pool and a command on a busy machine, and less than half of that on a quiet one. From
+128 KiB on malloc may fetch pages from the system."""
 
 _flags = cl.mem_flags
+_WITH_CONTENT = _flags.READ_WRITE | _flags.ALLOC_HOST_PTR | _flags.COPY_HOST_PTR
 
 
-@dataclass(frozen=True)
-class _Owned:
-    """A buffer that was made here, and whether its memory belongs to the host."""
+class Owned(NamedTuple):
+    """A buffer that was made here, and what is asked of it often."""
 
     buffer: cl.Buffer
     nbytes: int
+    context: cl.Context | None
+    """Its context, if that is one of our queues' (`queues.OURS`)."""
     over_host: bool
+    """Whether its memory belongs to the host."""
+    reusable: bool
+    """Whether it is kept for another tensor when it is freed."""
     exports: int
     """The number of exports before it was made (`sharing.exports`)."""
 
 
-_owned: dict[int, _Owned] = inherited({})  # data -> its buffer
+_owned = partial(tuple.__new__, Owned)
+"""An `Owned` of a tuple: the class itself takes twice as long."""
+
+OWNED: dict[int, Owned] = inherited({})
+"""data -> its buffer"""
+
 _released: list[cl.Buffer] = inherited([])  # by finalizers, of drivers for one thread at a time
 
 
@@ -45,18 +77,21 @@ class _Pool:
     A buffer is used again on the same in-order queue only: work of the old owner
     that is still running there is over before work of the new owner begins.
 
-    A Ctrl-C between two lines makes the count of bytes too high and never too low.
+    A Ctrl-C between two lines makes the count of bytes too high and never too low, and
+    leaves no handle in *handles* whose buffer is gone.
     """
 
     def __init__(self) -> None:
         self._idle: dict[tuple[int, int], list[cl.Buffer]] = {}
         self._nbytes = 0
+        self.handles: set[int] = set()
 
     def take(self, queue: int, nbytes: int) -> cl.Buffer | None:
         with sharing.lock:
             buffers = self._idle.get((queue, nbytes))
             if not buffers:
                 return None
+            self.handles.discard(buffers[-1].int_ptr)
             buffer = buffers.pop()
             self._nbytes -= nbytes
             return buffer
@@ -69,9 +104,11 @@ class _Pool:
                 self.clear()
             self._nbytes += nbytes
             self._idle.setdefault((queue, nbytes), []).append(buffer)
+            self.handles.add(buffer.int_ptr)
 
     def clear(self) -> None:
         with sharing.lock:
+            self.handles = set()
             self._idle = {}
             self._nbytes = 0
 
@@ -93,20 +130,47 @@ def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
     in an owner which exists already loses no memory when a Ctrl-C comes.
     """
     queue = queues.resolve(device_id, stream)
-    buffer = _pool(device_id).take(queue.int_ptr, nbytes)
+    buffer = _pool(device_id).take(stream or queue.int_ptr, nbytes)
     if buffer is None:
         buffer = _new_buffer(device_id, queue, nbytes)
     data: int = buffer.int_ptr
-    owned = _Owned(buffer, nbytes, over_host=False, exports=sharing.exports)
-    _owned[data] = owned
+    ours = queues.OURS.get(stream)
+    context = None if ours is None else ours.context
+    owned = _owned((buffer, nbytes, context, False, True, sharing.exports))
+    OWNED[data] = owned
     return data
 
 
-def adopt(buffer: cl.Buffer, nbytes: int) -> int:
-    """Record *buffer*, which was made over host memory; its ``data``."""
+def allocate_from_host_limit(device_id: int) -> int:
+    """`FROM_HOST` on CPUs; 0 on other devices, where nothing is known of it."""
+    return FROM_HOST if devices.device(device_id).copies_at_once else 0
+
+
+def allocate_from_host(device_id: int, source: memoryview, alignment: int, stream: int) -> int:
+    """A buffer with the bytes of *source*, made without a command; 0 if that fails.
+
+    The last step is that of `allocate`. It is not kept for another tensor: a new one is
+    as cheap.
+    """
+    chosen, ours = devices.device(device_id), queues.OURS.get(stream)
+    if ours is None or ours.device is not chosen or not chosen.copies_at_once:
+        return 0
+    try:
+        with Call():
+            buffer = cl.Buffer(ours.context, _WITH_CONTENT, 0, source)
+    except cl.Error:  # no room, mostly: `allocate` makes some, or says why not
+        return 0
     data: int = buffer.int_ptr
-    owned = _Owned(buffer, nbytes, over_host=True, exports=sharing.exports)
-    _owned[data] = owned
+    owned = _owned((buffer, len(source), ours.context, False, False, sharing.exports))
+    OWNED[data] = owned
+    return data
+
+
+def adopt(buffer: cl.Buffer, nbytes: int, context: cl.Context) -> int:
+    """Record *buffer*, which was made over host memory in *context*; its ``data``."""
+    data: int = buffer.int_ptr
+    owned = Owned(buffer, nbytes, context, True, False, sharing.exports)
+    OWNED[data] = owned
     return data
 
 
@@ -118,23 +182,40 @@ def free(device_id: int, data: int, stream: int) -> None:
     next tensor. Host memory is different: its owner may use it for something else
     after this, so the work of all known queues is waited for.
     """
-    if in_child():
+    taken: list[Any] = []
+    try:
+        _free(taken, device_id, data, stream)
+    except BaseException:
+        # Of a signal handler, in a destructor: nobody calls this again.
+        _free(taken, device_id, data, stream)
+        raise
+
+
+def _free(taken: list[Any], device_id: int, data: int, stream: int) -> None:
+    """See `free`. *taken* records what is done: a second call does the rest."""
+    if forking.forked:
         return  # the buffer belongs to the parent process
-    owned = _owned.pop(data, None)
+    if not taken:
+        taken.extend(map(OWNED.pop, (data,), (None,)))  # one step, as other threads may free too
+    owned: Owned | None = taken[0]
     if owned is None:
         return
-    shared = sharing.forget(data)
+    if len(taken) == 1:
+        taken.extend(map(sharing.QUEUES.pop, (data,), ((),)))  # one step again
+    shared: Sequence[cl.CommandQueue] = taken[1]
     try:
         chosen = devices.device(device_id)
         if owned.over_host:
             _finish_all([*shared, *queues.all_in(owned.buffer.context)], device_id)
+        if len(taken) > 2:
+            return
+        taken.append("given on")  # before it is: only a buffer that is kept once may be reused
         if not chosen.thread_safe:
             _released.append(owned.buffer)
-        elif owned.over_host or shared or owned.exports != sharing.exports:
-            return  # others may still use it
-        elif queues.is_ours(stream, owned.buffer.context):
-            limit = chosen.memory // IDLE_PART
-            _pool(device_id).put(stream, owned.nbytes, owned.buffer, limit)
+        elif not owned.reusable or shared or owned.exports != sharing.exports:
+            return  # others may still use it, or a new one is as cheap
+        elif queues.is_ours(stream, owned.context or owned.buffer.context):
+            _pool(device_id).put(stream, owned.nbytes, owned.buffer, chosen.pool_limit)
     except (Error, cl.Error):  # the context is lost, and the memory with it
         return
 
@@ -156,12 +237,21 @@ def _finish_all(waiting: list[cl.CommandQueue], device_id: int) -> None:
 
 def is_ours(buffer: cl.MemoryObject) -> bool:
     """Whether *buffer* was made here, and has not been freed."""
-    return buffer.int_ptr in _owned
+    return buffer.int_ptr in OWNED
+
+
+def is_kept(data: int) -> bool:
+    """Whether *data* was freed here, and its buffer is kept: the next tensor may be in it."""
+    if data in OWNED:
+        return False
+    if any(buffer.int_ptr == data for buffer in _released.copy()):
+        return True
+    return any(data in pool.handles for pool in _pools.copy().values())
 
 
 def live_allocations() -> int:
     """The number of results of `allocate` and `import_host` that have not been freed."""
-    return len(_owned)
+    return len(OWNED)
 
 
 def buffer_of(data: int, offset: int = 0, nbytes: int = 0) -> cl.MemoryObject:
@@ -172,7 +262,7 @@ def buffer_of(data: int, offset: int = 0, nbytes: int = 0) -> cl.MemoryObject:
     """
     if forking.forked:  # read here: a call at each step would cost more than the step
         forking.refuse()
-    owned = _owned.get(data)
+    owned = OWNED.get(data)
     if owned is not None:
         buffer = owned.buffer
     elif handles.is_object(data):
@@ -187,13 +277,35 @@ def buffer_of(data: int, offset: int = 0, nbytes: int = 0) -> cl.MemoryObject:
     return buffer
 
 
+def release_freed(chosen: devices.Device) -> None:
+    """Release what `free` has left to a caller that holds the driver's lock, as this one does."""
+    if not chosen.thread_safe:
+        _released.clear()
+
+
+def trim(device_id: int) -> None:
+    """Release the unused buffers of the device, and its idle pinned memory.
+
+    The driver gives up their memory when the commands on them are done.
+    """
+    chosen = devices.device(device_id)
+    try:
+        with chosen.lock, Call():
+            release_freed(chosen)
+            pool = _pools.get(device_id)
+            if pool is not None:
+                pool.clear()
+            staging.release_unused(device_id)
+    except cl.Error as exc:
+        raise translated(exc, f"giving back what opencl:{device_id} keeps") from exc
+
+
 def _new_buffer(device_id: int, queue: cl.CommandQueue, nbytes: int) -> cl.Buffer:
     chosen = devices.device(device_id)
     service = queues.service(device_id, queue.context)
     try:
         with chosen.lock, Call():
-            if not chosen.thread_safe:
-                _released.clear()
+            release_freed(chosen)
             try:
                 return _committed(chosen, service, nbytes)
             except cl.Error as exc:

@@ -110,7 +110,7 @@ def _array(array: Any) -> NativeArray:
 
 
 def to_native(array: NativeArray) -> object:
-    """A `pyopencl.array.Array` over the memory, on this thread's queue.
+    """A `pyopencl.array.Array` over the memory, on the queue of ``use_stream`` or this thread's.
 
     Its ``base_data`` is the `pyopencl.Buffer` and keeps the owner alive; so do
     slices of the array. A kernel needs its ``queue`` and ``context``.
@@ -121,8 +121,9 @@ def to_native(array: NativeArray) -> object:
     from pyopencl.array import Array
 
     dtype = _dtype(array.dtype)
+    queue = queues.resolve(array.device_id, array.stream)
     if not array.data:
-        return Array(queues.current(array.device_id), array.shape, dtype)
+        return Array(queue, array.shape, dtype)
     if array.readonly:
         raise ExchangeError(
             "opencl: the tensor is read-only, and a kernel could write to the pyopencl array; "
@@ -131,7 +132,6 @@ def to_native(array: NativeArray) -> object:
     context = memory.buffer_of(array.data).context
     buffer = cl.MemoryObject.from_int_ptr(array.data, True)
     buffer.owner = array.owner
-    queue = queues.current(array.device_id)
     if queue.context != context:
         queue = queues.elsewhere(array.device_id, context)
     # `use_stream` may have put our work on one of the first; the others have the user's.

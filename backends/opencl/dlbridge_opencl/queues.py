@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyopencl as cl
 
@@ -17,6 +17,9 @@ from .errors import translated
 from .forking import inherited
 
 __all__ = [
+    "CONTEXTS_KEPT",
+    "OURS",
+    "Ours",
     "all_in",
     "current",
     "current_stream",
@@ -35,51 +38,74 @@ __all__ = [
 ]
 
 USERS_KEPT = 64
-"""How many of the users' queues are kept alive, so that their handles stay valid. As many
-contexts of users get a queue that is made here."""
+"""How many of the users' queues are kept alive, so that their handles stay valid."""
 
-# Queues made here live as long as the process: a tensor may hold the handle of
-# a queue whose thread has ended. The next new thread uses that queue.
-_ours: dict[int, cl.CommandQueue] = inherited({})
-_spare: dict[tuple[int, cl.Context], list[cl.CommandQueue]] = inherited({})
+CONTEXTS_KEPT = 8
+"""So many contexts of users get a queue that is made here, and with it live longer than their
+users need them. Each takes some of a GPU's memory: with 64 of them, and more in other processes,
+NVIDIA's driver gave CL_OUT_OF_HOST_MEMORY for the next (measured on an H100)."""
+
+
+class Ours(NamedTuple):
+    """A queue of a thread, and what the driver would say of it, which takes longer."""
+
+    queue: cl.CommandQueue
+    handle: int
+    device_id: int
+    context: cl.Context
+    device: devices.Device
+
+
+OURS: dict[int, Ours] = inherited({})
+"""Handle -> a queue that was made here for a thread. It lives as long as the process: a tensor
+may hold its handle when its thread has ended. The next new thread uses the queue then."""
+
+_spare: dict[tuple[int, cl.Context], list[Ours]] = inherited({})
 _users: dict[int, cl.CommandQueue] = inherited({})
 _elsewhere: dict[tuple[int, cl.Context], cl.CommandQueue] = inherited({})  # users' contexts
 _service: dict[tuple[int, cl.Context], cl.CommandQueue] = inherited({})
 
 
-class _QueuesOfThread(dict[int, tuple[cl.Context, cl.CommandQueue]]):
-    """device_id -> context and queue; returns the queues to `_spare` when its thread ends."""
+class _QueuesOfThread(dict[int, Ours]):
+    """device_id -> its queue; returns the queues to `_spare` when its thread ends."""
 
-    def __del__(self, spare: dict[Any, list[cl.CommandQueue]] = _spare) -> None:
+    def __del__(self, spare: dict[Any, list[Ours]] = _spare) -> None:
         # The default outlives the module: its names are cleared when the process ends.
-        for device_id, (context, queue) in self.items():
-            spare.setdefault((device_id, context), []).append(queue)
+        for device_id, ours in self.items():
+            spare.setdefault((device_id, ours.context), []).append(ours)
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.queues = _QueuesOfThread()
+_thread = threading.local()
 
 
-_thread = _Thread()
+def _ours(device_id: int) -> Ours:
+    """The thread's queue on the device, in the context of `devices.context`."""
+    if forking.forked:  # read here, and in the table: calls would cost more than the rest
+        forking.refuse()
+    context = devices.CONTEXTS.get(device_id) or devices.context(device_id)
+    own: dict[str, _QueuesOfThread] = _thread.__dict__
+    # One step makes the dictionary: a finalizer that runs meanwhile may make it first.
+    queues = own.get("queues") or own.setdefault("queues", _QueuesOfThread())
+    found = queues.get(device_id)
+    if found is None or found.context is not context:
+        found = queues[device_id] = _take(device_id, context)
+    return found
 
 
 def current(device_id: int) -> cl.CommandQueue:
     """The thread's in-order queue on the device, in the context of `devices.context`."""
-    context = devices.context(device_id)
-    found = _thread.queues.get(device_id)
-    if found is None or found[0] is not context:
-        found = _thread.queues[device_id] = context, _take(device_id, context)
-    return found[1]
+    return _ours(device_id).queue
 
 
-def _take(device_id: int, context: cl.Context) -> cl.CommandQueue:
+def _take(device_id: int, context: cl.Context) -> Ours:
     try:
-        return _spare[device_id, context].pop()  # atomic, as other threads may do the same
+        found = _spare[device_id, context].pop()  # atomic, as other threads may do the same
     except LookupError:
         queue = new(device_id, context)
-        _ours[queue.int_ptr] = queue
-        return queue
+        found = Ours(queue, queue.int_ptr, device_id, context, devices.device(device_id))
+    # The context by the same name that it has now: an equal one may have another.
+    ours = OURS[found.handle] = found._replace(context=context)
+    return ours
 
 
 def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
@@ -98,7 +124,7 @@ def elsewhere(device_id: int, context: cl.Context) -> cl.CommandQueue:
     if queue is None:
         # One step: another thread may have made one meanwhile, and then both use that.
         queue = _elsewhere.setdefault((device_id, context), new(device_id, context))
-        _forget_oldest(_elsewhere)
+        _forget_oldest(_elsewhere, CONTEXTS_KEPT)
     return queue
 
 
@@ -110,20 +136,20 @@ def service(device_id: int, context: cl.Context) -> cl.CommandQueue:
     queue = _service.get((device_id, context))
     if queue is None:
         queue = _service.setdefault((device_id, context), new(device_id, context))
-        _forget_oldest(_service)
+        _forget_oldest(_service, CONTEXTS_KEPT)
     return queue
 
 
 def current_stream(device_id: int) -> int:
     """The handle of this thread's queue."""
-    handle: int = current(device_id).int_ptr
-    return handle
+    return _ours(device_id).handle
 
 
 def is_ours(stream: int, context: cl.Context) -> bool:
     """Whether *stream* is a queue in *context* that was made here, and so is never released."""
-    queue = _ours.get(stream)
-    return queue is not None and queue.context == context
+    ours = OURS.get(stream)
+    # Most are the same object: to compare two asks the driver.
+    return ours is not None and (ours.context is context or ours.context == context)
 
 
 def resolve(device_id: int, stream: int) -> cl.CommandQueue:
@@ -132,10 +158,10 @@ def resolve(device_id: int, stream: int) -> cl.CommandQueue:
         forking.refuse()
     if stream == 0:
         return current(device_id)
-    queue = _ours.get(stream) or _users.get(stream)
-    if queue is None:
-        return _adopt(device_id, stream)
-    return queue
+    ours = OURS.get(stream)
+    if ours is not None:
+        return ours.queue
+    return _users.get(stream) or _adopt(device_id, stream)
 
 
 def normalize_stream(device_id: int, stream: object) -> int:
@@ -168,7 +194,7 @@ def normalize_stream(device_id: int, stream: object) -> int:
         return -1
     if handle == 0:
         return current_stream(device_id)
-    if handle not in _ours:
+    if handle not in OURS:
         _adopt(device_id, handle)
     return handle
 
@@ -199,15 +225,15 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> int:
             "order; make a queue without OUT_OF_ORDER_EXEC_MODE_ENABLE"
         )
     handle: int = queue.int_ptr
-    if handle not in _ours:
+    if handle not in OURS:
         _users[handle] = queue
-    _forget_oldest(_users)
+    _forget_oldest(_users, USERS_KEPT)
     return handle
 
 
-def _forget_oldest(kept: dict[Any, cl.CommandQueue]) -> None:
+def _forget_oldest(kept: dict[Any, cl.CommandQueue], limit: int) -> None:
     # list() is one step, so that no other thread can change the dict meanwhile.
-    for oldest in list(kept)[:-USERS_KEPT]:
+    for oldest in list(kept)[:-limit]:
         kept.pop(oldest, None)
 
 
@@ -267,11 +293,12 @@ def users(context: cl.Context) -> list[cl.CommandQueue]:
 
 def known() -> list[cl.CommandQueue]:
     """All known queues, of all devices and contexts."""
-    tables = (_ours, _users, _elsewhere, _service)
-    return [queue for table in tables for queue in list(table.values())]
+    ours = [each.queue for each in list(OURS.values())]
+    tables = (_users, _elsewhere, _service)
+    return ours + [queue for table in tables for queue in list(table.values())]
 
 
 def all_in(context: cl.Context) -> list[cl.CommandQueue]:
     """All known queues in *context* that may have work on memory."""
-    ours = [queue for queue in list(_ours.values()) if queue.context == context]
+    ours = [each.queue for each in list(OURS.values()) if each.context == context]
     return [*ours, *users(context)]

@@ -1,8 +1,4 @@
-"""Strided copies: rectangles in one command, many short runs by a kernel or on the host.
-
-OpenCL's rectangles need pitches that grow and divide each other. A region without
-such pitches, an overlapping source for example, takes several rectangles.
-"""
+"""Strided copies: on the device, between contexts, and from and to the host."""
 
 from __future__ import annotations
 
@@ -11,121 +7,98 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyopencl as cl
 
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.protocol import Region, Span
 
-from . import devices
+from . import devices, staging
 from .commands import run
-from .copies import copy_to_host
+from .copies import copy_from_host, copy_to_host
 from .memory import buffer_of
 from .queues import synchronize
-from .rectangles import Rectangle, rectangles
-from .runs import copy_runs
+from .rectangles import rectangles
+from .region_commands import copy_region, is_refusal, needs_kernel, packed_strides
 from .views import mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["copy_strided", "copy_strided_from_host", "copy_strided_to_host", "max_strided_ndim"]
 
 max_strided_ndim = 2
 """Rows and slices, beside the bytes of a row."""
 
-SHORT_RUN = 256
-"""Bytes. GPUs move rectangles with shorter rows much slower than their bytes (not confirmed
-on hardware); PoCL does not."""
-
-FEW_RUNS = 64
-"""A region of so few runs is copied by rectangles on any device."""
-
-MANY_RECTANGLES = 64
-"""A region that would take more rectangles is copied in another way on any device but a
-simulator, where kernels are slow: each command takes some 30 us on PoCL."""
-
 WASTE = 4
 """The host reads the whole span of a region that is at most so many times its bytes."""
 
 
 def copy_strided(
-    device_id: int,
-    data: int,
-    offset: int,
-    strides: Sequence[int],
-    source: int,
-    source_offset: int,
-    source_strides: Sequence[int],
-    shape: Sequence[int],
-    run_nbytes: int,
-    stream: int,
+    target: Span, target_region: Region, source: Span, source_region: Region, stream: int
 ) -> None:
     """Enqueue a strided copy inside a context, or do it from another through the host."""
-    target = buffer_of(data, offset, _extent(shape, strides, run_nbytes))
-    extent = _extent(shape, source_strides, run_nbytes)
-    origin = buffer_of(source, source_offset, extent)
-    if target.context != origin.context:
+    device_id, data, offset, extent = target
+    shape, strides, run_nbytes = target_region
+    into = buffer_of(data, offset, extent)
+    origin = buffer_of(source.data, source.offset, source.nbytes)
+    if into.context != origin.context:
         synchronize(device_id, stream)  # the core has ordered the source's work before it
-        with mapped(device_id, origin, source_offset, extent) as bytes_:
-            copy_strided_from_host(
-                device_id, data, offset, strides, bytes_, source_strides, shape, run_nbytes, stream
-            )
+        _between_contexts(target, target_region, source, source_region, stream)
         return
-    parts = rectangles(shape, run_nbytes, strides, source_strides)
 
-    def by_kernel(queue: cl.CommandQueue) -> None:
-        copy_runs(
+    def enqueue(queue: cl.CommandQueue) -> None:
+        copy_region(
+            device_id,
             queue,
-            target,
+            into,
             offset,
             strides,
             origin,
-            source_offset,
-            source_strides,
+            source.offset,
+            source_region.strides,
             shape,
             run_nbytes,
         )
 
-    def by_rectangles(queue: cl.CommandQueue) -> None:
-        there, at = _whole(target, offset)
-        here, start = _whole(origin, source_offset)
-        if there == here:
-            _through_scratch(
-                queue, there, at, strides, here, start, source_strides, shape, run_nbytes
-            )
-        else:
-            _copy(queue, there, at, here, start, parts)
+    run(device_id, stream, "copying a region on the device", (into, origin), enqueue)
 
-    enqueue = by_kernel if _needs_kernel(device_id, shape, run_nbytes, parts) else by_rectangles
-    run(device_id, stream, "copying a region on the device", (target, origin), enqueue)
+
+def _between_contexts(
+    target: Span, target_region: Region, source: Span, source_region: Region, stream: int
+) -> None:
+    """Copy a region to another context: mapped if its memory is the host's, else packed there."""
+    origin = buffer_of(source.data, source.offset, source.nbytes)
+    if devices.device(source.device_id).shares_memory:
+        with mapped(source.device_id, origin, source.offset, source.nbytes) as bytes_:
+            copy_strided_from_host(target, target_region, bytes_, source_region, stream)
+        return
+    shape, run_nbytes = source_region.shape, source_region.run_nbytes
+    packed = np.empty(run_nbytes * int(np.prod(shape)), "u1")
+    dense = Region(shape, packed_strides(shape, run_nbytes), run_nbytes)
+    if source.nbytes <= WASTE * packed.nbytes:
+        _pick(source, source_region, packed.data, dense.strides, 0)
+    else:
+        _gather(source, source_region, packed.data, 0)
+    if tuple(target_region.strides) == dense.strides:
+        copy_from_host(target, packed.data, stream)
+    else:
+        _scatter(target, target_region, packed, stream)
 
 
 def copy_strided_from_host(
-    device_id: int,
-    data: int,
-    offset: int,
-    strides: Sequence[int],
-    source: memoryview,
-    source_strides: Sequence[int],
-    shape: Sequence[int],
-    run_nbytes: int,
-    stream: int,
+    target: Span, target_region: Region, source: memoryview, source_region: Region, stream: int
 ) -> None:
     """Copy a region from the host; *source* is not needed after the return."""
-    target = buffer_of(data, offset, _extent(shape, strides, run_nbytes))
-    _check_host(source, _extent(shape, source_strides, run_nbytes))
+    device_id, data, offset, extent = target
+    shape, strides, run_nbytes = target_region
+    source_strides = source_region.strides
+    into = buffer_of(data, offset, extent)
+    _check_host(source, source_region.extent)
     parts = rectangles(shape, run_nbytes, strides, source_strides)
 
-    def by_kernel(queue: cl.CommandQueue) -> None:
-        packed = np.ascontiguousarray(_runs(source, source_strides, shape, run_nbytes))
-        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        scratch = cl.Buffer(queue.context, flags, hostbuf=packed)
-        dense = _packed(shape, run_nbytes)
-        copy_runs(queue, target, offset, strides, scratch, 0, dense, shape, run_nbytes)
-        queue.flush()
-
-    def by_rectangles(queue: cl.CommandQueue) -> None:
+    def enqueue(queue: cl.CommandQueue) -> None:
         for at in parts:
             cl.enqueue_copy(
                 queue,
-                target,
+                into,
                 source,
                 buffer_origin=(offset + at.starts[0], 0, 0),
                 host_origin=(at.starts[1], 0, 0),
@@ -135,45 +108,25 @@ def copy_strided_from_host(
                 is_blocking=True,
             )
 
-    enqueue = by_kernel if _needs_kernel(device_id, shape, run_nbytes, parts) else by_rectangles
-    run(device_id, stream, "copying a region from the host", (target,), enqueue, blocks=True)
+    doing = "copying a region from the host"
+    slow = needs_kernel(device_id, shape, run_nbytes, parts)
+    if slow or not _accepted(device_id, stream, doing, into, enqueue):
+        runs = np.ascontiguousarray(_runs(source, source_strides, shape, run_nbytes))
+        _scatter(target, target_region, runs.reshape(-1).view("u1"), stream)
 
 
 def copy_strided_to_host(
-    device_id: int,
-    data: int,
-    offset: int,
-    strides: Sequence[int],
-    into: memoryview,
-    into_strides: Sequence[int],
-    shape: Sequence[int],
-    run_nbytes: int,
-    stream: int,
+    source: Span, source_region: Region, into: memoryview, into_region: Region, stream: int
 ) -> None:
     """Copy a region to the host; done on return."""
-    extent = _extent(shape, strides, run_nbytes)
+    device_id, data, offset, extent = source
+    shape, strides, run_nbytes = source_region
+    into_strides = into_region.strides
     origin = buffer_of(data, offset, extent)
-    _check_host(into, _extent(shape, into_strides, run_nbytes))
+    _check_host(into, into_region.extent)
     parts = rectangles(shape, run_nbytes, strides, into_strides)
-    payload = run_nbytes * int(np.prod(shape))
-    needs_kernel = _needs_kernel(device_id, shape, run_nbytes, parts)
-    if needs_kernel and extent <= WASTE * payload:
-        span = np.empty(extent, "u1")
-        copy_to_host(device_id, data, offset, span.data, stream)
-        picked = _runs(span.data, strides, shape, run_nbytes)
-        np.copyto(_runs(into, into_strides, shape, run_nbytes), picked)
-        return
 
-    def by_kernel(queue: cl.CommandQueue) -> None:
-        scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=payload)
-        dense = _packed(shape, run_nbytes)
-        copy_runs(queue, scratch, 0, dense, origin, offset, strides, shape, run_nbytes)
-        packed = np.empty(payload, "u1")
-        cl.enqueue_copy(queue, packed, scratch, is_blocking=True)
-        there = _runs(into, into_strides, shape, run_nbytes)
-        np.copyto(there, _runs(packed.data, dense, shape, run_nbytes))
-
-    def by_rectangles(queue: cl.CommandQueue) -> None:
+    def enqueue(queue: cl.CommandQueue) -> None:
         for at in parts:
             cl.enqueue_copy(
                 queue,
@@ -187,82 +140,89 @@ def copy_strided_to_host(
                 is_blocking=True,
             )
 
-    enqueue = by_kernel if needs_kernel else by_rectangles
+    doing = "copying a region to the host"
+    slow = needs_kernel(device_id, shape, run_nbytes, parts)
+    if not slow and _accepted(device_id, stream, doing, origin, enqueue):
+        return
+    payload = run_nbytes * int(np.prod(shape))
+    if extent <= WASTE * payload:
+        _pick(source, source_region, into, into_strides, stream)
+        return
+    packed = np.empty(payload, "u1")
+    _gather(source, source_region, packed.data, stream)
+    dense = packed_strides(shape, run_nbytes)
+    np.copyto(
+        _runs(into, into_strides, shape, run_nbytes),
+        _runs(packed.data, dense, shape, run_nbytes),
+    )
+
+
+def _accepted(
+    device_id: int,
+    stream: int,
+    doing: str,
+    buffer: cl.MemoryObject,
+    enqueue: Callable[[cl.CommandQueue], object],
+) -> bool:
+    """Copy rectangles by *enqueue*; False if the driver refuses one (`is_refusal`)."""
+    try:
+        run(device_id, stream, doing, (buffer,), enqueue, blocks=True)
+    except DeviceError as exc:
+        if is_refusal(device_id, exc.__cause__):
+            return False
+        raise
+    return True
+
+
+def _pick(
+    source: Span, region: Region, into: memoryview, strides: Sequence[int], stream: int
+) -> None:
+    """Copy the whole span of a region to the host, and its runs from there to *into*."""
+    span = np.empty(source.nbytes, "u1")
+    copy_to_host(source, span.data, stream)
+    picked = _runs(span.data, region.strides, region.shape, region.run_nbytes)
+    np.copyto(_runs(into, strides, region.shape, region.run_nbytes), picked)
+
+
+def _gather(source: Span, region: Region, into: memoryview, stream: int) -> None:
+    """Pack a region on the device, and copy that to the host; done on return."""
+    device_id, data, offset, extent = source
+    origin = buffer_of(data, offset, extent)
+    shape, strides, run_nbytes = region
+
+    def enqueue(queue: cl.CommandQueue) -> None:
+        packed = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=into.nbytes)
+        dense = packed_strides(shape, run_nbytes)
+        copy_region(device_id, queue, packed, 0, dense, origin, offset, strides, shape, run_nbytes)
+        if into.nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
+            staging.download(device_id, queue, packed, 0, into)
+        else:
+            cl.enqueue_copy(queue, into, packed, is_blocking=True)
+
     run(device_id, stream, "copying a region to the host", (origin,), enqueue, blocks=True)
 
 
-def _needs_kernel(
-    device_id: int, shape: Sequence[int], run_nbytes: int, parts: list[Rectangle]
-) -> bool:
-    """Whether rectangles would take too long, and the device compiles kernels."""
-    chosen = devices.device(device_id)
-    if not chosen.thread_safe or not chosen.handle.compiler_available:
-        return False
-    short = run_nbytes < SHORT_RUN and int(np.prod(shape)) > FEW_RUNS
-    return len(parts) > MANY_RECTANGLES or (short and not chosen.is_cpu)
+def _scatter(target: Span, region: Region, runs: np.ndarray[Any, Any], stream: int) -> None:
+    """Copy the packed bytes of a region to the device, and spread them there.
 
-
-def _through_scratch(
-    queue: cl.CommandQueue,
-    target: cl.MemoryObject,
-    offset: int,
-    strides: Sequence[int],
-    origin: cl.MemoryObject,
-    source_offset: int,
-    source_strides: Sequence[int],
-    shape: Sequence[int],
-    run_nbytes: int,
-) -> None:
-    """Copy inside one buffer by way of another.
-
-    Inside one buffer OpenCL wants the same pitches on both sides, and refuses
-    regions between whose first and last bytes the other has bytes, too, though
-    the two have none in common (OpenCL 3.0, 5.2.4 and appendix E).
+    *runs* is not needed after the return.
     """
-    payload = run_nbytes * int(np.prod(shape))
-    scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=payload)
-    dense = _packed(shape, run_nbytes)
-    there = rectangles(shape, run_nbytes, dense, source_strides)
-    back = rectangles(shape, run_nbytes, strides, dense)
-    _copy(queue, scratch, 0, origin, source_offset, there)
-    _copy(queue, target, offset, scratch, 0, back)
+    device_id, data, offset, extent = target
+    into = buffer_of(data, offset, extent)
+    shape, strides, run_nbytes = region
 
+    def enqueue(queue: cl.CommandQueue) -> None:
+        flags = cl.mem_flags.READ_WRITE
+        if runs.nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
+            packed = cl.Buffer(queue.context, flags, size=runs.nbytes)
+            staging.upload(device_id, queue, packed, 0, runs.data)
+        else:
+            packed = cl.Buffer(queue.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=runs)
+        dense = packed_strides(shape, run_nbytes)
+        copy_region(device_id, queue, into, offset, strides, packed, 0, dense, shape, run_nbytes)
+        queue.flush()
 
-def _copy(
-    queue: cl.CommandQueue,
-    target: cl.MemoryObject,
-    offset: int,
-    origin: cl.MemoryObject,
-    source_offset: int,
-    parts: list[Rectangle],
-) -> None:
-    for at in parts:
-        cl.enqueue_copy(
-            queue,
-            target,
-            origin,
-            dst_origin=(offset + at.starts[0], 0, 0),
-            src_origin=(source_offset + at.starts[1], 0, 0),
-            region=at.region,
-            dst_pitches=at.pitches[0],
-            src_pitches=at.pitches[1],
-        )
-
-
-def _whole(buffer: cl.MemoryObject, offset: int) -> tuple[cl.MemoryObject, int]:
-    """The buffer that *buffer* is a part of, or itself, and the offset in it.
-
-    PoCL 3.1 crashes in clEnqueueCopyBufferRect on a part (measured).
-    """
-    parent = buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-    if not isinstance(parent, cl.Buffer):
-        return buffer, offset
-    return parent, offset + buffer.get_info(cl.mem_info.OFFSET)
-
-
-def _packed(shape: Sequence[int], run_nbytes: int) -> list[int]:
-    """The byte strides of runs without gaps between them."""
-    return [run_nbytes * int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+    run(device_id, stream, "copying a region from the host", (into,), enqueue, blocks=True)
 
 
 def _runs(
@@ -271,11 +231,6 @@ def _runs(
     """The runs of a region of host memory, each as one element."""
     runs: np.ndarray[Any, Any] = np.ndarray(shape, f"V{run_nbytes}", memory, 0, strides)
     return runs
-
-
-def _extent(shape: Sequence[int], strides: Sequence[int], run_nbytes: int) -> int:
-    """Bytes from the first to the last of a region."""
-    return sum((n - 1) * at for n, at in zip(shape, strides, strict=True)) + run_nbytes
 
 
 def _check_host(memory: memoryview, nbytes: int) -> None:

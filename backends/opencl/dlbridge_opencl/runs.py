@@ -61,6 +61,6 @@ def copy_runs(
 
 
 @inherited
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _program(context: cl.Context, word: int) -> cl.Program:
     return cl.Program(context, SOURCE).build([f"-DWORD={UNITS[word]}"])

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = [
+    "QUEUES",
     "Borrowed",
     "all_queues",
     "exports",
-    "forget",
     "give_out",
     "may_be_exported",
     "queues_of",
 ]
 
-_queues: dict[int, list[cl.CommandQueue]] = inherited({})  # data -> the users' queues
+QUEUES: dict[int, list[cl.CommandQueue]] = inherited({})
+"""data -> the users' queues"""
 exports = 0
 """The number of calls of `may_be_exported`."""
 lock = threading.RLock()
@@ -39,17 +40,21 @@ collector may call a finalizer in the thread that holds it."""
 class Borrowed:
     """Owner of a user's array over *data*; its queue is recorded while this lives."""
 
+    # What the destructor finds if a signal handler has cut __init__ off.
+    _data = 0
+    _queue: cl.CommandQueue | None = None
+
     def __init__(self, data: int, queue: cl.CommandQueue, *owners: object) -> None:
         self._data = data
         self._queue = queue
         self._owners = owners
         with lock:
-            _queues.setdefault(data, []).append(queue)
+            QUEUES.setdefault(data, []).append(queue)
 
     # The defaults outlive the module: its names are cleared when the process ends.
     def __del__(
         self,
-        queues: dict[int, list[cl.CommandQueue]] = _queues,
+        queues: dict[int, list[cl.CommandQueue]] = QUEUES,
         lock: threading.RLock = lock,
         in_child: Callable[[], bool] = in_child,
     ) -> None:
@@ -64,16 +69,11 @@ class Borrowed:
 
 
 def give_out(data: int, queue: cl.CommandQueue) -> None:
-    """Record that a user got our *data* with *queue*, until `forget`."""
+    """Record that a user got our *data* with *queue*, until `memory.free`."""
     with lock:
-        known = _queues.setdefault(data, [])
+        known = QUEUES.setdefault(data, [])
         if queue not in known:
             known.append(queue)
-
-
-def forget(data: int) -> list[cl.CommandQueue]:
-    """Remove the record of *data*, which is freed; the queues of users that had it."""
-    return _queues.pop(data, [])
 
 
 def may_be_exported() -> None:
@@ -89,9 +89,9 @@ def may_be_exported() -> None:
 def all_queues() -> set[cl.CommandQueue]:
     """The users' queues that may have work on any memory."""
     # Of copies: finalizers may change both meanwhile.
-    return {queue for known in list(_queues.values()) for queue in list(known)}
+    return {queue for known in list(QUEUES.values()) for queue in list(known)}
 
 
 def queues_of(data: int) -> list[cl.CommandQueue]:
     """The users' queues that may have work on *data*."""
-    return list(_queues.get(data, ()))
+    return list(QUEUES.get(data, ()))

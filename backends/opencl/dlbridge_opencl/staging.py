@@ -20,7 +20,7 @@ from .forking import inherited
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PIECE", "THRESHOLD", "download", "is_worth_it", "read", "upload"]
+__all__ = ["PIECE", "THRESHOLD", "download", "is_worth_it", "read", "release_unused", "upload"]
 
 PIECE = 4 << 20
 """Bytes in one piece of pinned memory."""
@@ -137,3 +137,19 @@ def _take(device_id: int, context: cl.Context) -> _Pair:
 
 def _put_back(device_id: int, context: cl.Context, pair: _Pair) -> None:
     _unused.setdefault((device_id, context), deque()).append(pair)
+    # A pair keeps its context alive. list() is one step, as other threads may do the same.
+    for oldest in list(_unused)[: -queues.CONTEXTS_KEPT]:
+        _release(oldest)
+
+
+def release_unused(device_id: int) -> None:
+    """Release the pinned memory of the device that no copy uses now."""
+    for key in list(_unused):  # one step, as above
+        if key[0] == device_id:
+            _release(key)
+
+
+def _release(key: tuple[int, cl.Context]) -> None:
+    for pieces in _unused.pop(key, ()):
+        for piece in pieces:
+            piece.wait()  # no command refers to the buffer: it is host memory to them

@@ -9,8 +9,9 @@ before, the commands afterwards, and they go to a queue that has no other work
 
 from __future__ import annotations
 
+import itertools
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from .memory import buffer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dlbridge.protocol import Span
 
 __all__ = ["host_view", "host_view_refusal", "mapped", "release_host_view"]
 
@@ -49,8 +52,10 @@ class _Mapped:
     queue: cl.CommandQueue
 
 
-# Several views of one region have the same address, and are as many mappings.
-_mapped: dict[tuple[int, int], list[_Mapped]] = inherited({})
+# Data, address, and a number: several views of one region have the same address, and
+# are as many mappings.
+_mapped: dict[tuple[int, int, int], _Mapped] = inherited({})
+_numbers = itertools.count()
 
 
 def host_view_refusal(device_id: int, data: int) -> str:
@@ -66,50 +71,67 @@ def host_view_refusal(device_id: int, data: int) -> str:
     return ""
 
 
-def host_view(
-    device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
-) -> int:
+def host_view(span: Span, writable: bool, stream: int) -> int:
     """Map the bytes for the host, once the work on *stream* is done; their address."""
+    device_id, data, offset, nbytes = span
     if refusal := host_view_refusal(device_id, data):
         raise ExchangeError(f"opencl:{device_id}: the host cannot address {data:#x}: {refusal}")
     buffer = buffer_of(data, offset, nbytes)
     _finish_work(device_id, buffer, stream)
     queue = queues.service(device_id, buffer.context)
-    with _lock(data):
-        array, event = _map(device_id, queue, buffer, offset, nbytes, writable)
-        address: int = array.__array_interface__["data"][0]
-        view = _Mapped(array.base, queue)
-        _mapped.setdefault((data, address), []).append(view)
+    view: _Mapped | None = None
     try:
+        with _lock(data):
+            array, event = _map(device_id, queue, buffer, offset, nbytes, writable)
+            view = _Mapped(array.base, queue)
+        address: int = array.__array_interface__["data"][0]
+        key = data, address, next(_numbers)
         _wait(device_id, event)
     except BaseException:
-        release_host_view(device_id, data, address, stream)
+        if view is not None:
+            with _lock(data):
+                _unmap(device_id, view)
         raise
+    # The last step, as in `memory.allocate`: no view is recorded that nobody has.
+    _mapped[key] = view
     return address
 
 
-def release_host_view(device_id: int, data: int, address: int, stream: int) -> None:
+def release_host_view(span: Span, address: int, stream: int) -> None:
     """Unmap the view, and wait until that is done; never raises an Error (finalizers).
 
     Waiting makes what the host wrote visible to work on any queue, also of users.
     """
+    device_id, data, _, _ = span
+    taken: list[_Mapped] = []
+    try:
+        _release(taken, device_id, data, address)
+    except BaseException:
+        # Of a signal handler, in a destructor: nobody calls this again.
+        _release(taken, device_id, data, address)
+        raise
+
+
+def _release(taken: list[_Mapped], device_id: int, data: int, address: int) -> None:
+    """See `release_host_view`. *taken* gets the view: a second call does the rest."""
     if in_child():
         return  # the mapping belongs to the parent process
-    with _lock(data):
-        views = _mapped.get((data, address))
-        if not views:
-            return
-        view = views.pop()
-        if not views:
-            del _mapped[data, address]
-        try:
-            event = _unmap(device_id, view)
-        except (Error, cl.Error):  # the context is lost, and the memory with it
-            return
     try:
+        with _lock(data):
+            for key in list(_mapped):
+                if not taken and key[:2] == (data, address):
+                    # One step, also for other threads. None: another one had it.
+                    taken.extend(filter(None, map(_mapped.pop, [key], [None])))
+            if not taken:
+                return
+            event = _unmap(device_id, taken[0])
         _wait(device_id, event)
     except (Error, cl.Error):
-        return
+        # Unmapped already, by the call that was interrupted before it waited; or the context is
+        # lost with the memory.
+        with suppress(Error, cl.Error):
+            for view in taken:
+                queues.finish(device_id, view.queue)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib
 import os
 import shutil
 import subprocess
@@ -16,8 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlbridge.core.plugins.registry import backend
-from dlbridge.errors import BackendUnavailable
+from dlbridge.protocol import Span
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"))
+
+import peers
+from expected import backend_or_skip, expected
 
 SPIN = """
 /* Some nanoseconds per turn that no compiler can take away. */
@@ -39,11 +42,6 @@ __kernel void late_copy(__global const uint *in, __global uint *out, uint n, uin
     for (uint i = 0; i < n; ++i) out[i] = x ? in[i] : 0;
 }
 """
-
-
-def expected(name):
-    """Whether ``DLBRIDGE_EXPECT`` says that this machine has it: then a skip is a failure."""
-    return name in os.environ.get("DLBRIDGE_EXPECT", "").split(",")
 
 
 LAYERS = "OPENCL_LAYERS"
@@ -123,27 +121,13 @@ def script(layer, simulated):
 @pytest.fixture
 def opencl():
     """The backend, or a skip with the reason (a failure under DLBRIDGE_EXPECT)."""
-    try:
-        return backend("opencl")
-    except BackendUnavailable as exc:
-        if expected("opencl"):
-            raise
-        pytest.skip(str(exc))
+    return backend_or_skip("opencl")
 
 
 @pytest.fixture
 def peer():
     """``peer(name)`` is that library, or a skip (a failure under ``DLBRIDGE_EXPECT=peers``)."""
-
-    def load(name):
-        try:
-            return importlib.import_module(name)
-        except ImportError as exc:
-            if expected("peers"):
-                pytest.fail(f"DLBRIDGE_EXPECT=peers, but {name} cannot be imported: {exc}")
-            return pytest.skip(f"{name} is not installed here")
-
-    return load
+    return peers.peer
 
 
 @pytest.fixture
@@ -175,12 +159,16 @@ class Memory:
 
     def write(self, array, stream=None):
         source = memoryview(np.ascontiguousarray(array)).cast("B")
-        self.opencl.copy_from_host(0, self.data, 0, source, stream or self.stream)
+        self.opencl.copy_from_host(
+            Span(0, self.data, 0, len(source)), source, stream or self.stream
+        )
         return self
 
     def read(self, dtype="u1", stream=None):
         into = bytearray(self.nbytes)
-        self.opencl.copy_to_host(0, self.data, 0, memoryview(into), stream or self.stream)
+        self.opencl.copy_to_host(
+            Span(0, self.data, 0, len(into)), memoryview(into), stream or self.stream
+        )
         self.opencl.synchronize(0, stream or self.stream)
         return np.frombuffer(into, dtype)
 

@@ -34,3 +34,9 @@ class TestOpenCL(BackendTests):
         event = kernel(queue, (1,), None, out, np.uint32(20_000 if simulated else 40_000_000))
         queue.flush()
         return kernel, out, event
+
+    def is_done(self, backend, device_id, stream, work):
+        import pyopencl as cl
+
+        *_, event = work
+        return event.command_execution_status == cl.command_execution_status.COMPLETE

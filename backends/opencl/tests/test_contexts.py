@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from math import prod
 
 import numpy as np
 import pyopencl as cl
 import pytest
 
+from dlbridge.protocol import Span
+
 # In a process of its own: a context is chosen for good.
 OWN = """
 import numpy as np, pyopencl as cl, dlbridge_opencl
 from dlbridge.core.plugins.registry import backend
+from dlbridge.protocol import Span
 
 opencl = backend("opencl")
 count = sum(opencl.device_info(i)["platform"] == opencl.device_info(0)["platform"]
             for i in range(opencl.device_count()))
 before = opencl.allocate(0, 64, 64, 0)
-opencl.copy_from_host(0, before, 0, memoryview(b"b" * 64), 0)
+opencl.copy_from_host(Span(0, before, 0, 64), memoryview(b"b" * 64), 0)
 old = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
 context = cl.Context(old.device.platform.get_devices()[:count])
 dlbridge_opencl.use_context(context)
@@ -29,11 +33,11 @@ for device_id in range(count):
     assert cl.Buffer.from_int_ptr(data, True).context == context
     for source_id, source in ((0, before), (device_id, data)):
         into = opencl.allocate(0, 64, 64, stream)
-        opencl.copy_from_host(source_id, source, 0, memoryview(b"c" * 64), 0)
+        opencl.copy_from_host(Span(source_id, source, 0, 64), memoryview(b"c" * 64), 0)
         opencl.synchronize(source_id, 0)
-        opencl.copy(0, into, 0, source_id, source, 0, 64, stream)
+        opencl.copy(Span(0, into, 0, 64), Span(source_id, source, 0, 64), stream)
         out = bytearray(64)
-        opencl.copy_to_host(0, into, 0, memoryview(out), stream)
+        opencl.copy_to_host(Span(0, into, 0, 64), memoryview(out), stream)
         opencl.synchronize(0, stream)
         assert out == b"c" * 64
 opencl.free(0, before, old.int_ptr)
@@ -54,9 +58,11 @@ def test_memory_is_made_in_the_context_of_the_stream(opencl, context):
     stream = opencl.normalize_stream(0, queue)
     data = opencl.allocate(0, 64, 64, stream)
     assert cl.Buffer.from_int_ptr(data, True).context == queue.context
-    opencl.copy_from_host(0, data, 0, memoryview(b"x" * 64), stream)
+    opencl.copy_from_host(Span(0, data, 0, 64), memoryview(b"x" * 64), stream)
     into = bytearray(64)
-    opencl.copy_to_host(0, data, 0, memoryview(into), 0)  # on a queue of another context
+    opencl.copy_to_host(
+        Span(0, data, 0, len(into)), memoryview(into), 0
+    )  # on a queue of another context
     assert into == b"x" * 64
     opencl.free(0, data, stream)
 
@@ -70,7 +76,7 @@ def test_a_large_copy_between_contexts(opencl, context, make):
     queue = cl.CommandQueue(cl.Context(context.devices))
     stream = opencl.normalize_stream(0, queue)
     target = make(nbytes, stream)
-    opencl.copy(0, target.data, 0, 0, source.data, 0, nbytes, stream)
+    opencl.copy(Span(0, target.data, 0, nbytes), Span(0, source.data, 0, nbytes), stream)
     assert (target.read(stream=stream) == host).all()
 
 
@@ -79,7 +85,7 @@ def test_memory_of_another_device_is_refused(opencl):
         pytest.skip("one device")
     data = opencl.allocate(1, 64, 64, 0)
     with pytest.raises(BufferError, match="not on opencl:0"):
-        opencl.copy_from_host(0, data, 0, memoryview(b"x"), 0)
+        opencl.copy_from_host(Span(0, data, 0, 1), memoryview(b"x"), 0)
     opencl.free(1, data, 0)
 
 
@@ -89,7 +95,13 @@ def test_the_demos_filter(opencl, make, radius):
     image = np.random.default_rng(0).integers(0, 256, shape, "u1")
     source, target = make(image.size + 5), make(image.size + 3)
     source.write(np.concatenate([np.zeros(5, "u1"), image.ravel()]))
-    opencl.box_blur(0, source.data, 5, target.data, 3, shape, radius, source.stream)
+    opencl.box_blur(
+        Span(0, target.data, 3, prod(shape)),
+        Span(0, source.data, 5, prod(shape)),
+        shape,
+        radius,
+        source.stream,
+    )
     got = target.read()[3:].reshape(shape)
     for y in range(height):
         for x in range(width):

@@ -1,4 +1,4 @@
-"""All other tests here, once for each kind of driver: one device, two, and memory apart."""
+"""The tests here once more on each other kind of driver: one device, two, and memory apart."""
 
 from __future__ import annotations
 
@@ -46,6 +46,17 @@ DRIVERS = {
     "oclgrind": (oclgrind, ["Oclgrind"]),
 }
 
+THESE = ("test_drivers.py", "test_drivers_simulator.py")  # two files, to run side by side
+# The first chooses its drivers itself; the others start many processes, in which the driver
+# matters little.
+ONCE = (
+    "test_simulated_drivers.py",
+    "test_docs.py",
+    "test_fork.py",
+    "test_scripts.py",
+    "test_torch.py",
+)
+
 PLATFORMS = """
 from dlbridge.core.plugins.registry import backend
 opencl = backend("opencl")
@@ -64,8 +75,8 @@ def run(environment, *arguments):
     )
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-def test_everything(driver, tmp_path):
+def check(driver, tmp_path):
+    """Run the tests of this folder on *driver*, in a process of their own."""
     choose, platforms = DRIVERS[driver]
     expected = {*os.environ.get("DLBRIDGE_EXPECT", "").split(","), "opencl"} - {""}
     try:
@@ -77,8 +88,17 @@ def test_everything(driver, tmp_path):
     environment = {**os.environ, **chosen, "DLBRIDGE_EXPECT": ",".join(sorted(expected))}
     devices = run(environment, "-c", PLATFORMS)
     assert devices.stdout.strip() == str(platforms), devices.stdout + devices.stderr
-    files = sorted(str(file) for file in HERE.glob("test_*.py") if file != Path(__file__))
+    files = sorted(str(file) for file in HERE.glob("test_*.py") if file.name not in THESE + ONCE)
     done = run(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     print(done.stdout[-3000:])
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+
+
+# With one device the tests have run already, if the simulator is the only other driver.
+ONE_DEVICE = pytest.param("pocl-one-device", marks=pytest.mark.stress)
+
+
+@pytest.mark.parametrize("driver", [ONE_DEVICE, "pocl-two-devices"])
+def test_everything(driver, tmp_path):
+    check(driver, tmp_path)

@@ -34,7 +34,7 @@ BEFORE = {
     "listed": "",
     "used": """
 t = bridge.to_device(np.arange(1000.0), "opencl:0", copy=True)
-view = t.host_view()
+view = None if opencl.host_view_refusal(0, t.operand().data) else t.host_view()
 array = t.to_native()
 queue = array.queue
 """,
@@ -94,6 +94,7 @@ USE = """try:
 
 @pytest.mark.parametrize("use", USES)
 def test_a_child_is_told(script, use):
+    """Also for what this device could not do in the parent either."""
     before = BEFORE["used"] + "host = bridge.empty(4096, 'uint8').numpy()\n"
     inside = USE.format(use=USES[use])
     program = PROGRAM.format(before=before, inside=inside, after="").replace(

@@ -13,7 +13,8 @@ import pytest
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import NativeArray
+from dlbridge.protocol import NativeArray, Span
+from dlbridge.testing import side
 
 
 @pytest.fixture
@@ -30,7 +31,9 @@ def elsewhere(context):
 
 def contents(opencl, array, nbytes):
     into = bytearray(nbytes)
-    opencl.copy_to_host(array.device_id, array.data, array.offset, memoryview(into), 0)
+    opencl.copy_to_host(
+        Span(array.device_id, array.data, array.offset, len(into)), memoryview(into), 0
+    )
     opencl.synchronize(array.device_id, 0)
     return into
 
@@ -133,7 +136,7 @@ def test_svm_allocations_are_bytes(opencl, context, fine_grain):
     svm = cl.SVMAllocation(context, 256, 64, flags)
     array = opencl.from_native(svm)
     assert (array.dtype, array.shape) == ("uint8", (256,))
-    opencl.copy_from_host(0, array.data, 0, memoryview(b"x" * 256), 0)
+    opencl.copy_from_host(Span(0, array.data, 0, 256), memoryview(b"x" * 256), 0)
     assert ctypes.string_at(svm.svm_ptr, 256) == b"x" * 256
 
 
@@ -166,13 +169,15 @@ def test_work_in_another_context(opencl, elsewhere, make):
     theirs = opencl.from_native(cl.array.to_device(elsewhere, host))
     assert contents(opencl, theirs, 4000) == host.tobytes()
     ours = make(4000)
-    opencl.copy(0, ours.data, 0, 0, theirs.data, 0, 4000, 0)
+    opencl.copy(Span(0, ours.data, 0, 4000), Span(0, theirs.data, 0, 4000), 0)
     assert (ours.read("f4") == host).all()
     ours.write(host * 2)
-    opencl.copy(0, theirs.data, 0, 0, ours.data, 0, 4000, 0)
+    opencl.copy(Span(0, theirs.data, 0, 4000), Span(0, ours.data, 0, 4000), 0)
     assert contents(opencl, theirs, 4000) == (host * 2).tobytes()
-    opencl.fill(0, theirs.data, 0, 8, 0, 0)
-    opencl.copy_strided(0, ours.data, 0, (4,), theirs.data, 0, (8,), (500,), 4, 0)
+    opencl.fill(Span(0, theirs.data, 0, 8), 0, 0)
+    opencl.copy_strided(
+        *side(0, ours.data, 0, (500,), (4,), 4), *side(0, theirs.data, 0, (500,), (8,), 4), 0
+    )
     assert (ours.read("f4")[:500] == [0, *(host * 2)[2::2]]).all()
 
 
@@ -218,6 +223,18 @@ def test_foreign_cl_mem(opencl, elsewhere):
     assert opencl.import_data(77, buffer.int_ptr, "somebody") == (0, buffer.int_ptr)
 
 
+def test_memory_that_was_freed_is_refused(opencl):
+    """Its buffer is kept for the next tensor, which an import would share."""
+    stream = opencl.current_stream(0)
+    data = opencl.allocate(0, 12_345, 256, stream)
+    opencl.free(0, data, stream)
+    with pytest.raises(ExchangeError, match=r"was freed: keep the tensor"):
+        opencl.import_data(0, data, "somebody")
+    again = opencl.allocate(0, 12_345, 256, stream)
+    assert opencl.import_data(0, again, "somebody") == (0, again)
+    opencl.free(0, again, stream)
+
+
 def test_foreign_device_ids_are_not_believed(opencl):
     for device_id in range(opencl.device_count()):
         data = opencl.allocate(device_id, 256, 64, 0)
@@ -238,7 +255,7 @@ def test_what_is_neither_is_refused(opencl, data):
     with pytest.raises(ExchangeError, match="neither a cl_mem nor"):
         opencl.import_data(0, data, "somebody")
     with pytest.raises(ExchangeError, match="not a cl_mem"):
-        opencl.copy_from_host(0, data, 0, memoryview(b"x"), 0)
+        opencl.copy_from_host(Span(0, data, 0, 1), memoryview(b"x"), 0)
 
 
 def test_host_addresses_are_refused(opencl):
@@ -256,7 +273,7 @@ def test_work_on_the_queue_that_was_handed_out_comes_first(opencl, make, kernels
     source, memory = make(4096 * 4), make(4096 * 4, stream)
     for value in range(1, 20):
         source.write(np.full(4096, value, "u4"), stream)
-        opencl.copy(0, memory.data, 0, 0, source.data, 0, 4096 * 4, stream)
+        opencl.copy(Span(0, memory.data, 0, 4096 * 4), Span(0, source.data, 0, 4096 * 4), stream)
         array = opencl.to_native(
             NativeArray(0, memory.data, 0, "uint32", (4096,), None, False, memory)
         )
@@ -268,17 +285,17 @@ def test_work_on_the_queue_that_was_handed_out_comes_first(opencl, make, kernels
 def test_nothing_is_kept_for_arrays_that_are_gone(opencl, queue, make):
     from dlbridge_opencl import sharing
 
-    before = dict(sharing._queues)
+    before = dict(sharing.QUEUES)
     array = cl.array.zeros(queue, 16, "u4")
     described = [opencl.from_native(array), opencl.from_native(array)]
     memory = make(64)
     opencl.to_native(NativeArray(0, memory.data, 0, "uint32", (16,), None, False, memory))
-    assert len(sharing._queues) == len(before) + 2
+    assert len(sharing.QUEUES) == len(before) + 2
     assert sharing.queues_of(described[0].data) == [queue, queue]
     del described, array
     memory.free()
     gc.collect()
-    assert sharing._queues == before
+    assert before == sharing.QUEUES
 
 
 def test_arrays_in_the_users_context_have_one_queue(opencl, elsewhere, make):
@@ -292,9 +309,43 @@ def test_arrays_in_the_users_context_have_one_queue(opencl, elsewhere, make):
 def test_contexts_of_the_users_are_not_kept_for_ever(opencl, context):
     from dlbridge_opencl import queues
 
-    for _ in range(queues.USERS_KEPT + 3):
+    for _ in range(queues.CONTEXTS_KEPT + 3):
         queues.elsewhere(0, cl.Context(context.devices))
-    assert len(queues._elsewhere) == queues.USERS_KEPT
+    assert len(queues._elsewhere) == queues.CONTEXTS_KEPT
+
+
+DESTROYED = """
+import ctypes, gc, os
+import numpy as np, pyopencl as cl
+import dlbridge as bridge
+from dlbridge_opencl import queues
+
+opencl = bridge.backend("opencl")
+own = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+here = bridge.to_device(np.arange(1 << 20, dtype="u4"), "opencl:0", copy=True)
+layer = ctypes.CDLL(os.environ["OPENCL_LAYERS"])
+tell = ctypes.CDLL(cl._cl.__file__).clSetContextDestructorCallback
+tell.argtypes = [ctypes.c_void_p] * 3
+gone = ctypes.cast(layer.layer_context_gone, ctypes.c_void_p)
+for _ in range(40):
+    context = cl.Context([own.device])
+    assert tell(context.int_ptr, gone, None) == 0
+    with bridge.use_stream("opencl:0", cl.CommandQueue(context)):
+        there = bridge.to_device(here[::3], "opencl:0", copy=True)  # a kernel, and pinned memory
+        array = there.to_native()
+        del there, array
+    del context
+    queues._users.clear()  # it keeps queues, whose handles the users may still use
+gc.collect()
+print(layer.layer_get(b"contexts_gone"))
+"""
+
+
+def test_a_gpu_keeps_few_contexts_of_the_users(script, opencl):
+    """Pinned memory and programs keep theirs alive, too: each takes some of a GPU's memory."""
+    if "OpenCL 3" not in opencl.device_info(0)["version"]:
+        pytest.skip("clSetContextDestructorCallback is of OpenCL 3.0")
+    assert int(script(DESTROYED, unified=0, gpu=1)) >= 40 - 16
 
 
 @pytest.mark.parametrize("imported", [False, True])
@@ -343,3 +394,20 @@ def test_buffers_that_the_host_may_not_map(opencl, context, shared, flag):
     else:
         with pytest.raises(ExchangeError, match=r"flags that forbid it.* on the device first"):
             bridge.to_device(buffer, "cpu")
+
+
+def test_an_array_is_on_the_queue_that_the_user_has_chosen(opencl, queue):
+    tensor = bridge.ones(1000, device="opencl:0")
+    mine = cl.CommandQueue(tensor.to_native().context)
+    with bridge.use_stream("opencl:0", mine):
+        array = tensor.to_native()
+        assert array.queue is mine
+        assert bridge.empty(0, device="opencl:0").to_native().queue is mine
+        array += 1
+        made = bridge.zeros(3, device="opencl:0").to_native()
+        assert made.queue is mine
+    assert tensor.tolist() == [2] * 1000  # our read comes after the work on the user's queue
+    assert tensor.to_native().queue is not mine
+    with bridge.use_stream("opencl:0", queue):  # of another context, where the memory is not
+        assert tensor.to_native().context == mine.context
+        assert bridge.ones(3, device="opencl:0").to_native().queue is queue

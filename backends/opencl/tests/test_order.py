@@ -17,7 +17,8 @@ import pytest
 from dlbridge_opencl import devices, use_context
 
 import dlbridge as bridge
-from dlbridge.protocol import NativeArray
+from dlbridge.protocol import NativeArray, Span
+from dlbridge.testing import side
 
 N = 4096
 
@@ -115,7 +116,7 @@ def test_the_arrays_queue_comes_after_our_work_in_the_block(zeros, fives, queue,
         close(queue, gate)
         bridge.copy_(zeros, fives)
         array = zeros.to_native()
-        assert array.queue != queue
+        assert array.queue is queue
         assert (read_behind(gate, array.queue, array.base_data) == 5).all()
 
 
@@ -195,7 +196,7 @@ def test_work_on_the_users_buffer_is_done_on_return(opencl, context, own, gate):
     """Its owner knows nothing of our queues."""
     buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, size=N)
     close(own, gate)
-    gate.holds(lambda: opencl.fill(0, buffer.int_ptr, 0, N, 7, own.int_ptr))
+    gate.holds(lambda: opencl.fill(Span(0, buffer.int_ptr, 0, N), 7, own.int_ptr))
 
 
 @pytest.mark.parametrize("stream", ["the consumer's", "the default"])
@@ -252,10 +253,10 @@ def test_a_copy_to_another_context_comes_after_the_stream(
 
     def copy():
         if strided:
-            where = (target.data, 0, (8,), source.data, 0, (8,), (N // 2,), 8)
-            opencl.copy_strided(0, *where, stream)
+            there, here = (side(0, each.data, 0, (N // 2,), (8,), 8) for each in (target, source))
+            opencl.copy_strided(*there, *here, stream)
         else:
-            opencl.copy(0, target.data, 0, 0, source.data, 0, N * 4, stream)
+            opencl.copy(Span(0, target.data, 0, N * 4), Span(0, source.data, 0, N * 4), stream)
 
     gate.holds(copy)
     assert (target.read("u4") == 5).all()
@@ -264,10 +265,10 @@ def test_a_copy_to_another_context_comes_after_the_stream(
 def test_a_written_view_is_unmapped_on_return(opencl, make, own, context, gate, shared):
     """So that a queue that we do not know sees it, too; whatever is on the stream by then."""
     memory = make(N).write(np.zeros(N, "u1"))
-    address = opencl.host_view(0, memory.data, 0, N, True, own.int_ptr)
+    address = opencl.host_view(Span(0, memory.data, 0, N), True, own.int_ptr)
     ctypes.memset(address, 7, N)
     close(own, gate)
-    opencl.release_host_view(0, memory.data, address, own.int_ptr)
+    opencl.release_host_view(Span(0, memory.data, 0, 1), address, own.int_ptr)
     assert memory.buffer.map_count == 0
     got = np.zeros(N, "u1")
     cl.enqueue_copy(cl.CommandQueue(context), got, memory.buffer, is_blocking=True)

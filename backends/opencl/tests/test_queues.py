@@ -9,6 +9,8 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
+from dlbridge.protocol import Span
+
 N = 4096
 
 
@@ -81,13 +83,17 @@ def test_1000_rounds_on_two_queues(opencl, make, kernels, turns, two):
     for value in range(1, 1001):
         kernels("late_fill", one, a.buffer, N, value, turns if value % 3 else 0)
         opencl.wait(0, second, first)
-        opencl.copy(0, b.data, 0, 0, a.data, 0, N * 4, second)
+        opencl.copy(Span(0, b.data, 0, N * 4), Span(0, a.data, 0, N * 4), second)
         if value % 2:
             opencl.wait(0, first, second)
-            opencl.copy_to_host(0, b.data, 0, memoryview(got).cast("B"), first)
+            opencl.copy_to_host(
+                Span(0, b.data, 0, memoryview(got).nbytes), memoryview(got).cast("B"), first
+            )
             opencl.synchronize(0, first)
         else:
-            opencl.copy_to_host(0, b.data, 0, memoryview(got).cast("B"), second)
+            opencl.copy_to_host(
+                Span(0, b.data, 0, memoryview(got).nbytes), memoryview(got).cast("B"), second
+            )
             opencl.synchronize(0, second)
         assert (got == value).all(), f"round {value}"
         opencl.wait(0, first, second)  # the next kernel writes what this copy reads
@@ -134,7 +140,7 @@ def test_other_objects_are_no_queues_and_no_memory(opencl, context, kind):
     with pytest.raises(ValueError, match="not a cl_command_queue"):
         opencl.normalize_stream(0, handle)
     with pytest.raises(BufferError, match="not a cl_mem of the drivers"):
-        opencl.copy_from_host(0, handle, 0, memoryview(b"x"), 0)
+        opencl.copy_from_host(Span(0, handle, 0, 1), memoryview(b"x"), 0)
     with pytest.raises(BufferError, match="neither a cl_mem nor"):
         opencl.import_data(0, handle, "somebody")
 

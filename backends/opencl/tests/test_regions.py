@@ -8,6 +8,10 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
+import dlbridge as bridge
+from dlbridge.protocol import Region
+from dlbridge.testing import side
+
 SIZE = 4096
 
 
@@ -47,7 +51,9 @@ def test_regions_of_one_buffer(opencl, make, apart):
         memory.write(content)
         (offset, strides), (start, steps) = sides
         opencl.copy_strided(
-            0, memory.data, offset, strides, memory.data, start, steps, shape, run, memory.stream
+            *side(0, memory.data, offset, shape, strides, run),
+            *side(0, memory.data, start, shape, steps, run),
+            memory.stream,
         )
         content[there] = content[here]
         assert (memory.read() == content).all(), (sides, shape, run)
@@ -59,7 +65,11 @@ def test_regions_of_two_parts_of_one_buffer(opencl, context):
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     whole = cl.Buffer(context, flags, hostbuf=content)
     part = whole.get_sub_region(0, 2048)
-    opencl.copy_strided(0, part.int_ptr, 0, (64,), whole.int_ptr, 4, (32,), (20,), 4, 0)
+    there, here = (
+        side(0, part.int_ptr, 0, (20,), (64,), 4),
+        side(0, whole.int_ptr, 4, (20,), (32,), 4),
+    )
+    opencl.copy_strided(*there, *here, 0)
     content[positions(0, (64,), (20,), 4)] = content[positions(4, (32,), (20,), 4)]
     got = np.empty(SIZE, "u1")
     cl.enqueue_copy(cl.CommandQueue(context), got, whole, is_blocking=True)
@@ -79,23 +89,24 @@ def test_pitches_that_do_not_divide_each_other(opencl, layer, make, case, simula
     shape, run, inner, outer = RAGGED[case]
     nbytes = outer * shape[0]
     content = np.random.default_rng(0).integers(0, 256, nbytes, "u1")
-    memory, packed = make(nbytes).write(content), [run * shape[1], run]
+    memory, packed = make(nbytes).write(content), Region(shape, (run * shape[1], run), run)
     there = positions(0, (outer, inner), shape, run)
     kinds = ("rectangles", "kernels", "reads", "writes")
     before = [layer[kind] for kind in kinds]
 
     into = np.zeros(len(there), "u1")
-    region = (memory.data, 0, (outer, inner))
-    opencl.copy_strided_to_host(0, *region, memoryview(into), packed, shape, run, memory.stream)
+    region = side(0, memory.data, 0, shape, (outer, inner), run)
+    opencl.copy_strided_to_host(*region, memoryview(into), packed, memory.stream)
     assert (into == content[there]).all()
 
     source = memoryview(into[::-1].copy())
-    opencl.copy_strided_from_host(0, *region, source, packed, shape, run, memory.stream)
+    opencl.copy_strided_from_host(*region, source, packed, memory.stream)
     content[there] = into[::-1]
     assert (memory.read() == content).all()
 
     other = make(nbytes).write(np.zeros(nbytes, "u1"))
-    opencl.copy_strided(0, other.data, 0, (outer, inner), *region, shape, run, memory.stream)
+    target = side(0, other.data, 0, shape, (outer, inner), run)
+    opencl.copy_strided(*target, *region, memory.stream)
     got = other.read()
     assert (got[there] == content[there]).all()
     assert got.sum() == content[there].sum()
@@ -103,19 +114,67 @@ def test_pitches_that_do_not_divide_each_other(opencl, layer, make, case, simula
     assert commands < 12 or simulated
 
 
-def test_many_short_runs_are_one_command(opencl, layer, make, simulated):
-    """16 of the million that a reader of other drivers feared 1,024 submissions for."""
+def test_many_short_runs_are_few_commands(opencl, layer, make, simulated):
+    """16 of the million that a reader of other drivers feared 1,024 submissions for.
+
+    One command; or reads of the whole span, in pieces of pinned memory, where the device has
+    memory of its own.
+    """
+    from dlbridge_opencl import staging
+
     count = 4096 if simulated else 1 << 20
     content = np.arange(2 * count, dtype="u4")
     memory = make(content.nbytes).write(content)
     into = np.zeros(count, "u4")
     before = layer["rectangles"], layer["reads"], layer["kernels"]
-    opencl.copy_strided_to_host(
-        0, memory.data, 0, (8,), memoryview(into).cast("B"), (4,), (count,), 4, memory.stream
-    )
+    gaps, packed = side(0, memory.data, 0, (count,), (8,), 4), Region((count,), (4,), 4)
+    opencl.copy_strided_to_host(*gaps, memoryview(into).cast("B"), packed, memory.stream)
     after = layer["rectangles"], layer["reads"], layer["kernels"]
     assert (into == content[::2]).all()
-    assert sum(after) - sum(before) == 1
+    pieces = -(-content.nbytes // staging.PIECE) if staging.is_worth_it(0) else 1
+    assert sum(after) - sum(before) == pieces <= 2
+
+
+TIGHT = """
+import ctypes, os
+import numpy as np
+import dlbridge as bridge
+
+layer = ctypes.CDLL(os.environ["OPENCL_LAYERS"])
+layer.layer_get.restype = ctypes.c_long
+content = np.random.default_rng(0).integers(0, 256, ({planes}, 16, 8192), "u1")
+there = bridge.to_device(content, "opencl:0", copy=True)
+host = content[..., 4096:]
+
+def refused():
+    return layer.layer_get(b"refused")
+
+before = refused()
+{do}
+assert refused() > before, "the driver accepts it: nothing is shown here"
+"""
+
+
+COPIES = {
+    "to the host": """
+got = bridge.to_device(there[..., 4096:], 'cpu', copy=True).numpy()
+assert (got == host).all()""",
+    "from the host": """
+host[:] = 7
+bridge.copy_(there[..., 4096:], host)
+assert (bridge.to_device(there, 'cpu', copy=True).numpy() == content).all()""",
+    "on the device": """
+got = bridge.to_device(there[..., 4096:], 'opencl:0', copy=True)
+assert (bridge.to_device(got, 'cpu', copy=True).numpy() == host).all()""",
+}
+
+
+@pytest.mark.parametrize("planes", [1, 3])
+@pytest.mark.parametrize("do", COPIES)
+@pytest.mark.parametrize("kind", [{}, {"gpu": 1, "unified": 0}], ids=["cpu", "gpu"])
+def test_a_rectangle_that_the_driver_refuses_is_copied_by_a_kernel(script, do, planes, kind):
+    """NVIDIA's driver refuses some that OpenCL allows: the copy was a DeviceError."""
+    script(TIGHT.format(do=COPIES[do], planes=planes), tight=1, **kind)
 
 
 SHORT = """
@@ -129,10 +188,12 @@ def commands():
     return {name: layer.layer_get(name.encode()) for name in ("rectangles", "kernels")}
 
 x = np.arange(600 * 1000, dtype="f4").reshape(600, 1000)
-for view in (np.s_[:, ::2], np.s_[::3, ::7], np.s_[:, 5:6]):
+for view, by_kernel in ((np.s_[:, ::2], 0), (np.s_[::3, ::7], 1), (np.s_[:, 5:6], 1)):
     there = bridge.to_device(x, "opencl:0", copy=True)[view]
     before = commands()
     assert (bridge.to_device(there, "cpu", copy=True).numpy() == x[view]).all()
+    # The host reads the gaps too where they are at most three times the bytes.
+    assert commands()["kernels"] - before["kernels"] == by_kernel, view
     y = np.zeros_like(x)
     target = bridge.to_device(y, "opencl:0", copy=True)
     bridge.copy_(target[view], np.ascontiguousarray(x[view]))
@@ -149,3 +210,55 @@ for view in (np.s_[:, ::2], np.s_[::3, ::7], np.s_[:, 5:6]):
 def test_short_runs_of_gpus_are_copied_by_a_kernel(script):
     """By the host where the span is at most four times the bytes."""
     script(SHORT, gpu=1, unified=0)
+
+
+SHARED = {
+    # shape and strides of a view in elements: some share bytes
+    "sliding windows": ((40, 5), (1, 1)),
+    "windows in steps": ((12, 9), (4, 1)),
+    "every second": ((12, 9), (4, 2)),
+    "a row repeated": ((7, 9), (0, 1)),
+    "two equal strides": ((7, 9), (5, 5)),
+    "planes that overlap": ((3, 4, 5), (10, 6, 1)),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_views_whose_elements_share_bytes(opencl, context, case, monkeypatch):
+    """Rows, and not one command for the region: OpenCL forbids pitches shorter than a row."""
+    from pyopencl.array import Array
+
+    asked = []
+    for name in ("copy_strided", "copy_strided_to_host", "copy_strided_from_host"):
+        monkeypatch.setattr(opencl, name, recorded(asked, getattr(opencl, name)))
+    shape, strides = SHARED[case]
+    content = np.arange(200, dtype="f4")
+    queue = cl.CommandQueue(context)
+    whole = cl.Buffer(context, cl.mem_flags.COPY_HOST_PTR, hostbuf=content)
+    steps = tuple(4 * step for step in strides)
+    view = bridge.asarray(Array(queue, shape, "f4", data=whole, strides=steps))
+    want = np.lib.stride_tricks.as_strided(content, shape, steps)
+    assert (bridge.to_device(view, "cpu", copy=True).numpy() == want).all()
+    again = bridge.to_device(view, "opencl:0", copy=True)
+    assert (bridge.to_device(again, "cpu").numpy() == want).all()
+    wide = bridge.zeros((*shape[:-1], 2 * shape[-1]), "float32", "opencl:0")
+    for source in (view, bridge.to_device(want, "cpu")):
+        bridge.copy_(wide[..., ::2], source)
+        assert (bridge.to_device(wide, "cpu").numpy()[..., ::2] == want).all()
+    assert all(apart(region) for region in asked)
+
+
+def recorded(asked, function):
+    """*function*, which adds the regions that it is asked for to *asked*."""
+
+    def record(*arguments):
+        asked.extend(each for each in arguments if isinstance(each, Region))
+        return function(*arguments)
+
+    return record
+
+
+def apart(region):
+    """Whether no byte belongs to two runs, as `Region` says."""
+    where = positions(0, region.strides, region.shape, region.run_nbytes)
+    return len(np.unique(where)) == len(where)

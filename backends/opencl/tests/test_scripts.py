@@ -27,11 +27,16 @@ def numpy_range(_):
 
 
 def jax_range(peer):
-    return peer("jax.numpy").arange(N, dtype="float32")
+    cpu = peer("jax").devices("cpu")[0]  # its arrays are on a GPU if it has one
+    return peer("jax").device_put(peer("jax.numpy").arange(N, dtype="float32"), cpu)
 
 
 def address(x):
-    return x.data_ptr() if hasattr(x, "data_ptr") else x.__array_interface__["data"][0]
+    if hasattr(x, "data_ptr"):
+        return x.data_ptr()
+    if hasattr(x, "unsafe_buffer_pointer"):
+        return x.unsafe_buffer_pointer()
+    return x.__array_interface__["data"][0]
 
 
 def device_that_shares(opencl, shares):
@@ -70,8 +75,14 @@ def test_copies_are_those_that_explain_predicted(opencl, peer, source):
     x = source(peer)
     there = bridge.plan(x, device)
     assert "memory of its own" in str(there)
-    asked = bridge.plan(x, device, copy=False)  # only then host memory is used over the bus
-    assert [step.kind for step in asked.steps] == ["host import"]
+    refusal = opencl.host_import_refusal(int(device.partition(":")[2]), address(x), 4 * N)
+    if refusal:
+        with pytest.raises(bridge.Error) as caught:
+            bridge.plan(x, device, copy=False)
+        assert refusal in str(caught.value)
+    else:
+        asked = bridge.plan(x, device, copy=False)  # only then host memory is used over the bus
+        assert [step.kind for step in asked.steps] == ["host import"]
     with bridge.trace() as trace:
         tensor = bridge.to_device(x, device)
         back = bridge.plan(tensor, "cpu")

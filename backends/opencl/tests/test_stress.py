@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import queue
 import random
+import sys
 import threading
+import traceback
 
 import numpy as np
 import pytest
+
+from dlbridge.protocol import Span
 
 SIZES = [4, 1000, 1000, 65536]
 THREADS = 4
@@ -36,14 +40,16 @@ class Worker(threading.Thread):
     def make(self):
         nbytes, value = self.random.choice(SIZES), self.random.randrange(256)
         data = self.opencl.allocate(0, nbytes, 64, self.stream)
-        self.opencl.fill(0, data, 0, nbytes, value, self.stream)
+        self.opencl.fill(Span(0, data, 0, nbytes), value, self.stream)
         self.held.append((data, bytes([value]) * nbytes))
 
     def copy(self):
         if self.held:
             source, content = self.random.choice(self.held)
             data = self.opencl.allocate(0, len(content), 64, self.stream)
-            self.opencl.copy(0, data, 0, 0, source, 0, len(content), self.stream)
+            self.opencl.copy(
+                Span(0, data, 0, len(content)), Span(0, source, 0, len(content)), self.stream
+            )
             self.held.append((data, content))
 
     def hand_on(self):
@@ -62,10 +68,16 @@ class Worker(threading.Thread):
         if self.held:
             data, content = self.held.pop(self.random.randrange(len(self.held)))
             got = np.zeros(len(content), "u1")
-            self.opencl.copy_to_host(0, data, 0, memoryview(got), self.stream)
+            self.opencl.copy_to_host(Span(0, data, 0, len(got)), memoryview(got), self.stream)
             self.opencl.free(0, data, self.stream)
             if got.tobytes() != content:
                 self.failures.append(f"{len(content)} bytes: {got[:4]}, not {content[:4]!r}")
+
+
+def where_threads_are():
+    """The stack of each thread, for the message of a failure."""
+    frames = sys._current_frames().items()
+    return "\n".join(f"{number}\n{''.join(traceback.format_stack(top))}" for number, top in frames)
 
 
 @pytest.mark.parametrize("turns", [200, pytest.param(10_000, marks=pytest.mark.stress)])
@@ -77,7 +89,7 @@ def test_threads_never_see_each_others_data(opencl, turns):
         worker.start()
     for worker in workers:
         worker.join(300)
-        assert not worker.is_alive(), "deadlock"
+        assert not worker.is_alive(), "deadlock\n" + where_threads_are()
     while not market.empty():
         data, _, stream = market.get()
         opencl.free(0, data, stream)

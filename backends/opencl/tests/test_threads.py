@@ -8,6 +8,7 @@ import numpy as np
 import pyopencl as cl
 
 import dlbridge as bridge
+from dlbridge.protocol import Span
 
 VIEWS = """
 import sys, threading, time
@@ -50,8 +51,8 @@ def test_a_view_of_every_thread_is_given_back(opencl, make, shared):
     def look():
         for _ in range(300):
             barrier.wait()
-            address = opencl.host_view(0, memory.data, 0, 64, False, memory.stream)
-            opencl.release_host_view(0, memory.data, address, memory.stream)
+            address = opencl.host_view(Span(0, memory.data, 0, 64), False, memory.stream)
+            opencl.release_host_view(Span(0, memory.data, 0, 1), address, memory.stream)
 
     threads = [threading.Thread(target=look) for _ in range(4)]
     for thread in threads:
@@ -73,7 +74,7 @@ def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate,
     queue.flush()
     given = []
     look = threading.Thread(
-        target=lambda: given.append(opencl.host_view(0, memory.data, 0, 64, False, stream))
+        target=lambda: given.append(opencl.host_view(Span(0, memory.data, 0, 64), False, stream))
     )
     look.start()
     look.join(0.2)
@@ -81,7 +82,7 @@ def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate,
     taken = []
 
     def finalizer():  # takes the lock and finds no view of this address
-        opencl.release_host_view(0, memory.data, 12345, 0)
+        opencl.release_host_view(Span(0, memory.data, 0, 1), 12345, 0)
         lock = views._lock(memory.data)
         taken.append(lock.acquire(timeout=5))
         lock.release()
@@ -92,7 +93,7 @@ def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate,
     gate.open()
     look.join(10)
     assert taken == [True]
-    opencl.release_host_view(0, memory.data, given[0], stream)
+    opencl.release_host_view(Span(0, memory.data, 0, 1), given[0], stream)
 
 
 STORM = """
@@ -274,3 +275,109 @@ def test_host_memory_is_waited_for_though_a_ctrl_c_comes(opencl, make, kernels, 
     assert raised
     assert (host == 7).all()
     assert isinstance(host, np.ndarray)
+
+
+def indent(line):
+    return len(line) - len(line.lstrip())
+
+
+def interrupted_at_each_line(work):
+    """Call *work* again and again, with a KeyboardInterrupt before its first, second ... line.
+
+    As an exception of a signal handler that comes in a destructor, where nobody calls
+    again. CPython raises it after calls and where a function begins. (At the beginning
+    of the function of a backend the core calls it again.) After the last call of a
+    ``with`` block it raises it inside the block; a trace function could do so only when the
+    block has been left and its lock not yet been released, so that moment is left out.
+    """
+    import linecache
+    import sys
+
+    for count in range(1, 1000):
+        left = count
+        before = {}
+
+        def trace(frame, event, _argument, before=before):
+            nonlocal left
+            file = frame.f_code.co_filename
+            if event == "line" and "dlbridge_opencl" in file:
+                last = before.get(frame, "(" if before else "")
+                before[frame] = line = linecache.getline(file, frame.f_lineno)
+                leaves = line.lstrip().startswith("with ") and indent(last) > indent(line)
+                left -= "(" in last and not leaves
+                if left == 0:
+                    raise KeyboardInterrupt
+            return trace
+
+        call = work()
+        sys.settrace(trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.settrace(None)
+            before.clear()  # the frames, with what they hold
+        assert count > 4, "no line was interrupted"
+        return
+    raise AssertionError("it never ended")
+
+
+def test_memory_is_freed_though_a_handler_raises(opencl):
+    """The exception came after the owner had let go, and the buffer stayed for ever."""
+    before = opencl.live_allocations()
+
+    def work():
+        stream = opencl.current_stream(0)
+        data = opencl.allocate(0, 1 << 12, 64, stream)
+        return lambda: opencl.free(0, data, stream)
+
+    interrupted_at_each_line(work)
+    assert opencl.live_allocations() == before
+
+
+def test_no_buffer_is_kept_twice_though_a_handler_raises(opencl):
+    """Two tensors would get the same memory."""
+    stream = opencl.current_stream(0)
+
+    def work():
+        data = opencl.allocate(0, 12_345, 64, stream)
+        return lambda: opencl.free(0, data, stream)
+
+    interrupted_at_each_line(work)
+    taken = [opencl.allocate(0, 12_345, 64, stream) for _ in range(60)]
+    assert len(set(taken)) == 60
+    for data in taken:
+        opencl.free(0, data, stream)
+
+
+def test_a_view_is_given_back_though_a_handler_raises(opencl, make, shared):
+    from dlbridge_opencl import views
+
+    memory = make(4096)
+    span = Span(0, memory.data, 0, 64)
+
+    def release():
+        address = opencl.host_view(span, False, memory.stream)
+        return lambda: opencl.release_host_view(span, address, memory.stream)
+
+    interrupted_at_each_line(release)
+    assert not views._mapped
+    assert memory.buffer.map_count == 0
+
+
+def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared):
+    from dlbridge_opencl import views
+
+    memory = make(4096)
+    span = Span(0, memory.data, 0, 64)
+    addresses = []
+
+    def look():
+        return lambda: addresses.extend(map(opencl.host_view, [span], [False], [memory.stream]))
+
+    interrupted_at_each_line(look)
+    assert len(addresses) == 1
+    opencl.release_host_view(span, addresses[0], memory.stream)
+    assert not views._mapped
+    assert memory.buffer.map_count == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from ctypes import addressof, c_uint64
 from functools import cache
 from typing import Any
 
@@ -28,9 +29,11 @@ __all__ = [
     "call",
     "check",
     "device_count",
+    "give",
     "guard",
     "status",
     "table",
+    "take_back",
     "version",
 ]  # fmt: skip
 
@@ -85,6 +88,26 @@ def answer(name: str, kind: str, *args: Any) -> Any:
     result = ffi.new(f"{kind} *")
     check(name, status(name, result, *args))
     return result[0]
+
+
+def give(name: str, cell: c_uint64, *args: Any) -> int:
+    """The hipError_t of *name*, which writes an address to its first parameter: into *cell*."""
+    code = status(name, ffi.cast("hipDeviceptr_t *", addressof(cell)), *args)
+    if code:
+        cell.value = 0
+    return code
+
+
+def take_back(name: str, codes: list[int], *args: Any) -> None:
+    """Call *name* and put its status into *codes*, with no Python code between the two.
+
+    DeviceMemoryError, ExchangeError or DeviceError if the status is not hipSuccess.
+    """
+    library = load()
+    codes.extend(map(getattr(library, name), *([argument] for argument in args)))
+    if codes[-1]:
+        library.hipGetLastError()
+    check(name, codes[-1])
 
 
 def status(name: str, *args: Any) -> int:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import c_uint64
 from functools import cache
 from typing import Any
 
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.driver import Location, StreamDriver, StreamState, WrongDeviceError
 from dlbridge.kit.events import EventPool
+from dlbridge.kit.limits import pool_limit
 from dlbridge.kit.regions import Side
 from dlbridge.kit.status import NoPoolError, StreamGoneError
 
@@ -23,9 +25,11 @@ from .driver import (
     call,
     check,
     device_count,
+    give,
     guard,
     status,
     table,
+    take_back,
     version,
 )
 from .library import constant, ffi
@@ -36,9 +40,6 @@ _IMPLICIT = 906  # hipErrorStreamCaptureImplicit
 _DESTROYED = frozenset({400, 709, INVALID_VALUE})
 """Statuses for a stream that was destroyed: hipErrorInvalidHandle,
 hipErrorContextIsDestroyed, hipErrorInvalidValue."""
-_COPY_INSTEAD = frozenset({1, 2, 304, 712, 801})
-"""Statuses of hipHostRegister for memory that cannot be locked: hipErrorInvalidValue,
-OutOfMemory, OperatingSystem, HostMemoryAlreadyRegistered, NotSupported."""
 
 # hipMemoryType to kinds of `Location`. HIP 6 renumbered it (hip_runtime_api.h); what is not listed
 # (arrays) does not belong in a tensor. HIP 5 has no type of managed memory.
@@ -93,6 +94,13 @@ class GPU(StreamDriver):
 
     def at(self, place: Any) -> current:
         return current(place)
+
+    def here(self) -> int:
+        return 0 if guard.in_child else int(answer("hipGetDevice", "int"))
+
+    def back_to(self, place: int) -> None:
+        if not guard.in_child and self.here() != place:
+            call("hipSetDevice", place)
 
     def place_of(self, stream: int, device_id: int) -> int:
         home = _device_of(stream, device_id)
@@ -170,63 +178,60 @@ class GPU(StreamDriver):
         call("hipMemGetInfo", room, room + 1)
         return room[0], room[1]
 
-    def allocate(self, nbytes: int) -> int:
-        return int(answer("hipMalloc", "hipDeviceptr_t", nbytes))
+    def allocate(self, nbytes: int, cell: c_uint64) -> None:
+        check("hipMalloc", give("hipMalloc", cell, nbytes))
 
-    def free(self, pointer: int) -> None:
-        call("hipFree", pointer)
+    def free(self, pointer: int, codes: list[int]) -> None:
+        take_back("hipFree", codes, pointer)
+
+    # Pools of ROCm 7 say that there is no room where hipMalloc finds some
+    # (ROCm/legacy-rocm-build#6178), and keep what they could not give (ROCm/rocm-systems#11642).
+    pools_find_all_room = False
 
     def pool(self, device_id: int) -> int | None:
         return None if device_id in without_pool else default_pool(device_id)
 
-    def allocate_async(self, pool: Any, nbytes: int, stream: int) -> int:
+    def allocate_async(self, pool: Any, nbytes: int, stream: int, cell: c_uint64) -> None:
         # Not hipMallocAsync: it takes the pool of the stream's device.
-        pointer = ffi.new("hipDeviceptr_t *")
-        code = status("hipMallocFromPoolAsync", pointer, nbytes, pool, stream)
+        code = give("hipMallocFromPoolAsync", cell, nbytes, pool, stream)
         if code == NOT_SUPPORTED:
             without_pool.add(int(answer("hipGetDevice", "int")))
             raise NoPoolError(table.text("hipMallocFromPoolAsync", code))
         check("hipMallocFromPoolAsync", code)
-        return int(pointer[0])
 
-    def free_async(self, pointer: int, stream: int) -> None:
+    def free_async(self, pointer: int, stream: int, codes: list[int]) -> None:
         if not self.exists(stream, 0):
             raise StreamGoneError(f"stream {stream:#x} was destroyed")
-        call("hipFreeAsync", pointer, stream)
+        take_back("hipFreeAsync", codes, pointer, stream)
 
     def trim_pool(self, pool: Any) -> None:
         call("hipMemPoolTrimTo", pool, 0)
 
-    def allocate_pinned(self, nbytes: int) -> int:
+    def allocate_pinned(self, nbytes: int, cell: c_uint64) -> None:
         flags = constant("hipHostMallocPortable") | constant("hipHostMallocMapped")
-        return int(answer("hipHostMalloc", "hipDeviceptr_t", nbytes, flags))
+        check("hipHostMalloc", give("hipHostMalloc", cell, nbytes, flags))
 
-    def free_pinned(self, pointer: int) -> None:
-        call("hipHostFree", pointer)
+    def free_pinned(self, pointer: int, codes: list[int]) -> None:
+        take_back("hipHostFree", codes, pointer)
 
-    def lock_pages(self, device_id: int, address: int, nbytes: int, readonly: bool) -> None:
+    cannot_lock = frozenset({1, 2, 304, 712, 801})
+    """Statuses of hipHostRegister for memory that cannot be locked: hipErrorInvalidValue,
+    OutOfMemory, OperatingSystem, HostMemoryAlreadyRegistered, NotSupported."""
+
+    def lock_pages(
+        self, device_id: int, address: int, nbytes: int, readonly: bool, codes: list[int]
+    ) -> None:
         flags = constant("hipHostRegisterPortable") | constant("hipHostRegisterMapped")
-        code = status("hipHostRegister", address, nbytes, flags)
-        if code in _COPY_INSTEAD:
-            table_says = table.text("hipHostRegister", code)
+        take_back("hipHostRegister", codes, address, nbytes, flags)
+        seen = int(answer("hipHostGetDevicePointer", "hipDeviceptr_t", address, 0))
+        if seen != address:
             raise ExchangeError(
-                f"the memory at {address:#x} cannot be page-locked in place ({table_says}); "
-                "copy it instead"
+                f"the GPU sees the memory at {address:#x} at another address ({seen:#x}), and "
+                "a tensor has one address only; copy it instead"
             )
-        check("hipHostRegister", code)
-        try:
-            seen = int(answer("hipHostGetDevicePointer", "hipDeviceptr_t", address, 0))
-            if seen != address:
-                raise ExchangeError(
-                    f"the GPU sees the memory at {address:#x} at another address ({seen:#x}), and "
-                    "a tensor has one address only; copy it instead"
-                )
-        except BaseException:
-            self.unlock_pages(address)
-            raise
 
-    def unlock_pages(self, address: int) -> None:
-        call("hipHostUnregister", address)
+    def unlock_pages(self, address: int, codes: list[int]) -> None:
+        take_back("hipHostUnregister", codes, address)
 
     def locate(self, address: int, device_id: int) -> Location:
         """Plain host memory is hipErrorInvalidValue, or hipMemoryTypeUnregistered.
@@ -277,10 +282,12 @@ events = EventPool(gpu)
 def default_pool(device_id: int) -> int | None:
     """The device's default pool, told to keep what is freed; None if it is not to be used.
 
-    HIP 5 calls its pools beta, and its first ones refuse the default stream. A release threshold
-    of 0, the default, gives everything back to the system at each synchronisation; one that
-    somebody else has set is left alone, for the pool belongs to the whole process.
+    HIP 5 calls its pools beta, and its first ones refuse the default stream. It keeps up to the
+    user's limit (`pool_limit`), or everything. A release threshold of 0, the default, gives
+    everything back to the system at each synchronisation; one that somebody else has set is left
+    alone, for the pool belongs to the whole process.
     """
+    limit = min(pool_limit(2**64 - 1), 2**64 - 1)
     if version() < (6, 0) or not attribute(device_id, "MemoryPoolsSupported"):
         return None
     pool = ffi.new("hipMemPool_t *")
@@ -293,7 +300,7 @@ def default_pool(device_id: int) -> int | None:
     with relaxed():
         call("hipMemPoolGetAttribute", pool[0], which, threshold)
         if threshold[0] == 0:
-            threshold[0] = 2**64 - 1
+            threshold[0] = limit
             call("hipMemPoolSetAttribute", pool[0], which, threshold)
     return int(pool[0])
 

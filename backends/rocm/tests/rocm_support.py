@@ -44,8 +44,10 @@ def at(device_id):
 class RocmRig(rig.Rig):
     device, host, kinds = "rocm", "rocm_host", ("rocm", "rocm_host")
     default, default_streams = 0, (0,)
+    looks_up_gone_streams = True
     package = "dlbridge_rocm"
     libraries = ("cuda", "hip")
+    last_resort = "hipMalloc"
     asking = ("hipStreamIsCapturing",)  # a question whose failure the next call reports
     copy_calls = ("hipMemcpyAsync", "hipMemcpy2DAsync")
     names: ClassVar = {

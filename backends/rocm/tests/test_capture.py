@@ -5,6 +5,8 @@ from rocm_support import read, stream
 from suite.capture import HOST
 from suite.rig import BLOCKING, capture
 
+from dlbridge.protocol import Span
+
 
 @pytest.mark.parametrize("version", [(5, 2), (7, 0)])
 def test_other_streams_go_on_by_version(fake, kind, mode, version):
@@ -12,7 +14,7 @@ def test_other_streams_go_on_by_version(fake, kind, mode, version):
     fake.version(*version)  # with pools and without
     with stream() as captured, stream() as own, capture(captured, mode):
         data = kind.allocate(0, 4096, 1 << 16, own)
-        kind.copy_from_host(0, data, 0, HOST, own)
+        kind.copy_from_host(Span(0, data, 0, len(HOST)), HOST, own)
         assert read(kind, data, 4096, own) == b"x" * 4096
         kind.free(0, data, own)
         kind.synchronize(0, own)

@@ -3,8 +3,9 @@
 import pytest
 from rocm_support import memory
 
-from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, ExchangeError
 from dlbridge.kit.status import CaptureError, StreamGoneError
+from dlbridge.protocol import Span
 
 
 @pytest.mark.parametrize(
@@ -15,9 +16,9 @@ from dlbridge.kit.status import CaptureError, StreamGoneError
         (3, DeviceError, r"NotInitialized \(3\).*fork\(\)"),
         (101, DeviceError, r"InvalidDevice \(101\).*HIP_VISIBLE_DEVICES"),
         (400, StreamGoneError, "InvalidHandle.*destroyed"),
-        (700, DeviceError, "IllegalAddress.*restart the process"),
+        (700, DeviceLost, "IllegalAddress.*restart the process"),
         (709, StreamGoneError, "ContextIsDestroyed.*reset the device"),
-        (719, DeviceError, "LaunchFailure.*restart the process"),
+        (719, DeviceLost, "LaunchFailure.*restart the process"),
         (801, ExchangeError, "NotSupported.*cannot do that"),
         (900, CaptureError, "StreamCaptureUnsupported.*capturing a HIP graph"),
         (906, CaptureError, "StreamCaptureImplicit.*capturing a HIP graph"),
@@ -29,7 +30,7 @@ def test_codes_become_exceptions(fake, rocm, code, error, words):
     with memory(rocm, 64) as data:
         fake.fail("hipMemsetAsync", code)
         with pytest.raises(error, match=f"hipMemsetAsync: .*{words}") as caught:
-            rocm.fill(0, data, 0, 64, 0, 0)
+            rocm.fill(Span(0, data, 0, 64), 0, 0)
         assert type(caught.value) is error
 
 
@@ -37,11 +38,11 @@ def test_codes_become_exceptions(fake, rocm, code, error, words):
 def test_a_bad_pointer(fake, rocm, address):
     """An address that is not device memory is refused; later work is not disturbed."""
     with pytest.raises(DeviceError, match="InvalidValue"):
-        rocm.fill(0, address, 0, 64, 0, 0)
+        rocm.fill(Span(0, address, 0, 64), 0, 0)
     with pytest.raises(ExchangeError, match="mislabels it"):
         rocm.import_data(0, address, "test")
     with memory(rocm, b"still here") as data:
         into = bytearray(10)
-        rocm.copy_to_host(0, data, 0, memoryview(into), 0)
+        rocm.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), 0)
         rocm.synchronize(0, 0)
         assert into == b"still here"

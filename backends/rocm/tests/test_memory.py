@@ -8,7 +8,8 @@ from rocm_support import gate, memory, read, stream
 from suite.rig import capture
 
 import dlbridge
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.protocol import Span
 
 MEMORY_POOLS_SUPPORTED = 115  # CUdevice_attribute, below the shim
 NOT_SUPPORTED = 801
@@ -37,7 +38,7 @@ def test_without_pools(fake, no_pools):
     with stream() as other:
         data = no_pools.allocate(0, 1 << 16, 256, other)
         with gate(other) as closed:
-            no_pools.fill(0, data, 0, 1 << 16, 7, other)
+            no_pools.fill(Span(0, data, 0, 1 << 16), 7, other)
             closed.open_soon()
             no_pools.free(0, data, other)
             assert closed.is_open
@@ -72,13 +73,39 @@ def test_a_pool_that_a_capture_refuses(fake, rocm, mode):
     assert fake.live() == live
 
 
+def test_a_pool_that_finds_no_room(fake, rocm):
+    """Where hipMalloc does (ROCm/legacy-rocm-build#6178): tried once the pool was trimmed."""
+    live, trims, plain = fake.live(), fake.calls("trim"), fake.calls("hipMalloc")
+    fake.fail("hipMallocFromPoolAsync", 2)
+    with stream() as own:
+        data = rocm.allocate(0, 64, 256, own)
+        assert (fake.calls("trim"), fake.calls("hipMalloc")) == (trims + 1, plain + 1)
+        with gate(own) as closed:
+            rocm.fill(Span(0, data, 0, 64), ord("x"), own)
+            closed.open_soon()
+            assert read(rocm, data, 64, own) == b"x" * 64
+            pooled = fake.calls("hipFreeAsync")
+            rocm.free(0, data, own)
+            assert fake.calls("hipFreeAsync") == pooled
+    assert fake.live() == live
+
+
+def test_no_room_in_the_pool_and_beside_it(fake, rocm):
+    live = fake.live()
+    fake.fail("hipMallocFromPoolAsync", 2)
+    fake.fail("hipMalloc", 2)
+    with pytest.raises(DeviceMemoryError, match=r"no room for 64 bytes .*hipMalloc:"):
+        rocm.allocate(0, 64, 256, 0)
+    assert fake.live() == live
+
+
 class memory_beside:  # noqa: N801  # as `memory`, and without a wait for the device
     def __init__(self, backend, own):
         self.backend, self.own = backend, own
 
     def __enter__(self):
         self.data = self.backend.allocate(0, 64, 256, self.own)
-        self.backend.fill(0, self.data, 0, 64, ord("x"), self.own)
+        self.backend.fill(Span(0, self.data, 0, 64), ord("x"), self.own)
         return self.data
 
     def __exit__(self, *_):

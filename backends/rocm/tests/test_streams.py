@@ -6,6 +6,7 @@ from rocm_support import gate, memory, read, stream
 
 import dlbridge
 from dlbridge.errors import DeviceError
+from dlbridge.protocol import Span
 
 N = 1 << 16
 NEW, OLD = b"n" * N, b"o" * N
@@ -73,11 +74,11 @@ def test_wait_between_devices_by_version(fake, rocm, two_devices, version):
         memory(rocm, N, second, device_id=1) as copy,
         gate(first) as closed,
     ):
-        rocm.fill(0, source, 0, N, NEW[0], first)
+        rocm.fill(Span(0, source, 0, N), NEW[0], first)
         closed.open_soon()
         rocm.wait(1, second, first)
         assert closed.is_open == (version < (5, 6))
-        rocm.copy(1, copy, 0, 0, source, 0, N, second)
+        rocm.copy(Span(1, copy, 0, N), Span(0, source, 0, N), second)
         assert read(rocm, copy, N, second, 1) == NEW
 
 
@@ -104,10 +105,14 @@ def test_a_stream_is_asked_for_before_each_use(fake, rocm):
         host = bytearray(N)
         uses = {
             "allocate": lambda: rocm.allocate(0, N, 256, gone),
-            "copy": lambda: rocm.copy(0, data, 0, 0, data, 0, 1, gone),
-            "fill": lambda: rocm.fill(0, data, 0, N, 0, gone),
-            "to the host": lambda: rocm.copy_to_host(0, data, 0, memoryview(host), gone),
-            "from the host": lambda: rocm.copy_from_host(0, data, 0, memoryview(host), gone),
+            "copy": lambda: rocm.copy(Span(0, data, 0, 1), Span(0, data, 0, 1), gone),
+            "fill": lambda: rocm.fill(Span(0, data, 0, N), 0, gone),
+            "to the host": lambda: rocm.copy_to_host(
+                Span(0, data, 0, len(host)), memoryview(host), gone
+            ),
+            "from the host": lambda: rocm.copy_from_host(
+                Span(0, data, 0, len(host)), memoryview(host), gone
+            ),
             "synchronize": lambda: rocm.synchronize(0, gone),
             "wait": lambda: rocm.wait(0, gone, 0),
         }

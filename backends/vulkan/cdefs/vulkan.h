@@ -27,7 +27,7 @@ typedef int VkCommandBufferLevel, VkDescriptorType, VkDriverId,
 typedef VkFlags VkAccessFlags, VkBufferCreateFlags, VkBufferUsageFlags,
     VkCommandBufferUsageFlags, VkCommandPoolCreateFlags, VkDependencyFlags,
     VkDescriptorPoolCreateFlags, VkDescriptorSetLayoutCreateFlags, VkDeviceCreateFlags,
-    VkDeviceQueueCreateFlags, VkExternalMemoryHandleTypeFlags, VkInstanceCreateFlags,
+    VkDeviceQueueCreateFlags, VkExternalMemoryFeatureFlags, VkExternalMemoryHandleTypeFlags, VkInstanceCreateFlags,
     VkMemoryHeapFlags, VkMemoryMapFlags, VkMemoryPropertyFlags, VkPipelineCreateFlags,
     VkPipelineLayoutCreateFlags, VkPipelineShaderStageCreateFlags, VkPipelineStageFlags,
     VkQueueFlags, VkSampleCountFlags, VkSemaphoreCreateFlags, VkSemaphoreWaitFlags,
@@ -85,7 +85,10 @@ enum {
     VK_BUFFER_USAGE_TRANSFER_SRC_BIT = 1,
     VK_BUFFER_USAGE_TRANSFER_DST_BIT = 2,
     VK_BUFFER_USAGE_STORAGE_BUFFER_BIT = 32,
+    VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT = 1,
     VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT = 128,
+    VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT = 1,
+    VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT = 2,
     VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT = 2,
     VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT = 1,
     VK_SEMAPHORE_TYPE_TIMELINE = 1,
@@ -117,6 +120,11 @@ enum {
     VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO = 3,
     VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO = 12,
     VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO = 1000072000,
+    VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO = 1000071002,
+    VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES = 1000071003,
+    VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO = 1000072002,
+    VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR = 1000074000,
+    VK_STRUCTURE_TYPE_MEMORY_GET_FD_INFO_KHR = 1000074002,
     VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO = 5,
     VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT = 1000178000,
     VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT = 1000178001,
@@ -456,6 +464,49 @@ typedef struct {
 } VkExternalMemoryBufferCreateInfo;
 
 typedef struct {
+    VkStructureType sType;
+    const void* pNext;
+    VkBufferCreateFlags flags;
+    VkBufferUsageFlags usage;
+    VkExternalMemoryHandleTypeFlagBits handleType;
+} VkPhysicalDeviceExternalBufferInfo;
+
+typedef struct {
+    VkExternalMemoryFeatureFlags externalMemoryFeatures;
+    VkExternalMemoryHandleTypeFlags exportFromImportedHandleTypes, compatibleHandleTypes;
+} VkExternalMemoryProperties;
+
+typedef struct {
+    VkStructureType sType;
+    void* pNext;
+    VkExternalMemoryProperties externalMemoryProperties;
+} VkExternalBufferProperties;
+
+void vkGetPhysicalDeviceExternalBufferProperties(VkPhysicalDevice physicalDevice, const
+    VkPhysicalDeviceExternalBufferInfo* pExternalBufferInfo, VkExternalBufferProperties*
+    pExternalBufferProperties);
+
+typedef struct {
+    VkStructureType sType;
+    const void* pNext;
+    VkExternalMemoryHandleTypeFlags handleTypes;
+} VkExportMemoryAllocateInfo;
+
+typedef struct {
+    VkStructureType sType;
+    const void* pNext;
+    VkDeviceMemory memory;
+    VkExternalMemoryHandleTypeFlagBits handleType;
+} VkMemoryGetFdInfoKHR;
+
+typedef struct {
+    VkStructureType sType;
+    const void* pNext;
+    VkExternalMemoryHandleTypeFlagBits handleType;
+    int fd;
+} VkImportMemoryFdInfoKHR;
+
+typedef struct {
     VkDeviceSize size, alignment;
     uint32_t memoryTypeBits;
 } VkMemoryRequirements;
@@ -752,6 +803,10 @@ void vkUpdateDescriptorSets(VkDevice device, uint32_t descriptorWriteCount, cons
 typedef VkResult (*PFN_vkGetMemoryHostPointerPropertiesEXT)(VkDevice device,
     VkExternalMemoryHandleTypeFlagBits handleType, const void* pHostPointer,
     VkMemoryHostPointerPropertiesEXT* pMemoryHostPointerProperties);
+
+/* VK_KHR_external_memory_fd, likewise. */
+typedef VkResult (*PFN_vkGetMemoryFdKHR)(VkDevice device, const VkMemoryGetFdInfoKHR* pGetFdInfo,
+    int* pFd);
 
 /* --- What a kDLVulkan tensor's data points to --- */
 

@@ -15,7 +15,9 @@ __all__ = ["Kernel", "Vulkan", "VulkanArray"]
 _HOMES = {"Kernel": "compute", "Vulkan": "backend", "VulkanArray": "native"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # to a type checker it would say that there is every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

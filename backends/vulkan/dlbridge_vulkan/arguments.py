@@ -36,8 +36,8 @@ def binding_of(tensor: Any, device: Device, live: Live) -> Binding:
     native = isinstance(tensor, VulkanArray)
     if not native and not (hasattr(tensor, "data_ptr") and hasattr(tensor, "byte_offset")):
         raise TypeError(
-            f"a {type(tensor).__qualname__} is not a dlbridge tensor; wrap it by "
-            f"dlbridge.to_device(x, 'vulkan:{device.index}')"
+            f"a {type(tensor).__module__}.{type(tensor).__qualname__} was given, which is not in "
+            f"Vulkan memory; move it with dlbridge.to_device(x, 'vulkan:{device.index}')"
         )
     if 0 in tensor.shape:
         raise ExchangeError(f"a tensor of shape {tensor.shape} has no bytes, and no buffer")
@@ -52,6 +52,8 @@ def binding_of(tensor: Any, device: Device, live: Live) -> Binding:
             f"a tensor on {where or 'no known device'} is not in Vulkan "
             f"memory; move it with dlbridge.to_device(x, 'vulkan:{device.index}')"
         )
+    if hasattr(tensor, "operand"):
+        tensor.operand()  # the order of work, and the refusal while the host uses the memory
     return allocation, offset, allocation.nbytes - offset if native else _extent(tensor)
 
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import NativeArray
+from dlbridge.protocol import ExportedMemory, NativeArray, Region, Span
 
-from . import copies, host_import, native
+from . import copies, export, fd_import, host_import, native
 from .beyond import Beyond
 from .buffer import Buffer
 from .demo import box_blur
 from .devices import Devices
-from .hostcopy import address_of
+from .hostcopy import address_of, write
 from .library import handle
 from .live import Live
-from .strided import Side, span
+from .strided import Side
 
 if TYPE_CHECKING:
     from dlbridge.protocol import (
         Backend,
+        SupportsAllocateFromHost,
         SupportsCopy,
         SupportsDemo,
         SupportsDeviceInfo,
@@ -30,12 +31,19 @@ if TYPE_CHECKING:
         SupportsForeignData,
         SupportsHostImport,
         SupportsHostView,
+        SupportsMemoryExport,
+        SupportsMemoryImport,
         SupportsNative,
         SupportsStreams,
         SupportsStridedCopy,
+        SupportsTrim,
     )
 
 __all__ = ["Vulkan"]
+
+FROM_HOST = 1 << 20
+"""Bytes up to which memory is made together with its content: without asking for the stream,
+the backend and the work on the memory again. A longer copy takes much longer than that."""
 
 
 class Vulkan(Beyond):
@@ -46,6 +54,9 @@ class Vulkan(Beyond):
     staged : bool, optional
         Treat device memory as if the host could not address it, as on a discrete
         GPU. By default so with ``DLBRIDGE_VULKAN_STAGED=1`` in the environment.
+    exportable : bool, optional
+        Allocate tensors in memory that another driver of the same device can use, where the
+        device has such. By default so with ``DLBRIDGE_VULKAN_EXPORT=1`` in the environment.
 
     Raises
     ------
@@ -61,10 +72,12 @@ class Vulkan(Beyond):
     device_type = 7  # kDLVulkan
     max_strided_ndim = 32
 
-    def __init__(self, *, staged: bool | None = None) -> None:
+    def __init__(self, *, staged: bool | None = None, exportable: bool | None = None) -> None:
         if staged is None:
             staged = os.environ.get("DLBRIDGE_VULKAN_STAGED") == "1"
-        self.devices = Devices(staged=staged)
+        if exportable is None:
+            exportable = os.environ.get("DLBRIDGE_VULKAN_EXPORT") == "1"
+        self.devices = Devices(staged=staged, exportable=exportable)
         self.live = Live()
 
     # --- Backend ---
@@ -79,23 +92,40 @@ class Vulkan(Beyond):
 
     def free(self, device_id: int, data: int, stream: int) -> None:
         """Give the buffer back once its work is done; blocks only for imported memory."""
-        self.live.free(data)
+        try:
+            self.live.free(data)
+        except BaseException:  # of a signal handler, in a destructor: nobody calls this again
+            self.live.free(data)
+            raise
 
-    def copy_from_host(
-        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
-    ) -> None:
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source* into the buffer; *source* may change on return."""
-        copies.from_host(self.live.at(data, offset, len(source)), offset, source)
+        copies.from_host(self._at(target), target.offset, source)
 
-    def copy_to_host(
-        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
-    ) -> None:
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
         """Copy bytes of the buffer to *into*; they are there on return."""
-        copies.to_host(self.live.at(data, offset, len(into)), offset, into)
+        copies.to_host(self._at(source), source.offset, into)
 
     def current_stream(self, device_id: int) -> int:
         """The VkQueue: each device has one, and it is every thread's stream."""
-        return handle(self.devices[device_id].queue.handle)
+        return self.devices[device_id].queue.number
+
+    # --- SupportsAllocateFromHost ---
+
+    def allocate_from_host_limit(self, device_id: int) -> int:
+        """`FROM_HOST` where the host addresses the memory, else 0."""
+        return FROM_HOST if self.devices[device_id].heaps[0].kind.mapped else 0
+
+    def allocate_from_host(
+        self, device_id: int, source: memoryview, alignment: int, stream: int
+    ) -> int:
+        """A new buffer, which the host fills: no work can use it yet. 0 if it cannot address it."""
+        made = Buffer.new(self.devices[device_id], len(source), alignment)
+        if not made.mapped:  # the first kind of memory was full
+            made.release()
+            return 0
+        write(made.mapped, source)
+        return self.live.enter(made)
 
     # --- SupportsStreams ---
 
@@ -105,6 +135,7 @@ class Vulkan(Beyond):
 
     def wait(self, device_id: int, stream: int, on: int) -> None:
         """Do nothing: a device has one queue, and its work is ordered as submitted."""
+        self.devices[device_id]  # ExchangeError if there is no such device
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The VkQueue for None, 0, itself as an integer or another package's handle."""
@@ -123,88 +154,55 @@ class Vulkan(Beyond):
 
     # --- SupportsCopy, SupportsStridedCopy, SupportsFill ---
 
-    def copy(
-        self,
-        device_id: int,
-        data: int,
-        offset: int,
-        source_device_id: int,
-        source: int,
-        source_offset: int,
-        nbytes: int,
-        stream: int,
-    ) -> None:
+    def copy(self, target: Span, source: Span, stream: int) -> None:
         """Copy by the device; between two of them through mapped or staging memory."""
-        target = self.live.at(data, offset, nbytes)
-        copies.copy(
-            target, offset, self.live.at(source, source_offset, nbytes), source_offset, nbytes
-        )
+        copies.copy(self._at(target), target.offset, self._at(source), source.offset, target.nbytes)
 
     def copy_strided(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
-        source: int,
-        source_offset: int,
-        source_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        target: Span,
+        target_region: Region,
+        source: Span,
+        source_region: Region,
         stream: int,
     ) -> None:
         """Copy a region inside one device, many runs per command."""
-        to, start = (offset, strides), (source_offset, source_strides)
-        copies.copy_strided(
-            self._over(data, to, shape, run_nbytes),
-            to,
-            self._over(source, start, shape, run_nbytes),
-            start,
-            shape,
-            run_nbytes,
-        )
+        to = target.offset, target_region.strides
+        start = source.offset, source_region.strides
+        shape, _, run_nbytes = target_region
+        copies.copy_strided(self._at(target), to, self._at(source), start, shape, run_nbytes)
 
     def copy_strided_from_host(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
+        target: Span,
+        target_region: Region,
         source: memoryview,
-        source_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        source_region: Region,
         stream: int,
     ) -> None:
         """Copy a region of host memory into the buffer; *source* may change on return."""
-        to = (offset, strides)
-        start = _region(source, source_strides, shape, run_nbytes)
-        target = self._over(data, to, shape, run_nbytes)
-        copies.strided_from_host(target, to, start, shape, run_nbytes)
+        to = target.offset, target_region.strides
+        start = _on_host(source, source_region)
+        shape, _, run_nbytes = target_region
+        copies.strided_from_host(self._at(target), to, start, shape, run_nbytes)
 
     def copy_strided_to_host(
         self,
-        device_id: int,
-        data: int,
-        offset: int,
-        strides: Sequence[int],
+        source: Span,
+        source_region: Region,
         into: memoryview,
-        into_strides: Sequence[int],
-        shape: Sequence[int],
-        run_nbytes: int,
+        into_region: Region,
         stream: int,
     ) -> None:
         """Copy a region of the buffer to host memory; it is there on return."""
-        start = (offset, strides)
-        to = _region(into, into_strides, shape, run_nbytes)
-        source = self._over(data, start, shape, run_nbytes)
-        copies.strided_to_host(source, start, to, shape, run_nbytes)
+        start = source.offset, source_region.strides
+        to = _on_host(into, into_region)
+        shape, _, run_nbytes = source_region
+        copies.strided_to_host(self._at(source), start, to, shape, run_nbytes)
 
-    def fill(
-        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
-    ) -> None:
+    def fill(self, target: Span, value: int, stream: int) -> None:
         """Set bytes of the buffer to *value*."""
-        copies.fill(self.live.at(data, offset, nbytes), offset, nbytes, value)
+        copies.fill(self._at(target), target.offset, target.nbytes, value)
 
     # --- SupportsHostView, SupportsHostImport ---
 
@@ -218,22 +216,20 @@ class Vulkan(Beyond):
             return f"the host reads this memory of {name} uncached, slower than a copy"
         return ""
 
-    def host_view(
-        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
-    ) -> int:
+    def host_view(self, span: Span, writable: bool, stream: int) -> int:
         """The mapped address, after all work on the buffer.
 
         The memory is coherent and stays mapped: what the host writes is seen
         by every submission after it.
         """
-        allocation = self.live.at(data, offset, nbytes)
-        refusal = self.host_view_refusal(device_id, data)
+        allocation = self._at(span)
+        refusal = self.host_view_refusal(span.device_id, span.data)
         if refusal:
             raise ExchangeError(f"no host view: {refusal}")
         allocation.settle()
-        return allocation.mapped + offset
+        return allocation.mapped + span.offset
 
-    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
+    def release_host_view(self, span: Span, address: int, stream: int) -> None:
         """Do nothing: coherent memory needs no unmapping to be seen by the device."""
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
@@ -265,6 +261,25 @@ class Vulkan(Beyond):
         """A VkBuffer on the host memory itself; ExchangeError if it must be copied instead."""
         device = self.devices[device_id]
         return self.live.enter(host_import.import_memory(device, address, nbytes, readonly)), 0
+
+    # --- SupportsMemoryExport, SupportsMemoryImport ---
+
+    def memory_export_refusal(self, device_id: int, data: int) -> str:
+        """Why the memory of the buffer cannot be given to another driver; empty if it can."""
+        return export.export_refusal(self.live.get(data))
+
+    def export_memory(self, device_id: int, data: int) -> ExportedMemory:
+        """A file descriptor for the memory of the buffer, which the caller closes."""
+        return export.export(self.live.get(data))
+
+    def memory_import_refusal(self, device_id: int) -> str:
+        """Why the device uses no memory of other drivers; empty if it does."""
+        return fd_import.fd_refusal(self.devices[device_id])
+
+    def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
+        """A VkBuffer on all of the allocation, and where *memory* begins in it."""
+        made = fd_import.import_fd(self.devices[device_id], memory)
+        return self.live.enter(made), memory.offset
 
     # --- SupportsNative, SupportsForeignData ---
 
@@ -365,22 +380,27 @@ class Vulkan(Beyond):
         """
         return self.devices.info(device_id)
 
+    # --- SupportsTrim ---
+
+    def trim(self, device_id: int) -> None:
+        """Give the driver the memory that nothing uses; waits for the work on the queue."""
+        device = self.devices.opened(device_id)
+        if device is not None:
+            device.trim()
+
     # --- SupportsDemo ---
 
     def box_blur(
         self,
-        device_id: int,
-        source: int,
-        source_offset: int,
-        target: int,
-        target_offset: int,
+        target: Span,
+        source: Span,
         shape: tuple[int, int, int],
         radius: int,
         stream: int,
     ) -> None:
         """The demo's filter as a compute shader; done on return."""
-        image, blurred = (source, source_offset), (target, target_offset)
-        box_blur(self.devices[device_id], self.live, image, blurred, shape, radius)
+        image, blurred = (source.data, source.offset), (target.data, target.offset)
+        box_blur(self.devices[target.device_id], self.live, image, blurred, shape, radius)
 
     # --- Inside, and the kit's question ---
 
@@ -388,31 +408,39 @@ class Vulkan(Beyond):
         """Buffers that have not been given back."""
         return len(self.live)
 
-    def _over(self, data: int, side: Side, shape: Sequence[int], run_nbytes: int) -> Buffer:
-        """The buffer, in which the whole region must lie."""
-        return self.live.at(data, side[0], span(side[1], shape, run_nbytes))
+    def _at(self, span: Span) -> Buffer:
+        """The buffer, in which the whole span must lie."""
+        buffer = self.live.at(span.data, span.offset, span.nbytes)
+        if buffer.device.index != span.device_id:
+            raise ExchangeError(
+                f"{span.data:#x} is memory of vulkan:{buffer.device.index}, and not of "
+                f"vulkan:{span.device_id}; name the device of the memory"
+            )
+        return buffer
 
 
-def _region(
-    memory: memoryview, strides: Sequence[int], shape: Sequence[int], run_nbytes: int
-) -> Side:
+def _on_host(memory: memoryview, region: Region) -> Side:
     """Address and strides of a region of host memory, which must hold it."""
-    needed = span(strides, shape, run_nbytes)
+    needed = region.extent
     if needed > len(memory):
         raise ExchangeError(f"a region of {needed} bytes is outside {len(memory)} bytes of memory")
-    return address_of(memory), strides
+    return address_of(memory), region.strides
 
 
 if TYPE_CHECKING:
     _backend: Backend = Vulkan()
+    _from_host: SupportsAllocateFromHost = Vulkan()
     _streams: SupportsStreams = Vulkan()
     _copy: SupportsCopy = Vulkan()
     _strided: SupportsStridedCopy = Vulkan()
     _fill: SupportsFill = Vulkan()
     _view: SupportsHostView = Vulkan()
     _import: SupportsHostImport = Vulkan()
+    _export: SupportsMemoryExport = Vulkan()
+    _imports: SupportsMemoryImport = Vulkan()
     _native: SupportsNative = Vulkan()
     _foreign: SupportsForeignData = Vulkan()
     _names: SupportsDeviceNames = Vulkan()
     _info: SupportsDeviceInfo = Vulkan()
+    _trim: SupportsTrim = Vulkan()
     _demo: SupportsDemo = Vulkan()

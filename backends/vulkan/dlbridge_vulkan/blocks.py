@@ -33,10 +33,19 @@ class Block:
         self.ready = False
         """Whether it has its memory."""
 
-    def allocate(self, kind: MemoryType) -> None:
-        """Get the memory from the driver, and map it for its whole life if it can be."""
+    def allocate(self, kind: MemoryType, handle_types: int = 0) -> None:
+        """Get the memory from the driver, and map it for its whole life if it can be.
+
+        *handle_types* says as what it can be exported; 0: not at all.
+        """
         lib = load()
-        info = struct("VkMemoryAllocateInfo", allocationSize=self.size, memoryTypeIndex=kind.index)
+        chain = struct("VkExportMemoryAllocateInfo", handleTypes=handle_types)
+        info = struct(
+            "VkMemoryAllocateInfo",
+            pNext=chain if handle_types else ffi.NULL,
+            allocationSize=self.size,
+            memoryTypeIndex=kind.index,
+        )
         result = lib.vkAllocateMemory(self._device, info, ffi.NULL, self._cell)
         if result < 0:
             self._cell[0] = 0  # what a failed call leaves there is not defined

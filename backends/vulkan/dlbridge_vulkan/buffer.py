@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .device import Device
-from .library import ffi, handle
+from .library import ffi
 from .memory import Allocation
 
 __all__ = ["MAGIC", "Buffer"]
@@ -15,7 +15,9 @@ MAGIC = 0x6B56656764697262
 
 
 SIZE = ffi.sizeof("DlbridgeVulkanBuffer")
-ADDRESS = ffi.typeof("void *")  # looking a type up by name costs as much as the cast
+# Looking a type up by name costs as much as the cast.
+ADDRESS, NUMBER = ffi.typeof("void *"), ffi.typeof("uintptr_t")
+DESCRIPTOR = ffi.typeof("DlbridgeVulkanBuffer *")
 
 
 class Buffer(Allocation):
@@ -26,9 +28,9 @@ class Buffer(Allocation):
     def __init__(self, device: Device) -> None:
         super().__init__(device.queue)
         self.device = device
-        self.descriptor = ffi.new("DlbridgeVulkanBuffer *")
-        """What tensors carry as their ``data``; it lives as long as this object."""
-        self.data = handle(self.descriptor)
+        self.descriptor = ffi.new(DESCRIPTOR)
+        """The value that tensors carry as their ``data``; it lives as long as this object."""
+        self.data = int(ffi.cast(NUMBER, self.descriptor))
 
     @classmethod
     def new(cls, device: Device, nbytes: int, alignment: int) -> Buffer:

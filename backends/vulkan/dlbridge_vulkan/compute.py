@@ -21,6 +21,7 @@ from .arguments import (
 from .device import Device
 from .errors import check
 from .handles import Handles
+from .interface import check_elements, check_entry, elements_of
 from .library import constant, ffi, struct
 from .live import Live
 from .queue import NEVER
@@ -51,11 +52,13 @@ class Kernel:
         entry: str,
     ) -> None:
         check_module(device, spirv, buffers, push_nbytes)
+        check_entry(spirv, entry)
         self.device = device
         self._live = live
         self.buffers = buffers
         self.push_nbytes = push_nbytes
         self._writable = writable_bindings(spirv)
+        self._elements = elements_of(spirv)
         self._closed = False
         self._calls: set[object] = set()
         """The calls that are under way."""
@@ -172,8 +175,9 @@ class Kernel:
             If the number of tensors, of groups or of bytes in *push* does not
             match the kernel or the device's limits.
         ExchangeError
-            If the device cannot bind a tensor, or a tensor is read-only and the
-            module does not mark its binding ``NonWritable``.
+            If the device cannot bind a tensor; if a tensor is read-only and the
+            module does not mark its binding ``NonWritable``; or if its elements are not
+            those of the binding, where the module says what it holds.
         DeviceError
             If the kernel or its device is closed, or the process has forked.
 
@@ -184,6 +188,7 @@ class Kernel:
         """
         bindings = [binding_of(tensor, self.device, self._live) for tensor in tensors]
         check_readonly(tensors, self._writable)
+        check_elements(tensors, self._elements)
         self.run(bindings, groups, push)
 
     def run(self, bindings: Sequence[Binding], groups: int | Sequence[int], push: bytes) -> int:
@@ -275,7 +280,7 @@ class Kernel:
 
 
 class _Owned:
-    """What a kernel owns: its Vulkan objects, and when their last use is done."""
+    """The Vulkan objects that a kernel owns, and when their last use is done."""
 
     def __init__(self, device: Device, handles: Handles, sets: deque[tuple[int, Any]]) -> None:
         self._device = device

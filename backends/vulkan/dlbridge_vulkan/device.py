@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
 
+from .fd_memory import ASK, FD_MEMORY, OPAQUE_FD, device_refusal
 from .handles import Handles
 from .instance import HOST_MEMORY, NEWEST, PhysicalDevice, describe, features
 from .library import ffi, handle, load, struct
 from .locks import holds, is_reentrant
-from .memory import USAGE, Allocation, Heap
+from .memory import USAGE, Allocation, Heap, external
 from .memory_types import MemoryType
 from .owners import Owners
 from .queue import Queue
@@ -32,12 +33,12 @@ FEATURES = {
 """Features that are switched on where the device has them: what shaders need to
 work with every dtype."""
 
-EXTENSIONS = (HOST_MEMORY, "VK_KHR_portability_subset")
-"""Extensions that are switched on where the device has them; the second must be."""
+EXTENSIONS = (HOST_MEMORY, FD_MEMORY, "VK_KHR_portability_subset")
+"""Extensions that are switched on where the device has them; the last must be."""
 
 
 class Closes(Protocol):
-    """What something made for a device owns, and must be destroyed before the device."""
+    """The Vulkan objects of something made for a device, to be destroyed before the device."""
 
     def close(self) -> None:
         """Wait for its work, and give back what is its own. Harmless when repeated."""
@@ -48,7 +49,9 @@ class Device:
 
     *pointer* is the VkDevice; *handles* holds what is this package's to destroy,
     the VkDevice included if it was opened here; *host_import* says whether
-    VK_EXT_external_memory_host is switched on in it.
+    VK_EXT_external_memory_host is switched on in it; *export_refusal* why memory of
+    tensors is not allocated for other drivers, empty if it is; *imports_fds* whether
+    VK_KHR_external_memory_fd is switched on.
     """
 
     def __init__(
@@ -61,28 +64,41 @@ class Device:
         *,
         staged: bool,
         host_import: bool,
+        export_refusal: str,
+        imports_fds: bool = False,
     ) -> None:
         self.index = -1
         """Its number among the devices; given when it is entered there."""
         self.instance = instance
         self.physical = physical
         self.pointer = pointer
+        self.most = min(physical.limits["max_allocation"], physical.limits["max_buffer"])
+        """Bytes of the largest buffer."""
         self.queue = queue
         self.handles = handles
         self.lib = load()
         self.kernels: Owners[Closes] = Owners()
         self.imports: Owners[Closes] = Owners()
         """Host memory in place."""
-        self.host_pointer_properties = self._host_import() if host_import else None
+        self.host_pointer_properties = (
+            self._function("vkGetMemoryHostPointerPropertiesEXT") if host_import else None
+        )
+        self.imports_fds = imports_fds
+        self.get_memory_fd: Any = None if export_refusal else self._function("vkGetMemoryFdKHR")
+        self.export_refusal = export_refusal
+        self._handle_types = 0 if export_refusal else OPAQUE_FD
         # Equal for all buffers of equal usage (Vulkan 1.3, "Resource Memory Association").
         bits = self._memory_type_bits()
-        self.heaps = [self._heap(kind) for kind in MemoryType.for_tensors(physical, bits, staged)]
+        self.heaps = [
+            self._heap(kind, self._handle_types)
+            for kind in MemoryType.for_tensors(physical, bits, staged)
+        ]
         """Memory for tensors, the best type first."""
         self._staging_heap = self._heap(MemoryType.for_staging(physical, bits))
         self.staging = Staging(queue, self._staging_heap)
         """The ring of host memory through which unmapped memory is copied."""
         self.tools: dict[str, Any] = {}
-        """What modules above this one keep for the device's whole life, by their names."""
+        """Objects that modules above this one keep for the device's whole life, by their names."""
 
     @property
     def alive(self) -> bool:
@@ -94,8 +110,7 @@ class Device:
 
         DeviceMemoryError if none has, or if it is more than the device allows at once.
         """
-        limits = self.physical.limits
-        most = min(limits["max_allocation"], limits["max_buffer"])
+        most = self.most
         if nbytes > most:
             raise DeviceMemoryError(
                 f"{nbytes} bytes asked for; {self.physical.name} gives at most {most} at once"
@@ -139,26 +154,40 @@ class Device:
             if owners.any_dropped and not holds(self.queue.lock):
                 owners.reclaim(_close)
 
+    def trim(self) -> None:
+        """Give the driver all blocks of memory that nothing uses, the staging ring's too."""
+        self.staging.close()
+        for heap in (*self.heaps, self._staging_heap):
+            heap.make_room()
+
     @property
     def allocations(self) -> int:
         """The VkDeviceMemory objects that this package has in the device."""
         heaps = (*self.heaps, self._staging_heap)
         return sum(len(heap.blocks) for heap in heaps) + len(self.imports)
 
-    def _heap(self, kind: MemoryType) -> Heap:
+    def _heap(self, kind: MemoryType, handle_types: int = 0) -> Heap:
         physical = self.physical
-        limits = physical.limits
-        return Heap(self.pointer, physical.name, limits, self.queue, kind, lambda: self.allocations)
+        return Heap(
+            self.pointer,
+            physical.name,
+            physical.limits,
+            self.queue,
+            kind,
+            lambda: self.allocations,
+            handle_types,
+        )
 
     def _memory_type_bits(self) -> int:
-        info = struct("VkBufferCreateInfo", size=4, usage=USAGE)
+        chain = external(self._handle_types)
+        info = struct("VkBufferCreateInfo", pNext=chain, size=4, usage=USAGE)
         probe = self.handles.create(self.pointer, "Buffer", info)  # it stays, without memory
         needs = ffi.new("VkMemoryRequirements *")
         self.lib.vkGetBufferMemoryRequirements(self.pointer, probe[0], needs)
         return int(needs.memoryTypeBits)
 
-    def _host_import(self) -> Any:
-        name = "vkGetMemoryHostPointerPropertiesEXT"
+    def _function(self, name: str) -> Any:
+        """A device function of an extension; None if the driver does not have it."""
         function = self.lib.vkGetDeviceProcAddr(self.pointer, name.encode())
         return ffi.cast(f"PFN_{name}", function) if function else None
 
@@ -168,10 +197,13 @@ def _close(one: Closes) -> bool:
     return True
 
 
-def open_device(handles: Handles, instance: Any, physical: PhysicalDevice, staged: bool) -> Device:
+def open_device(
+    handles: Handles, instance: Any, physical: PhysicalDevice, staged: bool, exportable: bool
+) -> Device:
     """A new VkDevice with one compute queue, opened with every feature that tensors need.
 
-    *handles* owns what is made; after an exception it is the caller's to destroy.
+    *exportable* asks for tensors in memory that other drivers can open, where the device
+    has such. *handles* owns what is made; after an exception it is the caller's to destroy.
     """
     extensions = [name for name in EXTENSIONS if name in physical.extensions]
     pointer = _create(handles, physical, extensions)
@@ -185,6 +217,8 @@ def open_device(handles: Handles, instance: Any, physical: PhysicalDevice, stage
         Queue(handles, pointer, taken[0], physical.queue_family),
         staged=staged,
         host_import=HOST_MEMORY in extensions,
+        export_refusal=device_refusal(physical, USAGE) if exportable else ASK,
+        imports_fds=FD_MEMORY in extensions,
     )
 
 
@@ -283,4 +317,5 @@ def adopt_device(
         Queue(handles, pointers[2], pointers[3], queue_family, lock, shared=True),
         staged=staged,
         host_import=host_import,
+        export_refusal="a VkDevice that was adopted gives no memory to other drivers",
     )

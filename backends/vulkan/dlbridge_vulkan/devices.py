@@ -47,8 +47,9 @@ class Devices:
     BackendUnavailable if this machine has none.
     """
 
-    def __init__(self, *, staged: bool) -> None:
+    def __init__(self, *, staged: bool, exportable: bool = False) -> None:
         self.staged = staged
+        self.exportable = exportable
         self.instance, version = create_instance()
         self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
         self._lock = package_lock()
@@ -64,8 +65,10 @@ class Devices:
     def __getitem__(self, index: int) -> Device:
         """The device *index*, opened now if it is not yet."""
         entry = self._entries[index] if 0 <= index < len(self._entries) else None
-        if entry is not None and entry.device is not None and entry.device.alive:
-            return entry.device
+        if entry is not None:
+            opened = entry.device
+            if opened is not None and opened.queue.alive:
+                return opened
         self._refuse_after_fork()
         if entry is None:
             raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
@@ -74,12 +77,20 @@ class Devices:
             if device is None:
                 device = self._make(
                     lambda handles: entry.enter(
-                        open_device(handles, self.instance, entry.physical, self.staged), index
+                        open_device(
+                            handles, self.instance, entry.physical, self.staged, self.exportable
+                        ),
+                        index,
                     )
                 )
         if not device.alive:
             raise DeviceError(f"vulkan:{index} has been closed")
         return device
+
+    def opened(self, index: int) -> Device | None:
+        """The device *index*, or None if it was not used yet."""
+        entry = self._entries[index] if 0 <= index < len(self._entries) else None
+        return None if entry is not None and entry.device is None else self[index]
 
     def adopt(self, **handles: Any) -> Device:
         """Take a VkDevice of the caller's in as one more device; see `adopt_device`."""

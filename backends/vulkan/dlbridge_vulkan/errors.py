@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbridge.errors import DeviceError, DeviceMemoryError, Error, ExchangeError
+from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, Error, ExchangeError
 
 __all__ = ["check"]
 
@@ -14,7 +14,7 @@ RESULTS: dict[int, tuple[str, str, type[Error]]] = {
     -4: (
         "VK_ERROR_DEVICE_LOST",
         "the device crashed, was reset or was removed; start a new process",
-        DeviceError,
+        DeviceLost,
     ),
     -5: ("VK_ERROR_MEMORY_MAP_FAILED", "the host could not map the memory", DeviceMemoryError),
     -6: ("VK_ERROR_LAYER_NOT_PRESENT", "a layer of VK_INSTANCE_LAYERS is missing", DeviceError),

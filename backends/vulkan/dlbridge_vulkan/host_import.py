@@ -33,7 +33,8 @@ def import_refusal(device: Device, address: int, nbytes: int) -> str:
     if address % page:
         return (
             f"pointer not page aligned: {address:#x} is not a multiple of {page} bytes, "
-            "which VK_EXT_external_memory_host needs"
+            "which VK_EXT_external_memory_host needs; memory of dlbridge.empty(shape, dtype, "
+            f"alignment={page}).numpy() needs no copy"
         )
     if nbytes % 4:
         return (
@@ -64,7 +65,7 @@ def import_drawback(device: Device) -> str:
 
 
 class Import:
-    """What an imported buffer owns: a VkBuffer, and the import as a VkDeviceMemory."""
+    """The objects of an imported buffer: a VkBuffer, and the import as a VkDeviceMemory."""
 
     __slots__ = ("_device", "buffer", "memory", "queue")
 
@@ -127,7 +128,10 @@ def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> 
     if not refusal and readonly and device.physical.kind != "cpu":
         # Mesa's RADV pins the pages for writing and refuses those of mapped files (amdgpu's
         # AMDGPU_GEM_USERPTR_ANONONLY); no driver says so before.
-        refusal = f"it is read-only, and the driver of {device.physical.name} pins it for writing"
+        refusal = (
+            f"it is read-only, and the driver of {device.physical.name}, a GPU's, may pin it for "
+            "writing"
+        )
     device.reclaim()
     if not refusal and device.allocations >= device.physical.limits["max_allocations"]:
         refusal = f"{device.physical.name} allows no more allocations at once"

@@ -32,7 +32,7 @@ KINDS = ("discrete", "integrated", "virtual", "cpu", "other")
 
 @dataclass(frozen=True)
 class PhysicalDevice:
-    """What is known of a device before it is opened."""
+    """The facts about a device that are known before it is opened."""
 
     pointer: Any = field(repr=False)
     """VkPhysicalDevice; lives as long as the instance, which is never destroyed."""

@@ -21,7 +21,7 @@ __all__ = ["array", "constant", "ffi", "handle", "load", "struct", "text"]
 
 
 def names(platform: str, sdk: str | None) -> tuple[str, ...]:
-    """What the loader may be called on *platform*; *sdk* is the environment's VULKAN_SDK.
+    """The names that the loader may have on *platform*; *sdk* is the environment's VULKAN_SDK.
 
     On macOS the dynamic linker does not look where the SDK and Homebrew install.
     """

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.kit.limits import pool_limit
 
 from .blocks import Block
 from .errors import check
@@ -22,14 +24,14 @@ from .memory_types import MemoryType
 from .owners import Owners
 from .queue import Queue
 
-__all__ = ["USAGE", "Allocation", "Heap", "Place", "create_buffer"]
+__all__ = ["USAGE", "Allocation", "Heap", "Place", "create_buffer", "external"]
 
 BLOCK = 64 << 20
 """Bytes of a block. Larger buffers get one of their own size."""
 
 KEEP = 256 << 20
-"""Bytes of empty blocks that are kept, because fresh memory costs page faults
-(measured: they halve the speed of the first copy)."""
+"""Bytes of empty blocks that are kept unless the user sets a limit, because fresh memory costs
+page faults (measured: they halve the speed of the first copy)."""
 
 USAGE = (
     constant("VK_BUFFER_USAGE_TRANSFER_SRC_BIT")
@@ -38,13 +40,23 @@ USAGE = (
 )
 
 
+# Looking a type up by name costs as much as to make one.
+_CELL = ffi.typeof("VkBuffer[1]")
+_INFO = ffi.typeof("VkBufferCreateInfo *")
+_INFO_TYPE = constant("VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO")
+_NEEDS = ffi.typeof("VkMemoryRequirements *")
+
+
+_is_ready = attrgetter("ready")
+
+
 class Place:
-    """What an allocation owns: a VkBuffer, and a range of a block."""
+    """The parts that an allocation owns: a VkBuffer, and a range of a block."""
 
     __slots__ = ("block", "cell", "end", "last_use", "start")
 
     def __init__(self) -> None:
-        self.cell = ffi.new("VkBuffer[1]")
+        self.cell = ffi.new(_CELL)
         self.block: Block | None = None
         self.start = 0
         self.end = 0
@@ -142,8 +154,12 @@ class Heap:
         queue: Queue,
         kind: MemoryType,
         allocations: Callable[[], int],
+        handle_types: int = 0,
     ) -> None:
         self.kind = kind
+        self._handle_types = handle_types
+        """As what its memory can be exported (VkExternalMemoryHandleTypeFlags); 0: not at all."""
+        self._chain = external(handle_types)
         self._device = device
         self._lib = load()
         self._name = name
@@ -153,6 +169,7 @@ class Heap:
         self._limit = min(limits["max_allocation"], kind.size)
         self._queue = queue
         self._block = min(BLOCK, max(1 << 20, kind.size // 8))
+        self._keep = pool_limit(KEEP)
         self._lock = package_lock()
         self._busy = False
         """Whether the blocks are being changed, by the thread that holds the lock."""
@@ -173,12 +190,12 @@ class Heap:
         into.enter(self)
         into.nbytes = nbytes
         place = into.place
-        size, step = create_buffer(self._device, nbytes, place.cell)
+        size, step = create_buffer(self._device, nbytes, place.cell, self._chain)
         alignment = max(alignment, step)
         try:
             self._place(place, size, alignment, step)
         except DeviceMemoryError:
-            if not self._make_room():
+            if not self.make_room():
                 raise
             self._place(place, size, alignment, step)
         block = place.block
@@ -202,8 +219,10 @@ class Heap:
         place.last_use = allocation.last_use
         (self._unmarked if self._queue.shared else self._pending).append(place)
         allocation.leave()
-        with suppress(DeviceError, DeviceMemoryError):  # a finalizer must not raise
+        try:  # noqa: SIM105 - suppress() would take half as long as the call
             self.collect()
+        except (DeviceError, DeviceMemoryError):
+            pass  # a finalizer must not raise
 
     def collect(self) -> None:
         """Take back what was freed and is no longer in use."""
@@ -277,6 +296,8 @@ class Heap:
 
     def _sweep(self) -> None:
         """Give back blocks whose making was interrupted."""
+        if all(map(_is_ready, self._blocks)):
+            return
         for block in [block for block in self._blocks if not block.ready]:
             block.destroy()
             self._blocks.remove(block)
@@ -293,7 +314,7 @@ class Heap:
         free = block.joined(place.start, place.end)
         block.free, place.block = free, None
         if block.empty:
-            self._trim(KEEP)
+            self._trim(self._keep)
 
     def _trim(self, keep: int) -> None:
         """Give empty blocks back to the driver until *keep* bytes of them are left."""
@@ -306,7 +327,7 @@ class Heap:
             block.destroy()
             self._blocks.remove(block)
 
-    def _make_room(self) -> bool:
+    def make_room(self) -> bool:
         """Wait for what was freed and give all empty blocks back; False if there was nothing."""
         freed = self._pending or self._unmarked
         if not freed and not any(block.empty for block in self._blocks):
@@ -322,30 +343,31 @@ class Heap:
         need = size + (alignment if alignment > step else 0)
         with self._lock:
             if self._busy:  # in a finalizer, in the middle of another change: a block of its own
-                self._take(into, self._grow(need), size, alignment, step)
+                block = self._grow(need)
+                self._take(into, block, size, block.fit(size, alignment, step))
             else:
                 self._changing(self._find, into, size, alignment, step, need)
 
     def _find(self, into: Place, size: int, alignment: int, step: int, need: int) -> None:
         self._collect()
         fits = [
-            (fit[0], index)
+            (fit[0], index, fit)
             for index, block in enumerate(self._blocks)
             if (fit := block.fit(size, alignment, step)) is not None
         ]
         if fits:
-            block = self._blocks[min(fits)[1]]
-        else:
-            try:
-                block = self._grow(need if need > self._block // 2 else self._block)
-            except DeviceMemoryError:
-                if need > self._block // 2:
-                    raise
-                block = self._grow(need)
-        self._take(into, block, size, alignment, step)
+            _, index, fit = min(fits)
+            self._take(into, self._blocks[index], size, fit)
+            return
+        try:
+            block = self._grow(need if need > self._block // 2 else self._block)
+        except DeviceMemoryError:
+            if need > self._block // 2:
+                raise
+            block = self._grow(need)
+        self._take(into, block, size, block.fit(size, alignment, step))
 
-    def _take(self, into: Place, block: Block, size: int, alignment: int, step: int) -> None:
-        fit = block.fit(size, alignment, step)
+    def _take(self, into: Place, block: Block, size: int, fit: tuple[int, int] | None) -> None:
         assert fit is not None  # found or made large enough
         start, end = fit[1], fit[1] + size
         free = block.without(start, end)
@@ -366,12 +388,19 @@ class Heap:
         block = Block(self._device, size)
         self._blocks.append(block)
         try:
-            block.allocate(self.kind)
+            block.allocate(self.kind, self._handle_types)
         except BaseException:
             block.destroy()
             self._blocks.remove(block)
             raise
         return block
+
+
+def external(handle_types: int) -> Any:
+    """What is chained to a buffer in memory that can be exported so; NULL for 0."""
+    if not handle_types:
+        return ffi.NULL
+    return struct("VkExternalMemoryBufferCreateInfo", handleTypes=handle_types)
 
 
 def create_buffer(device: Any, nbytes: int, cell: Any, chain: Any = ffi.NULL) -> tuple[int, int]:
@@ -382,11 +411,13 @@ def create_buffer(device: Any, nbytes: int, cell: Any, chain: Any = ffi.NULL) ->
     """
     lib = load()
     if not cell[0]:
-        info = struct("VkBufferCreateInfo", pNext=chain, size=-(-nbytes // 4) * 4, usage=USAGE)
+        info = ffi.new(_INFO)
+        info.sType, info.pNext = _INFO_TYPE, chain
+        info.size, info.usage = -(-nbytes // 4) * 4, USAGE
         result = lib.vkCreateBuffer(device, info, ffi.NULL, cell)
         if result < 0:
             cell[0] = 0  # what a failed call leaves there is not defined
-        check(result, f"vkCreateBuffer of {nbytes} bytes")
-    needs = ffi.new("VkMemoryRequirements *")
+            check(result, f"vkCreateBuffer of {nbytes} bytes")
+    needs = ffi.new(_NEEDS)
     lib.vkGetBufferMemoryRequirements(device, cell[0], needs)
     return needs.size, needs.alignment

@@ -105,7 +105,7 @@ def describe(allocation: Buffer, array: NativeArray) -> VulkanArray:
         instance=handle(device.instance),
         physical_device=handle(device.physical.pointer),
         device=handle(device.pointer),
-        queue=handle(queue.handle),
+        queue=queue.number,
         queue_family=queue.family,
         buffer=allocation.buffer,
         memory=allocation.memory,

@@ -67,7 +67,7 @@ class Owners(Generic[Owned]):
                     self._dropped.remove(reference)
 
     def all(self) -> list[Owned]:
-        """What all owners own, those that were dropped too."""
+        """The owned objects of all owners, also of those that were dropped."""
         return [reference.owned for reference in self._references.copy()]
 
     def clear(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from .errors import check
 from .handles import Handles
-from .library import constant, ffi, load, struct
+from .library import constant, ffi, handle as number_of, load, struct
 from .locks import package_lock
 
 __all__ = ["NEVER", "Queue", "Used"]
@@ -59,6 +59,8 @@ class Queue:
     ) -> None:
         self.device = device
         self.handle = handle
+        self.number = number_of(handle)
+        """The handle as an integer, which is a stream of dlbridge."""
         self.family = family
         self.lock = package_lock() if lock is None else lock
         self.shared = shared

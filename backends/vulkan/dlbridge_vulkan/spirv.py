@@ -1,4 +1,4 @@
-"""What a SPIR-V module says of its storage buffers: which of them it may write to.
+"""Reading of SPIR-V modules: which of its storage buffers a module may write to.
 
 Source: SPIR-V specification 1.6, "Binary Form" and "Instructions". The module
 is only read as far as it is well-formed; Vulkan itself checks no more.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 
-__all__ = ["MAGIC", "writable_bindings"]
+__all__ = ["MAGIC", "instructions", "writable_bindings"]
 
 MAGIC = 0x07230203
 
@@ -37,7 +37,7 @@ def writable_bindings(spirv: bytes) -> frozenset[int]:
     variables: dict[int, int] = {}  # variable: its pointer type
     decorated: dict[tuple[int, int], int] = {}  # (variable, decoration): its first operand
     frozen: dict[int, set[int]] = {}  # struct: its members that are NonWritable
-    for code, words in _instructions(spirv):
+    for code, words in instructions(spirv):
         if code == TYPE_STRUCT and words:
             members[words[0]] = len(words) - 1
         elif code in (TYPE_ARRAY, TYPE_RUNTIME_ARRAY) and len(words) > 1:
@@ -67,7 +67,7 @@ def writable_bindings(spirv: bytes) -> frozenset[int]:
     )
 
 
-def _instructions(spirv: bytes) -> list[tuple[int, list[int]]]:
+def instructions(spirv: bytes) -> list[tuple[int, list[int]]]:
     """Each instruction's code and operands, up to the first that is not well-formed."""
     words = array("I", spirv[: len(spirv) // 4 * 4])
     found, at = [], 5  # after the header

@@ -27,8 +27,8 @@ SLOTS = 4
 # 1 MiB 0.53x, 2 MiB 0.57x, 4 MiB 0.61x; more slots change nothing.
 
 Part = tuple[Callable[[int], None], Callable[[Allocation], int]]
-"""What moves a chunk between the host and a slot (called with the slot's
-address), and what submits the device's copy of it (called with the slot; the
+"""A function that moves a chunk between the host and a slot (called with the slot's
+address), and one that submits the device's copy of it (called with the slot; the
 chunk begins at its byte 0) and returns the queue's value for it."""
 
 
@@ -54,9 +54,10 @@ class Staging:
         self._idle: deque[Allocation] = deque()
 
     def close(self) -> None:
-        """Give the ring back to its heap."""
-        while self._idle:
-            self._idle.pop().release()
+        """Give the slots that no copy uses back to their heap; a later copy makes new ones."""
+        with suppress(IndexError):  # another thread claims them too
+            while True:
+                self._idle.pop().release()
 
     def upload(self, target: Allocation, offset: int, address: int, nbytes: int) -> None:
         """Copy host memory into *target*. The host memory may change on return."""

@@ -13,14 +13,25 @@ SCALE = Path(__file__).parent / "shaders" / "scale.spv"
 
 class VulkanTests(BackendTests):
     name = "vulkan"
+    turns = None
+
+    @pytest.fixture(autouse=True)
+    def measured(self, turns):
+        type(self).turns = staticmethod(turns)
 
     def slow_work(self, backend, device_id, stream):
         """A shader that multiplies by 1 for 100 ms or more."""
         kernel = backend.kernel(SCALE.read_bytes(), buffers=1, push_nbytes=12, device_id=device_id)
         data = backend.allocate(device_id, 4, 4, 0)
-        kernel.run([(backend.live.get(data), 0, 4)], (1, 30), struct.pack("=IIf", 1, 60_000, 1.0))
+        rounds, repeats = self.turns(backend, device_id)
+        memory, push = (backend.live.get(data), 0, 4), struct.pack("=IIf", 1, rounds, 1.0)
+        value = kernel.run([memory], (1, repeats), push)
         backend.free(device_id, data, stream)  # deferred until the shader is done
-        return kernel
+        return kernel, value
+
+    def is_done(self, backend, device_id, stream, work):
+        kernel, value = work
+        return kernel.device.queue.done(value)
 
 
 class TestMapped(VulkanTests):
@@ -31,6 +42,7 @@ class TestSecondDevice(VulkanTests):
     """The same, on another driver."""
 
     device_id = 1
+    child_setup = None  # it was chosen for this process
 
     @pytest.fixture
     def backend(self, vulkan, second):
@@ -40,6 +52,8 @@ class TestSecondDevice(VulkanTests):
 class TestStaged(VulkanTests):
     """As on a discrete GPU: everything goes through the staging ring."""
 
+    child_setup = "import os; os.environ['DLBRIDGE_VULKAN_STAGED'] = '1'"
+
     @pytest.fixture
     def backend(self, staged):
         return staged
@@ -48,13 +62,37 @@ class TestStaged(VulkanTests):
 class TestSimulatedDiscrete(VulkanTests):
     """A discrete GPU as the specification allows it; see tests/simulated/README.md."""
 
+    child_setup = None  # its driver is loaded in this process only
+
     @pytest.fixture
     def backend(self, discrete):
         return discrete
 
 
+def test_the_simulated_gpu_is_the_one_that_is_meant(discrete):
+    """A window of 256 MiB, 256-byte alignment, 128 MiB ranges, no import, memory not coherent."""
+    device, mib = discrete.devices[0], 1 << 20
+    info = discrete.device_info(0)
+    assert device.physical.kind == "discrete"
+    assert device.physical.limits["min_storage_buffer_offset_alignment"] == 256
+    assert device.physical.limits["max_storage_buffer_range"] == 128 * mib
+    assert "no VK_EXT_external_memory_host" in discrete.host_import_refusal(0, 0, 4096)
+    visible, coherent = 2, 4  # VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT, ..._HOST_COHERENT_BIT
+    types = device.physical.memory_types
+    local = [(flags, size) for flags, _, size in types if flags & 1 and flags & visible]
+    assert [size for flags, size in local if flags & coherent] == [256 * mib]
+    assert [size for flags, size in local if not flags & coherent] == [info["memory"]]
+    data = discrete.allocate(0, 64, 256, 0)
+    assert not discrete.live.get(data).mapped
+    discrete.free(0, data, 0)
+    changed = set(vars(TestSimulatedDiscrete)) | set(vars(VulkanTests))
+    assert not [name for name in changed if name.startswith("test_")]  # the whole kit, unchanged
+
+
 class TestSimulatedIntegrated(VulkanTests):
     """An APU with a small carve-out: tensors in the host's cached memory, and imports."""
+
+    child_setup = None  # its driver is loaded in this process only
 
     @pytest.fixture
     def backend(self, integrated):

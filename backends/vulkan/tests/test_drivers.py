@@ -1,14 +1,20 @@
 """As real drivers behave: simulated devices of other kinds, limits, sizes and refusals."""
 
+import gc
 import mmap
 import struct
+from math import prod
 
 import numpy as np
 import pytest
 from dlbridge_vulkan import demo, devices, host_import, instance as instances, library
 from dlbridge_vulkan.instance import compute_family
 
+import dlbridge as bridge
+from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendUnavailable, DeviceMemoryError, ExchangeError
+from dlbridge.protocol import Region, Span
+from dlbridge.testing import side
 
 MIB = 1 << 20
 
@@ -30,9 +36,9 @@ def test_the_next_type_when_one_is_full(simulate):
     kinds = [backend.live.get(data).heap.kind.index for data in made]
     assert kinds == [0, 0, 2, 2]
     for data in made:
-        backend.copy_from_host(0, data, 48 * MIB - 5, memoryview(b"abcde"), 0)
+        backend.copy_from_host(Span(0, data, 48 * MIB - 5, 5), memoryview(b"abcde"), 0)
         got = bytearray(5)
-        backend.copy_to_host(0, data, 48 * MIB - 5, memoryview(got), 0)
+        backend.copy_to_host(Span(0, data, 48 * MIB - 5, len(got)), memoryview(got), 0)
         assert got == b"abcde"
     for data in made:
         backend.free(0, data, 0)
@@ -67,15 +73,17 @@ def test_uncached_mapped_memory_is_written_in_long_runs_only(simulate):
     assert allocation.mapped
     assert not allocation.cached
     before = queue.submitted
-    backend.copy_from_host(0, data, 0, memoryview(bytes(4096)), 0)
+    backend.copy_from_host(Span(0, data, 0, 4096), memoryview(bytes(4096)), 0)
     assert queue.submitted == before
-    backend.fill(0, data, 0, 1024, 5, 0)
+    backend.fill(Span(0, data, 0, 1024), 5, 0)
     assert queue.submitted > before
     before = queue.submitted
-    backend.copy_strided_from_host(0, data, 0, (8,), memoryview(b"\7" * 400), (4,), (100,), 4, 0)
+    backend.copy_strided_from_host(
+        *side(0, data, 0, (100,), (8,), 4), memoryview(b"\7" * 400), Region((100,), (4,), 4), 0
+    )
     assert queue.submitted > before
     got = bytearray(4096)
-    backend.copy_to_host(0, data, 0, memoryview(got), 0)
+    backend.copy_to_host(Span(0, data, 0, len(got)), memoryview(got), 0)
     want = np.zeros(4096, np.uint8)
     want[:1024] = 5
     want[:800].reshape(100, 8)[:, :4] = 7
@@ -96,7 +104,6 @@ def test_the_limit_of_one_buffer(simulate):
 def test_too_many_allocations(simulate):
     """The kept blocks are given back first; then the error is one of memory."""
     backend = simulate(MAX_ALLOCATIONS=3)
-    assert backend.device_info(0)["max_allocations"] == 3
     made = [backend.allocate(0, 70 * MIB, 256, 0) for _ in range(3)]
     with pytest.raises(
         DeviceMemoryError,
@@ -107,6 +114,7 @@ def test_too_many_allocations(simulate):
     made.append(backend.allocate(0, 90 * MIB, 256, 0))
     for data in made:
         backend.free(0, data, 0)
+    assert backend.device_info(0)["max_allocations"] == 3
     backend.close_device(0)
 
 
@@ -141,9 +149,28 @@ def test_host_memory_in_place_is_for_shared_memory(simulate, integrated, vulkan,
     backend = simulate(NO_IMPORT=0)
     assert "would cross its bus (copy=False asks for it)" in backend.host_import_drawback(0)
     data, _ = backend.import_host(0, pages[0], mmap.PAGESIZE, False)
-    backend.fill(0, data, 0, 16, 9, 0)
+    backend.fill(Span(0, data, 0, 16), 9, 0)
     backend.free(0, data, 0)
     assert pages[1][:17] == b"\x09" * 16 + b"\0"
+    backend.close_device(0)
+
+
+@pytest.mark.parametrize(("kind", "step"), [("discrete", "upload"), ("integrated", "host import")])
+def test_where_page_aligned_arrays_go(simulate, pages, monkeypatch, kind, step):
+    """Into a discrete GPU's own memory, unless `copy=False` says that they stay; `explain` says so."""
+    backend = simulate(KIND=kind, NO_IMPORT=0)
+    monkeypatch.setitem(registry.LOADED, "vulkan", backend)
+    x = np.frombuffer(pages[1], np.uint8)
+    plan = bridge.plan(x, "vulkan:0")
+    assert [one.kind for one in plan.steps] == [step]
+    assert ("cross its bus" in bridge.explain(x, "vulkan:0")) == (kind == "discrete")
+    forced = bridge.to_device(x, "vulkan:0", copy=False)
+    moved = bridge.to_device(x, "vulkan:0")
+    pages[1][:2] = b"ab"
+    assert forced[:2].tolist() == [97, 98]
+    assert moved[:2].tolist() == ([0, 0] if kind == "discrete" else [97, 98])
+    del forced, moved
+    gc.collect()
     backend.close_device(0)
 
 
@@ -191,22 +218,28 @@ def test_random_regions_by_the_shader(discrete, itemsize, monkeypatch):
         ]
         a = discrete.allocate(0, len(left), 256, 0)
         b = discrete.allocate(0, len(right), 256, 0)
-        discrete.copy_from_host(0, a, 0, memoryview(left), 0)
-        discrete.copy_from_host(0, b, 0, memoryview(right), 0)
+        discrete.copy_from_host(Span(0, a, 0, len(left)), memoryview(left), 0)
+        discrete.copy_from_host(Span(0, b, 0, len(right)), memoryview(right), 0)
         to, at = (int(start) for start in (starts[1], starts[0]))
-        discrete.copy_strided(0, b, to, packed, a, at, gaps, shape, run, 0)
+        discrete.copy_strided(
+            *side(0, b, to, shape, packed, run), *side(0, a, at, shape, gaps, run), 0
+        )
         views[1][...] = views[0]
         got = np.empty_like(right)
-        discrete.copy_to_host(0, b, 0, memoryview(got), 0)
+        discrete.copy_to_host(Span(0, b, 0, len(got)), memoryview(got), 0)
         assert (got == right).all(), (shape, run, gaps, starts)
         content = pick.integers(0, 256, int(np.prod(shape)) * run, np.uint8)
-        discrete.copy_strided_from_host(0, a, at, gaps, memoryview(content), packed, shape, run, 0)
+        discrete.copy_strided_from_host(
+            *side(0, a, at, shape, gaps, run), memoryview(content), Region(shape, packed, run), 0
+        )
         views[0][...] = content.reshape(views[0].shape)
         got = np.empty_like(left)
-        discrete.copy_to_host(0, a, 0, memoryview(got), 0)
+        discrete.copy_to_host(Span(0, a, 0, len(got)), memoryview(got), 0)
         assert (got == left).all(), (shape, run, gaps, starts)
         back = np.zeros_like(content)
-        discrete.copy_strided_to_host(0, a, at, gaps, memoryview(back), packed, shape, run, 0)
+        discrete.copy_strided_to_host(
+            *side(0, a, at, shape, gaps, run), memoryview(back), Region(shape, packed, run), 0
+        )
         assert (back == content).all()
         discrete.free(0, a, 0)
         discrete.free(0, b, 0)
@@ -220,16 +253,25 @@ def test_short_runs_take_few_submissions(discrete):
     queue = discrete.devices[0].queue
     before = queue.submitted
     source = memoryview(values[:count]).cast("B")
-    discrete.copy_strided_from_host(0, data, 0, (8,), source, (4,), (count,), 4, 0)
+    discrete.copy_strided_from_host(
+        *side(0, data, 0, (count,), (8,), 4), source, Region((count,), (4,), 4), 0
+    )
     got = np.zeros(count, np.int32)
-    discrete.copy_strided_to_host(0, data, 0, (8,), memoryview(got).cast("B"), (4,), (count,), 4, 0)
+    discrete.copy_strided_to_host(
+        *side(0, data, 0, (count,), (8,), 4),
+        memoryview(got).cast("B"),
+        Region((count,), (4,), 4),
+        0,
+    )
     assert (got == values[:count]).all()
     assert queue.submitted - before <= 4
     before = queue.submitted
     other = discrete.allocate(0, values.nbytes, 256, 0)
-    discrete.copy_strided(0, other, 0, (4,), data, 0, (8,), (count,), 4, 0)
+    discrete.copy_strided(
+        *side(0, other, 0, (count,), (4,), 4), *side(0, data, 0, (count,), (8,), 4), 0
+    )
     assert queue.submitted - before == 1
-    discrete.copy_to_host(0, other, 0, memoryview(got).cast("B"), 0)
+    discrete.copy_to_host(Span(0, other, 0, memoryview(got).nbytes), memoryview(got).cast("B"), 0)
     assert (got == values[:count]).all()
     discrete.free(0, data, 0)
     discrete.free(0, other, 0)
@@ -242,10 +284,18 @@ def test_regions_beyond_the_range_of_a_binding(simulate):
     values = np.arange(count, dtype=np.int32)
     data = backend.allocate(0, 8 * count, 256, 0)
     backend.copy_strided_from_host(
-        0, data, 0, (8,), memoryview(values).cast("B"), (4,), (count,), 4, 0
+        *side(0, data, 0, (count,), (8,), 4),
+        memoryview(values).cast("B"),
+        Region((count,), (4,), 4),
+        0,
     )
     got = np.zeros(count, np.int32)
-    backend.copy_strided_to_host(0, data, 0, (8,), memoryview(got).cast("B"), (4,), (count,), 4, 0)
+    backend.copy_strided_to_host(
+        *side(0, data, 0, (count,), (8,), 4),
+        memoryview(got).cast("B"),
+        Region((count,), (4,), 4),
+        0,
+    )
     assert (got == values).all()
     backend.free(0, data, 0)
     backend.close_device(0)
@@ -271,11 +321,26 @@ def test_a_free_waits_for_work_of_others(vulkan, tensors, delay, monkeypatch):
     assert place not in heap._pending
 
 
+def test_memory_is_not_given_out_again_while_others_use_it(vulkan, tensors, delay, monkeypatch):
+    """Their kernel writes to the freed memory late: the next tensor must lie elsewhere."""
+    queue = vulkan.devices[0].queue
+    monkeypatch.setattr(queue, "shared", True)  # as `to_native` leaves it
+    busy = tensors.new(4)
+    data = vulkan.allocate(0, 5 << 20, 4, 0)
+    was = tensors.allocation(data)
+    memory, start = was.memory, was.start
+    value = delay(vulkan, busy)  # stands for theirs: `data` is not marked
+    vulkan.free(0, data, 0)
+    found = tensors.allocation(tensors.new(5 << 20))
+    assert not queue.done(value)
+    assert found.memory != memory or abs(found.start - start) >= 5 << 20
+
+
 def test_a_family_for_compute_only(simulate):
     backend = simulate(COMPUTE_FAMILY=1)
     assert backend.devices[0].queue.family == 1
     data = backend.allocate(0, 64, 4, 0)
-    backend.fill(0, data, 0, 64, 3, 0)
+    backend.fill(Span(0, data, 0, 64), 3, 0)
     backend.free(0, data, 0)
     backend.close_device(0)
 
@@ -312,7 +377,7 @@ def test_the_reason_why_a_device_could_not_be_described(vulkan, monkeypatch):
 def test_the_wait_at_the_end_has_an_end(vulkan, tensors, delay, monkeypatch):
     """A shader that never ends must not keep the process."""
     monkeypatch.setattr(devices, "EXIT_SECONDS", 0.0)
-    value = delay(vulkan, tensors.new(4), repeats=300)
+    value = delay(vulkan, tensors.new(4), times=10)
     vulkan.devices.finish()
     assert not vulkan.devices[0].queue.done(value)
     vulkan.synchronize(0, 0)
@@ -348,9 +413,15 @@ def test_the_blur_in_pieces(vulkan, tensors, monkeypatch):
     assert (cut[0][0], cut[-1][1]) == (0, 6000)
     image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     source, whole, parts = tensors.of(image), tensors.new(6000), tensors.new(6000)
-    vulkan.box_blur(0, source, 0, parts, 0, shape, radius, 0)
+    before = vulkan.devices[0].queue.submitted
+    vulkan.box_blur(
+        Span(0, parts, 0, prod(shape)), Span(0, source, 0, prod(shape)), shape, radius, 0
+    )
+    assert vulkan.devices[0].queue.submitted - before == len(cut)
     monkeypatch.undo()
-    vulkan.box_blur(0, source, 0, whole, 0, shape, radius, 0)
+    vulkan.box_blur(
+        Span(0, whole, 0, prod(shape)), Span(0, source, 0, prod(shape)), shape, radius, 0
+    )
     assert tensors.bytes(parts, 6000) == tensors.bytes(whole, 6000)
 
 
@@ -363,12 +434,12 @@ def test_the_simulated_device_has_teeth(simulate, run_python, simulated_library)
     data = backend.allocate(0, 64, 4, 0)
     allocation = backend.live.get(data)
     assert allocation.mapped
-    backend.copy_from_host(0, data, 0, memoryview(b"x" * 64), 0)
+    backend.copy_from_host(Span(0, data, 0, 64), memoryview(b"x" * 64), 0)
     other = backend.allocate(0, 64, 4, 0)
-    backend.copy(0, other, 0, 0, data, 0, 64, 0)
+    backend.copy(Span(0, other, 0, 64), Span(0, data, 0, 64), 0)
     backend.live.get(other).cached = False  # read by staging
     got = bytearray(64)
-    backend.copy_to_host(0, other, 0, memoryview(got), 0)
+    backend.copy_to_host(Span(0, other, 0, len(got)), memoryview(got), 0)
     assert got != b"x" * 64
     assert struct.unpack("=Q", got[:8])
     for one in (data, other):

@@ -9,6 +9,7 @@ import pytest
 from dlbridge_vulkan import host_import, hostcopy
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.protocol import Span
 
 PAGE = mmap.PAGESIZE
 
@@ -36,7 +37,7 @@ def test_a_shader_writes_host_memory_in_place(vulkan, pages, scale):
     scale(vulkan, data, len(values), 2.0)
     vulkan.synchronize(0, 0)
     assert (values == 2 * np.arange(len(values))).all()
-    assert vulkan.host_view(0, data, 8, 4, True, 0) == address(values) + 8
+    assert vulkan.host_view(Span(0, data, 8, 4), True, 0) == address(values) + 8
     vulkan.free(0, data, 0)
 
 
@@ -80,7 +81,7 @@ def test_a_last_page_is_imported_whole(vulkan, pages, nbytes):
     raw = values.view(np.uint8)
     raw[:] = 5
     data, _ = vulkan.import_host(0, address(values), nbytes, False)
-    vulkan.fill(0, data, 0, nbytes, 9, 0)
+    vulkan.fill(Span(0, data, 0, nbytes), 9, 0)
     vulkan.free(0, data, 0)
     assert (raw[:nbytes] == 9).all()
     assert (raw[nbytes:] == 5).all()
@@ -136,7 +137,7 @@ def test_an_import_that_was_freed_is_freed(pages):
     own = Vulkan()
     values = pages(1)
     data, _ = own.import_host(0, address(values), values.nbytes, False)
-    own.fill(0, data, 0, PAGE, 1, 0)
+    own.fill(Span(0, data, 0, PAGE), 1, 0)
     own.free(0, data, 0)
     own.close_device(0)
 
@@ -181,18 +182,18 @@ def test_views_of_unmapped_memory_are_refused(staged):
     refusal = staged.host_view_refusal(0, data)
     assert refusal.startswith("the host cannot address this memory of ")
     with pytest.raises(ExchangeError, match="no host view: the host cannot address"):
-        staged.host_view(0, data, 0, 4, False, 0)
+        staged.host_view(Span(0, data, 0, 4), False, 0)
     staged.free(0, data, 0)
 
 
-def test_a_view_is_the_mapped_memory(vulkan, tensors):
+def test_a_view_is_the_mapped_memory(vulkan, tensors, views):
     data = tensors.of(b"abcdefgh")
-    where = vulkan.host_view(0, data, 2, 4, True, 0)
+    where = vulkan.host_view(Span(0, data, 2, 4), True, 0)
     assert ctypes.string_at(where, 4) == b"cdef"
     ctypes.memmove(where, b"CDEF", 4)
-    vulkan.release_host_view(0, data, where, 0)
+    vulkan.release_host_view(Span(0, data, 0, 1), where, 0)
     target = tensors.new(8)
-    vulkan.copy(0, target, 0, 0, data, 0, 8, 0)
+    vulkan.copy(Span(0, target, 0, 8), Span(0, data, 0, 8), 0)
     assert tensors.bytes(target, 8) == b"abCDEFgh"
 
 

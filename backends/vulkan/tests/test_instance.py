@@ -7,6 +7,7 @@ from dlbridge_vulkan import instance as instances, library
 from dlbridge_vulkan.devices import Devices
 from dlbridge_vulkan.instance import KINDS, version_text
 
+import dlbridge
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 
 
@@ -113,6 +114,16 @@ def test_devices_by_name(vulkan):
         vulkan.find_device("no such")
     with pytest.raises(LookupError, match="''"):
         vulkan.find_device("")
+
+
+def test_the_identity_of_a_device(vulkan):
+    """`Device.uuid` is what the driver says, and `Device.pci` what it says with the extension."""
+    for index in range(vulkan.device_count()):
+        device, info = dlbridge.device(f"vulkan:{index}"), vulkan.device_info(index)
+        assert device.uuid == info["uuid"]
+        assert device.pci == info.get("pci")
+        assert device.same_device("vulkan") is device
+        assert device.same_device("cpu") is None
 
 
 def test_device_info(vulkan):

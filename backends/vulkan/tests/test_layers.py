@@ -15,15 +15,17 @@ _cdefs              C declarations, generated
 errors locks        what VkResults mean; the one lock
 library             the loader
 spirv strided       reading modules; cutting regions
+interface           entry points, and what buffers hold
 hostcopy handles    moving bytes on the host; what an owner destroys
 instance owners     the physical devices; what dropped objects leave
-memory_types        which memory for what
+memory_types fd_memory  which memory for what, and for other drivers
 blocks queue        one VkDeviceMemory; one VkQueue
 memory              buffers in blocks
 staging             the way to unmapped memory
 device              an open device
 buffer devices      the memory of a tensor; all devices
-live host_import native
+live host_import native export
+fd_import           memory of other drivers
 arguments           checks of what a kernel gets
 compute             kernels
 strided_kernel      strided copies by a kernel

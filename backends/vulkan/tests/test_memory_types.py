@@ -1,8 +1,11 @@
 """The choice of memory types, on tables of real devices.
 
-The tables are made up, after what these drivers are known to report (collected on
-vulkan.gpuinfo.org; Mesa's radv_physical_device.c, anv_device.c; MoltenVK's MVKDevice.mm). Sizes
-are rounded, and types that buffers cannot use are left out where nothing depends on them.
+Sizes are rounded, and types that buffers cannot use are left out where nothing depends on them.
+RTX, RADV and Adreno 650 are after reports: libplacebo#317 and iree#5268 (NVIDIA's heaps), Mesa's
+radv_physical_device.c and memtest_vulkan#1 (both of RADV's), bionic-vulkan-wrapper#61 (Adreno
+650); MoltenVK is after `initMemoryProperties` of its MVKDevice.mm, ANV with a shared cache after
+`anv_physical_device_init_heaps` of Mesa. ANV without one, AMD's own driver and the other Adrenos
+are made up from what is known of them, without a report at hand.
 None of these devices has run the tests.
 """
 
@@ -11,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from dlbridge_vulkan.memory_types import MemoryType
 
-LOCAL, VISIBLE, COHERENT, CACHED, LAZY = 1, 2, 4, 8, 16
+LOCAL, VISIBLE, COHERENT, CACHED, LAZY, PROTECTED = 1, 2, 4, 8, 16, 32
 HOST = VISIBLE | COHERENT
 AMD_COHERENT, AMD_UNCACHED = 64, 128
 MIB, GIB = 1 << 20, 1 << 30
@@ -51,6 +54,19 @@ RADV_DISCRETE = device(  # Radeon RX 6600, small BAR: its visible part is a heap
         (LOCAL | HOST | AMD_COHERENT | AMD_UNCACHED, 2),
     ],
 )
+RADV_REBAR = device(  # the same, resizable BAR: all of it is visible, and one heap
+    "discrete",
+    [(16 * GIB, False), (8 * GIB, True)],
+    [
+        (LOCAL, 1),
+        (LOCAL, 1),
+        (HOST, 0),
+        (LOCAL | HOST, 1),
+        (LOCAL | HOST, 1),
+        (HOST | CACHED, 0),
+        (HOST | CACHED, 0),
+    ],
+)
 RADV_APU = device(  # Ryzen 5700G: RADV shows 2/3 of the memory as local, 1/3 as the host's
     "integrated",
     [(5 * GIB, False), (10 * GIB, True)],
@@ -64,7 +80,7 @@ APU_CARVE_OUT = device(  # AMD's own driver: a carve-out of 512 MiB, with a wind
 ANV = device(  # Intel Xe graphics with a shared last-level cache
     "integrated",
     [(11 * GIB, True)],
-    [(LOCAL | HOST | CACHED, 0)],
+    [(LOCAL, 0), (LOCAL | HOST | CACHED, 0)],
 )
 ANV_NO_LLC = device(  # Intel Atom, Meteor Lake: one type coherent, one cached
     "integrated",
@@ -75,6 +91,23 @@ MOLTENVK = device(  # Apple M1: private, shared, managed, memoryless
     "integrated",
     [(16 * GIB, True)],
     [(LOCAL, 0), (LOCAL | HOST | CACHED, 0), (LOCAL | VISIBLE | CACHED, 0), (LOCAL | LAZY, 0)],
+)
+MOLTENVK_DISCRETE = device(  # a Mac with a Radeon: shared memory is a heap of its own
+    "discrete",
+    [(8 * GIB, True), (32 * GIB, False)],
+    [(LOCAL, 0), (HOST | CACHED, 1), (LOCAL | VISIBLE | CACHED, 0)],
+)
+ADRENO_650 = device(  # Qualcomm's driver: also a heap that is protected
+    "integrated",
+    [(3565 * MIB, True), (256 * MIB, True)],
+    [
+        (LOCAL, 0),
+        (LOCAL | VISIBLE | CACHED, 0),
+        (LOCAL | HOST | CACHED, 0),
+        (LOCAL, 0),
+        (LOCAL | HOST, 0),
+        (LOCAL | PROTECTED, 1),
+    ],
 )
 ADRENO = device(  # Adreno 640, Qualcomm's driver
     "integrated",
@@ -103,11 +136,14 @@ ALL = 0xFFFFFFFF
         pytest.param(RTX, [1, 4, 3, 2, 0], False, False, id="the small window is not mapped"),
         pytest.param(RTX_REBAR, [4, 1, 3, 2, 0], True, False, id="written directly, read staged"),
         pytest.param(RADV_DISCRETE, [0, 1, 3, 4, 5, 6, 2], False, False, id="RADV discrete"),
+        pytest.param(RADV_REBAR, [3, 4, 0, 1, 5, 6, 2], True, False, id="RADV, resizable BAR"),
         pytest.param(RADV_APU, [3, 2, 0, 1], True, True, id="RADV APU: a host view"),
         pytest.param(APU_CARVE_OUT, [3, 2, 0, 1], True, True, id="APU with a carve-out"),
-        pytest.param(ANV, [0], True, True, id="ANV"),
+        pytest.param(ANV, [1, 0], True, True, id="ANV"),
         pytest.param(ANV_NO_LLC, [2, 0, 1], True, True, id="ANV without LLC: coherent first"),
         pytest.param(MOLTENVK, [1, 0, 2], True, True, id="MoltenVK: nothing memoryless"),
+        pytest.param(MOLTENVK_DISCRETE, [0, 2, 1], False, False, id="MoltenVK, discrete"),
+        pytest.param(ADRENO_650, [2, 4, 0, 1, 3], True, True, id="Adreno 650: nothing protected"),
         pytest.param(ADRENO, [3, 1, 0, 2], True, True, id="Adreno"),
         pytest.param(ADRENO_OLD, [1, 0, 2], True, False, id="Adreno, uncached"),
         pytest.param(LAVAPIPE, [0], True, True, id="lavapipe"),
@@ -135,8 +171,9 @@ def test_staged_maps_nothing():
 @pytest.mark.parametrize(
     ("physical", "index"),
     [
-        (RTX, 3), (RTX_REBAR, 3), (RADV_DISCRETE, 5), (RADV_APU, 3), (ANV, 0), (ANV_NO_LLC, 2),
-        (MOLTENVK, 1), (ADRENO, 3), (ADRENO_OLD, 1),
+        (RTX, 3), (RTX_REBAR, 3), (RADV_DISCRETE, 5), (RADV_APU, 3), (ANV, 1), (ANV_NO_LLC, 2),
+        (MOLTENVK, 1), (ADRENO, 3), (ADRENO_OLD, 1), (RADV_REBAR, 5), (MOLTENVK_DISCRETE, 1),
+        (ADRENO_650, 2),
     ],
 )  # fmt: skip
 def test_the_type_for_staging(physical, index):

@@ -8,6 +8,8 @@ import threading
 
 import numpy as np
 
+from dlbridge.protocol import Span
+
 THREADS, ROUNDS = 6, 40
 
 
@@ -36,16 +38,20 @@ def rounds(backend, spirv, seed):
         values = np.random.default_rng(seed).random(count, np.float32)
         source = Owned(backend, count, imported=count >= 4096 and pick.random() < 0.3)
         target = Owned(backend, count, imported=False)
-        backend.copy_from_host(0, source.data, 0, memoryview(values).cast("B"), 0)
+        backend.copy_from_host(
+            Span(0, source.data, 0, memoryview(values).nbytes), memoryview(values).cast("B"), 0
+        )
         binding = (backend.live.get(source.data), 0, 4 * count)
         kernel.run([binding], (-(-count // 64),), struct.pack("=IIf", count, 1, 2.0))
-        backend.copy(0, target.data, 0, 0, source.data, 0, 4 * count, 0)
+        backend.copy(Span(0, target.data, 0, 4 * count), Span(0, source.data, 0, 4 * count), 0)
         if pick.random() < 0.1:
             kernel = backend.kernel(spirv, buffers=1, push_nbytes=12)
         if pick.random() < 0.5:
             del source
         got = np.empty_like(values)
-        backend.copy_to_host(0, target.data, 0, memoryview(got).cast("B"), 0)
+        backend.copy_to_host(
+            Span(0, target.data, 0, memoryview(got).nbytes), memoryview(got).cast("B"), 0
+        )
         if not (got == 2 * values).all():
             return False
         cycle = [target]

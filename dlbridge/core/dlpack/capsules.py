@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
@@ -37,14 +38,17 @@ __all__ = [
     "USED_CURRENT",
     "VERSIONED_POINTER",
     "ManagedTensor",
+    "Readable",
     "Received",
-    "can_numpy_import",
     "capsule_pointer",
     "delete_managed",
+    "get_destructor",
     "get_pointer",
     "is_valid",
+    "new_capsule",
     "open_capsule",
     "read_managed",
+    "readable_by_numpy",
     "set_name",
 ]
 
@@ -65,8 +69,16 @@ USED_CURRENT = _immortal_name(b"used_dltensor_versioned")
 
 is_valid = python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 _get_name = python_api("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
+_get_name_address = python_api("PyCapsule_GetName", ctypes.c_size_t, ctypes.py_object)
 get_pointer = python_api("PyCapsule_GetPointer", ctypes.c_size_t, ctypes.py_object, ctypes.c_void_p)
 set_name = python_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+new_capsule = python_api(
+    "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+)
+get_destructor = python_api("PyCapsule_GetDestructor", ctypes.c_size_t, ctypes.py_object)
+_set_destructor = python_api(
+    "PyCapsule_SetDestructor", ctypes.c_int, ctypes.py_object, ctypes.c_void_p
+)
 
 
 refuse_subinterpreters()
@@ -78,37 +90,62 @@ class ManagedTensor:
     `pointer` is a cffi pointer to the struct; `fields` was read from it.
     """
 
-    __slots__ = ("_owned", "fields", "pointer")
+    __slots__ = ("_address", "_owned", "fields", "pointer")
 
-    def __init__(self, pointer: Any, fields: Fields) -> None:
+    def __init__(self, pointer: Any, fields: Fields, address: int) -> None:
         self.pointer = pointer
         self.fields = fields
-        self._owned: list[Any] = []  # the pointer with the producer's deleter as its destructor
+        self._address = address
+        self._owned: list[Any] = []  # the capsule that calls the deleter
 
     def take_over(self, release: Callable[..., int], *arguments: object) -> None:
         """Own the struct; *release*, a function of C, makes its former owner forget it.
 
         Both happen inside one call into C, so that the exception of a signal
-        handler comes before both or after both: `map` calls *release* for the
-        third argument of `ffi.gc`, a size that CPython does not use. cffi calls
-        the deleter with any pending exception set aside.
+        handler comes before both or after both. The owner is a capsule with the
+        destructor that numpy uses for the tensors it imports: it keeps the GIL and
+        any pending exception. cffi would release the GIL, perhaps inside a
+        destructor of C++, where a thread may not end (``docs/safety.md``).
         """
-        deleter = self.pointer.deleter
         released = map(release, *([argument] for argument in arguments))
-        if deleter:
-            self._owned.extend(map(ffi.gc, [self.pointer], [deleter], released))
+        if self.pointer.deleter:
+            name, destructor = _owner_of(self.legacy)
+            owner = map(new_capsule, [self._address], [name], [destructor])
+            self._owned.extend(zip(released, owner, strict=True))
         else:
             next(released)
 
     def disown(self) -> None:
         """Leave the struct to its former owner: the deleter is not called."""
-        for owned in self._owned:
-            ffi.gc(owned, None)
+        for _, capsule in self._owned:
+            _set_destructor(capsule, None)
 
     @property
     def legacy(self) -> bool:
         """Whether it came in the struct that has no version and flags."""
         return ffi.typeof(self.pointer) is LEGACY_POINTER
+
+
+@cache
+def _owner_of(legacy: bool) -> tuple[int, int]:
+    """The address of the name, and of the destructor, of capsules that own structs.
+
+    They are numpy's: an array that it has imported has such a capsule as its base.
+    """
+    import numpy as np
+
+    array = np.zeros(1)
+
+    class _Producer:
+        def __dlpack__(self, **_keywords: object) -> Any:
+            return array.__dlpack__(max_version=None if legacy else (1, 0))
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+    producer: Any = _Producer()  # numpy's stubs know less keywords than the standard
+    owner = np.from_dlpack(producer).base
+    return _get_name_address(owner), get_destructor(owner)
 
 
 def open_capsule(capsule: object) -> ManagedTensor:
@@ -127,9 +164,9 @@ def open_capsule(capsule: object) -> ManagedTensor:
         raise ExchangeError(_why_no_tensor(capsule)) from exc
     pointer = ffi.cast(kind, address)
     try:
-        managed = ManagedTensor(pointer, read_fields(pointer))
+        managed = ManagedTensor(pointer, read_fields(pointer), address)
     except ExchangeError:
-        ManagedTensor(pointer, NO_FIELDS).take_over(set_name, capsule, used)
+        ManagedTensor(pointer, NO_FIELDS, address).take_over(set_name, capsule, used)
         raise
     managed.take_over(set_name, capsule, used)
     return managed
@@ -138,31 +175,54 @@ def open_capsule(capsule: object) -> ManagedTensor:
 NO_FIELDS: Any = None  # of a struct that is only deleted
 
 
-def can_numpy_import(capsule: object, immutable: bool) -> bool:
-    """Whether `np.from_dlpack` gives the same tensor for *capsule* as our own import.
+class Readable:
+    """The struct of a capsule that numpy can import, as it is or as one of unsigned integers.
 
-    It does so for CPU memory of a type that numpy has, with no flags but
-    READ_ONLY. numpy itself checks the rest (extents, strides, NULL). It makes
-    legacy capsules read-only, which is right for *immutable* arrays only.
+    `own` is the code and the bits of its elements.
+    """
+
+    __slots__ = ("_at", "_memory", "own", "relabelled")
+
+    def __init__(self, memory: Any, at: int, own: tuple[int, int]) -> None:
+        self._memory, self._at, self.own = memory, at, own
+        self.relabelled = own in _RELABELLED
+        if self.relabelled:
+            memory[at : at + 2] = bytes((1, own[1]))
+
+    def restore(self) -> None:
+        """Write the own type again: numpy has left the struct in the capsule."""
+        self._memory[self._at : self._at + 2] = bytes(self.own)
+
+
+def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Readable | None:
+    """The struct in *capsule*, where `np.from_dlpack` gives the same as our own import; else None.
+
+    It does so for CPU memory of a type that numpy has, with no flags but READ_ONLY.
+    numpy itself checks the rest (extents, strides, NULL). It makes legacy capsules
+    read-only, which is right for *immutable* arrays only. With *new_struct*, which
+    the producer has made for this capsule alone, the type may be one that numpy
+    does not have: integers are written in its place.
     """
     try:
         address = get_pointer(capsule, LEGACY if immutable else CURRENT)
     except (ValueError, ctypes.ArgumentError):
-        return False
-    size = _TENSOR_OFFSET + TENSOR.size
+        return None
     start = 0 if immutable else _TENSOR_OFFSET
-    memory = ffi.buffer(ffi.cast(_BYTES, address), size if start else TENSOR.size)
+    memory = ffi.buffer(ffi.cast(_BYTES, address), start + TENSOR.size)
     if start and (memory[0:4] != _MAJOR or memory[_FLAGS_OFFSET : _FLAGS_OFFSET + 8] not in _PLAIN):
-        return False
+        return None
     data, kind, _, ndim, code, bits, lanes, shape, strides, _ = TENSOR.unpack_from(memory, start)
-    return (
+    own = code, bits
+    if (
         kind == 1
-        and (code, bits) in _NUMPY_TYPES
         and lanes == 1
         and data != 0
+        and (own in _NUMPY_TYPES or (new_struct and own in _RELABELLED))
         and 0 <= ndim <= MAX_NDIM
         and (ndim == 0 or (shape != 0 and strides != 0 and _are_moderate(strides, ndim)))
-    )
+    ):
+        return Readable(memory, start + _TYPE_OFFSET, own)
+    return None
 
 
 def _are_moderate(strides: int, ndim: int) -> bool:
@@ -175,6 +235,9 @@ _TOP_BYTE = 7 if sys.byteorder == "little" else 0
 _BYTES = ffi.typeof("char *")
 _MAJOR = DLPACK_VERSION[0].to_bytes(4, sys.byteorder)
 _PLAIN = {flag.to_bytes(8, sys.byteorder) for flag in (0, FLAG_READ_ONLY)}
+_TYPE_OFFSET = 20  # of dtype in DLTensor
+# bfloat16, and the float8 types, of dlpack.h 1.3.
+_RELABELLED = frozenset([(4, 16)] + [(code, 8) for code in range(7, 15)])
 _NUMPY_TYPES = frozenset(
     [(code, bits) for code in (0, 1) for bits in (8, 16, 32, 64)]
     + [(2, 16), (2, 32), (2, 64), (5, 64), (5, 128), (6, 8)]
@@ -188,6 +251,27 @@ def capsule_pointer(value: object, name: bytes) -> int:
     return pointer
 
 
+class _Cell(ctypes.c_void_p):
+    """A pointer to a struct that is deleted with it: also if `Received.__del__` was cut off.
+
+    The exception of a signal handler may come at the first instruction of that, and Python
+    only prints it.
+    """
+
+    def delete(self) -> None:
+        """Delete the struct, once."""
+        if self.value:
+            managed = ffi.cast(VERSIONED_POINTER, self.value)
+            deleter = managed.deleter
+            self.value = None  # from here to the deleter there is no call
+            if deleter:
+                deleter(managed)
+
+    def __del__(self) -> None:
+        if self.value:
+            self.delete()
+
+
 class Received:
     """A place for the ``DLManagedTensorVersioned *`` that a function of C gives to us.
 
@@ -198,7 +282,7 @@ class Received:
     __slots__ = ("_cell", "address")
 
     def __init__(self) -> None:
-        self._cell = ctypes.c_void_p()
+        self._cell = _Cell()
         self.address = ctypes.addressof(self._cell)
 
     @property
@@ -208,8 +292,7 @@ class Received:
 
     def open(self) -> ManagedTensor:
         """Read the struct and take it over. ExchangeError if it breaks the standard."""
-        pointer = ffi.cast(VERSIONED_POINTER, self._cell.value)
-        managed = ManagedTensor(pointer, read_fields(pointer))
+        managed = read_managed(self.managed_address)
         managed.take_over(ctypes.memset, self.address, 0, ctypes.sizeof(self._cell))
         return managed
 
@@ -218,9 +301,14 @@ class Received:
         given, self._cell.value = self._cell.value or 0, None
         return given
 
+    def delete(self) -> None:
+        """Delete the struct, if there is one."""
+        self._cell.delete()
+
     def __del__(self) -> None:
-        if self._cell.value:
-            delete_managed(self._cell.value)
+        cell = getattr(self, "_cell", None)  # none if a signal handler cut __init__ off
+        if cell is not None and cell.value:
+            cell.delete()
 
 
 def read_managed(address: int) -> ManagedTensor:
@@ -229,7 +317,7 @@ def read_managed(address: int) -> ManagedTensor:
     ExchangeError if it breaks the standard.
     """
     pointer = ffi.cast(VERSIONED_POINTER, address)
-    return ManagedTensor(pointer, read_fields(pointer))
+    return ManagedTensor(pointer, read_fields(pointer), address)
 
 
 def delete_managed(address: int) -> None:

@@ -15,24 +15,23 @@ from __future__ import annotations
 import atexit
 import ctypes
 import struct
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.python_api import immortal, python_api
+from dlbridge.core.implementation_details.capsules import address_in
+from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.errors import ExchangeError
 
 from .capsules import (
     CURRENT,
     LEGACY,
     LEGACY_POINTER,
-    NO_FIELDS,
     USED_CURRENT,
     VERSIONED_POINTER,
-    ManagedTensor,
+    get_destructor,
     get_pointer,
-    is_valid,
+    new_capsule,
     set_name,
 )
 from .structs import DLPACK_VERSION, FLAG_SUBBYTE_PADDED, TENSOR
@@ -42,31 +41,32 @@ if TYPE_CHECKING:
 
     from dlbridge.core.values.dtypes import DType
 
-__all__ = ["Image", "export_capsule", "export_managed", "own_export"]
+__all__ = ["Image", "OwnExport", "export_array", "export_capsule"]
 
-# struct DLTensor from data to dtype: the fields that make a numpy export ours.
-_HEAD = struct.Struct("=QiiiBBH")
-_TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
-_FLAGS_OFFSET = 24
-_BYTE_OFFSET_OFFSET = 40  # of byte_offset, from dl_tensor
-_STRIDES_OFFSET = 32
+# Parts of DLManagedTensorVersioned and DLTensor (dlpack.h 1.3), and where they begin.
+_HEADER = struct.Struct("=IIQQQ")  # version, manager_ctx, deleter, flags
+_LEGACY_END = struct.Struct("=QQ")  # manager_ctx, deleter
+_PLACE = struct.Struct("=Qii")  # data, device
+_DTYPE = struct.Struct("=BBH")
+_UINT64 = struct.Struct("=Q")
+_FLAGS_AT = 24
+_ADDRESS = ffi.typeof("uintptr_t")
+_TENSOR_AT = _HEADER.size  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
+_DTYPE_AT, _STRIDES_AT, _BYTE_OFFSET_AT = 20, 32, 40  # from dl_tensor
 
-_new_capsule = python_api(
-    "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
-)
-_get_destructor = python_api("PyCapsule_GetDestructor", ctypes.c_size_t, ctypes.py_object)
 
-
-def export_capsule(array: np.ndarray[Any, Any], max_version: object, image: Image | None) -> object:
+def export_capsule(
+    array: np.ndarray[Any, Any], max_version: tuple[int, int] | None, image: Image | None
+) -> object:
     """A new capsule over *array*, with the fields of *image* in its struct.
 
     *max_version* as in the standard: None or below (1, 0) gives the legacy
-    struct. BufferError from numpy for a read-only array in a legacy capsule.
+    struct. ExchangeError for a read-only array in a legacy capsule.
     """
-    capsule = array.__dlpack__(max_version=max_version)  # type: ignore[arg-type]  # numpy checks it
+    capsule = export_array(array, max_version=max_version)
     if image is None:
         return capsule
-    versioned = is_valid(capsule, CURRENT)
+    versioned = max_version is not None and max_version >= (1, 0)  # numpy's rule
     if not versioned and image.flags & FLAG_SUBBYTE_PADDED:
         raise ExchangeError(
             "a padded sub-byte tensor does not fit a legacy capsule, which has no flags; "
@@ -75,25 +75,46 @@ def export_capsule(array: np.ndarray[Any, Any], max_version: object, image: Imag
     return _lend(capsule, image, versioned)
 
 
-def export_managed(array: np.ndarray[Any, Any], image: Image | None) -> int:
-    """The address of a new ``DLManagedTensorVersioned`` that the caller owns."""
-    capsule = array.__dlpack__(max_version=DLPACK_VERSION)
-    address: int = get_pointer(capsule, CURRENT)
-    if image is not None:
-        image.write(address, versioned=True)
-    set_name(capsule, USED_CURRENT)
-    return address
+def export_array(
+    array: np.ndarray[Any, Any], *, max_version: object = None, **keywords: Any
+) -> object:
+    """Numpy's own ``__dlpack__`` of *array*; its refusal of a read-only one names the way out."""
+    try:
+        return array.__dlpack__(max_version=max_version, **keywords)  # type: ignore[arg-type]  # numpy checks it
+    except BufferError as exc:
+        if array.flags.writeable or "readonly" not in str(exc):
+            raise
+        raise ExchangeError(
+            "the tensor is read-only, which a legacy capsule cannot say, and the consumer asked "
+            "for one (without max_version); name its library, as in dlbridge.to_device(t, 'cpu', "
+            "like='jax') or like='warp', which gives its array and keeps this memory unwritten; "
+            "or copy the tensor"
+        ) from exc
 
 
-def own_export(array: np.ndarray[Any, Any], image: Image | None) -> ManagedTensor:
-    """A new struct over *array* as `export_managed` makes it, owned; its fields are not read."""
-    capsule = array.__dlpack__(max_version=DLPACK_VERSION)
-    address: int = get_pointer(capsule, CURRENT)
-    if image is not None:
-        image.write(address, versioned=True)
-    managed = ManagedTensor(ffi.cast(VERSIONED_POINTER, address), NO_FIELDS)
-    managed.take_over(set_name, capsule, USED_CURRENT)
-    return managed
+class OwnExport:
+    """A new struct over *array*, whose owner is numpy's capsule, so that C alone frees it.
+
+    `managed_address` is that of the ``DLManagedTensorVersioned``.
+    """
+
+    __slots__ = ("_capsule", "managed_address")
+
+    def __init__(self, array: np.ndarray[Any, Any], image: Image | None) -> None:
+        self._capsule = array.__dlpack__(max_version=DLPACK_VERSION)
+        self.managed_address = address_in(self._capsule)  # numpy has made it so
+        if image is not None:
+            image.describe(_struct_at(self.managed_address))
+
+    @property
+    def pointer(self) -> Any:
+        """The struct, as a cffi pointer."""
+        return ffi.cast(VERSIONED_POINTER, self.managed_address)
+
+    def release(self) -> int:
+        """Give the struct to the caller: its address."""
+        set_name(self._capsule, USED_CURRENT)
+        return self.managed_address
 
 
 # Structs whose deleter may be called twice --------------------------------------
@@ -131,10 +152,7 @@ class _Kind:
         self.type = type
         self.name = name
         self.destructor = 0  # numpy's, taken from the first capsule
-        self.set_deleter(int(ffi.cast("uintptr_t", _discard)))
-
-    def set_deleter(self, address: int) -> None:
-        self.deleter = ffi.cast(ffi.typeof(ffi.new(self.type).deleter), address)
+        self.deleter = int(ffi.cast("uintptr_t", _discard))
 
 
 _kinds = {True: _Kind(VERSIONED_POINTER, CURRENT), False: _Kind(LEGACY_POINTER, LEGACY)}
@@ -144,18 +162,21 @@ def _lend(capsule: object, image: Image, versioned: bool) -> object:
     """A capsule with a struct of its own; numpy's *capsule* owns the memory."""
     kind = _kinds[versioned]
     if not kind.destructor:
-        kind.destructor = _get_destructor(capsule)
+        kind.destructor = get_destructor(capsule)
     new = ffi.new(kind.type, ffi.cast(kind.type, get_pointer(capsule, kind.name))[0])
-    address = int(ffi.cast("uintptr_t", new))
-    image.write(address, versioned=versioned)
-    new.manager_ctx = ffi.NULL
-    new.deleter = kind.deleter
+    described = ffi.buffer(new)
+    if versioned:
+        image.describe(described, kind.deleter)
+    else:
+        image.write(described, 0)
+        _LEGACY_END.pack_into(described, TENSOR.size, 0, kind.deleter)
+    address = int(ffi.cast(_ADDRESS, new))
     loan = _Loan(address)
     loan.capsule, loan.struct = capsule, new
     _recent.append(new)
-    _loans.add(loan)
     try:
-        return _new_capsule(address, kind.name, kind.destructor)
+        _loans.add(loan)
+        return new_capsule(address, kind.name, kind.destructor)
     except BaseException:
         _loans.discard(address)
         raise
@@ -167,7 +188,7 @@ def _at_exit() -> None:
     # deleter when they call it, so from now on it is a harmless C function.
     harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
     for kind in _kinds.values():
-        kind.set_deleter(harmless)
+        kind.deleter = harmless
     immortal(_recent)
     for loan in tuple(_loans):
         held: Any = loan
@@ -175,39 +196,48 @@ def _at_exit() -> None:
         held.struct.deleter = ffi.cast(ffi.typeof(held.struct.deleter), harmless)
 
 
-class Image:
-    """The fields to write over a struct that numpy made, so that it describes our tensor."""
+def _struct_at(address: int) -> Any:
+    """The bytes of the ``DLManagedTensorVersioned`` at *address*."""
+    return ffi.buffer(ffi.cast(VERSIONED_POINTER, address))
 
-    __slots__ = ("_byte_offset", "_head", "flags")
+
+class Image:
+    """The fields to write over a struct that numpy made, so that it describes our tensor.
+
+    *place* is the data, the device and the byte offset, where numpy's are not right.
+    """
+
+    __slots__ = ("dtype", "flags", "place")
 
     def __init__(
-        self,
-        data: int,
-        device: tuple[int, int],
-        ndim: int,
-        dtype: DType,
-        byte_offset: int,
-        flags: int,
+        self, dtype: DType, flags: int, place: tuple[int, tuple[int, int], int] | None
     ) -> None:
-        self._head = _HEAD.pack(data, *device, ndim, dtype.code, dtype.bits, dtype.lanes)
-        self._byte_offset = byte_offset.to_bytes(8, sys.byteorder)
+        self.dtype = dtype
         self.flags = flags
+        self.place = place
 
-    def write(self, address: int, *, versioned: bool) -> None:
-        """Overwrite the struct at *address*, before a consumer has it."""
-        start = _TENSOR_OFFSET if versioned else 0
-        memory = ffi.buffer(ffi.cast("char *", address), start + TENSOR.size)
-        memory[start : start + _HEAD.size] = self._head
-        offset = start + _BYTE_OFFSET_OFFSET
-        memory[offset : offset + 8] = self._byte_offset
-        if versioned:
-            at = start + _STRIDES_OFFSET
-            memory[4:8] = _MINOR if any(memory[at : at + 8]) else _MINOR_NULL_STRIDES
-            # numpy has set READ_ONLY if its array is read-only.
-            flags = memory[_FLAGS_OFFSET][0] | self.flags
-            memory[_FLAGS_OFFSET : _FLAGS_OFFSET + 1] = bytes((flags,))
+    def describe(self, described: Any, deleter: int | None = None) -> None:
+        """Overwrite a ``DLManagedTensorVersioned``, before a consumer has it.
 
+        With *deleter* the struct is one of our own, which has no context.
+        """
+        # numpy has set READ_ONLY if its array is read-only.
+        flags = _UINT64.unpack_from(described, _FLAGS_AT)[0] | self.flags
+        # Since 1.2 strides may not be NULL; numpy 2.2 leaves those of compact arrays so.
+        strides = _UINT64.unpack_from(described, _TENSOR_AT + _STRIDES_AT)[0]
+        major, minor = DLPACK_VERSION if strides else (DLPACK_VERSION[0], 1)
+        if deleter is None:
+            _, _, context, deleter, _ = _HEADER.unpack_from(described)
+        else:
+            context = 0
+        _HEADER.pack_into(described, 0, major, minor, context, deleter, flags)
+        self.write(described, _TENSOR_AT)
 
-_MINOR = DLPACK_VERSION[1].to_bytes(4, sys.byteorder)
-# Since 1.2 strides may not be NULL; numpy 2.2 leaves those of compact arrays so.
-_MINOR_NULL_STRIDES = (1).to_bytes(4, sys.byteorder)
+    def write(self, described: Any, start: int) -> None:
+        """Overwrite the ``DLTensor`` at *start*."""
+        dtype = self.dtype
+        _DTYPE.pack_into(described, start + _DTYPE_AT, dtype.code, dtype.bits, dtype.lanes)
+        if self.place is not None:
+            data, device, byte_offset = self.place
+            _PLACE.pack_into(described, start, data, *device)
+            _UINT64.pack_into(described, start + _BYTE_OFFSET_AT, byte_offset)

@@ -19,7 +19,11 @@ from .capsules import ManagedTensor, Received, capsule_pointer, delete_managed
 from .structs import DLPACK_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlbridge.core.values.devices import Device
+
+    from .exports import OwnExport
 
 __all__ = ["NAMES", "ForeignTable", "table_of"]
 
@@ -40,11 +44,10 @@ class ForeignTable:
 
     __slots__ = (
         "_current_work_stream",
-        "_dltensor_from_py_object",
         "_from_py_object",
         "_to_py_object",
         "address",
-        "has_view",
+        "fill_view",
     )
 
     def __init__(self, table: Any) -> None:
@@ -52,10 +55,12 @@ class ForeignTable:
         self._from_py_object = _FROM_PY_OBJECT(
             _address(table.managed_tensor_from_py_object_no_sync)
         )
-        self.has_view = bool(table.dltensor_from_py_object_no_sync)
-        self._dltensor_from_py_object = _FROM_PY_OBJECT(
-            _address(table.dltensor_from_py_object_no_sync)
+        view = _address(table.dltensor_from_py_object_no_sync)
+        self.fill_view: Callable[[object, int], int] | None = (
+            _FROM_PY_OBJECT(view) if view else None
         )
+        """A function of an instance and an address: it writes the DLTensor there, which is
+        valid while the instance exists. Not 0, or an exception, if it cannot."""
         self._to_py_object = _TO_PY_OBJECT(_address(table.managed_tensor_to_py_object_no_sync))
         self._current_work_stream = _CURRENT_WORK_STREAM(_address(table.current_work_stream))
 
@@ -65,22 +70,14 @@ class ForeignTable:
         The library's own exception if it refuses; BufferError means: ask by
         ``__dlpack__`` instead.
         """
-        return self._receive(x).open()
+        return self.receive(x).open()
 
-    def export_address(self, x: object) -> int:
-        """`export`, as the address of a ``DLManagedTensorVersioned``, unchecked; the caller's."""
-        return self._receive(x).release()
-
-    def _receive(self, x: object) -> Received:
+    def receive(self, x: object) -> Received:
+        """`export`, as a struct that is not read yet."""
         received = Received()
         if self._from_py_object(x, received.address) != 0 or not received.managed_address:
             raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
         return received
-
-    def export_view(self, x: object, address: int) -> None:
-        """Fill the DLTensor at *address*, which is valid while *x* exists (if `has_view`)."""
-        if self._dltensor_from_py_object(x, address) != 0:
-            raise BufferError(f"{type(x).__name__}: its exchange table failed without an error")
 
     def wrap(self, address: int) -> Any:
         """The library's own tensor over the ``DLManagedTensorVersioned *`` at *address*.
@@ -96,6 +93,20 @@ class ForeignTable:
             raise
         if failed:
             delete_managed(address)
+            raise BufferError("the library's exchange table failed without an error")
+        result = ctypes.cast(out, ctypes.py_object).value
+        decrement_references(result)
+        return result
+
+    def wrap_export(self, export: OwnExport) -> Any:
+        """The library's own tensor over a struct of ours, which *export* keeps on failure."""
+        out = ctypes.c_void_p()
+        try:
+            failed = self._to_py_object(export.managed_address, ctypes.addressof(out)) != 0
+        finally:  # a Ctrl-C may have come after the library took it
+            if out.value:
+                export.release()
+        if failed or not out.value:
             raise BufferError("the library's exchange table failed without an error")
         result = ctypes.cast(out, ctypes.py_object).value
         decrement_references(result)

@@ -31,7 +31,9 @@ def check_version(max_version: object) -> tuple[int, int] | None:
         major, minor = max_version
         if isinstance(major, int) and isinstance(minor, int):
             # A newer version means our own, which fits the struct.
-            return max(min((int(major), int(minor)), DLPACK_VERSION), (0, 0))
+            if (major, minor) >= DLPACK_VERSION:
+                return DLPACK_VERSION
+            return max((int(major), int(minor)), (0, 0))
     raise TypeError(f"max_version must be a tuple (major, minor) of two ints, not {max_version!r}")
 
 

@@ -29,6 +29,16 @@ class Detail(NamedTuple):
 
 DETAILS: Final = (
     Detail(
+        "torch.from_dlpack is a Python function of the module torch.utils.dlpack, and calls "
+        "__dlpack__ itself",
+        "a tensor on a device that torch does not have is refused with the way out; torch would "
+        "answer it with an internal error",
+        "torch 2.0",
+        "core/implementation_details/callers.py: is_called_by_torch",
+        "tests/core/outgoing/test_producer.py::"
+        "test_torch_is_told_that_it_has_no_tensors_on_the_device",
+    ),
+    Detail(
         "numpy's capsules own the array that they were made of, and their destructor and deleter "
         "are C functions that take the GIL, keep a pending exception and return at once when "
         "Python has ended",
@@ -43,7 +53,7 @@ DETAILS: Final = (
         "whose struct has a deleter",
         "capsules with a struct of our own get it: it runs no Python, so it can be called late",
         "numpy 2.1",
-        "core/dlpack/exports.py: _get_destructor",
+        "core/dlpack/capsules.py: get_destructor",
         "tests/core/test_implementation_details.py::"
         "test_a_capsules_destructor_and_a_structs_deleter_are_numpys_c_functions",
     ),
@@ -51,15 +61,17 @@ DETAILS: Final = (
         "the struct in a new numpy capsule may be overwritten before a consumer has it",
         "numpy cannot describe bfloat16, other devices, offsets and flags",
         "numpy 2.1",
-        "core/dlpack/exports.py: Image.write",
+        "core/dlpack/exports.py: Image.describe",
         "tests/core/test_implementation_details.py::"
         "test_the_struct_of_a_new_capsule_may_be_overwritten",
     ),
     Detail(
-        "an attribute of the instance is found before a function of the class",
-        "`ArrayTensor.__dlpack__` is numpy's bound C method: np.from_dlpack calls C only",
+        "a property over `operator.attrgetter` runs no Python; a subclass of property with "
+        "`__call__` is what C finds on the class, and can be called there",
+        "`ArrayTensor.__dlpack__` is numpy's bound C method, so np.from_dlpack calls C only; "
+        "MLX takes only what can be called on the class",
         "CPython 3.10",
-        "core/tensor/tensor.py: ArrayTensor",
+        "core/tensor/array_tensor.py: ArrayTensor",
         "tests/core/test_implementation_details.py::"
         "test_the_method_of_the_instance_is_found_before_that_of_the_class",
     ),
@@ -72,6 +84,21 @@ DETAILS: Final = (
         "tests/core/test_implementation_details.py::test_object_at",
     ),
     Detail(
+        "the first member of numpy's PyArrayObject is the address of the first element",
+        "`__array_interface__` builds a dictionary and a list to say it: 1 us for each operand",
+        "numpy 1.0",
+        "core/implementation_details/numpy_arrays.py: address_of",
+        "tests/core/test_implementation_details.py::test_the_address_of_an_array",
+    ),
+    Detail(
+        "the first member of a capsule is its pointer",
+        "a numpy array is lent to a call with the struct in its capsule; to ask "
+        "`PyCapsule_GetPointer` takes three times as long",
+        "CPython 3.10",
+        "core/implementation_details/capsules.py: address_in",
+        "tests/core/test_implementation_details.py::test_the_address_in_a_capsule",
+    ),
+    Detail(
         "a callback's exception handler sees the frame that the signal interrupted, with its "
         "arguments",
         "a Ctrl-C that arrives while C runs is raised at the first instruction of the callback, "
@@ -82,10 +109,41 @@ DETAILS: Final = (
         "test_an_interrupted_callback_is_run_again_with_its_arguments",
     ),
     Detail(
+        "a signal that came before a call is noticed at RESUME, or in CPython 3.10 before the "
+        "first instruction",
+        "a backend's `free` that has not begun is called again, and no other",
+        "CPython 3.10",
+        "core/implementation_details/handlers.py: is_cut_at_entry",
+        "tests/core/test_implementation_details.py::test_a_function_that_was_cut_at_its_entry",
+    ),
+    Detail(
+        "a function without a call and without a jump runs to its end, whatever signals come; "
+        "one that a signal meets at its first instruction has not begun",
+        "deleters that C calls late change their tables in one step, once",
+        "CPython 3.10, cffi 2.0",
+        "ffi/_lib.py: destructor",
+        "tests/ffi/calls/test_interrupts.py::test_an_interruption_leaves_nothing_behind",
+    ),
+    Detail(
+        "the frame of a generator that never ran has no caller, and a code object may be given "
+        "another file and name",
+        "backtraces of C++ are shown as lines of a Python traceback",
+        "CPython 3.10",
+        "ffi/values/backtraces.py: traceback_of",
+        "tests/ffi/values/test_errors.py::test_backtrace_of_cpp_is_in_the_traceback",
+    ),
+    Detail(
+        "the class of a function object may be replaced by one with the same slots",
+        "a function takes keywords if its metadata names them",
+        "CPython 3.10",
+        "ffi/calls/functions.py: described",
+        "tests/ffi/calls/test_functions.py::test_keywords_where_the_metadata_names_them",
+    ),
+    Detail(
         "`PyThreadState_SetAsyncExc` takes a class, and raises what calling the class returns",
         "the exception of a signal handler is raised after C has returned, as the same object",
         "CPython 3.10",
-        "core/implementation_details/callbacks.py: _raise_when_dropped",
+        "core/implementation_details/handlers.py: raise_when_dropped",
         "tests/core/test_implementation_details.py::"
         "test_an_interrupted_callback_is_run_again_with_its_arguments",
     ),
@@ -103,5 +161,24 @@ DETAILS: Final = (
         "core/moves/host_views.py: HostView",
         "tests/core/test_implementation_details.py::"
         "test_references_of_an_array_are_counted_at_once",
+    ),
+    Detail(
+        "the base of an array that numpy has imported is a capsule, whose destructor calls the "
+        "deleter of the struct with the GIL held and with a pending exception set aside",
+        "capsules with this destructor own the structs that we import: C++ may drop them in a "
+        "destructor, where cffi must not release the GIL",
+        "numpy 2.1",
+        "core/dlpack/capsules.py: _owner_of",
+        "tests/core/test_implementation_details.py::"
+        "test_the_owner_of_an_imported_struct_keeps_the_pending_exception",
+    ),
+    Detail(
+        "`sys._current_frames` shows each ``__del__`` that runs in another thread, and "
+        "``__del__`` may be replaced by a method of C",
+        "no thread may be in a ``__del__`` of ours when Python ends: CPython before 3.14 ends "
+        "the thread there, which aborts the process if a destructor of C++ is below",
+        "CPython 3.10",
+        "core/implementation_details/finalizers.py: end_finalizers",
+        "tests/core/test_implementation_details.py::test_finalizers_end_before_the_process_does",
     ),
 )

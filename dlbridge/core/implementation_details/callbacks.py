@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import signal
-import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core._cdefs import ffi
 
+from .handlers import handlers_exception, raise_when_dropped
 from .python_api import immortal
 
 if TYPE_CHECKING:
@@ -59,9 +56,8 @@ def _after_exception(
     """
     if traceback is None:
         return None
-    # An exception that was deferred already may meet the next callback of the same call.
-    deferred = getattr(kind, "deferred_error", None)
-    if deferred is None and kind is not KeyboardInterrupt and not _is_from_handler(traceback):
+    arrived = handlers_exception(kind, error, traceback)
+    if arrived is None:
         return None
     code, variables = traceback.tb_frame.f_code, traceback.tb_frame.f_locals
     work = _work[code]
@@ -71,36 +67,5 @@ def _after_exception(
         frame = frame.tb_next
     arguments = [variables[name] for name in code.co_varnames[: code.co_argcount]]
     status = work.function(*arguments)
-    _at_return = _raise_when_dropped(deferred or error)
+    _at_return = raise_when_dropped(arrived)
     return status
-
-
-def _is_from_handler(traceback: TracebackType) -> bool:
-    """Whether the exception passed through the Python function that handles some signal."""
-    handlers = {
-        getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()
-    }
-    inner: TracebackType | None = traceback
-    while inner is not None:
-        if inner.tb_frame.f_code in handlers:
-            return True
-        inner = inner.tb_next
-    return False
-
-
-def _raise_when_dropped(error: BaseException) -> object:
-    """An object; when it is dropped, the next Python instruction of this thread raises *error*.
-
-    Its destructor is C alone: a Python function would itself meet the exception.
-    """
-
-    def same(_cls: type, *_arguments: object) -> BaseException:
-        return error
-
-    # CPython takes a class here, and raises the instance that calling it gives.
-    members = {"__new__": same, "deferred_error": error}
-    deferred = type(type(error).__name__, (type(error),), members)
-    thread, class_ = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(deferred)
-    raise_later = partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, thread, class_)
-    dropped: object = type("_Dropped", (), {"__del__": staticmethod(raise_later)})()
-    return dropped

@@ -1,78 +1,147 @@
-"""Other objects as a Tensor: native objects, array interfaces, buffers, numbers and lists."""
+"""Other objects as a Tensor: native objects, array interfaces, Arrow, buffers, numbers, lists."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.plugins.lookup import supports
-from dlbridge.core.plugins.registry import backend, backends, generation
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.lookup import library_of
+from dlbridge.core.plugins.failures import fail
+from dlbridge.core.plugins.lookup import find_device, supports
+from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
+from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.tensor.tensor import Tensor, make_tensor, wrap_array
+from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import NativeArray, SupportsNative
 
+from .arrow import from_arrow, is_arrow
 from .cuda_array_interface import from_cuda_array_interface
+from .importers import IMPORTERS, find_importer
 from .lists import array_of
-from .producers import (
-    IMPORTERS,
-    find_importer,
-    import_producer,
-    origin_of,
-    refuse_class,
-)
+from .producers import import_producer, refuse_class
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from dlbridge.core.libraries.library import Library
     from dlbridge.core.values.dtypes import DType
+    from dlbridge.typing import DeviceLike
 
-__all__ = ["import_anything", "native_tensor"]
+__all__ = ["BUILTIN", "import_anything", "native_tensor"]
 
 
-def import_anything(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
-    """A Tensor of *x* on its own device; *wanted* is the dtype of Python numbers."""
-    if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
-        importer = None if copy is False else IMPORTERS.get(type(x)) or find_importer(type(x))
+def import_anything(
+    x: Any, wanted: DType | None, copy: bool | None, device: DeviceLike | None = None
+) -> Tensor:
+    """A Tensor of *x* on its own device; *wanted* is the dtype of Python numbers.
+
+    *device* is where it shall be: its backend is meant if several recognise *x*.
+    """
+    cls = type(x)
+    if hasattr(cls, "__dlpack__") or cls.__name__ == "PyCapsule":
+        importer = None if copy is False else IMPORTERS.get(cls) or find_importer(cls)
         if importer is not None:
             return importer(x)
         return import_producer(x, None, False if copy is False else None, None)
+    if cls in BUILTIN:
+        return _from_buffer_or_numbers(x, wanted, copy)
     refuse_class(x)
-    native = _from_native(x)
+    library = library_of(cls)
+    inner = x if library is None else _exposed(library, x, copy)
+    if inner is not x:
+        return import_anything(inner, wanted, copy)
+    native = _from_native(x, library.backend if library is not None else "", device)
     if native is not None:
         return native
     if getattr(x, "__cuda_array_interface__", None) is not None:
         return from_cuda_array_interface(x)
-    import numpy as np
+    if getattr(x, "__array_interface__", None) is not None:
+        return wrap_array(_by_interface(x, copy))
+    if is_arrow(x):  # a column without a shape: after the interface that has one (PIL has both)
+        return from_arrow(x, copy)
+    if hasattr(x, "__array__"):
+        return wrap_array(_by_method(x, copy))
+    return _from_buffer_or_numbers(x, wanted, copy)
 
-    interface = getattr(x, "__array_interface__", None)
-    if isinstance(interface, dict) and interface.get("mask") is not None:
-        raise ExchangeError(f"{origin_of(x)} has a mask, which DLPack cannot carry; fill it first")
-    if interface is not None or hasattr(x, "__array__"):
-        return wrap_array(_share_or_copy(x, copy)[...])
+
+def _exposed(library: Library, x: Any, copy: bool | None) -> Any:
+    """The array that *library* has inside *x*, or *x* itself; its error if it has none."""
+    if library.refuse is not None:
+        library.refuse(x)
+    return x if library.expose is None else library.expose(x, copy)
+
+
+BUILTIN = frozenset({bytes, bytearray, memoryview, bool, int, float, complex, list, tuple})
+"""The classes of Python itself whose objects become a tensor; it is on the CPU."""
+
+
+def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
     try:
         view = memoryview(x)
     except TypeError:
         numbers = _plain(x)
         if copy is False:
             raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x))) from None
-        return wrap_array(array_of(numbers, wanted))
-    return wrap_array(np.asarray(view))
-
-
-def _share_or_copy(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+        return wrap_array(array_of(numbers, wanted, _values_of))
     import numpy as np
 
     try:
-        return np.asarray(x, copy=False if copy is False else None)
-    except ValueError as exc:
-        if copy is not False:
-            raise
-        raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x))) from exc
+        return wrap_array(np.asarray(view))
+    except (NotImplementedError, ValueError) as exc:
+        way_out = "; pass x.contents" if hasattr(x, "contents") else ""
+        raise TypeError(
+            f"the buffer of {origin_of(x)} has the format {view.format!r}: no numbers{way_out}"
+        ) from exc
+
+
+def _values_of(x: Any) -> np.ndarray[Any, Any]:
+    """The values of an array that stands in a list, as numpy's array."""
+    return import_anything(x, None, None).numpy()
 
 
 _NOTHING_TO_SHARE = "{} has no memory to share and copy=False forbids a copy; pass copy=None"
+
+
+def _by_interface(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+    """The array that ``__array_interface__`` describes."""
+    import numpy as np
+
+    interface = x.__array_interface__
+    if isinstance(interface, dict) and interface.get("mask") is not None:
+        raise _has_mask(x)
+    if copy is False and isinstance(interface, dict):
+        # An exporter that makes its bytes anew each time (PIL) shares nothing.
+        again = x.__array_interface__
+        first, second = interface.get("data"), again.get("data")
+        if not (isinstance(first, tuple) and first == second) and first is not second:
+            raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x)))
+    return np.asarray(x)[...]
+
+
+def _by_method(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+    """The array that ``__array__`` gives; subclasses of numpy's array keep their masks."""
+    import numpy as np
+
+    try:
+        array = np.asanyarray(x, copy=False if copy is False else None)
+    except (ValueError, TypeError) as exc:
+        if copy is not False:
+            raise
+        raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x))) from exc
+    if isinstance(array, np.ma.MaskedArray):
+        raise _has_mask(x)
+    if copy is False and array.size and not np.may_share_memory(array, np.asanyarray(x)):
+        # A method without the keyword copy makes one when it likes to.
+        raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x)))
+    return np.ndarray.view(array, np.ndarray)
+
+
+def _has_mask(x: Any) -> ExchangeError:
+    return ExchangeError(f"{origin_of(x)} has a mask, which DLPack cannot carry; fill it first")
 
 
 def _plain(x: Any) -> Any:
@@ -81,42 +150,51 @@ def _plain(x: Any) -> Any:
         return x
     raise TypeError(
         f"{origin_of(x)} is not a tensor: it has neither __dlpack__, an array interface nor a "
-        f"buffer, and no installed backend knows it ({', '.join(backends())})"
+        f"buffer, and no backend has objects of that package ({', '.join(backends())})"
     )
 
 
-def _from_native(x: Any) -> Tensor | None:
-    """*x* as a Tensor, if a backend recognises it as a native object."""
+def _from_native(x: Any, known: str, device: DeviceLike | None) -> Tensor | None:
+    """*x* as a Tensor, if it is a native object of a backend.
+
+    Asked are the backend that its library or its package names, and those that are
+    loaded already: no other driver is loaded for an object that may be no backend's.
+    One that cannot run here is passed over, but not the one that is *known* to be meant.
+    """
     if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
         return None
-    for name, plugin in _native_backends():
-        array = plugin.from_native(x)
-        if array is not None:
-            return native_tensor(Device.of(plugin.device_type, array.device_id, name), array, x)
-    return None
-
-
-def _native_backends() -> list[tuple[str, Any]]:
-    """The usable backends that have native objects.
-
-    Cached until another backend is loaded: to try the backends that cannot run
-    here takes 10 ms.
-    """
-    global _natives
-    if _natives[0] != generation():
-        found = []
-        for name in backends():
-            try:
-                plugin = backend(name)
-            except Exception:  # a broken backend knows no objects
+    found: dict[str, tuple[int, NativeArray]] = {}
+    broken: list[tuple[str, Exception]] = []
+    own = [known] if known else packages_of(type(x))
+    asked = None if device is None else find_device(device).name
+    for name in [*own, *sorted(LOADED.copy().keys() - set(own))]:
+        try:
+            plugin: Any = backend(name)
+        except Error:  # a broken backend knows no objects
+            if name != known:
                 continue
-            if supports(plugin, SupportsNative):
-                found.append((name, plugin))
-        _natives = generation(), found
-    return _natives[1]
-
-
-_natives: tuple[tuple[int, ...], list[tuple[str, Any]]] = ((-1,), [])
+            raise
+        try:
+            array = plugin.from_native(x) if supports(plugin, SupportsNative) else None
+        except Exception as exc:
+            if name in (*own, asked) or is_from_handler(exc.__traceback__):
+                fail(exc, name, "from_native")
+            broken.append((name, exc))
+            continue
+        if array is not None:
+            found[name] = plugin.device_type, array
+    if not found:
+        for name, error in broken:  # nobody else knows the object
+            fail(error, name, "from_native")
+        return None
+    if len(found) > 1 and asked not in found:
+        raise ExchangeError(
+            f"{origin_of(x)} is an object of several backends, {' and '.join(found)}; say which "
+            f"is meant by its name: asarray(x, device='{next(iter(found))}:0')"
+        )
+    name = asked if asked in found else next(iter(found))
+    device_type, array = found[name]
+    return native_tensor(Device.of(device_type, array.device_id, name), array, x)
 
 
 def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:

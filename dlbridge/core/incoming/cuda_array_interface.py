@@ -10,11 +10,13 @@ import operator
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import public
+from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.tensor.tensor import Tensor, make_tensor
+from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import DType, dtype as as_dtype, from_numpy
 from dlbridge.errors import Error, ExchangeError
@@ -120,6 +122,8 @@ def _locate(data: int, module: str) -> Device:
                 index, _ = plugin.import_data(0, data, module)
             except Error as exc:
                 refusal = exc
+            except Exception as exc:
+                fail(exc, device.name, "import_data")
             else:
                 return Device.of(kind, index)
     raise ExchangeError(f"{data:#x} is not memory that CUDA knows: {refusal}")
@@ -201,7 +205,7 @@ def _data(data: object, empty: bool) -> tuple[int, bool]:
     if empty:
         return 0, bool(readonly)  # the address of an empty array may be None or invalid
     address = _int("data", address)
-    if address <= 0:
+    if not 0 < address < 1 << 64:
         raise ExchangeError(f"__cuda_array_interface__: address {address} for a tensor of elements")
     return address, bool(readonly)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.libraries.library import is_array_of
+from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.values.dtypes import DLDataTypeCode, DType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     Array = np.ndarray[Any, Any]
@@ -19,24 +24,26 @@ _EXACT = 2.0**53
 """The integers below it are exact in a float64."""
 
 
-def array_of(x: Any, wanted: DType | None) -> Array:
+def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Array:
     """The numbers in *x* as elements of *wanted*; None: of the type that numpy gives them.
 
+    *read* gives the values of an array of another library in *x*, or refuses it.
     Integers and bools keep their exact value. Floats are rounded, but a finite
     number stays finite and in the range of the type, and nan and infinities stay
     what they are. ValueError names the first value for which that is impossible,
-    TypeError an element that is not a number; ragged lists give numpy's ValueError.
+    TypeError an element that is not a number.
     """
     import numpy as np
 
-    plain = np.asarray(x)
+    x, plain = _read_rectangle(x, read)
     if wanted is None:
-        if plain.dtype.kind == "f" and plain.size and np.abs(plain).max() >= _EXACT:
+        if plain.dtype.kind in "fc" and plain.size and np.abs(plain).max() >= _EXACT:
             # numpy makes floats of integers that no integer type holds together.
             whole = np.asarray(x, object)
             both = zip(whole.flat, plain.flat, strict=True)
-            lost = [isinstance(value, int) and value != int(made) for value, made in both]
-            _refuse(whole, np.array(lost).reshape(plain.shape), "float64, their common type")
+            lost = [_is_other_integer(value, made) for value, made in both]
+            name = f"{plain.dtype.name}, their common type,"
+            _refuse(whole, np.array(lost).reshape(plain.shape), name)
         return plain
     _require_numbers(plain, wanted)
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -50,11 +57,71 @@ def array_of(x: Any, wanted: DType | None) -> Array:
     return made
 
 
+def _read_rectangle(x: Any, read: Callable[[Any], Array]) -> tuple[Any, Array]:
+    """*x* with all arrays as numpy's, and the array that numpy makes of it."""
+    import numpy as np
+
+    try:
+        x = _read_arrays(x, read)
+        return x, np.asarray(x)
+    except RecursionError as exc:
+        raise ValueError(
+            "the list contains itself, or lists in lists beyond every limit; a tensor has at most "
+            "64 dimensions"
+        ) from exc
+    except ValueError as exc:
+        if "inhomogeneous" not in str(exc):
+            raise
+        raise ValueError(
+            "the lists in the list differ in length, or in depth, and a tensor is a rectangle; "
+            f"pad them, or make one tensor of each ({exc})"
+        ) from exc
+
+
+def _read_arrays(x: Any, read: Callable[[Any], Array]) -> Any:
+    """*x* with the arrays of other libraries in it as numpy's.
+
+    By itself numpy would drop masks and null values, compute lazy arrays, and miss bfloat16.
+    """
+    if not isinstance(x, (list, tuple)):
+        return x
+    kinds = set(map(type, x)) - _NUMBERS  # as fast as numpy reads a list of numbers
+    ways = {kind: way for kind in kinds if (way := _way_to_read(kind, read)) is not None}
+    if not ways:
+        return x
+    return [ways[type(part)](part) if type(part) in ways else part for part in x]
+
+
+def _way_to_read(kind: type, read: Callable[[Any], Array]) -> Callable[[Any], Any] | None:
+    """The function that reads a *kind* of things in a list; None: numpy does."""
+    if issubclass(kind, (list, tuple)):
+        return lambda part: _read_arrays(part, read)
+    library = library_of(kind)
+    if library is None:
+        return read if hasattr(kind, "__dlpack__") else None
+    known = library.expose is not None or is_array_of(library, kind)
+    if library.name != "numpy" and (known or hasattr(kind, "__dlpack__")):
+        return read
+    refuse = library.refuse
+    return None if refuse is None else lambda part: refuse(part) or part
+
+
+_NUMBERS = {bool, int, float, complex}
+
+
+def _is_other_integer(value: Any, made: Any) -> bool:
+    """Whether *value* is an integer, Python's or an array's, and *made* of it is not the same."""
+    try:
+        return operator.index(value) != int(made.real)
+    except TypeError:  # no integer
+        return False
+
+
 _WAY_OUT = "change it before, in the way you mean: numpy.asarray(x).astype(...)"
 
 
 def _require_numbers(plain: Array, wanted: DType) -> None:
-    if plain.dtype.kind in "?biufc":
+    if plain.dtype.kind in "?biufc" or plain.dtype.type.__module__ == "ml_dtypes":
         return
     for value in plain.flat:
         if not isinstance(value, int):  # an integer of more than 64 bits is in order

@@ -9,40 +9,42 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.capsules import can_numpy_import, open_capsule
+from dlbridge.core.dlpack.capsules import (
+    Readable,
+    open_capsule,
+    readable_by_numpy,
+)
 from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.requests import check_host_stream
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.plugins.streams import consumer_stream, current_use, wait
+from dlbridge.core.plugins.streams import consumer_stream, current_use, normalized, order, wait
 from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
+from dlbridge.core.tensor.array_tensor import label_array, wrap_array
 from dlbridge.core.tensor.consumers import order_consumer
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.tensor import ArrayTensor, Tensor, wrap_array
+from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import reach
-from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 from dlbridge.protocol import SupportsStreams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dlbridge.core.dlpack.foreign_tables import ForeignTable
 
 __all__ = [
-    "IMPORTERS",
-    "find_importer",
+    "device_of_producer",
+    "import_capsule_of",
     "import_producer",
-    "origin_of",
+    "needs_its_library",
     "refuse_class",
-    "refuse_hidden_state",
 ]
 
 _CPU = Device.of(1, 0)
-
-IMPORTERS: dict[type, Callable[[Any], Tensor]] = {}
-"""Cache of `find_importer`: importers for exact types that need no protocol."""
 
 
 def import_producer(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
@@ -52,33 +54,75 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
             order_consumer(x, stream)
         operand_of(x)  # raises if it was lent and has expired
         return x
-    traits = _TRAITS.get(type(x)) or _ProducerTraits(type(x))
-    if traits.hides_state:
-        refuse_hidden_state(x)
-    elif traits.immutable and getattr(x, "is_deleted", bool)():
-        raise ExchangeError(
-            f"the {origin_of(x)} has been deleted (by delete(), or as a donated argument): it has "
-            "no memory any more; pass the array that replaced it"
-        )
+    traits = _traits(type(x))
+    if traits.refuse is not None:
+        traits.refuse(x)
+    if traits.is_numpy:
+        check_host_stream(stream)
+        return wrap_array(_plain_array(x))
     if traits.table is not None and target is None and copy is not False:
-        tensor = _import_by_table(traits.table, x, stream)
-        if tensor is not None:
-            return tensor
+        try:
+            return _import_by_table(traits.table, x, stream)
+        except Error:
+            raise  # ours: what it exported breaks the standard
+        except Exception as exc:
+            if not traits.is_producer or is_from_handler(exc.__traceback__):
+                raise
+            # Its own __dlpack__ says better what is wrong, or knows a way.
+            return _import_by_method(x, traits, target, copy, stream)
     if not traits.is_producer:
         return _import_capsule(x, stream)
     return _import_by_method(x, traits, target, copy, stream)
 
 
+def import_capsule_of(x: Any) -> Tensor:
+    """A Tensor of *x* where it is, by ``__dlpack__`` even if there is an exchange table."""
+    return _import_by_method(x, _traits(type(x)), None, None, None)
+
+
+def _traits(cls: type) -> _ProducerTraits:
+    return _TRAITS.get(cls) or _ProducerTraits(cls)
+
+
+def needs_its_library(x: Any, tensor: Tensor, target: Device) -> bool:
+    """Whether only the library of *x* can bring its *tensor* to *target*.
+
+    That is so for the CPU as target, where no backend here serves the tensor's device.
+    """
+    device = tensor.device
+    if target is not _CPU or device.is_host or isinstance(x, Tensor):
+        return False
+    if not hasattr(type(x), "__dlpack_device__"):
+        return False
+    try:
+        backend_of(device)
+    except BackendUnavailable:
+        return True
+    return False
+
+
 class _ProducerTraits:
     """The traits of a type of producers, from a cache."""
 
-    __slots__ = ("hides_state", "immutable", "is_producer", "table")
+    __slots__ = (
+        "immutable",
+        "is_numpy",
+        "is_producer",
+        "lends",
+        "new_structs",
+        "refuse",
+        "table",
+    )
 
     def __init__(self, cls: type) -> None:
         module = cls.__module__.partition(".")[0]
-        bases = {base.__module__.partition(".")[0] for base in cls.__mro__}
-        self.hides_state = "torch" in bases or "numpy" in bases
-        self.immutable = module in {"jax", "jaxlib"}
+        library = library_of(cls)
+        self.refuse = None if library is None else library.refuse
+        self.immutable = library is not None and library.immutable
+        self.lends = library is not None and library.lends
+        self.is_numpy = _has_numpys_method(cls)
+        # Whether each capsule has a struct that nobody else reads (their sources).
+        self.new_structs = module in {"jax", "jaxlib", "torch", "tvm_ffi"}
         self.is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
         self.table = table_of(cls)
         # Only classes that live for ever anyway; others are asked each time.
@@ -104,15 +148,9 @@ def _import_capsule(x: Any, stream: Any) -> Tensor:
     )
 
 
-def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor | None:
-    """Import by the C exchange API; None where the producer must be asked by ``__dlpack__``."""
-    try:
-        managed = table.export(x)
-    except ExchangeError:
-        raise  # ours: what it exported breaks the standard
-    except BufferError:
-        return None
-    tensor = adopt(managed, origin_of(x))
+def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor:
+    """Import by the C exchange API, with the library's own errors."""
+    tensor = adopt(table.export(x), origin_of(x))
     device = tensor.device
     if device.is_host:
         check_host_stream(stream)
@@ -134,15 +172,15 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
         wait(device, producer)
         _note_use(tensor, device)
     elif supports(plugin, SupportsStreams):
-        consumer = plugin.normalize_stream(device.index, stream)
+        consumer = normalized(plugin, device, stream)
         if consumer not in (-1, producer):
-            plugin.wait(device.index, consumer, producer)
+            order(plugin, device, consumer, producer)
 
 
 def _import_by_method(
     x: Any, traits: _ProducerTraits, target: Device | None, copy: bool | None, stream: Any
 ) -> Tensor:
-    source = _device_of(x)
+    source = device_of_producer(x)
     wanted: dict[str, Any] = {}
     ours = None
     if stream is None and source is not _CPU:
@@ -157,15 +195,21 @@ def _import_by_method(
         wanted["copy"] = False
     streams = {} if stream is None else {"stream": stream}
     capsule = _call(x, streams, wanted, source)
-    if can_numpy_import(capsule, traits.immutable):
-        try:
-            return _by_numpy(capsule, type(x))
-        except (ValueError, RuntimeError):
-            pass  # numpy has left it in the capsule; our own check says what is wrong
+    # Numpy keeps nothing but the capsule's struct.
+    if not traits.lends:
+        readable = readable_by_numpy(capsule, traits.immutable, traits.new_structs)
+        tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
+        if tensor is not None:
+            return tensor
     managed = open_capsule(capsule)
     if copy is False and managed.fields.flags & FLAG_IS_COPIED:
         raise ExchangeError(f"{origin_of(x)} exported a copy although copy=False was asked for")
-    tensor = adopt(managed, origin_of(x), immutable=traits.immutable and managed.legacy)
+    tensor = adopt(
+        managed,
+        origin_of(x),
+        immutable=traits.immutable and managed.legacy,
+        beside=x if traits.lends else None,
+    )
     if ours is not None and tensor.device is source:
         _note_use(tensor, source)  # the producer ordered it so
     return tensor
@@ -189,17 +233,26 @@ class _Once:
         return self.capsule
 
 
-def _by_numpy(capsule: Any, cls: type) -> Tensor:
-    """The Tensor of a capsule that numpy's C code consumes, five times as fast as our own."""
+def _by_numpy(capsule: Any, readable: Readable, cls: type) -> Tensor | None:
+    """The Tensor of a capsule that numpy's C code consumes, five times as fast as our own.
+
+    None if numpy refuses it: our own check says what is wrong.
+    """
     import numpy as np
 
     once = _Once()
     once.capsule = capsule
-    array = np.from_dlpack(once)
+    try:
+        array = np.from_dlpack(once)
+    except (ValueError, RuntimeError):  # it is still in the capsule
+        readable.restore()
+        return None
     if not array.flags.forc:
         low, high = reach(array.shape, array.strides)
         if high - low >= 1 << 63:
             raise ExchangeError(f"byte strides {array.strides} span more than 63 bits can count")
+    if readable.relabelled:
+        return label_array(array, check(*readable.own, 1), 0, cls)
     return wrap_array(array, cls)
 
 
@@ -226,9 +279,13 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
         return x.__dlpack__(max_version=DLPACK_VERSION, **again)
 
 
-def _device_of(x: Any) -> Device:
+_CPU_PAIRS = ((1, 0), (1, None))  # paddle 3.3 says (kDLCPU, None), which numpy takes, too
+
+
+def device_of_producer(x: Any) -> Device:
+    """What ``x.__dlpack_device__()`` says; TypeError or ValueError if that is no device."""
     pair = x.__dlpack_device__()
-    if pair == (1, 0):
+    if pair in _CPU_PAIRS:
         return _CPU
     if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in pair):
         raise TypeError(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
@@ -246,71 +303,18 @@ def refuse_class(x: Any) -> None:
         )
 
 
-def origin_of(x: Any) -> str:
-    """The type of *x* in words, for messages."""
-    return f"{type(x).__module__}.{type(x).__qualname__}"
+def _has_numpys_method(cls: type) -> bool:
+    """Whether *cls* is numpy's array class, or a subclass that exports as numpy does."""
+    array = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return (
+        array is not None
+        and issubclass(cls, array)
+        and (getattr(cls, "__dlpack__", None) is array.__dlpack__)
+    )
 
 
-def refuse_hidden_state(x: Any) -> None:
-    """ExchangeError for state of *x* that DLPack cannot express: lazy signs, masks, gradients."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        if x.is_meta or type(x).__name__ == "FakeTensor":
-            raise ExchangeError(
-                f"the {origin_of(x)} is a meta or fake tensor: it has a shape and no memory; make "
-                "a real one of it first (torch.empty_like(x, device='cpu') and its values)"
-            )
-        if x.requires_grad:
-            raise ExchangeError("the torch tensor requires grad; pass x.detach()")
-        if x.is_conj() or x.is_neg():
-            raise ExchangeError(
-                "the torch tensor is lazily conjugated or negated, which other libraries do not "
-                "see; pass x.resolve_conj().resolve_neg()"
-            )
-    elif hasattr(type(x), "__array_ufunc__") and hasattr(x, "mask") and hasattr(x, "filled"):
-        raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
+def _plain_array(x: Any) -> Any:
+    """*x*, of a subclass of numpy's array (memmap, recarray), as numpy's own array."""
+    import numpy as np
 
-
-def find_importer(cls: type) -> Callable[[Any], Tensor] | None:
-    """The importer for exactly *cls*, cached, if it needs no protocol."""
-    module = cls.__module__.partition(".")[0]
-    if module == "numpy" and cls is getattr(sys.modules.get(module), "ndarray", None):
-        native_dtypes()
-        IMPORTERS[cls] = _from_numpy
-    elif module == "torch" and cls is getattr(sys.modules.get(module), "Tensor", None):
-        native = {dtype.name for dtype in native_dtypes().values()}
-        torch = sys.modules["torch"]
-        _TORCH_NATIVE.update(getattr(torch, name) for name in native if hasattr(torch, name))
-        IMPORTERS[cls] = _from_torch
-    return IMPORTERS.get(cls)
-
-
-def _from_numpy(x: Any) -> Tensor:
-    array = x[...]  # our own view: x's metadata may change, and x stays alive
-    if array.dtype in NATIVE_DTYPES and array.flags.forc and array.size:
-        tensor = ArrayTensor()
-        tensor._array = array
-        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # see ArrayTensor
-        return tensor
-    return wrap_array(array)
-
-
-def _from_torch(x: Any) -> Tensor:
-    # torch's own C conversion refuses what would be wrong (grad, conj, neg,
-    # other devices) in a third of the time of __dlpack__. Its TypeError for a
-    # type that numpy does not have costs 10 us, so that is looked up first.
-    if x.dtype not in _TORCH_NATIVE:
-        return import_producer(x, None, None, None)
-    try:
-        array = x.numpy()
-    except (RuntimeError, TypeError):
-        return import_producer(x, None, None, None)
-    if array.size:  # torch has no negative strides: `wrap_array` would do the same
-        tensor = ArrayTensor()
-        tensor._array = array
-        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # see ArrayTensor
-        return tensor
-    return wrap_array(array)
-
-
-_TORCH_NATIVE: set[Any] = set()
+    return np.ndarray.view(x, np.ndarray)

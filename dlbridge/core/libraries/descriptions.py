@@ -1,59 +1,36 @@
-"""The description of each library that ``like=`` can name, and how a library is found.
+"""The descriptions of the libraries that dlbridge knows.
 
-How each library treats a DLPack tensor was measured
-(``tests/core/outgoing/test_like.py`` shows every rule).
+How each library treats a DLPack tensor was measured: ``tests/core/outgoing/test_like.py``
+and ``tests/peers`` show it, and ``docs/compatibility.md`` has the versions.
 """
 
 from __future__ import annotations
 
-import importlib
-from functools import lru_cache
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from dlbridge.core.tensor.tensor import Tensor, writable
 from dlbridge.core.values.devices import DLDeviceType
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from . import conversions as out, exposures, hidden_state as hidden
+from .library import Library
 
-__all__ = ["KNOWN", "Library", "find_library"]
+__all__ = ["KNOWN"]
 
 _CPU = DLDeviceType.kDLCPU
+_CUDA = DLDeviceType.kDLCUDA
+_CUDA_HOST = DLDeviceType.kDLCUDAHost
+_MANAGED = DLDeviceType.kDLCUDAManaged
+_ROCM = DLDeviceType.kDLROCM
+_ONEAPI = DLDeviceType.kDLOneAPI
+_METAL = DLDeviceType.kDLMetal
 
-
-class Library(NamedTuple):
-    """The rules for tensors that are given to a library. The defaults are the safest."""
-
-    name: str
-    keeps_readonly: bool = False
-    """Whether it never writes to memory that is marked READ_ONLY."""
-    takes_negative_strides: bool = False
-    takes_padding: bool = False
-    """Whether it understands padded sub-byte elements (IS_SUBBYTE_TYPE_PADDED)."""
-    keeps_types: bool = False
-    """Whether it refuses the types that it does not have, instead of changing them."""
-    compact_only: bool = False
-    alignment: int = 1
-    """Bytes. The library copies memory of lower alignment."""
-    host_types: frozenset[int] = frozenset({_CPU})
-    """DLDeviceTypes of host memory that it accepts; others are exported as kDLCPU."""
-
-
-_ALL_HOST = frozenset(
-    {
-        _CPU,
-        DLDeviceType.kDLCUDAHost,
-        DLDeviceType.kDLCUDAManaged,
-        DLDeviceType.kDLROCMHost,
-    }
-)
+_HOST_ONLY = frozenset({_CPU})
+_ALL_HOST = frozenset({_CPU, _CUDA_HOST, _MANAGED, DLDeviceType.kDLROCMHost})
 
 KNOWN = {
     library.name: library
     for library in (
         Library(
             "dlbridge",
+            ("dlbridge.Tensor",),
+            make=lambda tensor: tensor,
             keeps_readonly=True,
             takes_negative_strides=True,
             takes_padding=True,
@@ -62,102 +39,223 @@ KNOWN = {
         ),
         Library(
             "numpy",
+            ("numpy.ndarray",),
+            refuse=hidden.refuse_masks,
+            make=out.to_numpy,
             keeps_readonly=True,
             takes_negative_strides=True,
             takes_padding=True,
             keeps_types=True,
+            device_types=_HOST_ONLY,
         ),
         # torch 2.13 aborts the process on negative strides.
-        Library("torch", keeps_types=True),
+        Library(
+            "torch",
+            ("torch.Tensor",),
+            refuse=hidden.refuse_torch,
+            keeps_types=True,
+            device_types=frozenset(
+                {_CPU, _CUDA, _CUDA_HOST, _ROCM, _ONEAPI, _METAL, DLDeviceType.kDLExtDev}
+            ),
+        ),
         # jax never writes into memory that it was given, donated or not.
-        Library("jax", keeps_readonly=True, compact_only=True, alignment=64),
-        Library("tvm_ffi", keeps_types=True, host_types=_ALL_HOST),
+        Library(
+            "jax",
+            ("jax.Array", "jaxlib.ArrayImpl", "jaxlib.Array"),
+            refuse=hidden.refuse_jax,
+            immutable=True,
+            make=out.to_jax,
+            check=out.refuse_narrowing,
+            keeps_readonly=True,
+            compact_only=True,
+            any_order=True,
+            alignment=64,
+            device_types=frozenset({_CPU, _CUDA, _ROCM}),
+        ),
+        Library("tvm_ffi", ("tvm_ffi.Tensor",), keeps_types=True, host_types=_ALL_HOST),
+        Library(
+            "tensorflow",
+            ("tensorflow.Tensor", "tensorflow.EagerTensor"),
+            refuse=hidden.refuse_tensorflow,
+            immutable=True,
+            make=out.to_tensorflow,
+            compact_only=True,
+            device_types=frozenset({_CPU, _CUDA}),
+        ),
+        Library(
+            "paddle",
+            ("paddle.Tensor",),
+            refuse=hidden.refuse_paddle,
+            device_types=frozenset({_CPU, _CUDA}),
+        ),
+        Library(
+            "mlx",
+            ("mlx.array",),
+            make=out.to_mlx,
+            copies=True,
+            keeps_readonly=True,
+            device_types=frozenset({_CPU, _METAL}),
+        ),
         # Not run: cupy needs a GPU. Its from_dlpack says that it ignores READ_ONLY.
-        Library("cupy", host_types=_ALL_HOST),
+        Library(
+            "cupy",
+            ("cupy.ndarray",),
+            host_types=_ALL_HOST,
+            device_types=frozenset({_CUDA, _CUDA_HOST, _MANAGED, _ROCM}),
+        ),
+        # Not run: its arrays need a GPU. On the CPU it works on numpy's.
+        Library(
+            "numba",
+            ("numba.DeviceNDArray", "numba_cuda.DeviceNDArray"),
+            make=out.to_numba,
+            host_types=_ALL_HOST,
+            device_types=frozenset({_CUDA, _CUDA_HOST, _MANAGED}),
+        ),
+        Library(
+            "warp",
+            ("warp.array",),
+            refuse=hidden.refuse_warp,
+            make=out.to_warp,
+            check=out.refuse_no_dimensions,
+            device_types=frozenset({_CPU, _CUDA, _CUDA_HOST}),
+        ),
+        Library(
+            "pyopencl",
+            ("pyopencl.Array",),
+            backend="opencl",
+            make=out.to_native,
+            device_types=frozenset({DLDeviceType.kDLOpenCL}),
+        ),
+        Library(
+            "cuda.core",
+            ("cuda.core.StridedMemoryView",),
+            backend="cuda",
+            make=out.to_cuda_core,
+            keeps_readonly=True,
+            host_types=_ALL_HOST,
+            device_types=frozenset({_CPU, _CUDA, _CUDA_HOST, _MANAGED}),
+        ),
+        Library(
+            "dpnp",
+            ("dpnp.dpnp_array", "dpnp.usm_ndarray"),
+            make=out.to_usm,
+            device_types=frozenset({_ONEAPI}),
+        ),
+        # Its memory objects, which are bytes; the arrays of old versions speak DLPack.
+        Library(
+            "dpctl",
+            ("dpctl._Memory", "dpctl.usm_ndarray"),
+            backend="oneapi",
+            make=out.to_dpctl,
+            compact_only=True,
+            device_types=frozenset({_ONEAPI}),
+        ),
+        Library(
+            "pyarrow",
+            ("pyarrow.Array", "pyarrow.ChunkedArray"),
+            refuse=hidden.refuse_pyarrow,
+            expose=exposures.expose_pyarrow,
+            make=out.to_pyarrow,
+            check=out.refuse_types_of_arrow,
+            immutable=True,
+            keeps_readonly=True,
+            compact_only=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library(
+            "polars",
+            ("polars.Series", "polars.DataFrame"),
+            expose=exposures.expose_polars,
+            make=out.to_polars,
+            check=out.refuse_types_of_arrow,
+            immutable=True,
+            keeps_readonly=True,
+            compact_only=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library(
+            "pandas",
+            ("pandas.Series", "pandas.DataFrame", "pandas.Index", "pandas.ExtensionArray"),
+            expose=exposures.expose_pandas,
+            make=out.to_pandas,
+            check=out.refuse_not_one_dimension,
+            keeps_readonly=True,
+            takes_negative_strides=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library(
+            "xarray",
+            ("xarray.DataArray", "xarray.Variable"),
+            expose=exposures.expose_xarray,
+            make=out.to_xarray,
+            keeps_readonly=True,
+            takes_negative_strides=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library(
+            "dask",
+            ("dask.Array",),
+            refuse=hidden.refuse_dask,
+            make=out.to_dask,
+            copies=True,
+            keeps_readonly=True,
+            takes_negative_strides=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library(
+            "onnxruntime",
+            ("onnxruntime.OrtValue",),
+            lends=True,
+            make=out.to_onnxruntime,
+            compact_only=True,
+            device_types=frozenset({_CPU, _CUDA}),
+        ),
+        Library(
+            "openvino",
+            ("openvino.Tensor",),
+            expose=exposures.expose_openvino,
+            make=out.to_openvino,
+            compact_only=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library(
+            "tinygrad",
+            ("tinygrad.Tensor",),
+            refuse=hidden.refuse_tinygrad,
+            make=out.to_tinygrad,
+            copies=True,
+            keeps_types=True,  # and calls them by C's names, where "float" has 32 bits
+            keeps_readonly=True,
+            takes_negative_strides=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library(
+            "PIL",
+            ("PIL.Image",),
+            make=out.to_pillow,
+            check=out.refuse_other_than_images,
+            copies=True,
+            keeps_readonly=True,
+            takes_negative_strides=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library(
+            "array_api_strict",
+            ("array_api_strict.Array",),
+            keeps_readonly=True,
+            device_types=_HOST_ONLY,
+        ),
+        # Its arrays on a GPU were not run.
+        Library(
+            "nvidia.dali",
+            ("nvidia.dali.TensorCPU", "nvidia.dali.TensorGPU"),
+            refuse=hidden.refuse_dali,
+            make=out.to_dali,
+            compact_only=True,
+            device_types=_HOST_ONLY,
+        ),
+        Library("sparse", refuse=hidden.refuse_sparse),
+        Library("scipy.sparse", refuse=hidden.refuse_sparse),
     )
 }
-
-
-def _to_jax(tensor: Tensor) -> Any:
-    import jax.dlpack
-
-    if tensor.readonly:
-        # jax asks for legacy capsules, which cannot carry READ_ONLY. Its own
-        # arrays are immutable, so it is given the memory without that mark.
-        tensor = writable(tensor)
-    return jax.dlpack.from_dlpack(tensor)
-
-
-_CONVERTERS: dict[str, Callable[[Tensor], Any]] = {
-    "dlbridge": lambda tensor: tensor,
-    "numpy": lambda tensor: tensor.numpy(),
-    "jax": _to_jax,
-}
-"""Conversions that are better than the library's ``from_dlpack``."""
-
-
-def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
-    """The library that *like* names, and the function that makes its array of a Tensor."""
-    return _find_by_name(like) if isinstance(like, str) else _search(like)
-
-
-def _search(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
-    module = like if isinstance(like, ModuleType) else _import(like)
-    if module.__name__ in _CONVERTERS:
-        return KNOWN[module.__name__], _CONVERTERS[module.__name__]
-    function = _from_dlpack_of(module)
-    # jax.numpy and array_api_compat.torch are jax and torch.
-    name = _package(getattr(function, "__module__", None) or module.__name__)
-    if name in _CONVERTERS:
-        return KNOWN[name], _CONVERTERS[name]
-    return KNOWN.get(name, Library(module.__name__)), function
-
-
-_find_by_name = lru_cache(maxsize=32)(_search)  # a search takes as long as torch's import
-
-
-def _import(like: object) -> ModuleType:
-    """The module that a name, an array or an array type belongs to."""
-    if isinstance(like, str):
-        name = like
-    else:
-        cls = like if isinstance(like, type) else type(like)
-        name = _package(cls.__module__)
-        if not (hasattr(cls, "__dlpack__") or (cls is like and name in KNOWN)):
-            name = ""  # jax.Array is abstract: it has no methods
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise TypeError(
-            f"like={like!r} is neither a library's name, nor a module with from_dlpack, nor an "
-            "array or array type"
-        )
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
-            raise  # something that the module itself misses
-        raise ModuleNotFoundError(
-            f"like={like!r}: there is no module {name!r} here; install it, or name a library that "
-            f"is installed ({', '.join(KNOWN)} are known)",
-            name=exc.name,
-        ) from exc
-
-
-def _package(module: str) -> str:
-    name = module.partition(".")[0]
-    return "jax" if name == "jaxlib" else name
-
-
-def _from_dlpack_of(module: ModuleType) -> Any:
-    function = getattr(module, "from_dlpack", None)
-    if function is None:
-        try:
-            inner = importlib.import_module(f"{module.__name__}.dlpack")
-        except ModuleNotFoundError:
-            inner = None
-        function = getattr(inner, "from_dlpack", None)
-    if function is None:
-        raise TypeError(
-            f"the module {module.__name__!r} has neither from_dlpack nor dlpack.from_dlpack, so "
-            "it makes no arrays of tensors; like='numpy' gives an array that most libraries take"
-        )
-    return function
+"""By the name that ``like=`` uses. mpi4py is not here: it has no arrays of its own."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of
-from dlbridge.core.tensor.memory import HostImportMemory
+from dlbridge.core.tensor.memory import ImportedMemory
 from dlbridge.core.tensor.operand import require_compact
+from dlbridge.protocol import Region, Span
 
 from .host_and_device import finish, from_host, restore, to_host
-from .regions import can_copy_natively, copy_strided, region
+from .regions import can_copy_natively, copy_strided, is_faster_on_device, region
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
@@ -28,6 +30,7 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
         _overlap(target, source)
         or not can_copy_natively(source, target.device)
         or not can_copy_natively(target, source.device)
+        or not is_faster_on_device(source, target)
     ):
         _staged(target, source, progress)
         return
@@ -42,34 +45,38 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
     if not same:
         finish(source, source_stream)
 
+    origin = source.device.index
+
     def copy_run(at: int, begin: int) -> None:
-        plugin.copy(
-            index, data, offset + at, source.device.index, other, start + begin, run, stream
+        into = Span(index, data, offset + at, run)
+        plugin.copy(into, Span(origin, other, start + begin, run), stream)
+
+    def in_one_call(copy: Any, at: int, into: Region, begin: int, taken: Region) -> None:
+        copy.copy_strided(
+            Span(index, data, offset + at, into.extent),
+            into,
+            Span(origin, other, start + begin, taken.extent),
+            taken,
+            stream,
         )
 
-    if not shape:
-        copy_run(0, 0)
-    else:
-        copy_strided(
-            plugin,
-            shape,
-            there,
-            here,
-            lambda copy, at, begin, outer, steps, froms: copy.copy_strided(
-                index, data, offset + at, steps, other, start + begin, froms, outer, run, stream
-            ),
-            copy_run,
-        )
+    try:
+        if not shape:
+            copy_run(0, 0)
+        else:
+            copy_strided(plugin, shape, there, here, run, in_one_call, copy_run)
+    except Exception as exc:
+        fail(exc, target.device.name, "a strided copy" if shape else "copy")
     if not same:
         finish(target, stream)
 
 
 def _overlap(target: Operand, source: Operand) -> bool:
     """Whether the two use the same bytes: the order in which devices copy them is undefined."""
+    if isinstance(target.memory, ImportedMemory) and isinstance(source.memory, ImportedMemory):
+        return True  # host memory used in place, by two handles or two devices perhaps
     if target.device is not source.device:
         return False
-    if isinstance(target.memory, HostImportMemory) and isinstance(source.memory, HostImportMemory):
-        return True  # host memory used in place, by two handles perhaps
     handles = not target.device.is_address
     if handles and target.data != source.data:
         return False

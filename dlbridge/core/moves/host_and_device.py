@@ -6,17 +6,22 @@ a long copy. Offsets and runs are in bytes.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
+from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.plugins.failures import fail
+from dlbridge.core.plugins.limits import LIMITED, LimitedCopies
 from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import HostImportMemory, Memory
 from dlbridge.core.tensor.operand import host_array, operand_of
-from dlbridge.core.tensor.tensor import make_tensor
+from dlbridge.core.tensor.ordering import access
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import SupportsStreams
+from dlbridge.protocol import Region, Span, SupportsStreams
 
 from .regions import copy_strided, needs_full_span, packed_strides, region
 from .within_host import copy_host
@@ -34,6 +39,9 @@ __all__ = ["finish", "from_host", "packed_bytes", "restore", "to_host"]
 
 _CPU = Device.of(1, 0)
 
+_span = partial(tuple.__new__, Span)
+"""A Span of a tuple: its own class needs half as long again."""
+
 REPORTED = 64 << 20
 """A copy reports its progress after this many bytes."""
 
@@ -47,23 +55,33 @@ pieces of 64 MiB, 1 GiB took 10 to 20 % longer on PoCL.
 
 def from_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a host tensor to a device."""
-    flat = packed_bytes(source)
-    plugin = backend_of(target.device)
-    if isinstance(target.memory, HostImportMemory):
+    device, at_hand = target.device, source.memory is None and source.contiguous  # mostly
+    flat = source.carrier.data.cast("B") if at_hand else packed_bytes(source)
+    plugin, memory = backend_of(device), target.memory
+    assert memory is not None  # only the CPU has such operands
+    if isinstance(memory, HostImportMemory):
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
-    stream = target.stream if target.is_new else target.access()
+    stream = target.stream if target.is_new else access(memory, plugin)
     try:
         if not target.contiguous:
             _strided_from_host(target, source, flat, stream)
         elif progress is None and len(flat) <= UNREPORTED:  # most copies
-            plugin.copy_from_host(
-                target.device.index, target.data, target.byte_offset, flat, stream
-            )
+            span = _span((device.index, target.data, target.byte_offset, len(flat)))
+            try:
+                if LIMITED and target.is_new and isinstance(plugin, LimitedCopies):
+                    plugin.copy_from_host_to_new(span, flat, stream)
+                else:
+                    plugin.copy_from_host(span, flat, stream)
+            except Exception as exc:
+                fail(exc, device.name, "copy_from_host")
         else:
-            _in_pieces(plugin.copy_from_host, target, flat, stream, progress)
+            _in_pieces("copy_from_host", target, flat, stream, progress)
         if not getattr(plugin, "host_copies_block", False) and supports(plugin, SupportsStreams):
-            plugin.synchronize(target.device.index, stream)
+            try:
+                plugin.synchronize(device.index, stream)
+            except Exception as exc:
+                fail(exc, device.name, "synchronize")
     except BaseException:
         _drain_then_release(flat, target, stream)
         raise
@@ -71,22 +89,33 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
 
 def to_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a device tensor to the host."""
-    if not target.contiguous:
+    device, memory = source.device, source.memory
+    assert memory is not None  # only the CPU has such operands
+    # Host memory used in place: the two may be the same bytes.
+    in_place = isinstance(memory, HostImportMemory) and not target.is_new
+    if in_place or not target.contiguous:
         _through_packed_host(target, source, progress)
         return
-    flat = _flat(host_array(target))
-    plugin = backend_of(source.device)
-    stream = source.access()
+    into = target.carrier if target.memory is None else host_array(target)
+    flat = into.data.cast("B")
+    plugin = backend_of(device)
+    stream = access(memory, plugin)
     try:
         if not source.contiguous:
             _strided_to_host(target, source, flat, stream)
         elif progress is None and len(flat) <= UNREPORTED:
-            index, data, offset = source.device.index, source.data, source.byte_offset
-            plugin.copy_to_host(index, data, offset, flat, stream)
+            span = _span((device.index, source.data, source.byte_offset, len(flat)))
+            try:
+                plugin.copy_to_host(span, flat, stream)
+            except Exception as exc:
+                fail(exc, device.name, "copy_to_host")
         else:
-            _in_pieces(plugin.copy_to_host, source, flat, stream, progress)
+            _in_pieces("copy_to_host", source, flat, stream, progress)
         if not getattr(plugin, "host_copies_block", False) and supports(plugin, SupportsStreams):
-            plugin.synchronize(source.device.index, stream)
+            try:
+                plugin.synchronize(device.index, stream)
+            except Exception as exc:
+                fail(exc, device.name, "synchronize")
     except BaseException:
         _drain_then_release(flat, source, stream)
         raise
@@ -107,19 +136,23 @@ def _drain_then_release(host: object, operand: Operand, stream: int) -> None:
 
 
 def _in_pieces(
-    copy: Callable[[int, int, int, memoryview, int], None],
+    member: str,
     there: Operand,
     flat: memoryview,
     stream: int,
     progress: Progress | None,
 ) -> None:
-    """Give all bytes of the compact tensor *there* to the backend's *copy*, piece by piece."""
+    """Give all bytes of the compact tensor *there* to the backend's *member*, piece by piece."""
+    copy: Callable[[Span, memoryview, int], None] = getattr(backend_of(there.device), member)
     index, data, offset = there.device.index, there.data, there.byte_offset
     nbytes = len(flat)
     piece = UNREPORTED if progress is None else REPORTED
     for start in range(0, nbytes, piece):
         stop = min(start + piece, nbytes)
-        copy(index, data, offset + start, flat[start:stop], stream)
+        try:
+            copy(Span(index, data, offset + start, stop - start), flat[start:stop], stream)
+        except Exception as exc:  # not one of the user's progress, which comes next
+            fail(exc, there.device.name, member)
         if progress is not None:
             progress(stop, nbytes)
 
@@ -128,18 +161,21 @@ def _strided_from_host(target: Operand, source: Operand, flat: memoryview, strea
     shape, (there, _), run = region(target, source)
     plugin = backend_of(target.device)
     index, data, offset = target.device.index, target.data, target.byte_offset
-    copy_strided(
-        plugin,
-        shape,
-        there,
-        packed_strides(shape, run),
-        lambda copy, at, begin, outer, steps, packs: copy.copy_strided_from_host(
-            index, data, offset + at, steps, flat[begin:], packs, outer, run, stream
-        ),
-        lambda at, begin: plugin.copy_from_host(
-            index, data, offset + at, flat[begin : begin + run], stream
-        ),
-    )
+
+    def in_one_call(copy: Any, at: int, into: Region, begin: int, taken: Region) -> None:
+        part = flat[begin : begin + taken.extent]
+        span = Span(index, data, offset + at, into.extent)
+        copy.copy_strided_from_host(span, into, part, taken, stream)
+
+    def copy_run(at: int, begin: int) -> None:
+        span = Span(index, data, offset + at, run)
+        plugin.copy_from_host(span, flat[begin : begin + run], stream)
+
+    packed = packed_strides(shape, run)
+    try:
+        copy_strided(plugin, shape, there, packed, run, in_one_call, copy_run)
+    except Exception as exc:
+        fail(exc, target.device.name, "a strided copy from the host")
 
 
 def _strided_to_host(target: Operand, source: Operand, flat: memoryview, stream: int) -> None:
@@ -149,18 +185,21 @@ def _strided_to_host(target: Operand, source: Operand, flat: memoryview, stream:
         return
     plugin = backend_of(source.device)
     index, data, offset = source.device.index, source.data, source.byte_offset
-    copy_strided(
-        plugin,
-        shape,
-        there,
-        packed_strides(shape, run),
-        lambda copy, at, begin, outer, steps, packs: copy.copy_strided_to_host(
-            index, data, offset + at, steps, flat[begin:], packs, outer, run, stream
-        ),
-        lambda at, begin: plugin.copy_to_host(
-            index, data, offset + at, flat[begin : begin + run], stream
-        ),
-    )
+
+    def in_one_call(copy: Any, at: int, taken: Region, begin: int, into: Region) -> None:
+        part = flat[begin : begin + into.extent]
+        span = Span(index, data, offset + at, taken.extent)
+        copy.copy_strided_to_host(span, taken, part, into, stream)
+
+    def copy_run(at: int, begin: int) -> None:
+        span = Span(index, data, offset + at, run)
+        plugin.copy_to_host(span, flat[begin : begin + run], stream)
+
+    packed = packed_strides(shape, run)
+    try:
+        copy_strided(plugin, shape, there, packed, run, in_one_call, copy_run)
+    except Exception as exc:
+        fail(exc, source.device.name, "a strided copy to the host")
 
 
 def _span_to_host(target: Operand, source: Operand) -> None:
@@ -172,13 +211,11 @@ def _span_to_host(target: Operand, source: Operand) -> None:
     span = np.empty((high - low) * size, "u1")
     stream = source.access()
     try:
-        backend_of(source.device).copy_to_host(
-            source.device.index,
-            source.data,
-            source.byte_offset + low * size,
-            span.data,
-            stream,
-        )
+        there = Span(source.device.index, source.data, source.byte_offset + low * size, span.nbytes)
+        try:
+            backend_of(source.device).copy_to_host(there, span.data, stream)
+        except Exception as exc:
+            fail(exc, source.device.name, "copy_to_host")
         finish(source, stream)
     except BaseException:
         _drain_then_release(span, source, stream)
@@ -207,31 +244,30 @@ def _through_packed_host(target: Operand, source: Operand, progress: Progress | 
 def packed_bytes(source: Operand) -> memoryview:
     """The bytes of a host tensor, packed into a temporary array if they are strided."""
     array = host_array(source)
-    if not array.flags.c_contiguous:
+    if not source.contiguous:
         import numpy as np
 
         packed = np.empty(array.shape, array.dtype)
         copy_host(packed, array)
         array = packed
-    flat: memoryview = array.reshape(-1).view("u1").data
-    return flat
-
-
-def _flat(array: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of a contiguous array."""
-    return array.reshape(-1).view("u1").data
+    return array.data.cast("B")
 
 
 def restore(staging: np.ndarray[Any, Any], like: Operand) -> Operand:
     """The flat bytes of *staging* as a compact operand of the shape and type of *like*."""
-    start: int = staging.__array_interface__["data"][0]
+    start = address_of(staging)
     memory = Memory(_CPU, start, "a staging buffer", staging)
     flags = like.flags & FLAG_SUBBYTE_PADDED
-    return operand_of(make_tensor(memory, 0, like.dtype, like.shape, flags=flags))
+    operand = operand_of(make_tensor(memory, 0, like.dtype, like.shape, flags=flags))
+    operand.is_new = True
+    return operand
 
 
 def finish(operand: Operand, stream: int) -> None:
     """Block until the work on *stream* of the operand's device is done."""
     plugin = backend_of(operand.device)
     if supports(plugin, SupportsStreams):
-        plugin.synchronize(operand.device.index, stream)
+        try:
+            plugin.synchronize(operand.device.index, stream)
+        except Exception as exc:
+            fail(exc, operand.device.name, "synchronize")

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.public import public
+from dlbridge.core.tensor.array_tensor import NumpyTensor
 from dlbridge.core.tensor.expired import expire_host_view
+from dlbridge.core.tensor.metadata import carrier_of, release_shared
 from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.tensor.ordering import open_views
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import ExchangeError
 
@@ -15,6 +21,7 @@ from .plans import plan_move, why_no_host_view
 from .transfer import run
 
 if TYPE_CHECKING:
+    from dlbridge.core.tensor.memory import Memory
     from dlbridge.core.tensor.tensor import Tensor
 
 __all__ = ["HostView", "host_view", "shared_on_host"]
@@ -31,6 +38,13 @@ class HostView:
     exist then. Without ``with`` it is a DLPack producer, and the memory goes
     back when its last consumer is gone.
 
+    While the block is open, work of dlbridge on the device's memory raises
+    BufferError, in any thread: copies, `Tensor.operand`, kernels and calls that
+    get the tensor or a part of it. It does not wait, because the block may
+    itself wait for the thread that does the work, and neither would go on. Work
+    that other libraries queue, on memory that they got before, is not noticed:
+    it neither waits nor fails.
+
     Examples
     --------
     >>> t = bridge.zeros(2)
@@ -40,19 +54,30 @@ class HostView:
     array([1., 2.], dtype=float32)
     """
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, viewed: Memory | None) -> None:
         self._tensor: Tensor | None = tensor
         self._references = 0
+        self.viewed = viewed
+        self.description = ""
 
     def __enter__(self) -> Tensor:
         tensor = self._view()
-        self._references = sys.getrefcount(tensor._array)
+        if isinstance(tensor, NumpyTensor):
+            tensor.expires = True
+        self._references = sys.getrefcount(carrier_of(tensor))
+        if self.viewed is not None:
+            self.description = (
+                f"a host view of {self.viewed.device} ({tensor.dtype}, shape {tensor.shape}), "
+                f"entered by the thread {threading.current_thread().name!r},"
+            )
+            open_views[id(self)] = weakref.ref(self, partial(_forget, id(self)))
         return tensor
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        open_views.pop(id(self), None)
         tensor = self._view()
-        tensor._release_shared()
-        extra = sys.getrefcount(tensor._array) - self._references
+        release_shared(tensor)
+        extra = sys.getrefcount(carrier_of(tensor)) - self._references
         if extra > 0:
             if kind is not None:
                 return  # the block's own error matters more; the view ends with its users
@@ -77,12 +102,21 @@ class HostView:
         return self._tensor
 
 
+def _forget(key: int, reference: object) -> None:
+    """Drop the entry of a view that died in its block; a new one may have the same key."""
+    if open_views.get(key) is reference:
+        del open_views[key]
+
+
 def host_view(tensor: Tensor) -> HostView:
     """See `Tensor.host_view`."""
-    refusal = why_no_host_view(operand_of(tensor))
+    operand = operand_of(tensor)
+    refusal = why_no_host_view(operand)
     if refusal:
         raise ExchangeError(f"no host view of {tensor!r}: {refusal}; copy it: to_device(t, 'cpu')")
-    return HostView(tensor[...] if tensor.device is _CPU else _on_host(tensor))
+    if operand.device is _CPU:
+        return HostView(tensor[...], None)
+    return HostView(_on_host(tensor), operand.memory)
 
 
 def shared_on_host(tensor: Tensor) -> Tensor | None:
@@ -92,4 +126,4 @@ def shared_on_host(tensor: Tensor) -> Tensor | None:
 
 def _on_host(tensor: Tensor) -> Tensor:
     operand = operand_of(tensor)
-    return run(plan_move(operand, _CPU, False, tensor.origin), tensor, operand)
+    return run(plan_move(operand, _CPU, False), tensor, operand)

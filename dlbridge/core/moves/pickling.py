@@ -2,66 +2,64 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.plugins.lookup import find_device
-from dlbridge.core.tensor.carriers import address_of
+from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.tensor import make_tensor
 from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import dtype as as_dtype
-from dlbridge.errors import ExchangeError
 
+from .copies import copy_elements
 from .host_and_device import packed_bytes
-from .transfer import move, to_compact_host
+from .transfer import copy_to_host, to_compact_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlbridge.core.tensor.tensor import Tensor
 
-__all__ = ["reduce", "tobytes", "unpickle"]
+__all__ = ["SHARED_BYTES", "reduce", "tobytes"]
 
 _CPU = Device.of(1, 0)
+
+SHARED_BYTES = 1000
+"""Bytes up to this length may be an object that others have too, so they are never written."""
 
 
 def tobytes(tensor: Tensor) -> bytes:
     """See `Tensor.tobytes`."""
-    return bytes(packed_bytes(operand_of(to_compact_host(tensor)))) if tensor.size else b""
+    operand = operand_of(tensor)
+    if not operand.size:
+        return b""
+    if operand.device.is_host or operand.nbytes <= SHARED_BYTES:
+        return bytes(packed_bytes(operand_of(to_compact_host(tensor))))
+    # The device writes into a bytes object that nobody else has seen: there is no other buffer.
+    import numpy as np
+
+    raw = bytes(operand.nbytes)
+    memory = Memory(_CPU, address_of(np.frombuffer(raw, "u1")), "bytes", raw)
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    copy_elements(
+        operand_of(make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)), operand
+    )
+    return raw
 
 
 def reduce(tensor: Tensor, protocol: int) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     """The function that unpickles *tensor*, and its arguments."""
     import pickle
 
-    operand = operand_of(to_compact_host(tensor))
-    raw: Any = packed_bytes(operand) if operand.size else b""
-    if protocol < 5:
-        raw = bytes(raw)
-    elif operand.size:
-        raw = pickle.PickleBuffer(raw)
+    operand = operand_of(tensor)
     flags = operand.flags & FLAG_SUBBYTE_PADDED
+    raw: Any = b""
+    if protocol < 5:
+        raw = tobytes(tensor)
+    elif operand.size:
+        # A copy of a device's memory: who keeps the buffer may read it at any time.
+        host = to_compact_host(tensor) if operand.device.is_host else copy_to_host(tensor)
+        raw = pickle.PickleBuffer(packed_bytes(operand_of(host)))
     unpickle = type(tensor)._unpickle
-    return unpickle, (raw, operand.dtype.name, operand.shape, str(tensor.device), flags)
-
-
-def unpickle(raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: int) -> Tensor:
-    """The tensor that `reduce` has pickled."""
-    import numpy as np
-
-    # bytes came inside the pickle; a buffer of the receiver's is used in place.
-    array = np.frombuffer(bytearray(raw) if isinstance(raw, bytes) else raw, "u1")
-    kind = as_dtype(dtype)
-    need = kind.nbytes(prod(shape), padded=bool(flags & FLAG_SUBBYTE_PADDED))
-    if array.nbytes != need:
-        raise ExchangeError(
-            f"the pickle's buffer has {array.nbytes} bytes, and {dtype} {shape} takes {need}: give "
-            "pickle.loads the buffers of this pickle, in their order"
-        )
-    memory = Memory(_CPU, address_of(array) if array.size else 0, "a pickle", array)
-    readonly = bool(array.size) and not array.flags.writeable
-    host = make_tensor(memory, 0, kind, shape, readonly=readonly, flags=flags)
-    return host if device == str(_CPU) else move(host, find_device(device), None)
+    described = operand.dtype.name, operand.shape, str(tensor.device), flags
+    return unpickle, (raw, *described, protocol < 5)

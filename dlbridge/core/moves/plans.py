@@ -10,19 +10,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.requests import check_copy
+from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
+from dlbridge.core.values.units import bytes_text
 from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.protocol import SupportsHostImport, SupportsHostImportDrawback, SupportsHostView
 
-from .regions import bytes_to_host, can_copy_natively
+from .memory_imports import why_no_memory_import
+from .regions import bytes_to_host, can_copy_natively, is_faster_on_device
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.dtypes import DType
 
-__all__ = ["Plan", "Step", "plan_host_copy", "plan_move", "why_no_host_view"]
+__all__ = [
+    "Plan",
+    "Step",
+    "host_range",
+    "plan_by_library",
+    "plan_device_copy",
+    "plan_host_copy",
+    "plan_move",
+    "why_no_host_import",
+    "why_no_host_view",
+]
 
 _CPU = Device.of(1, 0)
 
@@ -36,8 +49,10 @@ class Step(NamedTuple):
     kind : str
         ``share``, ``relabel`` (host memory under another name), ``host view``
         (a device's memory addressed by the host), ``host import`` (host memory
-        used by a device), or a copy: ``copy``, ``pack``, ``upload``,
-        ``download``, ``peer copy``, ``as library``.
+        used by a device), ``memory import`` (memory of another driver of the
+        same device), ``by library`` (the library that made the array brings
+        it to the CPU), or a copy: ``copy``, ``pack``, ``upload``, ``download``,
+        ``peer copy``, ``as library``, ``read`` (from a file into new memory).
     source, target : Device
         From where to where.
     nbytes : int
@@ -59,7 +74,9 @@ class Step(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        cost = f"{_bytes(self.nbytes)} copied" if self.nbytes else "no copy"
+        if self.kind == "as library" and not self.nbytes:
+            return self.reason  # which says that nothing is copied
+        cost = f"{bytes_text(self.nbytes)} copied" if self.nbytes else "no copy"
         return f"{self.kind}: {self.source} -> {self.target}, {cost}: {self.reason}"
 
 
@@ -74,7 +91,9 @@ class Plan:
     source, target : Device
         From where to where.
     may_copy : bool
-        Whether it may copy after all where a driver refuses memory in place.
+        Whether it may copy if a driver refuses to use the memory in place.
+    alignment : int
+        Of new memory, in bytes; 1 for what each device gives.
     steps : list of Step
         In order.
     address, result_address : int
@@ -98,6 +117,7 @@ class Plan:
         target: Device,
         *,
         may_copy: bool = True,
+        alignment: int = 1,
     ) -> None:
         self.dtype = dtype
         self.shape = shape
@@ -105,6 +125,7 @@ class Plan:
         self.source = source
         self.target = target
         self.may_copy = may_copy
+        self.alignment = alignment
         self.steps: list[Step] = []
         self.address = self.result_address = 0
         self.seconds = 0.0
@@ -142,7 +163,7 @@ class Plan:
         self.steps.append(Step(kind, source, target, nbytes, reason))
 
     def __str__(self) -> str:
-        copies = "no copy" if not self.copies else f"{_bytes(self.nbytes)} copied"
+        copies = "no copy" if not self.copies else f"{bytes_text(self.nbytes)} copied"
         head = f"{self.what}: {self.source} -> {self.target}, {copies}"
         lines = [f"  {number}. {step}" for number, step in enumerate(self.steps, 1)]
         return "\n".join([head, *lines])
@@ -179,7 +200,9 @@ class Plan:
         }
 
 
-def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str) -> Plan:
+def plan_move(
+    operand: Operand, target: Device, copy: bool | None, origin: str = "", alignment: int = 1
+) -> Plan:
     """The plan that brings a tensor to *target*; *origin* is the source of its memory.
 
     A driver may refuse a host import that its backend has allowed: then the
@@ -190,48 +213,98 @@ def plan_move(operand: Operand, target: Device, copy: bool | None, origin: str) 
     """
     if copy is not None:
         check_copy(copy)
-    source = operand.device
     may_copy = copy is not False
-    plan = Plan(operand.dtype, operand.shape, origin, source, target, may_copy=may_copy)
-    if operand.size == 0:
-        plan.add("share", source, target, 0, "it has no elements")
-    elif target is source:
-        _plan_stay(plan, operand, copy)
-    elif source.is_host and target is _CPU and copy is not True:
-        plan.add("relabel", source, target, 0, f"the CPU reads {source.name} memory in place")
-    elif source.is_host:
-        _plan_from_host(plan, operand, copy)
-    else:
-        _plan_from_device(plan, operand, copy)
+    plan = Plan(
+        operand.dtype,
+        operand.shape,
+        origin,
+        operand.device,
+        target,
+        may_copy=may_copy,
+        alignment=alignment,
+    )
+    _plan_steps(plan, operand, "copy=True was asked for" if copy is True else "")
+    if alignment > 1 and not plan.copies:
+        crooked = _why_not_aligned(operand, alignment)
+        if crooked:
+            plan.steps.clear()
+            _plan_steps(plan, operand, crooked)
     if not may_copy:
         for step in plan.steps:
             if step.nbytes:
                 raise ExchangeError(
                     f"copy=False, but {step.kind} {step.source} -> {step.target} would copy "
-                    f"{_bytes(step.nbytes)}: {step.reason}; pass copy=None to allow it"
+                    f"{bytes_text(step.nbytes)}: {step.reason}; pass copy=None to allow it"
                 )
     return plan
 
 
-def _plan_stay(plan: Plan, operand: Operand, copy: bool | None) -> None:
+def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
+    """Add the steps to *plan*; *forced* is why the memory is not shared in any case."""
+    source, target = plan.source, plan.target
+    if operand.size == 0:
+        plan.add("share", source, target, 0, "it has no elements")
+    elif target is source:
+        _plan_stay(plan, operand, forced)
+    elif source.is_host and target is _CPU and not forced:
+        plan.add("relabel", source, target, 0, f"the CPU reads {source.name} memory in place")
+    elif source.is_host:
+        _plan_from_host(plan, operand, forced)
+    else:
+        _plan_from_device(plan, operand, forced)
+
+
+def _why_not_aligned(operand: Operand, alignment: int) -> str:
+    """Why the memory is not aligned to so many bytes; empty if it is, or has no elements."""
+    if not operand.size:
+        return ""
+    place = operand.byte_offset
+    if operand.device.is_address:
+        place += operand.data
+        what = f"its address {place:#x}"
+    else:
+        what = f"its offset {place} in the memory"
+    return f"{what} is not a multiple of {alignment} bytes" if place % alignment else ""
+
+
+def plan_by_library(operand: Operand, target: Device, copy: bool | None, origin: str) -> Plan:
+    """The plan for a tensor of a device that only its own library can read."""
+    plan = Plan(operand.dtype, operand.shape, origin, operand.device, target)
+    nbytes = 0 if copy is False else operand.nbytes
+    reason = f"no backend here serves {operand.device}; the library of the array is asked"
+    plan.add("by library", operand.device, target, nbytes, reason)
+    return plan
+
+
+def _plan_stay(plan: Plan, operand: Operand, forced: str) -> None:
     here = operand.device
-    if copy is True and not here.is_host and not can_copy_natively(operand, here):
-        reason = f"copy=True was asked for, and {here} does not copy these strides by itself"
+    if not forced:
+        plan.add("share", here, here, 0, "it is there already: the same memory")
+    elif refusal := "" if here.is_host else _why_not_on_device(operand):
+        reason = f"{forced}, and {refusal}"
         plan.add("download", here, _CPU, bytes_to_host(operand), reason)
         plan.add("upload", _CPU, here, operand.nbytes, "and back")
-    elif copy is True:
-        plan.add("copy", here, here, operand.nbytes, "copy=True was asked for")
     else:
-        plan.add("share", here, here, 0, "it is there already: the same memory")
+        plan.add("copy", here, here, operand.nbytes, forced)
 
 
-def _plan_from_device(plan: Plan, operand: Operand, copy: bool | None) -> None:
+def _why_not_on_device(operand: Operand) -> str:
+    """Why a copy on the device of *operand* goes through the host; empty if it does not."""
+    here = operand.device
+    if not can_copy_natively(operand, here):
+        return f"{here} does not copy these strides by itself"
+    if not is_faster_on_device(operand):
+        return f"{here} copies these strides in so many calls that the host is faster"
+    return ""
+
+
+def _plan_from_device(plan: Plan, operand: Operand, forced: str) -> None:
     source, target = operand.device, plan.target
     _backend_of_source(source)
     if source.name == target.name and can_copy_natively(operand, target):
         plan.add("peer copy", source, target, operand.nbytes, f"{source.name} copies by itself")
         return
-    refusal = "copy=True was asked for" if copy is True else why_no_host_view(operand)
+    refusal = forced or why_no_host_view(operand)
     if target.is_host:
         if not refusal and target is _CPU:
             plan.add("host view", source, target, 0, f"the host addresses {source} memory in place")
@@ -239,19 +312,33 @@ def _plan_from_device(plan: Plan, operand: Operand, copy: bool | None) -> None:
             reason = refusal or "another kind of memory"
             plan.add("download", source, target, bytes_to_host(operand), reason)
         return
+    apart = source.name != target.name and not forced
+    why = why_no_memory_import(operand, target) if apart else None
+    if why == "":
+        reason = f"{target} is the same device, and uses this memory in place"
+        plan.add("memory import", source, target, 0, reason)
+    else:
+        plan_device_copy(plan, operand, refusal, why or "")
+
+
+def plan_device_copy(plan: Plan, operand: Operand, refusal: str, why: str) -> None:
+    """Add the steps that copy between two kinds of device, through the host.
+
+    *refusal* is why the host cannot address the memory, if it cannot, and *why* is why
+    the other device cannot.
+    """
+    source, target = operand.device, plan.target
     if refusal:
         plan.add("download", source, _CPU, bytes_to_host(operand), refusal)
     else:
         plan.add("host view", source, _CPU, 0, f"the host addresses {source} memory in place")
-    plan.add("upload", _CPU, target, operand.nbytes, f"{source} and {target} share no memory")
+    reason = f"{source} and {target} share no memory" + (f": {why}" if why else "")
+    plan.add("upload", _CPU, target, operand.nbytes, reason)
 
 
-def _plan_from_host(plan: Plan, operand: Operand, copy: bool | None) -> None:
+def _plan_from_host(plan: Plan, operand: Operand, forced: str) -> None:
     target = plan.target
-    if copy is True:
-        refusal = "copy=True was asked for"
-    else:
-        refusal = _why_no_host_import(operand, target, asked=copy is False)
+    refusal = forced or why_no_host_import(*host_range(operand), target, asked=not plan.may_copy)
     if refusal:
         plan_host_copy(plan, operand, refusal)
     else:
@@ -272,21 +359,28 @@ def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
     plan.add("upload", source, target, operand.nbytes, refusal)
 
 
-def _why_no_host_import(operand: Operand, target: Device, *, asked: bool) -> str:
-    """Why *target* does not use this host memory in place; empty if it does.
+def host_range(operand: Operand) -> tuple[int, int]:
+    """The address of the first byte of the operand's elements, and the bytes up to the last."""
+    low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
+    return operand.data + operand.byte_offset + low, nbytes
 
-    *asked*: the user wants it although the device has a drawback.
+
+def why_no_host_import(start: int, nbytes: int, target: Device, *, asked: bool = False) -> str:
+    """Why *target* does not use *nbytes* of the host at *start* in place; empty if it does.
+
+    *asked*: copy=False was given, so a drawback of the device does not count.
     """
     plugin: Any = backend_of(target)  # asked twice below, which a type checker cannot follow
     if not supports(plugin, SupportsHostImport):
         return f"{target} cannot use host memory in place"
-    if not asked and supports(plugin, SupportsHostImportDrawback):
-        drawback: str = plugin.host_import_drawback(target.index)
-        if drawback:
-            return drawback
-    low, nbytes = (0, operand.nbytes) if operand.contiguous else operand.span()
-    start = operand.data + operand.byte_offset + low
-    refusal: str = plugin.host_import_refusal(target.index, start, nbytes)
+    try:
+        if not asked and supports(plugin, SupportsHostImportDrawback):
+            drawback: str = plugin.host_import_drawback(target.index)
+            if drawback:
+                return drawback
+        refusal: str = plugin.host_import_refusal(target.index, start, nbytes)
+    except Exception as exc:
+        fail(exc, target.name, "host_import_refusal")
     return refusal
 
 
@@ -298,7 +392,10 @@ def why_no_host_view(operand: Operand) -> str:
     plugin = _backend_of_source(device)
     if not supports(plugin, SupportsHostView):
         return f"the host cannot address {device} memory"
-    return plugin.host_view_refusal(device.index, operand.data)
+    try:
+        return plugin.host_view_refusal(device.index, operand.data)
+    except Exception as exc:
+        fail(exc, device.name, "host_view_refusal")
 
 
 def _backend_of_source(device: Device) -> Any:
@@ -308,11 +405,3 @@ def _backend_of_source(device: Device) -> Any:
         raise ExchangeError(
             f"the tensor is on {device}, and no backend here can read it: {exc}"
         ) from exc
-
-
-def _bytes(count: int) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024 or (unit == "bytes" and count < 10_000):
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024  # type: ignore[assignment]  # a float from here on
-    return f"{count:.1f} GiB"

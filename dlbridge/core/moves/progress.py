@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
+
+from dlbridge.core.values.units import bytes_text
 
 if TYPE_CHECKING:
     from .within_host import Progress
 
-__all__ = ["SHOWN_FROM", "reporter"]
+__all__ = ["SHOWN_FROM", "Tally", "reporter"]
 
 SHOWN_FROM = 256 << 20
 """The bytes from which ``progress=True`` shows a bar."""
@@ -22,8 +25,8 @@ def reporter(
 ) -> Iterator[Progress | None]:
     """The function that a copy of *nbytes* calls with ``(done, total)`` bytes, or None.
 
-    True shows a tqdm bar if stderr is a terminal and the copy is long; without
-    tqdm installed it shows nothing.
+    True shows a bar if stderr is a terminal and the copy is long: of tqdm or rich,
+    whichever is installed, otherwise our own.
     """
     if callable(progress):
         yield progress
@@ -35,13 +38,82 @@ def reporter(
         raise TypeError(
             f"progress must be True, False or a callable (done, total), not {progress!r}"
         )
-    if nbytes < SHOWN_FROM or not sys.stderr.isatty():
+    if nbytes < SHOWN_FROM or not sys.stderr or not sys.stderr.isatty():
         yield None
         return
+    with _bar(nbytes) as bar:
+        yield bar
+
+
+def _bar(nbytes: int) -> Any:
+    """A context manager that gives the function of a bar."""
+    for made in (_tqdm, _rich):
+        try:
+            return made(nbytes)
+        except ImportError:
+            continue
+    return _plain(nbytes, sys.stderr)
+
+
+def _tqdm(nbytes: int) -> Any:
+    from tqdm import tqdm
+
+    @contextmanager
+    def shown() -> Iterator[Progress]:
+        with tqdm(total=nbytes, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+            yield lambda done, _total: bar.update(done - bar.n)
+
+    return shown()
+
+
+def _rich(nbytes: int) -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress as Bars,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    @contextmanager
+    def shown() -> Iterator[Progress]:
+        columns = BarColumn(), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn()
+        with Bars(*columns, console=Console(stderr=True)) as bars:
+            task = bars.add_task("", total=nbytes)
+            yield lambda done, _total: bars.update(task, completed=done)
+
+    return shown()
+
+
+@contextmanager
+def _plain(nbytes: int, stream: TextIO) -> Iterator[Progress]:
+    """Our own bar: one line, which is written again at each call."""
+    start = time.perf_counter()
+
+    def show(done: int, total: int) -> None:
+        filled = 30 * done // total
+        speed = bytes_text(int(done / (time.perf_counter() - start + 1e-9)))
+        text = f"{100 * done // total:3}% [{'#' * filled:30}] {bytes_text(done)}, {speed}/s"
+        stream.write(f"\r{text:<72}")
+        stream.flush()
+
     try:
-        from tqdm import tqdm
-    except ImportError:
-        yield None
-        return
-    with tqdm(total=nbytes, unit="B", unit_scale=True, unit_divisor=1024) as bar:
-        yield lambda done, _total: bar.update(done - bar.n)
+        yield show
+    finally:
+        stream.write("\n")
+
+
+class Tally:
+    """Adds up the bytes of several copies, for one function of *total* bytes of progress."""
+
+    def __init__(self, report: Progress | None, total: int) -> None:
+        self._report = report
+        self._total = total
+        self._done = 0
+
+    def __call__(self, nbytes: int) -> None:
+        """Note that *nbytes* more were copied."""
+        self._done += nbytes
+        if self._report is not None:
+            self._report(self._done, self._total)

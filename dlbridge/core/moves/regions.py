@@ -7,26 +7,37 @@ strides and runs are in bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise, product
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.values.layout import compact_strides, merge
-from dlbridge.protocol import SupportsCopy, SupportsStridedCopy
+from dlbridge.protocol import Region, SupportsCopy, SupportsStridedCopy
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.devices import Device
+    from dlbridge.protocol import Backend
 
 __all__ = [
     "bytes_to_host",
     "can_copy_natively",
     "copy_strided",
+    "is_faster_on_device",
     "needs_full_span",
     "packed_strides",
     "region",
 ]
+
+
+CALL = 64 << 10
+"""The bytes that a copy through the host moves in the time of one call to a backend.
+
+A call takes some 10 us, most of them in Python and the driver; host and device
+exchange several GB/s.
+"""
 
 
 def bytes_to_host(operand: Operand) -> int:
@@ -39,32 +50,87 @@ def can_copy_natively(operand: Operand, target: Device) -> bool:
     plugin = backend_of(target)
     if plugin is not backend_of(operand.device) or not supports(plugin, SupportsCopy):
         return False
-    steps = _strided_steps(operand)
+    _, (steps, _), _ = _with_compact(operand)
     return not steps or (target is operand.device and all(step > 0 for step in steps))
+
+
+def is_faster_on_device(source: Operand, target: Operand | None = None) -> bool:
+    """Whether a device copies *source* itself sooner than by way of the host.
+
+    *target* is on the same device; None is a new compact tensor there. One call
+    for each of many short runs takes longer than to copy all that lies between
+    the runs to the host once, and the elements back.
+    """
+    if source.contiguous and (target is None or target.contiguous):
+        return True
+    plugin = backend_of(source.device)
+    if target is None:
+        here = _with_compact(source)
+        back = 1
+    else:
+        here = region(target, source)
+        back = _calls(plugin, *_with_compact(target))
+    through_host = _cost_to_host(source) + source.nbytes + back * CALL
+    return _calls(plugin, *here) * CALL <= through_host
 
 
 def needs_full_span(operand: Operand) -> bool:
     """Whether the whole range that *operand* occupies is copied to the host.
 
-    The host then selects the elements: a transposed or reversed tensor would
-    need one call for each row.
+    The host then selects the elements, as that takes less time than one call for
+    each run: of a transposed or reversed tensor, for example.
     """
-    steps = _strided_steps(operand)
-    if not steps:
-        return False
-    in_order = all(step > 0 for step in steps) and _descend(steps, len(steps))
-    return not (in_order and supports(backend_of(operand.device), SupportsStridedCopy))
-
-
-def _strided_steps(operand: Operand) -> list[int]:
-    """The byte strides that remain beside a contiguous run; none if it is compact."""
     if operand.contiguous or not operand.size:
-        return []
+        return False
+    return _cost_to_host(operand) == operand.span()[1] + CALL
+
+
+def _cost_to_host(operand: Operand) -> int:
+    """The bytes that could be copied in the time that *operand* takes to the host."""
+    runs = _calls(backend_of(operand.device), *_with_compact(operand)) * CALL + operand.nbytes
+    return min(runs, operand.span()[1] + CALL)
+
+
+def _with_compact(operand: Operand) -> tuple[list[int], list[list[int]], int]:
+    """The region that *operand* shares with a compact tensor, from `layout.merge`."""
+    if operand.contiguous or not operand.size:
+        return [], [[], []], operand.nbytes
     size = operand.dtype.itemsize
     strides = [step * size for step in operand.strides]
     packed = [step * size for step in compact_strides(operand.shape)]
-    _, (steps, _), _ = merge(operand.shape, [strides, packed], size)
-    return steps
+    return merge(operand.shape, [strides, packed], size)
+
+
+def _calls(plugin: Backend, shape: list[int], strides: list[list[int]], run: int) -> int:
+    """How many calls `copy_strided` makes for a region."""
+    return prod(shape[: len(shape) - _dims_of_one_call(plugin, shape, strides, run)])
+
+
+def _dims_of_one_call(plugin: Backend, shape: list[int], strides: list[list[int]], run: int) -> int:
+    """How many of the innermost strided dimensions the backend copies in one call."""
+    if not supports(plugin, SupportsStridedCopy):
+        return 0
+    if any(step <= 0 for side in strides for step in side):
+        return 0
+    most = min(plugin.max_strided_ndim, len(shape))
+    return min(_nested(shape, side, run, most) for side in strides)
+
+
+def _nested(shape: list[int], steps: list[int], run: int, most: int) -> int:
+    """How many of the innermost strided dimensions are as the contract requires of one call.
+
+    Each step is at least as long as all that it steps over, so that no runs overlap, and at
+    least as long as the next inner step. Windows over one tensor overlap: they are copied run
+    by run.
+    """
+    extent, inner = run, 0
+    for count in range(most):
+        axis = len(shape) - 1 - count
+        if steps[axis] < max(extent, inner):
+            return count
+        inner = steps[axis]
+        extent += (shape[axis] - 1) * inner
+    return most
 
 
 def region(left: Operand, right: Operand) -> tuple[list[int], list[list[int]], int]:
@@ -85,26 +151,23 @@ def copy_strided(
     shape: list[int],
     left: list[int],
     right: list[int],
-    in_one_call: Callable[..., None],
+    run: int,
+    in_one_call: Callable[[Any, int, Region, int, Region], None],
     one_run: Callable[[int, int], None],
 ) -> None:
-    """Copy a region by the backend's strided copy if it has one, otherwise run by run."""
-    inner = 0
-    if supports(plugin, SupportsStridedCopy) and all(step > 0 for step in (*left, *right)):
-        most = min(plugin.max_strided_ndim, len(shape))
-        inner = next(n for n in range(most, -1, -1) if _descend(left, n) and _descend(right, n))
+    """Copy a region by the backend's strided copy if it has one, otherwise run by run.
+
+    *in_one_call* gets the backend and, for each side, an offset in bytes and the
+    region there; *one_run* gets the two offsets.
+    """
+    inner = _dims_of_one_call(plugin, shape, [left, right], run)
     cut = len(shape) - inner
+    there, here = (Region(tuple(shape[cut:]), tuple(side[cut:]), run) for side in (left, right))
     for at, begin in _offsets(shape[:cut], left[:cut], right[:cut]):
         if inner:
-            in_one_call(plugin, at, begin, shape[cut:], left[cut:], right[cut:])
+            in_one_call(plugin, at, there, begin, here)
         else:
             one_run(at, begin)
-
-
-def _descend(steps: list[int], inner: int) -> bool:
-    """Whether the innermost *inner* strides descend, as the contract requires of one call."""
-    part = steps[len(steps) - inner :]
-    return all(outer >= step for outer, step in pairwise(part))
 
 
 def _offsets(shape: list[int], left: list[int], right: list[int]) -> Iterator[tuple[int, int]]:

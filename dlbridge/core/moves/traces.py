@@ -1,4 +1,4 @@
-"""A record of every `to_device` that ran, for ``with dlbridge.trace() as t:``."""
+"""A record of every `to_device` and `load` that ran, for ``with dlbridge.trace() as t:``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dlbridge.core.public import public
+from dlbridge.core.tensor.tensor import TRACES
 
 from .plans import Plan
 
-__all__ = ["ANYWHERE", "Trace", "record", "trace"]
+__all__ = ["Trace", "record", "trace"]
 
 
 @public
@@ -20,7 +21,7 @@ class Trace:
     Attributes
     ----------
     plans : list of Plan
-        One for each move.
+        One for each move, and for each tensor that was loaded from a file.
 
     Examples
     --------
@@ -49,14 +50,11 @@ class Trace:
 
 
 class _Active(threading.local):
-    def __init__(self) -> None:
-        self.traces: list[Trace] = []
+    traces: tuple[Trace, ...] = ()
+    """Replaced and never changed: without an ``__init__``, a finalizer always finds it."""
 
 
 _active = _Active()
-
-ANYWHERE: list[Trace] = []
-"""The traces of all threads: while it is empty, nothing needs to be recorded."""
 
 
 @public
@@ -77,13 +75,16 @@ def trace() -> Iterator[Trace]:
     (8000, 1)
     """
     new = Trace()
-    ANYWHERE.append(new)
-    _active.traces.append(new)
+    # Of this thread: where a signal handler's exception cuts a generator off, it may end in
+    # another one.
+    mine = vars(_active)
+    TRACES.append(new)
+    _active.traces = (*_active.traces, new)
     try:
         yield new
     finally:
-        _active.traces.remove(new)
-        ANYWHERE.remove(new)
+        mine["traces"] = tuple(each for each in mine["traces"] if each is not new)
+        TRACES.remove(new)
 
 
 def record(plan: Plan) -> None:

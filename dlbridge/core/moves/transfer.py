@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.plugins.streams import current_use
+from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import HostImportMemory, HostViewMemory, Memory
-from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.ordering import host_access
-from dlbridge.core.tensor.tensor import make_tensor
+from dlbridge.core.tensor.operand import operand_of, operand_of_new
+from dlbridge.core.tensor.ordering import access, host_access
+from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import Device
-from dlbridge.errors import Error
+from dlbridge.errors import Error, ExchangeError
 
-from .allocate import allocate, allocate_like
+from .allocate import allocate, allocate_from_host, allocate_from_host_limit, allocate_like
 from .copies import copy_elements
-from .plans import plan_host_copy, plan_move
-from .traces import ANYWHERE, record
+from .host_and_device import packed_bytes
+from .memory_imports import import_from_device
+from .plans import plan_device_copy, plan_host_copy, plan_move, why_no_host_view
+from .traces import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +33,9 @@ if TYPE_CHECKING:
     from .within_host import Progress
 
     _Place = tuple[Tensor, Operand]
-    StepFunction = Callable[[Tensor, Operand, Device, Progress | None], _Place]
+    StepFunction = Callable[[Tensor, Operand, Device, Progress | None, int], _Place]
 
-__all__ = ["copy_of", "copy_to_host", "move", "run", "to_compact_host"]
+__all__ = ["aligned", "copy_of", "copy_to_host", "move", "run", "to_compact_host"]
 
 _CPU = Device.of(1, 0)
 
@@ -39,7 +43,22 @@ _CPU = Device.of(1, 0)
 def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     """Plan a move of *tensor* to *target*, and run it."""
     operand = operand_of(tensor)
-    return run(plan_move(operand, target, copy, tensor.origin), tensor, operand)
+    return run(plan_move(operand, target, copy), tensor, operand)
+
+
+def aligned(tensor: Tensor, alignment: int, copy: bool | None) -> Tensor:
+    """*tensor*, or a copy where a driver has mapped or imported its memory at another address."""
+    operand = operand_of(tensor)
+    place = operand.byte_offset + (operand.data if operand.device.is_address else 0)
+    if not operand.size or not place % alignment:
+        return tensor
+    if copy is False:
+        raise ExchangeError(
+            f"copy=False, but {operand.device} has the memory at {place:#x}, which is not a "
+            f"multiple of {alignment} bytes; pass copy=None to allow a copy"
+        )
+    steps = plan_move(operand, operand.device, None, tensor.origin, alignment)
+    return run(steps, tensor, operand)
 
 
 def copy_of(tensor: Tensor) -> Tensor:
@@ -62,22 +81,30 @@ def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None 
     """Run the steps of a *plan* made for *tensor*; the result is on ``plan.target``."""
     start = time.perf_counter()
     plan.address = _address(operand)
+    if TRACES:
+        plan.origin = tensor.origin
     for step in plan.steps:
         try:
-            tensor, operand = _STEPS[step.kind](tensor, operand, step.target, progress)
+            tensor, operand = _STEPS[step.kind](
+                tensor, operand, step.target, progress, plan.alignment
+            )
         except Error as exc:
-            if step.kind != "host import" or not plan.may_copy:
+            if step.kind not in ("host import", "memory import") or not plan.may_copy:
                 raise
             # Backends look before; a driver may know more (a limit, a read-only mapping).
             plan.steps.clear()
-            plan_host_copy(plan, operand, f"it was refused in place: {exc}")
+            refused = f"it was refused in place: {exc}"
+            if step.kind == "host import":
+                plan_host_copy(plan, operand, refused)
+            else:
+                plan_device_copy(plan, operand, why_no_host_view(operand), refused)
             return run(plan, tensor, operand, progress)
     if operand.device is not plan.target:  # an empty tensor
         tensor = allocate(plan.target, operand.dtype, operand.shape, padded=operand.padded)
         operand = operand_of(tensor)
     plan.result_address = _address(operand)
     plan.seconds = time.perf_counter() - start
-    if ANYWHERE:
+    if TRACES:
         record(plan)
     return tensor
 
@@ -89,11 +116,11 @@ def _address(operand: Operand) -> int:
     return operand.data + operand.byte_offset if operand.device.is_address else operand.data
 
 
-def _share(tensor: Tensor, operand: Operand, _target: Device, _progress: Any) -> _Place:
+def _share(tensor: Tensor, operand: Operand, _target: Device, *_rest: Any) -> _Place:
     return tensor, operand
 
 
-def _relabel(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> _Place:
+def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
     if operand.memory is not None:
         host_access(operand.memory)
     low, _ = operand.span()
@@ -102,23 +129,41 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -
     return _same_layout(operand, memory, -low)
 
 
-def _copy(_tensor: Tensor, operand: Operand, target: Device, progress: Progress | None) -> _Place:
-    new, there = allocate_like(operand, target)
+def _copy(
+    _tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
+) -> _Place:
+    new, there = allocate_like(operand, target, alignment)
     copy_elements(there, operand, progress)
     there.is_new = False
     return new, there
 
 
-def _host_view(_tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> _Place:
+def _upload(
+    tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
+) -> _Place:
+    plugin, made = backend_of(target), None
+    usual = progress is None and alignment <= MIN_ALIGNMENT
+    if usual and operand.nbytes <= allocate_from_host_limit(plugin, target):
+        flat, flags = packed_bytes(operand), operand.flags
+        made = allocate_from_host(plugin, target, flat, operand.dtype, operand.shape, flags)
+    if made is None:
+        return _copy(tensor, operand, target, progress, alignment)
+    new, memory = made
+    there = operand_of_new(new, memory, operand)
+    there.is_new = False
+    return new, there
+
+
+def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
     plugin: Any = backend_of(operand.device)  # the plan has asked for SupportsHostView
     viewed: Any = operand.memory
-    memory = HostViewMemory(plugin, viewed, target, operand.access())
+    memory = HostViewMemory(plugin, viewed, target, access(viewed, viewing=True))
     low, nbytes = operand.span()
     memory.map(operand.byte_offset + low, nbytes, not operand.readonly)
     return _same_layout(operand, memory, -low)
 
 
-def _host_import(tensor: Tensor, operand: Operand, target: Device, _progress: Any) -> _Place:
+def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
     plugin: Any = backend_of(target)  # the plan has asked for SupportsHostImport
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
@@ -128,14 +173,20 @@ def _host_import(tensor: Tensor, operand: Operand, target: Device, _progress: An
     return _same_layout(operand, memory, offset - low)
 
 
+def _memory_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
+    memory, offset = import_from_device(tensor, operand, target)
+    return _same_layout(operand, memory, offset + operand.byte_offset)
+
+
 _STEPS: dict[str, StepFunction] = {
     "share": _share,
     "relabel": _relabel,
     "host view": _host_view,
     "host import": _host_import,
+    "memory import": _memory_import,
     "copy": _copy,
     "pack": _copy,
-    "upload": _copy,
+    "upload": _upload,
     "download": _copy,
     "peer copy": _copy,
 }

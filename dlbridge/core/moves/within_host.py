@@ -8,6 +8,8 @@ exceptions (measured by ``python -m dlbridge bench pack``; the reasons are in
   reads falls into a few cache sets, and a cache line is fetched again for each
   of its elements. These are copied in strips of one or two cache lines through a
   small buffer.
+* Transposed pairs whose columns lie on more pages than the TLB holds: the address
+  of each element that numpy reads is looked up anew. These are copied in blocks.
 * Few elements in a run of the target (channels last): one pass for each.
 * Large transposed pairs, and anything of 256 MiB: two threads.
 """
@@ -38,6 +40,10 @@ _CHUNK = 64 << 20  # after each, Ctrl-C and progress
 _THREADS_FROM = 256 << 20  # two threads, for what memory bandwidth limits
 _THREADS_FROM_TRANSPOSED = 16 << 20  # and for what the caches limit
 _THREADS = 2
+
+_PAGE = 4 << 10
+_TLB = 1024  # pages whose addresses the processor remembers
+_BLOCK = 256 << 10  # of the target: its columns lie on few pages
 
 _CACHE_WAY = 128 << 10  # what lies a multiple of this apart shares a set of the L2
 _CACHE_REACH = 256 << 10  # of columns; longer ones evict their own lines
@@ -159,6 +165,8 @@ def _copy_large(target: Array, source: Array, progress: Progress | None) -> None
                 back = (slice(None),) * unit + (slice(None, None, -1),)
                 target, source = target[back], source[back]
             move = partial(_copy_strips, unit, strip // target.itemsize)
+        elif _pages_of_column(target, source) >= _TLB:
+            move = _copy_blocks
     nbytes = target.nbytes
     threads = min(_THREADS, usable_cores()) if nbytes >= threads_from else 1
     if 0 in target.strides:
@@ -218,6 +226,19 @@ def _copy_plane(plane: Array, rows: Array, buffer: Array) -> None:
         np.copyto(strip, strips[:, index])
         np.copyto(plane[index * width : (index + 1) * width], column)
     np.copyto(plane[whole:], rows[:, whole:].T)
+
+
+def _pages_of_column(target: Array, source: Array) -> int:
+    """On how many pages the elements of *source* lie that become a run of *target*."""
+    return int(target.shape[-1] * min(abs(source.strides[-1]), _PAGE) // _PAGE)
+
+
+def _copy_blocks(target: Array, source: Array) -> None:
+    """Copy one block after the other, so that the columns of each lie on few pages."""
+    import numpy as np
+
+    for piece, its_source in _pieces(target, source, _BLOCK):
+        np.copyto(piece, its_source)
 
 
 def _copy_by_element(target: Array, source: Array) -> None:

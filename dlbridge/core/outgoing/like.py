@@ -8,27 +8,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.libraries.descriptions import KNOWN, find_library
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.libraries.library import is_array_of, origin_of
+from dlbridge.core.libraries.lookup import find_library, is_known
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.transfer import copy_of
+from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.tensor.metadata import has_negative_strides
+from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import is_compact
 from dlbridge.errors import Error, ExchangeError
 
+from .native import to_native
+
 if TYPE_CHECKING:
-    from dlbridge.core.libraries.descriptions import Library
+    from dlbridge.core.libraries.library import Library
     from dlbridge.core.tensor.tensor import Tensor
-    from dlbridge.core.values.devices import Device
+    from dlbridge.core.values.dtypes import DType
 
 __all__ = ["as_library", "library_step"]
+
+_CPU = Device.of(1, 0)
 
 
 def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
     """*tensor* as an array of the library *like*, over the same memory where that is safe.
 
     *like*: ``"torch"``, ``"numpy"``, ``"jax"``, ``"tvm_ffi"``, ``"cupy"``,
-    ``"dlbridge"``, the name of any module with ``from_dlpack`` (or
+    ``"dlbridge"``, the name of a loaded backend (an object of its ecosystem, as
+    `Tensor.to_native` gives), the name of any module with ``from_dlpack`` (or
     ``dlpack.from_dlpack``), such a module, or an array or array type of the
     library. *copy* False forbids the copy that a library may need; True was
     done by the caller, so here it is the same as None.
@@ -36,18 +45,22 @@ def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
     ExchangeError if the library cannot have the tensor, chained to the error of
     the library; TypeError or ModuleNotFoundError if *like* is not a library.
     """
+    if _is_backend(like, tensor.device):
+        return to_native(tensor)
     library, convert = find_library(like)
     needs_copy, _ = _step(library, tensor, tensor.device, copy, fresh=False)
     given: Any = tensor
     if tensor.device.is_host and tensor.device.type not in library.host_types:
         given = shared_on_host(tensor)
-    if needs_copy:
+    if needs_copy and not library.copies:
         given = copy_of(given)
     try:
         result = convert(given)
     except (Error, MemoryError):
         raise
     except Exception as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
         raise ExchangeError(
             f"{library.name} refuses {tensor!r}: {exc}; {_way_out(library, tensor)}"
         ) from exc
@@ -70,8 +83,23 @@ def library_step(
     with a new compact copy. Raises the errors of `as_library`, except those that
     the library itself raises.
     """
+    place = device or tensor.device
+    if _is_backend(like, place):
+        return False, f"wrap as an object of {like}'s own (no copy)"
     library, _ = find_library(like)
-    return _step(library, tensor, device or tensor.device, copy, fresh=fresh)
+    return _step(library, tensor, place, copy, fresh=fresh)
+
+
+def _is_backend(like: object, device: Device) -> bool:
+    """Whether *like* names the backend of *device*; ExchangeError for another backend's name."""
+    if not isinstance(like, str) or is_known(like) or like not in LOADED:
+        return False
+    if like != device.name:
+        raise ExchangeError(
+            f"like={like!r} is an object of the backend {like!r} on its own memory, and the tensor "
+            f"is on {device}; move it first: dlbridge.to_device(t, '{like}:0', like={like!r})"
+        )
+    return True
 
 
 def _step(
@@ -83,60 +111,72 @@ def _step(
             f"{library.name} does not know padded {tensor.dtype} elements, one per byte; "
             "like='numpy' gives them as an array of ml_dtypes"
         )
-    if library.name == "numpy" and not device.is_host:
-        raise ExchangeError(
-            f"numpy has arrays in host memory only, and the tensor is on {device}; "
-            "dlbridge.to_device(t, 'cpu', like='numpy') copies it"
-        )
-    if library.name == "jax":
-        _refuse_narrowing(tensor)
-    reason = "" if fresh or not tensor.size else _why_copy(library, tensor)
+    relabelled = device.is_host and device.type not in library.host_types
+    if not _can_be_on(library, _CPU if relabelled else device):
+        raise ExchangeError(f"{library.name} has no arrays on {device}; {_way_to(library)}")
+    if library.check is not None:
+        library.check(tensor)
+    reason = "" if not tensor.size else _why_copy(library, tensor, fresh=fresh)
     if reason and copy is False:
         raise ExchangeError(
             f"{library.name} needs a copy, which copy=False forbids: {reason}; pass copy=None"
         )
     if reason:
         return True, reason
-    if device.is_host and device.type not in library.host_types:
+    name = library.arrays[0] if library.arrays else f"an array of {library.name}"
+    if relabelled:
+        return False, f"wrap as {name} (no copy): {device} memory is plain host memory to it"
+    return False, f"wrap as {name} (no copy)"
+
+
+def _can_be_on(library: Library, device: Device) -> bool:
+    return library.device_types is None or device.type in library.device_types
+
+
+def _way_to(library: Library) -> str:
+    """How to bring a tensor to a device that the library can have arrays on."""
+    types = library.device_types or {_CPU.type}
+    name = "cpu" if _CPU.type in types else str(Device.of(min(types), 0))
+    if name.partition(":")[0] in backends():
         return (
-            False,
-            f"{library.name} takes {device} memory as plain host memory",
+            f"dlbridge.to_device(t, {name!r}, like={library.name!r}) moves the tensor to its memory"
         )
-    return False, f"{library.name} takes the memory as it is"
+    return (
+        f"it has them on {name.partition(':')[0]} only, for which no backend is installed: make "
+        f"one of a numpy array, with {library.name}'s own functions "
+        "(dlbridge.to_device(t, 'cpu', like='numpy'))"
+    )
 
 
-def _why_copy(library: Library, tensor: Tensor) -> str:
+def _why_copy(library: Library, tensor: Tensor, *, fresh: bool) -> str:
+    """Why *library* gets a copy; a *fresh* one of ours has every property that it can need."""
     name = library.name
+    if library.copies:
+        return f"{name} always copies"
+    if fresh:
+        return ""
     if tensor.readonly and not library.keeps_readonly:
-        known = "ignores" if name in KNOWN else "may ignore"
+        known = "ignores" if is_known(name) else "may ignore"
         return f"the memory is read-only, which {name} {known}"
     if has_negative_strides(tensor) and not library.takes_negative_strides:
         return f"{name} takes no negative strides {tensor.strides}"
-    if library.compact_only and not _is_permuted_compact(tensor.shape, tensor.strides):
-        return f"{name} takes compact memory only, in any order of axes, not {tensor.strides}"
+    if library.compact_only and not _is_compact(library, tensor):
+        order = ", in any order of axes" if library.any_order else ""
+        return f"{name} takes compact memory only{order}, not {tensor.strides}"
     if library.alignment > 1 and tensor.device.is_host and tensor.data_ptr() % library.alignment:
         return f"{name} takes memory that is aligned to {library.alignment} bytes"
     return ""
 
 
+def _is_compact(library: Library, tensor: Tensor) -> bool:
+    if library.any_order:
+        return _is_permuted_compact(tensor.shape, tensor.strides)
+    return tensor.is_contiguous()
+
+
 def _is_permuted_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], -shape[axis]))
     return is_compact([shape[axis] for axis in order], [strides[axis] for axis in order])
-
-
-def _refuse_narrowing(tensor: Tensor) -> None:
-    """Raise ExchangeError for 64-bit types, which jax without x64 changes to 32 bits."""
-    if tensor.dtype.name not in {"float64", "int64", "uint64", "complex128"}:
-        return
-    import jax
-
-    narrow = as_dtype(jax.dtypes.canonicalize_dtype(tensor.dtype.numpy))
-    if narrow is not tensor.dtype:
-        raise ExchangeError(
-            f"jax would turn {tensor.dtype} into {narrow}: call "
-            "jax.config.update('jax_enable_x64', True) at the start, or convert the elements "
-            "yourself beforehand"
-        )
 
 
 def _way_out(library: Library, tensor: Tensor) -> str:
@@ -151,9 +191,14 @@ def _way_out(library: Library, tensor: Tensor) -> str:
 
 
 def _verify(library: Library, tensor: Tensor, result: Any) -> None:
-    """Raise ExchangeError if *result* has other elements than *tensor*."""
+    """Raise ExchangeError if *result* is no array of *library*, or has other elements."""
+    if library.arrays and not is_array_of(library, type(result)):
+        raise ExchangeError(
+            f"{library.name} made a {origin_of(result)} of {tensor!r}, which is not an array of "
+            f"{library.name}; name the library of that array in like="
+        )
     try:
-        found = as_dtype(result.dtype)
+        found = _dtype_of(result)
         shape = tuple(result.shape)
     except (AttributeError, TypeError, ValueError, Error):
         return  # no array, or a type that only the library itself has a name for
@@ -162,3 +207,14 @@ def _verify(library: Library, tensor: Tensor, result: Any) -> None:
             f"{library.name} made {found} {shape} of {tensor.dtype} {tensor.shape}; convert the "
             "elements to a type that it has beforehand"
         )
+
+
+def _dtype_of(result: Any) -> DType:
+    """The dtype of a library's array, by its name where it is an object that we do not know."""
+    theirs = result.dtype
+    try:
+        return as_dtype(theirs)
+    except (TypeError, Error):
+        # mlx.core.float32, paddle.float32, tensorflow's with a name, warp's classes
+        name = getattr(theirs, "name", None) or getattr(theirs, "__name__", None) or str(theirs)
+        return as_dtype(name.rpartition(".")[2])

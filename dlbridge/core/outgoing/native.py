@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.plugins.streams import chosen_stream
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import ExchangeError
@@ -30,15 +32,18 @@ def to_native(tensor: Tensor) -> Any:
     if operand.size:
         operand.access()  # the work that its user queues comes after our last work on it
     size = operand.dtype.itemsize
-    return plugin.to_native(
-        NativeArray(
-            device_id=device.index,
-            data=operand.data,
-            offset=operand.byte_offset,
-            dtype=operand.dtype.name,
-            shape=operand.shape,
-            strides=tuple([step * size for step in operand.strides]),
-            readonly=operand.readonly,
-            owner=tensor,
-        )
+    array = NativeArray(
+        device_id=device.index,
+        data=operand.data,
+        offset=operand.byte_offset,
+        dtype=operand.dtype.name,
+        shape=operand.shape,
+        strides=tuple([step * size for step in operand.strides]),
+        readonly=operand.readonly,
+        owner=tensor,
+        stream=chosen_stream(device),
     )
+    try:
+        return plugin.to_native(array)
+    except Exception as exc:
+        fail(exc, device.name, "to_native")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import threading
 import weakref
 from functools import cache
@@ -21,6 +22,7 @@ from dlbridge.core.dlpack.capsules import ManagedTensor, read_managed
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.callbacks import c_callback
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import (
     immortal,
     increment_references,
@@ -31,9 +33,11 @@ from dlbridge.core.moves.allocate import allocate
 from dlbridge.core.moves.transfer import copy_of
 from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.exports import managed_of
+from dlbridge.core.tensor.consumers import order_consumer_on_current_stream
+from dlbridge.core.tensor.exports import own_export_of
 from dlbridge.core.tensor.metadata import has_negative_strides
-from dlbridge.core.values.devices import Device
+from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import check
 
 if TYPE_CHECKING:
@@ -53,29 +57,36 @@ class Shared:
     `_lent`, whose value, the loan, is a cffi handle that keeps the tensor alive.
     """
 
-    __slots__ = ("strides", "structs", "template")
+    __slots__ = ("owner", "queued_on", "strides", "structs", "template")
 
     def __init__(self, tensor: Tensor, flags: int = 0) -> None:
-        # numpy's own export holds shape, strides and the memory.
-        self.template = managed_of(tensor, flags)
-        described = self.template.pointer.dl_tensor
-        if described.ndim and not described.strides:  # numpy 2.2, if they are compact
+        # The memory whose consumers must be ordered; the CPU's is ready.
+        on_cpu = tensor.device.type is DLDeviceType.kDLCPU
+        self.queued_on = None if on_cpu else operand_of(tensor).memory
+        # numpy's own export holds shape, strides and the memory. Its capsule is the owner:
+        # a consumer's destructor may drop the last loan, and nothing may release the GIL there.
+        self.owner = own_export_of(tensor, flags)
+        self.template = self.owner.pointer
+        described = self.template.dl_tensor
+        if not described.strides and described.ndim:  # numpy 2.2, if they are compact
             self.strides = described.strides = ffi.new("int64_t[]", tensor.strides)
         self.structs: list[tuple[int, Any]] = []
 
-    def lend(self, tensor: Tensor) -> int:
-        """The address of a struct that is not lent, entered in `_lent`."""
+    def lend(self, tensor: Tensor) -> tuple[int, Any]:
+        """The address of a struct that is not lent, entered in `_lent`, and its loan."""
+        if self.queued_on is not None:
+            order_consumer_on_current_stream(self.queued_on)
         loan = ffi.new_handle(tensor)
         for address, _ in self.structs:
             if _lent.setdefault(address, loan) is loan:
-                return address
-        struct = ffi.new(_MANAGED, self.template.pointer[0])
+                return address, loan
+        struct = ffi.new(_MANAGED, self.template[0])
         struct.manager_ctx = ffi.NULL
         struct.deleter = _deleters[-1]
         address = int(ffi.cast("uintptr_t", struct))
         _lent[address] = loan  # before another thread can find the struct
         self.structs.append((address, struct))
-        return address
+        return address, loan
 
     def is_lent(self) -> bool:
         """Whether a consumer has one of the structs."""
@@ -114,13 +125,21 @@ def _at_exit() -> None:
 _sharing = threading.RLock()  # a collection inside may run a finalizer that exports
 
 
+def _renew_lock() -> None:
+    # A thread that held it does not exist in the child.
+    global _sharing
+    _sharing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def _shared(tensor: Tensor) -> Shared:
     """The structs of *tensor*, made once: another thread may be exporting it too."""
-    try:
-        known: Shared = tensor._shared
+    known: Shared | None = getattr(tensor, "_shared", None)
+    if known is not None:
         return known
-    except AttributeError:
-        pass
     with _sharing:
         if not hasattr(tensor, "_shared"):
             tensor._shared = Shared(tensor)
@@ -130,37 +149,51 @@ def _shared(tensor: Tensor) -> Shared:
 
 def export_tensor(tensor: Tensor) -> int:
     """The address of a ``DLManagedTensorVersioned`` of *tensor* that the caller owns."""
+    shared, lender = _to_lend(tensor)
+    return shared.lend(lender)[0]
+
+
+def _to_lend(tensor: Tensor) -> tuple[Shared, Tensor]:
+    """The structs that a consumer of *tensor* may get, and the tensor that they describe."""
     if not has_negative_strides(tensor):
-        return _shared(tensor).lend(tensor)
+        return _shared(tensor), tensor
     # A copy of what the elements are now, for this consumer alone.
     copy = copy_of(tensor)
     copy._shared = Shared(copy, FLAG_IS_COPIED)
-    return _shared(copy).lend(copy)
+    return copy._shared, copy
 
 
-_new_handle = ffi.new_handle
+def _lend_to(given: list[tuple[int, Any]], tensor: Tensor) -> None:
+    """Append the address of a struct of *tensor*, and its loan: `_take_back` looks there."""
+    shared, lender = _to_lend(tensor)
+    # In C, so that the exception of a signal handler comes before both or after both.
+    given.extend(map(shared.lend, [lender]))
+
+
+_new_handle, _claim = ffi.new_handle, _lent.setdefault
 
 
 def _take_back(variables: dict[str, Any]) -> None:
     """End the loan of a call that was interrupted between claiming a struct and returning it."""
-    loan, address = variables.get("loan"), variables.get("address")
-    if loan is not None and _lent.get(address) is loan:  # type: ignore[arg-type]  # None is no key
-        del _lent[address]  # type: ignore[arg-type]  # it is a key
+    claimed = [(variables.get("address", 0), variables.get("loan")), *variables.get("given", ())]
+    for address, loan in claimed:
+        if loan is not None and _lent.get(address) is loan:
+            del _lent[address]
 
 
 @c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
 def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
     tensor = object_at(identity)
-    try:
-        structs = tensor._shared.structs
-    except AttributeError:
-        structs = ()  # the first export
-    for address, struct in structs:
+    shared = getattr(tensor, "_shared", None)
+    if shared is not None and shared.queued_on is None:
         loan = _new_handle(tensor)
-        if _lent.setdefault(address, loan) is loan:
-            out[0] = struct
-            return 0
-    out[0] = ffi.cast(_MANAGED, export_tensor(tensor))
+        for address, struct in shared.structs:
+            if _claim(address, loan) is loan:
+                out[0] = struct
+                return 0
+    given: list[tuple[int, Any]] = []
+    _lend_to(given, tensor)
+    out[0] = ffi.cast(_MANAGED, given[0][0])
     return 0
 
 
@@ -189,7 +222,9 @@ def _dltensor_from_py_object(identity: int, out: Any) -> int:
     # Borrowed: valid as long as the tensor, which keeps the struct. With the true
     # strides, negative ones too: who only borrows the memory may write to it.
     shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
-    out[0] = shared.template.pointer.dl_tensor
+    if shared.queued_on is not None:
+        order_consumer_on_current_stream(shared.queued_on)
+    out[0] = shared.template.dl_tensor
     return 0
 
 
@@ -206,16 +241,20 @@ _borrowed: weakref.WeakKeyDictionary[Tensor, Shared] = weakref.WeakKeyDictionary
 
 @c_callback(
     "int(DLTensor *, DLManagedTensorVersioned **, void *, "
-    "void(*)(void *, const char *, const char *))"
+    "void(*)(void *, const char *, const char *))",
+    undo=_take_back,
 )
 def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error: Any) -> int:
     # cffi takes the GIL: callers may be threads that Python does not know.
     try:
         out[0] = ffi.NULL
         shape, dtype, device = _prototype(prototype)
-        tensor = allocate(device, dtype, shape)
-        out[0] = ffi.cast("DLManagedTensorVersioned *", export_tensor(tensor))
+        given: list[tuple[int, Any]] = []
+        _lend_to(given, allocate(device, dtype, shape))
+        out[0] = ffi.cast(_MANAGED, given[0][0])
     except Exception as exc:  # reported through set_error
+        if is_from_handler(exc.__traceback__):
+            raise
         if set_error:
             kind, message = type(exc).__mro__, str(exc)
             name = next(cls.__name__ for cls in kind if cls.__module__ == "builtins")
@@ -240,7 +279,9 @@ def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
         if device_type != 1:
             stream = current_stream(Device.of(device_type, device_id))
         out[0] = ffi.cast("void *", stream)
-    except Exception:  # no backend, no stream
+    except Exception as exc:  # no backend, no stream
+        if is_from_handler(exc.__traceback__):
+            raise
         return -1
     return 0
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.requests import check_copy, check_device, check_version
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED
+from dlbridge.core.implementation_details.callers import is_called_by_torch
+from dlbridge.core.libraries.descriptions import KNOWN
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.plans import why_no_host_view
 from dlbridge.core.moves.transfer import copy_of, copy_to_host
@@ -17,6 +19,8 @@ from dlbridge.core.tensor.exports import capsule_of
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.errors import ExchangeError
+
+from .mpi_questions import refuse_elements, refuse_handle
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
@@ -35,6 +39,11 @@ def produce(
     own = tensor.__dlpack_device__()
     target = own if dl_device is None else check_device(dl_device)
     if target == own:
+        if not tensor.device.is_host:
+            _refuse_torch(tensor)
+        if dl_device is None and (copy is False or (stream is not None and version is None)):
+            refuse_elements(tensor, version)
+            refuse_handle(tensor, stream, version)
         exported, flags = _copied_or_not(tensor, copy)
         order_consumer(exported, stream)  # after the copy, which is work on our stream too
         return capsule_of(exported, version, flags)
@@ -44,6 +53,19 @@ def produce(
         f"a tensor on {tensor.device} cannot be exported to the device {target}: the standard "
         "asks for its own device or the CPU; use dlbridge.to_device first"
     )
+
+
+def _refuse_torch(tensor: Tensor) -> None:
+    """ExchangeError for a device that torch has no tensors on.
+
+    torch 2.13 answers the capsule with an internal error, which asks for a report to torch.
+    """
+    kinds = KNOWN["torch"].device_types
+    if kinds is not None and tensor.device.type not in kinds and is_called_by_torch():
+        raise ExchangeError(
+            f"torch has no tensors on {tensor.device}; dlbridge.to_device(t, 'cpu', like='torch') "
+            "brings the tensor to the CPU"
+        )
 
 
 def _copied_or_not(tensor: Tensor, copy: bool | None) -> tuple[Tensor, int]:

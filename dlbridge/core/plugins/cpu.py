@@ -7,16 +7,18 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.errors import DeviceMemoryError, ExchangeError
-from dlbridge.protocol import API
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dlbridge.protocol import Span
+
 __all__ = ["CPU"]
 
-ALIGNMENT = 256
-"""Bytes. TVM-FFI kernels assume it, and no vector unit needs more."""
+MIN_ALIGNMENT = 256
+"""Bytes, of new memory: ``dlpack.h`` 1.3 asks for that (DLTensor, data), and so do kernels."""
 
 
 class CPU:
@@ -27,7 +29,7 @@ class CPU:
     (measured on two cores).
     """
 
-    api = API
+    api = 1
     device_type = 1  # kDLCPU
 
     def __init__(self) -> None:
@@ -43,7 +45,7 @@ class CPU:
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
         """Uninitialised memory; DeviceMemoryError if the system has no room."""
         _check_device(device_id)
-        alignment = max(alignment, ALIGNMENT)
+        alignment = max(alignment, MIN_ALIGNMENT)
         try:
             memory: Any = self._np.empty(nbytes + alignment, "u1")
         except (MemoryError, OverflowError, ValueError) as exc:
@@ -51,7 +53,7 @@ class CPU:
             raise DeviceMemoryError(
                 f"cpu: no room for {nbytes} bytes aligned to {alignment}: {exc}"
             ) from exc
-        start: int = memory.__array_interface__["data"][0]
+        start = address_of(memory)
         padding = -start % alignment
         self._allocations[start + padding] = memory[padding : padding + nbytes]
         return start + padding
@@ -62,32 +64,30 @@ class CPU:
         # point of the other methods.
         self._allocations.pop(data, None)
 
-    def copy_from_host(
-        self, device_id: int, data: int, offset: int, source: memoryview, stream: int
-    ) -> None:
-        """Copy the bytes of *source* to *data* at *offset*, at once."""
-        self._check_region(device_id, data, offset, source.nbytes)
-        ctypes.memmove(data + offset, self._address(source), source.nbytes)
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
+        """Copy the bytes of *source* to *target*, at once."""
+        ctypes.memmove(self._start(target), self._address(source), target.nbytes)
 
-    def copy_to_host(
-        self, device_id: int, data: int, offset: int, into: memoryview, stream: int
-    ) -> None:
-        """Copy ``len(into)`` bytes at *offset* of *data* to *into*, at once."""
-        self._check_region(device_id, data, offset, into.nbytes)
-        ctypes.memmove(self._address(into), data + offset, into.nbytes)
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Copy the bytes of *source* to *into*, at once."""
+        ctypes.memmove(self._address(into), self._start(source), source.nbytes)
 
     def current_stream(self, device_id: int) -> int:
         """0: the CPU has no streams."""
+        _check_device(device_id)
         return 0
 
     def synchronize(self, device_id: int, stream: int) -> None:
         """Do nothing: all work is done when a call returns."""
+        _check_device(device_id)
 
     def wait(self, device_id: int, stream: int, on: int) -> None:
         """Do nothing, as in `synchronize`."""
+        _check_device(device_id)
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """0 for None and -1 for -1, the only streams of the CPU in the array API 2024.12."""
+        _check_device(device_id)
         if stream is None:
             return 0
         if isinstance(stream, bool) or not isinstance(stream, int):
@@ -96,41 +96,23 @@ class CPU:
             raise ValueError(f"stream for cpu must be None or -1, not {stream}: it has no streams")
         return -1
 
-    def copy(
-        self,
-        device_id: int,
-        data: int,
-        offset: int,
-        source_device_id: int,
-        source: int,
-        source_offset: int,
-        nbytes: int,
-        stream: int,
-    ) -> None:
-        """Copy *nbytes*, at once; the regions may overlap."""
-        self._check_region(device_id, data, offset, nbytes)
-        self._check_region(source_device_id, source, source_offset, nbytes)
-        ctypes.memmove(data + offset, source + source_offset, nbytes)
+    def copy(self, target: Span, source: Span, stream: int) -> None:
+        """Copy *source* to *target*, at once."""
+        ctypes.memmove(self._start(target), self._start(source), target.nbytes)
 
-    def fill(
-        self, device_id: int, data: int, offset: int, nbytes: int, value: int, stream: int
-    ) -> None:
-        """Set *nbytes* bytes at *offset* to *value*, at once."""
-        self._check_region(device_id, data, offset, nbytes)
-        ctypes.memset(data + offset, value, nbytes)
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Set each byte of *target* to *value*, at once."""
+        ctypes.memset(self._start(target), value, target.nbytes)
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Empty: all of it is host memory."""
         return ""
 
-    def host_view(
-        self, device_id: int, data: int, offset: int, nbytes: int, writable: bool, stream: int
-    ) -> int:
+    def host_view(self, span: Span, writable: bool, stream: int) -> int:
         """The address itself."""
-        self._check_region(device_id, data, offset, nbytes)
-        return data + offset
+        return self._start(span)
 
-    def release_host_view(self, device_id: int, data: int, address: int, stream: int) -> None:
+    def release_host_view(self, span: Span, address: int, stream: int) -> None:
         """Do nothing: `host_view` allocates nothing."""
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
@@ -166,11 +148,11 @@ class CPU:
 
     def _address(self, view: memoryview) -> int:
         """The address of *view*, which may be read-only."""
-        address: int = self._np.frombuffer(view, "u1").__array_interface__["data"][0]
-        return address
+        return address_of(self._np.frombuffer(view, "u1"))
 
-    def _check_region(self, device_id: int, data: int, offset: int, nbytes: int) -> None:
-        """Raise ExchangeError for bytes outside an allocation; imports cannot be checked."""
+    def _start(self, span: Span) -> int:
+        """The address of *span*; ExchangeError outside an allocation. Imports cannot be checked."""
+        device_id, data, offset, nbytes = span
         _check_device(device_id)
         memory = self._allocations.get(data)
         if memory is not None and not 0 <= offset <= memory.nbytes - nbytes:
@@ -178,6 +160,7 @@ class CPU:
                 f"cpu: {nbytes} bytes at offset {offset} reach outside the allocation of "
                 f"{memory.nbytes} bytes at {data:#x}"
             )
+        return data + offset
 
 
 def _check_device(device_id: int) -> None:

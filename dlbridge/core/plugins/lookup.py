@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public
-from dlbridge.core.values.devices import Device, device as _device, split
-from dlbridge.errors import ExchangeError
+from dlbridge.core.values.devices import (
+    Device,
+    UnknownName,
+    device as _device,
+    split,
+    type_names,
+)
+from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.errors import DeviceNotFound, ExchangeError
 from dlbridge.protocol import Backend, SupportsDeviceNames
 
+from .failures import fail
+from .limits import LIMITED, limited
 from .registry import LOADED, backend, backends
 
 if TYPE_CHECKING:
@@ -36,26 +46,32 @@ def supports(plugin: object, capability: type[_Capability]) -> TypeGuard[_Capabi
 
 
 def backend_of(device: Device) -> Backend:
-    """The backend of *device*. BackendUnavailable or BackendError if it cannot be loaded.
+    """The backend of *device*, as the core uses it: a `LimitedCopies` if it has limits.
 
+    BackendUnavailable or BackendError if it cannot be loaded.
     ExchangeError if it does not have the index, or is for another type.
     """
     known = _usable.get(device)
     if known is not None and LOADED.get(device.name) is known:
         return known
     plugin = backend(device.name)
+    if known is not None and LIMITED.get(id(plugin)) is known:
+        return known
     if plugin.device_type != device.type:
         raise ExchangeError(
             f"backend {device.name!r} is for device type {plugin.device_type}, not {device.type:d}"
         )
-    count = plugin.device_count()
+    try:
+        count = plugin.device_count()
+    except Exception as exc:
+        fail(exc, device.name, "device_count")
     if device.index >= count:
-        raise ExchangeError(
+        raise DeviceNotFound(
             f"there is no {device}: backend {device.name!r} has {count} "
             f"device{'s' if count != 1 else ''} here, counted from 0"
         )
-    _usable[device] = plugin
-    return plugin
+    used = _usable[device] = limited(plugin)
+    return used
 
 
 _usable: dict[Device, Backend] = {}
@@ -75,9 +91,24 @@ def find_device(wanted: DeviceLike) -> Device:
         if name in backends():
             found = _found[wanted] = _of_backend(wanted, name, selector)
             return found
-    found = _device(wanted)
+    try:
+        found = _device(wanted)
+    except UnknownName as exc:
+        raise _unknown(wanted) from exc
     backend_of(found)
     return found
+
+
+def _unknown(wanted: object) -> ValueError:
+    """The error for a text that names no device, with what there is on this machine."""
+    name, _, _ = str(wanted).partition(":")
+    here = backends()
+    hint = did_you_mean(name, [*here, *type_names()])
+    return ValueError(
+        f"{wanted!r}: no device is called {name!r}{hint}; the backends that are installed here "
+        f"are {', '.join(here)}, and dlbridge.devices() lists their devices. DLPack also knows "
+        f"{', '.join(sorted(set(type_names()) - set(here)))}, and typeN for a type by number"
+    )
 
 
 @public
@@ -117,10 +148,17 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
     """
     try:
         return _device(obj, index)
-    except ValueError:
+    except ValueError as exc:
         if isinstance(obj, str) and index is None and obj.partition(":")[0] in backends():
             return find_device(obj)
+        if isinstance(exc, UnknownName):
+            raise _unknown(obj) from exc
         raise
+
+
+def _said(error: LookupError) -> str:
+    """The message of *error*; that of a KeyError would be its repr."""
+    return str(error.args[0]) if len(error.args) == 1 else str(error)
 
 
 _found: dict[str, Device] = {}
@@ -134,7 +172,14 @@ def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:
             raise ValueError(
                 f"{wanted!r}: backend {name!r} finds devices by number only ('{name}:0')"
             )
-        selector = plugin.find_device(selector)
+        try:
+            selector = plugin.find_device(selector)
+        except LookupError as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
+            raise DeviceNotFound(f"there is no {wanted}: {_said(exc)}") from exc
+        except Exception as exc:
+            fail(exc, name, "find_device")
     found = Device.of(plugin.device_type, selector or 0, name)
     backend_of(found)
     return found

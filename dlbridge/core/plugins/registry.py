@@ -6,18 +6,48 @@ Listing does not import them, and a broken backend does not affect the others.
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, overload
 
 from dlbridge.core.public import public
-from dlbridge.errors import BackendError, BackendUnavailable
-from dlbridge.protocol import API, Backend
+from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.errors import BackendError, BackendUnavailable, Error
+
+from .contract import check_contract, type_of_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "LOADED", "backend", "backends", "loaded", "owner", "register_backend"]
+    # For type checkers only, where they are installed: no backend is imported by name.
+    from dlbridge_cuda import CUDA, CUDAHost, CUDAManaged
+    from dlbridge_fake import Fake
+    from dlbridge_oneapi import OneAPI
+    from dlbridge_opencl import OpenCL
+    from dlbridge_rocm import ROCM, ROCMHost
+    from dlbridge_vulkan import Vulkan
+    from dlbridge_webgpu import WebGPU
+
+    from dlbridge.core.values.devices import DLDeviceType
+    from dlbridge.protocol import Backend
+
+    from .cpu import CPU
+
+__all__ = [
+    "GROUP",
+    "HINTS",
+    "LOADED",
+    "backend",
+    "backends",
+    "generation",
+    "loaded",
+    "owner",
+    "packages_of",
+    "register_backend",
+    "sharing",
+]
 
 GROUP = "dlbridge.backends"
 
@@ -28,10 +58,12 @@ HINTS = {
     "cuda": "pip install dlbridge-cuda",
     "cuda_host": "pip install dlbridge-cuda",
     "cuda_managed": "pip install dlbridge-cuda",
+    "oneapi": "pip install dlbridge-oneapi",
     "opencl": "pip install dlbridge-opencl",
     "rocm": "pip install dlbridge-rocm",
     "rocm_host": "pip install dlbridge-rocm",
     "vulkan": "pip install dlbridge-vulkan",
+    "webgpu": "pip install dlbridge-webgpu",
 }
 
 LOADED: dict[str, Backend] = {}
@@ -41,6 +73,9 @@ _registered: dict[str, type[Backend]] = {}
 # One lock per name: while one driver takes a second to open, other backends can
 # be loaded.
 _locks: dict[str, threading.RLock] = {}
+if hasattr(os, "register_at_fork"):
+    # A thread that held one does not exist in the child.
+    os.register_at_fork(after_in_child=_locks.clear)
 
 
 @public
@@ -63,6 +98,30 @@ def backends() -> list[str]:
     return sorted(name for name in {BUILT_IN, *_entry_points(), *_registered} if _allowed(name))
 
 
+@overload
+def backend(name: Literal["cpu"]) -> CPU: ...
+@overload
+def backend(name: Literal["cuda"]) -> CUDA: ...
+@overload
+def backend(name: Literal["cuda_host"]) -> CUDAHost: ...
+@overload
+def backend(name: Literal["cuda_managed"]) -> CUDAManaged: ...
+@overload
+def backend(name: Literal["ext_dev"]) -> Fake: ...
+@overload
+def backend(name: Literal["oneapi"]) -> OneAPI: ...
+@overload
+def backend(name: Literal["opencl"]) -> OpenCL: ...
+@overload
+def backend(name: Literal["rocm"]) -> ROCM: ...
+@overload
+def backend(name: Literal["rocm_host"]) -> ROCMHost: ...
+@overload
+def backend(name: Literal["vulkan"]) -> Vulkan: ...
+@overload
+def backend(name: Literal["webgpu"]) -> WebGPU: ...
+@overload
+def backend(name: str) -> Backend: ...
 @public
 def backend(name: str) -> Backend:
     """Return the backend *name*; the first call loads it.
@@ -95,7 +154,8 @@ def backend(name: str) -> Backend:
         return found
     with _locks.setdefault(name, threading.RLock()):
         if name not in LOADED:
-            LOADED[name] = _load(name)
+            # A signal handler in this thread may have loaded it meanwhile: there is one.
+            LOADED.setdefault(name, _load(name))
         return LOADED[name]
 
 
@@ -105,9 +165,71 @@ def loaded(device_type: int) -> list[tuple[str, Backend]]:
     return [(name, plugin) for name, plugin in known.items() if plugin.device_type == device_type]
 
 
+def sharing(device_type: int) -> list[tuple[str, Backend]]:
+    """The usable backends of *device_type* with their names, also those not loaded before.
+
+    A backend's type is known when it is loaded, unless DLPack has its name. What
+    could not be loaded is tried again when another backend has been loaded.
+    """
+    global _untried
+    if _untried[0] != generation():
+        names = {name: type_of_name(name) for name in backends() if name not in LOADED}
+        _untried = generation(), names
+    untried = _untried[1]
+    for name, known in untried.copy().items():
+        if known in (None, device_type):
+            try:
+                backend(name)
+            except Error:  # it cannot run here, or is broken: nothing is its own
+                untried.pop(name, None)
+            else:  # not before it is there: other threads wait for it, too
+                untried.pop(name, None)
+                _untried = generation(), untried
+    return sorted(loaded(device_type), key=_name)
+
+
+_untried: tuple[tuple[int, ...], dict[str, DLDeviceType | None]] = ((-1,), {})
+
+
+def _name(pair: tuple[str, Backend]) -> str:
+    return pair[0]
+
+
 def generation() -> tuple[int, ...]:
     """A value that changes when a backend is loaded or registered, as a key of caches."""
     return (*map(id, LOADED.copy().values()), *map(id, _registered.copy().values()))
+
+
+def packages_of(cls: type) -> list[str]:
+    """The backends whose own package defines *cls* or a base of it; none is loaded."""
+    packages = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    packages -= _STANDARD
+    found = [
+        name
+        for name, plugin in _registered.copy().items()
+        if _package(plugin.__module__) in packages
+    ]
+    packages -= {"__main__", "numpy"}
+    if packages:
+        installed = _packages(tuple(sys.path))
+        found += [name for name in installed if packages & installed[name]]
+    return [name for name in sorted(set(found)) if _allowed(name)]
+
+
+_STANDARD = sys.stdlib_module_names
+
+
+@lru_cache(maxsize=4)
+def _packages(_path: tuple[str, ...]) -> dict[str, set[str]]:
+    """The package that each installed backend is in; *_path* is the key of the cache."""
+    return {
+        name: {_package(point.module) for point in points}
+        for name, points in _entry_points().items()
+    }
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 @public
@@ -169,16 +291,7 @@ def _load(name: str) -> Backend:
         raise BackendError(
             f"{who} failed to load backend {name!r}: {type(exc).__name__}: {exc}"
         ) from exc
-    api = getattr(plugin, "api", None)
-    if api not in (API, None):
-        older = isinstance(api, int) and api < API
-        raise BackendError(
-            f"{who} speaks backend API {api}, this dlbridge speaks {API}; "
-            f"upgrade {'that backend' if older else 'dlbridge'}"
-        )
-    missing = [member for member in _members() if not hasattr(plugin, member)]
-    if missing:
-        raise BackendError(f"{who}: backend {name!r} lacks {', '.join(missing)}; report it there")
+    check_contract(plugin, name, who)
     return plugin
 
 
@@ -195,7 +308,7 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
     if name == BUILT_IN and not found:
         return owner(name), _built_in
     if not found:
-        hint = f"; try: {HINTS[name]}" if name in HINTS else ""
+        hint = f"; try: {HINTS[name]}" if name in HINTS else did_you_mean(name, backends())
         raise BackendUnavailable(
             f"no backend for device {name!r} (installed: {', '.join(backends())}){hint}"
         )
@@ -208,12 +321,6 @@ def _built_in() -> type[Backend]:
     from .cpu import CPU
 
     return CPU
-
-
-def _members() -> list[str]:
-    """The names of all members of `Backend`, which every backend must have."""
-    methods = (name for name in vars(Backend) if not name.startswith("_"))
-    return sorted({*Backend.__annotations__, *methods})
 
 
 def _allowed(name: str) -> bool:

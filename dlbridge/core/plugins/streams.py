@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 from dlbridge.core.public import public
@@ -12,6 +13,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.protocol import Backend, SupportsStreams
 
+from .failures import fail
 from .lookup import backend_of, find_device, supports
 
 if TYPE_CHECKING:
@@ -19,10 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "StreamUse",
+    "chosen_stream",
     "chosen_streams",
     "consumer_stream",
     "current_stream",
     "current_use",
+    "normalized",
+    "order",
     "stream_for",
     "synchronize",
     "use_stream",
@@ -30,28 +35,32 @@ __all__ = [
 ]
 
 
-class StreamUse:
+class StreamUse(SimpleNamespace):
     """The native handle of a stream, and whether work was queued on it.
 
-    All memory that is used in one ``use_stream`` block shares it. The end of
-    the block replaces the handle, because the stream may be destroyed after it.
+    All memory that is used in one ``use_stream`` block shares it. The end of the
+    block replaces the handle, because the stream may be destroyed after it. Outside of
+    such blocks it never changes, and memory shares it as well.
     """
 
-    __slots__ = ("handle", "used")
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-        self.used = False
+    handle: int
+    used: bool
 
 
 class _Chosen(threading.local):
-    """The streams that `use_stream` has chosen in this thread."""
+    """The streams that `use_stream` has chosen in this thread.
 
-    def __init__(self) -> None:
-        self.streams: dict[Device, StreamUse] = {}
+    The dictionary is replaced and never changed. The first one belongs to the class: a
+    finalizer that runs while an ``__init__`` makes the thread's own would find none.
+    """
+
+    streams: Mapping[Device, StreamUse] = MappingProxyType({})
 
 
 _chosen = _Chosen()
+
+_latest: dict[Device, StreamUse] = {}
+"""The use that the last memory outside of ``use_stream`` blocks got: most get the same."""
 
 
 @public
@@ -81,6 +90,14 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
         If the device has no streams, or *stream* is not a stream.
     ValueError
         For an integer that the rules of the device forbid.
+    BackendUnavailable
+        If no backend here serves *device*.
+
+    Notes
+    -----
+    `Tensor.to_native` gives an array on this stream where its library has such: inside
+    the block, ``t.to_native().queue`` of an OpenCL tensor is the queue, if the tensor's
+    memory belongs to the context of the queue.
 
     Examples
     --------
@@ -94,22 +111,26 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     plugin = backend_of(where)
     if not supports(plugin, SupportsStreams):
         raise TypeError(f"{where} has no streams to choose from")
-    handle = plugin.normalize_stream(where.index, stream)
+    handle = normalized(plugin, where, stream)
     if handle == -1:
         raise ValueError("stream -1 means 'do not synchronise'; it is not a stream to work on")
     before = _chosen.streams.get(where)
-    inside = _chosen.streams[where] = StreamUse(handle)
+    # Of this thread: where a signal handler's exception cuts a generator off, it may end in
+    # another one.
+    mine = vars(_chosen)
+    inside = StreamUse(handle=handle, used=False)
+    _chosen.streams = {**_chosen.streams, where: inside}
     try:
         yield handle
     finally:
-        if before is None:
-            del _chosen.streams[where]
-        else:
-            _chosen.streams[where] = before
-        outer = current_stream(where)
-        if inside.used and outer != handle:
-            plugin.wait(where.index, outer, handle)
-        inside.handle = outer
+        others = {**mine["streams"]}
+        others.pop(where, None)
+        mine["streams"] = others if before is None else {**others, where: before}
+        if vars(_chosen) is mine:
+            outer = current_stream(where)
+            if inside.used and outer != handle:
+                order(plugin, where, outer, handle)
+            inside.handle = outer
 
 
 def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
@@ -119,7 +140,14 @@ def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
         return chosen
     if plugin is None:
         plugin = backend_of(device)
-    return StreamUse(plugin.current_stream(device.index))
+    try:
+        handle = plugin.current_stream(device.index)
+    except Exception as exc:
+        fail(exc, device.name, "current_stream")
+    latest = _latest.get(device)
+    if latest is None or latest.handle != handle:
+        latest = _latest[device] = StreamUse(handle=handle, used=True)
+    return latest
 
 
 @public
@@ -137,6 +165,11 @@ def current_stream(device: DeviceLike) -> int:
         The native handle; 0 for the default stream, and on devices without
         streams.
 
+    Raises
+    ------
+    BackendUnavailable
+        If no backend here serves *device*.
+
     Examples
     --------
     >>> bridge.current_stream("cpu")
@@ -152,6 +185,12 @@ def stream_for(device: Device) -> int | None:
         return current_stream(device)
     except (BackendUnavailable, ExchangeError):
         return None
+
+
+def chosen_stream(device: Device) -> int:
+    """The stream that `use_stream` has chosen for *device* in this thread; 0 if none."""
+    chosen = _chosen.streams.get(device)
+    return 0 if chosen is None else chosen.handle
 
 
 def chosen_streams() -> dict[Device, int]:
@@ -183,7 +222,23 @@ def wait(device: Device, on: int) -> None:
     plugin = backend_of(device)
     stream = current_stream(device)
     if supports(plugin, SupportsStreams) and stream != on:
+        order(plugin, device, stream, on)
+
+
+def order(plugin: SupportsStreams, device: Device, stream: int, on: int) -> None:
+    """Make *stream* of *device* wait for the work now on *on*."""
+    try:
         plugin.wait(device.index, stream, on)
+    except Exception as exc:
+        fail(exc, device.name, "wait")
+
+
+def normalized(plugin: SupportsStreams, device: Device, stream: object) -> int:
+    """The handle of what a caller passed as ``stream=``; -1: do not order."""
+    try:
+        return plugin.normalize_stream(device.index, stream)
+    except Exception as exc:
+        fail(exc, device.name, "normalize_stream", TypeError, ValueError)
 
 
 @public
@@ -199,6 +254,8 @@ def synchronize(device: DeviceLike) -> None:
     ------
     DeviceError
         If work on the stream has failed.
+    BackendUnavailable
+        If no backend here serves *device*.
 
     Examples
     --------
@@ -207,4 +264,7 @@ def synchronize(device: DeviceLike) -> None:
     where = find_device(device)
     plugin = backend_of(where)
     if supports(plugin, SupportsStreams):
-        plugin.synchronize(where.index, current_stream(where))
+        try:
+            plugin.synchronize(where.index, current_stream(where))
+        except Exception as exc:
+            fail(exc, where.name, "synchronize")

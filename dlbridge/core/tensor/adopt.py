@@ -5,45 +5,59 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import supports
-from dlbridge.core.plugins.registry import backend, loaded
-from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.plugins.registry import backend, sharing
+from dlbridge.core.values.devices import Device
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import SupportsForeignData
+from dlbridge.protocol import CONTEXT_DEVICES, SupportsForeignData
 
+from .array_tensor import make_tensor
 from .memory import Memory
-from .tensor import make_tensor
 
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.capsules import ManagedTensor
+    from dlbridge.protocol import Backend
 
     from .tensor import Tensor
 
 __all__ = ["adopt"]
 
 _CPU = Device.of(1, 0)
+_CPU_TYPE = int(_CPU.type)  # comparing with a member of the enumeration takes 10 times as long
 
 
 def adopt(
-    managed: ManagedTensor, origin: str, *, name: str | None = None, immutable: bool = False
+    managed: ManagedTensor,
+    origin: str,
+    *,
+    name: str | None = None,
+    immutable: bool = False,
+    beside: object = None,
 ) -> Tensor:
     """The Tensor that owns *managed*.
 
     *origin* says where it came from, as text. *name* is the backend, for a device
     type that several backends share. *immutable* marks memory as read-only where
-    the producer could not say it.
+    the producer could not say it. *beside* is kept as long as *managed*.
     """
     fields = managed.fields
     kind, index, data = fields.device_type, fields.device_id, fields.data
-    device = _CPU if kind == DLDeviceType.kDLCPU else Device.of(kind, index, name)
-    if not device.is_address and 0 not in fields.shape:
-        device, data = _bind(device, data, origin)
+    if kind == _CPU_TYPE:
+        device = _CPU
+    else:
+        device = Device.of(kind, index, name)
+        asked = not device.is_address or kind in CONTEXT_DEVICES
+        if asked and 0 not in fields.shape:
+            device, data = _bind(device, data, origin, name)
     if fields.flags & FLAG_SUBBYTE_PADDED and fields.dtype.bits < 8 and fields.dtype.lanes > 1:
         raise ExchangeError(
             f"padded {fields.dtype} elements: dlpack.h does not say whether each lane is padded; "
             "export them packed, or with one lane"
         )
-    memory = Memory(device, data, origin, managed)
+    owner: object = managed if beside is None else (managed, beside)
+    memory = Memory(device, data, origin, owner)
     return make_tensor(
         memory,
         fields.byte_offset,
@@ -57,30 +71,50 @@ def adopt(
     )
 
 
-def _bind(device: Device, data: int, origin: str) -> tuple[Device, int]:
-    """The device and handle as the backend knows them; unchanged if it does not.
+def _bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Device, int]:
+    """The device and *data* as the backend that recognises the memory knows them.
 
-    Where several loaded backends share the type (kDLExtDev), the handle belongs
-    to the one that recognises it. If none does, the handle stays opaque.
+    All backends of the device type are asked, or the one called *name*, so that the
+    answer depends neither on what is loaded nor on the order. Where none of them
+    can be asked, the handle stays as it is.
     """
-    sharing = loaded(device.type)
-    if not any(name != device.name for name, _ in sharing):
-        return _bind_to(device.name, device, data, origin)
-    for name, plugin in sharing:
+    taken: list[tuple[Device, int]] = []
+    refusals: list[tuple[str, ExchangeError]] = []
+    broken: list[tuple[str, Exception]] = []
+    for each, plugin in sharing(device.type) if name is None else _called(name):
         if supports(plugin, SupportsForeignData):
             try:
-                return _bind_to(name, device, data, origin)
-            except ExchangeError:
-                continue  # not its own
+                index, own = plugin.import_data(device.index, data, origin.rpartition(".")[0])
+            except ExchangeError as exc:
+                refusals.append((each, exc))
+            except Exception as exc:
+                if is_from_handler(exc.__traceback__):
+                    raise
+                broken.append((each, exc))
+            else:
+                taken.append((Device.of(device.type, index, each), own))
+    if len(taken) > 1:
+        names = " and ".join(found.name for found, _ in taken)
+        raise ExchangeError(
+            f"the handle {data:#x} from {origin} is taken for their own by two backends, {names}: "
+            "their handles cannot be told apart. DLBRIDGE_BACKENDS can leave one of them out"
+        )
+    if taken:
+        return taken[0]
+    for each, error in broken:  # nobody else knows the handle
+        fail(error, each, "import_data")
+    if len(refusals) == 1:
+        raise refusals[0][1]
+    if refusals:
+        said = "; ".join(f"{each}: {exc}" for each, exc in refusals)
+        raise ExchangeError(
+            f"no backend recognises the handle {data:#x} from {origin}: {said}"
+        ) from refusals[-1][1]
     return device, data
 
 
-def _bind_to(name: str, device: Device, data: int, origin: str) -> tuple[Device, int]:
+def _called(name: str) -> list[tuple[str, Backend]]:
     try:
-        plugin = backend(name)
+        return [(name, backend(name))]
     except BackendUnavailable:
-        return device, data
-    if supports(plugin, SupportsForeignData):
-        index, data = plugin.import_data(device.index, data, origin.rpartition(".")[0])
-        device = Device.of(device.type, index, name)
-    return device, data
+        return []

@@ -14,6 +14,8 @@ from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
 from dlbridge.core.values.layout import compact_strides
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from .memory import Memory
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NATIVE_DTYPES",
     "CarrierBase",
-    "address_of",
     "carrier",
     "carrier_dtype",
     "counts_elements",
@@ -36,10 +37,12 @@ NOWHERE = 1 << 40
 class CarrierBase:
     """The object that numpy takes a carrier from, and keeps as its base."""
 
-    __slots__ = ("__array_interface__", "memory")
+    __slots__ = ("__array_interface__", "memory", "parent")
 
     __array_interface__: dict[str, Any]
     memory: Memory
+    parent: np.ndarray[Any, Any] | None
+    """The carrier that it is a view of: the block of a host view counts who refers to that."""
 
 
 def carrier(
@@ -49,24 +52,24 @@ def carrier(
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
     readonly: bool,
+    parent: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
     """A new carrier of the type `carrier_dtype`; *strides* in elements, None for compact."""
-    import numpy as np
-
-    kind = _carrier_dtypes.get(dtype) or carrier_dtype(dtype)
+    asarray, typestr, itemsize = _makers.get(dtype) or _maker(dtype)
     # The address of an empty tensor means nothing: it may be NULL, or no address.
     readable = memory.device.is_host and 0 not in shape
     holder = CarrierBase()
     holder.memory = memory
+    holder.parent = parent
     holder.__array_interface__ = {
         "version": 3,
         "data": (memory.data + byte_offset if readable else NOWHERE, readonly),
         "shape": shape,
-        "typestr": kind.str,
-        "strides": strides and tuple([step * kind.itemsize for step in strides]),
+        "typestr": typestr,
+        "strides": strides and tuple([step * itemsize for step in strides]),
     }
     try:
-        return np.asarray(holder)
+        return asarray(holder)
     except OverflowError:
         # A stride that is never used (one element, or none) may be any number.
         step = compact_strides(shape)
@@ -74,7 +77,7 @@ def carrier(
         tame = tuple(s if t else c for s, t, c in zip(strides or step, taken, step, strict=True))
         if tame == strides:
             raise
-        return carrier(memory, byte_offset, dtype, shape, tame, readonly)
+        return carrier(memory, byte_offset, dtype, shape, tame, readonly, parent)
 
 
 def carrier_dtype(dtype: DType) -> np.dtype[Any]:
@@ -93,6 +96,15 @@ def carrier_dtype(dtype: DType) -> np.dtype[Any]:
     return found
 
 
+def _maker(dtype: DType) -> tuple[Callable[[CarrierBase], np.ndarray[Any, Any]], str, int]:
+    """How carriers for *dtype* are made: numpy's function, and the text and size of their type."""
+    import numpy as np
+
+    kind = carrier_dtype(dtype)
+    made = _makers[dtype] = np.asarray, kind.str, kind.itemsize
+    return made
+
+
 def native_dtypes() -> dict[np.dtype[Any], DType]:
     """The dtypes that numpy has and exports by itself."""
     if not NATIVE_DTYPES:
@@ -103,6 +115,9 @@ def native_dtypes() -> dict[np.dtype[Any], DType]:
 
 _CARRIERS = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64", 128: "complex128"}
 _carrier_dtypes: dict[DType, np.dtype[Any]] = {}
+_makers: dict[DType, tuple[Callable[[CarrierBase], np.ndarray[Any, Any]], str, int]] = {}
+"""What `_maker` has found: to ask numpy for it takes as long as to make the carrier."""
+
 NATIVE_DTYPES: dict[np.dtype[Any], DType] = {}
 """Filled by `native_dtypes`, for callers that cannot afford a call."""
 
@@ -110,9 +125,3 @@ NATIVE_DTYPES: dict[np.dtype[Any], DType] = {}
 def counts_elements(dtype: DType) -> bool:
     """Whether carriers for *dtype* have one byte per element, whatever its size."""
     return dtype.bits * dtype.lanes not in _CARRIERS
-
-
-def address_of(array: np.ndarray[Any, Any]) -> int:
-    """The address of the first element of *array*."""
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from dlbridge.core.dlpack.requests import check_host_stream
 from dlbridge.core.plugins.lookup import supports
 from dlbridge.core.plugins.registry import backend
-from dlbridge.core.plugins.streams import current_stream
+from dlbridge.core.plugins.streams import current_stream, normalized, order
 from dlbridge.core.values.devices import DLDeviceType
-from dlbridge.errors import BackendUnavailable
+from dlbridge.errors import BackendUnavailable, Error
 from dlbridge.protocol import SupportsStreams
 
+from .operand import operand_of
+from .ordering import access
+
 if TYPE_CHECKING:
+    from .memory import Memory
     from .tensor import Tensor
 
-__all__ = ["order_consumer"]
+__all__ = ["order_consumer", "order_consumer_on_current_stream"]
 
 
 def order_consumer(tensor: Tensor, stream: object) -> None:
@@ -26,7 +30,7 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
     it was imported.
     """
     device = tensor.device
-    if device.is_host and device.type != DLDeviceType.kDLCUDAManaged:
+    if device.is_host and device.type is not DLDeviceType.kDLCUDAManaged:
         check_host_stream(stream)
         return
     if stream == -1 and not isinstance(stream, bool):
@@ -38,12 +42,31 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
             return
         raise
     if supports(plugin, SupportsStreams):
-        consumer = plugin.normalize_stream(device.index, stream)
+        consumer = normalized(plugin, device, stream)
         if consumer != -1:
             # The last work of ours, and what may have been queued beside it.
-            last = tensor._memory.last_use
+            memory = operand_of(tensor).memory
+            last = memory.last_use if memory is not None else None
             ours = {current_stream(device)} | ({last.handle} if last else set())
             for producer in ours - {consumer}:
-                plugin.wait(device.index, consumer, producer)
+                order(plugin, device, consumer, producer)
     elif stream is not None:
         raise TypeError(f"{device} has no streams; stream must be None or -1, not {stream!r}")
+
+
+def order_consumer_on_current_stream(memory: Memory) -> None:
+    """Treat the work of a consumer that asks for our current stream as work of ours on *memory*.
+
+    The functions of an exchange table do not synchronise; the consumer launches on the stream
+    that the table names. That stream waits for our earlier work on the memory, and a free waits
+    for it. An error is logged, because those functions cannot raise.
+    """
+    try:
+        access(memory)
+    except BackendUnavailable:
+        pass  # no work of ours is on it
+    except Error as exc:
+        import logging  # 4 ms, of the 20 that the first tensor takes
+
+        log = logging.getLogger(__name__)
+        log.warning("a consumer of %s memory is not ordered: %s", memory.device, str(exc))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.errors import ExchangeError
 
-from .tensor import ArrayTensor, Tensor
+from .array_tensor import ArrayTensor, NumpyTensor
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,12 +37,11 @@ def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
         # No exchange table: a consumer cannot understand what raises in one.
         **dict.fromkeys(NAMES),
     }
-    expired = type("Tensor", (Tensor,), members)
-    expired_array = type("Tensor", (ArrayTensor,), members)
+    expired = {cls: type("Tensor", (cls,), members) for cls in (Tensor, NumpyTensor, ArrayTensor)}
 
     def expire(tensor: Tensor) -> None:
         tensor._forget_memory()
-        tensor.__class__ = expired_array if isinstance(tensor, ArrayTensor) else expired
+        tensor.__class__ = expired[type(tensor)]
 
     return expire
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import atexit
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.implementation_details.finalizers import end_finalizers
+from dlbridge.core.implementation_details.handlers import is_cut_at_entry
+from dlbridge.core.plugins.failures import fail
+from dlbridge.core.plugins.limits import LIMITED, padded
 from dlbridge.errors import BackendError
+from dlbridge.protocol import Span
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Iterator
 
     from dlbridge.core.plugins.streams import StreamUse
     from dlbridge.core.values.devices import Device
-    from dlbridge.protocol import Backend, SupportsHostImport, SupportsHostView
+    from dlbridge.protocol import (
+        Backend,
+        ExportedMemory,
+        SupportsAllocateFromHost,
+        SupportsHostImport,
+        SupportsHostView,
+        SupportsMemoryImport,
+    )
 
-__all__ = ["AllocatedMemory", "HostImportMemory", "HostViewMemory", "Memory"]
+__all__ = ["AllocatedMemory", "HostImportMemory", "HostViewMemory", "ImportedMemory", "Memory"]
 
 _exiting = False
 
@@ -26,6 +37,7 @@ def _at_exit() -> None:
     # reclaims the memory of both.
     global _exiting
     _exiting = True
+    end_finalizers(AllocatedMemory, _Taken, HostViewMemory)
 
 
 class Memory:
@@ -60,12 +72,14 @@ class _Taken(list[Any]):
 
         `map` calls both from C, so no signal handler can run between the two.
         """
+        if type(self[0]) is tuple:  # an import that a signal handler has cut off: data, offset
+            self[0] = self[0][0]
         data = self[0]
         free = map(self.backend.free, [self.memory_index], map(self.pop, [-1]), [self.use.handle])
         try:
-            deque(free, maxlen=0)
+            next(free)
         except BaseException as exc:
-            if not _is_cut_at_entry(exc.__traceback__):
+            if not _is_cut_at_entry(exc):
                 raise
             self.backend.free(self.memory_index, data, self.use.handle)
             raise
@@ -75,13 +89,9 @@ class _Taken(list[Any]):
             self.give_back()
 
 
-def _is_cut_at_entry(traceback: TracebackType | None) -> bool:
-    """Whether the exception came before the first statement of the function that was called."""
-    called = traceback.tb_next if traceback is not None else None
-    if called is None:
-        return False
-    # The handler's own frame, if it has one, comes after that of the function.
-    return called.tb_lineno == called.tb_frame.f_code.co_firstlineno
+def _is_cut_at_entry(error: BaseException) -> bool:
+    """Whether the function of the backend that was called has not begun."""
+    return error.__traceback__ is not None and is_cut_at_entry(error.__traceback__.tb_next)
 
 
 class AllocatedMemory(Memory):
@@ -112,55 +122,131 @@ class AllocatedMemory(Memory):
     def allocate(self, nbytes: int, alignment: int) -> None:
         """Take *nbytes* > 0 bytes from the backend."""
         index, stream = self.device.index, self.last_use.handle
+        if LIMITED:  # no backend here has limits, mostly
+            nbytes = padded(self.backend, nbytes)
         taken = self._taken
-        taken.extend(map(self.backend.allocate, [index], [nbytes], [alignment], [stream]))
+        try:
+            taken.extend(map(self.backend.allocate, [index], [nbytes], [alignment], [stream]))
+        except Exception as exc:
+            fail(exc, self.device.name, "allocate")
         data = self.data = taken[0]
-        if type(data) is not int or not 0 <= data < 1 << 64:
+        if type(data) is not int or not 0 < data < 1 << 64:
             self._check_data("allocate")
+
+    def allocate_from_host(
+        self, backend: SupportsAllocateFromHost, source: memoryview, alignment: int
+    ) -> bool:
+        """Take memory that holds *source* from the backend; False if it gives none in one step."""
+        index, stream, taken = self.device.index, self.last_use.handle, self._taken
+        try:
+            made = map(backend.allocate_from_host, [index], [source], [alignment], [stream])
+            taken.extend(filter(None, made))
+        except Exception as exc:
+            fail(exc, self.device.name, "allocate_from_host")
+        if not taken:
+            return False
+        data = self.data = taken[0]
+        if type(data) is not int or not 0 < data < 1 << 64:
+            self._check_data("allocate_from_host")
+        return True
 
     def _check_data(self, member: str) -> None:
         """BackendError if what *member* of the backend returned is not an integer for C."""
         data: object = self.data
-        if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < 1 << 64:
+        if not isinstance(data, int) or isinstance(data, bool) or not 0 < data < 1 << 64:
             self._taken.clear()  # there is nothing that could be given back
             raise BackendError(
                 f"the backend of {self.device} returned {data!r} from {member}: data is an address "
-                "or a handle, an integer from 0 to 2**64 - 1 (dlbridge.protocol); report it to "
+                "or a handle, an integer from 1 to 2**64 - 1 (dlbridge.protocol); report it to "
                 "the backend's authors"
             )
 
     def __del__(self) -> None:
         # Python sets a pending exception aside for __del__; a Python deleter
         # that C calls would lose it.
-        if not _exiting and self._taken:
-            self._taken.use = self.last_use
-            self._taken.give_back()
+        taken = getattr(self, "_taken", None)  # none if a signal handler cut __init__ off
+        if taken and not _exiting:
+            taken.use = self.last_use
+            taken.give_back()
 
 
-class HostImportMemory(AllocatedMemory):
-    """Host memory that a device uses in place; the backend ends the import with ``free``."""
+class ImportedMemory(AllocatedMemory):
+    """Memory of another driver that a device uses; the backend ends the import with ``free``."""
 
     __slots__ = ()
+
+    def import_memory(self, backend: SupportsMemoryImport, exported: ExportedMemory) -> int:
+        """Import the memory that *exported* is in; the offset of its bytes in `data`."""
+        index = self.device.index
+        return self._take("import_memory", map(backend.import_memory, [index], [exported]))
+
+    def _take(self, member: str, made: Iterator[tuple[int, int]]) -> int:
+        """Take the result of *member* of the backend, which *made* calls; the offset in it."""
+        try:
+            self._taken.extend(made)
+        except Exception as exc:
+            fail(exc, self.device.name, member)
+        try:
+            self.data, offset = self._taken[0]
+        except (TypeError, ValueError):
+            self.data, offset = self._taken[0], 0  # refused in the next line
+        self._check_data(member)
+        self._taken[0] = self.data
+        return int(offset)
+
+
+class HostImportMemory(ImportedMemory):
+    """Host memory that a device uses in place; the backend ends the import with ``free``.
+
+    *host_start* is the address of the host for the first byte of `data`.
+    """
+
+    __slots__ = ("host_start",)
+
+    host_start: int
 
     def import_host(
         self, backend: SupportsHostImport, address: int, nbytes: int, readonly: bool
     ) -> int:
         """Import *nbytes* bytes at *address*; their offset in `data`, in bytes."""
         index = self.device.index
-        self._taken.extend(map(backend.import_host, [index], [address], [nbytes], [readonly]))
+        made = map(backend.import_host, [index], [address], [nbytes], [readonly])
+        offset = self._take("import_host", made)
+        self.host_start = address - offset
+        return offset
+
+
+class _TakenView(list[int]):
+    """The address of a host view; given back when this dies, or before."""
+
+    __slots__ = ("view",)
+
+    view: tuple[SupportsHostView, Span, int]
+
+    def give_back(self) -> None:
+        """Release the view, once, as `_Taken.give_back` does."""
+        backend, span, stream = self.view
+        address = self[0]
+        release = map(backend.release_host_view, [span], map(self.pop, [-1]), [stream])
         try:
-            self.data, offset = self._taken[0]
-        except (TypeError, ValueError):
-            self.data, offset = self._taken[0], 0  # refused in the next line
-        self._check_data("import_host")
-        self._taken[0] = self.data
-        return int(offset)
+            next(release)
+        except BaseException as exc:
+            if not _is_cut_at_entry(exc):
+                raise
+            backend.release_host_view(span, address, stream)
+            raise
+
+    def __del__(self) -> None:
+        if self and not _exiting:
+            self.give_back()
 
 
 class HostViewMemory(Memory):
     """A device's memory as host memory, until this object dies (`SupportsHostView`)."""
 
-    __slots__ = ("_taken", "backend", "stream", "viewed")
+    __slots__ = ("_taken", "backend", "span", "stream", "viewed")
+
+    span: Span
 
     def __init__(
         self, backend: SupportsHostView, viewed: Memory, host: Device, stream: int
@@ -169,16 +255,19 @@ class HostViewMemory(Memory):
         self.backend = backend
         self.viewed = viewed
         self.stream = stream
-        self._taken: list[int] = []
+        self._taken = _TakenView()
 
     def map(self, offset: int, nbytes: int, writable: bool) -> None:
         """Make *nbytes* bytes from *offset* on addressable by the host, at `data`."""
-        arguments = (self.viewed.device.index, self.viewed.data, offset, nbytes, writable)
-        values = ([argument] for argument in (*arguments, self.stream))
-        self._taken.extend(map(self.backend.host_view, *values))
+        span = self.span = Span(self.viewed.device.index, self.viewed.data, offset, nbytes)
+        self._taken.view = self.backend, span, self.stream
+        try:
+            self._taken.extend(map(self.backend.host_view, [span], [writable], [self.stream]))
+        except Exception as exc:
+            fail(exc, self.viewed.device.name, "host_view")
         self.data = self._taken[0]
 
     def __del__(self) -> None:
-        if not _exiting and self._taken:
-            viewed = self.viewed
-            self.backend.release_host_view(viewed.device.index, viewed.data, self.data, self.stream)
+        taken = getattr(self, "_taken", None)  # none if a signal handler cut __init__ off
+        if taken and not _exiting:
+            taken.give_back()

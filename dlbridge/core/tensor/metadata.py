@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .memory import Memory
 
-__all__ = ["TensorMetadata", "has_negative_strides"]
+__all__ = ["TensorMetadata", "carrier_of", "has_negative_strides", "release_shared"]
 
 
 class TensorMetadata:
@@ -80,6 +80,42 @@ class TensorMetadata:
     def size(self) -> int:
         """The number of elements."""
         return self._array.size
+
+    def numel(self) -> int:
+        """Return the number of elements: `size`, by the name in torch and TVM-FFI.
+
+        Returns
+        -------
+        int
+            The product of the extents; 1 without dimensions.
+
+        Examples
+        --------
+        >>> bridge.zeros((2, 3)).numel()
+        6
+        """
+        return self._array.size
+
+    def same_as(self, other: object) -> bool:
+        """Return whether *other* is this very tensor, as TVM-FFI's objects do.
+
+        Parameters
+        ----------
+        other : object
+            Anything.
+
+        Returns
+        -------
+        bool
+            False for another tensor on the same memory, too.
+
+        Examples
+        --------
+        >>> t = bridge.zeros(3)
+        >>> t.same_as(t), t.same_as(t[...])
+        (True, False)
+        """
+        return other is self
 
     @property
     def itemsize(self) -> int:
@@ -180,13 +216,30 @@ class TensorMetadata:
         )
 
 
+def carrier_of(tensor: TensorMetadata) -> np.ndarray[Any, Any]:
+    """The array whose shape and strides are the tensor's; ExchangeError if it has expired."""
+    return tensor._array
+
+
+def release_shared(tensor: TensorMetadata) -> None:
+    """Drop what the exchange table and libtvm_ffi share, unless a consumer still has it."""
+    for name in ("_shared", "_native"):
+        if hasattr(tensor, name) and not getattr(tensor, name).is_lent():
+            delattr(tensor, name)
+
+
 def has_negative_strides(tensor: TensorMetadata) -> bool:
     """Whether a stride is negative.
 
     torch <= 2.13 aborts the process on negative strides, and a producer does not
     know its consumer, so such tensors are exported as a copy.
     """
-    return any(step < 0 for step in tensor._array.strides) and any(
-        stride < 0 and extent > 1
-        for stride, extent in zip(tensor.strides, tensor.shape, strict=True)
+    steps = tensor._array.strides
+    return (
+        bool(steps)
+        and min(steps) < 0
+        and any(
+            stride < 0 and extent > 1
+            for stride, extent in zip(tensor.strides, tensor.shape, strict=True)
+        )
     )

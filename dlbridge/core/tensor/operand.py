@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
+from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import ExchangeError
 
+from .array_tensor import ArrayTensor, NumpyTensor
 from .carriers import NATIVE_DTYPES, counts_elements
 from .ordering import access, host_access
-from .tensor import ArrayTensor, Tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
     from .memory import AllocatedMemory, Memory
+    from .tensor import Tensor
 
 __all__ = ["Operand", "host_array", "operand_of", "operand_of_new", "require_compact"]
 
@@ -99,7 +101,7 @@ class Operand:
     dtype: DType
     flags: int
     memory: Memory | None
-    """None for memory of the CPU that numpy describes: no work of a device touches it."""
+    """None for memory of the CPU that a numpy array keeps: no work of a device touches it."""
     nbytes: int
     readonly: bool
     shape: tuple[int, ...]
@@ -160,10 +162,14 @@ class Operand:
         >>> bridge.zeros(4, "float32")[::2].operand().span()
         (0, 12)
         """
-        if self.contiguous or (self.dtype.is_subbyte and not self.padded):
+        if self.contiguous:
             return 0, self.nbytes
-        size = self.dtype.itemsize
         low, high = reach(self.shape, self.strides)
+        if self.dtype.is_subbyte and not self.padded:
+            bits = self.dtype.bits * self.dtype.lanes
+            first = low * bits // 8  # rounded down, also where it is negative
+            return first, -(-high * bits // 8) - first
+        size = self.dtype.itemsize
         return low * size, (high - low) * size
 
     def __repr__(self) -> str:
@@ -187,21 +193,20 @@ def operand_of(tensor: Tensor) -> Operand:
     operand.readonly = not flags.writeable
     operand.stream = 0
     operand.is_new = False
-    if isinstance(tensor, ArrayTensor):
+    is_native = type(tensor) is ArrayTensor  # read here: its property costs a call
+    dtype = operand.dtype = NATIVE_DTYPES[array.dtype] if is_native else tensor._dtype
+    operand.flags = tensor._flags
+    if isinstance(tensor, NumpyTensor):
         operand.device = _CPU
-        operand.dtype = NATIVE_DTYPES[array.dtype]
-        operand.data = array.__array_interface__["data"][0]
-        operand.byte_offset = operand.flags = 0
+        operand.data = address_of(array)
+        operand.byte_offset = 0
         operand.memory = None
         operand.nbytes = array.nbytes
         return operand
     memory = operand.memory = tensor._memory
     operand.device = memory.device
-    operand.dtype = tensor._dtype
     operand.data = memory.data
     operand.byte_offset = tensor._byte_offset
-    operand.flags = tensor._flags
-    dtype = operand.dtype
     if dtype.bits * dtype.lanes == 8 * array.itemsize:  # the carrier has elements of that size
         operand.nbytes = array.nbytes
     else:
@@ -262,7 +267,9 @@ def host_array(operand: Operand) -> np.ndarray[Any, Any]:
         interface.update(shape=(operand.nbytes,), typestr="|u1")
     else:
         steps = tuple([step * dtype.itemsize for step in operand.strides])
-        interface.update(shape=operand.shape, typestr=f"|V{dtype.itemsize}", strides=steps)
+        raw = f"|V{dtype.itemsize}"
+        # numpy 2.1.0 crashes on raw elements without a descr.
+        interface.update(shape=operand.shape, typestr=raw, strides=steps, descr=[("", raw)])
     return np.asarray(_Raw(interface, operand))
 
 

@@ -2,38 +2,76 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
+from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.plugins.streams import current_stream, current_use
+from dlbridge.core.plugins.streams import current_stream, current_use, order
 from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.errors import ExchangeError
 from dlbridge.protocol import SupportsStreams
 
 if TYPE_CHECKING:
+    import weakref
+
+    from dlbridge.protocol import Backend
+
     from .memory import Memory
 
-__all__ = ["access", "host_access"]
+__all__ = ["access", "host_access", "open_views"]
 
 
-def access(memory: Memory) -> int:
-    """The stream for work on *memory* now, ordered after the last work on it."""
+class _View(Protocol):
+    """A host view whose block is open."""
+
+    viewed: Memory | None
+    description: str
+
+
+open_views: Final[dict[int, weakref.ref[_View]]] = {}
+"""Number -> each host view whose block is open. Weak: a Ctrl-C may come before its end is noted."""
+
+
+def access(memory: Memory, plugin: Backend | None = None, *, viewing: bool = False) -> int:
+    """The stream for work on *memory* now, ordered after the last work on it.
+
+    *plugin* is the backend of the device, if it is known. ExchangeError while the block of
+    a host view is open, unless the work is *viewing*.
+    """
+    if open_views and not viewing:
+        _refuse_if_viewed(memory)
     device = memory.device
-    now, last = current_use(device), memory.last_use
+    now, last = current_use(device, plugin), memory.last_use
     if last is not None and last.handle != now.handle:
-        plugin = backend_of(device)
+        if plugin is None:
+            plugin = backend_of(device)
         if supports(plugin, SupportsStreams):
-            plugin.wait(device.index, now.handle, last.handle)
+            order(plugin, device, now.handle, last.handle)
     now.used = True
     memory.last_use = now
     return now.handle
 
 
+def _refuse_if_viewed(memory: Memory) -> None:
+    for reference in list(open_views.values()):
+        view = reference()
+        if view is not None and view.viewed is memory:
+            raise ExchangeError(
+                f"{memory.device} cannot work on this memory while the host uses it: "
+                f"{view.description} is open; do the work after its block, or on a copy "
+                "that was made before"
+            )
+
+
 def host_access(memory: Memory) -> None:
     """Wait for device work on host-readable memory that the host will read or write next."""
     device, last = memory.device, memory.last_use
-    if last is None or device.type == DLDeviceType.kDLCPU:
+    if last is None or device.type is DLDeviceType.kDLCPU:
         return
     plugin = backend_of(device)
     if supports(plugin, SupportsStreams):
         for handle in {last.handle, current_stream(device)}:
-            plugin.synchronize(device.index, handle)
+            try:
+                plugin.synchronize(device.index, handle)
+            except Exception as exc:
+                fail(exc, device.name, "synchronize")

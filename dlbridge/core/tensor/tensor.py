@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
-from dlbridge.core.implementation_details.python_api import refuse_subinterpreters
+from dlbridge.core.dlpack.foreign_tables import NAMES
+from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.public import public
-from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype, from_numpy
+from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import ExchangeError
 
-from .carriers import (
-    CarrierBase,
-    address_of,
-    carrier,
-    carrier_dtype,
-    counts_elements,
-    native_dtypes,
-)
+from .carriers import carrier_dtype, counts_elements
 from .indexing import basic_index
-from .memory import Memory
 from .metadata import TensorMetadata
 from .ordering import host_access
 
@@ -31,25 +23,40 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dlbridge.core.moves.host_views import HostView
+    from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import DeviceLike, DTypeLike, StreamLike
 
     from .operand import Operand
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["ArrayTensor", "Tensor", "make_tensor", "wrap_array", "writable"]
+__all__ = ["TRACES", "Tensor"]
 
-refuse_subinterpreters()
 
-_CPU = Device.of(1, 0)
+TRACES: list[object] = []
+"""The active traces of all threads. While it is empty, a move that does nothing needs no plan."""
+
+
+@cache
+def _produce() -> Callable[..., object]:
+    """The body of ``__dlpack__``: an import statement in there would cost 600 ns each time."""
+    from dlbridge.core.outgoing.producer import produce
+
+    return produce
 
 
 class _ExchangeTable:
-    """The capsule of our exchange table, as an attribute of `Tensor` (dlpack.h 1.3)."""
+    """The capsule of our exchange table, as an attribute of `Tensor` (dlpack.h 1.3).
+
+    The first use puts the capsule in its place: consumers look it up for each
+    call, and this function would cost them 2 us.
+    """
 
     def __get__(self, _tensor: Tensor | None, _cls: type[Tensor]) -> Any:
         from dlbridge.core.outgoing.own_table import table_capsule
 
+        for name in NAMES:
+            setattr(Tensor, name, table_capsule())
         return table_capsule()
 
 
@@ -58,9 +65,9 @@ class Tensor(TensorMetadata):
     """An n-dimensional array in memory that some library or device owns.
 
     Made by `dlbridge.from_dlpack`, `asarray`, `empty`, `zeros` and `to_device`,
-    not by calling the class. It never copies unless asked. Views share memory
-    and keep it alive. Metadata never changes, so a tensor may be used from any
-    thread.
+    not by calling the class. A Tensor never copies its memory unless you ask for
+    a copy. Views share memory and keep it alive. Metadata never changes, so a
+    tensor may be used from any thread.
 
     Examples
     --------
@@ -142,6 +149,11 @@ class Tensor(TensorMetadata):
         Tensor
             On the same memory.
 
+        Raises
+        ------
+        ValueError
+            If *axes* are not all dimensions, each once.
+
         Examples
         --------
         >>> bridge.zeros((2, 3, 4)).transpose(2, 0, 1).shape
@@ -164,12 +176,17 @@ class Tensor(TensorMetadata):
         return self.transpose()
 
     def view(self, dtype: DTypeLike) -> Tensor:
-        """Return the same memory as elements of another dtype of equal size.
+        """Return the same memory as elements of another dtype; on every device, nothing is read.
+
+        Types of another size change the last dimension: four bytes become one
+        float32, and a float32 becomes four bytes.
 
         Parameters
         ----------
         dtype : DTypeLike
-            The new type; `dlbridge.dtype` says what is taken.
+            The new type; `dlbridge.dtype` says what is taken. Elements below a byte
+            are packed (``dlpack.h`` 1.3): one uint8 becomes two int4, the low bits
+            first.
 
         Returns
         -------
@@ -179,22 +196,30 @@ class Tensor(TensorMetadata):
         Raises
         ------
         ExchangeError
-            Where the sizes of the elements differ.
+            For a type of another size: if the tensor has no dimension, if the last
+            one has gaps or holds no whole number of new elements, or if an element
+            would begin at an address that is not a multiple of its size.
+
+        See Also
+        --------
+        dlbridge.astype : The same numbers in another dtype.
 
         Examples
         --------
-        >>> bridge.from_dlpack(np.array([1.0], "float32")).view("int32").tolist()
-        [1065353216]
+        >>> t = bridge.from_dlpack(np.array([1.0, 2.0], "float32"))
+        >>> t.view("int32").tolist()
+        [1065353216, 1073741824]
+        >>> t.view("uint8").shape, t.view("uint8")[4:].view("float32").tolist()
+        ((8,), [2.0])
         """
         new = as_dtype(dtype)
         check(new.code, new.bits, new.lanes)
         old = self.dtype
-        if new.itemsize != old.itemsize or new.nbytes(8) != old.nbytes(8):
-            raise ExchangeError(
-                f"view({new}) of {old} elements: {new.bits * new.lanes} bits are not "
-                f"{old.bits * old.lanes}; a view keeps the element size"
-            )
-        return self._view(self._array.view(carrier_dtype(new)), new)
+        if new.bits * new.lanes == old.bits * old.lanes:
+            return self._view(self._array.view(carrier_dtype(new)), new)
+        from .resized_views import view_resized
+
+        return view_resized(self, new)
 
     def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
         """The same memory through *array*, a view of its carrier."""
@@ -206,7 +231,9 @@ class Tensor(TensorMetadata):
                     f"a view of packed {self._dtype} must start at a whole byte, not {rest} bits "
                     "into one"
                 )
-        return _build(
+        from .array_tensor import build
+
+        return build(
             array, self._memory, dtype or self._dtype, self._byte_offset + moved, self._flags
         )
 
@@ -232,16 +259,18 @@ class Tensor(TensorMetadata):
         array([0., 0., 0.], dtype=float32)
         """
         if not self.device.is_host:
+            from dlbridge.core.api import way_to_host
+
             raise ExchangeError(
-                f"the tensor is on {self.device}, which the host does not read; "
-                "dlbridge.to_device(t, 'cpu') copies it"
+                f"the tensor is on {self.device}, which the host does not read; {way_to_host(self)}"
             )
         host_access(self._memory)
         array = self._array[...]
         if self._dtype.is_subbyte and not self.is_padded:
             raise ExchangeError(
                 f"{self._dtype} elements are packed, numpy has no such type; "
-                "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives their raw codes"
+                "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives their raw codes, "
+                "dlbridge.astype(t, 'float32') their numbers"
             )
         wanted = self._dtype.numpy
         return array if wanted == array.dtype else array.view(wanted)
@@ -267,6 +296,12 @@ class Tensor(TensorMetadata):
         list or scalar
             One level of lists for each dimension.
 
+        Raises
+        ------
+        ExchangeError
+            For packed sub-byte elements, which numpy does not have; the message
+            names the way to their codes.
+
         Examples
         --------
         >>> bridge.asarray([[1, 2], [3, 4]]).tolist()
@@ -279,7 +314,7 @@ class Tensor(TensorMetadata):
         return to_compact_host(self).numpy().tolist()
 
     def tobytes(self) -> bytes:
-        r"""Return the bytes of the elements, row-major and packed; they may be on any device.
+        r"""Return the elements as bytes, row-major and packed; copied from the device if needed.
 
         Returns
         -------
@@ -318,17 +353,39 @@ class Tensor(TensorMetadata):
             raise ValueError(f"item() needs exactly one element, this tensor has {self.size}")
         return self.reshape(()).tolist()
 
+    def __str__(self) -> str:
+        """Return the elements as numpy prints them; of a large tensor on a device few are copied.
+
+        For what cannot be read it is the metadata and the reason: it does not fail.
+        """
+        from dlbridge.core.moves.printing import text_of
+
+        return text_of(self)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the elements (protocol 5: out-of-band on the CPU) and the name of the device."""
+        """Pickle the elements (protocol 5: out of band) and the name of the device."""
         from dlbridge.core.moves.pickling import reduce
 
         return reduce(self, operator.index(protocol))
 
     @staticmethod
-    def _unpickle(raw: Any, dtype: str, shape: tuple[int, ...], device: str, flags: int) -> Tensor:
-        from dlbridge.core.moves.pickling import unpickle
+    def _unpickle(
+        raw: Any,
+        dtype: str,
+        shape: tuple[int, ...],
+        device: str,
+        flags: int,
+        owned: bool = False,
+    ) -> Tensor:
+        from dlbridge.core.moves.unpickling import unpickle
 
-        return unpickle(raw, dtype, shape, device, flags)
+        return unpickle(raw, dtype, shape, device, flags, owned)
+
+    def __dask_tokenize__(self) -> Hashable:
+        """Return what Dask names equal tensors by."""
+        from dlbridge.dask import token_of
+
+        return token_of(self)
 
     def __bool__(self) -> bool:
         """Return the truth of the only element."""
@@ -373,9 +430,7 @@ class Tensor(TensorMetadata):
         BufferError
             For what the standard lets a producer refuse.
         """
-        from dlbridge.core.outgoing.producer import produce
-
-        return produce(self, stream, max_version, dl_device, copy)
+        return _produce()(self, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return ``(device_type, device_id)`` as plain ints (array API 2024.12)."""
@@ -387,6 +442,24 @@ class Tensor(TensorMetadata):
         from dlbridge.core.outgoing.cuda_array_interface import describe
 
         return describe(self)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Numpy's array interface, version 3; AttributeError off the CPU (`hasattr` is False)."""
+        from dlbridge.core.outgoing.array_interface import describe_array
+
+        return describe_array(self)
+
+    @property
+    def __arrow_c_array__(self) -> Callable[..., tuple[object, object]]:
+        """Arrow's PyCapsule interface, a method; AttributeError for what Arrow cannot hold.
+
+        It takes one dimension of integers or floats, in compact memory that the
+        host can read, and needs pyarrow.
+        """
+        from dlbridge.core.outgoing.arrow import exporter
+
+        return exporter(self)
 
     # Out: other devices, native objects ------------------------------------------
 
@@ -403,8 +476,13 @@ class Tensor(TensorMetadata):
         Returns
         -------
         Tensor
-            This tensor if it is there already; else on shared memory where
-            that is possible, or a copy.
+            This tensor if it is already there. Otherwise a new one, on shared
+            memory if possible, else on a copy.
+
+        Raises
+        ------
+        ExchangeError, TypeError, ValueError, BackendUnavailable, DeviceMemoryError
+            As for `dlbridge.to_device`.
 
         Examples
         --------
@@ -412,6 +490,8 @@ class Tensor(TensorMetadata):
         >>> t.to_device("cpu") is t
         True
         """
+        if device is self.device and stream is None and not TRACES and self._array is not None:
+            return self
         from dlbridge.core.api import to_device
 
         return to_device(self, device, stream=stream)
@@ -442,6 +522,9 @@ class Tensor(TensorMetadata):
 
     def host_view(self) -> HostView:
         """Return the memory as a CPU tensor without a copy: ``with t.host_view() as h``.
+
+        Until the block ends, work of dlbridge on the device's memory raises
+        BufferError, in this thread and in others; see `HostView`.
 
         Returns
         -------
@@ -491,173 +574,5 @@ class Tensor(TensorMetadata):
         """Drop the memory, so that every later use finds none: the tensor has expired."""
         del self._array, self._memory
 
-    def _release_shared(self) -> None:
-        """Drop what the exchange table and libtvm_ffi share, unless a consumer still has it."""
-        for name in ("_shared", "_native"):
-            if hasattr(self, name) and not getattr(self, name).is_lent():
-                delattr(self, name)
-
-
-class ArrayTensor(Tensor):
-    """A CPU tensor that numpy describes fully, exported by numpy's own C method.
-
-    ``__dlpack__`` of the instance is the carrier's bound method, which hides
-    the method of the class: a consumer calls C and nothing else
-    (`np.from_dlpack` 150 ns, 300 through a Python method). The instances have a
-    ``__dict__`` for it: a slot of that name would hide the method of the class
-    from consumers that look it up on the type (MLX). Only `_array` and
-    ``__dlpack__`` are set, so making a tensor is cheap too.
-    """
-
-    # The class is called where tensors are made: object.__new__ would cost 25 ns more.
-    if not TYPE_CHECKING:
-        __init__ = object.__init__
-
-    _byte_offset = 0
-    _flags = 0
-    _producer: type | None = None
-
-    @property
-    def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
-        return native_dtypes()[self._array.dtype]
-
-    @property
-    def _memory(self) -> Memory:  # type: ignore[override]  # a slot in Tensor
-        return _array_memory(self._array, self._producer)
-
-    @property
-    def device(self) -> Device:
-        """The CPU."""
-        return _CPU
-
-    @property
-    def origin(self) -> str:
-        """The source of the memory, for people."""
-        return _array_origin(self._array, self._producer)
-
-    def data_ptr(self) -> int:
-        """Return the address of the first element."""
-        return address_of(self._array)
-
-    def numpy(self) -> Array:
-        """Return a numpy view."""
-        return self._array[...]
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-    def _forget_memory(self) -> None:
-        del self._array, self.__dlpack__
-
-    def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
-        if dtype is None:
-            return wrap_array(array, self._producer)
-        return _build(array, self._memory, dtype, 0, 0)
-
 
 Tensor._unpickle.__module__ = "dlbridge"  # where pickle finds the class
-
-
-def wrap_array(array: Array, producer: type | None = None) -> Tensor:
-    """The Tensor over a numpy *array*, which the caller must not use any more.
-
-    *producer* is the type that the memory came from, where the base of the array
-    does not show it. ExchangeError for types that DLPack does not have, with the
-    way out.
-    """
-    if not array.flags.forc:
-        _check_strides(array)
-    if array.dtype not in native_dtypes():
-        return _wrap_foreign_dtype(array)
-    # numpy does not export negative strides, on which torch aborts, nor empty
-    # tensors, which must have a NULL pointer. Size-1 dimensions may have any
-    # strides (measured).
-    if array.size and (array.flags.forc or min(array.strides) >= 0):
-        tensor = ArrayTensor()
-        tensor._array = array
-        tensor.__dlpack__ = array.__dlpack__  # type: ignore[method-assign]  # as the class says
-        if producer is not None:
-            tensor._producer = producer
-        return tensor
-    return _general(array, _array_memory(array, producer), from_numpy(array.dtype), 0, 0)
-
-
-def _check_strides(array: Array) -> None:
-    if array.size > 1 and any(step % array.itemsize for step in array.strides):
-        raise ExchangeError(
-            f"byte strides {array.strides} are not multiples of the item size {array.itemsize}, "
-            "which DLPack counts in; make a compact copy: numpy.ascontiguousarray(x)"
-        )
-
-
-def _wrap_foreign_dtype(array: Array) -> Tensor:
-    """The Tensor over an array of a type that numpy does not export (ml_dtypes')."""
-    dtype = from_numpy(array.dtype)
-    flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte else 0
-    return _build(array.view(carrier_dtype(dtype)), _array_memory(array), dtype, 0, flags)
-
-
-def make_tensor(
-    memory: Memory,
-    byte_offset: int,
-    dtype: DType,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None = None,
-    *,
-    readonly: bool = False,
-    flags: int = 0,
-) -> Tensor:
-    """The Tensor at *byte_offset* of *memory*; *strides* in elements, None for compact."""
-    if len(shape) > MAX_NDIM:
-        raise ExchangeError(f"{len(shape)} dimensions; {MAX_NDIM} can be used (numpy's limit)")
-    try:
-        array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
-    except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0
-        raise ExchangeError(f"shape {shape} of {dtype} is more than numpy can describe") from exc
-    if memory.device is not _CPU:  # as `_general`, without the call
-        tensor = object.__new__(Tensor)
-        tensor._array = array
-        tensor._memory = memory
-        tensor._dtype = dtype
-        tensor._byte_offset = byte_offset
-        tensor._flags = flags
-        return tensor
-    return _build(array, memory, dtype, byte_offset, flags)
-
-
-def _build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
-    if not flags and memory.device is _CPU and native_dtypes().get(array.dtype) is dtype:
-        return wrap_array(array)
-    return _general(array, memory, dtype, byte_offset, flags)
-
-
-def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
-    tensor = object.__new__(Tensor)
-    tensor._array = array
-    tensor._memory = memory
-    tensor._dtype = dtype
-    tensor._byte_offset = byte_offset
-    tensor._flags = flags
-    return tensor
-
-
-def writable(tensor: Tensor) -> Tensor:
-    """The same memory without the mark READ_ONLY, for a library that never writes."""
-    return make_tensor(
-        tensor._memory, tensor._byte_offset, tensor.dtype, tensor.shape, tensor.strides
-    )
-
-
-def _array_memory(array: Array, producer: type | None = None) -> Memory:
-    """The memory under *array*, from its first element on."""
-    origin = _array_origin(array, producer)
-    return Memory(_CPU, address_of(array), origin, array)
-
-
-def _array_origin(array: Array, producer: type | None) -> str:
-    base: object = array
-    while (base := getattr(base, "base", None)) is not None:
-        if isinstance(base, CarrierBase):
-            return base.memory.origin
-    kind = producer or type(array if array.base is None else array.base)
-    return f"{kind.__module__}.{kind.__qualname__}"

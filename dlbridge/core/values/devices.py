@@ -20,7 +20,7 @@ from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES
 if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike
 
-__all__ = ["DLDeviceType", "Device", "device", "split"]
+__all__ = ["DLDeviceType", "Device", "UnknownName", "device", "split", "type_names"]
 
 
 @public
@@ -28,7 +28,9 @@ class DLDeviceType(IntEnum):
     """The kind of a device, as a number: DLDeviceType of ``dlpack.h`` 1.3.
 
     Any int32 is accepted: a number that ``dlpack.h`` does not list becomes a
-    member named ``type21``, which equals the number.
+    member named ``type21``, which equals the number. A member also equals its name
+    in TVM-FFI, as ``device.type`` is text there; its hash is that of the number, so
+    look it up in dictionaries by number.
 
     Examples
     --------
@@ -36,6 +38,8 @@ class DLDeviceType(IntEnum):
     'kDLCUDA'
     >>> bridge.DLDeviceType(21).name
     'type21'
+    >>> bridge.device("cuda").type == "cuda", bridge.device("cuda").type == 2
+    (True, True)
     """
 
     kDLCPU = 1
@@ -63,6 +67,18 @@ class DLDeviceType(IntEnum):
         member._name_ = f"type{value:d}"
         member._value_ = value
         return member
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return _NAMES.get(int(self), self._name_) == other
+        return int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return not self == other
+        return int.__ne__(self, other)
+
+    __hash__ = int.__hash__
 
 
 _TYPES: Final = {
@@ -215,6 +231,68 @@ class Device:
         """``(type, index)`` as plain ints, for ``dl_device=`` (array API 2024.12)."""
         return int(self.type), self.index
 
+    @property
+    def uuid(self) -> str | None:
+        """Its UUID, 36 lowercase characters; None if the backend says none. Loads the backend.
+
+        The same device has the same UUID under CUDA, OpenCL and Vulkan, where its
+        drivers say one. BackendUnavailable or ExchangeError if it is not here.
+        """
+        from dlbridge.core.plugins.identity import identity_of
+
+        return identity_of(self).uuid
+
+    @property
+    def pci(self) -> str | None:
+        """Its PCI address, as ``"0000:3b:00.0"``; None if the backend says none.
+
+        Loads the backend. BackendUnavailable or ExchangeError if the device is not here.
+        """
+        from dlbridge.core.plugins.identity import identity_of
+
+        return identity_of(self).pci
+
+    def same_device(self, backend: str) -> Device | None:
+        """Return this physical device as another backend numbers it; loads both backends.
+
+        Parameters
+        ----------
+        backend : str
+            The name of a backend, such as ``"vulkan"``.
+
+        Returns
+        -------
+        Device or None
+            The device with the same UUID. If there is none, the device with the same PCI
+            address, where that backend has only one there. None if neither tells.
+
+        Raises
+        ------
+        BackendUnavailable
+            If one of the two backends cannot be used here.
+        ExchangeError
+            If this device is not here.
+        TypeError, ValueError
+            If *backend* is not a name.
+
+        Examples
+        --------
+        >>> print(bridge.device("cpu").same_device("ext_dev"))
+        None
+        """
+        from dlbridge.core.plugins.identity import same_device
+
+        return same_device(self, backend)
+
+
+class UnknownName(ValueError):
+    """No device type has that name; a backend may have it."""
+
+
+def type_names() -> list[str]:
+    """The names of the device types of DLPack."""
+    return list(_TYPES)
+
 
 _interned: dict[tuple[int, int, str | None], Device] = {}
 
@@ -306,9 +384,12 @@ def _find(obj: Any, device_type: int | None) -> tuple[Device, bool]:
         return _from_pair(obj.__dlpack_device__()), True
     if kind.__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(obj, "platform"):
         return _from_jax(obj), True
+    builtin = kind.__module__ == "builtins"
+    what = kind.__qualname__ if builtin else f"{kind.__module__}.{kind.__qualname__}"
+    hint = "" if builtin else "; dlbridge.device_of(x) gives the device of an array"
     raise TypeError(
-        f"a {kind.__name__} is not a valid device: give a string such as 'cuda:0', (type, index), a"
-        " device of torch, jax or tvm_ffi, or an object with __dlpack_device__()"
+        f"a {what} is not a valid device: give a string such as 'cuda:0', (type, index), a"
+        f" device of torch, jax or tvm_ffi, or an object with __dlpack_device__(){hint}"
     )
 
 
@@ -321,7 +402,7 @@ def _from_text(text: str, device_type: int | None) -> tuple[Device, bool]:
         )
     known = _type_named(name) if device_type is None else device_type
     if known is None:
-        raise ValueError(
+        raise UnknownName(
             f"{text!r}: no device type is called {name!r}; there are {', '.join(_TYPES)}, typeN"
             " for a type by number, and the names of the installed backends"
         )

@@ -1,9 +1,8 @@
 """Data types: DLDataType as a value, and its names in every array library.
 
 A `DType` is the three numbers of ``dlpack.h``: type code, bits of one lane, and
-lanes. Both directions are tables: `dtype` finds the `DType` of what numpy,
-torch, jax, ml_dtypes and tvm_ffi call a dtype, and `DType.numpy` goes back.
-None of these libraries is imported here, numpy only once it is needed.
+lanes. `dtype` converts from another library's dtype, `DType.numpy` to numpy's.
+This module imports no library; numpy is imported when first needed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from dlbridge.core.public import public
 from dlbridge.errors import ExchangeError
 
-from .subbyte import pack_bits, unpack_bits
+from .suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +31,6 @@ __all__ = [
     "dtype",
     "fill_numpy_dtypes",
     "from_numpy",
-    "pack_bits",
-    "unpack_bits",
 ]
 
 
@@ -124,7 +121,9 @@ _NUMPY_OWN: Final = frozenset(
 _PYTHON_TYPES: Final = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
 _ONE_LANE = re.compile(r"([a-z]+|type_code\(([0-9]+)\)_)([0-9]+)", re.ASCII)
-_LANES = re.compile(r"(.+)x([0-9]+)", re.ASCII)
+_LANES = re.compile(r"(.+?)(xvscale)?x([0-9]+)", re.ASCII)
+_SCALABLE = 0x8000
+"""TVM-FFI stores the lanes of a scalable vector as a negative 16-bit number: -4 is 'xvscalex4'."""
 
 
 @public
@@ -281,6 +280,11 @@ class DType:
         """
         return self._numpy or _find_numpy(self)
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The same as `numpy`: ``numpy.dtype(t.dtype)`` looks for an attribute of this name."""
+        return self.numpy
+
 
 _interned: dict[tuple[int, int, int], DType] = {}
 _checked: dict[tuple[int, int, int], DType] = {}
@@ -307,6 +311,8 @@ def _name(code: int, bits: int, lanes: int) -> str:
     for name in ("bool", "handle", "void"):
         if _SPECIAL[name] == (code, bits, lanes):
             return name
+    if lanes >= _SCALABLE:
+        return f"{_name(code, bits, 1)}xvscalex{0x10000 - lanes}"
     if lanes != 1:
         return f"{_name(code, bits, 1)}x{lanes}"
     word = next((word for word, its_code in _WORDS.items() if its_code == code), None)
@@ -383,13 +389,16 @@ def dtype(obj: DTypeLike) -> DType:
         return obj
     theirs: Any = obj
     kind = type(obj)
+    if kind is str:
+        return _from_name(theirs)
     if kind.__name__ == "dtype" and kind.__module__ == "torch":
         return _from_torch(str(obj))
     if isinstance(obj, str):
         # A tvm_ffi.dtype is a str whose text may mean something else to numpy:
         # its "float" has 32 bits.
         if hasattr(theirs, "type_code"):
-            return DType.of(theirs.type_code, theirs.bits, theirs.lanes)
+            # libtvm_ffi's scalable lanes are negative.
+            return DType.of(theirs.type_code, theirs.bits, theirs.lanes & 0xFFFF)
         return _from_name(obj)
     if isinstance(obj, tuple):
         return _from_numbers(obj)
@@ -432,10 +441,16 @@ def _from_name(text: str) -> DType:
         theirs = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as error:
         raise TypeError(
-            f"{text!r} is not the name of a dtype: the names are those of numpy, ml_dtypes and"
-            " TVM-FFI ('float32', 'bfloat16', 'float8_e4m3fn', 'int4', 'float32x4')"
+            f"{text!r} is not the name of a dtype{did_you_mean(text, _usual_names())}: the names"
+            " are those of numpy, ml_dtypes and TVM-FFI ('float32', 'bfloat16', 'float8_e4m3fn',"
+            " 'int4', 'float32x4')"
         ) from error
     return from_numpy(theirs)
+
+
+def _usual_names() -> list[str]:
+    """The names that somebody may have meant."""
+    return [*_NUMPY_OWN, *_SMALL_FLOATS, "bfloat16", "int4", "uint4", "float4_e2m1fn"]
 
 
 def _parse(text: str) -> tuple[int, int, int] | None:
@@ -447,7 +462,16 @@ def _parse(text: str) -> tuple[int, int, int] | None:
         return (*one, 1)
     several = _LANES.fullmatch(text)
     one = _parse_lane(several[1]) if several else None
-    return (*one, int(several[2])) if several and one else None
+    if several is None or one is None:
+        return None
+    lanes = int(several[3])
+    # Scalable vectors: libtvm_ffi stores the factor negated.
+    if not 0 < lanes <= (_SCALABLE if several[2] else 0xFFFF):
+        raise ValueError(
+            f"{text!r} does not fit DLDataType: lanes are 1 to 65535 (dlpack.h 1.3), and factors "
+            "of scalable lanes, as in 'float32xvscalex4', 1 to 32768 (TVM-FFI)"
+        )
+    return (*one, 0x10000 - lanes if several[2] else lanes)
 
 
 def _parse_lane(text: str) -> tuple[int, int] | None:

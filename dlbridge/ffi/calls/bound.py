@@ -6,10 +6,12 @@ from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dlbridge.core.public import public_in
+
 from .._lib import C, ffi
 from ..values.errors import drop_untaken, interrupted, raised, untaken
 from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, unpack
-from .frames import abandon, failure, new_frame, on_streams, pack_frame
+from .frames import abandon, failure, new_memory, on_streams, owner_of_result, pack_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BoundCall", "bind"]
 
 
+@public_in("dlbridge.ffi")
 class BoundCall(Protocol):
     """The result of `Function.bind`: a plain Python function, the fastest to call.
 
@@ -34,7 +37,31 @@ class BoundCall(Protocol):
         """Call with the bound arguments."""
 
     def replace(self, index: int, value: Any) -> None:
-        """Bind *value* in place of argument *index*, for the calls that begin later."""
+        """Bind *value* in place of argument *index*, for the calls that begin later.
+
+        If it fails, the arguments stay as they were.
+
+        Parameters
+        ----------
+        index : int
+            The place of the argument, counted from 0; a negative one counts from the end.
+        value : object
+            The new argument.
+
+        Raises
+        ------
+        IndexError
+            If so many arguments were not bound.
+        RuntimeError
+            If code that runs while *value* is packed calls `replace` itself.
+
+        Examples
+        --------
+        >>> step = ffi.get_global_func("ffi.Array").bind(1, 2)
+        >>> step.replace(-1, "new")
+        >>> step()
+        (1, "new")
+        """
 
 
 def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # noqa: C901  # three closures, one of which is used
@@ -76,19 +103,22 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
             if isinstance(exc, SystemError):
                 raise interrupted(exc) from None
             raise
-        if failed:
-            error = failure(words)
+        # CPython 3.10 runs handlers of signals at jumps, which are all in here.
+        try:
+            if failed:
+                raise failure(words)
+            if untaken:
+                drop_untaken()
+            tag = words[0]
+            if not tag:
+                busy[0] = False
+                return None
+            owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
+        except BaseException:
+            abandon(words)
             busy[0] = False
-            raise error
-        if untaken:
-            drop_untaken()
-        tag = words[0]
-        if not tag:
-            busy[0] = False
-            return None
-        payload = words[1]
-        if OBJECT_BEGIN <= tag <= LAST_INDEX:
-            payload = Handle(payload)  # owned before the place forgets it
+            raise
+        payload = owner(words[1])  # owned before the place forgets it
         words[0] = words[1] = 0
         busy[0] = False
         return unpack(tag, payload)
@@ -113,7 +143,7 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
 
 def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
     """The call, with a place of its own for the result."""
-    words, _none, result, _kinds = new_frame(0)
+    words, _none, result = new_memory(0)
     try:
         failed = call_c(pointer, arguments, count, result)
     except SystemError as exc:
@@ -121,13 +151,12 @@ def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
     except BaseException:
         abandon(words)
         raise
-    if failed:
-        raise failure(words)
-    if untaken:
-        drop_untaken()
-    tag, payload = words[0], words[1]
-    # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
-    return unpack(tag, Handle(payload) if OBJECT_BEGIN <= tag <= LAST_INDEX else payload)
+    try:
+        owner = owner_of_result(failed, words)
+    except BaseException:
+        abandon(words)
+        raise
+    return unpack(words[0], owner(words[1]))  # in line, as in `frames.call`
 
 
 def _pack(bound: list[Any]) -> tuple[Any, Callable[[Any, Any, int, Any], int]]:
@@ -136,7 +165,7 @@ def _pack(bound: list[Any]) -> tuple[Any, Callable[[Any, Any, int, Any], int]]:
     The memory to which the arguments point lives as long as they do.
     """
     keep = Temporaries()
-    words, first, _result, _kinds = pack_frame(bound, keep)
+    words, first, _result = pack_frame(bound, keep)
     keep.extend(bound)  # an object is packed as its address
     # A call in another thread may still use the old arguments while they are
     # replaced: C's own pointer must keep everything alive.

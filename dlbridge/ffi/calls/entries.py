@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from .._lib import C, destructor, ffi, immortal
+from dlbridge.core.implementation_details.python_api import immortal
+
+from .._lib import C, destructor, ffi
 from ..values.errors import raised, set_raised
 from ..values.words import made, new_place
 
@@ -34,7 +36,8 @@ class Entry:
         # All immortal: C may call them late, and from any thread.
         call = ffi.callback(declaration, immortal(enter), error=-1, onerror=immortal(_escaped))
         self._call = immortal(ffi.cast("TVMFFISafeCallType", immortal(call)))
-        self._deleter = destructor("void(*)(void *)", _forgetter(table))
+        # A method of C: an exception that is pending in whoever drops the function stays.
+        self._deleter = destructor("void(*)(void *)", table.__delitem__)
 
     def function(self, value: Any) -> Handle:
         """A new function object; *enter* finds *value* in the table, while C has the object."""
@@ -54,11 +57,3 @@ class Entry:
 def _escaped(_class: type, exception: BaseException, _traceback: Any) -> None:
     """An exception that came before or after *enter* could catch it (a signal's)."""
     set_raised(exception)
-
-
-def _forgetter(table: dict[int, Any]) -> Callable[[int], None]:
-    def forget(key: int) -> None:
-        # No call: an exception may be pending in whoever drops the function.
-        del table[key]
-
-    return forget

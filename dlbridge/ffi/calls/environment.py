@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.outgoing.own_table import _managed_tensor_allocator as managed_tensor_allocator
 from dlbridge.core.plugins.streams import use_stream as use_backend_stream
+from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable
 
@@ -55,6 +57,7 @@ def restore_stream(device_type: int, device_id: int, before: Any) -> None:
     C.TVMFFIEnvSetStream(device_type, device_id, before, ffi.NULL)
 
 
+@public_in("dlbridge.ffi")
 def get_raw_stream(device_like: Any) -> int:
     """The stream that a callee on a device sees now in this thread.
 
@@ -84,6 +87,7 @@ def _handle(stream: object) -> int | None:
     return stream if isinstance(stream, int) else None
 
 
+@public_in("dlbridge.ffi")
 @contextmanager
 def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[None]:
     """Show callees the native handle *stream* for a device, inside the block.
@@ -115,13 +119,16 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
             f"stream must be an int or a ctypes.c_void_p, not {type(stream).__name__}; "
             "use_stream takes the stream objects of a device's ecosystem"
         )
-    before = set_stream(where, handle)
+    thread, before = threading.get_ident(), set_stream(where, handle)
     try:
         yield
     finally:
-        set_stream(where, before)
+        # Where a signal handler's exception cuts a generator off, it may end in another thread.
+        if threading.get_ident() == thread:
+            set_stream(where, before)
 
 
+@public_in("dlbridge.ffi")
 @contextmanager
 def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
     """Send work on a device to *stream* inside the block: callees' and dlbridge's own.
@@ -162,6 +169,7 @@ def use_stream(device_like: Any, stream: Any) -> Iterator[int]:
         yield handle
 
 
+@public_in("dlbridge.ffi")
 @contextmanager
 def use_torch_stream(context: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Show callees torch's current CUDA stream inside the block.

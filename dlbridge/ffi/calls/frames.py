@@ -1,11 +1,12 @@
 """Calls: arguments packed into a frame, the frame passed to C, the result taken.
 
-A *frame* is the memory of one call: a result and up to `FAST` arguments. One
-frame lies ready; a call takes it and puts it back when its result is read, and
-whoever comes meanwhile, by recursion or in another thread, makes a new one. (A
-pool in a list costs 60 ns more for each call, a `threading.local` 50.) A call
-that fails leaves its frame to the collector. A frame that lies ready has the
-result None, which is what a callee that returns nothing leaves.
+A *frame* is the memory of one call: a result and up to `FAST` arguments, and the
+Tensor objects that tensors are lent in. One frame lies ready; a call takes it and
+puts it back when its result is read, and whoever comes meanwhile, by recursion or
+in another thread, makes a new one. (A pool in a list costs 60 ns more for each
+call, a `threading.local` 50.) A call that fails leaves its frame to the collector.
+A frame that lies ready has the result None, which is what a callee that returns
+nothing leaves, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.plugins.streams import order
 from dlbridge.core.values.devices import Device
 from dlbridge.protocol import SupportsStreams
 
@@ -24,6 +26,8 @@ from .environment import restore_stream, swap_stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ..values.ready_tensors import ReadyTensor
+
 __all__ = [
     "FAST",
     "Frame",
@@ -32,23 +36,35 @@ __all__ = [
     "call_with_gil",
     "failure",
     "new_frame",
+    "new_memory",
     "on_streams",
+    "owner_of_result",
 ]
 
 FAST: Final = 6
 """Arguments of a call that is unrolled; more of them take a loop."""
 
-Frame = tuple[memoryview, Any, Any, list[Any]]
-"""64-bit words, TVMFFIAny *arguments, TVMFFIAny *result, and the class that each
-argument's tag was last written for (None: look anew)."""
+Memory = tuple[memoryview, Any, Any]
+"""64-bit words, TVMFFIAny *arguments, TVMFFIAny *result."""
+
+Frame = tuple[memoryview, "memoryview[float]", Any, Any, "list[ReadyTensor | None]", Temporaries]
+"""`Memory` with its words as doubles in the second place; the objects that lie ready
+for tensors, made when they are first needed; and what the arguments need."""
 
 
-def new_frame(count: int) -> Frame:
-    """A frame for *count* arguments: word 0 and 1 the result, then two for each."""
+def new_memory(count: int) -> Memory:
+    """Memory for *count* arguments: word 0 and 1 the result, then two for each."""
     memory = ffi.new("TVMFFIAny[]", count + 1)
     words = memoryview(ffi.buffer(memory)).cast("B").cast("q")
     # Pointer arithmetic does not keep the array alive; the memoryview does.
-    return words, memory + 1, memory + 0, [None] * count
+    return words, memory + 1, memory + 0
+
+
+def new_frame() -> Frame:
+    """A frame for `FAST` arguments."""
+    words, arguments, result = new_memory(FAST)
+    doubles = words.cast("B").cast("d")
+    return words, doubles, arguments, result, [None] * FAST, Temporaries()
 
 
 def failure(words: memoryview) -> BaseException:
@@ -67,10 +83,22 @@ def abandon(words: memoryview) -> None:
     release(tag, payload)
 
 
+def owner_of_result(failed: int, words: memoryview) -> type[int]:
+    """The class that takes over the payload of the call with this frame: `Handle` or int.
+
+    Raises the exception of the call if it has failed.
+    """
+    if failed:
+        raise failure(words)
+    if untaken:
+        drop_untaken()
+    return Handle if OBJECT_BEGIN <= words[0] <= LAST_INDEX else int
+
+
 def call(pointer: Any, arguments: Sequence[Any]) -> Any:
     """Call the function at *pointer* with any number of arguments."""
     keep = Temporaries()
-    words, first, result, _kinds = pack_frame(arguments, keep)
+    words, first, result = pack_frame(arguments, keep)
     try:
         if keep.streams:
             failed = on_streams(keep.streams, pointer, first, len(arguments), result)
@@ -81,13 +109,13 @@ def call(pointer: Any, arguments: Sequence[Any]) -> Any:
     except BaseException:
         abandon(words)
         raise
-    if failed:
-        raise failure(words)
-    if untaken:
-        drop_untaken()
-    tag, payload = words[0], words[1]
+    try:
+        owner = owner_of_result(failed, words)
+    except BaseException:
+        abandon(words)
+        raise
     # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
-    return unpack(tag, Handle(payload) if OBJECT_BEGIN <= tag <= LAST_INDEX else payload)
+    return unpack(words[0], owner(words[1]))
 
 
 def call_with_gil(handle: int, *arguments: Any) -> Any:
@@ -96,28 +124,25 @@ def call_with_gil(handle: int, *arguments: Any) -> Any:
     The registry, the type table, and lists and dicts under change.
     """
     keep = Temporaries()
-    words, first, result, _kinds = pack_frame(arguments, keep)
+    words, first, result = pack_frame(arguments, keep)
     try:
         failed = py.TVMFFIFunctionCall(handle, address(first), len(arguments), address(result))
+        owner = owner_of_result(failed, words)
     except BaseException:
         abandon(words)
         raise
-    if failed:
-        raise failure(words)
-    tag, payload = words[0], words[1]
-    # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
-    return unpack(tag, Handle(payload) if OBJECT_BEGIN <= tag <= LAST_INDEX else payload)
+    return unpack(words[0], owner(words[1]))  # in line, as in `call`
 
 
-def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Frame:
-    """A new frame with *arguments*, good while *keep* lives."""
-    frame = new_frame(len(arguments))
-    words = frame[0]
+def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Memory:
+    """New memory with *arguments*, good while *keep* lives."""
+    memory = new_memory(len(arguments))
+    words = memory[0]
     place = 2
     for argument in arguments:
         words[place], words[place + 1] = pack(argument, keep)
         place += 2
-    return frame
+    return memory
 
 
 def on_streams(
@@ -152,4 +177,4 @@ def _order(device: Device, stream: int, on: int) -> None:
     """Make *stream* wait for *on*. BackendUnavailable where nothing here can."""
     plugin = backend_of(device)
     if isinstance(plugin, SupportsStreams):
-        plugin.wait(device.index, stream, on)
+        order(plugin, device, stream, on)

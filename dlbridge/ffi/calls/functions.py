@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .._lib import C, ffi, immortal
+from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.public import public_in
+
+from .._lib import C, ffi
 from ..values.reading import readonly
-from ..values.tensors import converter, view_packer_of, view_packers
-from ..values.words import HEADER, Handle, packer_of, packers
+from ..values.tensors import converter
+from ..values.words import HEADER, Handle
 from ..values.wrappers import Object, wrap
 from .bound import BoundCall, bind
 from .callbacks import make_function
-from .schemas import borrows_tensors, parse, returns_none, signature_of
+from .schemas import parse, returns_none, signature_of
 from .symbols import from_mlir_symbol, from_symbol
 from .unrolled import make_fast_call
 
@@ -55,9 +58,10 @@ class Function(Object):
 
     __module__ = "dlbridge.ffi"  # where users and pickles find it
 
-    __slots__ = ("_metadata", "_pointer")
+    __slots__ = ("_metadata", "_name", "_pointer")
 
     _pointer: Any
+    _name: str  # for people: not set where nobody said one
     _metadata: Mapping[str, Any] | str  # not parsed yet
 
     def _adopt(self, handle: Handle | None) -> None:
@@ -68,7 +72,13 @@ class Function(Object):
             handle = _NULL  # to call it would end the process
         self._pointer = ffi.cast("void *", handle)
 
-    __call__ = make_fast_call(packers, packer_of)
+    __call__ = make_fast_call()
+
+    def __repr__(self) -> str:
+        name = getattr(self, "_name", "")
+        if not name or self._handle is None:
+            return super().__repr__()
+        return f"<ffi.Function {name} at {self._handle:#x}>"
 
     def __copy__(self) -> Function:
         return self  # as Python's functions do
@@ -81,8 +91,32 @@ class Function(Object):
 
         The arguments are packed now, and kept; tensors are not exported again,
         so that a call costs little more than the C call itself.
-        ``step.replace(i, value)`` packs one of them anew. May be called from
-        any thread and while it runs.
+
+        Parameters
+        ----------
+        *arguments : object
+            The arguments of all the calls, in the order of the parameters. A
+            function whose metadata names its parameters takes keywords, too.
+
+        Returns
+        -------
+        BoundCall
+            ``step()`` calls the function, from any thread and also while another
+            call runs; ``step.replace(index, value)`` packs one argument anew.
+
+        Raises
+        ------
+        ValueError
+            If the function was moved into a call, or has no C function.
+        ExchangeError
+            A BufferError, if a tensor is read-only and did not come by
+            `dlbridge.ffi.readonly`.
+
+        Examples
+        --------
+        >>> step = ffi.get_global_func("ffi.Array").bind(1, 2)
+        >>> step()
+        (1, 2)
         """
         if self._handle is None:
             raise ValueError("the Function was moved into a call and is empty now")
@@ -91,15 +125,55 @@ class Function(Object):
         return bind(self._handle, list(arguments), silent=returns_none(self.metadata))
 
     def like(self, library: Any) -> Callable[..., Any]:
-        """The function, returning tensors of *library*: a name, or a tensor class.
+        """The function, returning tensors of *library* instead of `dlbridge.Tensor`.
 
-        ``f.like("torch")(x)``. The memory is the same; dlbridge's Tensor is the default.
+        Parameters
+        ----------
+        library : str or type
+            The library's name, such as ``"torch"``, or one of its tensor classes.
+
+        Returns
+        -------
+        callable
+            It takes the arguments of the function. A tensor that the function
+            returns becomes an array of *library* on the same memory; tensors inside
+            a container stay as they are. A *library* that is not installed, or has
+            no arrays, raises `ModuleNotFoundError` or `TypeError` at such a call.
+
+        Examples
+        --------
+        >>> same = ffi.convert_func(lambda x: x)
+        >>> same.like("numpy")(np.ones(2))
+        array([1., 1.])
         """
         convert = converter(library)
         return lambda *args, **kwargs: convert(self(*args, **kwargs))
 
     def reading(self, *places: int) -> Callable[..., Any]:
-        """The function, known not to write to its arguments; with *places*, not to those."""
+        """The function, known not to write to its arguments; with *places*, not to those.
+
+        Only you can know that. It is needed for read-only tensors: see
+        `dlbridge.ffi.readonly`.
+
+        Parameters
+        ----------
+        *places : int
+            The places of the arguments that are only read, counted from 0. None
+            given: all arguments are only read.
+
+        Returns
+        -------
+        callable
+            It takes the arguments of the function, by position only.
+
+        Examples
+        --------
+        >>> x = np.arange(3.0)
+        >>> x.flags.writeable = False
+        >>> total = ffi.convert_func(lambda x: float(x.sum()), tensor_cls="numpy")
+        >>> total.reading(0)(x)
+        3.0
+        """
 
         def call(*args: Any) -> Any:
             return self(
@@ -162,7 +236,7 @@ class KeywordFunction(Function):
         return Function.__call__(self, *(self._in_order(args, kwargs) if kwargs else args))
 
     def bind(self, *args: Any, **kwargs: Any) -> BoundCall:
-        """As `Function.bind`; `replace` takes the places of the parameters."""
+        """As `Function.bind`, and with keywords; `replace` takes the places of the parameters."""
         return Function.bind(self, *(self._in_order(args, kwargs) if kwargs else args))
 
     def _in_order(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
@@ -181,26 +255,15 @@ class KeywordFunction(Function):
         return bound.args
 
 
-class BorrowingFunction(Function):
-    """A function all of whose tensor parameters are ``DLTensor *``: they are lent to it.
+def described(function: Function, metadata: Mapping[str, Any] | str, name: str = "") -> Function:
+    """*function*, which knows its metadata, and takes keywords if that names them.
 
-    Half the cost of a managed tensor. A function that takes anything might keep
-    the pointer, so only a schema allows this.
+    Metadata as text (JSON) is parsed when it is asked for. *name* is for its repr.
     """
-
-    __slots__ = ()
-
-    __call__ = make_fast_call(view_packers, view_packer_of)
-
-
-def described(function: Function, metadata: Mapping[str, Any]) -> Function:
-    """*function*, which knows its metadata, and takes keywords if that names them."""
     function._metadata = metadata
-    if type(function) is Function:
-        if "arg_names" in metadata:
-            function.__class__ = KeywordFunction
-        elif borrows_tensors(metadata):
-            function.__class__ = BorrowingFunction
+    function._name = name
+    if type(function) is Function and not isinstance(metadata, str) and "arg_names" in metadata:
+        function.__class__ = KeywordFunction
     return function
 
 
@@ -210,6 +273,7 @@ def check_callable(function: object) -> None:
         raise TypeError(f"{function!r} cannot be called, so it cannot become a Function")
 
 
+@public_in("dlbridge.ffi")
 def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function:
     """The Python callable as a `Function`.
 
@@ -245,4 +309,6 @@ def convert_func(pyfunc: Callable[..., Any], tensor_cls: Any = None) -> Function
         def target(*arguments: Any) -> Any:
             return pyfunc(*map(convert, arguments))
 
-    return wrap(make_function(target), C.kTVMFFIFunction, Function)
+    function = wrap(make_function(target), C.kTVMFFIFunction, Function)
+    function._name = getattr(pyfunc, "__qualname__", "")
+    return function

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from dlbridge.core.public import public_in
+from dlbridge.core.values.suggestions import did_you_mean
+
 from .._lib import C, address, ffi, py
 from ..values.errors import raised
 from ..values.words import ByteArray, Handle, made_with_gil, new_place
-from ..values.wrappers import wrap
+from ..values.wrappers import handle_of, wrap
 from .callbacks import make_function
 from .frames import call_with_gil
 from .functions import Function, check_callable, described
@@ -32,6 +35,7 @@ _Callable = TypeVar("_Callable", bound="Callable[..., object]")
 def get_global_func(name: str, allow_missing: Literal[False] = False) -> Function: ...
 @overload
 def get_global_func(name: str, allow_missing: bool) -> Function | None: ...
+@public_in("dlbridge.ffi")
 def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     """The global function *name*.
 
@@ -65,8 +69,9 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     if handle is None:
         if allow_missing:
             return None
+        hint = did_you_mean(name, list_global_func_names())
         raise ValueError(
-            f"there is no global function {name!r}; list_global_func_names() lists them, and "
+            f"there is no global function {name!r}{hint}; list_global_func_names() lists them, and "
             "a library that registers functions must be loaded first"
         )
     function = wrap(handle, C.kTVMFFIFunction, Function)
@@ -75,9 +80,8 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     except RuntimeError:
         text = ""  # another thread has just removed the name; the function is ours
     if '"arg_names"' in text or "DLTensor*" in text:
-        return described(function, parse(text))
-    function._metadata = text
-    return function
+        return described(function, parse(text), name)
+    return described(function, text, name)
 
 
 def _name(name: str) -> ByteArray:
@@ -104,6 +108,7 @@ def _look_up(name: ByteArray) -> tuple[int, Handle | None]:
     return made_with_gil(new_place(), py.TVMFFIFunctionGetGlobal, name)
 
 
+@public_in("dlbridge.ffi")
 def get_global_func_metadata(name: str) -> Mapping[str, Any]:
     """The metadata of the global function *name*.
 
@@ -138,6 +143,7 @@ def register_global_func(func_name: str, f: _Callable, override: bool = False) -
 def register_global_func(
     func_name: str, f: None = None, override: bool = False
 ) -> Callable[[_Callable], _Callable]: ...
+@public_in("dlbridge.ffi")
 def register_global_func(func_name: Any, f: Any = None, override: bool = False) -> Any:
     """Make the Python callable *f* the global function *func_name*.
 
@@ -182,7 +188,7 @@ def register_global_func(func_name: Any, f: Any = None, override: bool = False) 
 
     name = _name(func_name)
     check_callable(f)
-    handle = f._handle if isinstance(f, Function) else make_function(f)
+    handle = handle_of(f) if isinstance(f, Function) else make_function(f)
     metadata = ByteArray(json.dumps(_published(f)))
     doc = ByteArray(inspect.getdoc(f) or "")
     info = ffi.new("TVMFFIMethodInfo *")
@@ -213,6 +219,7 @@ def _published(function: Any) -> dict[str, Any]:
     return metadata
 
 
+@public_in("dlbridge.ffi")
 def remove_global_func(name: str) -> None:
     """Remove the global function *name*; functions that were got keep working.
 
@@ -232,6 +239,7 @@ def remove_global_func(name: str) -> None:
     call_with_gil(builtin("ffi.FunctionRemoveGlobal"), name)
 
 
+@public_in("dlbridge.ffi")
 def list_global_func_names() -> list[str]:
     """The names of all global functions.
 

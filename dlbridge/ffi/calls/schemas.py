@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "annotation_of",
-    "borrows_tensors",
     "parse",
     "returns_none",
     "signature_of",
@@ -60,21 +59,6 @@ def returns_none(metadata: Mapping[str, Any]) -> bool:
     """Whether the function is known to return nothing."""
     returns = _typed(metadata).get("return")
     return returns is not None and returns[0]["type"] == "None"
-
-
-_PLAIN: Final = frozenset({"int", "float", "bool", "ffi.String", "ffi.Bytes", "DataType", "Device"})
-
-
-def borrows_tensors(metadata: Mapping[str, Any]) -> bool:
-    """Whether the function takes tensors as ``DLTensor *`` only, which it cannot keep."""
-    types = [_inner(schema) for schema in _parameters_of(metadata) or ()]
-    return "DLTensor*" in types and all(name == "DLTensor*" or name in _PLAIN for name in types)
-
-
-def _inner(schema: Mapping[str, Any]) -> str:
-    while schema["type"] == "Optional":
-        schema = schema["args"][0]
-    return str(schema["type"])
 
 
 class _Unknown:

@@ -1,7 +1,7 @@
 """`Function.__call__`, generated: calls of up to `FAST` arguments without a loop.
 
-Most of a call's time goes to packing. Unrolled, with integers stored in line, a
-call of three integers takes half of what a loop over `pack` does.
+Most of a call's time goes to packing. Unrolled, with the frequent classes in line,
+a call of three integers takes half of what a loop over `pack` does.
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ import linecache
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.core.tensor.array_tensor import ArrayTensor
+
 from .._lib import C
 from ..values.errors import drop_untaken, interrupted, untaken
-from ..values.scalars import pack_int
-from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, unpack
+from ..values.ready_tensors import ALONE, lender_of, take_back
+from ..values.scalars import pack_int, pack_str, short_texts
+from ..values.tensors import HostHandle, pack_own
+from ..values.words import CACHED_CLASSES, LAST_INDEX, OBJECT_BEGIN, Handle, packer_of, unpack
 from .frames import FAST, abandon, call, failure, new_frame, on_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
+    from ..values.ready_tensors import Lender
     from ..values.words import Packer
 
 __all__ = ["make_fast_call"]
 
 _FILE_NAME: Final = "<dlbridge.ffi: generated call>"
 
-# Without arguments there is nothing to pack: 40 ns less.
 _HEAD = """\
 def make(ready):
     def __call__(self, {parameters}, /, *rest):
@@ -37,69 +41,87 @@ def make(ready):
         # CPython 3.10 writes a traced frame's variables back, bpo-30744.)
         frame, ready[0] = ready[0], None
         if frame is None:
-            frame = new_frame(FAST)
-        words, arguments, result, kinds = frame
-        if a0 is MISSING:
-            try:
-                failed = CALL(self._pointer, arguments, 0, result)
-            except SystemError as error:
-                raise interrupted(error) from None
-            except BaseException:
-                abandon(words)
-                raise
-        else:
-            keep = None
+            frame = new_frame()
+        words, doubles, arguments, result, tensors, keep = frame
+        lent = 0  # how many of `tensors`
+        # CPython 3.10 runs handlers of signals at jumps, which are all in here.
+        try:
 """
 _ARGUMENT = """\
-kind = type(a{i})
-if kind is int:
-    if kinds[{i}] is not int:
-        kinds[{i}] = int
-        words[{tag}] = INT
-    try:
-        words[{payload}] = a{i}
-    except ValueError:
-        if keep is None:
-            keep = Temporaries()
-        kinds[{i}] = None
-        words[{tag}], words[{payload}] = pack_int(a{i}, keep)
+if a{i} is MISSING:
+    count = {i}
 else:
-    kinds[{i}] = None
-    if keep is None:
-        keep = Temporaries()
-    words[{tag}], words[{payload}] = (packers.get(kind) or packer_of(kind))(a{i}, keep)
-"""
-_NEXT = """\
-if a{next} is MISSING:
-    count = {next}
-else:
+    kind = type(a{i})
+    if kind is int:
+        try:
+            words[{payload}] = a{i}
+            words[{tag}] = INT
+        except ValueError:
+            words[{tag}], words[{payload}] = pack_int(a{i}, keep)
+    elif kind is ArrayTensor:
+        try:
+            handle{i} = a{i}._native  # a variable of its own, which keeps it for the call
+        except AttributeError:  # not passed before
+            handle{i} = None
+        if type(handle{i}) is HostHandle:
+            words[{tag}] = TENSOR
+            words[{payload}] = handle{i}
+        else:
+            words[{tag}], words[{payload}] = pack_own(a{i}, keep)
+    elif kind is float:
+        words[{tag}] = FLOAT
+        doubles[{payload}] = a{i}
+    elif kind is str:
+        words[{tag}], words[{payload}] = short_texts.get(a{i}) or pack_str(a{i}, keep)
+    elif a{i} is None:
+        words[{tag}] = words[{payload}] = 0
+    else:
+        lend, pack = ways.get(kind) or way_of(kind)
+        place = lend and lend(a{i}, tensors, lent)
+        if place:
+            lent += 1
+            words[{tag}] = TENSOR
+            words[{payload}] = place
+        else:
+            words[{tag}], words[{payload}] = pack(a{i}, keep)
 """
 _TAIL = """\
             try:
-                if keep is None or keep.streams is None:
-                    failed = CALL(self._pointer, arguments, count, result)
-                else:
+                if keep and keep.streams:
                     failed = on_streams(keep.streams, self._pointer, arguments, count, result)
+                else:
+                    failed = CALL(self._pointer, arguments, count, result)
             except SystemError as error:
                 raise interrupted(error) from None
-            except BaseException:
-                abandon(words)
-                raise
-        if failed:
-            raise failure(words)
-        if untaken:
-            drop_untaken()
-        tag = words[0]
-        if not tag:
-            ready[0] = frame
-            return None
-        payload = words[1]
-        if tag == INT:
-            words[0] = words[1] = 0
-            ready[0] = frame
-            return payload
-        if OBJECT_BEGIN <= tag <= LAST_INDEX:
-            payload = Handle(payload)  # owned before the frame forgets it
+            if failed:
+                raise failure(words)
+            if untaken:
+                drop_untaken()
+            if lent:
+                for tensor in tensors:
+                    if tensor is None:
+                        break
+                    if tensor.words[0] != ALONE:
+                        take_back(tensors)
+                        break
+                    tensor.lent[1] = None
+            if keep:
+                keep.clear()
+                keep.streams = None
+            tag = words[0]
+            if not tag:
+                ready[0] = frame
+                return None
+            if tag == INT:
+                payload = words[1]
+                words[0] = words[1] = 0
+                ready[0] = frame
+                return payload
+            owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
+        except BaseException:
+            abandon(words)
+            raise
+        payload = owner(words[1])  # owned before the frame forgets it
         words[0] = words[1] = 0
         ready[0] = frame
         return unpack(tag, payload)
@@ -111,38 +133,51 @@ def _indent(text: str, depth: int) -> str:
     return "".join("    " * depth + line for line in text.splitlines(keepends=True))
 
 
-def make_fast_call(
-    packers: dict[type, Packer], packer_of: Callable[[type], Packer]
-) -> Callable[..., Any]:
-    """`Function.__call__`, compiled from the four templates above.
+_ways: Final[dict[type, tuple[Lender | None, Packer]]] = {}
+"""Cache: exact class -> how its instances become arguments: lent if they can be, else packed."""
 
-    *packers* is asked first, by exact class, then *packer_of*.
-    """
+
+def _way_of(cls: type) -> tuple[Lender | None, Packer]:
+    if len(_ways) > CACHED_CLASSES:  # as in `packer_of`
+        _ways.clear()
+    found = _ways[cls] = lender_of(cls), packer_of(cls)
+    return found
+
+
+def make_fast_call() -> Callable[..., Any]:
+    """`Function.__call__`, compiled from the three templates above."""
     scope: dict[str, Any] = {
+        "ALONE": ALONE,
+        "ArrayTensor": ArrayTensor,
         "CALL": C.TVMFFIFunctionCall,
-        "FAST": FAST,
+        "FLOAT": C.kTVMFFIFloat,
+        "Handle": Handle,
+        "HostHandle": HostHandle,
         "INT": C.kTVMFFIInt,
+        "LAST_INDEX": LAST_INDEX,
         "MISSING": object(),
-        "Temporaries": Temporaries,
+        "OBJECT_BEGIN": OBJECT_BEGIN,
+        "TENSOR": C.kTVMFFITensor,
+        "abandon": abandon,
         "call": call,
         "drop_untaken": drop_untaken,
         "failure": failure,
-        "abandon": abandon,
         "interrupted": interrupted,
-        "Handle": Handle,
-        "LAST_INDEX": LAST_INDEX,
-        "OBJECT_BEGIN": OBJECT_BEGIN,
         "new_frame": new_frame,
         "on_streams": on_streams,
         "pack_int": pack_int,
-        "packer_of": packer_of,
-        "packers": packers,
+        "pack_own": pack_own,
+        "pack_str": pack_str,
+        "short_texts": short_texts,
+        "take_back": take_back,
         "unpack": unpack,
         "untaken": untaken,
+        "way_of": _way_of,
+        "ways": _ways,
         "__name__": __name__,
     }
     exec(_fast_call_code(), scope)  # the text is made of constants of this module only
-    return scope["make"]([new_frame(FAST)])  # type: ignore[no-any-return]
+    return scope["make"]([new_frame()])  # type: ignore[no-any-return]
 
 
 @cache
@@ -153,10 +188,8 @@ def _fast_call_code() -> CodeType:
     )
     for i in range(FAST):
         part = _ARGUMENT.format(i=i, tag=2 * i + 2, payload=2 * i + 3)
-        if i + 1 < FAST:
-            part += _NEXT.format(next=i + 1)
         source += _indent(part, i + 3)
-    source += _indent(f"count = {FAST}\n", FAST + 2) + _TAIL
+    source += _indent(f"count = {FAST}\n", FAST + 3) + _TAIL
     # So that tracebacks, debuggers and `inspect.getsource` show its lines. (A time of None
     # tells `linecache.checkcache` that there is no file to compare with.)
     linecache.cache[_FILE_NAME] = (len(source), None, source.splitlines(keepends=True), _FILE_NAME)

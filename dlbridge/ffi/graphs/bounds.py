@@ -15,10 +15,20 @@ from ..values.wrappers import Object
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["bounded"]
+__all__ = ["Seen", "bounded"]
 
 MAX_DEPTH: Final = 2000
 """Levels that are passed on to C++: a tenth of what was seen to crash with 8 MiB of stack."""
+
+
+class Seen:
+    """What has been looked at, with everything below it."""
+
+    def __init__(self) -> None:
+        self.levels: dict[int, int] = {}
+        """Identity -> levels below it. Shared parts may lie deeper elsewhere."""
+        self.kept: list[Any] = []
+        """The same objects, alive, so that identities stay unique."""
 
 
 def _children(value: Any) -> Iterator[Any]:
@@ -36,13 +46,18 @@ def _identity(value: Any) -> int:
     return value._handle or 0 if isinstance(value, Object) else id(value)
 
 
-def bounded(value: Any) -> Any:  # anybody's: the value itself
-    """*value*; ValueError if it contains itself, RecursionError if it is nested too deep."""
+def bounded(value: Any, seen: Seen | None = None) -> Any:  # anybody's: the value itself
+    """*value*; ValueError if it contains itself, RecursionError if it is nested too deep.
+
+    What *seen* has is not looked at again; what is looked at is added there.
+    """
+    seen = seen or Seen()
+    levels, kept = seen.levels, seen.kept
+    if isinstance(value, Object) and _identity(value) in levels:
+        return value
     # From the value down to what is looked at now: value, its children, levels below it.
     path: list[list[Any]] = [[value, _children(value), 0]]
     above = {_identity(value)}
-    levels: dict[int, int] = {}  # of what has been looked at: shared parts may lie deeper elsewhere
-    kept = []  # alive, so that identities stay unique
     while path:
         parent, children, _below = path[-1]
         for child in children:

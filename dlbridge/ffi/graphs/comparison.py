@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.core.public import public_in
+
 from ..calls.frames import call_with_gil
 from ..calls.registry import builtin, get_global_func
 from ..objects.classes import register_object
@@ -25,6 +27,7 @@ __all__ = [
 _UNSIGNED: Final = (1 << 64) - 1
 
 
+@public_in("dlbridge.ffi")
 def structural_equal(
     lhs: Any, rhs: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
 ) -> bool:
@@ -59,6 +62,7 @@ def structural_equal(
     return _compare("ffi.StructuralEqual", lhs, rhs, map_free_vars, skip_tensor_content)  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def structural_hash(
     value: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
 ) -> int:
@@ -87,6 +91,7 @@ def structural_hash(
     return found & _UNSIGNED  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def get_first_structural_mismatch(
     lhs: Any, rhs: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
 ) -> tuple[Any, Any] | None:

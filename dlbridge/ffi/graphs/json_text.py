@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.core.public import public_in
+
 from .._lib import C
 from ..calls.frames import call_with_gil
 from ..calls.registry import builtin
@@ -25,6 +27,7 @@ _IN_PLACE: Final = frozenset(
 )
 
 
+@public_in("dlbridge.ffi.serialization")
 def to_json_graph_str(obj: Any, metadata: dict[str, Any] | None = None) -> str:
     """*obj* and all objects in it as JSON; what is shared stays shared.
 
@@ -54,6 +57,7 @@ def to_json_graph_str(obj: Any, metadata: dict[str, Any] | None = None) -> str:
     return call_with_gil(builtin("ffi.ToJSONGraphString"), bounded(obj), metadata)  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi.serialization")
 def from_json_graph_str(json_str: str) -> Any:  # anybody's: what the text describes
     """The value that `to_json_graph_str` made text of.
 
@@ -118,8 +122,3 @@ def _members(index: int, data: Mapping[str, Any]) -> list[Any]:
         for field in fields
         if field.name in data and field.static_type_index not in _IN_PLACE
     ]
-
-
-# Where users and pickles find them.
-for _function in (to_json_graph_str, from_json_graph_str):
-    _function.__module__ = "dlbridge.ffi.serialization"

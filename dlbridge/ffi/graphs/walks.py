@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
+from dlbridge.core.public import public_in
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
@@ -16,7 +18,7 @@ from ..calls.registry import builtin, get_global_func
 from ..objects.classes import index_of_class
 from ..objects.shapes import Shape
 from ..values.wrappers import MovedObject, Object
-from .bounds import bounded
+from .bounds import Seen, bounded
 from .comparison import register_if_known
 
 __all__ = [
@@ -155,19 +157,99 @@ class StructuralVisitor(Object):
     __slots__ = ()
 
     def visit(self, value: Any) -> VisitInterrupt | None:
-        """Visit *value* as the running visit does; its interrupt, if any."""
-        return _run("ffi.StructuralVisitorVisit", self, value)  # type: ignore[no-any-return]
+        """Visit *value* as the running visit does: a callback that fits is called with it.
+
+        Parameters
+        ----------
+        value : object
+            Any value, usually a part of the callback's own.
+
+        Returns
+        -------
+        VisitInterrupt or None
+            What a callback has stopped the visit of *value* with. Return it from
+            your callback, so that the whole visit stops.
+
+        Examples
+        --------
+        >>> seen = []
+        >>> first = lambda value, visitor: visitor.visit(value[0])
+        >>> number = lambda value, visitor: seen.append(value)
+        >>> ffi.structural_visit([1, 2], [(ffi.Array, first), (int, number)])
+        >>> seen
+        [1]
+        """
+        return _run("ffi.StructuralVisitorVisit", self, _bounded(value))  # type: ignore[no-any-return]
 
     def default_visit(self, value: Any) -> VisitInterrupt | None:
-        """Visit the children of *value*, without a callback for itself."""
-        return _run("ffi.StructuralVisitorDefaultVisit", self, value)  # type: ignore[no-any-return]
+        """Visit the children of *value*, without a callback for *value* itself.
+
+        Parameters
+        ----------
+        value : object
+            Usually the callback's own.
+
+        Returns
+        -------
+        VisitInterrupt or None
+            What a callback has stopped the visit with. Return it from your callback,
+            so that the whole visit stops.
+
+        Examples
+        --------
+        >>> sizes = []
+        >>> def look(value, visitor):
+        ...     sizes.append(len(value))
+        ...     return visitor.default_visit(value)
+        >>> ffi.structural_visit([1, [2]], (ffi.Array, look))
+        >>> sizes
+        [2, 1]
+        """
+        return _run("ffi.StructuralVisitorDefaultVisit", self, _bounded(value))  # type: ignore[no-any-return]
 
     def def_region_kind(self) -> DefRegionKind:
-        """Where the visit is now."""
+        """Whether the visit is now where names are defined.
+
+        Returns
+        -------
+        DefRegionKind
+            The kind of the region.
+
+        Examples
+        --------
+        >>> kinds = []
+        >>> look = lambda value, visitor: kinds.append(visitor.def_region_kind())
+        >>> ffi.structural_visit([1], look)
+        >>> kinds
+        [<DefRegionKind.NONE: 0>]
+        """
         return DefRegionKind(_run("ffi.StructuralVisitorDefRegionKind", self))
 
     def with_def_region_kind(self, kind: int, callback: Callable[[], _Result]) -> _Result:
-        """The result of *callback*, called as if in a region of *kind*."""
+        """Call *callback* while the visit is as if in a region of *kind*.
+
+        Parameters
+        ----------
+        kind : DefRegionKind
+            Its number is taken, too. Afterwards the visit is where it was.
+        callback : callable
+            A function without parameters.
+
+        Returns
+        -------
+        object
+            The result of *callback*. It goes through C: a subclass of int comes back as int.
+
+        Examples
+        --------
+        >>> kinds = []
+        >>> def look(value, visitor):
+        ...     simple = ffi.DefRegionKind.DEF_SIMPLE
+        ...     kinds.append(visitor.with_def_region_kind(simple, visitor.def_region_kind))
+        >>> ffi.structural_visit([1], look)
+        >>> kinds == [ffi.DefRegionKind.DEF_SIMPLE]
+        True
+        """
         return _run("ffi.StructuralVisitorWithDefRegionKind", self, int(kind), callback)  # type: ignore[no-any-return]
 
 
@@ -186,30 +268,143 @@ class StructuralMutator(Object):
     __slots__ = ()
 
     def mutate(self, value: Any) -> Any:  # anybody's: what the callbacks make
-        """*value* rewritten as the running rewrite does; itself if nothing changes."""
-        return _run("ffi.StructuralMutatorMutate", self, value)
+        """Rewrite *value* as the running rewrite does: a callback that fits is called with it.
+
+        Parameters
+        ----------
+        value : object
+            Any value, usually a part of the callback's own.
+
+        Returns
+        -------
+        object
+            The new value; *value* itself if nothing changes.
+
+        Examples
+        --------
+        >>> last = lambda value, mutator: mutator.mutate(value[-1])
+        >>> negate = lambda value, mutator: -value
+        >>> ffi.structural_mutate([1, 2], [(ffi.Array, last), (int, negate)])
+        -2
+        """
+        return _run("ffi.StructuralMutatorMutate", self, _bounded(value))
 
     def default_mutate(self, value: Any) -> Any:  # anybody's: likewise
-        """*value* with rewritten children, without a callback for itself."""
-        return _run("ffi.StructuralMutatorDefaultMutate", self, value)
+        """Rewrite the children of *value*, without a callback for *value* itself.
+
+        Parameters
+        ----------
+        value : object
+            Usually the callback's own.
+
+        Returns
+        -------
+        object
+            The new value; *value* itself if nothing changes.
+
+        Examples
+        --------
+        >>> inside = lambda value, mutator: mutator.default_mutate(value)
+        >>> negate = lambda value, mutator: -value
+        >>> ffi.structural_mutate([1, [2]], [(ffi.Array, inside), (int, negate)])
+        (-1, (-2,))
+        """
+        return _run("ffi.StructuralMutatorDefaultMutate", self, _bounded(value))
 
     def var_remap_get(self, var: Object) -> Any:  # anybody's: what was noted
-        """The replacement that is noted for a variable; None if there is none."""
+        """The replacement that is noted for a variable.
+
+        Parameters
+        ----------
+        var : Object
+            The variable.
+
+        Returns
+        -------
+        object
+            What `var_remap_set` has noted in this rewrite; None if there is nothing.
+
+        Raises
+        ------
+        TypeError
+            If *var* is a plain value and not an object.
+
+        Examples
+        --------
+        >>> look = lambda value, mutator: mutator.var_remap_get(value) or "nothing"
+        >>> ffi.structural_mutate([1], (ffi.Array, look))
+        'nothing'
+        """
         return _run("ffi.StructuralMutatorVarRemapGet", self, var)
 
     def var_remap_set(self, var: Object, mapped_value: Any) -> None:
-        """Note a replacement for a variable."""
+        """Note a replacement for a variable, until the rewrite ends.
+
+        Parameters
+        ----------
+        var : Object
+            The variable.
+        mapped_value : object
+            What replaces it.
+
+        Raises
+        ------
+        TypeError
+            If *var* is a plain value and not an object.
+
+        Examples
+        --------
+        >>> def look(value, mutator):
+        ...     mutator.var_remap_set(value, "new")
+        ...     return mutator.var_remap_get(value)
+        >>> ffi.structural_mutate([1], (ffi.Array, look))
+        'new'
+        """
         _run("ffi.StructuralMutatorVarRemapSet", self, var, mapped_value)
 
     def def_region_kind(self) -> DefRegionKind:
-        """Where the rewrite is now."""
+        """Whether the rewrite is now where names are defined.
+
+        Returns
+        -------
+        DefRegionKind
+            The kind of the region.
+
+        Examples
+        --------
+        >>> kind = lambda value, mutator: mutator.def_region_kind().name
+        >>> ffi.structural_mutate([1], (int, kind))
+        ("NONE",)
+        """
         return DefRegionKind(_run("ffi.StructuralMutatorDefRegionKind", self))
 
     def with_def_region_kind(self, kind: int, callback: Callable[[], _Result]) -> _Result:
-        """The result of *callback*, called as if in a region of *kind*."""
+        """Call *callback* while the rewrite is as if in a region of *kind*.
+
+        Parameters
+        ----------
+        kind : DefRegionKind
+            Its number is taken, too. Afterwards the rewrite is where it was.
+        callback : callable
+            A function without parameters.
+
+        Returns
+        -------
+        object
+            The result of *callback*. It goes through C: a subclass of int comes back as int.
+
+        Examples
+        --------
+        >>> def look(value, mutator):
+        ...     simple = ffi.DefRegionKind.DEF_SIMPLE
+        ...     return mutator.with_def_region_kind(simple, lambda: 10 * value)
+        >>> ffi.structural_mutate([1], (int, look))
+        (10,)
+        """
         return _run("ffi.StructuralMutatorWithDefRegionKind", self, int(kind), callback)  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def structural_walk(
     root: Any,
     callbacks: Any = (),
@@ -255,6 +450,7 @@ def structural_walk(
     return _run("ffi.StructuralWalk", bounded(root), *entries, _order(order))  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def structural_visit(root: Any, callbacks: Any = ()) -> VisitInterrupt | None:
     """Like `structural_walk`, but each callback visits the children of its value itself.
 
@@ -277,9 +473,10 @@ def structural_visit(root: Any, callbacks: Any = ()) -> VisitInterrupt | None:
     >>> ffi.structural_visit([1, 2], (int, lambda value, visitor: ffi.VisitInterrupt(value))).value
     1
     """
-    return _run("ffi.StructuralVisit", bounded(root), _entries(callbacks))  # type: ignore[no-any-return]
+    return _descend("ffi.StructuralVisit", root, _entries(callbacks))  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def structural_map(
     root: Any,
     callbacks: Any = (),
@@ -311,9 +508,10 @@ def structural_map(
     (10, ("x", 20))
     """
     entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
-    return _run("ffi.StructuralMap", _root(root), *entries, _order(order))
+    return _run("ffi.StructuralMap", _bounded(root), *entries, _order(order))
 
 
+@public_in("dlbridge.ffi")
 def structural_mutate(root: Any, callbacks: Any = ()) -> Any:  # anybody's: what the callbacks make
     """Like `structural_map`, but each callback rewrites the children of its value itself.
 
@@ -338,7 +536,7 @@ def structural_mutate(root: Any, callbacks: Any = ()) -> Any:  # anybody's: what
     (-1, "x")
     """
     entries = [(*entry, _takes_mode(entry[1])) for entry in _entries(callbacks)]
-    return _run("ffi.StructuralMutate", _root(root), entries)
+    return _descend("ffi.StructuralMutate", root, entries)
 
 
 def _run(name: str, *arguments: Any) -> Any:
@@ -346,9 +544,28 @@ def _run(name: str, *arguments: Any) -> Any:
     return call(ffi.cast("void *", builtin(name)), arguments)
 
 
-def _root(root: Any) -> Any:
-    bounded(root.moved if isinstance(root, MovedObject) else root)
-    return root
+class _Running(threading.local):
+    """The visit or the mutation that runs in this thread, if one does."""
+
+    seen: Seen | None = None
+
+
+_running = _Running()
+
+
+def _descend(name: str, root: Any, entries: Any) -> Any:
+    """Run a visit or a mutation of *root*, whose callbacks may go on to other values."""
+    before, _running.seen = _running.seen, Seen()
+    try:
+        return _run(name, _bounded(root), entries)
+    finally:
+        _running.seen = before
+
+
+def _bounded(value: Any) -> Any:
+    """*value*, which does not contain itself. Parts of what runs were looked at before."""
+    bounded(value.moved if isinstance(value, MovedObject) else value, _running.seen)
+    return value
 
 
 def _order(order: str | WalkOrder) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+
+from dlbridge.core.public import public_in
 
 from .._lib import C
 from ..calls.frames import call_with_gil
@@ -37,14 +38,6 @@ _classes: dict[int, type[Object]] = {
     C.kTVMFFIList: List,
     C.kTVMFFIDict: Dict,
 }
-# Modules that register a class for a type of the library's own.
-_HOMES: Final = {
-    "ffi.Module": ".modules",
-    "ffi.StructuralKey": "..graphs.comparison",
-    "ffi.StructuralMutator": "..graphs.walks",
-    "ffi.StructuralVisitor": "..graphs.walks",
-    "ffi.VisitInterrupt": "..graphs.walks",
-}
 _generated: set[type[Object]] = set()
 
 
@@ -54,11 +47,9 @@ def class_of(index: int) -> type[Object]:
     if found is not None:
         return found
     info = info_of(index)
-    home = _HOMES.get(info.type_key)
-    if home is not None:  # its import registers the class
-        import_module(home, __package__)
-        if index in _classes:
-            return _classes[index]
+    _import_home(info.type_key)
+    if index in _classes:
+        return _classes[index]
     parent = class_of(info.ancestors[-1])
     module, _, name = info.type_key.rpartition(".")
     scope = {"__module__": module, "__doc__": _doc(info), "__slots__": ()}
@@ -68,11 +59,25 @@ def class_of(index: int) -> type[Object]:
     return _classes.setdefault(index, made)
 
 
+def _import_home(type_key: str) -> None:
+    """Import the module that registers our class for a type of the library's own, if there is one.
+
+    So it does not matter who imports such a module, and when.
+    """
+    if type_key == "ffi.Module":
+        from . import modules  # noqa: F401  # registers Module
+    elif type_key == "ffi.StructuralKey":
+        from ..graphs import comparison  # noqa: F401  # registers StructuralKey
+    elif type_key in ("ffi.StructuralMutator", "ffi.StructuralVisitor", "ffi.VisitInterrupt"):
+        from ..graphs import walks  # noqa: F401  # registers the three
+
+
 def index_of_class(cls: type) -> int | None:
     """The type index whose objects are of class *cls*; None if there is no such type."""
-    return next((index for index, known in list(_classes.items()) if known is cls), None)
+    return next((index for index, known in _classes.copy().items() if known is cls), None)
 
 
+@public_in("dlbridge.ffi")
 def object_class(type_key: str) -> type[Object]:
     """The class of objects of the type *type_key*, to construct and to test instances.
 
@@ -110,6 +115,7 @@ def _object_index(type_key: str) -> int:
 def register_object(type_key: _Class) -> _Class: ...
 @overload
 def register_object(type_key: str | None = None) -> Callable[[_Class], _Class]: ...
+@public_in("dlbridge.ffi")
 def register_object(type_key: Any = None) -> Any:
     """Make the decorated class, a subclass of `Object`, the class of a type's objects.
 
@@ -145,11 +151,13 @@ def register_object(type_key: Any = None) -> Any:
         return register_object(type_key.__name__)(type_key)
 
     def register(cls: _Class) -> _Class:
-        index = _object_index(cls.__name__ if type_key is None else type_key)
+        key = cls.__name__ if type_key is None else type_key
+        index = _object_index(key)
+        _import_home(key)  # else its import would replace *cls* later
         before = _classes.get(index)
         _classes[index] = _equip(cls, info_of(index))
         # Classes made below the one before are made anew below this one.
-        for below, known in list(_classes.items()):
+        for below, known in _classes.copy().items():
             if before and known in _generated and issubclass(known, before):
                 _classes.pop(below, None)
         return cls

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlbridge.core.tensor.tensor import Tensor
 
 from ..values.errors import Error
 from ..values.words import Handle, Temporaries, native_type_index, pack, unpack, view
-from ..values.wrappers import Object, pack_object, remember
+from ..values.wrappers import Object, handle_of, new_wrapper, pack_object
 from .elements import Members, method
 
 if TYPE_CHECKING:
@@ -23,8 +24,18 @@ __all__ = ["Container", "changing", "container_rule", "same", "tensors_in"]
 
 # What takes more than one call into C is one step for other threads by this. A
 # lock for all containers: it is held for microseconds, and may be taken again
-# by a finalizer of what a change removes.
-changing: Final = threading.RLock()
+# by a finalizer of what a change removes. Read it from here: a forked child gets another.
+changing = threading.RLock()
+
+
+def _renew_lock() -> None:
+    # A thread that held it does not exist in the child.
+    global changing
+    changing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 _Self = TypeVar("_Self", bound="Container")
 
@@ -44,10 +55,7 @@ class Container(Object):
     @classmethod
     def _make(cls: type[_Self], index: int, handle: Handle) -> _Self:
         """The wrapper of a new object of type *index*."""
-        made: Any = object.__new__(cls)
-        made._adopt(handle)
-        made._index = index
-        return remember(made, int(handle))  # type: ignore[no-any-return]
+        return new_wrapper(handle, index, cls)
 
     @classmethod
     def _of(cls, values: Any) -> Any:
@@ -56,12 +64,7 @@ class Container(Object):
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """The result of the library's function *name* on this object, with the GIL held."""
-        return unpack(*method(name, self._index, self._alive(), *arguments))
-
-    def _alive(self) -> Handle:
-        if self._handle is None:
-            raise ValueError(f"the {type(self).__name__} was moved into a call and is empty now")
-        return self._handle
+        return unpack(*method(name, self._index, handle_of(self), *arguments))
 
     def _nested(self) -> list[Any]:
         """The values in the container, if any of them may be more than a plain value."""
@@ -133,8 +136,9 @@ def _agree(ours: Container, theirs: Container) -> bool:
             if x is y:
                 continue
             if isinstance(x, Container):
-                if (x._handle, y._handle) not in seen:
-                    seen.add((x._handle, y._handle))
+                pair = handle_of(x), handle_of(y)
+                if pair not in seen:
+                    seen.add(pair)
                     waiting.append((x, y))
             elif not _same_object(x, y):
                 return False
@@ -173,13 +177,13 @@ def _pack_container(value: Container, keep: Temporaries) -> tuple[int, int]:
 
 def tensors_in(value: Container) -> list[Tensor]:
     """The tensors in *value* and the containers in it, each container looked at once."""
-    found, seen, waiting = [], {value._handle}, [value]
+    found, seen, waiting = [], {handle_of(value)}, [value]
     while waiting:
         for item in waiting.pop()._nested():
             if isinstance(item, Tensor):
                 found.append(item)
-            elif isinstance(item, Container) and item._handle not in seen:
-                seen.add(item._handle)
+            elif isinstance(item, Container) and handle_of(item) not in seen:
+                seen.add(handle_of(item))
                 waiting.append(item)
     return found
 

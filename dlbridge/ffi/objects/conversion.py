@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.public import public_in
+
 from ..calls.registry import get_global_func, list_global_func_names
 from ..values.words import Temporaries, pack, view
 
@@ -29,10 +31,25 @@ class ObjectConvertible:
     __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     def asobject(self) -> Any:  # anybody's: what the subclass stands for
-        """The value to pass instead of this one."""
+        """The value to pass instead of this one; a subclass must define it.
+
+        Returns
+        -------
+        object
+            Any value that can be an argument.
+
+        Examples
+        --------
+        >>> class Name(ffi.ObjectConvertible):
+        ...     def asobject(self):
+        ...         return "name"
+        >>> ffi.convert([Name()])
+        ("name",)
+        """
         raise NotImplementedError
 
 
+@public_in("dlbridge.ffi")
 def convert(value: Any) -> Any:  # anybody's: the value itself where nothing changes
     """*value* as it arrives on the other side.
 
@@ -61,6 +78,7 @@ def convert(value: Any) -> Any:  # anybody's: the value itself where nothing cha
     return view(*pack(value, keep))
 
 
+@public_in("dlbridge.ffi")
 def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
     """Put the global functions ``namespace.name`` into a module, each as ``name``.
 

@@ -164,14 +164,14 @@ def _call(function: int, arguments: Any, count: int) -> tuple[int, int]:
     result = ffi.new("int64_t[2]")
     try:
         failed = py.TVMFFIFunctionCall(function, address(arguments), count, address(result))
-    except BaseException:  # a Ctrl-C that came meanwhile
+        owner = Handle if OBJECT_BEGIN <= result[0] <= LAST_INDEX else int
+        if failed:
+            raise raised()
+    except BaseException:  # its own, or a Ctrl-C that came meanwhile
         release(result[0], result[1])
         raise
-    if failed:
-        raise raised()
-    tag, payload = result
     # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
-    return tag, Handle(payload) if OBJECT_BEGIN <= tag <= LAST_INDEX else payload
+    return result[0], owner(result[1])
 
 
 def build_by(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
-from contextlib import contextmanager
 from itertools import chain, cycle, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from .._lib import C, address, ffi, py
 from ..values.errors import raised
 from ..values.words import OBJECT_BEGIN, Temporaries, unpack
-from .containers import Container, changing
+from ..values.wrappers import handle_of
+from . import containers
+from .containers import Container
 from .elements import ANY_SIZE, Packed, build, method, owned
 
 if TYPE_CHECKING:
@@ -28,17 +29,6 @@ _COMMANDS: Final = tuple(address(_commands) + ANY_SIZE * command for command in 
 
 _missing: Final = build("ffi.GetInvalidObject", ())
 """The object that stands for "no such key"."""
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _pairs(values: Any) -> list[Any]:
@@ -62,20 +52,29 @@ class _Mapping(Container):
         threads away, the GIL (C code alone runs the loop) everybody's, and a
         paused collector the finalizers of this thread.
         """
-        handle = self._alive()
-        with changing, _collector_paused():
-            size = len(self)
-            if not size:  # an iterator at its end must not be asked
-                return []
-            functor = method(f"{self._name}ForwardIterFunctor", self._index, handle)[1]
-            results = ffi.new("int64_t[]", 6 * size)
-            places = range(address(results), address(results) + 3 * ANY_SIZE * size, ANY_SIZE)
-            calls = map(py.TVMFFIFunctionCall, repeat(functor), cycle(_COMMANDS), repeat(1), places)
-            if any(calls):
-                raise raised()
-        words = ffi.unpack(results, 6 * size)
+        with containers.changing:
+            enabled = gc.isenabled()
+            try:
+                gc.disable()
+                words = self._words()
+            finally:
+                if enabled:
+                    gc.enable()
         del words[4::6], words[4::5]  # what the third command answers
         return owned(words)
+
+    def _words(self) -> list[int]:
+        """What the library's iterator answers, two words for each result."""
+        size = len(self)
+        if not size:  # an iterator at its end must not be asked
+            return []
+        functor = method(f"{self._name}ForwardIterFunctor", self._index, handle_of(self))[1]
+        results = ffi.new("int64_t[]", 6 * size)
+        places = range(address(results), address(results) + 3 * ANY_SIZE * size, ANY_SIZE)
+        calls = map(py.TVMFFIFunctionCall, repeat(functor), cycle(_COMMANDS), repeat(1), places)
+        if any(calls):
+            raise raised()
+        return ffi.unpack(results, 6 * size)  # type: ignore[no-any-return]
 
     def _nested(self) -> list[Any]:
         return self._snapshot()[1::2]
@@ -96,7 +95,7 @@ class _Mapping(Container):
 
     def _find(self, key: Any) -> tuple[int, int] | None:
         """Tag and payload of the value for *key*, owned by the caller; None if there is none."""
-        found = method(f"{self._name}GetItemOrMissing", self._index, self._alive(), key)
+        found = method(f"{self._name}GetItemOrMissing", self._index, handle_of(self), key)
         if found[1] == _missing and found[0] >= OBJECT_BEGIN:
             return None
         return found
@@ -108,7 +107,26 @@ class _Mapping(Container):
         return unpack(*found)
 
     def get(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
-        """The value for *key*, *default* if there is none."""
+        """The value for *key*; *default* if there is none.
+
+        Parameters
+        ----------
+        key : object
+            The key, converted as an argument is.
+        default : object, optional
+            It is returned as it is.
+
+        Returns
+        -------
+        object
+            The value, or *default*.
+
+        Examples
+        --------
+        >>> table = ffi.Map({"a": 1})
+        >>> table.get("a"), table.get("b", 0)
+        (1, 0)
+        """
         found = self._find(key)
         return default if found is None else unpack(*found)
 
@@ -122,11 +140,33 @@ class _Mapping(Container):
         return iter(self._snapshot()[::2])
 
     def items(self) -> ItemsView[Any, Any]:
-        """A view of the pairs."""
+        """A view of the pairs, in the order of insertion.
+
+        Returns
+        -------
+        ItemsView
+            Each iteration gives the pairs that are there when it begins.
+
+        Examples
+        --------
+        >>> list(ffi.Map({"a": 1, "b": 2}).items())
+        [('a', 1), ('b', 2)]
+        """
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
-        """A view of the values."""
+        """A view of the values, in the order of insertion.
+
+        Returns
+        -------
+        ValuesView
+            Each iteration gives the values that are there when it begins.
+
+        Examples
+        --------
+        >>> list(ffi.Map({"a": 1, "b": 2}).values())
+        [1, 2]
+        """
         return _Values(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -203,7 +243,7 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         place, item = Packed(key), Packed(value)
-        with changing:
+        with containers.changing:
             # The value that goes lives until C++ is done: its finalizer may look at this Dict.
             before = self._find(place)
             try:
@@ -216,11 +256,35 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
         self.pop(key)
 
     def pop(self, key: Any, *default: Any) -> Any:  # anybody's: the value
-        """Remove *key* and return its value; *default*, or KeyError, if it is not there."""
+        """Remove *key* and return its value.
+
+        Parameters
+        ----------
+        key : object
+            The key, converted as an argument is.
+        *default : object
+            At most one value, which is returned if *key* is not there.
+
+        Returns
+        -------
+        object
+            The value that was removed, or *default*.
+
+        Raises
+        ------
+        KeyError
+            If *key* is not there, and no *default* was given.
+
+        Examples
+        --------
+        >>> table = ffi.Dict({"a": 1})
+        >>> table.pop("a"), table.pop("a", None)
+        (1, None)
+        """
         if len(default) > 1:
             raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
         place = Packed(key)
-        with changing:
+        with containers.changing:
             found = self._find(place)
             if found is not None:
                 value = unpack(*found)
@@ -232,7 +296,7 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
 
     def clear(self) -> None:
         """Remove everything."""
-        with changing:
+        with containers.changing:
             removed = self._snapshot()
             self._call("ffi.DictClear")
         del removed

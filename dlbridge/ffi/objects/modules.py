@@ -6,7 +6,10 @@ import os
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
-from .._lib import address, immortal, py
+from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.public import public_in
+
+from .._lib import address, py
 from ..calls.frames import call_with_gil
 from ..calls.functions import Function, described
 from ..calls.registry import builtin, list_global_func_names
@@ -89,12 +92,41 @@ class Module(Object):
         return self.main(*args)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *vars(self)})
+        return sorted({*super().__dir__(), *vars(self)} - {"_file"})
+
+    def __repr__(self) -> str:
+        file = vars(self).get("_file", "")
+        if not file or self._handle is None:
+            return super().__repr__()
+        return f"<ffi.Module {file} at {self._handle:#x}>"
 
     def get_function(self, name: str, query_imports: bool = False) -> Function:
-        """The function *name*, also from imported modules if *query_imports*.
+        """The function *name*.
 
-        AttributeError if the module has none.
+        Parameters
+        ----------
+        name : str
+            Without the ``__tvm_ffi_`` of the symbol.
+        query_imports : bool, optional
+            Whether modules that this one imports are asked, too.
+
+        Returns
+        -------
+        Function
+            It keeps the library loaded, and knows its metadata.
+
+        Raises
+        ------
+        AttributeError
+            If the module has no such function.
+        TypeError
+            If *name* is not a str.
+
+        Examples
+        --------
+        >>> module = ffi.load_module(ffi.library_path.replace("tvm_ffi.", "tvm_ffi_testing."))
+        >>> module.get_function("testing_dll_schema_id_int")(3)
+        3
         """
         if not isinstance(name, str):
             raise TypeError(f"a function's name is a str, not {type(name).__name__}")
@@ -106,21 +138,79 @@ class Module(Object):
                 name=name,
                 obj=self,
             )
-        return described(function, self.get_function_metadata(name, query_imports) or {})
+        file = vars(self).get("_file", "")
+        shown = f"{name} of {file}" if file else name
+        return described(function, self.get_function_metadata(name, query_imports) or {}, shown)
 
     def implements_function(self, name: str, query_imports: bool = False) -> bool:
-        """Whether the module has the function *name*."""
+        """Whether the module has the function *name*.
+
+        Parameters
+        ----------
+        name : str
+            Without the ``__tvm_ffi_`` of the symbol.
+        query_imports : bool, optional
+            Whether modules that this one imports are asked, too.
+
+        Returns
+        -------
+        bool
+            Whether `get_function` finds it.
+
+        Examples
+        --------
+        >>> ffi.system_lib().implements_function("no_such_function")
+        False
+        """
         return self._call("ffi.ModuleImplementsFunction", name, query_imports)  # type: ignore[no-any-return]
 
     def get_function_metadata(
         self, name: str, query_imports: bool = False
     ) -> Mapping[str, Any] | None:
-        """The function's metadata, its ``type_schema`` first; None if the library has none."""
+        """The metadata of the function *name*.
+
+        Parameters
+        ----------
+        name : str
+            Without the ``__tvm_ffi_`` of the symbol.
+        query_imports : bool, optional
+            Whether modules that this one imports are asked, too.
+
+        Returns
+        -------
+        Mapping or None
+            With the key ``type_schema``, perhaps among others. None if the library
+            says nothing, or has no such function.
+
+        Examples
+        --------
+        >>> module = ffi.load_module(ffi.library_path.replace("tvm_ffi.", "tvm_ffi_testing."))
+        >>> list(module.get_function_metadata("testing_dll_schema_id_int"))
+        ['type_schema']
+        """
         text = self._call("ffi.ModuleGetFunctionMetadata", name, query_imports)
         return parse(text) or None
 
     def get_function_doc(self, name: str, query_imports: bool = False) -> str | None:
-        """The function's documentation; None if the library has none."""
+        """The documentation of the function *name*.
+
+        Parameters
+        ----------
+        name : str
+            Without the ``__tvm_ffi_`` of the symbol.
+        query_imports : bool, optional
+            Whether modules that this one imports are asked, too.
+
+        Returns
+        -------
+        str or None
+            None if the library has none, or no such function.
+
+        Examples
+        --------
+        >>> ffi.system_lib().get_function_doc("no_such_function") is None
+        True
+        """
         return self._call("ffi.ModuleGetFunctionDoc", name, query_imports) or None
 
     @property
@@ -134,7 +224,26 @@ class Module(Object):
         return list(self.imports_)
 
     def import_module(self, module: Module) -> None:
-        """Let this module find the functions of *module*. RuntimeError if that makes a circle."""
+        """Let this module find the functions of *module*, where it is asked for *query_imports*.
+
+        Parameters
+        ----------
+        module : Module
+            It is added to `imports`.
+
+        Raises
+        ------
+        RuntimeError
+            If *module* imports this one, itself or through others.
+
+        Examples
+        --------
+        >>> module = ffi.load_module(ffi.library_path.replace("tvm_ffi.", "tvm_ffi_testing."))
+        >>> module.import_module(ffi.system_lib())
+        >>> len(module.imports)
+        1
+        >>> module.clear_imports()
+        """
         self._call("ffi.ModuleImportModule", module)
 
     def clear_imports(self) -> None:
@@ -142,7 +251,24 @@ class Module(Object):
         self._call("ffi.ModuleClearImports")
 
     def inspect_source(self, fmt: str = "") -> str:
-        """The source that the module carries; empty if none."""
+        """The source that the module carries.
+
+        Parameters
+        ----------
+        fmt : str, optional
+            The format that is wanted, by a name that the module's kind knows;
+            its usual one if empty.
+
+        Returns
+        -------
+        str
+            Empty if the module carries none.
+
+        Examples
+        --------
+        >>> ffi.system_lib().inspect_source()
+        ''
+        """
         return self._call("ffi.ModuleInspectSource", fmt)  # type: ignore[no-any-return]
 
     def get_write_formats(self) -> list[str]:
@@ -150,11 +276,44 @@ class Module(Object):
         return list(self._call("ffi.ModuleGetWriteFormats"))
 
     def write_to_file(self, file_name: str | os.PathLike[str], fmt: str = "") -> None:
-        """Write the module to a file. RuntimeError if its kind cannot be written."""
+        """Write the module to a file.
+
+        Parameters
+        ----------
+        file_name : str or os.PathLike
+            The file, which is made or replaced.
+        fmt : str, optional
+            One of `get_write_formats`; the usual one of the module's kind if empty.
+
+        Raises
+        ------
+        RuntimeError
+            If this kind of module cannot be written, as a shared library cannot.
+
+        Examples
+        --------
+        >>> ffi.system_lib().get_write_formats()
+        []
+        >>> ffi.system_lib().write_to_file("module.so")
+        Traceback (most recent call last):
+            ...
+        RuntimeError: Module[library] does not support WriteToFile
+        """
         self._call("ffi.ModuleWriteToFile", os.fspath(file_name), fmt)
 
     def get_property_mask(self) -> ModulePropertyMask:
-        """The properties of the module, as flags."""
+        """The properties of the module, as flags.
+
+        Returns
+        -------
+        ModulePropertyMask
+            What the module can do.
+
+        Examples
+        --------
+        >>> ffi.system_lib().get_property_mask() & ffi.ModulePropertyMask.RUNNABLE
+        <ModulePropertyMask.RUNNABLE: 2>
+        """
         return ModulePropertyMask(self._call("ffi.ModuleGetPropertyMask"))
 
     def is_binary_serializable(self) -> bool:
@@ -170,6 +329,7 @@ class Module(Object):
         return ModulePropertyMask.COMPILATION_EXPORTABLE in self.get_property_mask()
 
 
+@public_in("dlbridge.ffi")
 def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) -> Module:
     """The module in a shared library, or in another kind of file that has a loader.
 
@@ -204,7 +364,7 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     file = Path(path)
     if file.exists():
         file = file.absolute()  # the system's loader looks for a bare name elsewhere
-    elif len(file.parts) > 1:
+    elif os.path.dirname(path):  # noqa: PTH120 - a Path forgets that "./nope.so" begins so
         raise FileNotFoundError(
             f"there is no file {str(file)!r} to load (looked from {str(Path.cwd())!r}); build it "
             "first, or give the path of the library that was built"
@@ -213,6 +373,7 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
         module: Module = call_with_gil(builtin("ffi.ModuleLoadFromFile"), str(file))
     except RuntimeError as exc:
         raise RuntimeError(_why_not(file, exc)) from exc
+    vars(module)["_file"] = file.name  # for the repr of the module and of its functions
     if keep_module_alive:
         call_with_gil(builtin("ffi.ModuleGlobalsAdd"), module)
     return module
@@ -237,6 +398,7 @@ def _why_not(file: Path, error: RuntimeError) -> str:
     )
 
 
+@public_in("dlbridge.ffi")
 def system_lib(symbol_prefix: str = "") -> Module:
     """The functions that were registered in this process, as one module.
 
@@ -258,6 +420,7 @@ def system_lib(symbol_prefix: str = "") -> Module:
     return call_with_gil(builtin("ffi.SystemLib"), symbol_prefix)  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def register_system_lib_symbol(name: str, symbol: Any) -> None:
     """Make a C function of type TVMFFISafeCallType *name* of the system library.
 

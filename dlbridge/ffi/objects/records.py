@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dlbridge.core.public import public_in
+
 from ..calls.frames import call_with_gil
 from ..calls.registry import builtin
 from ..values.wrappers import Object
@@ -30,6 +32,7 @@ _ORDER = {
 }
 
 
+@public_in("dlbridge.ffi.dataclasses")
 def c_class(
     type_key: str,
     *,
@@ -118,6 +121,7 @@ def _refuse(self: Object, *_args: Any, **_kwargs: Any) -> None:
     raise TypeError(f"{type(self).__name__} is not constructed directly")
 
 
+@public_in("dlbridge.ffi.dataclasses")
 def is_dataclass(obj: object) -> bool:
     """Whether *obj* is an object of a registered type, or its class.
 
@@ -144,6 +148,7 @@ def _info_of(obj: object) -> TypeInfo | None:
     return getattr(cls, "__tvm_ffi_type_info__", None) if issubclass(cls, Object) else None
 
 
+@public_in("dlbridge.ffi.dataclasses")
 def fields(class_or_instance: object) -> tuple[Field, ...]:
     """The fields of a registered type, those of its ancestors first.
 
@@ -177,6 +182,7 @@ def fields(class_or_instance: object) -> tuple[Field, ...]:
     return tuple({field.name: field for field in info.all_fields()}.values())
 
 
+@public_in("dlbridge.ffi.dataclasses")
 def asdict(obj: Any) -> dict[str, Any]:
     """The fields of *obj* by name; objects and containers in them converted likewise.
 
@@ -200,6 +206,7 @@ def asdict(obj: Any) -> dict[str, Any]:
     return {field.name: _plain(field.__get__(obj), asdict) for field in fields(obj)}
 
 
+@public_in("dlbridge.ffi.dataclasses")
 def astuple(obj: Any) -> tuple[Any, ...]:
     """The fields of *obj* in order; objects and containers in them converted likewise.
 
@@ -231,6 +238,7 @@ def _plain(value: Any, convert: Callable[[Any], Any]) -> Any:
     return convert(value) if isinstance(value, Object) and is_dataclass(value) else value
 
 
+@public_in("dlbridge.ffi.dataclasses")
 def replace(obj: _Record, /, **changes: Any) -> _Record:
     """A copy of *obj* with other values in some of its fields.
 

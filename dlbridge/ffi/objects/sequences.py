@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
 
 from .._lib import C, ffi
 from ..values.words import HEADER, Handle, Temporaries
-from .containers import Container, changing, same
+from ..values.wrappers import handle_of
+from . import containers
+from .containers import Container, same
 from .conversion import convert
 from .elements import ANY_SIZE, Packed, build, decode, method, nested
 
@@ -77,7 +79,7 @@ class _Sequence(Container):
         return place + size if place < 0 else place
 
     def __len__(self) -> int:
-        handle = self._alive()
+        handle = handle_of(self)
         return _cell(handle).size  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
@@ -91,7 +93,32 @@ class _Sequence(Container):
         return any(same(item, wanted) for item in self._values())
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """The first position of *value*; ValueError if it is not there."""
+        """The first position of *value*, as a Python list gives it.
+
+        Parameters
+        ----------
+        value : object
+            It is compared by type and value: 1.0 does not equal 1.
+        start : int, optional
+            The position at which the search begins; a negative one counts from the end.
+        stop : int, optional
+            The position before which it ends. None: the end.
+
+        Returns
+        -------
+        int
+            Counted from 0, from the beginning of the sequence also where *start* is given.
+
+        Raises
+        ------
+        ValueError
+            If *value* is not there.
+
+        Examples
+        --------
+        >>> ffi.Array(["a", "b", "a"]).index("a", 1)
+        2
+        """
         values, wanted = self._values(), convert(value)
         for place in range(*slice(start, stop).indices(len(values))):
             if same(values[place], wanted):
@@ -99,7 +126,23 @@ class _Sequence(Container):
         raise ValueError(f"{value!r} is not in the {type(self).__name__}")
 
     def count(self, value: Any) -> int:
-        """How often *value* is an element."""
+        """How often *value* is an element.
+
+        Parameters
+        ----------
+        value : object
+            It is compared by type and value: 1.0 does not equal 1.
+
+        Returns
+        -------
+        int
+            0 if it is not there.
+
+        Examples
+        --------
+        >>> ffi.Array([1, 1.0, 1]).count(1)
+        2
+        """
         wanted = convert(value)
         return sum(same(item, wanted) for item in self._values())
 
@@ -143,7 +186,8 @@ class Array(_Sequence, Sequence[Any]):
         """An Array of the values, each converted as an argument is."""
         return cls._make(_ARRAY, build("ffi.Array", list(input_list)))
 
-    _held = Container._alive
+    def _held(self) -> Handle:
+        return handle_of(self)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Any: ...
@@ -152,7 +196,7 @@ class Array(_Sequence, Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self._values()[index]
-        handle = self._alive()
+        handle = handle_of(self)
         place = self._position(index)
         return decode(ffi.cast("char *", _cell(handle).data) + ANY_SIZE * place, 1)[0]
 
@@ -202,11 +246,11 @@ class List(_Sequence, MutableSequence[Any]):
     def __setitem__(self, index: Any, value: Any) -> None:
         if not isinstance(index, slice):
             item = Packed(value)
-            with changing:
+            with containers.changing:
                 self._call("ffi.ListSetItem", self._position(index), item)
             return
         replacement = List(value)
-        with changing:
+        with containers.changing:
             start, stop, step = index.indices(len(self))
             if step == 1:
                 self._replace(start, max(start, stop), replacement)
@@ -221,7 +265,7 @@ class List(_Sequence, MutableSequence[Any]):
                 self._call("ffi.ListSetItem", place, item)
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
-        with changing:
+        with containers.changing:
             if not isinstance(index, slice):
                 self._call("ffi.ListPop", self._position(index))
                 return
@@ -239,42 +283,107 @@ class List(_Sequence, MutableSequence[Any]):
         del removed
 
     def insert(self, index: SupportsIndex, value: Any) -> None:
-        """Insert *value* before position *index*, which is clipped as Python's lists do."""
+        """Insert *value* before position *index*.
+
+        Parameters
+        ----------
+        index : int
+            The position; a negative one counts from the end. One outside the List
+            means its beginning or its end, as for a Python list.
+        value : object
+            The new element, converted as an argument is.
+
+        Examples
+        --------
+        >>> l = ffi.List([1, 3])
+        >>> l.insert(1, 2)
+        >>> l
+        [1, 2, 3]
+        """
         place, item = operator.index(index), Packed(value)
-        with changing:
+        with containers.changing:
             size = len(self)
             place = max(0, place + size) if place < 0 else min(place, size)
             self._call("ffi.ListInsert", place, item)
 
     def append(self, value: Any) -> None:
-        """Add *value* at the end."""
+        """Add *value* at the end.
+
+        Parameters
+        ----------
+        value : object
+            The new element, converted as an argument is.
+
+        Examples
+        --------
+        >>> l = ffi.List([1])
+        >>> l.append("two")
+        >>> l
+        [1, "two"]
+        """
         item = Packed(value)
-        with changing:
+        with containers.changing:
             self._call("ffi.ListAppend", item)
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Add all of *values* at the end, in one step."""
+        """Add all of *values* at the end, in one step for other threads.
+
+        Parameters
+        ----------
+        values : iterable
+            The new elements, each converted as an argument is. If one cannot be
+            converted, none is added.
+
+        Examples
+        --------
+        >>> l = ffi.List([1])
+        >>> l.extend([2, 3])
+        >>> l
+        [1, 2, 3]
+        """
         new = List(values)
-        with changing:
+        with containers.changing:
             self._replace(len(self), len(self), new)
 
     def pop(self, index: SupportsIndex = -1) -> Any:  # anybody's: the element
-        """Remove and return the element at *index*; IndexError if there is none."""
-        with changing:
+        """Remove and return the element at *index*.
+
+        Parameters
+        ----------
+        index : int, optional
+            The position; a negative one counts from the end. The last by default.
+
+        Returns
+        -------
+        object
+            The element that was removed.
+
+        Raises
+        ------
+        IndexError
+            If there is no such element.
+
+        Examples
+        --------
+        >>> l = ffi.List([1, 2, 3])
+        >>> l.pop(), l.pop(0), l
+        (3, 1, [2])
+        """
+        with containers.changing:
             if not len(self):
                 raise IndexError("pop from empty List")
             return self._call("ffi.ListPop", self._position(index))
 
     def clear(self) -> None:
         """Remove all elements."""
-        with changing:
+        with containers.changing:
             removed = self._held()
             self._call("ffi.ListClear")
         del removed
 
     def reverse(self) -> None:
         """Reverse the order of the elements."""
-        with changing:
+        with containers.changing:
             self._call("ffi.ListReverse")
 
 

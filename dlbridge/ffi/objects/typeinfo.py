@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.public import public_in
+
 from .._lib import C, address, ffi, py
 from ..calls.frames import call_with_gil
 from ..calls.registry import builtin
 from ..calls.schemas import annotation_of, parse, signature_of
 from ..values.errors import raised
 from ..values.words import ByteArray, Handle, pack, text_of, unpack, view
+from ..values.wrappers import handle_of, type_index_of
 from .elements import Members
 
 if TYPE_CHECKING:
@@ -72,15 +75,13 @@ class Field:
         return value() if self.default_is_factory else value
 
     def _object(self, holder: Object) -> Handle:
-        handle = holder._handle
-        if handle is None:
-            raise ValueError(f"the {self.owner} was moved into a call and is empty now")
-        if holder._index not in self._holders:
+        handle, index = handle_of(holder), type_index_of(holder)
+        if index not in self._holders:
             # At the field's place another type has something else.
-            found = info_of(holder._index)
+            found = info_of(index)
             if self not in found.all_fields():
                 raise TypeError(f"a {found.type_key} has no field {self.name!r} of {self.owner}")
-            self._holders.add(holder._index)
+            self._holders.add(index)
         return handle
 
     def __get__(self, holder: Object | None, _owner: type | None = None) -> Any:
@@ -183,6 +184,7 @@ def index_of(type_key: str) -> int:
     return out[0]  # type: ignore[no-any-return]
 
 
+@public_in("dlbridge.ffi")
 def get_registered_type_keys() -> list[str]:
     """The keys of all types that are registered.
 

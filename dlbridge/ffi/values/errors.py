@@ -13,6 +13,9 @@ import threading
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.public import public_in
+
 from .._lib import C, address, ffi, py
 from .backtraces import backtrace_of, traceback_of
 from .opaque import make_opaque
@@ -28,7 +31,7 @@ from .words import (
     text_of,
     view,
 )
-from .wrappers import Object, borrow, remember
+from .wrappers import Object, borrow, new_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +65,7 @@ def register_error(name_or_cls: _Exception) -> _Exception: ...
 def register_error(name_or_cls: str, cls: _Exception) -> _Exception: ...
 @overload
 def register_error(name_or_cls: str | None = None) -> Callable[[_Exception], _Exception]: ...
+@public_in("dlbridge.ffi")
 def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
     """Make a kind of error and an exception class each other's translation.
 
@@ -153,11 +157,7 @@ class Error(Object):
 
     def __new__(cls, kind: str = "RuntimeError", message: str = "", backtrace: str = "") -> Error:
         """A new error; *backtrace* lists the most recent call first."""
-        error = object.__new__(cls)
-        handle = _create(kind, message, backtrace, None, None)
-        error._adopt(handle)
-        error._index = C.kTVMFFIError
-        return remember(error, int(handle))  # type: ignore[no-any-return]
+        return new_wrapper(_create(kind, message, backtrace, None, None), C.kTVMFFIError, cls)
 
     @property
     def kind(self) -> str:
@@ -185,13 +185,46 @@ class Error(Object):
         return _member(_cell(self._handle).extra_context)
 
     def update_backtrace(self, backtrace: str) -> None:
-        """Replace the backtrace."""
+        """Replace the backtrace.
+
+        Parameters
+        ----------
+        backtrace : str
+            Lines as in Python's tracebacks, the most recent call first.
+
+        Raises
+        ------
+        TypeError
+            If it is not text.
+
+        Examples
+        --------
+        >>> error = ffi.Error("ValueError", "wrong")
+        >>> error.update_backtrace('File "a.cc", line 1, in f')
+        >>> error.backtrace
+        'File "a.cc", line 1, in f'
+        """
         text, cell = ByteArray(backtrace), _cell(self._handle)
         handle = ffi.cast("void *", self._handle)
         cell.update_backtrace(handle, text.pointer, C.kTVMFFIBacktraceUpdateModeReplace)
 
     def py_error(self) -> BaseException:
-        """The error as a Python exception."""
+        """The error as a Python exception.
+
+        Returns
+        -------
+        BaseException
+            The exception itself, if the error was made of one. Else a new one of the
+            class that `register_error` knows for the kind, or a RuntimeError; its
+            traceback shows the lines of the backtrace.
+
+        Examples
+        --------
+        >>> ffi.Error("ValueError", "wrong").py_error()
+        ValueError('wrong')
+        >>> ffi.Error("UnknownKind", "wrong").py_error()
+        RuntimeError('UnknownKind: wrong')
+        """
         return _exception(self._handle, _MAX_CAUSES)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -298,8 +331,9 @@ def _instance(kind: str, message: str) -> BaseException:
     if cls is not None:
         try:
             return cls(message)
-        except Exception:  # a class whose constructor wants something else, or is wrong
-            pass
+        except Exception as exc:  # a class whose constructor wants something else, or is wrong
+            if is_from_handler(exc.__traceback__):
+                raise
     return RuntimeError(f"{kind}: {message}")
 
 
@@ -313,15 +347,29 @@ def set_raised(exception: BaseException) -> None:
     if any(thread == known.ident for known in threading.enumerate()):
         untaken.add(thread)
     try:
-        error = error_of(exception)
+        _set_error(exception)
     except BaseException as second:  # nothing may escape: C waits for an error
         # An interruption goes on as one, also if it came while another error was described.
-        stops = (KeyboardInterrupt, SystemExit)
-        stop = next((exc for exc in (exception, second) if isinstance(exc, stops)), None)
-        kind = b"RuntimeError" if stop is None else type(stop).__name__.encode()
-        C.TVMFFIErrorSetRaisedFromCStr(kind, b"an exception that cannot be described")
-        return
+        stop = next((exc for exc in (exception, second) if _interrupts(exc)), None)
+        try:
+            if stop is not second:
+                raise
+            _set_error(second)
+        except BaseException:  # this one cannot be described either
+            kind = b"RuntimeError" if stop is None else type(stop).__name__.encode()
+            C.TVMFFIErrorSetRaisedFromCStr(kind, b"an exception that cannot be described")
+
+
+def _set_error(exception: BaseException) -> None:
+    # Its own frame: the traceback of *exception* must not refer to the error that keeps it.
+    error = error_of(exception)
     C.TVMFFIErrorSetRaised(ffi.cast("void *", error))
+
+
+def _interrupts(exception: BaseException) -> bool:
+    """Whether *exception* must reach the caller, whatever else has failed."""
+    stops = (KeyboardInterrupt, SystemExit)
+    return isinstance(exception, stops) or is_from_handler(exception.__traceback__)
 
 
 def error_of(exception: BaseException, causes: int = _MAX_CAUSES) -> Handle:
@@ -343,7 +391,9 @@ def _described(exception: BaseException) -> tuple[str, str]:
         first = getattr(exception, "__tvm_ffi_error__", None)
         kind, message = (first.kind, first.message) if first else (_kind(exception), str(exception))
         ByteArray(kind)
-    except Exception:  # the class's own __str__, or an attribute of that name
+    except Exception as exc:  # the class's own __str__, or an attribute of that name
+        if is_from_handler(exc.__traceback__):
+            raise
         return _kind(exception), "(an exception whose message cannot be made)"
     try:
         ByteArray(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from .._lib import C, address, destructor, ffi
@@ -14,20 +15,23 @@ if TYPE_CHECKING:
 __all__ = ["make_opaque", "opaque_value", "pack_opaque", "with_owner"]
 
 
-# Address of an object -> (the object, what was kept under this address before). One
-# entry for each reference that C has.
+# Objects that C has, by address, and the number of references that it has to each.
 #
-# Nothing below calls anything while it changes an entry, and each change is one
-# line, so that neither a thread nor a Ctrl-C nor a trace function comes between.
-# A deleter that makes no call also leaves an exception alone that is pending in
-# its caller (measured; docs/safety.md).
-_kept: Final[dict[int, Any]] = {}
+# Nothing below makes a call or a jump while it changes them, and each change is one
+# line, so that neither a thread nor a Ctrl-C nor a trace function comes between
+# (CPython 3.10 runs handlers of signals at jumps too). A deleter that makes no call
+# also leaves an exception alone that is pending in its caller (measured; docs/safety.md).
+# Only numbers are made: memory that is allocated for a container may start a collection,
+# and a multiplication of numbers runs handlers of signals.
+_kept: Final[dict[int, Any]] = {0: None}
+_counts: Final[defaultdict[int, int]] = defaultdict(int, {0: 0})
 
 
-def _drop(key: int, _kept: dict[int, Any] = _kept) -> None:
-    if _kept[key][1] is None: del _kept[key]  # noqa: E701 # fmt: skip
-    else:
-        _kept[key] = _kept[key][1]
+def _drop(key: int, _kept: dict[int, Any] = _kept, _counts: dict[int, int] = _counts) -> None:
+    # While C has further references, key 0 is deleted instead. It is always there.
+    # fmt: off
+    _counts[key] -= 1; del _kept[key & -(not _counts[key])], _counts[key & -(not _counts[key])]; _kept[0], _counts[0] = None, 0  # noqa: E501, E702
+    # fmt: on
 
 
 _DELETER: Final = destructor("void(*)(void *)", _drop)
@@ -41,7 +45,7 @@ def with_owner(value: object, make: Callable[..., int], *arguments: Any) -> Hand
     key, place = id(value), new_place()
     pointer = ffi.cast("void *", key)
     try:
-        _kept[key] = (value, _kept[key] if key in _kept else None)  # noqa: SIM401  # .get is a call
+        _kept[key], _counts[key] = value, _counts[key] + 1
         _status, handle = made(place, make, pointer, *arguments, _DELETER)
     finally:
         if not place[0]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dlbridge.core.public import public_in
+
 from .words import Temporaries, pack
 
 __all__ = ["ReadOnlyArgument", "pack_reading", "readonly"]
@@ -26,6 +28,7 @@ class ReadOnlyArgument:
         return f"dlbridge.ffi.readonly({self.value!r})"
 
 
+@public_in("dlbridge.ffi")
 def readonly(value: Any) -> ReadOnlyArgument:
     """Say that the function that gets *value* as an argument only reads it.
 

@@ -37,6 +37,7 @@ __all__ = [
     "pack_opaque_pointer",
     "pack_str",
     "pack_unchanged",
+    "short_texts",
     "view_bool",
     "view_byte_array",
     "view_device",
@@ -60,7 +61,9 @@ _SMALL_STR: Final[int] = C.kTVMFFISmallStr
 _SMALL_BYTES: Final[int] = C.kTVMFFISmallBytes
 _LOW: Final = 0xFFFFFFFF
 
-# Short texts are passed again and again: names, options, keys.
+# The same texts are passed again and again: names, options, keys.
+short_texts: Final[dict[str, tuple[int, int]]] = {}
+"""Cache of `pack_str` for texts of up to 7 bytes, which own nothing."""
 _texts: Final[dict[str, tuple[int, int]]] = {}
 _CACHED_TEXTS: Final = 512
 _CACHED_BYTES: Final = 128
@@ -96,12 +99,11 @@ def pack_int(value: int, keep: Temporaries) -> tuple[int, int]:
 def _new_object(make: Any, content: ByteArray, keep: Temporaries) -> tuple[int, int]:
     out = ffi.new("TVMFFIAny *")
     try:
-        failed = make(content.pointer, out)
-    except BaseException:  # a Ctrl-C that came meanwhile
+        if make(content.pointer, out):
+            raise MemoryError("libtvm_ffi could not allocate an object")
+    except BaseException:  # that one, or a Ctrl-C that came meanwhile
         release(out.type_index, out.v_int64)
         raise
-    if failed:
-        raise MemoryError("libtvm_ffi could not allocate an object")
     handle = Handle(out.v_int64)
     keep.append(handle)
     return out.type_index, handle
@@ -122,21 +124,26 @@ def pack_str(value: str, keep: Temporaries) -> tuple[int, int]:
 
     Bytes from C that are not UTF-8 came as surrogate escapes, and go back unchanged.
     """
+    known = short_texts.get(value)
+    if known is not None:
+        return known
     known = _texts.get(value)
     if known is not None:
         keep.append(known[1])  # another thread may clear the cache during the call
         return known
     data = value.encode("utf-8", "surrogateescape")
     size = len(data)
+    cache = short_texts
     if size < 8:
         packed = _SMALL_STR | size << 32, int.from_bytes(data, "little")
     else:
+        cache = _texts
         packed = _new_object(C.TVMFFIStringFromByteArray, ByteArray(data), keep)
         if size > _CACHED_BYTES:
             return packed
-    if len(_texts) >= _CACHED_TEXTS:
-        _texts.clear()
-    _texts[value if type(value) is str else str(value)] = packed
+    if len(cache) >= _CACHED_TEXTS:
+        cache.clear()
+    cache[value if type(value) is str else str(value)] = packed
     return packed
 
 
@@ -171,8 +178,13 @@ def signed(word: int) -> int:
 class Unchanged:
     """The class of `UNCHANGED`."""
 
+    __module__ = "dlbridge.ffi"  # where pickles find UNCHANGED
+
     def __repr__(self) -> str:
         return "UNCHANGED"
+
+    def __reduce__(self) -> str:
+        return "UNCHANGED"  # by its name: there is one
 
 
 UNCHANGED: Final = Unchanged()

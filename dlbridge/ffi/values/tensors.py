@@ -8,27 +8,32 @@ stream of every device that an argument lies on is noted for the call.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.api import from_dlpack
-from dlbridge.core.dlpack.capsules import Received, delete_managed, read_managed
-from dlbridge.core.dlpack.exports import export_managed
+from dlbridge.core.dlpack.capsules import Received, read_managed
+from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.outgoing.like import as_library
 from dlbridge.core.plugins.streams import chosen_streams, wait
 from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.exports import managed_address_of
+from dlbridge.core.tensor.consumers import order_consumer
+from dlbridge.core.tensor.exports import own_export_of
+from dlbridge.core.tensor.metadata import carrier_of
+from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.ordering import access
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from .._lib import C, address, destructor
 from .errors import raised
 from .weak import WeakTable
-from .words import Handle, Temporaries, defines, packer_of
+from .words import Handle, Temporaries, defines, untrack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,17 +41,17 @@ if TYPE_CHECKING:
     from .words import Packer
 
 __all__ = [
+    "HostHandle",
     "converter",
     "lent_tensor",
+    "pack_own",
     "tensor_of",
     "tensor_rule",
-    "view_packer_of",
-    "view_packers",
 ]
 
 _TENSOR: Final[int] = C.kTVMFFITensor
-_DLTENSOR: Final[int] = C.kTVMFFIDLTensorPtr
-_CPU: Final = 1
+_CPU: Final = DLDeviceType.kDLCPU  # compared by identity: `==` is a function in Python
+_MANAGED: Final = DLDeviceType.kDLCUDAManaged
 # Where DLManagedTensorVersioned has the device, in int32; the major version is first.
 _DEVICE: Final = (
     ffi.offsetof("DLManagedTensorVersioned", "dl_tensor") + ffi.offsetof("DLTensor", "device")
@@ -58,6 +63,7 @@ _from_dlpack = ffi.cast(
 )
 _FLAGS: Final = ffi.offsetof("DLManagedTensorVersioned", "flags") // 4  # the low half
 _FLAG_READ_ONLY: Final = 1
+_WORDS: Final = ffi.typeof("int32_t *")
 
 
 # --- Arguments -----------------------------------------------------------------
@@ -66,7 +72,7 @@ _FLAG_READ_ONLY: Final = 1
 def tensor_rule(cls: type) -> Packer | None:
     """Packers for tensors: ours, those with an exchange table, those with ``__dlpack__``."""
     if issubclass(cls, Tensor):
-        return _pack_own
+        return pack_own
     if not defines(cls, "__dlpack__"):
         return None
     if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
@@ -80,19 +86,20 @@ def tensor_rule(cls: type) -> Packer | None:
     return _table_packer(table)
 
 
-class _HostHandle(Handle):
+class HostHandle(Handle):
     """A Tensor object on CPU memory that may be written to: nothing to check at each call."""
 
     __slots__ = ()
 
 
-def _pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[int, int]:
-    _ = value._array  # an expired tensor raises here
+def pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[int, int]:
+    """A Tensor of ours, by the object of libtvm_ffi that it has from its first call on."""
+    carrier_of(value)  # an expired tensor raises here
     try:
         handle = value._native
     except AttributeError:  # not passed before
         handle = None
-    if type(handle) is _HostHandle:
+    if type(handle) is HostHandle:
         keep.append(handle)
         return _TENSOR, handle
     if value.readonly and not keep.reading:
@@ -100,11 +107,12 @@ def _pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[i
     device = value.device
     if handle is None:
         # As it is, with negative strides too: a copy would lose what a kernel writes.
-        managed = managed_address_of(value)
-        kind = _HostHandle if device.type == _CPU and not value.readonly else Handle
-        handle = value._native = _tensor_object(managed, kind=kind)
+        kind = HostHandle if device.type is _CPU and not value.readonly else Handle
+        handle = _tensor_object(own_export_of(value, 0), kind)
+        untrack(handle)
+        value._native = handle
     keep.append(handle)
-    if device.type != _CPU:
+    if device.type is not _CPU:
         keep.on_device(device.type, device.index, lambda: _stream_of_own(value))
     return _TENSOR, handle
 
@@ -112,7 +120,8 @@ def _pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[i
 def _stream_of_own(tensor: Tensor) -> int | None:
     """The stream for work on *tensor*, ordered after ours; None where none is known."""
     try:
-        return access(tensor._memory)
+        memory = operand_of(tensor).memory
+        return None if memory is None else access(memory)
     except BackendUnavailable:
         return None
 
@@ -121,11 +130,11 @@ def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
     tensor = from_dlpack(value)
     keep.append(tensor)
-    packed = _pack_own(tensor, keep, type(value).__name__)
+    packed = pack_own(tensor, keep, type(value).__name__)
     if not keep.streams:
         return packed
     stream = getattr(value, "__tvm_ffi_env_stream__", None)
-    if stream is not None and tensor.device.type != _CPU:
+    if stream is not None and tensor.device.type is not _CPU:
         # The producer says on which stream it works; it goes before ours.
         device = tensor.device
         keep.streams.pop()
@@ -136,14 +145,15 @@ def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
 def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
     """By numpy's own struct, without a Tensor of ours."""
     try:
-        managed = export_managed(value, None)
-    except Exception:  # from_dlpack knows more dtypes, older numpys, and why not
+        owner = OwnExport(value, None)
+    except Exception as exc:  # from_dlpack knows more dtypes, older numpys, and why not
+        if is_from_handler(exc.__traceback__):
+            raise
         return _pack_producer(value, keep)
-    read_only = ffi.cast("int32_t *", managed)[_FLAGS] & _FLAG_READ_ONLY
+    read_only = ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY
     if read_only and not keep.reading:
-        delete_managed(managed)
         raise _read_only("ndarray")
-    handle = _read_only_object(managed) if read_only else _object_of(managed)
+    handle = _read_only_object(owner) if read_only else _object_of(owner)
     keep.append(handle)
     return _TENSOR, handle
 
@@ -151,18 +161,16 @@ def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
 def _table_packer(table: ForeignTable) -> Packer:
     def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
         try:
-            managed = table.export_address(value)
+            owner = table.receive(value)
         except BufferError:
             return _pack_producer(value, keep)
-        head = ffi.cast("int32_t *", managed)
+        head = ffi.cast(_WORDS, owner.managed_address)
         if head[_FLAGS] & _FLAG_READ_ONLY and not keep.reading:
-            delete_managed(managed)
             raise _read_only(type(value).__name__)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
-        if head[0] == DLPACK_VERSION[0] and not head[_FLAGS] & _FLAG_READ_ONLY:
-            handle = _object_of(managed)
-        else:
-            handle = _tensor_object(managed, head[0])
+        if head[0] != DLPACK_VERSION[0]:  # libtvm_ffi does not look
+            raise ExchangeError(f"the tensor comes by DLPack {head[0]}, libtvm_ffi speaks 1")
+        handle = _tensor_object(owner)
         keep.append(handle)
         if device_type != _CPU:
             device = Device.of(device_type, device_id)
@@ -174,42 +182,6 @@ def _table_packer(table: ForeignTable) -> Packer:
         return _TENSOR, handle
 
     return pack_by_table
-
-
-def view_packer_of(cls: type) -> Packer:
-    """The packer for a callee that borrows its tensors (``DLTensor *`` parameters).
-
-    Where the exchange table fills a DLTensor, nothing is allocated or counted.
-    """
-    packer = packer_of(cls)
-    torch = sys.modules.get("torch")
-    if torch is not None and issubclass(cls, torch.Tensor):
-        # A DLTensor has no flags; torch has no read-only tensors, which others may have.
-        table = table_of(cls)
-        if table is not None and table.has_view:
-            packer = _view_packer(table, packer)
-    view_packers[cls] = packer
-    return packer
-
-
-view_packers: dict[type, Packer] = {}
-"""Class -> packer, as `view_packer_of` found them."""
-
-
-def _view_packer(table: ForeignTable, otherwise: Packer) -> Packer:
-    def pack_view(value: Any, keep: Temporaries) -> tuple[int, int]:
-        view = ffi.new("DLTensor *")
-        where = address(view)
-        try:
-            table.export_view(value, where)
-        except BufferError:
-            return otherwise(value, keep)
-        if view.device.device_type != _CPU:
-            return otherwise(value, keep)  # which knows about streams
-        keep.append(view)
-        return _DLTENSOR, where
-
-    return pack_view
 
 
 def _stream_for(device: Device, producers: Callable[[], int]) -> int:
@@ -237,30 +209,36 @@ def _torch_packer(table: ForeignTable) -> Packer:
     return pack_torch
 
 
-def _tensor_object(
-    managed: int, major: int = DLPACK_VERSION[0], kind: type[Handle] = Handle
-) -> Handle:
-    """The Tensor object that owns the ``DLManagedTensorVersioned *`` at *managed*."""
-    if major != DLPACK_VERSION[0]:  # libtvm_ffi does not look
-        delete_managed(managed)
-        raise ExchangeError(f"the tensor comes by DLPack {major}, libtvm_ffi speaks 1")
-    if ffi.cast("int32_t *", managed)[_FLAGS] & _FLAG_READ_ONLY:
-        return _read_only_object(managed)
-    return _object_of(managed, kind)
+class _Owner(Protocol):
+    """A struct of DLPack 1, deleted with this object unless `release` has given it away."""
+
+    @property
+    def managed_address(self) -> int:
+        """The address of the struct."""
+
+    def release(self) -> int:
+        """Leave the struct to whoever has taken it; harmless the second time."""
 
 
-def _object_of(managed: int, kind: type[Handle] = Handle) -> Handle:
+def _tensor_object(owner: _Owner, kind: type[Handle] = Handle) -> Handle:
+    """The Tensor object that takes the struct from *owner*."""
+    if ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY:
+        return _read_only_object(owner)
+    return _object_of(owner, kind)
+
+
+def _object_of(owner: _Owner, kind: type[Handle] = Handle) -> Handle:
     out = ffi.new("intptr_t[1]")
     try:
-        failed = _from_dlpack(managed, 0, 0, out)
-    except BaseException:  # a Ctrl-C that came meanwhile
+        if _from_dlpack(owner.managed_address, 0, 0, out):
+            refusal = raised()
+            raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
+        owner.release()
+    except BaseException:  # the refusal, or a Ctrl-C that came meanwhile
         if out[0]:
+            owner.release()
             Handle(out[0])
         raise
-    if failed:
-        refusal = raised()
-        delete_managed(managed)
-        raise ExchangeError(f"libtvm_ffi refused the tensor: {refusal}") from refusal
     return kind(out[0])
 
 
@@ -275,7 +253,7 @@ def _read_only(name: str) -> ExchangeError:
 
 # libtvm_ffi forgets DLPack's flag (it exports its objects with flags 0), so the
 # objects over read-only memory are noted here until they are deleted.
-_readonly: Final[dict[int, int]] = {}
+_readonly: Final[dict[int, int]] = {0: 0}
 """Address of a Tensor object -> address of the struct that it owns."""
 
 _exports: Final[dict[int, list[Any]]] = {}
@@ -285,28 +263,47 @@ _exports: Final[dict[int, list[Any]]] = {}
 def _forget_export(
     key: int, _exports: dict[int, list[Any]] = _exports, _readonly: dict[int, int] = _readonly
 ) -> None:
-    # No call: an exception may be pending in whoever drops the object.
-    if _exports[key][2] in _readonly:
-        del _readonly[_exports[key][2]]
-    del _exports[key]
+    # No call and no jump, as in `opaque._drop`. Without an object, 0 is deleted.
+    # fmt: off
+    del _readonly[_exports[key][2]]; _readonly[0] = 0; del _exports[key]  # noqa: E702
+    # fmt: on
 
 
 _FORGET_EXPORT: Final = destructor("void(*)(DLManagedTensorVersioned *)", _forget_export)
 
 
-def _read_only_object(managed: int) -> Handle:
+class _Copy:
+    """A copy of the struct of *owner*, which lives in `_exports` until its deleter is called."""
+
+    __slots__ = ("given", "managed_address", "struct")
+
+    def __init__(self, owner: _Owner) -> None:
+        theirs = ffi.cast("DLManagedTensorVersioned *", owner.managed_address)
+        self.struct = ffi.new("DLManagedTensorVersioned *", theirs[0])
+        self.struct.manager_ctx, self.struct.deleter = ffi.NULL, _FORGET_EXPORT
+        self.managed_address = address(self.struct)
+        self.given = False
+
+    def release(self) -> int:
+        """Note that the deleter will be called."""
+        self.given = True
+        return self.managed_address
+
+
+def _read_only_object(owner: _Owner) -> Handle:
     """`_object_of` for read-only memory, marked as such for as long as the object lives."""
-    owner = Received()
-    ffi.cast("intptr_t *", owner.address)[0] = managed
-    struct = ffi.new(
-        "DLManagedTensorVersioned *", ffi.cast("DLManagedTensorVersioned *", managed)[0]
-    )
-    struct.manager_ctx, struct.deleter = ffi.NULL, _FORGET_EXPORT
-    key = address(struct)
-    _exports[key] = export = [struct, owner, 0]
-    handle = _object_of(key)
-    export[2] = int(handle)
-    _readonly[int(handle)] = key
+    copy = _Copy(owner)
+    key = copy.managed_address
+    export = [copy.struct, owner, 0]
+    try:
+        _exports[key] = export
+        handle = _object_of(copy)
+        _readonly[int(handle)] = key
+        export[2] = int(handle)
+    except BaseException:  # refused, or a Ctrl-C
+        if not copy.given:
+            _exports.pop(key, None)
+        raise
     return handle
 
 
@@ -323,13 +320,20 @@ def tensor_of(owned: Handle, _index: int) -> Tensor:
     if known is not None:
         return known
     received = Received()
-    out = ffi.cast("DLManagedTensorVersioned **", received.address)
-    if C.TVMFFITensorToDLPackVersioned(ffi.cast("void *", owned), out):
-        raise raised()
-    if handle in _readonly:
-        out[0].flags |= _FLAG_READ_ONLY
-    tensor = adopt(received.open(), "libtvm_ffi")
+    try:
+        out = ffi.cast("DLManagedTensorVersioned **", received.address)
+        if C.TVMFFITensorToDLPackVersioned(ffi.cast("void *", owned), out):
+            raise raised()
+        if handle in _readonly:
+            out[0].flags |= _FLAG_READ_ONLY
+        managed = received.open()
+    except BaseException:
+        # Now: kept by the traceback, it may die in a collection that another signal meets.
+        received.delete()
+        raise
+    tensor = adopt(managed, "libtvm_ffi")
     tensor = _tensors.add(handle, tensor)
+    untrack(owned)
     tensor._native = owned  # what came from C goes back as the same object
     return tensor
 
@@ -351,8 +355,16 @@ def converter(like: Any) -> Callable[[Any], Any]:
     if isinstance(like, type):
         table = table_of(like)
         if table is not None:
-            return lambda value: (
-                table.wrap(managed_address_of(value)) if isinstance(value, Tensor) else value
-            )
+            return lambda value: _wrapped(value, table) if isinstance(value, Tensor) else value
         like = like.__module__.partition(".")[0]
     return lambda value: as_library(value, like, None) if isinstance(value, Tensor) else value
+
+
+def _wrapped(tensor: Tensor, table: ForeignTable) -> Any:
+    """*tensor* as a tensor of the library of *table*, whose stream comes after our work."""
+    device = tensor.device
+    if not device.is_host or device.type is _MANAGED:
+        with suppress(BackendUnavailable):  # no work of ours is on it
+            # A library's 0 is its default stream.
+            order_consumer(tensor, table.current_work_stream(device) or None)
+    return table.wrap_export(own_export_of(tensor))

@@ -52,7 +52,7 @@ class WeakTable(Generic[_Value]):
         return len(self._references)
 
     def _sweep(self) -> None:
-        for key, reference in list(self._references.items()):
+        for key, reference in self._references.copy().items():
             if reference() is None:
                 # Atomic, and leaves an entry alone that another thread has made meanwhile:
                 # the function is private to CPython's weakref, which exists for this.

@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.core.implementation_details.python_api import python_api
+
 from .._lib import C, address, ffi, py
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     View = Callable[[int, int], Any]
 
 __all__ = [
+    "CACHED_CLASSES",
     "HEADER",
     "INDEX_MASK",
     "LAST_INDEX",
@@ -45,6 +48,7 @@ __all__ = [
     "shared",
     "text_of",
     "unpack",
+    "untrack",
     "use_count",
     "view",
     "views",
@@ -57,7 +61,7 @@ INDEX_MASK: Final = 0xFFFFFFFF
 """Of a tag."""
 LAST_INDEX: Final = 0x7FFFFFFF
 _LENT: Final[int] = C.kTVMFFIDLTensorPtr
-_CACHED_CLASSES: Final = 2048
+CACHED_CLASSES: Final = 2048
 
 
 class Temporaries(list[Any]):
@@ -132,7 +136,7 @@ def packer_of(cls: type) -> Packer:
         return found
     from ..objects.rules import find_packer  # names functions of most modules
 
-    if len(packers) > _CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
+    if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
         packers.clear()
     found = packers[cls] = find_packer(cls)
     return found
@@ -160,9 +164,9 @@ _instance_method.argtypes = [ctypes.py_object]
 class Handle(int):
     """The address of an object of libtvm_ffi, and one strong reference to it.
 
-    An integer subclass without slots is not tracked by the garbage collector,
-    so it dies with its last referrer and never while a finalizer can still
-    reach it: the reference is dropped exactly once and never too early.
+    Python objects that keep one give it to `untrack`. The collector would run its
+    finalizer before those of other objects in the same cycle, which may still use
+    the object of libtvm_ffi.
     """
 
     __slots__ = ()
@@ -186,6 +190,13 @@ class Handle(int):
             "objects of libtvm_ffi are neither pickled nor deep-copied by Python; "
             "dlbridge.ffi.serialization.to_json_graph_str makes text of many"
         )
+
+
+untrack: Final = python_api("PyObject_GC_UnTrack", None, ctypes.py_object)
+"""Hide a `Handle` from the garbage collector: it refers to nothing, and so loses nothing.
+
+It then dies with its last referrer, after all finalizers of a cycle have run.
+"""
 
 
 constructors: Final[dict[int, Constructor]] = {}
@@ -229,12 +240,14 @@ def made_with_gil(
 def _own_result(place: Any, function: Any, *arguments: Any) -> tuple[int, Handle | None]:
     try:
         status = function(*arguments)
+        if not place[0]:
+            return status, None
     except BaseException:  # a Ctrl-C that came meanwhile
         if place[0]:
             Handle(place[0])
         raise
-    # No call comes between that one and the making of the owner, hence no Ctrl-C.
-    return status, Handle(place[0]) if place[0] else None
+    # No call and no jump comes before the making of the owner, hence no Ctrl-C.
+    return status, Handle(place[0])
 
 
 def release(tag: int, payload: int) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from .._lib import C, address, ffi, py
 from .weak import WeakTable
-from .words import Handle, Temporaries, shared, text_of
+from .words import Handle, Temporaries, shared, text_of, untrack
 
 if TYPE_CHECKING:
     from .words import Packer
@@ -15,10 +15,13 @@ __all__ = [
     "MovedObject",
     "Object",
     "borrow",
+    "handle_of",
+    "new_wrapper",
     "object_rule",
     "pack_moved",
     "pack_object",
     "remember",
+    "type_index_of",
     "type_key_of",
     "wrap",
 ]
@@ -57,7 +60,24 @@ class Object:
         return object.__new__(cls)
 
     def same_as(self, other: object) -> bool:
-        """Whether *other* is this very object."""
+        """Whether *other* is this very object of the library.
+
+        Parameters
+        ----------
+        other : object
+            Anything. What is no `Object` is never the same.
+
+        Returns
+        -------
+        bool
+            Whether both refer to one object in C. `is_` is another name of this method.
+
+        Examples
+        --------
+        >>> a = ffi.Array([1])
+        >>> a.same_as(a), a.same_as(ffi.Array([1]))
+        (True, False)
+        """
         if not isinstance(other, Object) or self._handle is None:
             return other is self
         return self._handle == other._handle
@@ -66,6 +86,8 @@ class Object:
 
     def _adopt(self, handle: Handle | None) -> None:
         """Own *handle* from now on; None once the object was moved away."""
+        if handle is not None:
+            untrack(handle)
         self._handle = handle
 
     def _move(self) -> MovedObject:
@@ -113,10 +135,28 @@ def wrap(owned: Handle, index: int, cls: type[_Wrapper]) -> _Wrapper:
     known: Any = _wrappers.get(key)
     if known is not None:
         return known  # type: ignore[no-any-return]  # of whatever class it was made
+    return new_wrapper(owned, index, cls)
+
+
+def new_wrapper(owned: Handle, index: int, cls: type[_Wrapper]) -> _Wrapper:
+    """A *cls* for an object that was just made, and so has no wrapper yet."""
     wrapper: Any = object.__new__(cls)
     wrapper._adopt(owned)
     wrapper._index = index
-    return remember(wrapper, key)  # type: ignore[no-any-return]
+    return remember(wrapper, int(owned))  # type: ignore[no-any-return]
+
+
+def handle_of(value: Object) -> Handle:
+    """The object's address; ValueError if it was moved into a call."""
+    handle = value._handle
+    if handle is None:
+        raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
+    return handle
+
+
+def type_index_of(value: Object) -> int:
+    """The index of the object's type."""
+    return value._index
 
 
 def remember(wrapper: Any, handle: int) -> Any:
@@ -137,9 +177,7 @@ def type_key_of(index: int) -> str:
 
 def pack_object(value: Object, keep: Temporaries) -> tuple[int, int]:
     """The object itself; *keep* owns a reference, as *value* may be moved away meanwhile."""
-    handle = value._handle
-    if handle is None:
-        raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
+    handle = handle_of(value)
     keep.append(handle)
     return value._index, handle
 

@@ -126,12 +126,11 @@ def inside(tensor, raw):
     """Whether all that *tensor* reaches is memory that *raw* really has."""
     low, high = reach(tensor.shape, tensor.strides)
     size = max(tensor.itemsize, 1)
-    first = tensor.data_ptr() - raw.data
+    first = tensor.data_ptr() - address(raw.memory)
     return (
-        raw.memory is not None
-        and tensor.device.is_host
+        tensor.device.is_host
         and first + low * size >= 0
-        and first + high * size <= 4096
+        and first + high * size <= ffi.sizeof(raw.memory) - size
         and tensor.size < 10_000
     )
 

@@ -11,8 +11,8 @@ from dlbridge.core.incoming import cuda_array_interface as cuda_array
 from dlbridge.core.incoming.cuda_array_interface import from_cuda_array_interface, parse
 from dlbridge.core.outgoing import cuda_array_interface as outgoing_interface
 from dlbridge.core.outgoing.cuda_array_interface import describe
+from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.tensor.tensor import make_tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype
 from dlbridge.errors import ExchangeError
@@ -68,7 +68,7 @@ def test_data_is_no_address(data):  # I16
         parse(good(data=data))
 
 
-@pytest.mark.parametrize("address", [0, -1])
+@pytest.mark.parametrize("address", [0, -1, 1 << 64])
 def test_no_address_for_elements(address):  # I16
     with pytest.raises(BufferError, match="address"):
         parse(good(data=(address, False)))

@@ -213,6 +213,8 @@ def test_progress_is_a_bool_or_a_callable():
 
 BAR = """
 import sys, numpy as np, dlbridge
+for absent in sys.argv[2:]:
+    sys.modules[absent] = None  # its import raises ImportError
 dlbridge.to_device(np.zeros(int(sys.argv[1]), "u1"), "cpu", copy=True, progress=True)
 """
 
@@ -220,12 +222,23 @@ dlbridge.to_device(np.zeros(int(sys.argv[1]), "u1"), "cpu", copy=True, progress=
 LIMIT = 256 << 20
 
 
-@pytest.mark.parametrize(("nbytes", "terminal"), [(LIMIT, True), (LIMIT - 1, True), (LIMIT, False)])
-def test_the_bar(nbytes, terminal):
+@pytest.mark.parametrize(
+    ("nbytes", "terminal", "absent", "shows"),
+    [
+        (LIMIT, True, [], b"100%|"),
+        (LIMIT, True, ["tqdm"], b"256.0/256.0 MiB"),
+        (LIMIT, True, ["tqdm", "rich"], b"100% [" + b"#" * 30 + b"] 256.0 MiB, "),
+        (LIMIT - 1, True, [], b""),
+        (LIMIT, False, [], b""),
+    ],
+)
+def test_the_bar(nbytes, terminal, absent, shows):
+    """Of tqdm, of rich, or our own: by what is installed."""
     peer("tqdm")
+    peer("rich")
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-c", BAR, str(nbytes)]
+    command = [sys.executable, "-c", BAR, str(nbytes), *absent]
     process = subprocess.run(
         command, stderr=theirs if terminal else subprocess.PIPE, check=True, timeout=120
     )
@@ -235,7 +248,7 @@ def test_the_bar(nbytes, terminal):
     except OSError:  # how Linux says that nothing is left to read
         shown = b""
     os.close(ours)
-    assert (b"100%" in shown) == (terminal and nbytes == LIMIT)
+    assert shows in shown if shows else not shown
     assert not process.stderr
 
 

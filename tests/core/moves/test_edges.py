@@ -45,6 +45,34 @@ def test_overlaps_of_memory_that_is_used_in_place(shared):
     assert first.tolist() == before.T.tolist()
 
 
+@pytest.mark.parametrize("half", [64, 1 << 20])
+def test_memory_that_is_used_in_place_is_copied_to_itself(shared, half):
+    """The left half of each row to the second half of all: each row is read before it is written."""
+    host = bridge.empty((8, 2 * half), "uint8", alignment=4096)
+    host.numpy()[...] = np.random.default_rng(0).integers(0, 256, host.shape)
+    left = host.numpy()[:, :half].copy()
+    device = bridge.to_device(host, shared, copy=False)
+    behind = host.reshape(2, 8, half)[1]
+    bridge.copy_(behind, device[:, :half])
+    assert (behind.numpy() == left).all()
+
+
+def test_memory_that_two_devices_use_in_place_is_copied_to_itself(shared, monkeypatch):
+    """The two are the same bytes: the backend is not asked."""
+    host = bridge.empty((8, 4096), "uint8", alignment=4096)
+    host.numpy()[...] = np.random.default_rng(0).integers(0, 256, host.shape)
+    first, second = (bridge.to_device(host, f"{NAME}:{i}", copy=False) for i in (0, 1))
+    left = host.numpy()[:4].copy()
+
+    def copy(*_spans):
+        raise AssertionError("asked to copy between overlapping spans")
+
+    monkeypatch.setattr(bridge.backend(NAME), "copy", copy)
+    bridge.copy_(second[2:6], first[:4])
+    bridge.synchronize(f"{NAME}:1")
+    assert (host.numpy()[2:6] == left).all()
+
+
 def test_read_only_memory_used_in_place_comes_back(shared):
     array = bridge.zeros(4096).numpy()
     array.flags.writeable = False

@@ -370,7 +370,7 @@ def test_a_backend_registered_by_hand(backend):
 @pytest.mark.parametrize(
     ("device", "error", "said"),
     [
-        ("nothing:0", ValueError, "no device type is called 'nothing'"),
+        ("nothing:0", ValueError, "no device is called 'nothing'"),
         ("ext_dev:2", BufferError, "there is no ext_dev:2: backend 'ext_dev' has 2 devices"),
         ("ext_dev:three", LookupError, "there are zero, one"),
         ("cpu:1", BufferError, "there is no cpu:1: backend 'cpu' has 1 device here"),

@@ -91,6 +91,9 @@ def tiny_limits(monkeypatch):
     monkeypatch.setattr(pack, "_STRIP_AT_LEAST", 256)
     monkeypatch.setattr(pack, "_SHORT_COLUMN", 3)
     monkeypatch.setattr(pack, "_BUFFER", 1024)
+    monkeypatch.setattr(pack, "_TLB", 2)
+    monkeypatch.setattr(pack, "_PAGE", 64)
+    monkeypatch.setattr(pack, "_BLOCK", 256)
     monkeypatch.setattr(pack, "usable_cores", lambda: 2)
 
 
@@ -252,6 +255,31 @@ def test_an_error_in_the_other_thread_is_raised_here(tiny_limits, monkeypatch):
     monkeypatch.setattr(pack, "_copy_by_element", move)
     with pytest.raises(MemoryError, match="no room for a strip"):
         copy_host(np.empty((3000, 2), "u1"), noise(6000).reshape(2, 3000).T)
+
+
+@pytest.mark.parametrize("kind", ["u1", "i4", "c16", "V3"])
+@pytest.mark.parametrize("turn", ["plain", "backwards", "gaps", "planes"])
+def test_columns_on_many_pages_are_copied_in_blocks(kind, turn, monkeypatch):
+    used = []
+    blocks = pack._copy_blocks
+    monkeypatch.setattr(
+        pack, "_copy_blocks", lambda *pair: (used.append(pair[0].shape), blocks(*pair))
+    )
+    item = np.dtype(kind).itemsize
+    shape = (2100, 2100 // item + 1)
+    source = noise(shape[0] * shape[1] * item).view(kind).reshape(shape)
+    target = np.zeros(shape[::-1], kind)
+    if turn == "backwards":
+        source, target = source[::-1, ::-1], target[:, ::-1]
+    if turn == "gaps":
+        source = source[:, : -max(1, 20 // item)]
+        target = target[: source.shape[1]]
+    if turn == "planes":
+        source = np.stack([source, source[::-1]])
+        target = np.zeros(source.transpose(0, 2, 1).shape, kind)
+    copy_host(target, np.swapaxes(source, -1, -2))
+    assert as_bytes(target) == as_bytes(np.swapaxes(source, -1, -2))
+    assert used
 
 
 def test_no_thread_can_be_started(tiny_limits, monkeypatch):

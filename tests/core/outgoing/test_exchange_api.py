@@ -9,6 +9,7 @@ import builtins
 import ctypes
 import gc
 import importlib
+import signal
 import subprocess
 import sys
 import weakref
@@ -178,6 +179,59 @@ def test_allocator_on_a_plugins_device():  # X4
     assert out.managed.dl_tensor.device.device_type == 12
     assert out.managed.dl_tensor.device.device_id == 1
     out.delete()
+
+
+class Alarm(Exception):
+    """What the handler of a signal raises."""
+
+
+def signalled_once(function):
+    """*function*, and after its first call a signal whose handler raises `Alarm`."""
+    left = [True]
+
+    def call(*arguments):
+        found = function(*arguments)
+        if left and left.pop():
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    return call
+
+
+@pytest.fixture
+def _alarming():
+    def handler(_number, _frame):
+        raise Alarm
+
+    before = signal.signal(signal.SIGTERM, handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_alarming")
+@pytest.mark.parametrize("step", ["_prototype", "allocate", "_to_lend", "_lend_to"])
+def test_allocator_that_a_signal_handler_interrupts(step, monkeypatch):  # X4
+    """The handler's exception was reported to C as a failure of the allocator."""
+    library, out, prototype = load(), Out(), Prototype()
+    monkeypatch.setattr(table, step, signalled_once(getattr(table, step)))
+    with pytest.raises(Alarm):
+        library.harness_allocate(ALLOCATE, prototype.address, out.address, 1)
+    assert library.harness_errors() == 0
+    assert out.managed != ffi.NULL
+    assert lent() == 1
+    out.delete()
+
+
+@pytest.mark.usefixtures("_alarming")
+def test_a_stream_query_that_a_signal_handler_interrupts(monkeypatch):  # X8
+    """The handler's exception became a failure without an error."""
+    peer("dlbridge_fake")
+    monkeypatch.setattr(table, "current_stream", signalled_once(table.current_stream))
+    stream, seen = ffi.new("void **"), []
+    with pytest.raises(Alarm):
+        seen.append(TABLE.current_work_stream(12, 0, stream))
+    assert -1 not in seen
+    assert TABLE.current_work_stream(12, 0, stream) == 0
 
 
 def test_export_from_c():  # X5, X10
@@ -372,10 +426,9 @@ def test_no_exception_comes_out_of_a_callback():  # X9
             ALLOCATE, Prototype(device=(2, 0)).address, out.address, 1
         )
         assert status == -1
-        assert (library.harness_kind(), library.harness_message()) == (
-            b"OSError",
-            b"driver on fire",
-        )
+        assert library.harness_kind() == b"RuntimeError"  # BackendError, for consumers in C
+        said = b"backend 'cuda' failed in allocate: OSError: driver on fire; report it to "
+        assert library.harness_message().startswith(said)
 
 
 def test_reentrance():  # X10
@@ -470,7 +523,7 @@ def test_a_failing_export_is_an_error_for_tvm_ffi(monkeypatch):  # X5, X9
     def fail(*_):
         raise MemoryError("injected")
 
-    monkeypatch.setattr(table, "export_tensor", fail)
+    monkeypatch.setattr(table, "_to_lend", fail)
     with pytest.raises((SystemError, BufferError, MemoryError)):
         tvm_ffi.from_dlpack(tensor)
 

@@ -14,8 +14,8 @@ from peers import peer
 import dlbridge
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.outgoing.like import as_library, library_step
+from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
-from dlbridge.core.tensor.tensor import make_tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import ExchangeError
 
@@ -146,10 +146,13 @@ def test_a_library_that_wraps_another_has_its_rules():
 def test_an_unknown_library_is_trusted_least():
     unknown = types.ModuleType("unknown")
 
-    def from_dlpack(tensor):
-        return np.from_dlpack(tensor)
+    class Array(np.ndarray):
+        """Its own class: another library's array would be no array of it."""
 
-    from_dlpack.__module__ = "unknown"
+    def from_dlpack(tensor):
+        return np.from_dlpack(tensor).view(Array)
+
+    Array.__module__ = from_dlpack.__module__ = "unknown"
     unknown.from_dlpack = from_dlpack
     array = aligned((4,))
     assert np.shares_memory(as_library(dlbridge.from_dlpack(array), unknown, False), array)
@@ -400,9 +403,170 @@ def test_padded_sub_byte_elements(like):  # P10, C31
 
 def test_a_result_of_another_type_is_an_error():
     wrong = types.ModuleType("wrong")
-    wrong.from_dlpack = lambda tensor: np.zeros(tensor.shape, "i1")
+
+    class Array(np.ndarray):
+        __module__ = "wrong"
+
+    wrong.from_dlpack = lambda tensor: np.zeros(tensor.shape, "i1").view(Array)
     with pytest.raises(ExchangeError, match=r"made int8 \(4,\) of float32 \(4,\)"):
         as_library(dlbridge.from_dlpack(aligned((4,))), wrong, None)
+
+
+def test_a_result_that_is_another_librarys_array_is_an_error():
+    """dpnp gives numpy's array for a tensor on the CPU."""
+    other = types.ModuleType("other")
+
+    def from_dlpack(tensor):
+        return np.from_dlpack(tensor)
+
+    from_dlpack.__module__ = "other.creation"
+    other.from_dlpack = from_dlpack
+    with pytest.raises(ExchangeError, match=r"other made a numpy\.ndarray .*not an array of other"):
+        as_library(dlbridge.from_dlpack(aligned((4,))), other, None)
+
+
+def test_c_names_of_types_are_tinygrads_business(monkeypatch):
+    """Its float32 is called "float", which numpy calls float64."""
+    stub = types.ModuleType("tinygrad")
+
+    class Tensor:
+        def __init__(self, array):
+            self.shape, self.dtype = array.shape, types.SimpleNamespace(name="float")
+
+        def realize(self):
+            return self
+
+    Tensor.__module__ = "tinygrad.tensor"
+    stub.Tensor = Tensor
+    monkeypatch.setitem(sys.modules, "tinygrad", stub)
+    assert type(as_library(dlbridge.from_dlpack(aligned((4,))), "tinygrad", None)) is Tensor
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.32"])
+def test_bools_for_onnxruntime(version, monkeypatch):
+    """Before 1.32 it must be told which bytes are bools; from then on it takes no second word."""
+    taken = []
+
+    class OrtValue:
+        from_dlpack = staticmethod(
+            (lambda capsule, is_bool: taken.append((capsule, is_bool)))
+            if version == "1.31"
+            else (lambda capsule: taken.append((capsule, None)))
+        )
+
+    stub = types.ModuleType("onnxruntime")
+    stub.capi = types.SimpleNamespace(
+        onnxruntime_pybind11_state=types.SimpleNamespace(OrtValue=OrtValue)
+    )
+
+    class Value:
+        def __init__(self, value):
+            pass
+
+    Value.__module__, Value.__name__ = "onnxruntime", "OrtValue"
+    stub.OrtValue = Value
+    monkeypatch.setitem(sys.modules, "onnxruntime", stub)
+    as_library(dlbridge.from_dlpack(aligned((4,), "?")), "onnxruntime", None)
+    ((capsule, is_bool),) = taken
+    assert dlbridge.from_dlpack(capsule).dtype is dlbridge.dtype(
+        "uint8" if version == "1.31" else "bool"
+    )
+    assert is_bool is (True if version == "1.31" else None)
+
+
+@pytest.mark.parametrize("like", ["pyopencl", "nvidia_of_nowhere"])
+def test_explain_refuses_what_to_device_refuses(like):
+    """And the advice works: it names a device on which the library has arrays."""
+    array = aligned((4,))
+    if like == "pyopencl":
+        peer(like)
+        for function in (dlbridge.explain, dlbridge.to_device):
+            with pytest.raises(
+                ExchangeError, match=r"no arrays on cpu:0; .*to_device\(t, 'opencl:0', like='py"
+            ):
+                function(array, "cpu", like=like)
+    else:
+        for function in (dlbridge.explain, dlbridge.to_device):
+            with pytest.raises(ModuleNotFoundError, match="install it"):
+                function(array, "cpu", like=like)
+
+
+def test_the_array_of_a_library_is_not_printed_in_errors():
+    class Long:
+        def __repr__(self):
+            return "x" * 10_000
+
+    with pytest.raises(TypeError) as caught:
+        as_library(dlbridge.from_dlpack(aligned((4,))), Long(), None)
+    assert len(str(caught.value)) < 300
+
+
+# The other libraries of the test packages -------------------------------------------
+
+
+def test_pyarrow_arrays_share_memory():
+    pyarrow = peer("pyarrow")
+    array = aligned((8,))
+    tensor = dlbridge.from_dlpack(array)
+    for like in ("pyarrow", pyarrow, pyarrow.array([1.0]), pyarrow.Array):
+        result = as_library(tensor, like, False)
+        assert isinstance(result, pyarrow.FloatArray)
+        assert result.buffers()[1].address == array.ctypes.data
+        assert result.to_pylist() == array.tolist()
+    with pytest.raises(ExchangeError, match=r"a column has one dimension.*t\[:, 0\]"):
+        as_library(dlbridge.from_dlpack(aligned((2, 3))), "pyarrow", None)
+    del tensor, array
+    assert result.to_pylist()[-1] == 7
+
+
+def test_images():
+    image = peer("PIL.Image")
+    array = aligned((4, 6), "u1")
+    for like in ("PIL", image, image.new("L", (1, 1))):
+        result = as_library(dlbridge.from_dlpack(array), like, None)
+        assert isinstance(result, image.Image)
+        assert np.array_equal(np.asarray(result), array)
+    step = library_step(dlbridge.from_dlpack(array), "PIL", None, fresh=True)
+    assert step == (True, "PIL always copies")
+    with pytest.raises(ExchangeError, match="PIL always copies"):
+        as_library(dlbridge.from_dlpack(array), "PIL", False)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (3,), (), (2, 3, 1), (2, 3, 4), (1, 2, 3, 3)])
+@pytest.mark.parametrize("kind", ["?", "u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8"])
+def test_images_have_the_same_elements_or_are_refused(shape, kind):
+    """PIL 13 makes int32 of uint32, float32 of float64, and a second dimension."""
+    image = peer("PIL.Image")
+    array = np.ones(shape, kind)
+    try:
+        step = library_step(dlbridge.from_dlpack(array), "PIL", None)
+    except ExchangeError:
+        with pytest.raises(ExchangeError, match="an image"):
+            as_library(dlbridge.from_dlpack(array), "PIL", None)
+    else:
+        assert step[0]
+        result = np.asarray(as_library(dlbridge.from_dlpack(array), image, None))
+        assert (result.dtype, result.shape) == (array.dtype, shape)
+        assert np.array_equal(result, array)
+
+
+def test_columns_of_types_that_arrow_packs():
+    """`explain` promises nothing that is refused then."""
+    peer("pyarrow")
+    tensor = dlbridge.from_dlpack(np.ones(3, "?"))
+    for ask in (library_step, as_library):
+        with pytest.raises(ExchangeError, match=r"bits.*t\.view\('uint8'\)"):
+            ask(tensor, "pyarrow", None)
+        with pytest.raises(ExchangeError, match=r"Arrow has no complex64"):
+            ask(dlbridge.from_dlpack(np.ones(3, "c8")), "pyarrow", None)
+
+
+def test_cuda_core_views():
+    peer("cuda.core")
+    array = aligned((2, 3))
+    view = as_library(dlbridge.from_dlpack(array), "cuda.core", False)
+    assert type(view).__name__ == "StridedMemoryView"
+    assert (view.ptr, view.shape) == (array.ctypes.data, (2, 3))
 
 
 # Devices ------------------------------------------------------------------------------------
@@ -480,3 +644,24 @@ def test_to_device_and_explain_agree():
     moved += 1
     assert (array == np.arange(4)).all()
     assert ctypes.c_float.from_address(array.ctypes.data).value == 0
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda tensor: tensor.__dlpack__(),
+        lambda tensor: peer("jax.dlpack").from_dlpack(tensor),
+    ],
+    ids=["without max_version", "jax"],
+)
+@pytest.mark.parametrize("kind", ["f4", ml_dtypes.bfloat16], ids=["numpy's", "bfloat16"])
+def test_a_legacy_consumer_of_a_read_only_tensor_is_told_the_way(take, kind):  # P9
+    tensor = dlbridge.from_dlpack(readonly(aligned((16,), kind)))
+    with pytest.raises(ExchangeError, match=r"legacy capsule.*like='jax'"):
+        take(tensor)
+
+
+def test_jax_arrays_return_to_jax():
+    jax = peer("jax")
+    tensor = dlbridge.from_dlpack(jax.numpy.arange(16.0))
+    assert np.array_equal(as_library(tensor, "jax", False), np.arange(16.0))

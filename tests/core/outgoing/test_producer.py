@@ -9,6 +9,7 @@ makes and we overwrite; and a tensor on a plugin's device.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from expected import backend_or_skip
 from harness import load
 from peers import peer
 from raw_producer import (
@@ -36,10 +38,11 @@ from raw_producer import (
 from stream_backend import Pinned, installed
 
 import dlbridge
+import dlbridge as bridge
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
-from dlbridge.core.tensor.exports import managed_address_of
-from dlbridge.core.tensor.tensor import ArrayTensor
+from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
+from dlbridge.core.tensor.exports import own_export_of
 from dlbridge.core.values.layout import compact_strides
 
 VERSION = (1, 3)
@@ -105,10 +108,20 @@ def values(managed, kind="float"):
 
 def test_the_three_kinds_are_there():
     assert type(cpu_float()) is ArrayTensor
-    assert type(cpu_bfloat()) is dlbridge.Tensor
+    assert type(cpu_bfloat()) is NumpyTensor
 
 
 # Signature and arguments
+
+
+def test_the_methods_are_found_on_the_type(tensor):  # P1
+    """MLX looks in the dicts of the type and its bases, and takes only what can be called."""
+    for name in ("__dlpack__", "__dlpack_device__"):
+        assert callable(inspect.getattr_static(type(tensor), name))
+    capsule = type(tensor).__dlpack__(tensor, max_version=VERSION)
+    assert address(struct_in(capsule).dl_tensor.data) == address(exported(tensor).dl_tensor.data)
+    assert type(tensor).__dlpack_device__(tensor) == tensor.__dlpack_device__()
+    assert not hasattr(tensor, "__dict__")
 
 
 def test_arguments_are_keyword_only(tensor):  # P1
@@ -784,7 +797,7 @@ def test_a_failed_export_leaks_nothing(monkeypatch):  # P55
         with pytest.raises(MemoryError, match="injected"):
             owned.tensor.__dlpack__(max_version=VERSION)
         with pytest.raises(MemoryError, match="injected"):
-            managed_address_of(owned.tensor)
+            own_export_of(owned.tensor).release()
     owned.forget()
     gc.collect()
     assert not owned.alive
@@ -868,7 +881,7 @@ def test_exports_from_many_threads():  # P48, C40
 def test_managed_tensors_without_a_capsule():  # P43
     """What the exchange table hands out: the struct alone, which its new owner deletes."""
     owned = Owned()
-    at = managed_address_of(owned.tensor)
+    at = own_export_of(owned.tensor).release()
     owned.forget()
     gc.collect()
     assert owned.alive
@@ -877,3 +890,16 @@ def test_managed_tensors_without_a_capsule():  # P43
     assert pointer_in(dlbridge.empty(1).__dlpack__()) != at
     managed.deleter(managed)
     assert not owned.alive
+
+
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_torch_is_told_that_it_has_no_tensors_on_the_device(device):
+    """By itself torch says INTERNAL ASSERT FAILED, and asks for a report."""
+    torch = peer("torch")
+    backend_or_skip(device.partition(":")[0])
+    tensor = bridge.ones(3, device=device)
+    with pytest.raises(BufferError, match=rf"torch has no tensors on {device}; .*like='torch'"):
+        torch.from_dlpack(tensor)
+    assert bridge.to_device(tensor, "cpu", like="torch").tolist() == [1, 1, 1]
+    assert bridge.from_dlpack(tensor) is tensor
+    assert type(tensor.__dlpack__(max_version=(1, 0))).__name__ == "PyCapsule"

@@ -12,8 +12,9 @@ import pytest
 
 from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
-from dlbridge.testing.backend_memory import resident_bytes
+from dlbridge.testing.backend_leaks import resident_bytes
 
 
 class TestCPU(BackendTests):
@@ -34,15 +35,15 @@ def test_memory_is_aligned_to_256_bytes_at_least(cpu, nbytes, alignment):
 
 def test_data_is_an_address(cpu):
     data = cpu.allocate(0, 10, 1, 0)
-    cpu.copy_from_host(0, data, 3, memoryview(b"here"), 0)
+    cpu.copy_from_host(Span(0, data, 3, 4), memoryview(b"here"), 0)
     assert ctypes.string_at(data + 3, 4) == b"here"
-    assert cpu.host_view(0, data, 3, 4, True, 0) == data + 3
+    assert cpu.host_view(Span(0, data, 3, 4), True, 0) == data + 3
 
 
 def test_large_memory_goes_back_to_the_system_at_once(cpu):
     before = resident_bytes()
     data = cpu.allocate(0, 64 << 20, 256, 0)
-    cpu.fill(0, data, 0, 64 << 20, 1, 0)
+    cpu.fill(Span(0, data, 0, 64 << 20), 1, 0)
     assert resident_bytes() - before > 60 << 20
     cpu.free(0, data, 0)
     assert resident_bytes() - before < 8 << 20
@@ -52,7 +53,7 @@ def test_memory_of_others_is_copied_without_bounds(cpu):
     """An address that we did not give out: its owner alone knows where it ends."""
     array = np.arange(10, dtype="u1")
     into = bytearray(3)
-    cpu.copy_to_host(0, array.ctypes.data, 4, memoryview(into), 0)
+    cpu.copy_to_host(Span(0, array.ctypes.data, 4, len(into)), memoryview(into), 0)
     assert into == bytes([4, 5, 6])
     cpu.free(0, array.ctypes.data, 0)
     assert array.tolist() == list(range(10))
@@ -68,8 +69,8 @@ def test_own_memory_cannot_be_imported(cpu):
 
 def test_overlapping_copy(cpu):
     data = cpu.allocate(0, 10, 1, 0)
-    cpu.copy_from_host(0, data, 0, memoryview(b"0123456789"), 0)
-    cpu.copy(0, data, 2, 0, data, 0, 8, 0)
+    cpu.copy_from_host(Span(0, data, 0, 10), memoryview(b"0123456789"), 0)
+    cpu.copy(Span(0, data, 2, 8), Span(0, data, 0, 8), 0)
     assert ctypes.string_at(data, 10) == b"0101234567"
 
 
@@ -103,12 +104,12 @@ def test_copies_release_the_gil(cpu, call):
     """A thread that waits for the GIL gets it during the call, or not before the assert."""
     nbytes = 64 << 20
     host = memoryview(bytearray(nbytes))
-    data, other = cpu.allocate(0, nbytes, 256, 0), cpu.allocate(0, nbytes, 256, 0)
+    target, source = (Span(0, cpu.allocate(0, nbytes, 256, 0), 0, nbytes) for _ in range(2))
     arguments = {
-        "copy_from_host": (0, data, 0, host, 0),
-        "copy_to_host": (0, data, 0, host, 0),
-        "copy": (0, data, 0, 0, other, 0, nbytes, 0),
-        "fill": (0, data, 0, nbytes, 1, 0),
+        "copy_from_host": (target, host, 0),
+        "copy_to_host": (target, host, 0),
+        "copy": (target, source, 0),
+        "fill": (target, 1, 0),
     }[call]
     gate, ran = threading.Event(), []
     thread = threading.Thread(target=lambda: ran.append(gate.wait()))

@@ -15,7 +15,6 @@ import pytest
 
 from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendError, BackendUnavailable, Error
-from dlbridge.protocol import Backend
 
 PLUGINS = Path(__file__).parents[2] / "support" / "plugins"
 
@@ -204,19 +203,15 @@ def test_a_registered_class_is_checked_too():
 
 
 def test_sixteen_threads_load_a_backend_once():
+    from plugin_shared import Shared
+
     made = []
     barrier = threading.Barrier(16)
 
-    class Slow:
-        api = 1
-        device_type = 12
-
+    class Slow(Shared):
         def __init__(self):
             made.append(self)
             threading.Event().wait(0.05)  # others come in meanwhile
-
-        def __getattr__(self, name):
-            return None if name in vars(Backend) else self.__getattribute__(name)
 
     def load():
         barrier.wait()
@@ -231,6 +226,22 @@ def test_sixteen_threads_load_a_backend_once():
         thread.join()
     assert len(made) == 1
     assert got == made * 16
+
+
+def test_a_use_during_the_load_makes_no_second_object():
+    """A signal handler or a finalizer in the loading thread may need the device: all get one."""
+    from plugin_shared import Shared
+
+    got: list[object] = []
+
+    class Entered(Shared):
+        def __init__(self):
+            if not got:
+                got.append(None)  # the second call comes in
+                got.append(registry.backend("entered"))
+
+    registry.register_backend("entered", Entered)
+    assert registry.backend("entered") is registry.backend("entered") is got[1]
 
 
 def test_a_slow_driver_holds_up_nobody_else():

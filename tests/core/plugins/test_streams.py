@@ -8,6 +8,7 @@ docs/conformance.md that the test shows.
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import numpy as np
@@ -18,7 +19,9 @@ from raw_producer import OldProducer, Producer
 from stream_backend import Pinned, Streams, installed
 
 import dlbridge
-from dlbridge.core.tensor.tensor import ArrayTensor
+from dlbridge.core.tensor.array_tensor import ArrayTensor
+from dlbridge.errors import DeviceLost
+from dlbridge.protocol import Span
 
 FLOATS = np.arange(6, dtype="float32")
 
@@ -166,7 +169,7 @@ def test_devices_whose_streams_are_their_own():  # S16
     tensor = dlbridge.to_device(FLOATS, "ext_dev:0")
     stream = fake.Stream(0)
     for value in (None, -1, stream, stream.handle):
-        assert tensor.__dlpack__(stream=value)
+        assert tensor.__dlpack__(max_version=(1, 3), stream=value)
     for value in (object(), "queue", 1.5, True):
         with pytest.raises(TypeError):
             tensor.__dlpack__(stream=value)
@@ -174,6 +177,28 @@ def test_devices_whose_streams_are_their_own():  # S16
         tensor.__dlpack__(stream=12345)
     with pytest.raises(ValueError):  # the other device's
         tensor.__dlpack__(stream=fake.Stream(1))
+
+
+def test_a_block_that_ends_in_another_thread_leaves_the_streams_of_that_thread():
+    """A generator ends where it is collected, if a signal handler's exception has cut it off."""
+    fake = peer("dlbridge_fake")
+    first, second = fake.Stream(0), fake.Stream(0)
+    before = dlbridge.current_stream("ext_dev:0")
+    cut_off = [dlbridge.use_stream("ext_dev:0", first)]
+    cut_off[0].__enter__()
+    found = []
+
+    def work():
+        with dlbridge.use_stream("ext_dev:0", second):
+            cut_off.clear()
+            gc.collect()
+            found.append(dlbridge.current_stream("ext_dev:0"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [second.handle]
+    assert dlbridge.current_stream("ext_dev:0") == before
 
 
 def test_devices_without_streams():  # S16
@@ -187,7 +212,7 @@ def test_devices_without_streams():  # S16
     with installed("vpi", NoStreams()):
         tensor = dlbridge.from_dlpack(Producer((4,), device=(9, 0), data=0x10))
         for value in (None, -1):
-            assert tensor.__dlpack__(stream=value)
+            assert tensor.__dlpack__(max_version=(1, 3), stream=value)
         with pytest.raises(TypeError, match="has no streams"):
             tensor.__dlpack__(stream=3)
         with pytest.raises(TypeError, match="has no streams"), dlbridge.use_stream("vpi:0", 3):
@@ -270,10 +295,36 @@ def test_a_late_device_shows_a_missing_wait(monkeypatch):  # S17, S16
         with dlbridge.use_stream("ext_dev:0", producer):
             tensor = dlbridge.empty(8, "uint8", "ext_dev:0")
             data = tensor.data_ptr()
-            plugin.copy_from_host(0, data, 0, memoryview(source), producer.handle)
+            plugin.copy_from_host(
+                Span(0, data, 0, len(source)), memoryview(source), producer.handle
+            )
             capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 3))
             seen = bytearray(8)
-            plugin.copy_to_host(0, data, 0, memoryview(seen), consumer.handle)
+            plugin.copy_to_host(Span(0, data, 0, len(seen)), memoryview(seen), consumer.handle)
             consumer.synchronize()
             assert list(seen) == source.tolist()
         del capsule
+
+
+def test_the_stream_of_a_block_is_passed_after_a_loss_until_the_block_ends(monkeypatch):
+    """dlbridge cannot know that it is gone; memory from before the loss stays lost."""
+    fake, asked = peer("dlbridge_fake"), []
+
+    class Noting(fake.Fake):
+        def allocate(self, device_id, nbytes, alignment, stream):
+            asked.append(stream)
+            return super().allocate(device_id, nbytes, alignment, stream)
+
+    with installed("ext_dev", Noting()) as plugin:
+        stream = fake.Stream()
+        with dlbridge.use_stream("ext_dev:0", stream):
+            tensor = dlbridge.to_device(FLOATS, "ext_dev:0")
+            plugin.lose(0)
+            with pytest.raises(DeviceLost):
+                tensor.tolist()
+            assert dlbridge.zeros(2, "int8", "ext_dev:0").tolist() == [0, 0]
+        assert dlbridge.zeros(2, "int8", "ext_dev:0").tolist() == [0, 0]
+        with pytest.raises(DeviceLost):
+            tensor.tolist()
+        assert asked == [stream.handle, stream.handle, 0]
+        del tensor

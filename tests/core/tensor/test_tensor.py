@@ -187,12 +187,6 @@ def test_view_as_another_type_of_the_same_size(pair):
     assert t.view("int32").view("float32").tolist() == a.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", "float4_e2m1fn"])
-def test_view_as_a_type_of_another_size(pair, dtype):
-    with pytest.raises(BufferError, match="element size"):
-        pair[0].view(dtype)
-
-
 def test_views_of_types_that_numpy_has_not():
     t = bridge.asarray(array((8,), "uint16")).view("bfloat16")
     assert t[2:].data_ptr() == t.data_ptr() + 4
@@ -256,9 +250,8 @@ def test_the_array_protocol():
     assert not np.shares_memory(np.array(t), a)
     with pytest.raises(ValueError, match="float32 cannot become float64 without a copy"):
         t.__array__(np.dtype("float64"), copy=False)
-    # Where Python has the buffer protocol (3.12), numpy asks by that, and refuses by itself.
-    message = "Unable to avoid copy" if sys.version_info >= (3, 12) else "without a copy"
-    with pytest.raises(ValueError, match=message):
+    # numpy asks by the array interface, or by the buffer protocol (3.12), and refuses by itself.
+    with pytest.raises(ValueError, match="Unable to avoid copy"):
         np.asarray(t, dtype="float64", copy=False)
 
 

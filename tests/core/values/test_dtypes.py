@@ -25,9 +25,8 @@ from dlbridge.core.values.dtypes import (
     dtype,
     fill_numpy_dtypes,
     from_numpy,
-    pack_bits,
-    unpack_bits,
 )
+from dlbridge.core.values.subbyte import pack_bits, unpack_bits
 from dlbridge.errors import ExchangeError
 
 NUMBERS = {  # P34: every type of dlpack.h 1.3, by the name that its owners print
@@ -130,7 +129,11 @@ def test_any_numbers_make_one_value_with_a_name_of_its_own(numbers):  # P34, C16
     assert found is DType(*numbers)
     assert (found.code, found.bits, found.lanes) == numbers
     assert found.__dlpack_data_type__() == numbers
-    assert dtype(str(found)) is found  # the name means these numbers and no others
+    if found.lanes or found.name == "void":
+        assert dtype(str(found)) is found  # the name means these numbers and no others
+    else:  # a broken struct may say so; a name may not
+        with pytest.raises(ValueError, match="lanes are 1 to 65535"):
+            dtype(str(found))
     assert dtype(numbers) is found
     assert pickle.loads(pickle.dumps(found)) is found
 
@@ -327,14 +330,14 @@ def test_text_that_names_no_dtype(text):
         dtype(text)
 
 
-@pytest.mark.parametrize("text", ["float32x0", "int0"])
+@pytest.mark.parametrize("text", ["int0"])
 def test_text_for_what_cannot_cross_still_prints(text):  # C16
     assert str(dtype(text)) == text
     with pytest.raises(ExchangeError):
         check(*dtype(text).__dlpack_data_type__())
 
 
-@pytest.mark.parametrize("text", ["int256", "float32x65536", "type_code(256)_8"])
+@pytest.mark.parametrize("text", ["int256", "float32x65536", "float32x0", "type_code(256)_8"])
 def test_text_for_numbers_that_do_not_fit(text):
     with pytest.raises(ValueError, match="does not fit DLDataType"):
         dtype(text)
@@ -638,7 +641,7 @@ def test_packing_errors():
         unpack_bits(b"ab", dtype("int8"), 1)
     with pytest.raises(ValueError, match="float32 is not a sub-byte type"):
         pack_bits([1], dtype("float32"))
-    with pytest.raises(ValueError, match="not a sub-byte type"):
-        pack_bits([1], dtype("int4x0"))
+    with pytest.raises(ValueError, match="lanes are 1 to 65535"):
+        dtype("int4x0")
     with pytest.raises(ValueError, match="3 codes are not a whole number of float4_e2m1fnx2"):
         pack_bits([1, 2, 3], dtype("float4_e2m1fnx2"))

@@ -88,7 +88,7 @@ API cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
   WITH_CONTEXT;
   if ((uintptr_t)stream <= CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   stream = stream_of(stream);
-  if (!stream) return destroyed;
+  if (!stream) return gone();
   stream->graph = calloc(1, sizeof *stream->graph);
   stream->mode = mode;
   stream->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -98,7 +98,7 @@ API cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
 API cuStreamEndCapture(CUstream stream, CUgraph *graph) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return destroyed;
+  if (!stream) return gone();
   CUgraph captured = stream->graph;
   int whole = stream->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
   pthread_mutex_lock(&lock);
@@ -115,7 +115,7 @@ API cuStreamEndCapture(CUstream stream, CUgraph *graph) {
 API cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return destroyed;
+  if (!stream) return gone();
   *status = stream->capture;
   if (!stream->is_legacy) return CUDA_SUCCESS;
   for (CUstream s = streams; s; s = s->next)

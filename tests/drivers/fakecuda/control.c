@@ -76,10 +76,16 @@ CONTROL void fake_cuda_reset(void) {
   strict = is_strict && atoi(is_strict);
   total_memory = (size_t)1 << 34;
   destroyed = CUDA_ERROR_INVALID_HANDLE;
+  memset(first_uuid, 0xFA, sizeof first_uuid);
+  first_uuid[15] = 0;
 }
+
+// The UUID of device 0: 16 bytes.
+CONTROL void fake_cuda_uuid(const unsigned char *uuid) { memcpy(first_uuid, uuid, sizeof first_uuid); }
 
 // What a destroyed stream gives from now on: CUDA_ERROR_INVALID_HANDLE or _CONTEXT_IS_DESTROYED.
 CONTROL void fake_cuda_destroyed(CUresult error) { destroyed = error; }
+CONTROL void fake_cuda_gone_streams_crash(int on) { gone_streams_crash = on; }
 
 // On which device the memory is, whatever it was allocated for; -1: it is not there.
 CONTROL int fake_cuda_home(const void *pointer) {

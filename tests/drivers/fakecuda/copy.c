@@ -18,11 +18,22 @@ static void run_copy_and_free(Operation *o) {
 
 static void run_fill(Operation *o) { memset(o->target, o->value, o->nbytes); }
 
+// Pool memory has no context of its own. Which one a copy of it is made in is not documented: the
+// simulated driver wants the stream's to be current.
+static int elsewhere(CUstream stream, const void *pointer) {
+  pthread_mutex_lock(&lock);
+  Allocation *a = find_allocation(pointer);
+  int is_pool = a && a->kind == POOL;
+  pthread_mutex_unlock(&lock);
+  return is_pool && stream->context != current_context();
+}
+
 // *device_target* and *device_source*: that side must be CUDA memory.
 static CUresult copy(const void *target, int device_target, const void *source, int device_source,
                      size_t nbytes, CUstream handle) {
   CUstream stream = stream_of(handle);
-  if (!stream) return destroyed;
+  if (!stream) return gone();
+  if (elsewhere(stream, target) || elsewhere(stream, source)) return CUDA_ERROR_INVALID_CONTEXT;
   pthread_mutex_lock(&lock);
   int pageable_source = !find_allocation(source), pageable_target = !find_allocation(target);
   Operation operation = {
@@ -145,6 +156,8 @@ API cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *box, CUstream stream) {
   };
   pthread_mutex_unlock(&lock);
   if (!operation.source || !operation.target) return CUDA_ERROR_INVALID_VALUE;
+  CUstream on = stream_of(stream);
+  if (on && (elsewhere(on, source) || elsewhere(on, target))) return CUDA_ERROR_INVALID_CONTEXT;
   CUresult result = push(stream, operation);
   // Simpler than staging rows: pageable memory on either side is done on return.
   if (!result && (from_host || to_host) && !strict && !stream_of(stream)->capture)
@@ -180,6 +193,8 @@ API cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t nbytes, CUst
   char *alias = host_alias((void *)target, nbytes, 1);
   pthread_mutex_unlock(&lock);
   if (!alias) return CUDA_ERROR_INVALID_VALUE;
+  CUstream on = stream_of(stream);
+  if (on && elsewhere(on, (void *)target)) return CUDA_ERROR_INVALID_CONTEXT;
   return push(stream, (Operation){.run = run_fill, .target = alias, .nbytes = nbytes,
                                   .value = value});
 }

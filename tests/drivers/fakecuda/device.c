@@ -4,6 +4,7 @@
 
 int device_count = -1, delay_us, strict;
 int attributes[CU_DEVICE_ATTRIBUTE_COUNT];  // -1: as below
+unsigned char first_uuid[16];
 struct CUctx_st primaries[MAX_DEVICES];
 static CUcontext created;
 
@@ -67,8 +68,8 @@ API cuDeviceGetName(char *name, int size, CUdevice device) {
 API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
   INITIALIZED;
   VALID_DEVICE(device);
-  memset(uuid, 0xFA, sizeof *uuid);
-  uuid->bytes[15] = device;
+  memcpy(uuid, first_uuid, sizeof *uuid);
+  uuid->bytes[15] += device;
   return CUDA_SUCCESS;
 }
 
@@ -105,6 +106,8 @@ API cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice devi
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: *value = 1; break;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = device; break;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 2; break;
@@ -122,6 +125,8 @@ API cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
 
 API cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   WITH_CONTEXT;
+  CUresult refused = unsafe_during_capture();
+  if (refused) return refused;
   return is_context(peer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 

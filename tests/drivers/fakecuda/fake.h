@@ -31,7 +31,7 @@
   if ((d) < 0 || (d) >= device_count) return CUDA_ERROR_INVALID_DEVICE
 
 enum { MAX_DEVICES = 8 };
-enum Kind { POOL = 1, DEVICE, HOST, MANAGED, REGISTERED };
+enum Kind { POOL = 1, DEVICE, HOST, MANAGED, REGISTERED, EXTERNAL, VIRTUAL };
 
 typedef struct Allocation {
   struct Allocation *next;
@@ -95,10 +95,13 @@ struct CUstream_st {
 
 // Set by cuInit and by the control functions.
 extern int device_count, delay_us, strict;
-extern CUresult destroyed;  // what a destroyed stream gives: CUDA_ERROR_INVALID_HANDLE or 709
+extern int gone_streams_crash;  // what a call with a destroyed stream does: crash, as CUDA's ...
+extern CUresult destroyed;      // ... or give this, as HIP's: CUDA_ERROR_INVALID_HANDLE or 709
+CUresult gone(void);
 extern int attributes[CU_DEVICE_ATTRIBUTE_COUNT];
 extern size_t total_memory, used_memory[MAX_DEVICES];  // of each device
 extern size_t live_allocations;
+extern unsigned char first_uuid[16];  // of device 0; the last byte counts up for the others
 extern struct CUctx_st primaries[MAX_DEVICES];
 extern struct CUmemPoolHandle_st pools[MAX_DEVICES];
 extern CUstream streams;
@@ -111,6 +114,7 @@ CUcontext current_context(void);
 int current_device(void);
 
 Allocation *find_allocation(const void *pointer);  // under the lock
+void record(Allocation *a);
 char *host_alias(const void *pointer, size_t nbytes, int must_be_known);  // under the lock
 CUresult release(void *pointer, unsigned kinds);
 CUresult end_captures_of(CUcontext context);

@@ -27,7 +27,7 @@ char *host_alias(const void *pointer, size_t nbytes, int must_be_known) {
   return nbytes > a->size - offset ? NULL : a->alias + offset;
 }
 
-static void record(Allocation *a) {
+void record(Allocation *a) {
   pthread_mutex_lock(&lock);
   a->id = ids++;
   a->next = allocations;
@@ -90,7 +90,9 @@ CUresult release(void *pointer, unsigned kinds) {
   size_t mapped = (a->size + PAGE - 1) & ~(size_t)(PAGE - 1);
   if (a->kind != REGISTERED) {
     munmap(a->alias, mapped);
-    if (a->pointer != a->alias) munmap(a->pointer, mapped);
+    if (a->kind == VIRTUAL)  // the addresses stay reserved
+      mmap(a->pointer, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    else if (a->pointer != a->alias) munmap(a->pointer, mapped);
   }
   free(a);
   return CUDA_SUCCESS;
@@ -108,20 +110,23 @@ API cuMemFree_v2(CUdeviceptr pointer) {
   WITH_CONTEXT;
   CUresult refused = unsafe_during_capture();
   if (refused || !pointer) return refused;
-  return release((void *)pointer, 1 << POOL | 1 << DEVICE | 1 << MANAGED);
+  return release((void *)pointer, 1 << POOL | 1 << DEVICE | 1 << MANAGED | 1 << EXTERNAL);
 }
 
 API cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return destroyed;
-  return allocate((void **)pointer, size, POOL, stream->context->device);
+  if (!stream) return gone();
+  CUresult refused = stream->capture ? CUDA_SUCCESS : unsafe_during_capture();
+  return refused ? refused : allocate((void **)pointer, size, POOL, stream->context->device);
 }
 
 API cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool, CUstream s) {
   WITH_CONTEXT;
-  if (!stream_of(s)) return destroyed;
-  return allocate((void **)pointer, size, POOL, pool->device);
+  CUstream stream = stream_of(s);
+  if (!stream) return gone();
+  CUresult refused = stream->capture ? CUDA_SUCCESS : unsafe_during_capture();
+  return refused ? refused : allocate((void **)pointer, size, POOL, pool->device);
 }
 
 static void run_free(Operation *o) { release(o->source, 1 << POOL); }
@@ -133,6 +138,9 @@ API cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
   int ours = a && a->kind == POOL && a->pointer == (char *)pointer;
   pthread_mutex_unlock(&lock);
   if (!ours) return CUDA_ERROR_INVALID_VALUE;
+  CUstream on = stream_of(stream);
+  CUresult refused = !on || on->capture ? CUDA_SUCCESS : unsafe_during_capture();
+  if (refused) return refused;
   return push(stream, (Operation){.run = run_free, .source = (char *)pointer});
 }
 
@@ -149,6 +157,8 @@ API cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
 
 API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
   INITIALIZED;
+  CUresult refused = unsafe_during_capture();
+  if (refused) return refused;
   if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) pool->threshold = *(cuuint64_t *)value;
   return CUDA_SUCCESS;
 }
@@ -161,6 +171,8 @@ API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void
 
 API cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
   INITIALIZED;
+  CUresult refused = unsafe_during_capture();
+  if (refused) return refused;
   pthread_mutex_lock(&lock);
   if (pool->kept > keep) pool->kept = keep;
   pthread_mutex_unlock(&lock);
@@ -169,6 +181,8 @@ API cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
 
 API cuMemPoolSetAccess(CUmemoryPool pool, const void *access, size_t count) {
   INITIALIZED;
+  CUresult refused = unsafe_during_capture();
+  if (refused) return refused;
   return count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -253,7 +267,7 @@ API cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned fl
 
 static CUresult attribute_of(void *value, CUpointer_attribute attribute, Allocation *a,
                              CUdeviceptr p) {
-  int on_device = a->kind == POOL || a->kind == DEVICE;
+  int on_device = a->kind == POOL || a->kind == DEVICE || a->kind >= EXTERNAL;
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *(unsigned *)value =

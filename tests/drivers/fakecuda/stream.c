@@ -1,5 +1,6 @@
 // Streams as worker threads, events, and the order that the driver documents between them.
 #include "fake.h"
+#include <stdio.h>
 #include <unistd.h>
 
 CUstream streams;
@@ -12,6 +13,15 @@ static __thread CUstream per_thread[MAX_DEVICES];
 // Handles of destroyed streams are used again at once, as drivers do (rapidsai/rmm#649).
 static CUstream unused;
 CUresult destroyed = CUDA_ERROR_INVALID_HANDLE;
+int gone_streams_crash = 1;
+
+// NVIDIA's driver 580 reads the handle of a destroyed stream unchecked: a segmentation fault
+// (tests/hardware/streams.py). HIP's runtime looks it up first, and gives a status.
+CUresult gone(void) {
+  if (!gone_streams_crash) return destroyed;
+  fprintf(stderr, "simulated CUDA: a call with the handle of a destroyed stream\n");
+  abort();
+}
 
 // Earlier work on the legacy stream holds up a blocking stream of its context, and the reverse.
 static int held_up(CUstream stream, Operation *operation) {
@@ -108,7 +118,7 @@ static int breaks_a_capture(CUstream stream) {
 // Queue work; while the stream is capturing it becomes a node of the graph instead.
 CUresult push(CUstream handle, Operation operation) {
   CUstream stream = stream_of(handle);
-  if (!stream) return destroyed;
+  if (!stream) return gone();
   if (stream->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
     return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (breaks_a_capture(stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -160,7 +170,7 @@ API cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
 API cuStreamDestroy_v2(CUstream stream) {
   INITIALIZED;
   if ((uintptr_t)stream <= CU_STREAM_PER_THREAD || !stream_of(stream))
-    return destroyed;
+    return gone();
   pthread_mutex_lock(&lock);
   stream->stop = 1;  // its work goes on; then the handle is free for others
   pthread_cond_broadcast(&changed);
@@ -172,7 +182,7 @@ API cuStreamDestroy_v2(CUstream stream) {
 #define IDLE_STREAM(stream)                                          \
   WITH_CONTEXT;                                                      \
   stream = stream_of(stream);                                        \
-  if (!stream) return destroyed;                     \
+  if (!stream) return gone();                     \
   if (stream->capture) {                                             \
     stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;          \
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;                    \
@@ -201,7 +211,7 @@ API cuStreamQuery(CUstream stream) {
   if ((uintptr_t)stream <= CU_STREAM_PER_THREAD && !current_context()) \
     return CUDA_ERROR_INVALID_CONTEXT;                                 \
   stream = stream_of(stream);   \
-  if (!stream) return destroyed
+  if (!stream) return gone()
 
 API cuStreamGetDevice(CUstream stream, CUdevice *device) {
   EXISTING_STREAM(stream);
@@ -242,6 +252,11 @@ API cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
                                   .argument = argument});
 }
 
+typedef struct {
+  int left;
+  unsigned long long generation;
+} Parts;
+
 static void run_record(Operation *o) {
   pthread_mutex_lock(&lock);
   if (o->event->done < o->generation) o->event->done = o->generation;
@@ -271,7 +286,7 @@ API cuEventRecord(CUevent event, CUstream stream) {
   WITH_CONTEXT;
   stream = stream_of(stream);
   // "hEvent and hStream must be from the same context" (CUDA driver API, cuEventRecord).
-  if (!stream) return destroyed;
+  if (!stream) return gone();
   if (event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture) {
     event->captured_in = stream;
@@ -284,10 +299,49 @@ API cuEventRecord(CUevent event, CUstream stream) {
   return push(stream, operation);
 }
 
+static void run_part(Operation *o) {
+  pthread_mutex_lock(&lock);
+  Parts *parts = o->argument;
+  if (!--parts->left) {
+    if (o->event->done < parts->generation) o->event->done = parts->generation;
+    free(parts);
+  }
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&lock);
+}
+
+// Behind all work of the context, that of destroyed streams too; it ends captures in any mode.
+API cuCtxRecordEvent(CUcontext context, CUevent event) {
+  INITIALIZED;
+  CUresult result = end_captures_of(context);
+  if (result) return result;
+  if (event->context != context) return CUDA_ERROR_INVALID_HANDLE;
+  pthread_mutex_lock(&lock);
+  event->captured_in = NULL;
+  Parts *parts = calloc(1, sizeof *parts);
+  parts->generation = ++event->recorded;
+  for (CUstream s = streams; s; s = s->next) {
+    if (s->context != context || !s->first) continue;
+    Operation *new = calloc(1, sizeof *new);
+    *new = (Operation){.run = run_part, .event = event, .argument = parts};
+    new->sequence = ++queued;
+    s->last->next = new;
+    s->last = new;
+    parts->left++;
+  }
+  if (!parts->left) {
+    event->done = parts->generation;
+    free(parts);
+  }
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+
 API cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   WITH_CONTEXT;
   stream = stream_of(stream);
-  if (!stream) return destroyed;
+  if (!stream) return gone();
   if (event->captured_in) {  // the stream joins the capture
     stream->capture = event->captured_in->capture;
     stream->mode = event->captured_in->mode;

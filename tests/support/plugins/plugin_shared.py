@@ -14,10 +14,10 @@ class Shared:
     def free(self, device_id, data, stream):
         pass
 
-    def copy_from_host(self, device_id, data, offset, source, stream):
+    def copy_from_host(self, target, source, stream):
         pass
 
-    def copy_to_host(self, device_id, data, offset, into, stream):
+    def copy_to_host(self, source, into, stream):
         pass
 
     def current_stream(self, device_id):

@@ -18,11 +18,13 @@ typedef uint64_t cl_ulong;
 typedef void *object; /* cl_mem, cl_command_queue, cl_event, ... */
 
 enum {
-    GET_DEVICE_INFO = 3, CREATE_BUFFER = 14, FLUSH = 46, FINISH = 47, READ = 48, WRITE = 49,
+    GET_DEVICE_INFO = 3, RETAIN_QUEUE = 10, RELEASE_QUEUE = 11,
+    CREATE_BUFFER = 14, FLUSH = 46, FINISH = 47, READ = 48, WRITE = 49,
     COPY = 50, MAP = 56, UNMAP = 58, KERNEL = 59, DESTRUCTOR_CALLBACK = 83, READ_RECT = 86,
     WRITE_RECT = 87, COPY_RECT = 88, FILL = 102, MIGRATE = 104
 };
 enum { DEVICE_TYPE = 0x1000, MAX_ALLOCATION = 0x1010, MEMORY = 0x101F, UNIFIED = 0x1035 };
+enum { EXTENSIONS = 0x1030, UUID_KHR = 0x106A, PCI_KHR = 0x410F, PCI_NV = 0x4008 };
 enum { READ_ONLY = 4, USE_HOST_PTR = 8, ALLOC_HOST_PTR = 16, COPY_HOST_PTR = 32 };
 enum { MAP_WRITE = 2, MAP_WRITE_INVALIDATE = 4 };
 
@@ -37,15 +39,23 @@ static struct named { const char *name; long value; } values[] = {
     {"late_import", 0},   /* the status of the first command on such a buffer */
     {"shadow", 0},        /* such buffers are copies that only mapping brings up to date:
                              1 made at creation, 2 at the first command,
-                             3 the device sees the host's writes, the host not the device's */
+                             3 the device sees the host's writes, the host not the device's,
+                             4 made at the first command; the host sees what fills write */
+    {"identity", 0},      /* the devices say a UUID and a PCI address, 0007:3b:1f.2: 1 by Khronos'
+                             extensions, 2 the address by NVIDIA's, 3 as 1, but fail when asked */
+    {"tight", 0},         /* rectangles are refused whose last row, or slice, would end outside
+                             the buffer if it had its whole pitch */
+    {"waits", 0},         /* the last release of a queue waits for its work */
     /* counts */
     {"reads", 0}, {"writes", 0}, {"copies", 0}, {"rectangles", 0}, {"fills", 0},
     {"maps", 0}, {"kernels", 0}, {"imports", 0}, {"pinned", 0}, {"resident", 0},
+    {"refused", 0},       /* rectangles, by "tight" */
     {"unflushed", 0},     /* commands that were given since the last flush */
+    {"contexts_gone", 0}, /* calls of layer_context_gone */
 };
-enum value { unified, gpu, max_allocation, room, late, refuse_import, late_import, shadow,
-             reads, writes, copies, rectangles, fills, maps, kernels, imports, pinned, resident,
-             unflushed };
+enum value { unified, gpu, max_allocation, room, late, refuse_import, late_import, shadow, identity,
+             tight, waits, reads, writes, copies, rectangles, fills, maps, kernels, imports, pinned,
+             resident, refused, unflushed, contexts_gone };
 
 static void *driver[512], *table[512];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -66,6 +76,10 @@ void layer_set(const char *name, long value) { find(name)->value = value; }
 long layer_get(const char *name) { return find(name)->value; }
 
 static void count(enum value which) { __sync_fetch_and_add(&values[which].value, 1); }
+
+/* For clSetContextDestructorCallback. A thread of the driver may call it while it holds a lock
+   that a thread with the GIL waits for: a function of Python would wait for the GIL. */
+void layer_context_gone(object context, void *unused) { count(contexts_gone); }
 
 /* -- buffers ------------------------------------------------------------- */
 
@@ -143,6 +157,21 @@ static cl_int touch(object queue, object mem)
     return status;
 }
 
+/* Whether the simulated driver refuses a rectangle of *mem*: see "tight". */
+static int too_tight(object mem, const size_t *origin, const size_t *region, size_t row, size_t slice)
+{
+    if (!values[tight].value) return 0;
+    if (!row) row = region[0];
+    if (!slice) slice = row * region[1];
+    size_t start = origin[0] + origin[1] * row + origin[2] * slice;
+    pthread_mutex_lock(&lock);
+    struct buffer *buffer = known(mem);
+    int bad = buffer && start + region[2] * slice > buffer->size;
+    pthread_mutex_unlock(&lock);
+    if (bad) count(refused);
+    return bad;
+}
+
 /* After a command: it is flushed at once if it blocks. */
 static cl_int given(cl_int status, int blocks)
 {
@@ -187,6 +216,7 @@ static cl_int read_rect(object queue, object mem, cl_uint block, const size_t *o
 {
     cl_int (*next)(object, object, cl_uint, const size_t *, const size_t *, const size_t *, size_t,
                    size_t, size_t, size_t, void *, WAIT) = driver[READ_RECT];
+    if (too_tight(mem, o, region, a, b)) return -30;
     count(rectangles);
     TOUCH(mem);
     return given(next(queue, mem, block, o, h, region, a, b, c, d, to, n, events, event), block);
@@ -198,6 +228,7 @@ static cl_int write_rect(object queue, object mem, cl_uint block, const size_t *
 {
     cl_int (*next)(object, object, cl_uint, const size_t *, const size_t *, const size_t *, size_t,
                    size_t, size_t, size_t, const void *, WAIT) = driver[WRITE_RECT];
+    if (too_tight(mem, o, region, a, b)) return -30;
     count(rectangles);
     TOUCH(mem);
     return given(next(queue, mem, block, o, h, region, a, b, c, d, from, n, events, event), block);
@@ -208,6 +239,7 @@ static cl_int copy_rect(object queue, object from, object to, const size_t *o, c
 {
     cl_int (*next)(object, object, object, const size_t *, const size_t *, const size_t *, size_t,
                    size_t, size_t, size_t, WAIT) = driver[COPY_RECT];
+    if (too_tight(from, o, region, a, b) || too_tight(to, h, region, c, d)) return -30;
     count(rectangles);
     TOUCH(from);
     TOUCH(to);
@@ -218,9 +250,16 @@ static cl_int fill(object queue, object mem, const void *pattern, size_t length,
                    size_t size, WAIT)
 {
     cl_int (*next)(object, object, const void *, size_t, size_t, size_t, WAIT) = driver[FILL];
+    cl_int (*read)(object, object, cl_uint, size_t, size_t, void *, WAIT) = driver[READ];
     count(fills);
     TOUCH(mem);
-    return given(next(queue, mem, pattern, length, at, size, n, events, event), 0);
+    cl_int status = next(queue, mem, pattern, length, at, size, n, events, event);
+    pthread_mutex_lock(&lock);
+    struct buffer *buffer = values[shadow].value == 4 ? known(mem) : NULL;
+    char *host = buffer ? buffer->host : NULL;
+    pthread_mutex_unlock(&lock);
+    if (!status && host) status = read(queue, mem, 1, at, size, host + at, 0, NULL, NULL);
+    return given(status, 0);
 }
 
 static cl_int migrate(object queue, cl_uint number, const object *mems, cl_ulong flags, WAIT)
@@ -281,6 +320,36 @@ static cl_int unmap(object queue, object mem, char *where, WAIT)
     return given(next(queue, mem, where, n, events, event), 0);
 }
 
+/* -- queues -------------------------------------------------------------- */
+
+static struct references { object queue; int count; } references[256];
+
+static int change(object queue, int by) /* the references that are left; a new queue has one */
+{
+    struct references *at = references;
+    pthread_mutex_lock(&lock);
+    while (at < references + 255 && at->queue && at->queue != queue) ++at;
+    if (!at->queue) *at = (struct references){queue, 1};
+    int left = at->count += by;
+    if (!left) at->count = 1; /* the next at this address is new */
+    pthread_mutex_unlock(&lock);
+    return left;
+}
+
+static cl_int retain_queue(object queue)
+{
+    cl_int (*next)(object) = driver[RETAIN_QUEUE];
+    change(queue, 1);
+    return next(queue);
+}
+
+static cl_int release_queue(object queue)
+{
+    cl_int (*next)(object) = driver[RELEASE_QUEUE], (*finish)(object) = driver[FINISH];
+    if (!change(queue, -1) && values[waits].value) finish(queue);
+    return next(queue);
+}
+
 static cl_int flush(object queue)
 {
     cl_int (*next)(object) = driver[FLUSH];
@@ -297,9 +366,41 @@ static cl_int finish(object queue)
 
 /* -- devices ------------------------------------------------------------- */
 
+static cl_int answer(const void *what, size_t length, size_t size, void *value, size_t *written)
+{
+    if (written) *written = length;
+    if (value && size < length) return -30;
+    if (value) memcpy(value, what, length);
+    return 0;
+}
+
+/* The devices' identity, as the switch says; 1: this is another question. */
+static cl_int identify(cl_uint what, size_t size, void *value, size_t *written)
+{
+    static const unsigned char uuid[16] = {1, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef,
+                                           1, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef};
+    static const cl_uint address[4] = {7, 0x3b, 0x1f, 2};
+    static const cl_uint nvidia[3] = {0x3b, 0x1f << 3 | 2, 7}; /* bus, slot, domain */
+    static const char *const names[] = {"", "cl_khr_device_uuid cl_khr_pci_bus_info",
+                                        "cl_nv_device_attribute_query",
+                                        "cl_khr_device_uuid cl_khr_pci_bus_info"};
+    long mode = values[identity].value;
+    if (!mode) return 1;
+    if (what == EXTENSIONS) return answer(names[mode], strlen(names[mode]) + 1, size, value, written);
+    if (what == UUID_KHR || what == PCI_KHR)
+        return mode != 1 ? -30
+               : what == UUID_KHR ? answer(uuid, sizeof uuid, size, value, written)
+                                  : answer(address, sizeof address, size, value, written);
+    if (what >= PCI_NV && what < PCI_NV + 3)
+        return mode == 2 ? answer(&nvidia[what - PCI_NV], sizeof *nvidia, size, value, written) : -30;
+    return 1;
+}
+
 static cl_int device_info(object device, cl_uint what, size_t size, void *value, size_t *written)
 {
     cl_int (*next)(object, cl_uint, size_t, void *, size_t *) = driver[GET_DEVICE_INFO];
+    cl_int identified = identify(what, size, value, written);
+    if (identified != 1) return identified;
     cl_int status = next(device, what, size, value, written);
     if (status || !value) return status;
     if (what == UNIFIED && values[unified].value >= 0) *(cl_uint *)value = values[unified].value;
@@ -329,6 +430,8 @@ cl_int clInitLayer(cl_uint entries, void **target, cl_uint *written, void ***our
         if (getenv(name)) values[i].value = atol(getenv(name));
     }
     table[GET_DEVICE_INFO] = device_info;
+    table[RETAIN_QUEUE] = retain_queue;
+    table[RELEASE_QUEUE] = release_queue;
     table[CREATE_BUFFER] = create_buffer;
     table[FLUSH] = flush;
     table[FINISH] = finish;

@@ -1,0 +1,154 @@
+"""Memory that CUDA shares with another driver of the same GPU, such as Vulkan's."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from ctypes import c_uint64
+from typing import Any
+
+from dlbridge.errors import Error, ExchangeError
+from dlbridge.kit.claims import Freed
+from dlbridge.kit.pool import PoolMemory
+from dlbridge.protocol import ExportedMemory
+
+from .driver import call, cu
+
+__all__ = ["DeviceMemory"]
+
+
+class DeviceMemory(PoolMemory):
+    """Device memory of the pool, memory of another driver, and memory for another driver."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._external: dict[int, Any] = {}
+        """Address of an import -> its CUexternalMemory."""
+        self._exportable: dict[int, tuple[Any, int]] = {}
+        """Address of memory that can be exported -> its handle (cuMemCreate), its size."""
+        self.exports = False
+        """Whether new memory is made so that it can be exported."""
+
+    def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
+        """The address of the allocation that *memory* is in, and where it is there.
+
+        All of the allocation is mapped: drivers need not map a part that begins anywhere.
+        """
+        driver = self.driver
+        with driver.at(driver.place(device_id)), driver.relaxed():
+            self.settle()
+            with ExitStack() as undo:
+                handle = _import(memory.fd, memory.nbytes)
+                undo.callback(call, "cuDestroyExternalMemory", handle)
+                pointer = int(call("cuExternalMemoryGetMappedBuffer", handle, _all(memory.nbytes)))
+                if self._external.setdefault(pointer, handle) is not handle:
+                    raise ExchangeError(
+                        f"CUDA maps two imports of one memory at {pointer:#x}; drop the first "
+                        "import, or copy"
+                    )
+                undo.pop_all()
+            self.consumers.begin(pointer)
+            return pointer, memory.offset
+
+    def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
+        """Memory of the pool; with `exports` memory of its own, whole units of 2 MiB."""
+        if not self.exports:
+            super().obtain(device_id, nbytes, stream, cell)
+            return
+        pointer, handle, size = _create(device_id, nbytes)
+        self._exportable[pointer] = handle, size
+        cell.value = pointer
+
+    def export_refusal(self, device_id: int, pointer: int) -> str:
+        """Why *pointer* cannot be given to another driver; empty if it can."""
+        if pointer in self._exportable:
+            return ""
+        return (
+            "CUDA's memory was not allocated for other drivers; set DLBRIDGE_CUDA_EXPORT=1 "
+            "before the first use of CUDA"
+        )
+
+    def export_memory(self, device_id: int, pointer: int) -> ExportedMemory:
+        """A new file descriptor for the memory at *pointer*, which the caller closes."""
+        refusal = self.export_refusal(device_id, pointer)
+        if refusal:
+            raise ExchangeError(f"the memory at {pointer:#x} cannot be exported: {refusal}")
+        handle, size = self._exportable[pointer]
+        driver = self.driver
+        with driver.at(driver.place(device_id)), driver.relaxed():
+            fd = int(call("cuMemExportToShareableHandle", handle, _FILE, 0))
+        return ExportedMemory(fd, size, 0)
+
+    def give_up(self, freed: Freed) -> None:
+        """Free behind the work on the memory; an import has ended when this returns."""
+        pointer = freed.pointer
+        imported = pointer in self._external
+        super().give_up(freed)
+        if imported and pointer in self._external and not self.driver.guard.in_child:
+            self.settle(wait=True)  # the other driver may use the memory anew after this
+
+    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
+        """Free behind the work on *stream*; the end of an import waits for that work."""
+        made = self._exportable.get(pointer)
+        if made is not None:
+            self.wait_before_free(stream)
+            call("cuMemUnmap", pointer, made[1])
+            del self._exportable[pointer]
+            call("cuMemAddressFree", pointer, made[1])
+            call("cuMemRelease", made[0])
+            return
+        handle = self._external.get(pointer)
+        if handle is None:
+            super().release(device_id, pointer, stream, codes)
+            return
+        self.wait_before_free(stream)
+        call("cuMemFree", pointer)
+        del self._external[pointer]
+        call("cuDestroyExternalMemory", handle)
+
+
+_FILE = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+def _create(device_id: int, nbytes: int) -> tuple[int, Any, int]:
+    """New memory of the device that can be exported: its address, handle and size."""
+    wanted = cu.CUmemAllocationProp()
+    wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    wanted.location.id = device_id
+    wanted.requestedHandleTypes = _FILE
+    flag = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    unit = int(call("cuMemGetAllocationGranularity", wanted, flag))
+    size = -(-nbytes // unit) * unit
+    access = cu.CUmemAccessDesc()
+    access.location = wanted.location
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    with ExitStack() as undo:
+        handle = call("cuMemCreate", size, wanted, 0)
+        undo.callback(call, "cuMemRelease", handle)
+        pointer = int(call("cuMemAddressReserve", size, 0, 0, 0))
+        undo.callback(call, "cuMemAddressFree", pointer, size)
+        call("cuMemMap", pointer, size, 0, handle, 0)
+        undo.callback(call, "cuMemUnmap", pointer, size)
+        call("cuMemSetAccess", pointer, size, [access], 1)
+        undo.pop_all()
+    return pointer, handle, size
+
+
+def _import(fd: int, nbytes: int) -> Any:
+    """The memory behind *fd*, which stays the caller's, as a CUexternalMemory."""
+    wanted = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+    wanted.type = cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+    wanted.size = nbytes
+    own = wanted.handle.fd = os.dup(fd)  # the driver takes it over, if it succeeds
+    try:
+        return call("cuImportExternalMemory", wanted)
+    except Error:
+        os.close(own)
+        raise
+
+
+def _all(nbytes: int) -> Any:
+    wanted = cu.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
+    wanted.offset, wanted.size = 0, nbytes
+    return wanted

@@ -1,0 +1,256 @@
+"""Tensors that die while a consumer's kernel runs on a stream that was known at the export.
+
+By each way out but ``__dlpack__(stream=)``, which `suite.streams` has. The simulated driver
+crashes if memory is freed before the work on it is done.
+"""
+
+import ctypes
+import gc
+
+import numpy as np
+import pytest
+from cuda_support import gate, memory, read, slow, stream
+from suite.rig import capture
+
+import dlbridge
+from dlbridge import ffi
+from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
+from dlbridge.protocol import Span
+
+N = 1 << 16
+NEW, OLD = b"n" * N, b"o" * N
+CUDA = dlbridge.device("cuda:0")
+TABLE = table_of(dlbridge.Tensor)
+
+
+def on_device(content):
+    return dlbridge.to_device(np.frombuffer(content, "u1"), CUDA, copy=True)
+
+
+def kernel(cuda, on, data, copy, seconds=0.1):
+    """A consumer's slow kernel on its own stream, which reads *data* in the end."""
+    slow(on, seconds)
+    cuda.copy(Span(0, copy, 0, N), Span(0, data, 0, N), on)
+
+
+# Each way takes a tensor, and starts the consumer's kernel on the stream that it learns of.
+
+
+def by_table(cuda, tensor, copy):
+    managed = TABLE.export(tensor)
+    on = TABLE.current_work_stream(CUDA)
+    kernel(cuda, on, managed.fields.data, copy)
+    return on
+
+
+def by_borrowed_view(cuda, tensor, copy):
+    view = ctypes.create_string_buffer(64)
+    assert TABLE.fill_view(tensor, ctypes.addressof(view)) == 0
+    on = TABLE.current_work_stream(CUDA)
+    kernel(cuda, on, ctypes.c_void_p.from_buffer(view).value, copy)
+    return on
+
+
+def by_array_interface(cuda, tensor, copy):
+    interface = tensor.__cuda_array_interface__
+    kernel(cuda, interface["stream"], interface["data"][0], copy)
+    return interface["stream"]
+
+
+def by_native_object(cuda, tensor, copy):
+    pytest.importorskip("cuda.core")
+    view = tensor.to_native()
+    on = dlbridge.current_stream(CUDA)
+    kernel(cuda, on, int(view.ptr), copy)
+    return on
+
+
+def by_operand(cuda, tensor, copy):
+    operand = tensor.operand()
+    on = operand.access()
+    kernel(cuda, on, operand.data + operand.byte_offset, copy)
+    return on
+
+
+def by_call(cuda, tensor, copy):
+    seen = []
+
+    def launch(argument):
+        seen.append(ffi.get_raw_stream("cuda:0"))
+        kernel(cuda, seen[0], argument.data_ptr(), copy)
+
+    ffi.convert_func(launch)(tensor)
+    return seen[0]
+
+
+def by_bound_call(cuda, tensor, copy):
+    seen = []
+
+    def launch(argument):
+        seen.append(ffi.get_raw_stream("cuda:0"))
+        kernel(cuda, seen[0], argument.data_ptr(), copy)
+
+    ffi.convert_func(launch).bind(tensor)()
+    return seen[0]
+
+
+WAYS = [
+    by_table,
+    by_borrowed_view,
+    by_array_interface,
+    by_native_object,
+    by_operand,
+    by_call,
+    by_bound_call,
+]
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the block", "after it"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_memory_lives_as_long_as_the_kernel(fake, cuda, way, inside):
+    with stream() as theirs, memory(cuda, N) as copy:
+        tensor = on_device(NEW)
+        dlbridge.synchronize(CUDA)
+        with dlbridge.use_stream(CUDA, theirs):
+            assert way(cuda, tensor, copy) == theirs
+            if inside:
+                del tensor
+                gc.collect()
+        tensor = None
+        gc.collect()
+        cuda.synchronize(0, 1)
+        assert read(cuda, copy, N, theirs) == NEW
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_kernel_comes_after_our_work(fake, cuda, way):
+    """The stream that a consumer learns of waits for what was queued on another one."""
+    with stream() as ours, stream() as theirs, memory(cuda, N) as copy:
+        with dlbridge.use_stream(CUDA, ours):
+            tensor = on_device(OLD)
+            with gate(ours) as closed:
+                slow(ours)
+                cuda.fill(Span(0, tensor.data_ptr(), 0, N), NEW[0], ours)
+                with dlbridge.use_stream(CUDA, theirs):
+                    way(cuda, tensor, copy)
+                closed.open_soon()
+                assert read(cuda, copy, N, theirs) == NEW
+        del tensor
+        gc.collect()
+
+
+# Another library's stream ---------------------------------------------------------
+
+
+class Theirs:
+    """Another library's tensor, which is on a stream of that library."""
+
+    def __init__(self, tensor, stream):
+        self._tensor, self._stream = tensor, stream
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        keywords.pop("stream", None)
+        return self._tensor.__dlpack__(stream=-1, **keywords)
+
+    def __tvm_ffi_env_stream__(self):
+        return self._stream
+
+
+def test_a_call_on_another_librarys_stream(fake, cuda):
+    """The callee works on the stream of the first argument; ours is the second."""
+    with stream() as theirs, memory(cuda, N) as copy:
+        other, tensor = on_device(OLD), on_device(NEW)
+
+        def launch(_other, argument):
+            assert ffi.get_raw_stream("cuda:0") == theirs
+            kernel(cuda, theirs, argument.data_ptr(), copy)
+
+        ffi.convert_func(launch)(Theirs(other, theirs), tensor)
+        del tensor
+        gc.collect()
+        cuda.synchronize(0, 1)
+        assert read(cuda, copy, N, theirs) == NEW
+
+
+def library_with_stream(number):
+    """A class of another library, whose exchange table says that it works on stream *number*."""
+    from dlbridge.core._cdefs import ffi as c
+    from dlbridge.core.dlpack.structs import DLPACK_VERSION
+
+    taken = []
+
+    class Array:
+        pass
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    def to_py_object(address, out):
+        made = Array()
+        made.managed = c.cast("DLManagedTensorVersioned *", address)
+        made.data = int(c.cast("uintptr_t", made.managed.dl_tensor.data))
+        taken.append(made)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        ctypes.c_void_p.from_address(out).value = id(made)
+        return 0
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+    def from_py_object(_x, _out):
+        return -1
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
+    def current_work_stream(_type, _index, out):
+        ctypes.c_void_p.from_address(out).value = number
+        return 0
+
+    struct = c.new("DLPackExchangeAPI *")
+    struct.header.version.major, struct.header.version.minor = DLPACK_VERSION
+    functions = {
+        "managed_tensor_to_py_object_no_sync": to_py_object,
+        "managed_tensor_from_py_object_no_sync": from_py_object,
+        "current_work_stream": current_work_stream,
+    }
+    for name, function in functions.items():
+        kind = c.typeof(getattr(struct, name))
+        setattr(struct, name, c.cast(kind, ctypes.cast(function, ctypes.c_void_p).value))
+    setattr(Array, NAMES[-1], int(c.cast("uintptr_t", struct)))
+    Array.keep = (struct, functions, taken)
+    return Array
+
+
+def test_a_result_for_another_library(fake, cuda):
+    """Wrapped by its exchange table: it works on its own stream, which the table tells."""
+    with stream() as theirs, memory(cuda, N) as copy:
+        Array = library_with_stream(theirs)  # noqa: N806  # a class
+        make = ffi.convert_func(lambda: on_device(OLD)).like(Array)
+        slow(1)
+        array = make()
+        data = array.data
+        cuda.copy(
+            Span(0, copy, 0, N), Span(0, data, 0, N), theirs
+        )  # reads what was written on ours
+        assert read(cuda, copy, N, theirs) == OLD
+        kernel(cuda, theirs, data, copy)
+        array.managed.deleter(array.managed)
+        Array.keep[2].clear()
+        del array
+        gc.collect()
+        cuda.synchronize(0, 1)
+        assert read(cuda, copy, N, theirs) == OLD
+
+
+def test_a_consumer_that_cannot_be_ordered(fake, cuda, caplog):
+    """A graph cannot wait for work outside it, and a table's function cannot raise: it is logged."""
+    with stream() as ours, stream() as captured:
+        with dlbridge.use_stream(CUDA, ours):
+            tensor = on_device(NEW)
+        dlbridge.synchronize(CUDA)
+        with gate(1), capture(captured), dlbridge.use_stream(CUDA, captured):
+            managed = TABLE.export(tensor)
+            assert managed.fields.data == tensor.data_ptr()
+            del managed
+        assert "a consumer of cuda:0 memory is not ordered" in caplog.text
+        dlbridge.synchronize(CUDA)
+        del tensor
+        gc.collect()

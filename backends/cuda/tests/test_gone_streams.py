@@ -1,0 +1,146 @@
+"""Streams that nobody is known to keep: the driver is not asked about one that may be gone.
+
+As NVIDIA's driver, the simulated one ends the process at a call with the handle of a destroyed
+stream. Streams of these tests are the driver's own, without an owner that is known (`note_owner`).
+"""
+
+import gc
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cuda_support import Owner, at, call, gate, memory, read
+from dlbridge_cuda import lasting
+from suite.rig import capture, default
+
+import dlbridge
+from dlbridge.kit.driver import ALL_STREAMS
+from dlbridge.protocol import Span
+
+N = 1 << 16
+NEW = b"n" * N
+BLOCKING, NON_BLOCKING = 0, 1
+
+
+@contextmanager
+def raw(flags=NON_BLOCKING):
+    """A stream of the driver; it may be destroyed before the end."""
+    with at(0):
+        stream = int(call("cuStreamCreate", flags))
+    alive = [stream]
+    yield alive
+    if alive:
+        with at(0):
+            call("cuStreamSynchronize", stream)
+        call("cuStreamDestroy", stream)
+
+
+def destroy(alive):
+    call("cuStreamDestroy", alive.pop())
+
+
+@pytest.fixture(params=[12040, 13000], ids=["CUDA 12.4", "CUDA 13"])
+def driver_version(request, monkeypatch):
+    """Before CUDA 12.5 no event is behind all streams, and the host waits for the work."""
+    from dlbridge_cuda import gpu
+
+    monkeypatch.setattr(gpu, "version", lambda: request.param)
+
+
+@pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
+def test_the_consumers_stream_is_destroyed(fake, cuda, flags, driver_version):
+    """Its work goes on, and the memory is kept until that is done."""
+    live = fake.live()
+    with raw(flags) as theirs, memory(cuda, N) as copy:
+        tensor = dlbridge.to_device(np.frombuffer(NEW, "u1"), "cuda:0")
+        capsule = tensor.__dlpack__(stream=theirs[0])
+        with gate(theirs[0]) as closed:
+            cuda.copy(Span(0, copy, 0, N), Span(0, tensor.data_ptr(), 0, N), theirs[0])
+            destroy(theirs)
+            closed.open_soon()
+            del tensor, capsule  # the simulated driver crashes on too early a free
+            gc.collect()
+            call_in_context("cuCtxSynchronize")
+        assert read(cuda, copy, N) == NEW
+    look_at_frees(cuda)
+    assert fake.live() == live
+
+
+def look_at_frees(cuda):
+    """The first call puts events behind the work, the second finds them done."""
+    for _ in range(2):
+        cuda.free(0, cuda.allocate(0, 64, 256, default()), default())
+        cuda.synchronize(0, default())
+        call_in_context("cuCtxSynchronize")
+
+
+def call_in_context(name):
+    with at(0):
+        return call(name)
+
+
+def test_our_stream_is_destroyed_while_the_free_waits(fake, cuda):
+    live = fake.live()
+    with raw() as ours, raw() as theirs:
+        data = cuda.allocate(0, N, 256, ours[0])
+        cuda.wait(0, theirs[0], ours[0])
+        with gate(theirs[0]) as closed:
+            cuda.free(0, data, ours[0])
+            destroy(ours)
+            cuda.free(0, cuda.allocate(0, 64, 256, default()), default())  # looks at the frees
+            closed.open_soon()
+            call_in_context("cuCtxSynchronize")
+    look_at_frees(cuda)
+    assert fake.live() == live
+
+
+def test_a_capture_that_was_seen_goes_on(fake, cuda):
+    """An event behind all streams would end it; the memory is kept."""
+    live = fake.live()
+    with raw() as theirs, raw() as captured:
+        data = cuda.allocate(0, 64, 256, default())
+        cuda.wait(0, theirs[0], default())
+        cuda.synchronize(0, default())
+        with capture(captured[0]):
+            cuda.wait(0, captured[0], default())
+            cuda.free(0, data, default())
+            assert fake.live() == live + 1
+        cuda.wait(0, captured[0], default())  # it runs again
+        look_at_frees(cuda)
+        assert fake.live() == live
+
+
+def test_our_stream_captures_when_the_memory_is_freed(fake, cuda):
+    live = fake.live()
+    with raw() as ours:
+        data = cuda.allocate(0, 64, 256, ours[0])
+        cuda.synchronize(0, ours[0])
+        with capture(ours[0]):
+            cuda.free(0, data, ours[0])
+            assert fake.live() == live + 1
+        cuda.wait(0, ours[0], default())
+        look_at_frees(cuda)
+        assert fake.live() == live
+
+
+def test_a_stream_is_known_as_long_as_its_owner(fake, cuda):
+    with raw() as stream:
+        handle, owner = stream[0], Owner()
+        with at(0):
+            assert lasting.lasting(handle, 0).stream == ALL_STREAMS
+            lasting.note_owner(handle, owner)
+            assert lasting.lasting(handle, 0).stream == handle
+            del owner
+            gc.collect()
+            assert not lasting.has_owner(handle)
+            assert lasting.lasting(handle, 0).stream == ALL_STREAMS
+
+
+def test_torchs_streams_stay_and_external_ones_need_not():
+    """By torch's own sign: an ExternalStream has its handle as stream_id."""
+    assert lasting.torch_stream(SimpleNamespace(cuda_stream=0x7001, stream_id=35)) == 0x7001
+    assert lasting.has_owner(0x7001)
+    assert lasting.torch_stream(SimpleNamespace(cuda_stream=0x7002, stream_id=0x7002)) == 0x7002
+    assert not lasting.has_owner(0x7002)
+    lasting._owners.pop(0x7001)

@@ -1,0 +1,98 @@
+"""The backend ``oneapi``: USM device memory, and all USM memory of others."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.kit.backend import address_of, bytes_at
+from dlbridge.kit.blur import Blur
+from dlbridge.kit.host_views import HostViews
+from dlbridge.kit.through_host import ThroughHost
+from dlbridge.protocol import Span
+
+from .native import SyclArrays
+
+__all__ = ["OneAPI"]
+
+
+class OneAPI(SyclArrays, HostViews, ThroughHost, Blur):
+    """USM memory of SYCL devices: ``data`` is an address, a stream is a ``dpctl.SyclQueue``."""
+
+    api = 1
+    device_type = 14  # kDLOneAPI
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: dict[int, list[Any]] = {}  # address -> dpctl's object, device, barriers
+        self._freed: dict[int, list[Any]] = {}  # those of them that wait for their barriers
+
+    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        """New USM device memory; SYCL does not order it by streams."""
+        queue, make = self.queue(device_id), self.dpctl.memory.MemoryUSMDevice
+        if not self.devices[device_id].has_aspect_usm_device_allocations:
+            raise ExchangeError(f"oneapi:{device_id} has no USM memory; use another device")
+        self.live_allocations()  # frees what can be freed
+        place = {"alignment": max(alignment, 256), "queue": queue}
+        memory = self.gate.run(f"oneapi:{device_id}: {nbytes} bytes", make, nbytes, **place)
+        data: int = memory._pointer
+        self._live[data] = [memory, device_id]  # the last step in which a signal can come
+        return data
+
+    def free(self, device_id: int, data: int, stream: int) -> None:
+        """Free *data* when the work that is now on any known queue is done."""
+        try:
+            self._freed[data] = self._live[data]  # no call, so that no signal can come before it
+            self.live_allocations()
+        except (KeyError, DeviceError):  # not ours; a child of fork(), or the device is lost
+            return
+
+    def live_allocations(self) -> int:
+        """What is not free yet."""
+        for data, record in self._freed.copy().items():
+            if len(record) == 2:
+                record.append(self.barriers(record[1]))
+            if all(each.execution_status.name == "complete" for each in record[2]):
+                self._live.pop(data, None)
+                self._freed.pop(data, None)
+        return len(self._live)
+
+    def _copy(self, span: Span, target: int, source: int, stream: int) -> None:
+        ends = [bytes_at(each, span.nbytes) for each in (target, source)]  # dpctl follows none
+        queue = self.queue(span.device_id, stream)
+        self.run(queue, queue.memcpy_async, *ends, span.nbytes)
+
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
+        """Copy the bytes of *source*, which are read until ``synchronize``."""
+        self._copy(target, target.data + target.offset, address_of(source), stream)
+
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Copy the bytes of *source* to *into*; they are there after ``synchronize``."""
+        self._copy(source, address_of(into), source.data + source.offset, stream)
+
+    def copy_inside(self, target: Span, source: Span, stream: int) -> None:
+        """Copy in one device; dpctl does not say which memory of another one it reaches."""
+        self._copy(target, target.data + target.offset, source.data + source.offset, stream)
+
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Set each byte of *target* to *value*."""
+        queue = self.queue(target.device_id, stream)
+        memory = self.call(self.usm, target.data + target.offset, target.nbytes, queue)
+        with self.lock:
+            self.run(queue, memory.memset, value)
+
+    def run_kernel(self, place: Any, kernel: Any, size: list[int], arguments: list[Any]) -> None:
+        """Compile OpenCL C, which dpctl does for OpenCL devices, and launch."""
+        queue, compile_it = self.queue(*place), self.dpctl.program.create_program_from_source
+        compiled = self.call(compile_it, queue, kernel[0]).get_sycl_kernel(kernel[1])
+        given = [self.usm(each, 1, queue) if isinstance(each, int) else each for each in arguments]
+        self.run(queue, queue.submit_async, compiled, given, size[::-1])  # SYCL's last is the first
+
+    def host_view_refusal(self, device_id: int, data: int) -> str:
+        """Why the host cannot address *data*; empty for USM shared and host memory."""
+        self.gate.guard.check()
+        with suppress(ValueError):
+            if self.usm(data, 1, self.queue(device_id)).get_usm_type() != "device":
+                return ""
+        return f"{data:#x} is not USM shared or host memory"

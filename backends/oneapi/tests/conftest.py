@@ -1,0 +1,33 @@
+"""Intel's CPU runtime for this process and its children, and the backend under test."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "support")]
+
+from expected import backend_or_skip, expected  # noqa: E402 - found by the line above
+
+_runtime = Path(sys.prefix) / "lib" / "libintelocl.so"
+if _runtime.exists():
+    os.environ.setdefault("OCL_ICD_FILENAMES", str(_runtime))
+
+
+@pytest.fixture
+def oneapi():
+    return backend_or_skip("oneapi")
+
+
+@pytest.fixture
+def dpnp(oneapi):
+    """The array library of oneAPI, which is large and not needed otherwise."""
+    try:
+        import dpnp
+    except ImportError as exc:
+        if expected("oneapi"):
+            raise
+        pytest.skip(f"dpnp: {exc}")
+    return dpnp

@@ -1,0 +1,30 @@
+"""The conformance kit on this machine's first SYCL device."""
+
+from __future__ import annotations
+
+import dpctl
+from late import late_copy
+
+from dlbridge.testing import BackendTests
+
+
+class TestOneAPI(BackendTests):
+    name = "oneapi"
+
+    def make_stream(self, backend, device_id):
+        return dpctl.SyclQueue(backend.devices[device_id], property="in_order")
+
+    def slow_work(self, backend, device_id, stream):
+        return late_copy(backend.queue(device_id, stream))
+
+    def is_done(self, backend, device_id, stream, work):
+        return work.event.execution_status == dpctl.event_status_type.complete
+
+
+class TestOutOfOrderQueues(TestOneAPI):
+    """The same with streams that are free to change the order of commands, as dpctl's own are."""
+
+    child_setup = None  # it would show nothing more
+
+    def make_stream(self, backend, device_id):
+        return dpctl.SyclQueue(backend.devices[device_id])

@@ -1,0 +1,238 @@
+"""Queues as streams: the order of work between them, dlbridge, and other libraries."""
+
+import gc
+import threading
+
+import dpctl
+import dpctl.memory
+import numpy as np
+import pytest
+from late import Described, late_copy, memory_of, numbers_in
+
+import dlbridge as bridge
+from dlbridge.errors import DeviceError
+
+SHORT = 20_000_000
+"""Turns of a kernel that takes some 30 ms."""
+LONG = 600_000_000
+"""Turns for a second, so that a busy machine does not come too late to see it run."""
+
+
+@pytest.fixture(params=["in order", "out of order"])
+def queue(request, oneapi):
+    properties = {"property": "in_order"} if request.param == "in order" else {}
+    return dpctl.SyclQueue(oneapi.devices[0], **properties)
+
+
+def filled(queue, value, n=1000):
+    memory = dpctl.memory.MemoryUSMDevice(4 * n, queue=queue)
+    memory.copy_from_host(np.full(n, value, "u4").view("u1"))
+    return memory
+
+
+def memory_in(tensor, queue):
+    return memory_of(tensor.data_ptr(), 4 * tensor.size, queue)
+
+
+def on_host(tensor):
+    return bridge.to_device(tensor, "cpu", copy=True).numpy()
+
+
+def test_a_copy_comes_after_a_kernel_on_its_stream(oneapi, queue):
+    with bridge.use_stream("oneapi:0", queue):
+        tensor = bridge.zeros(1000, "uint32", "oneapi:0")
+        work = late_copy(queue, filled(queue, 7), memory_in(tensor, queue), SHORT)
+        assert (on_host(tensor) == 7).all()
+    del work
+
+
+def test_a_kernel_comes_after_a_copy_on_its_stream(oneapi, queue):
+    target = filled(queue, 0)
+    with bridge.use_stream("oneapi:0", queue):
+        source = bridge.to_device(np.full(1000, 7, "u4"), "oneapi:0")
+        again = bridge.to_device(source, "oneapi:0", copy=True)  # on the device
+        late_copy(queue, memory_in(again, queue), target, 1).event.wait()
+    assert (numbers_in(target, "u4") == 7).all()
+
+
+def test_a_kernel_without_a_barrier_comes_after_a_large_copy(oneapi, queue):
+    n = 32 << 18
+    source = bridge.to_device(np.full(n, 7, "u4"), "oneapi:0", copy=True)
+    for _ in range(5):
+        end = filled(queue, 0, 4)
+        with bridge.use_stream("oneapi:0", queue):
+            target = bridge.zeros(n, "uint32", "oneapi:0")
+            bridge.copy_(target, source)
+            late_copy(queue, memory_in(target[-4:], queue), end, 1, alone=True).event.wait()
+        assert (numbers_in(end, "u4") == 7).all()
+
+
+def test_work_after_the_block_waits_for_the_block(oneapi, queue):
+    tensor = bridge.zeros(1000, "uint32", "oneapi:0")
+    with bridge.use_stream("oneapi:0", queue):
+        tensor.operand()  # says that work follows
+        work = late_copy(queue, filled(queue, 7), memory_in(tensor, queue), SHORT)
+    assert (on_host(tensor) == 7).all()
+    del work
+
+
+def test_a_kernel_on_the_default_queue_is_waited_for(oneapi):
+    queue = oneapi.queue(0)
+    tensor = bridge.zeros(1000, "uint32", "oneapi:0")
+    for value in range(1, 6):
+        work = late_copy(queue, filled(queue, value), memory_in(tensor, queue), SHORT)
+        assert (on_host(tensor) == value).all()
+    del work
+
+
+def test_a_consumer_gets_finished_work(oneapi, queue):
+    own = dpctl.SyclQueue(oneapi.devices[0], property="in_order")
+    with bridge.use_stream("oneapi:0", own):
+        tensor = bridge.zeros(1000, "uint32", "oneapi:0")
+        work = late_copy(own, filled(own, 7), memory_in(tensor, own), SHORT)
+        capsule = tensor.__dlpack__(stream=queue)
+        target = filled(queue, 0)
+        late_copy(queue, memory_in(tensor, queue), target, 1).event.wait()
+    assert (numbers_in(target, "u4") == 7).all()
+    del work, capsule
+
+
+def test_a_native_object_has_finished_work(oneapi, queue):
+    tensor = bridge.zeros(1000, "uint32", "oneapi:0")
+    with bridge.use_stream("oneapi:0", queue):
+        tensor.operand()
+        work = late_copy(queue, filled(queue, 7), memory_in(tensor, queue), SHORT)
+        native = dpctl.memory.as_usm_memory(tensor.to_native())
+        assert native.sycl_queue == oneapi.queue(0)
+        target = filled(native.sycl_queue, 0)
+        late_copy(native.sycl_queue, native, target, 1).event.wait()
+    assert (numbers_in(target, "u4") == 7).all()
+    del work
+
+
+def test_a_native_object_comes_in_with_finished_work(oneapi, queue):
+    memory = filled(queue, 0)
+    work = late_copy(queue, filled(queue, 7), memory, SHORT)
+    with bridge.use_stream("oneapi:0", dpctl.SyclQueue(oneapi.devices[0], property="in_order")):
+        tensor = bridge.asarray(memory)
+        assert work.event.execution_status == dpctl.event_status_type.complete
+        assert (on_host(tensor).view("u4") == 7).all()
+
+
+def test_arrays_of_dpnp_on_another_queue(oneapi, dpnp, queue):
+    """dpnp orders its work before a queue that it gets as stream=, and before nothing else."""
+    array = dpnp.zeros(1000, dtype="i4", sycl_queue=queue)
+    queue.wait()
+    work = late_copy(queue, filled(queue, 7), array.get_array().usm_data, SHORT)
+    tensor = bridge.from_dlpack(array, stream=oneapi.queue(0))
+    assert (on_host(tensor) == 7).all()
+    del work
+
+
+def test_freed_memory_stays_until_kernels_are_done(oneapi, queue):
+    gc.collect()
+    oneapi.synchronize(0, 0)
+    before = oneapi.live_allocations()
+    with bridge.use_stream("oneapi:0", queue):
+        source = bridge.to_device(np.full(1000, 7, "u4"), "oneapi:0", copy=True)
+        target = filled(queue, 0)
+        work = late_copy(queue, memory_in(source, queue), target, LONG)
+        del source
+        gc.collect()
+        assert oneapi.live_allocations() == before + 1
+        junk = [bridge.to_device(np.zeros(1000, "u4"), "oneapi:0", copy=True) for _ in range(20)]
+    work.event.wait()
+    assert (numbers_in(target, "u4") == 7).all()
+    del junk
+    queue.wait()
+    gc.collect()
+    oneapi.synchronize(0, 0)
+    assert oneapi.live_allocations() == before
+
+
+def test_an_owner_is_released_after_our_work(oneapi):
+    """Its library frees the memory at once, so a copy that reads it must be done by then."""
+    queue = dpctl.SyclQueue(oneapi.devices[0], property="in_order")
+    status = []
+
+    class Owner(Described):
+        def __del__(self):
+            status.append(work.event.execution_status)
+
+    memory = filled(queue, 7)
+    tensor = bridge.asarray(Owner(memory._pointer, queue, shape=(4000,)))
+    with bridge.use_stream("oneapi:0", queue):
+        work = late_copy(queue, turns=LONG)
+        copied = bridge.to_device(tensor, "oneapi:0", copy=True)
+        assert work.event.execution_status != dpctl.event_status_type.complete
+        del tensor
+        gc.collect()
+    assert status == [dpctl.event_status_type.complete]
+    assert (on_host(copied).view("u4") == 7).all()
+
+
+# Which queues are streams
+
+
+def test_one_queue_has_one_handle(oneapi, queue):
+    handle = oneapi.normalize_stream(0, queue)
+    assert handle == oneapi.normalize_stream(0, dpctl.SyclQueue(queue._get_capsule()))
+    assert handle == oneapi.normalize_stream(0, handle)
+    assert oneapi.queue(0, handle) == queue
+    assert handle != oneapi.normalize_stream(0, dpctl.SyclQueue(oneapi.devices[0]))
+    assert oneapi.normalize_stream(0, oneapi.queue(0)) == 0
+
+
+def test_queues_are_forgotten_when_they_are_done(oneapi):
+    first = dpctl.SyclQueue(oneapi.devices[0], property="in_order")
+    tensor = bridge.zeros(1000, "uint32", "oneapi:0")
+    handle = oneapi.normalize_stream(0, first)
+    work = late_copy(first, filled(first, 7), memory_in(tensor, first))
+    for _ in range(64):
+        oneapi.normalize_stream(0, dpctl.SyclQueue(oneapi.devices[0]))
+    assert work.event.execution_status == dpctl.event_status_type.complete
+    with pytest.raises(
+        DeviceError, match=rf"oneapi:0 knows no queue {handle:#x} any more; pass it"
+    ):
+        oneapi.synchronize(0, handle)
+    oneapi.wait(0, 0, handle)  # there is nothing to wait for
+    assert (on_host(tensor) == 7).all()
+    assert oneapi.normalize_stream(0, first) == handle
+
+
+def test_streams_that_are_none(oneapi):
+    device = oneapi.devices[0]
+    elsewhere = dpctl.SyclQueue(dpctl.SyclContext([device]), device)
+    for stream in (elsewhere, 12345, dpctl.SyclQueue(device.create_sub_devices(partition=1)[0])):
+        with pytest.raises(ValueError, match=r"is no known queue of oneapi:0; pass None, -1, or a"):
+            oneapi.normalize_stream(0, stream)
+    with pytest.raises(TypeError, match=r"is not a SYCL stream; pass None, -1, or a dpctl\.S"):
+        oneapi.normalize_stream(0, oneapi.queue(0).submit_barrier())
+
+
+def test_threads_with_a_queue_each(oneapi):
+    failures = []
+
+    def work(value):
+        try:
+            queue = dpctl.SyclQueue(oneapi.devices[0], property="in_order")
+            for turn in range(20):
+                with bridge.use_stream("oneapi:0", queue):
+                    x = np.full(1000, value * 100 + turn, "u4")
+                    source = bridge.to_device(x, "oneapi:0", copy=True)
+                    target = bridge.zeros(1000, "uint32", "oneapi:0")
+                    ends = memory_in(source, queue), memory_in(target, queue)
+                    kept = late_copy(queue, *ends, 1000)
+                    again = bridge.to_device(target, "oneapi:0", copy=True)
+                if not np.array_equal(on_host(again), x):
+                    failures.append((value, turn))
+                del kept
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

@@ -1,0 +1,38 @@
+"""A file descriptor of a buffer's memory, for another driver of the same device."""
+
+from __future__ import annotations
+
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import ExportedMemory
+
+from .buffer import Buffer
+from .errors import check
+from .fd_memory import OPAQUE_FD
+from .library import ffi, struct
+
+__all__ = ["export", "export_refusal"]
+
+
+def export_refusal(buffer: Buffer) -> str:
+    """Why the buffer's memory cannot be exported; empty if it can."""
+    device = buffer.device
+    if device.export_refusal:
+        return device.export_refusal
+    if buffer.place.block is None:
+        return "this Vulkan buffer is somebody else's: it is wrapped, or host memory in place"
+    return ""
+
+
+def export(buffer: Buffer) -> ExportedMemory:
+    """A new file descriptor for the memory that the buffer is bound in.
+
+    ExchangeError where `export_refusal` has a reason.
+    """
+    refusal, block = export_refusal(buffer), buffer.place.block
+    if refusal or block is None:
+        raise ExchangeError(f"this memory cannot be exported: {refusal}")
+    device = buffer.device
+    info = struct("VkMemoryGetFdInfoKHR", memory=block.memory, handleType=OPAQUE_FD)
+    fd = ffi.new("int *", -1)
+    check(device.get_memory_fd(device.pointer, info, fd), "vkGetMemoryFdKHR")
+    return ExportedMemory(fd[0], block.size, buffer.start)

@@ -1,0 +1,133 @@
+"""Memory of another driver as a Vulkan buffer: here, of another VkDevice of the same driver."""
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dlbridge_vulkan import Vulkan
+
+import dlbridge as bridge
+from dlbridge.core.plugins import identity, registry
+from dlbridge.errors import DeviceError, Error, ExchangeError
+from dlbridge.protocol import ExportedMemory, Span
+
+OTHER = "vulkan_of_another_driver"
+VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
+
+
+@pytest.fixture(scope="module")
+def exporting(vulkan):
+    made = Vulkan(exportable=True)
+    if made.devices[0].export_refusal:
+        pytest.skip(made.devices[0].export_refusal)
+    return made
+
+
+@pytest.fixture
+def both(vulkan, exporting, monkeypatch):
+    """``OTHER`` exports, and ``vulkan`` imports."""
+    monkeypatch.setitem(registry._registered, OTHER, Vulkan)
+    monkeypatch.setitem(registry.LOADED, OTHER, exporting)
+    monkeypatch.setattr(identity, "_known", {})
+    yield exporting, vulkan
+    gc.collect()
+    assert exporting.live_allocations() == 0
+
+
+def there(values=VALUES):
+    return bridge.to_device(values, f"{OTHER}:0", copy=True)
+
+
+def host(tensor):
+    return bridge.to_device(tensor, "cpu", copy=True, like="numpy")
+
+
+def files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_the_bytes_are_shared(both):
+    """Each device reads what the other wrote, and nothing is copied."""
+    source = there()
+    with bridge.trace() as trace:
+        here = bridge.to_device(source, "vulkan:0", copy=False)
+    assert [step.kind for step in trace.plans[0].steps] == ["memory import"]
+    assert (host(here) == VALUES).all()
+    bridge.copy_(here, VALUES * 2)
+    bridge.synchronize("vulkan:0")
+    assert (host(source) == VALUES * 2).all()
+    bridge.copy_(source, VALUES * 3)
+    bridge.synchronize(f"{OTHER}:0")
+    assert (host(here) == VALUES * 3).all()
+
+
+def test_the_place_in_the_block(both):
+    """Neighbours are found at their own offsets; views stay views."""
+    tensors = [there(np.full(100, k, "u1")) for k in range(4)]
+    here = [bridge.to_device(each, "vulkan:0", copy=False) for each in tensors]
+    bridge.copy_(here[2], np.full(100, 77, "u1"))
+    bridge.synchronize("vulkan:0")
+    assert [set(host(each).tolist()) for each in tensors] == [{0}, {1}, {77}, {3}]
+    view = bridge.to_device(there()[3:, 1::2], "vulkan:0", copy=False)
+    assert (host(view) == VALUES[3:, 1::2]).all()
+
+
+def test_the_end_of_an_import(both):
+    """It gives back the memory of both, and every file."""
+    exporting, vulkan = both
+    here = bridge.to_device(there(np.zeros(10, "u1")), "vulkan:0", copy=False)
+    del here
+    gc.collect()
+    exporting_before, before, open_before = (
+        exporting.live_allocations(), vulkan.devices[0].allocations, files(),
+    )  # fmt: skip
+    here = bridge.to_device(there(), "vulkan:0", copy=False)
+    gc.collect()
+    assert exporting.live_allocations() == exporting_before + 1
+    assert vulkan.devices[0].allocations == before + 1
+    del here
+    gc.collect()
+    assert exporting.live_allocations() == exporting_before
+    assert (vulkan.devices[0].allocations, files()) == (before, open_before)
+
+
+def test_what_is_no_memory_is_refused(vulkan):
+    """The file stays the caller's, and no other is left open."""
+    before, allocations = files(), vulkan.devices[0].allocations
+    with Path("/dev/null").open("rb") as file:
+        with pytest.raises(Error, match="vkAllocateMemory of 4096 bytes of another driver's"):
+            vulkan.import_memory(0, ExportedMemory(file.fileno(), 4096, 0))
+        assert file.read() == b""
+    assert (files(), vulkan.devices[0].allocations) == (before, allocations)
+    with pytest.raises(ExchangeError, match="there is no vulkan:99"):
+        vulkan.import_memory(99, ExportedMemory(0, 4, 0))
+
+
+def test_a_device_without_the_extension(vulkan, monkeypatch):
+    monkeypatch.setattr(vulkan.devices[0], "imports_fds", False)
+    refusal = vulkan.memory_import_refusal(0)
+    assert "VK_KHR_external_memory_fd" in refusal
+    with pytest.raises(ExchangeError, match="VK_KHR_external_memory_fd"):
+        vulkan.import_memory(0, ExportedMemory(0, 4096, 0))
+
+
+def test_an_import_by_hand(vulkan, exporting):
+    """The members themselves: the offset, the bytes outside of it, the end."""
+    data = exporting.allocate(0, 5000, 256, 0)
+    exporting.copy_from_host(Span(0, data, 4900, 100), memoryview(bytes(range(100))), 0)
+    exporting.synchronize(0, 0)
+    memory = exporting.export_memory(0, data)
+    imported, offset = vulkan.import_memory(0, memory)
+    os.close(memory.fd)
+    into = bytearray(100)
+    vulkan.copy_to_host(Span(0, imported, offset + 4900, 100), memoryview(into), 0)
+    vulkan.synchronize(0, 0)
+    assert into == bytes(range(100))
+    with pytest.raises(ExchangeError, match="outside a Vulkan buffer"):
+        vulkan.copy_to_host(Span(0, imported, memory.nbytes, 100), memoryview(into), 0)
+    vulkan.free(0, imported, 0)
+    exporting.free(0, data, 0)
+    with pytest.raises(DeviceError, match="not a live Vulkan buffer"):
+        vulkan.memory_export_refusal(0, imported)

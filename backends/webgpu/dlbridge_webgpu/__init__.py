@@ -1,0 +1,6 @@
+"""WebGPU devices for dlbridge, by the package wgpu. Importing this does not import wgpu."""
+
+from .backend import WebGPU
+from .native import WebGPUArray
+
+__all__ = ["WebGPU", "WebGPUArray"]

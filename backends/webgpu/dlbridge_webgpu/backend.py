@@ -1,0 +1,153 @@
+"""The backend class: dlbridge's contract over wgpu."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+from weakref import WeakSet
+
+from dlbridge import errors
+from dlbridge.kit.gate import Gate
+from dlbridge.kit.handles import Handles
+from dlbridge.kit.single_queue import SingleQueue
+from dlbridge.kit.through_host import ThroughHost
+from dlbridge.protocol import NativeArray, Span
+
+from . import demo
+from .devices import PIECE, Slot, one_per_gpu
+from .native import WebGPUArray
+
+__all__ = ["WebGPU"]
+
+
+class WebGPU(SingleQueue, ThroughHost):
+    """WebGPU devices; ``data`` is the address of a WGPUBuffer, and each device has one queue."""
+
+    api = 1
+    device_type = 15  # kDLWebGPU
+    name = "webgpu"
+    copy_alignment, max_copy_nbytes = 4, PIECE
+    host_copies_block = True
+
+    def __init__(self) -> None:
+        try:
+            import wgpu
+            from wgpu.backends.wgpu_native import extras, ffi
+        except (ImportError, OSError, RuntimeError) as exc:
+            raise errors.BackendUnavailable(f"webgpu: pip install --upgrade wgpu ({exc})") from exc
+        with suppress(RuntimeError):  # the program has made wgpu's one instance already
+            extras.set_instance_extras(backends=["Primary"])  # Mesa's OpenGL crashes after a fork
+        self._wgpu, self._ffi = wgpu, ffi
+        self._slots = [Slot(each) for each in one_per_gpu(wgpu.gpu.enumerate_adapters_sync())]
+        if not self._slots:
+            why = "install a GPU's driver (on Linux also: mesa-vulkan-drivers)"
+            raise errors.BackendUnavailable(f"webgpu: no device; {why}")
+        self._gone: WeakSet[Any] = WeakSet()  # GPUDevices that were lost
+        meanings: dict[Any, Any] = {wgpu.GPUOutOfMemoryError: errors.DeviceMemoryError}
+        meanings |= dict.fromkeys((wgpu.GPUError, RuntimeError), errors.DeviceError)
+        self._gate = Gate("WebGPU", self, meanings, its_threads="wgpu.")
+        self._buffers = Handles("webgpu", self._gate.guard, self._describe)
+        self.live_allocations = self._buffers.__len__  # the conformance kit asks for it
+        self.import_data = self._buffers.import_data
+        self.free = self._buffers.free  # wgpu keeps a buffer until the submitted work is done
+
+    def device_count(self) -> int:
+        """The GPUs that wgpu finds, then the GPUDevices of users whose buffers came in."""
+        return len(self._slots)
+
+    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+        """A new buffer for shaders; *alignment* has no meaning for a handle."""
+        buffer = self._on(device_id, f"allocating {nbytes} bytes", Slot.create, (), nbytes)
+        data = self._address(buffer)
+        self._buffers.owned[data] = buffer
+        return data
+
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
+        """Write to the buffer; wgpu has read *source* on return."""
+        self._on(target.device_id, "copying from the host", Slot.write, (target,), source)
+
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Read from the buffer; done on return."""
+        self._on(source.device_id, "copying to the host", Slot.read, (source,), into)
+
+    def synchronize(self, device_id: int, stream: int) -> None:
+        """Block until the queue is empty."""
+        self._on(device_id, "waiting for the queue", Slot.wait, ())
+
+    def copy_inside(self, target: Span, source: Span, stream: int) -> None:
+        """Copy on the device."""
+        self._on(target.device_id, "copying", Slot.copy, (target, source), source.nbytes)
+
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Clear on the device, or write the byte from the host."""
+        self._on(target.device_id, "filling", Slot.fill, (target,), target.nbytes, value)
+
+    def from_native(self, obj: Any) -> NativeArray | None:
+        """The description of a `WebGPUArray`, or of the bytes of a GPUBuffer; None for others."""
+        is_bytes = isinstance(obj, self._wgpu.GPUBuffer)
+        array: Any = WebGPUArray(obj, "uint8", (obj.size,)) if is_bytes else obj
+        if not isinstance(array, WebGPUArray):
+            return None
+        buffer, usage = array.buffer, self._wgpu.BufferUsage
+        if not buffer.usage & usage.COPY_SRC:
+            raise errors.ExchangeError(f"webgpu: usage {buffer.usage:#x} lacks COPY_SRC; add it")
+        self._gate.run("webgpu: taking a GPUBuffer", self._let_in, buffer._device)
+        data = self._buffers.borrow(self._address(buffer), buffer) if buffer.size else 0
+        readonly = not buffer.usage & usage.COPY_DST
+        return array.described(self._describe(buffer)[0], data, readonly)
+
+    def to_native(self, array: NativeArray) -> WebGPUArray:
+        """A `WebGPUArray`, which has the GPUBuffer and keeps the owner."""
+        self._gate.guard.check()
+        if array.data:
+            buffer = self._buffers.at(Span(*array[:3], 0))
+        else:
+            buffer = self._on(array.device_id, "making an empty buffer", Slot.create, (), 0)
+        return WebGPUArray.over(buffer, array, device=buffer._device)
+
+    def device_info(self, device_id: int) -> dict[str, object]:
+        """What wgpu says of the adapter, and the bytes of the longest buffer."""
+        self.check_device(device_id)
+        info, limits = self._slots[device_id].adapter.info, self._slots[device_id].adapter.limits
+        return {"name": info["device"], **info, "max_buffer_size": limits["max-buffer-size"]}
+
+    def box_blur(self, target: Span, source: Span, shape: Any, radius: int, stream: int) -> None:
+        """Submit the blur."""
+        self._on(target.device_id, "blurring", demo.box_blur, (target, source), shape, radius)
+
+    def _let_in(self, device: Any) -> None:
+        if device not in self._gone and all(slot.device is not device for slot in self._slots):
+            self._slots.append(Slot(device.adapter, device))
+
+    def _address(self, buffer: Any) -> int:
+        return int(self._ffi.cast("uintptr_t", buffer._internal))
+
+    def _describe(self, buffer: Any) -> tuple[int, int]:
+        if buffer.map_state != "unmapped":  # a submission with it would end the process
+            raise errors.ExchangeError("webgpu: the GPUBuffer is mapped; call its unmap() first")
+        for number, slot in enumerate(self._slots):
+            if slot.device is buffer._device and not slot.lost:
+                return number, buffer.size
+        raise errors.DeviceLost("webgpu: this memory was lost with its device; copy the data anew")
+
+    def _on(self, device_id: int, call: str, work: Any, spans: Any, *arguments: Any) -> Any:
+        """Call *work* with the device and each span's buffer and offset; one thread at a time."""
+
+        def inside() -> Any:
+            self.check_device(device_id)
+            slot = self._slots[device_id]
+            if slot.lost and work is Slot.create:
+                slot = self._slots[device_id] = Slot(slot.adapter)
+            if slot.lost:
+                raise errors.DeviceLost(slot.lost)
+            try:
+                slot.open()
+                return work(slot, *((self._buffers.at(x), x.offset) for x in spans), *arguments)
+            except self._wgpu.GPUError as exc:
+                if "is lost" not in str(exc):
+                    raise
+                self._gone.add(slot.device)
+                slot.lost = f"webgpu:{device_id} is lost, with its memory; found by {call}"
+                raise errors.DeviceLost(slot.lost) from exc
+
+        return self._gate.run(f"webgpu:{device_id}: {call}", inside)

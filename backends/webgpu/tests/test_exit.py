@@ -1,0 +1,121 @@
+"""The end of a process, beyond the kit's scenes, and of a forked child."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import gc, os, sys, threading, time
+import numpy as np
+import dlbridge as bridge
+tensor = bridge.to_device(np.arange(1000, dtype="float32"), "webgpu:0")
+native = tensor.to_native()
+device = native.device
+"""
+
+SCENES = {
+    "a native array outlives all": "sys.modules['kept'] = native",
+    "a buffer outlives all": "sys.modules['kept'] = native.buffer; del tensor, native",
+    "a buffer of wgpu is a tensor": """
+buffer = device.create_buffer_with_data(data=bytes(64), usage="STORAGE|COPY_SRC|COPY_DST")
+sys.modules['kept'] = bridge.asarray(buffer)
+""",
+    "a device of the user": """
+mine = device.adapter.request_device_sync()
+buffer = mine.create_buffer_with_data(data=bytes(64), usage="STORAGE|COPY_SRC|COPY_DST")
+bridge.to_device(bridge.asarray(buffer), "webgpu:0")
+""",
+    "uploads are not submitted": "bridge.copy_(tensor, np.ones(1000, 'float32'))",
+    "a kernel runs": """
+module = device.create_shader_module(code='''
+@group(0) @binding(0) var<storage, read_write> out: array<u32>;
+@compute @workgroup_size(1) fn main() {
+    var x = out[0] | 1;
+    for (var i = 0; i < 60000; i++) { x ^= x << 13; x ^= x >> 17; x ^= x << 5; }
+    out[0] = x;
+}''')
+pipeline = device.create_compute_pipeline(layout="auto", compute={"module": module})
+entries = [{"binding": 0, "resource": {"buffer": native.buffer}}]
+group = device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+encoder = device.create_command_encoder()
+work = encoder.begin_compute_pass()
+work.set_pipeline(pipeline)
+work.set_bind_group(0, group)
+work.dispatch_workgroups(1000)
+work.end()
+device.queue.submit([encoder.finish()])
+""",
+    "the device is lost": """
+device.destroy()
+try:
+    bridge.to_device(tensor, "cpu")
+except bridge.DeviceLost:
+    pass
+""",
+    "threads are at work": """
+def forever():
+    while True:
+        bridge.to_device(bridge.to_device(np.ones(100_000), "webgpu:0"), "cpu")
+def quietly():
+    try:
+        forever()
+    except bridge.Error:  # no work is taken any more
+        pass
+for _ in range(3):
+    threading.Thread(target=quietly, daemon=True).start()
+time.sleep(0.3)
+""",
+    "a finalizer of the last moment": """
+class Owner:
+    def __init__(self, tensor): self.tensor = tensor
+    def __del__(self):
+        del self.tensor
+import builtins
+builtins.kept = Owner(tensor)
+""",
+}
+
+
+def run(code):
+    return subprocess.run(
+        [sys.executable, "-c", START + code + "\nprint('the end')"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_exit(webgpu, scene):
+    done = run(SCENES[scene])
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+    for word in ("Traceback", "Exception ignored", "panicked"):
+        assert word not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_child_leaves_what_is_its_parents(webgpu):
+    done = run(
+        """
+kept = [native, bridge.asarray(native.buffer), [tensor]]
+child = os.fork()
+if not child:
+    for use in (tensor.to_native, lambda: bridge.to_device(tensor, "cpu"), lambda: bridge.asarray(native.buffer)):
+        try:
+            use()
+            os._exit(3)
+        except bridge.DeviceError as exc:
+            assert "fork" in str(exc)
+    del tensor, native, kept
+    gc.collect()
+    sys.exit(11)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
+assert bridge.to_device(tensor, "cpu").numpy()[7] == 7
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr

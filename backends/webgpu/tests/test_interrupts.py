@@ -1,0 +1,96 @@
+"""Ctrl-C at any moment: the exception arrives, and later transfers work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import dlbridge as bridge
+
+STORM = """
+import random, signal, sys, time
+import numpy as np
+import dlbridge as bridge
+
+class Struck(Exception):
+    pass
+
+def strike(*_):
+    global armed
+    if armed:
+        armed = False
+        raise Struck
+
+armed = False
+x = np.arange(10_000, dtype="float32")
+tensor = bridge.to_device(x, "webgpu:0")
+bridge.to_device(tensor, "cpu", copy=True)
+works = {
+    "download": lambda: bridge.to_device(tensor, "cpu", copy=True),
+    "upload": lambda: bridge.copy_(tensor, x),
+    "many uploads": lambda: [bridge.copy_(tensor[:1], x[:1]) for _ in range(400)],
+    "synchronize": lambda: bridge.synchronize("webgpu:0"),
+    "allocate": lambda: bridge.zeros(1000, "float32", "webgpu:0"),
+    "copy": lambda: bridge.to_device(tensor, "webgpu:0", copy=True),
+}
+signal.signal(signal.SIGALRM, strike)
+pick, end, heard = random.Random(SEED), time.monotonic() + 5, 0
+while time.monotonic() < end:
+    work = works[pick.choice(list(works))]
+    try:
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, pick.uniform(1e-5, 3e-3))
+            for _ in range(20):
+                work()
+        finally:
+            armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Struck:
+        heard += 1
+bridge.copy_(tensor, x)
+assert (bridge.to_device(tensor, "cpu", copy=True).numpy() == x).all()
+assert heard > 100, heard
+print("the end")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")
+@pytest.mark.parametrize("seed", range(4))
+def test_a_storm_of_signals_hangs_nothing(webgpu, seed):
+    """wgpu's own waits, by threading.Event, hung in half of such processes."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", STORM.replace("SEED", str(seed))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+
+
+def test_no_transfer_uses_a_lock_in_python(webgpu):
+    """An exception inside of threading.Event, which is Python code, leaves its lock locked."""
+    inside = set()
+
+    def look(frame, event, _):
+        if frame.f_code.co_filename == threading.__file__:
+            inside.add(frame.f_code.co_name)
+
+    source = np.arange(1000, dtype="u4")
+    tensor = bridge.to_device(source, "webgpu:0")
+    bridge.synchronize("webgpu:0")
+    sys.setprofile(look)
+    try:
+        bridge.copy_(tensor, source)
+        bridge.to_device(tensor, "cpu", copy=True)
+        bridge.to_device(tensor, "webgpu:0", copy=True)
+        bridge.zeros(1000, "u4", "webgpu:0")
+        bridge.synchronize("webgpu:0")
+    finally:
+        sys.setprofile(None)
+    assert inside <= {"current_thread", "RLock"}  # which makes a lock of C

@@ -1,0 +1,139 @@
+"""Transfers: in pieces, what wgpu keeps meanwhile, interrupts, and threads on everything."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dlbridge_webgpu.devices import PIECE
+
+import dlbridge as bridge
+
+STATM = Path("/proc/self/statm")
+
+
+def on_host(tensor):
+    return bridge.to_device(tensor, "cpu", copy=True).numpy()
+
+
+@pytest.mark.parametrize("nbytes", [PIECE - 1, PIECE, PIECE + 5, 2 * PIECE + 7])
+def test_more_than_a_piece(webgpu, nbytes):
+    source = np.random.default_rng(nbytes).integers(0, 255, nbytes, "u1")
+    tensor = bridge.to_device(source, "webgpu:0")
+    other = bridge.empty(nbytes, "uint8", "webgpu:0")
+    bridge.copy_(other, tensor)
+    assert np.array_equal(on_host(other), source)
+    bridge.copy_(tensor[3:], source[: nbytes - 3])
+    assert np.array_equal(on_host(tensor)[3:], source[: nbytes - 3])
+    assert not on_host(bridge.zeros(nbytes, "uint8", "webgpu:0")).any()
+
+
+def test_the_host_may_write_again_when_an_upload_returns(webgpu):
+    source = np.full(1 << 20, 7, "u1")
+    tensor = bridge.empty(1 << 20, "uint8", "webgpu:0")
+    for value in range(20):
+        source[:] = value
+        bridge.copy_(tensor, source)
+        source[:] = 255
+        assert (on_host(tensor) == value).all()
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="needs /proc to see this process's memory")
+@pytest.mark.parametrize("nbytes", [4, 1 << 16])
+def test_uploads_without_a_wait_do_not_pile_up(webgpu, nbytes):
+    """wgpu keeps a copy of what is written until it is submitted: 64 KiB 5,000 times are 300 MiB."""
+    tensor = bridge.empty(nbytes, "uint8", "webgpu:0")
+    source = np.ones(nbytes, "u1")
+    resident = []
+    for _ in range(4):
+        for _ in range(2500):
+            bridge.copy_(tensor, source)
+        resident.append(int(STATM.read_text().split()[1]) * 4096)
+    assert resident[-1] - resident[1] < 3 * PIECE, resident
+
+
+@pytest.mark.parametrize("where", ["GetConstMappedRange", "Unmap", "MapAsync"])
+def test_an_exception_in_a_download(webgpu, monkeypatch, where):
+    """Memory that an interrupt left mapped is not used again; later transfers are whole."""
+    from wgpu.backends import wgpu_native
+
+    class Interrupted:
+        def __getattr__(self, name):
+            if name == f"wgpuBuffer{where}":
+                raise KeyboardInterrupt
+            return getattr(lib, name)
+
+    source = np.arange(100_000, dtype="float32")
+    tensor = bridge.to_device(source, "webgpu:0")
+    lib = wgpu_native.lib
+    span = bridge.protocol.Span(0, tensor.operand().data, 0, 400_000)
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(wgpu_native, "lib", Interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                webgpu.copy_to_host(span, memoryview(bytearray(400_000)), 0)
+        assert np.array_equal(on_host(tensor), source)
+
+
+def test_a_finalizer_in_the_thread_of_wgpu_is_refused_and_does_not_wait(webgpu):
+    """wgpu's callbacks are Python code, so that the collector may run there (found by a storm)."""
+    from wgpu.backends.wgpu_native._poller import PollThread
+
+    class Garbage:
+        def __init__(self):
+            self.itself = self
+            self.tensor = bridge.zeros(10, "uint8", "webgpu:0")
+
+        def __del__(self):
+            try:
+                bridge.zeros(10, "uint8", "webgpu:0")
+            except bridge.DeviceError as exc:
+                said.append(str(exc))
+
+    said = []
+    gc.disable()
+    try:
+        Garbage()
+        thread = PollThread(lambda block: gc.collect())
+        thread.start()
+        thread.get_token().set_done()
+        while not said and thread.is_alive():
+            threading.Event().wait(0.01)
+        thread.stop()
+    finally:
+        gc.enable()
+    assert "cannot be used in a thread of its own" in said[0]
+
+
+def test_threads_move_take_give_and_drop(webgpu, gpu_buffer):
+    failures = []
+
+    def work(number):
+        try:
+            for turn in range(30):
+                source = np.full(1000 + turn, number, "u1")
+                tensor = bridge.to_device(source, "webgpu:0")
+                native = tensor[4:].to_native()
+                other = bridge.asarray(gpu_buffer(bytes([number]) * 64))
+                bridge.copy_(tensor[:64], other)
+                copied = bridge.to_device(tensor, "webgpu:0", copy=True)
+                del tensor
+                assert (on_host(bridge.asarray(native)) == number).all()
+                assert (on_host(copied) == number).all()
+        except BaseException as exc:
+            failures.append(exc)
+
+    gc.collect()
+    before = webgpu.live_allocations()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+    gc.collect()
+    assert webgpu.live_allocations() == before

@@ -1,0 +1,159 @@
+"""A DLPack producer that exports exactly what a case says, legal or not, and counts deletions."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from math import prod
+from typing import Any
+
+from dlbridge.core._cdefs import ffi
+
+__all__ = ["COMPACT", "Described", "managed_in", "name_of", "new_capsule"]
+
+COMPACT = "compact"
+
+_api = ctypes.pythonapi
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+    ("PyCapsule_New", _api)
+)
+_get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _api))
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _api)
+)
+
+_names: dict[bytes, Any] = {}  # a capsule keeps the pointer to its name
+
+# The process of a case ends soon, so nothing is freed: a consumer may look at a
+# struct after its deletion, which is then a failure and no crash of ours.
+_kept: list[object] = []
+_deleted: list[int] = []
+
+_deleter = ffi.callback("void(intptr_t)", _deleted.append)
+
+
+class Described:
+    """A producer of structs with these fields; ``__dlpack__`` makes a new one at each call.
+
+    *strides* are in elements, None is a NULL pointer. *version* None makes legacy
+    structs. *says* is the answer of ``__dlpack_device__``. *data* is an address;
+    None is memory that holds *content*.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (4,),
+        *,
+        strides: Any = COMPACT,
+        dtype: tuple[int, int, int] = (2, 32, 1),
+        device: tuple[int, int] = (1, 0),
+        says: Any = None,
+        data: int | None = None,
+        content: bytes = b"",
+        byte_offset: int = 0,
+        version: tuple[int, int] | None = (1, 0),
+        flags: int = 0,
+        deleter: bool = True,
+        name: bytes | None = None,
+        ndim: int | None = None,
+        null_shape: bool = False,
+    ) -> None:
+        self.shape, self.strides, self.dtype, self.device = shape, strides, dtype, device
+        self.says = device if says is None else says
+        self.byte_offset, self.version, self.flags = byte_offset, version, flags
+        self.deleter, self.ndim, self.null_shape = deleter, ndim, null_shape
+        self.name = name or (b"dltensor" if version is None else b"dltensor_versioned")
+        self.calls: list[str] = []
+        self.keywords: list[dict[str, Any]] = []
+        self.made: list[int] = []
+        self.memory = ffi.new("char[]", max(len(content), 4096) + 256)
+        start = (int(ffi.cast("uintptr_t", self.memory)) + 255) // 256 * 256
+        ffi.memmove(ffi.cast("char *", start), content, len(content))
+        self.data = start if data is None else data
+
+    def capsule(self) -> Any:
+        """A new capsule, without a destructor."""
+        return new_capsule(self.build(), self.name)
+
+    def build(self) -> int:
+        """The address of a new managed struct, which is kept."""
+        managed, shape, strides = self.new_struct()
+        if self.deleter:
+            managed.deleter = ffi.cast(ffi.typeof(managed.deleter), _deleter)
+        address = int(ffi.cast("uintptr_t", managed))
+        _kept.append((managed, shape, strides, self.memory))
+        self.made.append(address)
+        return address
+
+    def new_struct(self) -> tuple[Any, Any, Any]:
+        """A new managed struct without a deleter, and its shape and strides, which it needs."""
+        ndim = len(self.shape) if self.ndim is None else self.ndim
+        steps = self.strides
+        if steps == COMPACT:
+            steps = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
+        shape = ffi.new("int64_t[]", list(self.shape)) if self.shape else ffi.NULL
+        strides = ffi.new("int64_t[]", list(steps)) if steps else ffi.NULL
+        kind = "DLManagedTensor *" if self.version is None else "DLManagedTensorVersioned *"
+        managed = ffi.new(kind)
+        if self.version is not None:
+            managed.version.major, managed.version.minor = self.version
+            managed.flags = self.flags
+        tensor = managed.dl_tensor
+        tensor.data = ffi.cast("void *", self.data)
+        device = ffi.cast("int32_t *", ffi.addressof(tensor, "device"))
+        device[0], device[1] = self.device
+        tensor.ndim = ndim
+        tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = self.dtype
+        tensor.shape = ffi.NULL if self.null_shape else shape
+        tensor.strides = strides
+        tensor.byte_offset = self.byte_offset
+        return managed, shape, strides
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: Any = None,
+        dl_device: Any = None,
+        copy: Any = None,
+    ) -> Any:
+        self.calls.append("__dlpack__")
+        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        self.keywords.append({key: value for key, value in given.items() if value is not None})
+        return self.capsule()
+
+    def __dlpack_device__(self) -> Any:
+        self.calls.append("__dlpack_device__")
+        return self.says
+
+    @property
+    def deletions(self) -> list[int]:
+        """How often each struct was deleted."""
+        return [_deleted.count(address) for address in self.made]
+
+
+def new_capsule(address: int, name: bytes) -> Any:
+    """A capsule without a destructor around the pointer *address*."""
+    kept = _names.setdefault(name, ctypes.create_string_buffer(name))
+    return _new(address, ctypes.addressof(kept), None)
+
+
+def name_of(capsule: Any) -> str:
+    """The name that *capsule* has now; TypeError if it is none."""
+    if type(capsule).__name__ != "PyCapsule":
+        raise TypeError(f"{type(capsule).__name__} is not a capsule")
+    name: bytes = _get_name(capsule)
+    return name.decode()
+
+
+def managed_in(capsule: Any) -> Any:
+    """The managed struct in *capsule*, as cffi sees it."""
+    name = name_of(capsule)
+    kind = "DLManagedTensorVersioned *" if "versioned" in name else "DLManagedTensor *"
+    managed = ffi.cast(kind, _get_pointer(capsule, name.encode()))
+    _capsules[managed] = capsule
+    return managed
+
+
+_capsules: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The capsule that owns a struct, as long as somebody looks at the struct."""

@@ -1,0 +1,265 @@
+"""accepts: a function that is written for one library takes the tensors of all of them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from contextlib import suppress
+from functools import wraps
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from dlbridge.core.incoming.array_likes import import_anything
+from dlbridge.core.incoming.places import device_of
+from dlbridge.core.libraries.library import Library, is_array_of
+from dlbridge.core.libraries.lookup import find_library, is_known, library_of
+from dlbridge.core.plugins.lookup import find_device, supports
+from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
+from dlbridge.core.public import public
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.values.devices import Device
+from dlbridge.errors import Error
+from dlbridge.protocol import SupportsNative
+
+from .api import to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.typing import DeviceLike
+
+    _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+__all__ = ["accepts"]
+
+_CPU = Device.of(1, 0)
+
+
+@public
+def accepts(
+    like: str | ModuleType | type, /, *, device: DeviceLike | None = None
+) -> Callable[[_Function], _Function]:
+    """Return a decorator: a function for one library then takes any library's tensors.
+
+    Each positional or keyword argument that is a tensor becomes an array of *like*,
+    without a copy where it can. Arrays in the result become arrays of the library, and
+    on the device, of the first tensor among the arguments; so do those in tuples, lists
+    and dictionaries. Everything else is passed on as it is, also lists of tensors
+    among the arguments.
+
+    Parameters
+    ----------
+    like : str, module or array type
+        The library that the function is written for, as in `to_device`; or the name of
+        a backend (``"opencl"``) for a function of the objects of its ecosystem.
+    device : DeviceLike, optional
+        The device that the function works on. None: that of the first tensor, if *like*
+        has arrays there, otherwise the CPU, or the first device of the backend.
+
+    Returns
+    -------
+    callable
+        The decorator. The decorated function has the same signature.
+
+    Raises
+    ------
+    TypeError
+        If *like* is not a library, or what is decorated is not a function that returns
+        its results. The function itself raises what `to_device` raises.
+
+    Notes
+    -----
+    What the function writes into an argument reaches the caller only where the memory
+    was shared. A function that changes its arguments should return them.
+
+    Examples
+    --------
+    >>> @bridge.accepts("numpy")
+    ... def normalized(x, axis=0):
+    ...     return (x - x.mean(axis)) / x.std(axis)
+    >>> normalized(bridge.asarray([1.0, 3.0]))
+    dlbridge.Tensor(float64, shape=(2,), device=cpu:0, memory from numpy.ndarray)
+    >>> normalized(np.array([1.0, 3.0]))
+    array([-1.,  1.])
+    """
+    if not isinstance(like, (str, ModuleType, type)):
+        raise TypeError(
+            f"accepts() was given a {type(like).__name__}; name the library that the function is "
+            'written for: @dlbridge.accepts("numpy")'
+        )
+
+    def decorate(function: _Function) -> _Function:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__qualname__} yields its results, which accepts() does not follow; "
+                "write a function that returns them"
+            )
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"accepts() decorates functions, not {function!r}")
+        decorated: _Function = _decorated(function, like, device)
+        return decorated
+
+    return decorate
+
+
+def _decorated(function: Any, like: str | ModuleType | type, device: DeviceLike | None) -> Any:
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def call_async(*arguments: Any, **keywords: Any) -> Any:
+            call = _Call(like, device)
+            arguments, keywords = call.enter(arguments, keywords)
+            return call.leave(await function(*arguments, **keywords))
+
+        return call_async
+
+    @wraps(function)
+    def call_function(*arguments: Any, **keywords: Any) -> Any:
+        call = _Call(like, device)
+        arguments, keywords = call.enter(arguments, keywords)
+        return call.leave(function(*arguments, **keywords))
+
+    return call_function
+
+
+class _Origin(NamedTuple):
+    """Where a result goes: the library and the device of the first tensor argument."""
+
+    like: Any
+    device: Device
+
+
+class _Call:
+    """One call: how its arguments go in, and its results come back."""
+
+    def __init__(self, like: str | ModuleType | type, device: DeviceLike | None) -> None:
+        self._like = like
+        self._wanted = device
+        self._origin: _Origin | None = None
+        self._own: Library | str = ""
+        self._place = _CPU
+
+    def enter(
+        self, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments for the function."""
+        return (
+            tuple([self._converted(x) for x in arguments]),
+            {name: self._converted(x) for name, x in keywords.items()},
+        )
+
+    def _converted(self, x: Any) -> Any:
+        origin = _origin_of(x)
+        if origin is None:
+            return x
+        if self._origin is None:
+            self._own = _meant(self._like)
+            self._place = self._where(origin.device)
+            self._origin = origin
+        if origin.device is self._place and _is_own(x, self._own):
+            return x
+        return to_device(x, self._place, like=self._like)
+
+    def _where(self, first: Device) -> Device:
+        """The device that the function works on; the first tensor is on *first*."""
+        if self._wanted is not None:
+            return find_device(self._wanted)
+        own = self._own
+        if isinstance(own, str):
+            return first if first.name == own else find_device(f"{own}:0")
+        types = own.device_types
+        if own.name == "dlbridge" or (types is not None and first.type in types):
+            return first
+        if types is None or _CPU.type in types:
+            return _CPU
+        return find_device(Device.of(min(types)))
+
+    def leave(self, result: Any) -> Any:
+        """The *result* of the function, for its caller."""
+        if self._origin is None:
+            return result
+        return self._returned(result, self._origin)
+
+    def _returned(self, result: Any, origin: _Origin) -> Any:
+        kind = type(result)
+        if kind in (list, tuple):
+            return kind([self._returned(part, origin) for part in result])
+        if isinstance(result, tuple) and hasattr(kind, "_make"):
+            return kind._make([self._returned(part, origin) for part in result])
+        if kind is dict:
+            return {name: self._returned(part, origin) for name, part in result.items()}
+        found = _origin_of(result)
+        if found is None or found == origin:
+            return result
+        return to_device(result, origin.device, like=origin.like)
+
+
+def _meant(like: str | ModuleType | type) -> Library | str:
+    """The library that *like* names, or the name of a backend."""
+    if isinstance(like, str) and not is_known(like) and like in backends():
+        backend(like)  # so that `to_device` knows it
+        return like
+    return find_library(like)[0]
+
+
+def _is_own(x: Any, own: Library | str) -> bool:
+    """Whether *x* is an array, or an object of the ecosystem, that the function takes."""
+    if isinstance(own, str):
+        return _backend_of_object(x) == own
+    return is_array_of(own, type(x))
+
+
+def _origin_of(x: Any) -> _Origin | None:
+    """The library and the device of *x*; None if it is not a tensor."""
+    cls = type(x)
+    if cls in _PLAIN or isinstance(x, type):
+        return None
+    if isinstance(x, Tensor):
+        return _Origin("dlbridge", x.device)
+    library = library_of(cls)
+    if library is not None and is_array_of(library, cls):
+        return _Origin(library.name, device_of(x))
+    if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
+        # A class that is not its own library's array: as a Tensor it keeps its device.
+        known = library is None and hasattr(_module_of(cls), "from_dlpack")
+        return _Origin(cls if known else "dlbridge", device_of(x))
+    name = _backend_of_object(x)
+    if name is not None:
+        return _Origin(name, import_anything(x, None, None).device)
+    if getattr(cls, "__cuda_array_interface__", None) is not None:
+        return _Origin("dlbridge", device_of(x))
+    return None
+
+
+_PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, slice}
+)
+
+
+def _module_of(cls: type) -> object:
+    return sys.modules.get(cls.__module__.partition(".")[0])
+
+
+def _backend_of_object(x: Any) -> str | None:
+    """The backend whose ecosystem has objects like *x*; None if there is none."""
+    cls = type(x)
+    if cls.__module__ == "builtins" or cls.__module__.startswith("numpy"):
+        return None
+    library = library_of(cls)
+    if library is not None and library.backend:
+        return library.backend if _describes(backend(library.backend), x) else None
+    for name in packages_of(cls):
+        with suppress(Error):  # it cannot be used here, so nobody can have made the object
+            backend(name)
+    for name, plugin in sorted(LOADED.copy().items()):
+        if _describes(plugin, x):
+            return name
+    return None
+
+
+def _describes(plugin: Any, x: Any) -> bool:
+    """Whether *x* is memory that *plugin* can take; not so an image, for example."""
+    try:
+        return supports(plugin, SupportsNative) and plugin.from_native(x) is not None
+    except Error:
+        return False

@@ -1,0 +1,421 @@
+"""New tensors: empty, zeros, ones, full, and those that are like another array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.dlpack.structs import MAX_NDIM
+from dlbridge.core.moves.allocate import allocate, check_alignment
+from dlbridge.core.moves.filling import fill, pattern_of
+from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
+from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.public import public
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.values.dtypes import check, dtype as as_dtype
+
+from .api import asarray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlbridge.core.values.devices import Device
+    from dlbridge.core.values.dtypes import DType
+    from dlbridge.typing import ArrayLike, DeviceLike, DTypeLike
+
+__all__ = [
+    "empty",
+    "empty_like",
+    "full",
+    "full_like",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]
+
+
+@public
+def empty(
+    shape: int | Sequence[int],
+    dtype: DTypeLike = "float32",
+    device: DeviceLike = "cpu",
+    *,
+    alignment: int = MIN_ALIGNMENT,
+    shared: bool = False,
+) -> Tensor:
+    """Return a new compact tensor whose elements are not initialised.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        The extents, in elements.
+    dtype : DTypeLike
+        The type of an element; `dlbridge.dtype` says what is taken.
+    device : DeviceLike
+        The device of the memory; `dlbridge.device` says what is taken.
+    alignment : int
+        In bytes, a power of two. At least 256 is given, as ``dlpack.h`` asks;
+        4096 makes host memory that Vulkan can use in place.
+    shared : bool
+        Whether other processes can have the memory without a copy, as that of
+        `share`. It begins on a page, and its bytes are zero.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not of its kind: *shape* not of integers, for example.
+    ValueError
+        If an extent is negative or has more than 63 bits, if there are more than
+        64 of them, if *alignment* is not a power of two up to 1 GiB,
+        or if no device has such a name. If *alignment* is more than a page for
+        shared memory.
+    ExchangeError
+        If the device does not exist, DLPack has no such *dtype*, or the device cannot
+        work in shared memory. It is also a BufferError.
+    BackendUnavailable
+        If no backend here serves *device*.
+    DeviceMemoryError
+        A MemoryError, if the device has no room.
+
+    Examples
+    --------
+    >>> bridge.empty((2, 3), "float16").nbytes
+    12
+    """
+    if type(shape) is int:
+        extents: tuple[int, ...] = (shape,)
+    else:
+        try:
+            extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+        except TypeError as exc:
+            raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
+    kind = as_dtype(dtype)
+    check(kind.code, kind.bits, kind.lanes)
+    where = find_device(device)
+    if len(extents) > MAX_NDIM or (extents and (min(extents) < 0 or max(extents) >= 1 << 63)):
+        raise ValueError(
+            f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
+        )
+    if type(alignment) is not int or alignment != MIN_ALIGNMENT:
+        alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
+    if shared:
+        return _empty_shared(where, kind, extents, alignment)
+    return allocate(where, kind, extents, alignment=alignment)
+
+
+def _empty_shared(where: Device, kind: DType, extents: tuple[int, ...], alignment: int) -> Tensor:
+    from dlbridge.core.moves.shared_blocks import PAGE
+    from dlbridge.core.moves.shared_tensors import empty_shared
+
+    if alignment > PAGE:
+        raise ValueError(f"alignment {alignment}: shared memory begins on a page of {PAGE} bytes")
+    return empty_shared(where, kind, extents)
+
+
+@public
+def zeros(
+    shape: int | Sequence[int],
+    dtype: DTypeLike = "float32",
+    device: DeviceLike = "cpu",
+    *,
+    alignment: int = MIN_ALIGNMENT,
+) -> Tensor:
+    """Return a new compact tensor of zeros.
+
+    Parameters
+    ----------
+    shape, dtype, device, alignment
+        As in `empty`.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    TypeError, ValueError, ExchangeError, BackendUnavailable, DeviceMemoryError
+        As for `empty`.
+    DeviceError
+        If the device cannot fill the memory.
+
+    Examples
+    --------
+    >>> bridge.zeros(3).tolist()
+    [0.0, 0.0, 0.0]
+    """
+    tensor = empty(shape, dtype, device, alignment=alignment)
+    fill(tensor, b"\0")
+    return tensor
+
+
+@public
+def ones(
+    shape: int | Sequence[int],
+    dtype: DTypeLike = "float32",
+    device: DeviceLike = "cpu",
+    *,
+    alignment: int = MIN_ALIGNMENT,
+) -> Tensor:
+    """Return a new compact tensor of ones.
+
+    Parameters
+    ----------
+    shape, dtype, device, alignment
+        As in `empty`.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    TypeError, ValueError, ExchangeError, BackendUnavailable, DeviceMemoryError, DeviceError
+        As for `zeros`.
+
+    Examples
+    --------
+    >>> bridge.ones((2, 2), "int8").tolist()
+    [[1, 1], [1, 1]]
+    """
+    return full(shape, 1, as_dtype(dtype), device, alignment=alignment)  # None is no dtype here
+
+
+@public
+def full(
+    shape: int | Sequence[int],
+    fill_value: complex,
+    dtype: DTypeLike | None = None,
+    device: DeviceLike = "cpu",
+    *,
+    alignment: int = MIN_ALIGNMENT,
+) -> Tensor:
+    """Return a new compact tensor, each element of which is *fill_value*.
+
+    Parameters
+    ----------
+    shape, device, alignment
+        As in `empty`.
+    fill_value : bool, int, float or complex
+        The number. Each lane of a vector type gets it.
+    dtype : DTypeLike, optional
+        The type of an element. None: bool, int64, float32 or complex64, by the type
+        of *fill_value*, or the type of a scalar of numpy.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    TypeError
+        If *fill_value* is not a number, or as for `empty`.
+    ValueError
+        If *dtype* would change *fill_value* by more than rounding a float, or as for
+        `empty`.
+    ExchangeError, BackendUnavailable, DeviceMemoryError, DeviceError
+        As for `zeros`.
+
+    Examples
+    --------
+    >>> bridge.full(3, 7, "uint8").tolist()
+    [7, 7, 7]
+    >>> bridge.full((), 0.5).dtype
+    dlbridge.dtype('float32')
+    """
+    kind = as_dtype(_usual_dtype(fill_value) if dtype is None else dtype)
+    # Before the memory: a number that the type does not have allocates nothing.
+    pattern = pattern_of(fill_value, kind)
+    tensor = empty(shape, kind, device, alignment=alignment)
+    fill(tensor, pattern)
+    return tensor
+
+
+def _usual_dtype(value: Any) -> DTypeLike:
+    """The type for *value*, where the caller names none."""
+    dtype: DTypeLike | None = getattr(value, "dtype", None)  # a scalar of numpy
+    if dtype is not None:
+        return dtype
+    for kind, name in _USUAL:
+        if isinstance(value, kind):
+            return name
+    raise TypeError(
+        f"fill_value is a {type(value).__name__}, not a number; give a bool, int, float or "
+        "complex, or name the dtype"
+    )
+
+
+_USUAL = ((bool, "bool"), (int, "int64"), (float, "float32"), (complex, "complex64"))
+
+
+@public
+def empty_like(
+    x: ArrayLike,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    device: DeviceLike | None = None,
+    alignment: int = MIN_ALIGNMENT,
+) -> Tensor:
+    """Return a new compact tensor of the shape of *x*, whose elements are not initialised.
+
+    Parameters
+    ----------
+    x : ArrayLike
+        Everything that `asarray` takes.
+    dtype : DTypeLike, optional
+        The type of an element; that of *x* if None.
+    device : DeviceLike, optional
+        The device of the memory; that of *x* if None.
+    alignment : int
+        As in `empty`.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    TypeError, ValueError, ExchangeError, BackendUnavailable, DeviceMemoryError
+        As for `asarray` and `empty`.
+
+    Examples
+    --------
+    >>> bridge.empty_like(np.zeros((2, 3), "int16"))
+    dlbridge.Tensor(int16, shape=(2, 3), device=cpu:0, memory from dlbridge.empty)
+    """
+    model = _model(x)
+    return empty(
+        model.shape,
+        model.dtype if dtype is None else dtype,
+        model.device if device is None else device,
+        alignment=alignment,
+    )
+
+
+def _model(x: ArrayLike) -> Tensor:
+    return x if isinstance(x, Tensor) else asarray(x)
+
+
+@public
+def zeros_like(
+    x: ArrayLike,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    device: DeviceLike | None = None,
+    alignment: int = MIN_ALIGNMENT,
+) -> Tensor:
+    """Return a new compact tensor of zeros, of the shape of *x*.
+
+    Parameters
+    ----------
+    x, dtype, device, alignment
+        As in `empty_like`.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    TypeError, ValueError, ExchangeError, BackendUnavailable, DeviceMemoryError, DeviceError
+        As for `empty_like` and `zeros`.
+
+    Examples
+    --------
+    >>> bridge.zeros_like([1, 2]).tolist()
+    [0, 0]
+    """
+    tensor = empty_like(x, dtype=dtype, device=device, alignment=alignment)
+    fill(tensor, b"\0")
+    return tensor
+
+
+@public
+def ones_like(
+    x: ArrayLike,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    device: DeviceLike | None = None,
+    alignment: int = MIN_ALIGNMENT,
+) -> Tensor:
+    """Return a new compact tensor of ones, of the shape of *x*.
+
+    Parameters
+    ----------
+    x, dtype, device, alignment
+        As in `empty_like`.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    TypeError, ValueError, ExchangeError, BackendUnavailable, DeviceMemoryError, DeviceError
+        As for `empty_like` and `zeros`.
+
+    Examples
+    --------
+    >>> bridge.ones_like([1.5, 2.5]).tolist()
+    [1.0, 1.0]
+    """
+    return full_like(x, 1, dtype=dtype, device=device, alignment=alignment)
+
+
+@public
+def full_like(
+    x: ArrayLike,
+    /,
+    fill_value: complex,
+    *,
+    dtype: DTypeLike | None = None,
+    device: DeviceLike | None = None,
+    alignment: int = MIN_ALIGNMENT,
+) -> Tensor:
+    """Return a new compact tensor of the shape of *x*, each element of which is *fill_value*.
+
+    Parameters
+    ----------
+    x, dtype, device, alignment
+        As in `empty_like`.
+    fill_value : bool, int, float or complex
+        As in `full`.
+
+    Returns
+    -------
+    Tensor
+        On new memory.
+
+    Raises
+    ------
+    TypeError, ValueError, ExchangeError, BackendUnavailable, DeviceMemoryError, DeviceError
+        As for `empty_like` and `full`.
+
+    Examples
+    --------
+    >>> bridge.full_like([1, 2], 9).tolist()
+    [9, 9]
+    """
+    model = _model(x)
+    return full(
+        model.shape,
+        fill_value,
+        model.dtype if dtype is None else dtype,
+        model.device if device is None else device,
+        alignment=alignment,
+    )

@@ -1,0 +1,201 @@
+"""GGUF, versions 2 and 3: where its tensors lie. The metadata is passed over.
+
+Source: the format's specification in ggml (``docs/gguf.md``), and the sizes of its types.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.errors import FileError
+
+from .entries import DAMAGED, Entry, check_bounds, check_names, check_overlaps, count_bytes
+
+if TYPE_CHECKING:
+    from .source import Source
+
+__all__ = ["MAGIC", "read_gguf"]
+
+MAGIC = b"GGUF"
+MAX_DIMS = 4  # GGML_MAX_DIMS
+
+_TYPES = {
+    0: "float32",
+    1: "float16",
+    24: "int8",
+    25: "int16",
+    26: "int32",
+    27: "int64",
+    28: "float64",
+    30: "bfloat16",
+}
+_QUANTIZED = {
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+"""Name, elements of a block, and bytes of a block, by the number of the type."""
+
+# The types of metadata: the bytes of a number, by the number of its type.
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+
+class _Cursor:
+    """A position in the file; bytes are taken from a window of it."""
+
+    WINDOW = 1 << 20
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._window = b""
+        self._begin = 0
+        self.position = 0
+
+    def need(self, nbytes: int) -> int:
+        """The place in the window of the next *nbytes* bytes, which are then passed."""
+        self.skip(nbytes)
+        start = self.position - nbytes - self._begin
+        if not 0 <= start <= start + nbytes <= len(self._window):
+            self._begin = self.position - nbytes
+            self._window = self.source.read(self._begin, max(nbytes, self.WINDOW))
+            start = 0
+        return start
+
+    def skip(self, nbytes: int) -> None:
+        """Pass *nbytes* bytes; FileError if the file does not have them."""
+        self.position += nbytes
+        if self.position > self.source.size:
+            raise FileError(
+                f"{self.source.path}: its header goes on to byte {self.position}, behind the "
+                f"file's {self.source.size} bytes: {DAMAGED}"
+            )
+
+    def u32(self) -> int:
+        start = self.need(4)
+        found: int = _U32.unpack_from(self._window, start)[0]
+        return found
+
+    def u64(self) -> int:
+        start = self.need(8)
+        found: int = _U64.unpack_from(self._window, start)[0]
+        return found
+
+    def text(self) -> str:
+        length = self.u64()
+        if length > 1 << 16:  # names: the specification's limits are 64 and 65,535 bytes
+            raise FileError(f"{self.source.path}: a name of {length} bytes: {DAMAGED}")
+        start = self.need(length)
+        return self._window[start : start + length].decode("utf-8", "surrogateescape")
+
+
+def read_gguf(source: Source, *, raw: bool) -> list[Entry]:
+    """The tensors of a file; with *raw* quantised ones as their bytes."""
+    cursor = _Cursor(source)
+    if source.read(0, len(MAGIC)) != MAGIC:
+        raise FileError(f"{source.path}: it does not begin as a GGUF file does: {DAMAGED}")
+    cursor.skip(len(MAGIC))
+    _check_version(source.path, cursor.u32())
+    tensors, pairs = cursor.u64(), cursor.u64()
+    alignment = 32
+    for _ in range(pairs):
+        key, kind = cursor.text(), cursor.u32()
+        if key == "general.alignment" and kind == _UINT32:
+            alignment = cursor.u32()
+        else:
+            _skip_value(cursor, kind)
+    if alignment < 1 or alignment & (alignment - 1):
+        raise FileError(f"{source.path}: alignment {alignment} is no power of two: {DAMAGED}")
+    entries = [_entry(cursor, raw=raw) for _ in range(tensors)]
+    begin = -(-cursor.position // alignment) * alignment
+    check_names(source.path, [entry.name for entry in entries])
+    entries = [replace(entry, offset=begin + entry.offset) for entry in entries]
+    for entry in entries:
+        where = f"{source.path}: tensor {entry.name!r}"
+        if entry.offset % alignment:
+            raise FileError(f"{where}: it lies at no multiple of {alignment} bytes: {DAMAGED}")
+        check_bounds(where, entry.offset, entry.nbytes, source.size)
+    check_overlaps(source.path, entries)
+    return entries
+
+
+def _check_version(path: str, version: int) -> None:
+    if sys.byteorder != "little" or (version & 0xFFFF == 0 and version):
+        raise FileError(f"{path}: a GGUF file of another byte order; convert it (gguf-py can)")
+    if version not in (2, 3):
+        raise FileError(f"{path}: GGUF version {version}; dlbridge reads 2 and 3: convert it")
+
+
+def _skip_value(cursor: _Cursor, kind: int) -> None:
+    """Pass a value of the metadata."""
+    if kind == _ARRAY:
+        kind, count = cursor.u32(), cursor.u64()
+        if kind == _ARRAY:
+            raise FileError(f"{cursor.source.path}: an array of arrays in the metadata: {DAMAGED}")
+    else:
+        count = 1
+    if kind in _SIZES:
+        cursor.skip(count * _SIZES[kind])
+    elif kind == _STRING:
+        for _ in range(count):
+            cursor.skip(cursor.u64())
+    else:
+        raise FileError(f"{cursor.source.path}: metadata of the unknown type {kind}: {DAMAGED}")
+
+
+def _entry(cursor: _Cursor, *, raw: bool) -> Entry:
+    """The next tensor; its offset counts from the beginning of the data."""
+    name = cursor.text()
+    where = f"{cursor.source.path}: tensor {name!r}"
+    dims = cursor.u32()
+    if dims > MAX_DIMS:
+        raise FileError(f"{where}: {dims} dimensions, and GGUF has {MAX_DIMS}: {DAMAGED}")
+    # GGUF names the dimension whose elements are neighbours first.
+    shape = tuple([cursor.u64() for _ in range(dims)])[::-1]
+    kind, offset = cursor.u32(), cursor.u64()
+    if kind in _TYPES:
+        dtype = as_dtype(_TYPES[kind])
+        return Entry(name, dtype, shape, offset, count_bytes(where, dtype, shape))
+    dtype = as_dtype("uint8")
+    if kind not in _QUANTIZED:
+        problem = f"{where}: GGUF type {kind} is not known here; load the others by names="
+        return Entry(name, dtype, (), offset, 0, problem=problem)
+    word, elements, nbytes = _QUANTIZED[kind]
+    count_bytes(where, dtype, shape)  # that the extents are possible
+    if not shape or shape[-1] % elements:
+        raise FileError(f"{where}: {word} {shape}: rows are blocks of {elements}: {DAMAGED}")
+    blocks = (*shape[:-1], shape[-1] // elements * nbytes)
+    problem = (
+        f"{where}: its elements are quantised as {word}, which DLPack does not have; "
+        "load(path, raw=True) gives their bytes, of which gguf.quants.dequantize makes floats"
+    )
+    problem = "" if raw else problem
+    return Entry(name, dtype, blocks, offset, count_bytes(where, dtype, blocks), problem=problem)

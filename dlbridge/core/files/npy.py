@@ -1,0 +1,221 @@
+""".npy: the header, read and written by numpy's own functions; and .npz, an archive of them.
+
+Objects are never unpickled. Source: ``numpy.lib.format``.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.values.dtypes import from_numpy
+from dlbridge.errors import ExchangeError, FileError
+
+from .entries import DAMAGED, Entry, check_bounds, check_names, count_bytes, refuse
+
+if TYPE_CHECKING:
+    from dlbridge.core.values.dtypes import DType
+
+    from .source import Source
+
+__all__ = ["MAGIC", "ZIP_MAGICS", "make_header", "open_member", "read_npy", "read_npz"]
+
+MAGIC = b"\x93NUMPY"
+ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+"""The first bytes of an archive, and of an empty one."""
+
+LONGEST = 1 << 16
+"""Bytes of a header. numpy's limit is 10,000, and its version 1 ends here."""
+
+_WIDTHS: dict[tuple[int, ...], int] = {(1, 0): 2, (2, 0): 4}
+"""Bytes of the header's length, by the version of the format."""
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+"""What stands before each member of an archive: its last two numbers are lengths."""
+
+_MOST_DEFLATED = 1032
+"""Bytes that deflate can make of one; a member that says more lies about its size."""
+
+
+def read_npy(source: Source, dtype: DType | None) -> Entry:
+    """The array of a .npy file; *dtype* says what raw memory in it is."""
+    first = source.read(0, LONGEST + 12)
+    entry = _read(source.path, "", first, dtype)
+    check_bounds(source.path, entry.offset, entry.nbytes, source.size)
+    rest = source.size - entry.offset - entry.nbytes
+    if rest:
+        raise FileError(
+            f"{source.path}: {rest} bytes follow the array that the header describes; if several "
+            "arrays were saved into it, read them by numpy.load from the open file"
+        )
+    return entry
+
+
+def _read(where: str, name: str, first: bytes, wanted: DType | None) -> Entry:
+    """The array whose header *first* begins with; the offset counts from there."""
+    stored, shape, fortran, offset = _parse(where, first)
+    # The arrays of an archive have names, and may be of several types.
+    dtype, padded = _dtype_of(where, stored, wanted if not name or _is_raw(stored) else None)
+    nbytes = count_bytes(where, dtype, shape, padded=padded)
+    return Entry(name, dtype, shape, offset, nbytes, fortran and len(shape) > 1, padded)
+
+
+def _parse(where: str, first: bytes) -> tuple[Any, tuple[int, ...], bool, int]:
+    """The type, shape and order of a header, and its length."""
+    from numpy.lib import format as npy
+
+    stream = io.BytesIO(first)
+    if not first.startswith(MAGIC):
+        raise FileError(f"{where}: it does not begin as a .npy file does: {DAMAGED}")
+    version = (*first[6:8],)
+    width = _WIDTHS.get(version)
+    if width is None:
+        raise FileError(
+            f"{where}: version {version} of .npy is for names of fields, or unknown; save each "
+            "field by itself"
+        )
+    length = int.from_bytes(first[8 : 8 + width], "little")
+    if length > LONGEST or 8 + width + length > len(first):
+        raise FileError(f"{where}: a .npy header of {length} bytes: {DAMAGED}")
+    stream.seek(8)
+    parse = npy.read_array_header_1_0 if width == 2 else npy.read_array_header_2_0
+    try:
+        shape, fortran, stored = parse(stream, max_header_size=LONGEST)
+    except Exception as exc:
+        refuse(exc, f"{where}: the .npy header cannot be read")
+    return stored, shape, fortran, stream.tell()
+
+
+def _dtype_of(where: str, stored: Any, wanted: DType | None) -> tuple[DType, bool]:
+    """The dtype of elements that numpy calls *stored*, and whether they are padded."""
+    if stored.hasobject:
+        raise FileError(
+            f"{where}: it holds Python objects, which dlbridge never unpickles: the file could run "
+            "any code. If you trust it, use numpy.load(allow_pickle=True), and save numbers"
+        )
+    if _is_raw(stored):
+        return _raw(where, stored.itemsize, wanted)
+    try:
+        found = from_numpy(stored)
+    except ExchangeError as exc:
+        raise FileError(f"{where}: {exc}") from exc
+    if wanted is not None and wanted is not found:
+        raise FileError(
+            f"{where}: it holds {found}, not {wanted}: leave dtype= out, and use "
+            "Tensor.view(dtype) to read the same bytes in another way"
+        )
+    return found, False
+
+
+def _is_raw(stored: Any) -> bool:
+    """Whether numpy has kept the size of the elements only."""
+    return stored.kind == "V" and stored.fields is None and stored.subdtype is None
+
+
+def _raw(where: str, itemsize: int, wanted: DType | None) -> tuple[DType, bool]:
+    """The dtype of elements of which numpy has kept the size only."""
+    if wanted is None:
+        raise FileError(
+            f"{where}: elements of {itemsize} bytes of raw memory: numpy does not write the names "
+            "of ml_dtypes' types. Say what they are: load(path, dtype='bfloat16'), for example"
+        )
+    if wanted.itemsize != itemsize:
+        raise FileError(
+            f"{where}: elements of {itemsize} bytes, and {wanted} has {wanted.itemsize}: name a "
+            "dtype of the same size"
+        )
+    return wanted, wanted.is_subbyte  # in numpy each takes a byte
+
+
+# Archives ---------------------------------------------------------------------------
+
+
+def read_npz(source: Source, dtype: DType | None) -> list[Entry]:
+    """The arrays of an archive; those that are not compressed are found in the file itself."""
+    path = source.path
+    try:
+        with zipfile.ZipFile(source.stream()) as archive:
+            check_names(path, [each.filename for each in archive.infolist()])
+            return [_member(source, archive, each, dtype) for each in archive.infolist()]
+    except Exception as exc:
+        refuse(exc, f"{path}: the archive cannot be read")
+
+
+def _member(
+    source: Source, archive: zipfile.ZipFile, info: zipfile.ZipInfo, dtype: DType | None
+) -> Entry:
+    where = f"{source.path}: member {info.filename!r}"
+    name = info.filename.removesuffix(".npy")
+    if name == info.filename:
+        raise FileError(
+            f"{where}: only .npy files can be in an archive that numpy reads; if torch wrote it, "
+            "use torch.load(path, weights_only=True)"
+        )
+    if info.flag_bits & 1:
+        raise FileError(f"{where}: it is encrypted; decrypt the archive first")
+    if info.compress_type == zipfile.ZIP_STORED:
+        begin = _begin(source, info, where)
+        entry = _read(where, name, source.read(begin, min(LONGEST + 12, info.file_size)), dtype)
+        entry = replace(entry, offset=begin + entry.offset)
+        end = begin + info.file_size
+    elif info.compress_type == zipfile.ZIP_DEFLATED:
+        if info.file_size > _MOST_DEFLATED * (info.compress_size + 1):
+            raise FileError(
+                f"{where}: {info.compress_size} bytes cannot hold the {info.file_size} that the "
+                f"archive says: {DAMAGED}"
+            )
+        with archive.open(info) as stream:
+            first = stream.read(min(LONGEST + 12, info.file_size))
+        entry = replace(_read(where, name, first, dtype), member=info.filename)
+        end = info.file_size
+    else:
+        raise FileError(
+            f"{where}: compressed by method {info.compress_type}; numpy writes none but deflate: "
+            "write it by numpy.savez_compressed"
+        )
+    if entry.offset + entry.nbytes != end:
+        raise FileError(
+            f"{where}: {entry.dtype} {entry.shape} takes {entry.nbytes} bytes, and the member has "
+            f"{end - entry.offset} behind its header: {DAMAGED}"
+        )
+    return entry
+
+
+def _begin(source: Source, info: zipfile.ZipInfo, where: str) -> int:
+    """Where the bytes of a member without compression begin in the file."""
+    # zipfile computes it from what the archive says of itself: it may be negative.
+    local = source.read(info.header_offset, _LOCAL.size) if info.header_offset >= 0 else b""
+    if len(local) < _LOCAL.size or not local.startswith(ZIP_MAGICS[0]):
+        raise FileError(f"{where}: it is not where the archive says: {DAMAGED}")
+    name, extra = _LOCAL.unpack(local)[-2:]
+    begin: int = info.header_offset + _LOCAL.size + name + extra
+    if info.file_size != info.compress_size:
+        raise FileError(f"{where}: not compressed, and of two sizes: {DAMAGED}")
+    check_bounds(where, begin, info.file_size, source.size)
+    return begin
+
+
+def open_member(source: Source, entry: Entry) -> Any:
+    """A stream of the bytes of an array that is compressed; zipfile compares their checksum."""
+    archive = zipfile.ZipFile(source.stream())
+    stream = archive.open(entry.member)  # which keeps the archive
+    stream.read(entry.offset)
+    return stream
+
+
+# Out -------------------------------------------------------------------------------
+
+
+def make_header(
+    descr: str, shape: tuple[int, ...], fortran: bool, at: int, alignment: int
+) -> bytes:
+    """A header that ends at a multiple of *alignment*, if it begins *at* that byte of a file."""
+    text = repr({"descr": descr, "fortran_order": fortran, "shape": shape}).encode()
+    fixed = len(MAGIC) + 4
+    # At least one byte is left for the line's end.
+    length = -(-(at + fixed + len(text) + 1) // alignment) * alignment - at - fixed
+    text = text.ljust(length - 1) + b"\n"
+    return MAGIC + bytes((1, 0)) + struct.pack("<H", length) + text

@@ -1,0 +1,266 @@
+"""save: tensors of any library and device into a file."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.api import asarray, to_device
+from dlbridge.core.moves.progress import Tally, reporter
+from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.public import public
+from dlbridge.errors import BackendUnavailable, ExchangeError, FileError
+
+from . import npy, safetensors
+from .entries import printable
+from .writing import pieces, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.typing import ArrayLike, ProgressLike
+
+    Report = Callable[[int], None]
+    Writer = Callable[[Any, Report], None]
+
+__all__ = ["save"]
+
+PAGE = 4096
+"""Bytes. Where large arrays begin in numpy's files: drivers can use them there in place."""
+
+
+@public
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, ArrayLike] | ArrayLike,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    progress: ProgressLike = None,
+) -> None:
+    """Write tensors of any libraries and devices into a safetensors, .npz or .npy file.
+
+    The suffix of *path* says the format. The file is written beside *path* and
+    renamed when it is whole, so a failure leaves the old file as it was. `load`
+    can use what it writes in place.
+
+    Parameters
+    ----------
+    path : str or path
+        Ends in ``.safetensors``, ``.npz`` or ``.npy``.
+    tensors : mapping of str to ArrayLike, or ArrayLike
+        All that `asarray` takes, by name; for .npy one without a name.
+    metadata : mapping of str to str, optional
+        Texts beside the tensors, for safetensors only.
+    progress : bool or callable, optional
+        Called with ``(done, total)`` bytes; True shows a bar for 256 MiB and more.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    FileError
+        If the format has no such dtype, or *path* is not a regular file.
+    TypeError, ValueError
+        If an argument is not what it must be.
+    ExchangeError
+        If `asarray` refuses a tensor.
+
+    Notes
+    -----
+    A device's memory is read in pieces of 16 MiB. The bytes are on the disk when
+    this returns (``fsync``). In a safetensors file the tensors whose sizes have
+    the largest power of two as a divisor come first, so that each begins where it
+    can be used in place; the header keeps your order.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     bridge.save(f"{folder}/x.npy", np.arange(3))
+    ...     bridge.load(f"{folder}/x.npy").tolist()
+    [0, 1, 2]
+    """
+    target = os.fsdecode(path)
+    name = printable(target)
+    suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - it is a str
+    if suffix not in (".safetensors", ".npz", ".npy"):
+        raise ValueError(
+            f"{name}: the suffix says the format, and dlbridge writes .safetensors, .npz and .npy"
+        )
+    if metadata is not None and suffix != ".safetensors":
+        raise ValueError(f"{name}: {suffix} has no place for metadata; .safetensors has")
+    given = dict(tensors) if isinstance(tensors, Mapping) else {"": tensors}
+    if isinstance(tensors, Mapping) == (suffix == ".npy"):
+        what = "one array" if suffix == ".npy" else "a mapping of names to arrays"
+        raise TypeError(f"{name}: {suffix} takes {what}, not a {type(tensors).__name__}")
+    named = _import(name, given)
+    writer = (
+        _safetensors(name, named, metadata) if suffix == ".safetensors" else _numpy(name, named)
+    )
+    total = sum(tensor.nbytes for tensor in named.values())
+    with reporter(progress, total) as report:
+        tally = Tally(report, total)
+        write_whole(target, lambda file: writer(file, tally))
+
+
+def _import(path: str, given: dict[Any, Any]) -> dict[str, Tensor]:
+    """All arrays as tensors, where they are."""
+    found = {}
+    for name, array in given.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{path}: the name of a tensor is a str, not {name!r}")
+        if not _is_text(name):
+            raise ValueError(f"{path}: the name {name!r} is not Unicode text; choose another")
+        try:
+            found[name] = _tensor(array)
+        except (ExchangeError, TypeError) as exc:
+            kind = ExchangeError if isinstance(exc, ExchangeError) else TypeError
+            raise kind(f"{path}: tensor {name!r}: {exc}") from exc
+    return found
+
+
+def _tensor(array: Any) -> Tensor:
+    tensor = asarray(array)
+    try:
+        backend_of(tensor.device)
+    except BackendUnavailable:  # its own library may bring it
+        return to_device(array, "cpu")
+    return tensor
+
+
+def _is_text(text: str) -> bool:
+    """Whether UTF-8 has it: a str can hold halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _write(file: Any, tensor: Tensor, report: Report) -> None:
+    for piece in pieces(tensor):
+        file.write(piece)
+        report(len(piece))
+
+
+# safetensors -----------------------------------------------------------------------
+
+
+def _safetensors(path: str, named: dict[str, Tensor], metadata: Mapping[str, str] | None) -> Writer:
+    """What writes the tensors; everything is checked before."""
+    if safetensors.METADATA in named:
+        raise ValueError(f"{path}: {safetensors.METADATA!r} cannot be the name of a tensor")
+    _check_metadata(path, metadata)
+    # Each tensor then begins at a multiple of the power of two that divides its own size.
+    order = sorted(named, key=lambda name: -(named[name].nbytes & -named[name].nbytes))
+    ends = accumulate(named[name].nbytes for name in order)
+    places = {name: (end - named[name].nbytes, end) for name, end in zip(order, ends, strict=True)}
+    header = safetensors.make_header(
+        {
+            name: (*_stored(f"{path}: tensor {name!r}", tensor), *places[name])
+            for name, tensor in named.items()
+        },
+        metadata,
+    )
+    if len(header) - 8 > safetensors.MAX_HEADER:
+        raise FileError(
+            f"{path}: a header of {len(header)} bytes; safetensors allows "
+            f"{safetensors.MAX_HEADER}: write several files"
+        )
+
+    def write(file: Any, report: Report) -> None:
+        file.write(header)
+        for name in order:
+            _write(file, named[name], report)
+
+    return write
+
+
+def _check_metadata(path: str, metadata: Mapping[str, str] | None) -> None:
+    if not (metadata is None or isinstance(metadata, Mapping)):
+        raise TypeError(f"{path}: metadata is a mapping of str to str, not {metadata!r}")
+    for pair in (metadata or {}).items():
+        if not all(isinstance(text, str) for text in pair):
+            raise TypeError(f"{path}: metadata is a mapping of str to str, and has {pair!r}")
+        if not all(map(_is_text, pair)):
+            raise ValueError(f"{path}: the metadata {pair!r} is not Unicode text; change it")
+
+
+def _stored(where: str, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+    """The format's name of the type, and the shape in elements of it."""
+    dtype, shape = tensor.dtype, tensor.shape
+    if dtype == "float4_e2m1fn_x2" and shape:  # torch's: two elements of the format in a byte
+        return "F4", (*shape[:-1], 2 * shape[-1])
+    stored = safetensors.stored_type(dtype)
+    if stored is None:
+        raise FileError(
+            f"{where}: safetensors has no type for {dtype}; save its bytes, as uint8 or an integer "
+            "of the same size (Tensor.view), and the name of the type in the metadata"
+        )
+    if tensor.is_padded:
+        raise FileError(
+            f"{where}: {dtype} with a byte for each element; safetensors has them packed: "
+            "dlbridge.pack_bits packs them"
+        )
+    if dtype.is_subbyte and tensor.size * dtype.bits % 8:
+        raise FileError(
+            f"{where}: {tensor.size} elements of {dtype} are not whole bytes, as safetensors wants"
+        )
+    return stored, shape
+
+
+# numpy's formats ----------------------------------------------------------------------
+
+
+def _numpy(path: str, named: dict[str, Tensor]) -> Writer:
+    """What writes one array without a name, or an archive; everything is checked before."""
+    types = {name: _descr(f"{path}: array {name!r}", tensor) for name, tensor in named.items()}
+    if path.lower().endswith(".npy"):
+        return lambda file, report: _write_npy(file, named[""], types[""], 0, report)
+    members = {name: zipfile.ZipInfo(f"{name}.npy") for name in named}  # its date is 1980
+    for name, info in members.items():
+        if info.filename != f"{name}.npy" or len(name.encode()) > 1 << 15:
+            raise ValueError(f"{path}: {name!r} cannot be the name of a member of an archive")
+
+    def write(file: Any, report: Report) -> None:
+        archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        try:
+            for name, info in members.items():
+                with archive.open(info, "w", force_zip64=True) as member:
+                    _write_npy(member, named[name], types[name], file.tell(), report)
+        except BaseException:
+            # It is lost. After a Ctrl-C in `open` it cannot be closed, and would say so instead.
+            with suppress(ValueError):
+                archive.close()
+            raise
+        archive.close()
+
+    return write
+
+
+def _descr(where: str, tensor: Tensor) -> str:
+    """The name of the type in numpy's files; raw memory for the types of ml_dtypes."""
+    dtype = tensor.dtype
+    if dtype.is_subbyte and not tensor.is_padded:
+        raise FileError(
+            f"{where}: numpy has no packed {dtype}; unpack it (dlbridge.unpack_bits), or save "
+            "Tensor.tobytes() as uint8"
+        )
+    try:
+        theirs = dtype.numpy
+    except ExchangeError:  # without ml_dtypes, and vector types
+        return f"|V{dtype.itemsize}"
+    return theirs.str if theirs.isbuiltin == 1 else f"|V{dtype.itemsize}"
+
+
+def _write_npy(file: Any, tensor: Tensor, descr: str, at: int, report: Report) -> None:
+    """The array, whose header begins *at* that byte of the file on the disk."""
+    fortran = not tensor.is_contiguous() and tensor.transpose().is_contiguous()
+    alignment = PAGE if tensor.nbytes >= PAGE else 64
+    file.write(npy.make_header(descr, tensor.shape, fortran, at, alignment))
+    _write(file, tensor.transpose() if fortran else tensor, report)

@@ -1,0 +1,48 @@
+"""The end of ``__del__`` methods, before the end of Python ends the threads that run them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from sys import _current_frames as current_frames  # documented, in spite of its name
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+__all__ = ["end_finalizers"]
+
+_LONGEST_WAIT = 2.0  # seconds; a driver that does not return must not keep the process
+
+
+def end_finalizers(*classes: type) -> None:
+    """Let the ``__del__`` of *classes* do nothing from now on; wait for those that run.
+
+    For the exit of the process. A daemon thread that waits for the GIL when Python
+    ends is ended there (CPython before 3.14). If a destructor of C++ has called the
+    ``__del__``, that aborts the process; so no bytecode of it may be running then.
+    """
+    codes = {_code_of(cls) for cls in classes}
+    nothing: Any = object.__hash__  # any method of C
+    for cls in classes:
+        cls.__del__ = nothing  # type: ignore[attr-defined]  # object has none
+    running = {frame for frame in _frames_of_other_threads() if frame.f_code in codes}
+    end = time.monotonic() + _LONGEST_WAIT
+    while time.monotonic() < end and not running.isdisjoint(_frames_of_other_threads()):
+        time.sleep(0.001)
+
+
+def _code_of(cls: Any) -> CodeType:
+    code: CodeType = cls.__del__.__code__
+    return code
+
+
+def _frames_of_other_threads() -> Iterator[FrameType]:
+    for thread, top in current_frames().items():
+        if thread == threading.get_ident():
+            continue
+        frame: FrameType | None = top
+        while frame is not None:
+            yield frame
+            frame = frame.f_back

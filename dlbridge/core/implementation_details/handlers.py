@@ -1,0 +1,87 @@
+"""Exceptions of signal handlers: recognised, and raised later where they cannot be raised."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # in C, without a stub
+import ctypes
+import signal
+import threading
+from functools import partial
+from opcode import opmap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["handlers_exception", "is_cut_at_entry", "is_from_handler", "raise_when_dropped"]
+
+
+def is_from_handler(traceback: TracebackType | None) -> bool:
+    """Whether the exception passed through the Python function that handles some signal.
+
+    The first frame of *traceback* is that of our function which has caught the exception.
+
+    A signal arrives while any code runs, and its handler may raise any exception:
+    it says nothing about the code that it has interrupted.
+    """
+    deeper = None if traceback is None else traceback.tb_next
+    if deeper is None:
+        return False  # it was raised by the frame that caught it, or by C: the frequent case
+    # By `_signal`: the functions of `signal` make an enum member for each, 40 times as dear.
+    handlers = {
+        getattr(_signal.getsignal(number), "__code__", None) for number in range(1, signal.NSIG)
+    }
+    while deeper is not None:
+        if deeper.tb_frame.f_code in handlers:
+            return True
+        deeper = deeper.tb_next
+    return False
+
+
+def is_cut_at_entry(traceback: TracebackType | None) -> bool:
+    """Whether the function at *traceback* was interrupted before any of its own code ran.
+
+    A signal that arrived before the call is noticed at the function's first
+    instruction: CPython 3.10 has not begun one then, and later versions are at RESUME.
+    """
+    if traceback is None:
+        return False
+    if _RESUME is None:
+        return traceback.tb_lasti < 0
+    opcodes = traceback.tb_frame.f_code.co_code[::2]
+    return traceback.tb_lasti <= 2 * opcodes.find(_RESUME)
+
+
+_RESUME = opmap.get("RESUME")  # none in CPython 3.10
+
+
+def handlers_exception(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType
+) -> BaseException | None:
+    """The exception of a signal handler that ended a callback, or None if it was another."""
+    # One that was deferred already may meet the next callback of the same call.
+    deferred: BaseException | None = getattr(kind, "deferred_error", None)
+    if deferred is not None:
+        return deferred
+    if kind is not KeyboardInterrupt and not is_from_handler(traceback):
+        return None
+    # By its traceback it is recognised again when it is raised later.
+    return error.with_traceback(traceback)
+
+
+def raise_when_dropped(error: BaseException) -> object:
+    """An object; when it is dropped, the next Python instruction of this thread raises *error*.
+
+    Its destructor is C alone: a Python function would itself meet the exception.
+    """
+
+    def same(_cls: type, *_arguments: object) -> BaseException:
+        return error
+
+    # CPython takes a class here, and raises the instance that calling it gives.
+    members = {"__new__": same, "deferred_error": error}
+    deferred = type(type(error).__name__, (type(error),), members)
+    thread, class_ = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(deferred)
+    raise_later = partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, thread, class_)
+    dropped: object = type("_Dropped", (), {"__del__": staticmethod(raise_later)})()
+    return dropped

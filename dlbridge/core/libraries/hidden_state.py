@@ -1,0 +1,235 @@
+"""Arrays with something that DLPack cannot say, or without plain memory: refused, with a way out.
+
+Each function gets an array of one library, and raises ExchangeError or returns.
+The library has been imported by whoever made the array.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+from dlbridge.errors import ExchangeError
+
+from .library import origin_of
+
+__all__ = [
+    "refuse_dali",
+    "refuse_dask",
+    "refuse_jax",
+    "refuse_masks",
+    "refuse_paddle",
+    "refuse_pyarrow",
+    "refuse_sparse",
+    "refuse_tensorflow",
+    "refuse_tinygrad",
+    "refuse_torch",
+    "refuse_warp",
+]
+
+
+def refuse_masks(x: Any) -> None:
+    """Masked arrays of numpy."""
+    if hasattr(type(x), "__array_ufunc__") and hasattr(x, "mask") and hasattr(x, "filled"):
+        raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
+
+
+def refuse_torch(x: Any) -> None:
+    """Gradients, lazy signs, and layouts that have no plain memory."""
+    torch = sys.modules["torch"]
+    if not isinstance(x, torch.Tensor):
+        return
+    if x.is_meta or type(x).__name__ == "FakeTensor":
+        raise ExchangeError(
+            f"the {origin_of(x)} is a meta or fake tensor: it has a shape and no memory; make "
+            "a real one of it first (torch.empty_like(x, device='cpu') and its values)"
+        )
+    if type(x).__name__ == "MaskedTensor":
+        raise ExchangeError(
+            "a torch MaskedTensor has a mask, which DLPack cannot carry; pass x.to_tensor(value), "
+            "which fills it, or x.get_data()"
+        )
+    if x.is_nested:
+        raise ExchangeError(
+            "a nested torch tensor is not one block of memory; pass x.to_padded_tensor(value), or "
+            "its parts (x.unbind())"
+        )
+    if x.is_quantized:
+        raise ExchangeError(
+            "a quantized torch tensor has a scale, which DLPack cannot carry; pass x.dequantize(), "
+            "or its integers (x.int_repr())"
+        )
+    if x.layout is not torch.strided:
+        raise ExchangeError(
+            f"a torch tensor of layout {str(x.layout).removeprefix('torch.')} has no strides; "
+            "pass x.to_dense()"
+        )
+    if getattr(x, "_is_zerotensor", bool)():
+        raise ExchangeError(
+            "the torch tensor is a ZeroTensor, which has no memory; pass torch.zeros(x.shape, "
+            "dtype=x.dtype) in its place"
+        )
+    try:
+        x.data_ptr()
+    except RuntimeError as exc:
+        raise ExchangeError(
+            "the torch tensor has no memory of its own: it stands for a value in a function that "
+            "is being transformed (torch.vmap, torch.func.grad); call dlbridge outside of that "
+            "function"
+        ) from exc
+    if x.requires_grad:
+        raise ExchangeError("the torch tensor requires grad; pass x.detach()")
+    if x.is_conj() or x.is_neg():
+        raise ExchangeError(
+            "the torch tensor is lazily conjugated or negated, which other libraries do not "
+            "see; pass x.resolve_conj().resolve_neg()"
+        )
+
+
+def refuse_jax(x: Any) -> None:
+    """Deleted arrays, the values of a function that is being traced, and types without DLPack."""
+    if not type(x).__name__.endswith("ArrayImpl"):
+        _refuse_values_of_jax(x)
+    way_out = _types_of_jax(getattr(x, "dtype", None))
+    if way_out:
+        raise ExchangeError(f"a {origin_of(x)} {way_out}")
+    if getattr(x, "is_deleted", bool)():
+        raise ExchangeError(
+            f"the {origin_of(x)} has been deleted (by delete(), or as a donated argument): it has "
+            "no memory any more; pass the array that replaced it"
+        )
+
+
+def _refuse_values_of_jax(x: Any) -> None:
+    """Tracers, sparse arrays and references."""
+    if isinstance(x, sys.modules["jax"].core.Tracer):
+        raise ExchangeError(
+            f"a {origin_of(x)} stands for a value in a function that is being traced, and has no "
+            "memory; call dlbridge outside of jax.jit, jax.grad and jax.vmap, or in a function "
+            "that jax.pure_callback calls"
+        )
+    if ".sparse" in type(x).__module__:
+        raise ExchangeError(
+            f"a sparse {origin_of(x)} is not one block of memory; pass x.todense(), or its parts "
+            "(x.data)"
+        )
+    if type(x).__name__ == "Ref":
+        raise ExchangeError(
+            f"a {origin_of(x)} is a reference to an array that changes; pass x[...], the array "
+            "that it has now"
+        )
+
+
+@lru_cache(maxsize=64)
+def _types_of_jax(dtype: Any) -> str:
+    """What to do with an array of a type that jax does not export; empty for others."""
+    name = str(dtype)
+    if name.startswith("key<"):
+        return "of random keys has no plain memory; pass jax.random.key_data(x)"
+    if name in ("int2", "uint2", "int4", "uint4"):
+        return (
+            f"of {name} is not exported by jax; pass numpy.asarray(x), which is a copy, or "
+            "x.astype('int8')"
+        )
+    return ""
+
+
+def refuse_tensorflow(x: Any) -> None:
+    """Tensors of a graph, ragged and sparse ones, and types without plain memory."""
+    kind = type(x).__name__
+    if kind in ("SymbolicTensor", "KerasTensor"):
+        raise ExchangeError(
+            f"a {origin_of(x)} stands for a value in a function that is being traced, and has no "
+            "memory; call dlbridge outside of tf.function, or inside tf.py_function"
+        )
+    ways = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
+    if kind in ways:
+        raise ExchangeError(f"a {origin_of(x)} is not one block of memory; pass {ways[kind]}")
+    name = getattr(getattr(x, "dtype", None), "name", "")
+    if name in ("string", "resource", "variant"):
+        # tensorflow 2.21 aborts the process in __dlpack__ of such a tensor.
+        raise ExchangeError(
+            f"a tensorflow tensor of {name} elements has no plain memory; convert it to numbers "
+            "(tf.io.decode_raw, tf.strings.to_number)"
+        )
+
+
+def refuse_paddle(x: Any) -> None:
+    """Gradients, which paddle's exchange table does not look at, and sparse layouts."""
+    if getattr(x, "is_sparse", bool)():
+        raise ExchangeError("a sparse paddle tensor is not one block of memory; pass x.to_dense()")
+    if not getattr(x, "stop_gradient", True):
+        raise ExchangeError(
+            "the paddle tensor requires gradients (stop_gradient is False); pass x.detach()"
+        )
+
+
+def refuse_pyarrow(x: Any) -> None:
+    """Arrays with null values, and those of types that its ``__dlpack__`` refuses."""
+    if getattr(x, "null_count", 0):
+        raise ExchangeError(
+            f"the {origin_of(x)} has {x.null_count} null values, which DLPack cannot carry; pass "
+            "x.fill_null(value)"
+        )
+    inside = x.storage.flatten() if hasattr(x, "to_numpy_ndarray") else x
+    if getattr(inside, "null_count", 0):
+        raise ExchangeError(
+            f"the tensors in the {origin_of(x)} have {inside.null_count} null values, which "
+            "DLPack cannot carry; pass x.storage.flatten().fill_null(value), reshaped"
+        )
+    if not hasattr(type(x), "__dlpack__"):
+        return  # a table, a tensor, chunks
+    kind = str(x.type)
+    if kind == "bool":
+        raise ExchangeError(
+            f"the {origin_of(x)} packs bools into bits, which DLPack has not; pass x.cast('uint8')"
+        )
+    if not kind.startswith(_NUMBERS_OF_ARROW):
+        raise ExchangeError(
+            f"the {origin_of(x)} of {kind} holds no plain numbers, which DLPack needs; cast it "
+            "(dates and times: x.cast('int64')), or pass the array inside (x.storage, x.flatten(), "
+            "x.dictionary_decode())"
+        )
+
+
+# Of the extension types pyarrow exports the tensors of a fixed shape.
+_NUMBERS_OF_ARROW = ("int", "uint", "float", "double", "halffloat", "extension")
+
+
+def refuse_warp(x: Any) -> None:
+    """Indexed arrays."""
+    if type(x).__name__ == "indexedarray":
+        raise ExchangeError("a warp indexedarray is not one block of memory; pass x.contiguous()")
+
+
+def refuse_dask(x: Any) -> None:
+    """Lazy arrays: nothing is computed unless the user says so."""
+    raise ExchangeError(
+        f"a {origin_of(x)} is computed when its values are needed, and may not fit into memory; "
+        "pass x.compute()"
+    )
+
+
+def refuse_tinygrad(x: Any) -> None:
+    """Every tinygrad tensor: its memory comes out by a copy, as a buffer."""
+    raise ExchangeError(
+        f"a {origin_of(x)} exports no memory; pass x.data(), a buffer that tinygrad computes and "
+        "copies to the host"
+    )
+
+
+def refuse_sparse(x: Any) -> None:
+    """Sparse arrays of scipy and of sparse."""
+    way = "x.toarray()" if hasattr(x, "toarray") else "x.todense()"
+    raise ExchangeError(
+        f"a sparse {origin_of(x)} is not one block of memory; pass {way}, or its parts (x.data)"
+    )
+
+
+def refuse_dali(x: Any) -> None:
+    """Lists of samples, which may differ in shape."""
+    if "TensorList" in type(x).__name__:
+        raise ExchangeError(
+            f"a {origin_of(x)} is a list of tensors; pass x.as_tensor(), or its elements (x[0])"
+        )

@@ -1,0 +1,123 @@
+"""The class of a library's description: what dlbridge must know of its arrays, in and out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbridge.core.public import public
+from dlbridge.core.values.devices import DLDeviceType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.core.tensor.tensor import Tensor
+
+__all__ = ["Library", "is_array_of", "origin_of"]
+
+_CPU = DLDeviceType.kDLCPU
+
+
+@public
+class Library(NamedTuple):
+    """The facts about a library's arrays that dlbridge must know. The defaults are the safest.
+
+    dlbridge has the descriptions of the libraries that it knows. Others give
+    theirs by the entry-point group ``dlbridge.libraries``, under the name of
+    their package; nothing of the library is imported until it is used.
+
+    Attributes
+    ----------
+    name : str
+        What ``like=`` calls it: the name of the module.
+    arrays : tuple of str
+        The classes of its arrays, as package and class: ``"torch.Tensor"``, or
+        ``"torch.*"`` for all classes. The class may be defined in any module of
+        the package.
+    refuse : callable or None
+        Gets an array; raises `ExchangeError` with the way out if the array has
+        something that DLPack cannot say (gradients, masks, missing values), or
+        no plain memory.
+    expose : callable or None
+        Gets an array and *copy*; returns the object to take in its place, for
+        arrays that hold another array which dlbridge can take.
+    immutable : bool
+        Whether its arrays must never be written, although a legacy capsule of
+        one cannot say so.
+    lends : bool
+        Whether its exports do not keep the memory alive, so that dlbridge must keep
+        the array beside them.
+    backend : str
+        The backend whose native objects its arrays are; empty if there is none.
+    make : callable or None
+        Gets a `Tensor` and returns an array of the library on the same memory.
+        None: the library's own ``from_dlpack``.
+    check : callable or None
+        Gets a `Tensor`; raises `ExchangeError` if the library would change it.
+    copies : bool
+        Whether *make* always copies.
+    keeps_readonly : bool
+        Whether it never writes to memory that is marked READ_ONLY.
+    takes_negative_strides : bool
+        Whether it understands them.
+    takes_padding : bool
+        Whether it understands padded sub-byte elements (IS_SUBBYTE_TYPE_PADDED).
+    keeps_types : bool
+        Whether it refuses the types that it does not have, instead of changing
+        them. Otherwise dlbridge compares the result with the tensor.
+    compact_only : bool
+        Whether it takes compact memory only.
+    any_order : bool
+        Whether compact memory may have its axes in any order.
+    alignment : int
+        Bytes. The library copies, or refuses, memory of lower alignment.
+    device_types : frozenset of int or None
+        The DLDeviceTypes that its arrays can be on; None: not known.
+    host_types : frozenset of int
+        The DLDeviceTypes of host memory that it accepts; memory of the others is
+        exported as kDLCPU.
+
+    Examples
+    --------
+    In the package ``mylib``, whose metadata has the entry point
+    ``mylib = "mylib.bridge:LIBRARY"`` in the group ``dlbridge.libraries``:
+
+    >>> from dlbridge.libraries import Library
+    >>> LIBRARY = Library("mylib", ("mylib.Array",), keeps_readonly=True, keeps_types=True)
+    """
+
+    name: str
+    arrays: tuple[str, ...] = ()
+    refuse: Callable[[Any], None] | None = None
+    expose: Callable[[Any, bool | None], Any] | None = None
+    immutable: bool = False
+    lends: bool = False
+    backend: str = ""
+    make: Callable[[Tensor], Any] | None = None
+    check: Callable[[Tensor], None] | None = None
+    copies: bool = False
+    keeps_readonly: bool = False
+    takes_negative_strides: bool = False
+    takes_padding: bool = False
+    keeps_types: bool = False
+    compact_only: bool = False
+    any_order: bool = False
+    alignment: int = 1
+    device_types: frozenset[int] | None = None
+    host_types: frozenset[int] = frozenset({_CPU})
+
+
+def is_array_of(library: Library, cls: type) -> bool:
+    """Whether *cls*, or one of its bases, is an array class of *library*."""
+    for entry in library.arrays:
+        package, _, name = entry.rpartition(".")
+        for base in cls.__mro__:
+            # jax's class has a dotted name.
+            own = base.__name__.rpartition(".")[2]
+            if name in ("*", own) and f"{base.__module__}.".startswith(f"{package}."):
+                return True
+    return False
+
+
+def origin_of(x: Any) -> str:
+    """The type of *x* in words, for messages."""
+    return f"{type(x).__module__}.{type(x).__qualname__}"

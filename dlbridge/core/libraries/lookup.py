@@ -1,0 +1,183 @@
+"""The description of an array's library, and of the library that ``like=`` names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import weakref
+from functools import lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.errors import BackendError
+
+from .descriptions import KNOWN
+from .library import Library, is_array_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.metadata import EntryPoint
+
+    from dlbridge.core.tensor.tensor import Tensor
+
+__all__ = ["GROUP", "find_library", "is_known", "library_of"]
+
+GROUP = "dlbridge.libraries"
+"""The entry points by which other packages describe their arrays."""
+
+
+def library_of(cls: type) -> Library | None:
+    """The description of the library whose arrays are of class *cls*, or of a class under it.
+
+    The first base class whose package has a description decides. None if there
+    is none. No library is imported.
+    """
+    try:
+        return _of_class[cls]
+    except KeyError:
+        found = _of_class[cls] = _search_bases(cls)
+        return found
+
+
+_of_class: weakref.WeakKeyDictionary[type, Library | None] = weakref.WeakKeyDictionary()
+
+
+def _search_bases(cls: type) -> Library | None:
+    for base in cls.__mro__:
+        found = _of_module(base.__module__)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_module(module: str) -> Library | None:
+    """The description for the classes of *module*."""
+    first, _, rest = module.partition(".")
+    second = f"{first}.{rest.partition('.')[0]}"
+    for package in (_SAME.get(first, first), second):
+        if package in KNOWN:
+            return KNOWN[package]
+    return None if first in _NO_LIBRARY else _of_others(first)
+
+
+_SAME = {"jaxlib": "jax", "numba_cuda": "numba"}
+"""Packages with the array classes of another one."""
+
+_NO_LIBRARY = {*sys.stdlib_module_names, "__main__", "__mp_main__"}
+
+
+@lru_cache(maxsize=64)
+def _of_others(package: str) -> Library | None:
+    """The description that *package*, or a package beside it, gives by entry point."""
+    points = _entry_points().get(package)
+    if points is None:
+        return None
+    found = points.load()
+    if not isinstance(found, Library):
+        who = f"{points.dist.name} {points.dist.version}" if points.dist else points.value
+        raise BackendError(
+            f"{who}: the entry point {package!r} of {GROUP!r} is a {type(found).__name__}, not a "
+            "dlbridge.libraries.Library; report it there"
+        )
+    return found
+
+
+@lru_cache(maxsize=1)
+def _entry_points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # 10 to 30 ms, for unknown classes only
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def is_known(name: str) -> bool:
+    """Whether a library of that name has a description."""
+    return name in KNOWN or (name not in _NO_LIBRARY and _of_others(name) is not None)
+
+
+def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
+    """The library that *like* names, and the function that makes its array of a Tensor.
+
+    *like* is a name, a module, an array or an array class.
+    """
+    if isinstance(like, str):
+        return _find_by_name(like)
+    if isinstance(like, ModuleType):
+        return _find_by_module(like)
+    return _find_by_class(like if isinstance(like, type) else type(like), like)
+
+
+def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor], Any]]:
+    library = library_of(cls)
+    if library is not None and is_array_of(library, cls):
+        if library.make is not None:
+            return library, library.make
+        return _find_by_name(library.name)
+    if library is not None or not hasattr(cls, "__dlpack__"):
+        raise _no_library(like)
+    return _find_by_name(cls.__module__.partition(".")[0])
+
+
+def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise _no_library(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
+            raise  # something that the module itself misses
+        raise ModuleNotFoundError(
+            f"like={name!r}: there is no module {name!r} here{did_you_mean(name, KNOWN)}; install "
+            "it, or name a library that is installed "
+            f"({', '.join(name for name in KNOWN if KNOWN[name].arrays)} are known)",
+            name=exc.name,
+        ) from exc
+    return _find_by_module(module)
+
+
+_find_by_name = lru_cache(maxsize=32)(_search)  # a search takes as long as torch's import
+
+
+def _find_by_module(module: ModuleType) -> tuple[Library, Callable[[Tensor], Any]]:
+    library = _of_module(module.__name__)
+    if library is None or library.make is None:
+        function = _from_dlpack_of(module)
+        # array_api_compat.torch is torch.
+        home = getattr(function, "__module__", None) or module.__name__
+        library = _of_module(home) or library or _unknown(module, home)
+        if library.make is None:
+            return library, function
+    return library, library.make
+
+
+def _unknown(module: ModuleType, home: str) -> Library:
+    """A library without a description: its arrays are of its package, or its function's."""
+    homes = {name.partition(".")[0] for name in (module.__name__, home)}
+    return Library(module.__name__, tuple(f"{name}.*" for name in homes))
+
+
+def _no_library(like: object) -> TypeError:
+    if isinstance(like, (str, type, int, float, type(None))):
+        text = repr(like)
+    else:  # the repr of an array may be long
+        text = f"a {type(like).__module__}.{type(like).__qualname__}"
+    return TypeError(
+        f"like={text} is neither a library's name, nor a module with from_dlpack, nor an array or "
+        "array type"
+    )
+
+
+def _from_dlpack_of(module: ModuleType) -> Any:
+    function = getattr(module, "from_dlpack", None)
+    if function is None:
+        try:
+            inner = importlib.import_module(f"{module.__name__}.dlpack")
+        except ModuleNotFoundError:
+            inner = None
+        function = getattr(inner, "from_dlpack", None)
+    if function is None:
+        raise TypeError(
+            f"the module {module.__name__!r} has neither from_dlpack nor dlpack.from_dlpack, so "
+            "it makes no arrays of tensors; like='numpy' gives an array that most libraries take"
+        )
+    return function

@@ -1,0 +1,105 @@
+"""Fills memory with one number: by the device where it can, otherwise in blocks from the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.incoming.lists import array_of
+from dlbridge.core.plugins.failures import fail
+from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.tensor.operand import host_array, operand_of
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType
+from dlbridge.core.values.subbyte import pack_bits
+from dlbridge.protocol import Span, SupportsFill
+
+from .allocate import allocate
+from .copies import copy_elements
+
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.operand import Operand
+    from dlbridge.core.tensor.tensor import Tensor
+
+__all__ = ["fill", "pattern_of"]
+
+_CPU = Device.of(1, 0)
+
+BLOCK = 4 << 20
+"""Bytes of host memory from which a device is filled, again and again."""
+
+
+def pattern_of(value: Any, dtype: DType) -> bytes:
+    """The bytes of one element of *dtype* whose lanes are *value*; of 8 elements below a byte."""
+    import numpy as np
+
+    lane = DType.of(dtype.code, dtype.bits, 1)
+    number = value if isinstance(value, (bool, int, float, complex)) else _scalar(value)
+    raw = array_of(number, lane, _unused).reshape(1).view("u1")
+    if dtype.is_subbyte:
+        return pack_bits(np.repeat(raw, 8 * dtype.lanes), dtype)
+    if dtype.bits < 8:  # int4x2, for example: packed, and whole bytes
+        return pack_bits(np.repeat(raw, dtype.lanes), dtype)
+    return raw.tobytes() * dtype.lanes
+
+
+def _scalar(value: Any) -> Any:
+    """The Python number of a scalar of numpy, for example."""
+    number = value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
+    if not isinstance(number, (bool, int, float, complex)):
+        raise TypeError(
+            f"fill_value is a {type(value).__name__}, not a number; give a bool, int, float or "
+            "complex"
+        )
+    return number
+
+
+def _unused(_array: Any) -> Any:
+    raise AssertionError("a number has no arrays in it")
+
+
+def fill(tensor: Tensor, pattern: bytes) -> None:
+    """Fill a new, compact *tensor* with *pattern*: one byte, or what `pattern_of` gives."""
+    operand = operand_of(tensor)
+    if not operand.size:
+        return
+    if len(set(pattern)) == 1 and _filled_by_device(operand, pattern[0]):
+        return
+    if operand.device is _CPU:
+        _write(operand, pattern)
+        return
+    flat = tensor.reshape(-1)
+    # A multiple of 8 elements: those below a byte are cut between whole bytes only.
+    count = max(BLOCK * 8 // (operand.dtype.bits * operand.dtype.lanes) & ~7, 8)
+    block = allocate(_CPU, operand.dtype, (min(count, operand.size),))
+    _write(operand_of(block), pattern)
+    for start in range(0, operand.size, count):
+        part = operand_of(flat[start : start + count])
+        copy_elements(part, operand_of(block[: part.size]))
+
+
+def _filled_by_device(operand: Operand, value: int) -> bool:
+    """Whether the device has set each byte to *value*."""
+    where = operand.device
+    plugin = backend_of(where)
+    if not supports(plugin, SupportsFill):
+        return False
+    stream = operand.access()
+    span = Span(where.index, operand.data, operand.byte_offset, operand.nbytes)
+    try:
+        plugin.fill(span, value, stream)
+    except Exception as exc:
+        fail(exc, where.name, "fill")
+    return True
+
+
+def _write(operand: Operand, pattern: bytes) -> None:
+    """Write *pattern* into new memory of the CPU."""
+    import numpy as np
+
+    array = host_array(operand)
+    if operand.dtype.is_subbyte:
+        array[...] = np.resize(np.frombuffer(pattern, "u1"), array.shape)
+    elif len(pattern) == 1:
+        array.reshape(-1).view("u1")[...] = pattern[0]
+    else:
+        array[...] = np.frombuffer(pattern, array.dtype)[0]

@@ -1,0 +1,216 @@
+"""Checks of a backend when it is loaded: version, device type, members, parameters, facts.
+
+An error names the package that provides the backend. What can only be seen when
+the backend works is the business of the conformance kit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbridge import protocol
+from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.errors import BackendError
+from dlbridge.protocol import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.protocol import Backend
+
+__all__ = ["capabilities", "check_contract", "members", "type_of_name"]
+
+_VARARGS = 0x04  # inspect.CO_VARARGS; to import that module takes 5 ms
+
+
+def capabilities() -> list[type]:
+    """The protocols of `dlbridge.protocol` that a backend may satisfy, beside `Backend`."""
+    return [getattr(protocol, name) for name in protocol.__all__ if name.startswith("Supports")]
+
+
+def members(contract: type) -> dict[str, Callable[..., Any] | None]:
+    """The members that a Protocol declares: methods, and None for attributes."""
+    methods = {name: value for name, value in vars(contract).items() if not name.startswith("_")}
+    return {**dict.fromkeys(contract.__annotations__), **methods}
+
+
+def type_of_name(name: str) -> DLDeviceType | None:
+    """The device type that DLPack calls *name*; None for any other name."""
+    names = {member.name[3:].lower(): member for member in DLDeviceType}
+    return names.get(name.replace("_", ""))
+
+
+def check_contract(plugin: Backend, name: str, who: str) -> None:
+    """Check what can be seen without using *plugin*, which *who* provides as *name*.
+
+    BackendError if it is not a backend of this version; FutureWarning if its
+    version is the next that dlbridge will not take any more.
+    """
+    if hasattr(plugin, "api"):  # another version may have other members
+        _check_api(plugin.api, name, who)
+    missing = sorted(member for member in members(protocol.Backend) if not hasattr(plugin, member))
+    if missing:
+        raise BackendError(f"{who}: backend {name!r} lacks {', '.join(missing)}; report it there")
+    _check_device_type(plugin.device_type, name, who)
+    for contract in (protocol.Backend, *capabilities()):
+        declared = members(contract)
+        if all(hasattr(plugin, member) for member in declared):
+            for member, function in declared.items():
+                if function is not None:
+                    _check_parameters(plugin, member, function, name, who)
+    _check_facts(plugin, name, who)
+    if plugin.device_type in protocol.HOST_DEVICES and name != "cpu":  # ours
+        _check_addresses(plugin, name, who)
+
+
+def _check_api(api: object, name: str, who: str) -> None:
+    newest, oldest = protocol.API, protocol.MIN_API
+    if not isinstance(api, int) or isinstance(api, bool):
+        raise BackendError(
+            f"{who}: backend {name!r} has api = {api!r}; it is the version of dlbridge.protocol "
+            f"that the backend was written for, as a literal: api = {newest}"
+        )
+    if not oldest <= api <= newest:
+        speaks = f"{oldest} to {newest}" if oldest < newest else newest
+        raise BackendError(
+            f"{who} speaks backend API {api}, this dlbridge speaks {speaks}; "
+            f"upgrade {'that backend' if api < oldest else 'dlbridge'}"
+        )
+    if api == oldest < newest:
+        warnings.warn(
+            f"{who}: backend {name!r} speaks backend API {api}, which the next release of "
+            f"dlbridge may no longer take (it speaks {newest}); upgrade that backend",
+            FutureWarning,
+            stacklevel=2,
+        )
+
+
+def _check_device_type(device_type: object, name: str, who: str) -> None:
+    known = type_of_name(name)
+    if isinstance(device_type, bool) or not isinstance(device_type, int):
+        number = next((kind for kind in DLDeviceType if kind.name == device_type), known)
+        raise BackendError(
+            f"{who}: backend {name!r} has device_type = {device_type!r}; it is a DLDeviceType of "
+            f"dlpack.h as a number{f', {number:d} for {number.name}' if number else ''}"
+        )
+    if not 0 < device_type < 1 << 31:
+        raise BackendError(
+            f"{who}: backend {name!r} has device_type = {device_type}; a DLDeviceType is a "
+            "positive int32"
+        )
+    if known is not None and known != device_type:
+        raise BackendError(
+            f"{who}: the name {name!r} belongs to {known.name} ({known:d}) in DLPack, and the "
+            f"backend's device_type is {device_type}; one of the two has to change"
+        )
+
+
+def _check_parameters(
+    plugin: object, member: str, declared: Callable[..., Any], name: str, who: str
+) -> None:
+    given = getattr(plugin, member)
+    if not callable(given):
+        raise BackendError(f"{who}: backend {name!r}: {member} is {given!r}, not a method")
+    if getattr(getattr(given, "__func__", given), "__code__", None) is None:
+        return  # written in C, or another callable: its parameters cannot be read
+    wanted = _parameters(declared).names[1:]  # without self
+    names, required, more, keywords = _parameters(given)
+    if getattr(given, "__self__", None) is not None:
+        names, required = names[1:], required - 1
+    fixed = names[: len(wanted)]
+    too_many = required > len(wanted) or keywords
+    if too_many or fixed != wanted[: len(fixed)] or not (more or fixed == wanted):
+        takes = ", ".join((*names, "*", *keywords) if keywords else names)
+        raise BackendError(
+            f"{who}: backend {name!r}: {member} takes ({takes}), and the contract says "
+            f"({', '.join(wanted)}), where only parameters with defaults may follow; see "
+            f"dlbridge.protocol, API {protocol.API}"
+        )
+
+
+def _check_facts(plugin: object, name: str, who: str) -> None:
+    def refuse(fact: str, value: object, rule: str) -> None:
+        raise BackendError(f"{who}: backend {name!r}: {fact} is {value!r}; it is {rule}")
+
+    unit = getattr(plugin, "copy_alignment", Facts.copy_alignment)
+    if not _is_int(unit) or unit < 1 or unit & (unit - 1):
+        refuse("copy_alignment", unit, "a number of bytes, a power of two")
+    most = getattr(plugin, "max_copy_nbytes", Facts.max_copy_nbytes)
+    if most is not None and (not _is_int(most) or most < unit):
+        rule = f"None, or a number of bytes, at least copy_alignment ({unit})"
+        refuse("max_copy_nbytes", most, rule)
+    blocks = getattr(plugin, "host_copies_block", Facts.host_copies_block)
+    if not isinstance(blocks, bool):
+        refuse("host_copies_block", blocks, "True or False")
+    strided = getattr(plugin, "max_strided_ndim", 1)  # of SupportsStridedCopy
+    if not _is_int(strided) or strided < 1:
+        refuse("max_strided_ndim", strided, "a number of dimensions, at least 1")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_addresses(plugin: Backend, name: str, who: str) -> None:
+    """Check that ``data`` is an address, on a device whose memory the host reads itself."""
+    try:
+        stream = plugin.current_stream(0)
+        data = plugin.allocate(0, _TRIAL, _TRIAL, stream)
+    except Exception:  # no room, perhaps: whoever allocates next is told
+        return
+    if isinstance(data, int) and not data % _TRIAL and _can_read(data):
+        plugin.free(0, data, stream)
+        return
+    plugin.free(0, data, stream)
+    raise BackendError(
+        f"{who}: backend {name!r} has device_type = {plugin.device_type}, whose memory the host "
+        f"reads in place, so data must be an address; allocate returned {data!r} for "
+        f"{_TRIAL} bytes aligned to {_TRIAL}, which is none. Take another device type "
+        "(kDLExtDev, 12) if data is a handle"
+    )
+
+
+_TRIAL = 256
+"""Bytes; few handles are multiples of it."""
+
+
+def _can_read(address: int) -> bool:
+    """Whether this process may read there. The system looks, so that nothing crashes."""
+    if sys.platform == "win32":
+        return True  # its write() does not look; the alignment has been checked
+    write = ctypes.CDLL(None).write
+    reader, writer = os.pipe()
+    try:
+        return bool(write(writer, ctypes.c_void_p(address), 1) == 1)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+class _Parameters(NamedTuple):
+    """What a function is called with."""
+
+    names: tuple[str, ...]
+    required: int
+    """How many of *names* have no default."""
+    more: bool
+    """Whether it takes any number beside *names*."""
+    keywords: tuple[str, ...]
+    """Those that are given by keyword only, and have no default."""
+
+
+def _parameters(function: Any) -> _Parameters:
+    function = getattr(function, "__func__", function)
+    code = function.__code__
+    names, defaults = code.co_varnames[: code.co_argcount], function.__kwdefaults__ or ()
+    by_keyword = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    return _Parameters(
+        names,
+        len(names) - len(function.__defaults__ or ()),
+        bool(code.co_flags & _VARARGS),
+        tuple(each for each in by_keyword if each not in defaults),
+    )

@@ -1,0 +1,255 @@
+"""Tensors are made here: over numpy arrays on the CPU, and over the memory of any device."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.dlpack.exports import export_array
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
+from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType, from_numpy
+from dlbridge.errors import ExchangeError
+
+from .carriers import (
+    NATIVE_DTYPES,
+    CarrierBase,
+    carrier,
+    carrier_dtype,
+    counts_elements,
+    native_dtypes,
+)
+from .memory import Memory
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = [
+    "ArrayTensor",
+    "NumpyTensor",
+    "build",
+    "label_array",
+    "make_tensor",
+    "wrap_array",
+    "writable",
+]
+
+_CPU = Device.of(1, 0)
+
+
+class NumpyTensor(Tensor):
+    """A CPU tensor whose memory a numpy array keeps; it is never empty.
+
+    The array is the carrier, and `_dtype` is the type of the elements, which numpy
+    may not have. Nothing else is set, so making one is cheap: what the array
+    knows is read from it.
+    """
+
+    __slots__ = ("_producer", "expires")
+
+    # The class is called where tensors are made: object.__new__ would cost 25 ns more.
+    if not TYPE_CHECKING:
+        __init__ = object.__init__
+
+    device = _CPU  # no property as in Tensor, which would be a call
+    _byte_offset = 0
+    _flags = 0
+    _producer: type
+    """The type that the memory came from, if the base of the array does not show it."""
+    expires: bool
+    """Whether it is the tensor of a host view's block: it does not keep the memory after that."""
+
+    @property
+    def _memory(self) -> Memory:  # type: ignore[override]  # a slot in Tensor
+        return _array_memory(self._array, _producer_of(self))
+
+    @property
+    def origin(self) -> str:
+        """The source of the memory, for people."""
+        return _array_origin(self._array, _producer_of(self))
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return address_of(self._array)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def _forget_memory(self) -> None:
+        del self._array
+
+    def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
+        return label_array(array, dtype or self._dtype, 0, _producer_of(self))
+
+
+def _producer_of(tensor: NumpyTensor) -> type | None:
+    return getattr(tensor, "_producer", None)  # a slot that is empty, mostly
+
+
+class _Method(property):
+    """A slot that holds a bound method, and that the class has as a function, too.
+
+    Some consumers look methods up on the type, and take only what can be called
+    there (MLX). The lookup in an instance runs no Python, as that of a slot.
+    """
+
+    def __call__(self, tensor: Tensor, /, **keywords: Any) -> Any:
+        return tensor.__dlpack__(**keywords)
+
+
+class ArrayTensor(NumpyTensor):
+    """A CPU tensor that numpy describes fully, exported by numpy's own C method.
+
+    ``__dlpack__`` is the carrier's bound method: a consumer calls C and nothing
+    else (`np.from_dlpack` 165 ns, 600 through a Python method). Only `_array` and
+    the slot for that method are set.
+    """
+
+    __slots__ = ("numpy_export",)
+
+    numpy_export: Callable[..., Any]
+    __dlpack__ = _Method(attrgetter("numpy_export"))
+
+    @property
+    def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor
+        return NATIVE_DTYPES[self._array.dtype]
+
+    def numpy(self) -> Array:
+        """Return a numpy view."""
+        return self._array[...]
+
+    def _forget_memory(self) -> None:
+        del self._array, self.numpy_export
+
+    def _view(self, array: Array, dtype: DType | None = None) -> Tensor:
+        if dtype is None:
+            return wrap_array(array, _producer_of(self))
+        return label_array(array, dtype, 0, _producer_of(self))
+
+
+# Over numpy arrays ------------------------------------------------------------
+
+
+def wrap_array(array: Array, producer: type | None = None) -> Tensor:
+    """The Tensor over a numpy *array*, which the caller must not use any more.
+
+    *producer* is the type that the memory came from, where the base of the array
+    does not show it. ExchangeError for types that DLPack does not have, with the
+    way out.
+    """
+    if not array.flags.forc:
+        _check_strides(array)
+    if array.dtype not in native_dtypes():
+        # A type that numpy does not export (ml_dtypes').
+        dtype = from_numpy(array.dtype)
+        flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte else 0
+        return label_array(array.view(carrier_dtype(dtype)), dtype, flags, producer)
+    # numpy does not export negative strides, on which torch aborts, nor empty
+    # tensors, which must have a NULL pointer. Size-1 dimensions may have any
+    # strides (measured).
+    if array.size and (array.flags.forc or min(array.strides) >= 0):
+        tensor = ArrayTensor()
+        tensor._array = array
+        # numpy's own method; of a read-only array with our message for legacy consumers.
+        tensor.numpy_export = (
+            array.__dlpack__ if array.flags.writeable else partial(export_array, array)
+        )
+        if producer is not None:
+            tensor._producer = producer
+        return tensor
+    return _over_array(array, NATIVE_DTYPES[array.dtype], 0, producer)
+
+
+def _check_strides(array: Array) -> None:
+    if array.size > 1 and any(step % array.itemsize for step in array.strides):
+        raise ExchangeError(
+            f"byte strides {array.strides} are not multiples of the item size {array.itemsize}, "
+            "which DLPack counts in; make a compact copy: numpy.ascontiguousarray(x)"
+        )
+
+
+def label_array(array: Array, dtype: DType, flags: int, producer: type | None = None) -> Tensor:
+    """The Tensor over *array*, a carrier whose elements are of *dtype*."""
+    if not flags and native_dtypes().get(array.dtype) is dtype:
+        return wrap_array(array, producer)
+    return _over_array(array, dtype, flags, producer)
+
+
+def _over_array(array: Array, dtype: DType, flags: int, producer: type | None) -> Tensor:
+    if not array.size or flags or counts_elements(dtype):
+        return _general(array, _array_memory(array, producer), dtype, 0, flags)
+    tensor = NumpyTensor()
+    tensor._array = array
+    tensor._dtype = dtype
+    if producer is not None:
+        tensor._producer = producer
+    return tensor
+
+
+def _array_memory(array: Array, producer: type | None = None) -> Memory:
+    """The memory under *array*, from its first element on."""
+    origin = _array_origin(array, producer)
+    return Memory(_CPU, address_of(array), origin, array)
+
+
+def _array_origin(array: Array, producer: type | None) -> str:
+    base: object = array
+    while (base := getattr(base, "base", None)) is not None:
+        if isinstance(base, CarrierBase):
+            return base.memory.origin
+    kind = producer or type(array if array.base is None else array.base)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+# Over memory ------------------------------------------------------------------
+
+
+def make_tensor(
+    memory: Memory,
+    byte_offset: int,
+    dtype: DType,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+    *,
+    readonly: bool = False,
+    flags: int = 0,
+) -> Tensor:
+    """The Tensor at *byte_offset* of *memory*; *strides* in elements, None for compact."""
+    if len(shape) > MAX_NDIM:
+        raise ExchangeError(f"{len(shape)} dimensions; {MAX_NDIM} can be used (numpy's limit)")
+    try:
+        array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
+    except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0
+        raise ExchangeError(f"shape {shape} of {dtype} is more than numpy can describe") from exc
+    return build(array, memory, dtype, byte_offset, flags)
+
+
+def build(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
+    """The Tensor over *memory* with the carrier *array*, its first element at *byte_offset*."""
+    if memory.device is _CPU and not flags and native_dtypes().get(array.dtype) is dtype:
+        return wrap_array(array)
+    return _general(array, memory, dtype, byte_offset, flags)
+
+
+def _general(array: Array, memory: Memory, dtype: DType, byte_offset: int, flags: int) -> Tensor:
+    tensor = object.__new__(Tensor)
+    tensor._array = array
+    tensor._memory = memory
+    tensor._dtype = dtype
+    tensor._byte_offset = byte_offset
+    tensor._flags = flags
+    return tensor
+
+
+def writable(tensor: Tensor) -> Tensor:
+    """The same memory without the mark READ_ONLY, for a library that never writes."""
+    return make_tensor(
+        tensor._memory, tensor._byte_offset, tensor.dtype, tensor.shape, tensor.strides
+    )

@@ -1,0 +1,1 @@
+"""What this machine has for dlbridge, and what is wrong with it: `info` and `doctor`."""

@@ -1,0 +1,138 @@
+"""doctor: what could be wrong on this machine is tried, one thing after the other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlbridge.core.plugins.registry import HINTS, backends
+from dlbridge.core.values.suggestions import did_you_mean
+
+from .files import check_device_files, check_opencl_drivers, check_vulkan_drivers
+from .findings import Finding
+from .report import settings
+from .trials import PEERS, try_backend, try_peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["check_all", "check_packages", "check_settings"]
+
+VARIABLES = {
+    "DLBRIDGE_BACKENDS",
+    "DLBRIDGE_TVM_FFI_LIB",
+    "DLBRIDGE_CUDA_ARRAY_INTERFACE_SYNC",
+    "DLBRIDGE_CUDA_ARRAY_INTERFACE_EXPORT_STREAM",
+    "DLBRIDGE_CUDA_EXPORT",
+    "DLBRIDGE_POOL_LIMIT",
+    "DLBRIDGE_VULKAN_EXPORT",
+    "DLBRIDGE_VULKAN_STAGED",
+}
+"""Those for users: CONTRIBUTING.md, "The environment"."""
+
+FOR_TESTS = {
+    "DLBRIDGE_EXPECT",
+    "DLBRIDGE_FUZZ_SECONDS",
+    "DLBRIDGE_STORM_SECONDS",
+    "DLBRIDGE_FAKE_DELAY_US",
+    "DLBRIDGE_FAKE_SHARED",
+    "DLBRIDGE_SWIFTSHADER",
+}
+
+
+def check_all(*, quick: bool = False) -> Iterator[Finding]:
+    """All findings, in the order in which what is wrong should be mended.
+
+    *quick* leaves out the trials of other libraries.
+    """
+    yield Finding("ok", "Python", sys.version.split()[0])
+    yield from check_packages()
+    yield from check_settings(settings())
+    yield from check_device_files()
+    here = backends()
+    if "opencl" in here:
+        yield from check_opencl_drivers()
+    if "vulkan" in here:
+        yield from check_vulkan_drivers()
+    for name in here:
+        yield try_backend(name)
+    if here == ["cpu"] and "DLBRIDGE_BACKENDS" not in os.environ:
+        yield Finding(
+            "note",
+            "backends",
+            f"there is none but cpu; for other devices: {HINTS['opencl']}, or "
+            f"{HINTS['vulkan']}, or {HINTS['cuda']}",
+        )
+    if not quick:
+        for name in PEERS:
+            if _is_installed(name):
+                yield try_peer(name)
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def check_packages() -> Iterator[Finding]:
+    """Whether the versions of the installed packages agree with what dlbridge's packages need."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding("note", "packages", "pip check did not end in 120 s")
+        return
+    if "No module named pip" in done.stderr:
+        yield Finding("note", "packages", "their versions are not compared: there is no pip here")
+        return
+    ours = [line for line in done.stdout.splitlines() if line.startswith("dlbridge")]
+    for line in ours:
+        package = line.split()[0]
+        remedy = f"{sys.executable} -m pip install --upgrade {package}"
+        yield Finding("problem", "packages", line, remedy)
+    if not ours:
+        yield Finding("ok", "packages", "their versions are those that dlbridge asks for")
+
+
+def check_settings(chosen: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether the variables ``DLBRIDGE_...`` mean something here."""
+    for name, value in chosen.items():
+        what = f"{name}={value}"
+        if name in FOR_TESTS:
+            yield Finding("note", what, "is for tests, and changes what the simulated device does")
+        elif name not in VARIABLES:
+            hint = did_you_mean(name, VARIABLES)
+            yield Finding("problem", what, f"is not known to dlbridge{hint}", f"unset {name}")
+        elif name == "DLBRIDGE_BACKENDS":
+            yield from _check_chosen(what, value)
+        elif name == "DLBRIDGE_TVM_FFI_LIB" and not Path(value).exists():
+            remedy = f"unset {name}, or give the path of libtvm_ffi"
+            yield Finding("problem", what, "names a file that does not exist", remedy)
+        else:
+            yield Finding("ok", what, "is set")
+
+
+def _check_chosen(what: str, value: str) -> Iterator[Finding]:
+    wanted = {part.strip() for part in value.split(",")}
+    absent = sorted(wanted - set(backends()))
+    for name in absent:
+        remedy = HINTS.get(name, "take it out of DLBRIDGE_BACKENDS")
+        hint = did_you_mean(name, HINTS)
+        yield Finding("problem", what, f"names {name!r}, which is not installed{hint}", remedy)
+    if "cpu" not in wanted:
+        remedy = "add cpu to DLBRIDGE_BACKENDS"
+        yield Finding("problem", what, "leaves out cpu, which most moves need", remedy)
+    elif not absent:
+        yield Finding("ok", what, "only these backends are used")

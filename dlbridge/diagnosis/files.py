@@ -1,0 +1,107 @@
+"""Files that drivers are found by, and files of devices: whether they are there and readable."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["check_device_files", "check_opencl_drivers", "check_vulkan_drivers"]
+
+DEVICES = {
+    "/dev/nvidia[0-9]*": "ask the administrator of this machine for access to the GPU",
+    "/dev/kfd": "sudo usermod -aG render,video $USER, and log in again",
+    "/dev/dri/renderD*": "sudo usermod -aG render,video $USER, and log in again",
+}
+"""Files of GPUs, and what to do if they cannot be opened."""
+
+
+def check_device_files(patterns: Mapping[str, str] = DEVICES) -> Iterator[Finding]:
+    """A finding for each file of a GPU."""
+    for pattern, remedy in patterns.items():
+        for file in sorted(Path("/").glob(pattern.lstrip("/"))):
+            name = str(file)
+            if os.access(name, os.R_OK | os.W_OK):
+                yield Finding("ok", name, "can be opened")
+            else:
+                yield Finding("problem", name, "is there, but this user may not open it", remedy)
+
+
+def check_opencl_drivers(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """A finding for each file that names an OpenCL driver (an ICD)."""
+    chosen = environment.get("OCL_ICD_VENDORS", "")
+    folder = Path(chosen or "/etc/OpenCL/vendors")
+    files = [folder] if folder.suffix == ".icd" else sorted(folder.glob("*.icd"))
+    if chosen and not files:
+        yield Finding(
+            "problem",
+            f"OCL_ICD_VENDORS={chosen}",
+            "names no file *.icd, so no OpenCL driver is found",
+            "unset OCL_ICD_VENDORS, or name a folder with *.icd files",
+        )
+    for file in files:
+        yield _opencl_driver(file)
+
+
+def _opencl_driver(file: Path) -> Finding:
+    try:
+        library = Path(file.read_text(encoding="utf-8", errors="replace").strip())
+    except OSError as exc:
+        return Finding("problem", str(file), f"cannot be read: {exc}", f"sudo chmod a+r {file}")
+    if library.is_absolute() and not library.exists():
+        return _without_library(file, library)
+    return Finding("ok", str(file), f"names {library}")
+
+
+def _without_library(file: Path, library: Path) -> Finding:
+    return Finding(
+        "problem",
+        str(file),
+        f"names {library}, which does not exist",
+        f"install that driver again, or remove {file}",
+    )
+
+
+VULKAN_FOLDERS = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
+
+
+def check_vulkan_drivers(
+    environment: Mapping[str, str] = os.environ, folders: tuple[str, ...] = VULKAN_FOLDERS
+) -> Iterator[Finding]:
+    """A finding for each file that names a Vulkan driver."""
+    for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        chosen = [Path(name) for name in environment.get(variable, "").split(os.pathsep) if name]
+        for file in chosen:
+            if not file.exists():
+                yield Finding(
+                    "problem",
+                    f"{variable}={file}",
+                    "names a file that does not exist, and then no other driver is used",
+                    f"unset {variable}",
+                )
+        if chosen:
+            break
+    else:
+        chosen = [file for folder in folders for file in sorted(Path(folder).glob("*.json"))]
+    for file in chosen:
+        if file.exists():
+            yield _vulkan_driver(file)
+
+
+def _vulkan_driver(file: Path) -> Finding:
+    try:
+        library = Path(json.loads(file.read_text(encoding="utf-8"))["ICD"]["library_path"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return Finding(
+            "problem", str(file), f"cannot be read: {exc!r}", f"install its driver again: {file}"
+        )
+    # A bare name is looked for where the system's loader looks.
+    if len(library.parts) > 1 and not (file.parent / library).exists():
+        return _without_library(file, library)
+    return Finding("ok", str(file), f"names {library}")

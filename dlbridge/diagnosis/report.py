@@ -1,0 +1,215 @@
+"""info: versions, libraries, backends, their devices, and the settings, to be pasted."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+from dlbridge import ffi
+from dlbridge.core.plugins.registry import backend, backends, owner
+from dlbridge.core.public import public
+from dlbridge.errors import BackendUnavailable, Error
+from dlbridge.protocol import Backend, SupportsDeviceInfo
+
+from .display import columns, heading, value_text, wrapped
+
+__all__ = ["Info", "info", "packages", "settings"]
+
+PACKAGES = (
+    "cffi",
+    "numpy",
+    "ml_dtypes",
+    "torch",
+    "jax",
+    "apache-tvm-ffi",
+    "cupy",
+    "pyopencl",
+    "wgpu",
+    "dpctl",
+    "cuda-bindings",
+    "cuda-core",
+    "mpi4py",
+)
+
+
+@public
+class Info:
+    """A report about this machine, made by `dlbridge.info`. It prints itself.
+
+    Attributes
+    ----------
+    dlbridge, python, platform : str
+        The versions of dlbridge and Python, and the system.
+    packages : dict of str to str
+        The installed packages that matter here, and their versions.
+    tvm_ffi : str
+        The version of libtvm_ffi and its path, or why it cannot be used.
+    settings : dict of str to str
+        The variables ``DLBRIDGE_...`` that are set in the environment.
+    backends : dict of str to dict
+        For each installed backend its ``state`` (``"usable"``, ``"unavailable"`` or
+        ``"broken"``), its ``owner``, and its ``devices`` or the ``reason``.
+
+    Examples
+    --------
+    >>> report = bridge.info()
+    >>> report.backends["cpu"]["state"]
+    'usable'
+    """
+
+    def __init__(self) -> None:
+        from dlbridge import __version__
+
+        self.dlbridge = __version__
+        self.python = f"{platform.python_implementation()} {platform.python_version()}"
+        self.platform = platform.platform()
+        self.packages = packages()
+        self.tvm_ffi = _tvm_ffi()
+        self.settings = settings()
+        self.backends = {name: _backend(name) for name in backends()}
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report in plain values, for JSON.
+
+        Returns
+        -------
+        dict
+            The attributes by their names.
+
+        Examples
+        --------
+        >>> sorted(bridge.info().as_dict())[:3]
+        ['backends', 'dlbridge', 'packages']
+        """
+        return dict(vars(self))
+
+    def text(self, *, verbose: bool = False, color: bool = False) -> str:
+        """Return the report as text, in columns; the devices that can be used come first.
+
+        Parameters
+        ----------
+        verbose : bool
+            Whether every property of each device is in it, and the path of libtvm_ffi.
+        color : bool
+            Whether headings are marked for a terminal.
+
+        Returns
+        -------
+        str
+            Lines without a newline at the end.
+
+        Examples
+        --------
+        >>> "cpu:0" in bridge.info().text()
+        True
+        """
+        told = [f"dlbridge {self.dlbridge}, {self.python}, {self.platform}"]
+        told += wrapped("packages", ", ".join(f"{k} {v}" for k, v in self.packages.items()))
+        usable = self.tvm_ffi.partition(",")[0] if not verbose else self.tvm_ffi
+        told += wrapped("TVM-FFI", usable)
+        chosen = " ".join(f"{name}={value}" for name, value in self.settings.items())
+        told += wrapped("settings", chosen or "none: no variable DLBRIDGE_... is set")
+        told += ["", heading("Devices", color)]
+        told += self._all_properties() if verbose else columns(self._devices())
+        refused = self._refused(verbose)
+        if refused:
+            told += ["", heading("Not usable here", color)]
+            for names, reason in refused:
+                told += wrapped(names, reason)
+        return "\n".join(told)
+
+    def _devices(self) -> list[tuple[str, ...]]:
+        """One row for each device: what it is called, its name, its memory, its driver."""
+        rows: list[tuple[str, ...]] = []
+        for name, report in self.backends.items():
+            for index, device in enumerate(report.get("devices", ())):
+                memory = value_text("memory", device.get("memory", ""))
+                driver = str(device.get("driver", ""))
+                rows.append((f"{name}:{index}", str(device.get("name", "")), memory, driver))
+        return rows
+
+    def _all_properties(self) -> list[str]:
+        told = []
+        for name, report in self.backends.items():
+            for index, device in enumerate(report.get("devices", ())):
+                told.append(f"{name}:{index}  {device.get('name', '')}  ({report['owner']})")
+                told += columns(
+                    [("", k, value_text(k, v)) for k, v in device.items() if k != "name"]
+                )
+        return told
+
+    def _refused(self, verbose: bool) -> list[tuple[str, str]]:
+        """The backends that cannot be used, with the reason; those with the same one together."""
+        by_reason: dict[str, list[str]] = {}
+        for name, report in self.backends.items():
+            if "reason" in report:
+                which = f" [{report['owner']}]" if verbose or report["state"] == "broken" else ""
+                by_reason.setdefault(f"{report['reason']}{which}", []).append(name)
+        return [(", ".join(names), reason) for reason, names in by_reason.items()]
+
+
+@public
+def info() -> Info:
+    """Return a report about this machine: versions, devices, and why others cannot be used.
+
+    It loads every backend. ``print(info())`` is what ``python -m dlbridge info`` prints, to
+    be pasted into a report of a fault.
+
+    Returns
+    -------
+    Info
+        The report, which prints itself.
+
+    Examples
+    --------
+    >>> print(bridge.info())  # doctest: +ELLIPSIS
+    dlbridge ...
+    """
+    return Info()
+
+
+def packages() -> dict[str, str]:
+    """Versions of the installed packages in `PACKAGES`; none of them is imported."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def settings() -> dict[str, str]:
+    """The variables of the environment that are for dlbridge."""
+    return {k: v for k, v in sorted(os.environ.copy().items()) if k.startswith("DLBRIDGE_")}
+
+
+def _tvm_ffi() -> str:
+    try:
+        return f"{'.'.join(map(str, ffi.version))}, {ffi.library_path}"
+    except Error as exc:
+        return f"not usable: {exc}"
+
+
+def _backend(name: str) -> dict[str, Any]:
+    report: dict[str, Any] = {"owner": owner(name)}
+    try:
+        plugin = backend(name)
+        devices = [_device(plugin, index) for index in range(plugin.device_count())]
+        return {**report, "state": "usable", "devices": devices}
+    except BackendUnavailable as exc:
+        return {**report, "state": "unavailable", "reason": str(exc)}
+    except Exception as exc:  # any failure of a backend is a line of the report
+        return {**report, "state": "broken", "reason": f"{type(exc).__name__}: {exc}"}
+
+
+def _device(plugin: Backend, index: int) -> dict[str, Any]:
+    if isinstance(plugin, SupportsDeviceInfo):
+        return dict(plugin.device_info(index))
+    return {}

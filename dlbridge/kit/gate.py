@@ -1,0 +1,110 @@
+"""A library that no thread enters while the process ends, and no forked child; its exceptions."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+from dlbridge.errors import DeviceError, Error
+
+from .fork import ForkGuard
+
+__all__ = ["PATIENCE", "Gate"]
+
+PATIENCE = 10.0
+"""Seconds: a thread inside may wait for work that never ends."""
+
+T = TypeVar("T")
+
+
+class Gate:
+    """Lets threads into a library, and its exceptions out as dlbridge's.
+
+    A thread that is in a driver's library when the process ends makes many of them crash: at
+    exit the gate waits for the threads inside, at most `PATIENCE`, and lets no other in.
+
+    Parameters
+    ----------
+    api : str
+        The library's name, for messages.
+    keep : object
+        What owns the library's objects. A forked child never releases it.
+    meanings : Mapping[type[Exception], type[Error]]
+        What the library raises, and what it becomes; the first that fits. Other exceptions stay
+        as they are.
+    its_threads : str
+        How the modules of the thread classes begin in which the library calls back. A finalizer
+        that comes in such a thread would wait for the thread inside the gate, and that one for
+        the callback: it is refused.
+    several : bool
+        Whether several threads may be inside; if not, one waits for the other.
+    """
+
+    def __init__(
+        self,
+        api: str,
+        keep: object,
+        meanings: Mapping[type[Exception], type[Error]],
+        its_threads: str = "",
+        several: bool = False,
+    ) -> None:
+        self.guard = ForkGuard(api, keep)
+        self._api = api
+        self._meanings = dict(meanings)
+        self._its_threads = its_threads
+        # Re-entrant: a finalizer may come in while its thread is inside.
+        self._lock = nullcontext() if several else threading.RLock()
+        self._numbers, self._inside = itertools.count(), dict[int, str]()
+        self._ending = False
+        atexit.register(self._end)
+
+    def run(self, call: str, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
+        """Call *function* inside, and return its result.
+
+        It is no context manager: an exception of a signal handler can come between the entry of
+        one that is written in Python and its block, and leave the lock locked.
+
+        Parameters
+        ----------
+        call : str
+            What is done, for messages.
+        function : Callable
+            What to call, with *arguments* and *keywords*.
+
+        Raises
+        ------
+        dlbridge.errors.DeviceError
+            In a forked child, when the process is ending, and in a thread of the library.
+        """
+        self.guard.check()
+        thread = threading.current_thread()
+        if self._its_threads and type(thread).__module__.startswith(self._its_threads):
+            raise DeviceError(
+                f"{call}: {self._api} cannot be used in a thread of its own ({thread.name}), where "
+                "a finalizer may run: use it from another thread"
+            )
+        with self._lock:
+            number = next(self._numbers)
+            self._inside[number] = call  # and then look: the end first says so, and then looks
+            try:
+                if self._ending:
+                    raise DeviceError(f"{call}: {self._api} cannot be used while the process ends")
+                return function(*arguments, **keywords)
+            except Error:
+                raise
+            except tuple(self._meanings) as exc:
+                kind = next(ours for its, ours in self._meanings.items() if isinstance(exc, its))
+                raise kind(f"{call}: {' '.join(str(exc).split())}") from exc
+            finally:
+                del self._inside[number]
+
+    def _end(self) -> None:
+        self._ending = True
+        last = time.monotonic() + PATIENCE
+        while not self.guard.in_child and self._inside and time.monotonic() < last:
+            time.sleep(0.001)

@@ -1,0 +1,289 @@
+"""Leaks: what a process holds may not grow with the number of allocations."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import statistics
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.errors import Error
+from dlbridge.protocol import (
+    ADDRESS_DEVICES,
+    Region,
+    Span,
+    SupportsCopy,
+    SupportsFill,
+    SupportsHostImport,
+    SupportsHostView,
+    SupportsStreams,
+    SupportsStridedCopy,
+)
+
+from .backend_base import PAGES, DeviceUnderTest
+from .backend_moves import PublicCase, numbers, on_host
+from .backend_refusals import NEEDS, Calls
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable
+
+__all__ = ["LeakTests", "live_allocations", "malloc_bytes", "open_files", "resident_bytes", "slope"]
+
+ROUNDS = 8
+
+LIMITS = {"malloc's bytes": 512, "resident bytes": 4096}
+"""Bytes per turn. One allocation of the test has 16384. Systems count resident pages in steps."""
+
+MEASUREMENTS = 4
+"""How often the bytes are measured while they grow, each time with twice the turns."""
+
+KEPT = 4
+"""So many buffers may be those of the last calls, which each thread or stream replaces."""
+
+
+def slope(values: list[float]) -> float:
+    """The growth per step: the median of all pairs, which single jumps do not move.
+
+    Caches that fill up, and pages that the system takes back, are such jumps; a leak
+    grows in every step.
+    """
+    pairs = itertools.combinations(enumerate(values), 2)
+    return statistics.median((after - before) / (j - i) for (i, before), (j, after) in pairs)
+
+
+def live_allocations(backend: Any) -> int:
+    """The live allocations that the backend counts; 0 if it does not count."""
+    count = getattr(backend, "live_allocations", None)
+    return count() if count else 0
+
+
+def open_files() -> int:
+    """How many files and handles this process has open; 0 where that cannot be known."""
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use now; the highest ever where /proc is missing."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        import resource
+
+        # glibc keeps freed memory resident, which would hide a leak.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    if sys.platform == "win32":
+        return 0  # the standard library cannot measure it; live_allocations() still counts
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class _Mallinfo2(ctypes.Structure):
+    """``struct mallinfo2`` of malloc.h (glibc 2.33)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def malloc_bytes() -> int:
+    """Bytes that malloc has given and not got back, in all threads; 0 where glibc is missing.
+
+    Resident pages alone may hide a leak: it first fills holes between what is in use.
+    """
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if mallinfo2 is None:
+        return 0
+    mallinfo2.restype = _Mallinfo2
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+class LeakTests(PublicCase):
+    """Memory, handles and files that are not given back."""
+
+    def grows(self, backend: Any, turn: Callable[[], object], turns: int) -> None:
+        """Fail if something grows with the turns.
+
+        Allocations and files are counted exactly. Caches of limited size fill up at
+        first: where memory grows, more turns decide.
+        """
+        each = max(turns // ROUNDS, 1)
+        for attempt in range(MEASUREMENTS):
+            seen, growth = self._measure(backend, turn, each << attempt)
+            assert growth["live allocations"] == 0, seen["live allocations"]
+            assert growth["open files"] < 0.5 / (each << attempt), seen["open files"]
+            most = max(LIMITS, key=lambda name: growth[name] / LIMITS[name])
+            if growth[most] < LIMITS[most]:
+                return
+        pytest.fail(f"{growth[most]:.0f} bytes stay after each turn: {seen[most]} {most}")
+
+    def _measure(
+        self, backend: Any, turn: Callable[[], object], each: int
+    ) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """Count what is held after each of the rounds of *each* turns, and the growth per turn."""
+        counts: dict[str, Callable[[], float]] = {
+            "live allocations": lambda: live_allocations(backend),
+            "open files": open_files,
+            "resident bytes": resident_bytes,
+            "malloc's bytes": malloc_bytes,
+        }
+        seen: dict[str, list[float]] = {name: [] for name in counts}
+        for _ in range(ROUNDS + 1):
+            for _ in range(each):
+                turn()
+            gc.collect()
+            for name, count in counts.items():
+                seen[name].append(count())
+        return seen, {name: slope(values) / each for name, values in seen.items()}
+
+    def test_many_allocations_leak_nothing(self, backend: Any, device: DeviceUnderTest) -> None:
+        """Memory and handles are back after each allocate, write and free."""
+
+        def turn() -> None:
+            data = device.allocate(16384)
+            device.write(data, 0, content)
+            device.free(data)
+
+        content = bytes(16384)
+        self.grows(backend, turn, self.allocations)
+
+    def test_memory_freed_by_other_threads_leaks_nothing(
+        self, backend: Any, device: DeviceUnderTest
+    ) -> None:
+        """The same where another thread frees, which may run any finalizer."""
+
+        def turn() -> None:
+            data = device.allocate(16384)
+            device.write(data, 0, content)
+            other.submit(device.free, data).result()
+            device.synchronize()
+
+        content = bytes(16384)
+        with ThreadPoolExecutor(1) as other:
+            self.grows(backend, turn, self.allocations // 4)
+
+    @pytest.mark.parametrize("nbytes", [16, 4096, 1 << 16])
+    def test_host_memory_is_let_go(self, device: DeviceUnderTest, nbytes: int) -> None:
+        """After `synchronize` a backend refers to no more than the last of its host buffers."""
+        data = device.allocate(nbytes)
+        for copy in (device.upload, device.download):
+            buffers: list[Any] = [np.zeros(nbytes, "u1") for _ in range(50)]
+            for buffer in buffers:
+                copy(data, 0, memoryview(buffer))
+            device.synchronize()
+            seen = [weakref.ref(buffer) for buffer in buffers]
+            del buffer, buffers
+            gc.collect()
+            kept = sum(each() is not None for each in seen)
+            assert kept <= KEPT, f"{kept} of {len(seen)} buffers are still referred to"
+
+    def test_many_moves_leak_nothing(self, backend: Any, where: str) -> None:
+        """The same with tensors: moved, exported, imported, and moved back."""
+
+        def turn() -> None:
+            tensor = dlbridge.to_device(array, where, copy=True)
+            on_host(dlbridge.from_dlpack(tensor.__dlpack__(max_version=(1, 3)))[::2])
+
+        array = numbers((1024,))
+        self.grows(backend, turn, self.allocations // 8)
+
+    def test_work_leaks_nothing(
+        self, backend: Any, device: DeviceUnderTest, devices: list[DeviceUnderTest]
+    ) -> None:
+        """Copies, fills and waits between streams: whatever they need is given back."""
+        away = next((each for each in devices if each.device_id != device.device_id), device)
+        source, target = device.filled(bytes(4096)), device.allocate(4096)
+        other = self.each_stream(device)[-1]
+        whole, into = (device.span(data, 0, 4096) for data in (source, target))
+        there = away.span(away.filled(bytes(4096)), 0, 4096)
+        region, host = Region((4,), (1024,), 512), memoryview(bytearray(4096))
+        taken, written = (device.span(data, 0, region.extent) for data in (source, target))
+        can = {
+            each: isinstance(backend, each)
+            for each in (SupportsCopy, SupportsFill, SupportsStreams, SupportsStridedCopy)
+        }
+
+        def turn() -> None:
+            device.upload(source, 0, host)
+            if can[SupportsFill]:
+                device.fill(source, 0, 4096, 1)
+            if can[SupportsCopy]:
+                device.copy(into, whole)
+                device.copy(into, there)
+            if can[SupportsStridedCopy]:
+                device.copy_strided(written, region, taken, region)
+                device.copy_strided(host, region, taken, region)
+                device.copy_strided(written, region, host, region)
+            device.download(target, 0, host)
+            if can[SupportsStreams]:
+                backend.wait(device.device_id, other.stream, device.stream)
+                backend.wait(device.device_id, device.stream, other.stream)
+            device.synchronize()
+
+        self.grows(backend, turn, self.allocations // 16)
+
+    def test_shared_memory_leaks_nothing(
+        self, backend: Any, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """Host views and imports of host memory are gone when they have ended."""
+        device_id, (address, _) = device.device_id, host_pages
+        span = device.span(device.filled(bytes(4096)), 0, 4096)
+        views = isinstance(backend, SupportsHostView) and not backend.host_view_refusal(
+            device_id, span.data
+        )
+        imports = isinstance(backend, SupportsHostImport) and not backend.host_import_refusal(
+            device_id, address, PAGES
+        )
+        if not views and not imports:
+            pytest.skip("host and device share no memory")
+
+        def turn() -> None:
+            if views:
+                device.release_host_view(span, device.host_view(span, writable=True))
+            if imports:
+                data, _ = backend.import_host(device_id, address, PAGES, False)
+                backend.free(device_id, data, device.stream)
+            device.synchronize()
+
+        self.grows(backend, turn, self.allocations // 16)
+
+    def test_refusals_leak_nothing(self, backend: Any, device: DeviceUnderTest) -> None:
+        """A call that fails leaves nothing behind: no room, no such device, outside of memory."""
+        calls = Calls(device)
+        data = device.filled(bytes(calls.nbytes))
+        bad = [Span(backend.device_count() + 3, data, 0, calls.nbytes)]
+        if backend.device_type not in ADDRESS_DEVICES:  # else nobody knows where memory ends
+            bad.append(device.span(data, calls.part, calls.nbytes))
+        names = [
+            name for name, needs in NEEDS.items() if needs is None or isinstance(backend, needs)
+        ]
+
+        def turn() -> None:
+            with suppress(Error):
+                device.allocate(1 << 62)
+            for name, span in itertools.product(names, bad):
+                with suppress(Error):
+                    getattr(calls, name)(span)
+            device.synchronize()
+
+        self.grows(backend, turn, self.allocations // 16)

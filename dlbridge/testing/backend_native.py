@@ -1,0 +1,235 @@
+"""Objects of the device's own ecosystem: what they describe, and what they keep alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.errors import Error
+from dlbridge.protocol import ADDRESS_DEVICES, NativeArray, SupportsNative
+
+from .backend_base import DeviceUnderTest, random_bytes
+from .backend_moves import DTYPES, PublicCase, numbers, on_host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["NativeTests"]
+
+ELEMENTS = 40
+ITEMSIZE = 4
+
+LAYOUTS = {
+    "offset": (12, (2, 3), None),
+    "rows": (0, (3, 2), (24, 4)),
+    "columns": (0, (3, 2), (32, 8)),
+    "transposed": (0, (3, 4), (4, 12)),
+    "offset and strides": (20, (2, 3), (40, 8)),
+    "one element": (36, (), ()),
+}
+"""Offset (bytes), shape and strides (bytes) of arrays that a native object must not lose."""
+
+
+def compact(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides in bytes of C order."""
+    strides = [itemsize]
+    for length in shape[:0:-1]:
+        strides.insert(0, strides[0] * length)
+    return tuple(strides[: len(shape)])
+
+
+def unless_refused(make: Callable[[], object], reason: str = "") -> object | None:
+    """The native object that *make* returns; None if it is refused with *reason* in the message."""
+    message = ""
+    try:
+        return make()
+    except Error as exc:
+        message = str(exc)
+    assert message, "a refusal says why"
+    assert reason in message, f"the message names the reason ({reason})"
+    return None
+
+
+class Owner:
+    """Owns device memory as a tensor does: the memory is freed with its last user."""
+
+    def __init__(self, device: DeviceUnderTest, content: bytes) -> None:
+        self.device = device
+        self.data = device.filled(content)
+
+    def __del__(self) -> None:
+        with suppress(ValueError):  # the test has failed, and the fixture has freed it
+            self.device.free(self.data)
+
+
+class NativeTests(PublicCase):
+    """`SupportsNative`."""
+
+    def described(
+        self,
+        device: DeviceUnderTest,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        readonly: bool = False,
+    ) -> tuple[NativeArray, bytes]:
+        """An array of `ELEMENTS` float32 values or a part of them, and all their bytes."""
+        content = random_bytes(ELEMENTS * ITEMSIZE)
+        owner = Owner(device, content)
+        array = NativeArray(
+            device.device_id,
+            owner.data,
+            offset,
+            "float32",
+            shape,
+            strides,
+            readonly=readonly,
+            owner=owner,
+        )
+        return array, content
+
+    def same(self, backend: Any, again: NativeArray | None, array: NativeArray) -> None:
+        """Assert that *again* describes the same elements as *array*."""
+        assert again is not None, "from_native does not recognise what to_native returned"
+        assert again.device_id == array.device_id
+        if backend.device_type in ADDRESS_DEVICES:
+            assert again.data + again.offset == array.data + array.offset
+        else:
+            assert (again.data, again.offset) == (array.data, array.offset)
+        assert (again.dtype, tuple(again.shape)) == (array.dtype, array.shape)
+        packed = compact(array.shape, np.dtype(array.dtype).itemsize)
+        strides = packed if again.strides is None else tuple(again.strides)
+        assert strides == (packed if array.strides is None else array.strides)
+
+    def test_native_round_trip(self, device: DeviceUnderTest) -> None:
+        """Our memory as a native object and back is the same memory."""
+        backend = device.backend
+        self.need(backend, SupportsNative)
+        array, content = self.described(device, 0, (2, 3), None)
+        again = backend.from_native(backend.to_native(array))
+        self.same(backend, again, array)
+        assert device.read(again.data, again.offset, 24) == content[:24]
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_native_types(self, devices: list[DeviceUnderTest], dtype: str) -> None:
+        """Type and device are kept, on every device, or refused by an error that says why."""
+        backend = devices[0].backend
+        self.need(backend, SupportsNative)
+        for device in devices:
+            owner = Owner(device, random_bytes(32))
+            array = NativeArray(
+                device.device_id, owner.data, 0, dtype, (2,), None, readonly=False, owner=owner
+            )
+            native = unless_refused(partial(backend.to_native, array))
+            if native is not None:
+                self.same(backend, backend.from_native(native), array)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_native_layouts(self, device: DeviceUnderTest, layout: str) -> None:
+        """Offset, shape and strides are kept, or refused by an error that says why."""
+        backend = device.backend
+        self.need(backend, SupportsNative)
+        array, content = self.described(device, *LAYOUTS[layout])
+        native = unless_refused(lambda: backend.to_native(array))
+        if native is None:
+            return
+        again = backend.from_native(native)
+        self.same(backend, again, array)
+        first = content[array.offset : array.offset + ITEMSIZE]
+        assert device.read(again.data, again.offset, ITEMSIZE) == first
+
+    def test_native_read_only(self, device: DeviceUnderTest) -> None:
+        """Memory that must not be written stays read-only, or is refused."""
+        backend = device.backend
+        self.need(backend, SupportsNative)
+        array, _ = self.described(device, 0, (2, 3), None, readonly=True)
+        native = unless_refused(lambda: backend.to_native(array), "read")
+        if native is None:
+            return
+        again = backend.from_native(native)
+        self.same(backend, again, array)
+        assert again.readonly is True
+
+    def test_native_of_nothing(self, device: DeviceUnderTest) -> None:
+        """An array without elements keeps its shape, or is refused."""
+        backend = device.backend
+        self.need(backend, SupportsNative)
+        for shape in ((0,), (0, 3), (3, 0)):
+            array = NativeArray(
+                device.device_id, 0, 0, "float32", shape, None, readonly=False, owner=object()
+            )
+            native = unless_refused(partial(backend.to_native, array))
+            if native is None:
+                continue
+            again = backend.from_native(native)
+            assert again is not None
+            assert (again.device_id, again.dtype) == (device.device_id, "float32")
+            assert tuple(again.shape) == shape
+
+    def test_native_keeps_its_owner(self, device: DeviceUnderTest) -> None:
+        """The memory lives as long as the native object, or a description of it, and no longer."""
+        backend = device.backend
+        self.need(backend, SupportsNative)
+        array, content = self.described(device, 0, (10,), None)
+        owner = weakref.ref(array.owner)
+        native = backend.to_native(array)
+        del array
+        gc.collect()
+        assert owner() is not None, "to_native does not keep array.owner alive"
+        again = backend.from_native(native)
+        assert device.read(again.data, again.offset, 40) == content[:40]
+        del native
+        gc.collect()
+        assert owner() is not None, "the owner that from_native returns does not keep the memory"
+        assert device.read(again.data, again.offset, 40) == content[:40]
+        del again
+        device.synchronize()
+        gc.collect()
+        assert owner() is None, "the owner is kept after the native object is gone"
+
+    def test_strangers_are_not_native(self, backend: Any) -> None:
+        """For memory of others the result is None, not an error."""
+        self.need(backend, SupportsNative)
+        for stranger in (None, 1, b"bytes", [1.0], object(), int):
+            assert backend.from_native(stranger) is None
+
+    def test_native_objects_share_memory(self, backend: Any, where: str) -> None:
+        """A native object on our memory, and our tensor on the native object's memory."""
+        self.need(backend, SupportsNative)
+        tensor = dlbridge.to_device(numbers((6, 7)), where, copy=True)
+        native = tensor.to_native()
+        again = dlbridge.asarray(native)
+        assert (again.shape, str(again.dtype), str(again.device)) == ((6, 7), "float32", where)
+        dlbridge.copy_(again, np.zeros((6, 7), "float32"))
+        assert not on_host(tensor).any()
+        del tensor, again
+        gc.collect()
+        assert not on_host(dlbridge.asarray(native)).any()
+
+    @pytest.mark.parametrize(
+        "index",
+        [np.s_[2:], np.s_[:, 2:5], np.s_[1::2, 1::3], np.s_[3], np.s_[2, 3], np.s_[3:3]],
+        ids=str,
+    )
+    def test_native_views(self, backend: Any, where: str, index: Any) -> None:
+        """Slices of a tensor that has been dropped: the elements are the same, or it is refused."""
+        self.need(backend, SupportsNative)
+        want = numbers((6, 7))[index]
+        view = dlbridge.to_device(numbers((6, 7)), where, copy=True)[index]
+        native = unless_refused(view.to_native)
+        if native is None:
+            return
+        del view
+        gc.collect()
+        other = dlbridge.to_device(-numbers((6, 7)), where, copy=True)
+        again = dlbridge.asarray(native)
+        assert again.shape == want.shape
+        assert np.array_equal(on_host(again), want)
+        del other

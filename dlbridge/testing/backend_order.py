@@ -1,0 +1,312 @@
+"""The order of work: on one stream, between streams, and seen from the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlbridge.protocol import (
+    Region,
+    Span,
+    SupportsCopy,
+    SupportsFill,
+    SupportsStreams,
+    SupportsStridedCopy,
+)
+
+from .backend_base import BackendCase, DeviceUnderTest, random_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["OrderTests"]
+
+OPERATIONS = {
+    "copy": SupportsCopy,
+    "copy from another device": SupportsCopy,
+    "fill": SupportsFill,
+    "copy_strided": SupportsStridedCopy,
+    "copy_strided_from_host": SupportsStridedCopy,
+    "copy_strided_to_host": SupportsStridedCopy,
+    "copy_from_host": None,
+    "copy_to_host": None,
+}
+"""The kinds of work, and the capability that each needs."""
+
+
+class Scene:
+    """Memory on one stream for two pieces of work: an earlier one, and a later one of each kind.
+
+    In the right order the result is 2 in each byte, in the wrong one 0 or 1. So the earlier
+    work writes 2 to the source of the later one, or 1 to the target that it writes 2 to.
+    """
+
+    NBYTES = 4096
+    REGION = Region((4,), (1024,), 512)
+
+    def __init__(self, mine: DeviceUnderTest, devices: Sequence[DeviceUnderTest]) -> None:
+        self.mine = mine
+        self.source, self.target = (mine.filled(bytes(self.NBYTES)) for _ in range(2))
+        self.values = {value: mine.filled(bytes([value]) * self.NBYTES) for value in (1, 2)}
+        others = [each for each in devices if each.device_id != mine.device_id]
+        self.elsewhere = others[0] if others else None
+        if self.elsewhere:
+            self.away = self.elsewhere.filled(b"\2" * self.NBYTES)
+        self.host = memoryview(bytearray(b"\2" * self.NBYTES))
+        self.into = memoryview(bytearray(self.NBYTES))
+
+    def earlier(self, operation: str) -> None:
+        """The work that is queued first, by another member than *operation* if there is one."""
+        reads = operation in ("copy", "copy_to_host", "copy_strided", "copy_strided_to_host")
+        data, value = (self.source, 2) if reads else (self.target, 1)
+        backend, mine = self.mine.backend, self.mine
+        if isinstance(backend, SupportsFill) and operation != "fill":
+            mine.fill(data, 0, self.NBYTES, value)
+        elif isinstance(backend, SupportsCopy) and not operation.startswith("copy from an"):
+            mine.copy(self.whole(data), self.whole(self.values[value]))
+        else:
+            mine.upload(data, 0, self.host if reads else memoryview(b"\1" * self.NBYTES))
+
+    def later(self, operation: str) -> None:
+        """The work of the kind in question."""
+        mine, region = self.mine, self.REGION
+        source, target = (mine.span(data, 0, region.extent) for data in (self.source, self.target))
+        if operation == "copy":
+            mine.copy(self.whole(self.target), self.whole(self.source))
+        elif operation == "copy from another device":
+            assert self.elsewhere
+            mine.copy(self.whole(self.target), self.elsewhere.span(self.away, 0, self.NBYTES))
+        elif operation == "fill":
+            mine.fill(self.target, 0, self.NBYTES, 2)
+        elif operation == "copy_from_host":
+            mine.upload(self.target, 0, self.host)
+        elif operation == "copy_to_host":
+            mine.download(self.source, 0, self.into)
+        elif operation == "copy_strided":
+            mine.copy_strided(target, region, source, region)
+        elif operation == "copy_strided_from_host":
+            mine.copy_strided(target, region, self.host, region)
+        else:
+            mine.copy_strided(self.into, region, source, region)
+
+    def result(self, operation: str) -> bytes:
+        """What the later work has written first, once all is done."""
+        run = self.REGION.run_nbytes
+        found = self.mine.read(self.target, 0, run)
+        return bytes(self.into[:run]) if operation.endswith("to_host") else found
+
+    def whole(self, data: int) -> Span:
+        """All bytes of one of the memories."""
+        return self.mine.span(data, 0, self.NBYTES)
+
+
+class OrderTests(BackendCase):
+    """The order that every backend keeps; with `SupportsStreams`, between streams as well."""
+
+    def streams(self, device: DeviceUnderTest) -> tuple[DeviceUnderTest, DeviceUnderTest]:
+        """The device on two new streams if there is a `make_stream`, else on one stream twice."""
+        self.need(device.backend, SupportsStreams)
+        _, *new = self.each_stream(device, 2)
+        if not new:
+            return device, device
+        first, second = new
+        assert first.stream != second.stream
+        return first, second
+
+    @pytest.mark.parametrize("operation", OPERATIONS)
+    def test_work_is_on_its_stream(
+        self, device: DeviceUnderTest, devices: list[DeviceUnderTest], operation: str
+    ) -> None:
+        """Each kind of work is done after the earlier work on the stream that it is given."""
+        needs = OPERATIONS[operation]
+        if needs is not None:
+            self.need(device.backend, needs)
+        mine = self.each_stream(device)[-1]
+        if mine is device:
+            pytest.skip("there is one stream (make_stream)")
+        scene = Scene(mine, devices)
+        if operation == "copy from another device" and scene.elsewhere is None:
+            pytest.skip("there is one device")
+        work = self.busy(mine)
+        scene.earlier(operation)
+        scene.later(operation)
+        assert set(scene.result(operation)) == {2}
+        del work
+
+    def test_work_on_one_stream_is_in_order(self, device: DeviceUnderTest) -> None:
+        """Work on a stream is done in order, without any wait in between."""
+        data = device.allocate(100_000)
+        contents = [memoryview(random_bytes(100_000, seed)) for seed in range(20)]
+        results = [bytearray(100_000) for _ in contents]
+        for content, result in zip(contents, results, strict=True):
+            device.upload(data, 0, content)
+            device.download(data, 0, memoryview(result))
+        device.synchronize()
+        assert [result == content for content, result in zip(contents, results, strict=True)] == (
+            [True] * 20
+        )
+
+    @pytest.mark.parametrize("nbytes", [1, 4, 16, 63, 200])
+    def test_small_uploads_are_in_order(self, device: DeviceUnderTest, nbytes: int) -> None:
+        """Bytes that fit into a command are not written before the work that was queued earlier.
+
+        The earlier work writes to the same memory, and reads it.
+        """
+        self.need(device.backend, SupportsCopy)
+        mine = self.each_stream(device)[-1]
+        first, new = random_bytes(256, seed=1), random_bytes(nbytes, seed=2)
+        other, data = mine.filled(first), mine.filled(b"-" * 256)
+        before = mine.allocate(256)
+        whole = [mine.span(each, 0, 256) for each in (other, data, before)]
+        source = memoryview(new)
+        work = self.busy(mine)
+        mine.copy(whole[1], whole[0])
+        mine.copy(whole[2], whole[1])
+        mine.upload(data, 0, source)
+        assert mine.read(data, 0, 256) == new + first[nbytes:], "earlier work came later"
+        assert mine.read(before, 0, 256) == first, "earlier work has read the new bytes"
+        del work
+
+    def test_free_waits_for_queued_work(self, device: DeviceUnderTest) -> None:
+        """Freed memory is not handed out again before the work on it is done."""
+        self.need(device.backend, SupportsCopy)
+        contents = [memoryview(random_bytes(1 << 20, seed)) for seed in range(10)]
+        kept = [device.allocate(1 << 20) for _ in contents]
+        work = self.busy(device)
+        for content, keep in zip(contents, kept, strict=True):
+            passing = device.allocate(1 << 20)
+            device.upload(passing, 0, content)
+            device.copy(device.span(keep, 0, 1 << 20), device.span(passing, 0, 1 << 20))
+            device.free(passing)
+        for content, keep in zip(contents, kept, strict=True):
+            same = device.read(keep, 0, 1 << 20) == content
+            assert same
+        del work
+
+    def test_free_waits_for_queued_downloads(self, device: DeviceUnderTest) -> None:
+        """The host gets the bytes of before the free, whoever uses the memory then."""
+        content, junk = random_bytes(1 << 20), memoryview(bytes(1 << 20))
+        first, second = self.streams(device)
+        data, into = first.filled(content), bytearray(1 << 20)
+        work = self.busy(first)
+        first.download(data, 0, memoryview(into))
+        first.free(data)
+        for _ in range(3):
+            second.upload(second.allocate(1 << 20), 0, junk)
+        second.synchronize()
+        first.synchronize()
+        same = into == content
+        assert same
+        del work
+
+    def test_wait_orders_two_streams(self, device: DeviceUnderTest) -> None:
+        """Work after `wait` sees the results of all earlier work on the other stream.
+
+        Both streams are new ones, or one of them is the default.
+        """
+        self.need(device.backend, SupportsCopy)
+        first, second = self.streams(device)
+        nbytes = 1 << 16
+        pairs = [(first, second), (device, second), (first, device)]
+        for on, after in pairs if first is not second else pairs[:1]:
+            new = memoryview(random_bytes(nbytes))
+            source, target = device.filled(b"o" * nbytes), device.allocate(nbytes)
+            into = bytearray(nbytes)
+            work = self.busy(on)
+            on.upload(source, 0, new)
+            device.backend.wait(device.device_id, after.stream, on.stream)
+            after.copy(after.span(target, 0, nbytes), after.span(source, 0, nbytes))
+            after.download(target, 0, memoryview(into))
+            after.synchronize()
+            same = into == new
+            assert same, f"stream {after.stream:#x} did not wait for {on.stream:#x}"
+            on.synchronize()
+            del work
+
+    def test_wait_on_itself_is_nothing(self, device: DeviceUnderTest) -> None:
+        """A stream that waits for itself does not deadlock."""
+        first, _ = self.streams(device)
+        device.backend.wait(device.device_id, first.stream, first.stream)
+        first.synchronize()
+
+    def test_synchronize_waits(self, device: DeviceUnderTest) -> None:
+        """After `synchronize` the slow work is done, and its result is on the host."""
+        first, _ = self.streams(device)
+        data, into = device.filled(b"o" * 1000), bytearray(1000)
+        new = memoryview(random_bytes(1000))
+        work = self.busy(first)
+        first.upload(data, 0, new)
+        first.download(data, 0, memoryview(into))
+        first.synchronize()
+        done = self.is_done(device.backend, device.device_id, first.stream, work)
+        assert done in (True, None), "synchronize returned before the work was done"
+        assert into == new
+        first.synchronize()  # with nothing left to do
+
+    def test_synchronize_alone_waits(self, device: DeviceUnderTest) -> None:
+        """Without a copy to the host before it, which may have waited for the work itself.
+
+        On a new stream and on the default one.
+        """
+        self.need(device.backend, SupportsStreams)
+        for mine in self.each_stream(device):
+            work = self.busy(mine)
+            mine.synchronize()
+            done = self.is_done(device.backend, device.device_id, mine.stream, work)
+            assert done in (True, None), f"synchronize returned before the work on {mine.stream:#x}"
+            if done is None:
+                pytest.skip(
+                    f"{self.name}: nothing says whether work is done, so that a synchronize which "
+                    "does nothing may pass; give slow_work and is_done"
+                )
+
+    def test_the_source_may_change_after_synchronize(self, device: DeviceUnderTest) -> None:
+        """Until then it may be read, and not any more."""
+        first, _ = self.streams(device)
+        content = random_bytes(1 << 20)
+        data, source = device.allocate(1 << 20), bytearray(content)
+        work = self.busy(first)
+        first.upload(data, 0, memoryview(source))
+        first.synchronize()
+        source[:] = bytes(1 << 20)
+        same = first.read(data, 0, 1 << 20) == content
+        assert same
+        del work
+
+    def test_host_copies_block_as_declared(self, device: DeviceUnderTest) -> None:
+        """With ``host_copies_block`` the host's memory is free again when a copy returns.
+
+        Whatever the size, and strided copies too.
+        """
+        if not getattr(device.backend, "host_copies_block", False):
+            pytest.skip(f"{self.name} does not declare host_copies_block")
+        for nbytes in (64, 1 << 20):
+            self.blocks(device, Region((1,), (nbytes,), nbytes))
+        if isinstance(device.backend, SupportsStridedCopy):
+            self.blocks(device, Region((16,), (8192,), 4096), strided=True)
+
+    def blocks(self, device: DeviceUnderTest, region: Region, strided: bool = False) -> None:
+        """Change the source of an upload, and look at the target of a download, at once."""
+        content = random_bytes(region.extent)
+        data, source = device.filled(bytes(region.extent)), bytearray(content)
+        into, span = bytearray(region.extent), device.span(data, 0, region.extent)
+        work = self.busy(device)
+        if strided:
+            device.copy_strided(span, region, memoryview(source), region)
+        else:
+            device.upload(data, 0, memoryview(source))
+        source[:] = bytes(len(source))
+        again = self.busy(device)
+        if strided:
+            device.copy_strided(memoryview(into), region, span, region)
+        else:
+            device.download(data, 0, memoryview(into))
+        run = region.run_nbytes
+        same = [
+            into[at : at + run] == content[at : at + run]
+            for at in range(0, region.extent, region.strides[0])
+        ]
+        assert set(same) == {True}
+        device.synchronize()
+        del work, again

@@ -1,0 +1,140 @@
+"""The end of a process, and forked processes: each scene runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .backend_base import BackendCase
+
+if TYPE_CHECKING:
+    import subprocess
+
+__all__ = ["ProcessTests"]
+
+START = """
+import gc, os, signal, sys, threading
+import numpy as np
+import dlbridge
+from dlbridge.errors import BackendUnavailable, DeviceError, Error
+
+name, device_id, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+where = f"{name}:{device_id}"
+array = np.arange(100_000, dtype="float32")
+
+def start():
+    try:
+        return dlbridge.to_device(array, where, copy=True)
+    except BackendUnavailable as exc:
+        print(exc)
+        sys.exit(77)
+
+def on_host(tensor):
+    host = np.zeros(array.shape, "float32")
+    dlbridge.copy_(host, tensor)
+    return host
+"""
+
+EXITS = {
+    "tensors are alive": """
+tensor = start()
+view = tensor[5:]
+capsule = view.__dlpack__()
+taken = dlbridge.from_dlpack(view.__dlpack__(max_version=(1, 3)))
+sys.modules["kept"] = tensor  # after the module's own names are gone
+cycle = [tensor]
+cycle.append(cycle)
+""",
+    "work is queued": """
+tensor = start()
+queued = [dlbridge.to_device(tensor, where, copy=True) for _ in range(20)]
+del queued[::2]
+""",
+    "a thread is at work": """
+tensor = start()
+begun = threading.Event()
+def work():
+    try:
+        while True:
+            assert on_host(dlbridge.to_device(array, where, copy=True))[7] == 7
+            begun.set()
+    except Error:  # the backend may refuse work once the process ends
+        assert begun.is_set()
+threading.Thread(target=work, daemon=True).start()
+assert begun.wait(patience)
+""",
+}
+"""Scenes in which a process ends: nothing may crash or hang, and no error is printed."""
+
+FORK = """
+tensor = start() if "{before}" == "used before" else None
+child = os.fork()
+if not child:
+    signal.alarm(patience // 2)  # for a child that hangs
+    code = 1
+    try:
+        there = tensor if tensor is not None else dlbridge.to_device(array, where, copy=True)
+        again = dlbridge.to_device(there, where, copy=True)
+        fresh = dlbridge.to_device(array, where, copy=True)
+        code = 10 if all((on_host(t) == array).all() for t in (there, again, fresh)) else 12
+    except BackendUnavailable as exc:
+        code = 77
+    except Error as exc:
+        print(exc)
+        code = 11 if isinstance(exc, DeviceError) and "fork" in str(exc) else 13
+    tensor = there = again = fresh = None
+    gc.collect()
+    sys.exit(code)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+if tensor is not None:
+    assert (on_host(tensor) == array).all(), "the parent's tensor has changed"
+    assert (on_host(start()) == array).all(), "the parent cannot use the device any more"
+sys.exit(code)
+"""
+
+FORKED = {
+    1: "the child failed by an error that is not dlbridge's",
+    12: "the child read other values, without an error",
+    13: "the child's error is not a DeviceError that says that it was forked",
+    -14: "the child did not end",
+}
+
+
+def failure(done: subprocess.CompletedProcess[str]) -> str:
+    """The output, for a failed test."""
+    return f"status {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def is_silent(done: subprocess.CompletedProcess[str]) -> None:
+    """Assert that Python printed no error, as it does where a finalizer raises one."""
+    for word in ("Traceback", "Exception ignored", "Fatal Python error"):
+        assert word not in done.stderr, failure(done)
+
+
+class ProcessTests(BackendCase):
+    """A process that ends while it uses the device, or that forks."""
+
+    @pytest.mark.parametrize("scene", EXITS)
+    def test_exit(self, backend: Any, scene: str) -> None:
+        """The process ends with status 0, in time, and prints no error."""
+        code = f"{START}{EXITS[scene]}\nprint('the end')\n"
+        done = self.in_new_process(code, self.name, self.device_id, self.patience)
+        assert done.returncode == 0, failure(done)
+        assert "the end" in done.stdout
+        is_silent(done)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+    @pytest.mark.parametrize("before", ["used before", "not used before"])
+    def test_fork(self, backend: Any, before: str) -> None:
+        """A forked child can use the device, or gets an error that says why; its parent goes on.
+
+        A child whose parent has not used the device can use it. Neither crashes nor
+        hangs when it ends, and a `free` in the child raises nothing.
+        """
+        code = START + FORK.format(before=before)
+        done = self.in_new_process(code, self.name, self.device_id, self.patience)
+        good = (10, 11) if before == "used before" else (10,)
+        assert done.returncode in good, FORKED.get(done.returncode, "") + "\n" + failure(done)
+        is_silent(done)

@@ -1,0 +1,285 @@
+"""Refusals: bytes outside of memory, devices that do not exist, handles of strangers."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import dlbridge
+from dlbridge.errors import Error, ExchangeError
+from dlbridge.protocol import (
+    ADDRESS_DEVICES,
+    Facts,
+    Region,
+    Span,
+    SupportsCopy,
+    SupportsFill,
+    SupportsForeignData,
+    SupportsHostView,
+    SupportsStreams,
+    SupportsStridedCopy,
+)
+
+from .backend_base import DeviceUnderTest, random_bytes
+from .backend_moves import PublicCase, numbers, on_host
+
+__all__ = ["NEEDS", "Calls", "RefusalTests"]
+
+PARTS = 32
+"""The memory that the operations must not leave has so many parts, which every device can copy."""
+
+OUTSIDE = [(1, 32), (32, 2), (0, 33), (-1, 10), (1 << 40, 2), ((1 << 62) - 2, 4)]
+"""Offset and length, in parts."""
+
+
+class Calls:
+    """The operations of a device on one span, a method each."""
+
+    def __init__(self, device: DeviceUnderTest) -> None:
+        self.device = device
+        self.unit: int = getattr(device.backend, "copy_alignment", Facts.copy_alignment)
+        self.part = max(self.unit, 4)
+        self.nbytes = PARTS * self.part
+        self.other = device.allocate(2 * self.nbytes)
+
+    def upload(self, span: Span) -> None:
+        """Copy from the host."""
+        source = memoryview(b"!" * span.nbytes)
+        self.device.backend.copy_from_host(span, source, self.device.stream)
+
+    def download(self, span: Span) -> None:
+        """Copy to the host, whose memory must not change."""
+        into = bytearray(b"?" * span.nbytes)
+        try:
+            self.device.backend.copy_to_host(span, memoryview(into), self.device.stream)
+        finally:
+            self.device.synchronize()
+            assert into == b"?" * span.nbytes
+
+    def copy_to(self, span: Span) -> None:
+        """Copy on the device, with the bad span as the target."""
+        self.device.backend.copy(span, self.good(span), self.device.stream)
+
+    def copy_from(self, span: Span) -> None:
+        """Copy on the device, with the bad span as the source."""
+        self.device.backend.copy(self.good(span), span, self.device.stream)
+
+    def fill(self, span: Span) -> None:
+        """Fill."""
+        self.device.backend.fill(span, 0x21, self.device.stream)
+
+    def host_view(self, span: Span) -> None:
+        """Ask for the host's address."""
+        self.device.host_view(span, writable=True)
+
+    def upload_runs(self, span: Span) -> None:
+        """Strided copy from the host: two runs, the second of which ends the span."""
+        host, region = memoryview(b"!" * span.nbytes), self.two_runs(span)
+        self.device.backend.copy_strided_from_host(span, region, host, region, self.device.stream)
+
+    def download_runs(self, span: Span) -> None:
+        """Strided copy to the host."""
+        host, region = memoryview(bytearray(span.nbytes)), self.two_runs(span)
+        self.device.backend.copy_strided_to_host(span, region, host, region, self.device.stream)
+
+    def copy_runs(self, span: Span) -> None:
+        """Strided copy on the device."""
+        region = self.two_runs(span)
+        good = self.good(span)
+        self.device.backend.copy_strided(span, region, good, region, self.device.stream)
+
+    def good(self, span: Span) -> Span:
+        """A span of the same length that is as it must be."""
+        return self.device.span(self.other, 0, span.nbytes)
+
+    def two_runs(self, span: Span) -> Region:
+        """The first and the last unit of *span*, which are those that can be copied."""
+        return Region((2,), (span.nbytes - self.unit,), self.unit)
+
+
+NEEDS = {
+    "upload": None,
+    "download": None,
+    "copy_to": SupportsCopy,
+    "copy_from": SupportsCopy,
+    "fill": SupportsFill,
+    "host_view": SupportsHostView,
+    "upload_runs": SupportsStridedCopy,
+    "download_runs": SupportsStridedCopy,
+    "copy_runs": SupportsStridedCopy,
+}
+"""The operations of `Calls`, and the capability that each needs."""
+
+STREAM_MEMBERS: dict[str, tuple[object, ...]] = {
+    "synchronize": (0,),
+    "wait": (0, 0),
+    "normalize_stream": (None,),
+}
+"""Members of `SupportsStreams`, and arguments besides the device."""
+
+STRANGERS = """
+import ctypes, sys
+import dlbridge
+from dlbridge.errors import BackendUnavailable, Error
+
+name, device_id, is_address = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+try:
+    backend = dlbridge.backend(name)
+except BackendUnavailable as exc:
+    print(exc)
+    sys.exit(77)
+stream = backend.current_stream(device_id)
+mine = backend.allocate(device_id, 256, 256, stream)
+zeros = ctypes.create_string_buffer(4096)
+itself = (ctypes.c_void_p * 512)()  # every word of it is an address that can be read
+itself[:] = [ctypes.addressof(itself)] * 512
+strangers = {
+    "the address of zeros": ctypes.addressof(zeros),
+    "the address of addresses": ctypes.addressof(itself),
+    "the address of a Python object": id(zeros),
+    "1": 1,
+    "a large number": 0x7FF0_DEAD_BEE8_0000,
+}
+if not is_address:  # an address inside of an allocation is as good as its first one
+    strangers |= {"0": 0, "the largest number": (1 << 64) - 1}
+    strangers |= {f"one of ours + {n}": mine + n for n in (1, 8, 4096, 1 << 33)}
+    gone = backend.allocate(device_id, 512, 256, stream)
+    backend.free(device_id, gone, stream)
+    strangers["memory of ours that was freed"] = gone
+for words, stranger in strangers.items():
+    print("trying", words, flush=True)
+    try:
+        found = backend.import_data(device_id, stranger, "somebody.else")
+    except Error as exc:
+        assert str(exc)
+    else:
+        sys.exit(f"import_data took {words} for memory of ours: {found}")
+for own in range(backend.device_count()):
+    stream = backend.current_stream(own)
+    data = backend.allocate(own, 256, 256, stream)
+    for named in range(backend.device_count()):  # other libraries may count otherwise
+        found = backend.import_data(named, data, "somebody.else")
+        assert found == (own, data), f"memory of device {own} was imported as {found}"
+print("all refused")
+"""
+
+
+def data_field(capsule: object) -> Any:
+    """The field ``data`` of a legacy capsule's struct, where it is the first."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_void_p.from_address(pointer(capsule, b"dltensor"))
+
+
+class RefusalTests(PublicCase):
+    """A request that cannot be right raises one of dlbridge's errors, and changes nothing."""
+
+    def calls(self, device: DeviceUnderTest, operation: str) -> Calls:
+        """The operations, or a skip if the backend lacks the one of that name."""
+        needs = NEEDS[operation]
+        if needs is not None:
+            self.need(device.backend, needs)
+        return Calls(device)
+
+    @pytest.mark.parametrize("operation", NEEDS)
+    def test_out_of_bounds_is_refused(self, device: DeviceUnderTest, operation: str) -> None:
+        """If ``data`` is a handle, no operation reaches outside its memory."""
+        self.need_handles(device.backend)
+        calls = self.calls(device, operation)
+        content = b"d" * calls.nbytes
+        data = device.filled(content)
+        for offset, length in OUTSIDE:
+            span = device.span(data, calls.part * offset, calls.part * length)
+            with pytest.raises(Error):
+                getattr(calls, operation)(span)
+            device.synchronize()
+            assert device.read(data, 0, calls.nbytes) == content
+
+    @pytest.mark.parametrize("beyond", [-1, 0, 1000])
+    def test_unknown_device_is_refused(self, backend: Any, beyond: int) -> None:
+        """ExchangeError that names the device, as the contract says."""
+        device_id = beyond if beyond < 0 else backend.device_count() + beyond
+        with pytest.raises(ExchangeError, match=str(device_id)):
+            backend.allocate(device_id, 16, 16, 0)
+
+    @pytest.mark.parametrize("beyond", [-1, 0, 1000])
+    @pytest.mark.parametrize("member", ["current_stream", *STREAM_MEMBERS])
+    def test_unknown_device_is_refused_by_streams(
+        self, backend: Any, member: str, beyond: int
+    ) -> None:
+        """The same for what is asked about streams."""
+        device_id = beyond if beyond < 0 else backend.device_count() + beyond
+        if member != "current_stream":
+            self.need(backend, SupportsStreams)
+        with pytest.raises(ExchangeError, match=str(device_id)):
+            getattr(backend, member)(device_id, *STREAM_MEMBERS.get(member, ()))
+
+    @pytest.mark.parametrize("operation", NEEDS)
+    def test_unknown_device_is_refused_by_copies(
+        self, device: DeviceUnderTest, operation: str
+    ) -> None:
+        """The same for each operation on memory."""
+        calls = self.calls(device, operation)
+        content = b"d" * calls.nbytes
+        data = device.filled(content)
+        unknown = device.backend.device_count() + 3
+        with pytest.raises(ExchangeError, match=str(unknown)):
+            getattr(calls, operation)(Span(unknown, data, 0, calls.nbytes))
+        device.synchronize()
+        assert device.read(data, 0, calls.nbytes) == content
+
+    def test_free_of_unknown_memory_frees_nothing(self, device: DeviceUnderTest) -> None:
+        """Memory that was freed before, and numbers that nobody was given.
+
+        `free` ignores them or raises ExchangeError. Other memory keeps its content, and
+        its place is not given to anybody else.
+        """
+        backend, nbytes = device.backend, 4096
+        gone = device.allocate(nbytes)
+        contents = [random_bytes(nbytes, seed) for seed in range(6)]
+        held = [device.filled(content) for content in contents]
+        device.free(gone)
+        unknown = [gone, gone, held[0] + 1, held[-1] + 1, 1, 0x7FF0_DEAD_BEE8_0000]
+        for data in unknown:
+            with suppress(ExchangeError):
+                backend.free(device.device_id, data, device.stream)
+            device.synchronize()
+            assert [device.read(each, 0, nbytes) for each in held] == contents, f"{data:#x}"
+        contents += [random_bytes(nbytes, seed) for seed in range(6, 12)]
+        held += [device.filled(content) for content in contents[6:]]
+        assert len(set(held)) == len(held)
+        same = [device.read(each, 0, nbytes) for each in held] == contents
+        assert same, "new memory lies where other memory is"
+
+    def test_strangers_handles_are_refused(self, backend: Any) -> None:
+        """`import_data` recognises its own memory, and neither reads nor takes anything else.
+
+        Memory that was freed is its own no more. In a process of its own, as a backend
+        that follows a wrong pointer crashes.
+        """
+        self.need(backend, SupportsForeignData)
+        is_address = backend.device_type in ADDRESS_DEVICES
+        done = self.in_new_process(STRANGERS, self.name, self.device_id, is_address)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_strangers_tensors_are_refused(self, backend: Any, where: str) -> None:
+        """A capsule with another library's handle is refused; it may be imported afterwards."""
+        if backend.device_type in ADDRESS_DEVICES:
+            pytest.skip("data is an address")
+        self.need(backend, SupportsForeignData)
+        tensor = dlbridge.to_device(numbers((10,)), where, copy=True)
+        capsule = tensor.__dlpack__()
+        field, own = data_field(capsule), tensor.operand().data
+        field.value = own ^ (1 << 40) ^ 2
+        try:
+            with pytest.raises(BufferError):
+                dlbridge.from_dlpack(capsule)
+        finally:
+            field.value = own
+        del capsule
+        gc.collect()
+        assert on_host(tensor)[9] == 10

@@ -1,0 +1,259 @@
+"""Several threads at once, on memory of their own and on neighbouring bytes."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.protocol import SupportsCopy, SupportsFill
+
+from .backend_base import DeviceUnderTest, random_bytes
+from .backend_leaks import live_allocations
+from .backend_moves import PublicCase, numbers, on_host
+from .backend_process import is_silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ThreadTests"]
+
+THREADS = 8
+
+FINALIZERS = """
+import faulthandler, gc, os, sys, threading, time
+import dlbridge
+from dlbridge.errors import BackendUnavailable
+from dlbridge.testing.backend_base import DeviceUnderTest
+
+name, device_id, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+try:
+    backend = dlbridge.backend(name)
+except BackendUnavailable as exc:
+    print(exc)
+    sys.exit(77)
+device = DeviceUnderTest(backend, device_id)
+held = device.filled(b"h" * 100)
+
+class Owner:
+    def __init__(self):
+        self.cycle = self  # only the garbage collector can free it
+        self.data = backend.allocate(device_id, 100, 1, device.stream)
+
+    def __del__(self):
+        backend.free(device_id, self.data, device.stream)
+
+def work():
+    # On a slow device not all of it, so that only a deadlock takes as long as the patience.
+    end = time.monotonic() + patience / 4
+    for threshold in [*range(1, 61)] * 3:
+        gc.set_threshold(threshold)
+        for _ in range(20):
+            Owner()
+            device.write(held, 0, b"w" * 100)
+            device.read(held, 0, 100)
+        if time.monotonic() > end:
+            break
+
+gc.collect()
+gc.freeze()  # each collection then visits little
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+thread.join(patience * 3 / 4)
+if thread.is_alive():
+    faulthandler.dump_traceback()
+    os._exit(3)
+gc.set_threshold(0)
+gc.collect()
+assert device.read(held, 0, 100) == b"w" * 100
+device.close()
+"""
+"""A scene in which the collector frees memory at any point of calls for other memory.
+
+A threshold is the number of objects until the next collection. Each moves it to another
+line of a call, and some to a line that holds a lock.
+"""
+
+
+def in_threads(work: Callable[[int], str | None]) -> list[object]:
+    """The failures of *work*, which gets its number in each of `THREADS` threads."""
+    failures: list[object] = []
+
+    def run(number: int) -> None:
+        try:
+            failure = work(number)
+        except BaseException as exc:
+            failures.append(exc)
+        else:
+            if failure:
+                failures.append(f"thread {number}: {failure}")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # a gap between two steps shows in seconds, not in hours
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    return failures
+
+
+class ThreadTests(PublicCase):
+    """Every member may be called from any thread, and from a finalizer."""
+
+    def test_threads(self, backend: Any) -> None:
+        """Eight threads at once each get their own bytes back."""
+
+        def work(number: int) -> str | None:
+            device = DeviceUnderTest(backend, self.device_id)
+            for turn in range(25):
+                content = random_bytes(1 + 997 * turn, number)
+                data = device.filled(content)
+                if device.read(data, 0, len(content)) != content:
+                    return f"turn {turn}: other bytes"
+                device.free(data)
+            return None
+
+        assert in_threads(work) == []
+
+    def test_threads_copy_and_fill(self, backend: Any) -> None:
+        """The same for copies on the device and fills: no thread gets the bytes of another."""
+        if not isinstance(backend, SupportsCopy) and not isinstance(backend, SupportsFill):
+            pytest.skip(f"{self.name} has neither SupportsCopy nor SupportsFill")
+
+        def work(number: int) -> str | None:
+            device = DeviceUnderTest(backend, self.device_id)
+            for turn in range(15):
+                nbytes = 1000 + 997 * turn
+                want = bytearray(random_bytes(nbytes, number))
+                data = device.filled(bytes(want))
+                if isinstance(backend, SupportsCopy):
+                    source, data = data, device.allocate(nbytes)
+                    device.copy(device.span(data, 0, nbytes), device.span(source, 0, nbytes))
+                if isinstance(backend, SupportsFill):
+                    device.fill(data, 7, 900, number + 1)
+                    want[7:907] = bytes([number + 1]) * 900
+                if device.read(data, 0, nbytes) != want:
+                    return f"turn {turn}: other bytes"
+                device.close()
+            return None
+
+        assert in_threads(work) == []
+
+    def test_neighbouring_bytes(self, backend: Any, device: DeviceUnderTest) -> None:
+        """Each thread writes one byte of the same few, and reads no other value there.
+
+        A driver that copies whole words only needs a read-modify-write of the word,
+        which must be one step for all threads.
+        """
+        data = device.filled(bytes(THREADS))
+        together = threading.Barrier(THREADS, timeout=self.patience)
+
+        def work(number: int) -> str | None:
+            own = DeviceUnderTest(backend, self.device_id)
+            for turn in range(1, 41):
+                together.wait()
+                own.write(data, number, bytes([turn]))
+                found = own.read(data, number, 1)[0]
+                if found != turn:
+                    together.abort()
+                    return f"wrote {turn}, and found {found}: another thread wrote its old value"
+            return None
+
+        failures = in_threads(work)
+        broken = [f for f in failures if not isinstance(f, threading.BrokenBarrierError)]
+        assert broken == []
+        assert failures == []
+        assert device.read(data, 0, THREADS) == bytes([40]) * THREADS
+
+    def test_neighbouring_elements(self, where: str) -> None:
+        """The same with tensors: views of one tensor, filled from the host and the device."""
+        tensor = dlbridge.zeros(3 * THREADS, "uint8", where)
+        together = threading.Barrier(THREADS, timeout=self.patience)
+
+        def work(number: int) -> str | None:
+            view = tensor[3 * number : 3 * number + 3]
+            for turn in range(1, 41):
+                want = np.full(3, turn, "u1")
+                source = want if turn % 4 else dlbridge.to_device(want, where, copy=True)
+                together.wait()
+                dlbridge.copy_(view, source)
+                if not np.array_equal(on_host(view), want):
+                    together.abort()
+                    return f"wrote {turn}, and found {on_host(view)}"
+            return None
+
+        failures = in_threads(work)
+        broken = [f for f in failures if not isinstance(f, threading.BrokenBarrierError)]
+        assert broken == []
+        assert failures == []
+
+    def test_threads_move_tensors(self, where: str) -> None:
+        """Eight threads at once each get their own elements back."""
+
+        def work(number: int) -> str | None:
+            for turn in range(20):
+                array = numbers((10 + 100 * turn, 3)) * (number + 1)
+                tensor = dlbridge.to_device(array, where, copy=True)
+                again = dlbridge.from_dlpack(tensor.__dlpack__(max_version=(1, 3)))
+                if not np.array_equal(on_host(again), array):
+                    return f"turn {turn}: other elements"
+            return None
+
+        assert in_threads(work) == []
+
+    def test_free_anywhere_in_a_call(self, backend: Any) -> None:
+        """A lock that both `free` and another member take must not stop a finalizer.
+
+        In a process of its own, as a deadlock never ends.
+        """
+        done = self.in_new_process(FINALIZERS, self.name, self.device_id, self.patience)
+        assert done.returncode != 3, (
+            f"deadlock: a finalizer waits for a lock of its own thread\n{done.stderr}"
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        is_silent(done)
+
+    def test_free_in_a_finalizer(self, backend: Any, device: DeviceUnderTest) -> None:
+        """The garbage collector may free one tensor in the middle of any call for another."""
+        held = device.filled(b"h" * 100)
+        gc.collect()
+        before = live_allocations(backend)
+
+        class Owner:
+            def __init__(self) -> None:
+                self.cycle = self  # only the garbage collector can free it
+                self.data = backend.allocate(device.device_id, 100, 1, device.stream)
+
+            def __del__(self) -> None:
+                backend.free(device.device_id, self.data, device.stream)
+
+        def work() -> None:
+            for _ in range(200):
+                Owner()
+                device.write(held, 0, b"w" * 100)
+
+        thread = threading.Thread(target=work, daemon=True)  # a deadlock must not hang pytest
+        threshold = gc.get_threshold()
+        gc.collect()
+        gc.freeze()  # otherwise each collection visits everything that pytest has imported
+        gc.set_threshold(1)
+        try:
+            thread.start()
+            thread.join(self.patience)
+        finally:
+            gc.set_threshold(*threshold)
+            gc.unfreeze()
+        assert not thread.is_alive(), "deadlock: a finalizer waits for a lock of its own thread"
+        gc.collect()
+        device.synchronize()
+        assert device.read(held, 0, 100) == b"w" * 100
+        assert live_allocations(backend) == before

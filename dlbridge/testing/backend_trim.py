@@ -1,0 +1,109 @@
+"""Giving back kept memory: what is freed works anew, and what is in use does not change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import SupportsTrim
+
+from .backend_base import BackendCase, DeviceUnderTest, random_bytes
+
+__all__ = ["TrimTests"]
+
+NBYTES = 1 << 20
+
+
+class TrimTests(BackendCase):
+    """`SupportsTrim`."""
+
+    def test_trim_keeps_what_is_in_use(self, device: DeviceUnderTest) -> None:
+        """The bytes of memory that exists are the same; freed memory is there again when asked."""
+        self.need(device.backend, SupportsTrim)
+        content = random_bytes(NBYTES)
+        data = device.filled(content)
+        for size in (NBYTES, NBYTES // 2, 64, 4 * NBYTES):
+            device.free(device.filled(random_bytes(size, seed=1)))
+            device.backend.trim(device.device_id)
+            again = device.filled(content[:64])
+            assert device.read(again, 0, 64) == content[:64]
+        device.backend.trim(device.device_id)
+        same = device.read(data, 0, NBYTES) == content
+        assert same
+
+    def test_trim_counts_nothing_as_freed(self, device: DeviceUnderTest) -> None:
+        """Memory in use stays allocated, and a second call has nothing to do."""
+        self.need(device.backend, SupportsTrim)
+        live = getattr(device.backend, "live_allocations", None)
+        device.allocate(NBYTES)
+        before = live() if live else 0
+        device.backend.trim(device.device_id)
+        device.backend.trim(device.device_id)
+        assert (live() if live else 0) == before
+
+    def test_trim_beside_queued_work(self, device: DeviceUnderTest) -> None:
+        """Work that is queued on memory, freed meanwhile or not, is done as if nothing happened."""
+        self.need(device.backend, SupportsTrim)
+        content = random_bytes(NBYTES)
+        for each in self.each_stream(device):
+            source, target = each.filled(content), each.allocate(NBYTES)
+            work = self.busy(each)
+            each.upload(target, 0, memoryview(content))
+            each.free(source)
+            each.backend.trim(each.device_id)
+            same = each.read(target, 0, NBYTES) == content
+            assert same
+            del work
+
+    def test_trim_in_threads(self, device: DeviceUnderTest) -> None:
+        """While others allocate, copy and free."""
+        self.need(device.backend, SupportsTrim)
+        failures: list[BaseException] = []
+        trims: list[None] = []
+        stop = threading.Event()
+
+        def work(seed: int) -> None:
+            try:
+                own = DeviceUnderTest(device.backend, device.device_id)
+                content = random_bytes(NBYTES, seed)
+                for _ in range(20):
+                    data = own.filled(content)
+                    seen = len(trims)  # of the next two one begins after this
+                    while len(trims) < seen + 2 and not failures and not stop.is_set():
+                        time.sleep(0)
+                    same = own.read(data, 0, NBYTES) == content
+                    assert same
+                    own.free(data)
+            except BaseException as exc:
+                failures.append(exc)
+
+        def trim() -> None:
+            try:
+                while not stop.is_set():
+                    device.backend.trim(device.device_id)
+                    trims.append(None)
+            except BaseException as exc:
+                failures.append(exc)
+
+        workers = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(2)]
+        trimmer = threading.Thread(target=trim, daemon=True)
+        for thread in (trimmer, *workers):
+            thread.start()
+        for thread in workers:
+            thread.join(self.patience)
+        stop.set()
+        trimmer.join(self.patience)
+        assert not any(thread.is_alive() for thread in (trimmer, *workers)), "a deadlock"
+        assert failures == []
+
+    def test_trim_refuses_other_devices(self, device: DeviceUnderTest) -> None:
+        """A device that there is not, named."""
+        self.need(device.backend, SupportsTrim)
+        backend: Any = device.backend
+        for device_id in (-1, backend.device_count(), 1 << 30):
+            with pytest.raises(ExchangeError, match=str(device_id)):
+                backend.trim(device_id)

@@ -1,0 +1,103 @@
+"""The site: Sphinx reads the Markdown of this folder, and the docstrings of the public names.
+
+`make docs` builds it into build/docs, and fails at any warning. The pages load nothing from
+elsewhere: docs/check_site.py looks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import dlbridge
+
+project = "dlbridge"
+author = "The dlbridge developers"
+project_copyright = author
+version = release = dlbridge.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+root_doc = "index"
+templates_path = ["_templates"]
+suppress_warnings = [
+    "ref.python",  # `Error` and `type` are names in several modules; any of them is a fine link
+]
+
+# Markdown: headings are link targets by GitHub's names.
+myst_heading_anchors = 4
+
+# Docstrings are in numpydoc's sections, which name the types; a word in single backticks is a link
+# where such a name exists.
+default_role = "py:obj"
+highlight_language = "none"  # of blocks that name no language, such as commands
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autosummary_ignore_module_all = False
+autosummary_imported_members = True
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+
+html_theme = "furo"
+html_title = f"dlbridge {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+
+WITH_CONTENTS = "index", "backends", "developers"
+"""The pages whose tables of contents name other pages of this folder."""
+
+BELOW = re.compile("(api|benchmarks)/").match
+"""The folders whose pages other pages list."""
+
+
+def skip(_app: Any, _what: str, name: str, *_others: Any) -> bool | None:
+    """Leave out a field of TVM-FFI's Module whose text, which comes from C++, is not valid here."""
+    return True if name == "imports_" else None
+
+
+def sign(_app: Any, what: str, *described: Any) -> tuple[str, None] | None:
+    """Show no arguments of classes that are not made by calling them."""
+    signature = described[-2] or ""
+    return ("", None) if what == "class" and signature.startswith("(*_arguments") else None
+
+
+def list_new_pages(app: Any, docname: str, source: list[str]) -> None:
+    """Put pages of this folder that no table of contents names among the how-to pages."""
+    if docname != root_doc:
+        return
+    folder = Path(app.srcdir)
+    texts = [(folder / f"{page}.md").read_text(encoding="utf-8") for page in WITH_CONTENTS]
+    entries = set(re.findall(r"^(?:.* <)?([\w/-]+)>?$", "\n".join(texts), re.MULTILINE))
+    new = [name for name in sorted(app.env.found_docs - entries - {root_doc}) if not BELOW(name)]
+    source[0] = source[0].replace(" <processes>\n", "\n".join([" <processes>", *new, ""]))
+
+
+def list_values(_app: Any, docname: str, source: list[str]) -> None:
+    """Put the public values of dlbridge.ffi, which have no docstrings, on its page."""
+    if docname != "api/dlbridge.ffi":
+        return
+    for name in dlbridge.ffi.__all__:
+        value = getattr(dlbridge.ffi, name)
+        if not (callable(value) or inspect.ismodule(value)) or isinstance(value, dlbridge.DType):
+            shown = "..." if isinstance(value, str) else repr(value)
+            source[0] += f"\n\n.. py:data:: {name}\n   :module: dlbridge.ffi\n   :value: {shown}\n"
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-skip-member", skip)
+    app.connect("autodoc-process-signature", sign)
+    app.connect("source-read", list_new_pages)
+    app.connect("source-read", list_values)

@@ -1,0 +1,86 @@
+"""Benchmarks beside a committed table: the comparison itself, without a measurement. Growth."""
+
+from __future__ import annotations
+
+import pytest
+from peers import peer
+
+from dlbridge.cli import bench_growth
+from dlbridge.cli.compare import read_ratios, remeasured, summary, worse
+from dlbridge.cli.timing import Row, table
+
+
+def row(operation, ns, peer=100.0, note=""):
+    return Row(operation, ns, {"numpy": peer} if peer else {}, floor=10.0, note=note)
+
+
+KNOWN = {"a": 2.0, "b (x, y)": 0.03}
+
+
+def test_the_ratios_of_a_table_that_was_written():
+    rows = [row("a", 200), row("b", 3, note="x, y"), row("no peer", 50, peer=0)]
+    assert read_ratios(table(rows, "bench x: y")) == KNOWN
+    assert read_ratios("") == {}
+
+
+def test_committed_tables_can_be_read():
+    from pathlib import Path
+
+    folder = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+    for name in ("exchange", "ffi", "pack"):
+        ratios = read_ratios((folder / f"{name}.md").read_text(encoding="utf-8"))
+        assert len(ratios) > 10
+        assert all(ratio > 0 for ratio in ratios.values())
+
+
+@pytest.mark.parametrize(
+    ("ns", "is_worse"), [(100, False), (200, False), (230, False), (232, True), (500, True)]
+)
+def test_worse_by_more_than_fifteen_percent(ns, is_worse):
+    assert bool(worse([row("a", ns)], KNOWN)) is is_worse
+
+
+def test_a_slower_machine_is_no_reason():
+    assert not worse([row("a", 2000, peer=1000.0)], KNOWN)
+
+
+def test_rounding_in_the_table_is_no_reason():
+    assert not worse([row("b", 3.9, note="x, y")], KNOWN)
+    assert worse([row("b", 4.2, note="x, y")], KNOWN)
+
+
+def test_new_rows_and_rows_without_peers_are_not_worse():
+    assert not worse([row("new", 999), row("a", 999, peer=0)], KNOWN)
+
+
+def test_only_what_looks_worse_is_measured_again_until_it_is_not():
+    asked = []
+
+    def measure(wanted):
+        names = [name for name in ("a", "c") if wanted(name)]
+        asked.append(names)
+        return [row(name, {"a": [900, 800, 210][len(asked) - 1], "c": 100}[name]) for name in names]
+
+    rows, bad = remeasured(measure, KNOWN, 5)
+    assert asked == [["a", "c"], ["a"], ["a"]]
+    assert [each.ns for each in rows] == [210, 100]
+    assert not bad
+
+
+def test_what_stays_worse_fails_with_its_best_ratio():
+    times = iter([900, 700, 800])
+    rows, bad = remeasured(lambda _wanted: [row("a", next(times))], KNOWN, 2)
+    assert [each.ns for each in rows] == [700]
+    assert bad == rows
+    assert summary(bad, KNOWN).splitlines()[1] == "a: 7.00x, was 2.00x"
+
+
+def test_growth_has_a_row_and_a_point_for_each_number(tmp_path):
+    peer("matplotlib")
+    name = "import and export, so many dimensions"
+    rows = bench_growth.rows(lambda operation: operation == f"{name}: 16", 1)
+    assert [each.operation for each in rows] == [f"{name}: {count}" for count in (1, 4, 16, 64)]
+    assert rows[0].ratio == 1
+    others = [row("export, so many before: 1,000,000", 5)]
+    bench_growth.plot(rows + others, "title", str(tmp_path / "growth.png"))
+    assert (tmp_path / "growth.png").stat().st_size > 1000

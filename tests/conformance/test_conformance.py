@@ -1,0 +1,144 @@
+"""The conformance command finds what is wrong with a library, and what is known to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from peers import peer
+
+from dlbridge.cli.conformance import markdown, version_of
+from dlbridge.conformance import Result, check
+from dlbridge.conformance.worker import ALL
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FAULTS = {
+    "the device is not two ints": "P2",
+    "the device is another one than the struct's": "P2",
+    "any stream is accepted": "S1",
+    "always versioned": "P3",
+    "copy=True copies nothing": "P21",
+    "a new copy at each export": "P23",
+    "exports are never freed": "P42",
+    "any device is accepted": "P15",
+    "a crash on negative strides": "C22",
+    "strides are ignored": "C22",
+    "the tensor is asked for twice": "C1",
+    "errors of the producer are replaced": "C4",
+}
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    return monkeypatch
+
+
+def results(library, *lines):
+    return {result.line: result for result in check(library, list(lines) or None)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found(toy, fault):
+    line = FAULTS[fault]
+    toy.setenv("TOY_FAULT", "")
+    without = results("toy", line)[line]
+    toy.setenv("TOY_FAULT", fault)
+    found = results("toy", line)[line]
+    assert found.result == ("crash" if fault.startswith("a crash") else "fail"), found
+    assert found.evidence
+    # P15 is a fault of numpy itself, on which the toy stands.
+    assert without.result == "pass" or line in ("P15", "C1"), without
+    assert without.evidence != found.evidence
+
+
+KNOWN = {
+    "numpy": {
+        "P29": "fail",
+        "P40": "fail",
+        "S1": "fail",
+        "C12": "fail",
+        "C23": "crash",
+        "C28": "fail",
+    },
+    "torch": {"P8": "fail", "P16": "fail", "C22": "crash", "C27": "fail"},
+    "jax": {"P9": "fail"},
+    "tvm_ffi": {"C20": "fail", "C23": "fail", "C24": "fail"},
+    "dlbridge": {"S1": "fail"},
+}
+"""Deviations that each library is known to have, in the versions of the test packages."""
+
+
+@pytest.mark.parametrize("library", KNOWN)
+def test_known_deviations_are_found(library):
+    peer(library)
+    found = results(library, *KNOWN[library], "P3", "C5")
+    assert {line: found[line].result for line in KNOWN[library]} == KNOWN[library]
+    assert found["C5"].result == "pass"
+
+
+def test_our_own_lines():
+    """What is no pass is said in docs/conformance.md, or noted here with its reason."""
+    found = [each for each in check("dlbridge") if each.result in ("fail", "crash")]
+    documented = {"P8", "P15", "P16", "P20", "P24", "S1"}  # numpy's method, as the page says
+    assert {each.line for each in found} <= documented, found
+
+
+def test_lines_are_those_of_the_document():
+    text = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    assert [line for line in ALL if f"| {line} |" not in text] == []
+
+
+def test_a_library_that_is_not_there():
+    with pytest.raises(BufferError, match=r"no_such_library cannot be checked"):
+        check("no_such_library")
+
+
+def test_a_line_that_is_not_there():
+    with pytest.raises(ValueError, match=r"no line X99 here"):
+        check("numpy", ["X99"])
+
+
+def test_the_command():
+    command = [sys.executable, "-m", "dlbridge", "conformance", "numpy", "--lines", "P3,P40"]
+    out = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
+    report = json.loads(out)
+    assert [each["result"] for each in report["results"]] == ["pass", "fail"]
+    assert report["version"].startswith("2.")
+    out = subprocess.run(
+        [*command, "--markdown"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "1 pass, 1 fail, 0 crash, 0 not offered" in out
+    assert "| P40 | Memory of its own is aligned to 256 bytes | fail |" in out
+
+
+def test_the_table_escapes_what_markdown_reads():
+    text = markdown("nothing_here", [Result("P1", "a rule", "fail", "a | b <c>")])
+    assert "a \\| b &lt;c>" in text
+
+
+def test_what_is_not_offered_is_told_once():
+    results = [Result(line, "a rule", "not offered", "no from_dlpack") for line in ("C1", "C2")]
+    assert "- C1, C2: no from_dlpack" in markdown("nothing_here", results)
+
+
+def test_the_version_is_that_of_the_distribution_with_the_librarys_name(monkeypatch):
+    """Many distributions put a part into the package ``nvidia``."""
+    versions = {"nvidia-nvimgcodec-cu12": "0.11", "nvidia-dali-cuda120": "2.4"}
+
+    def version(name):
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"nvidia": list(versions)})
+    assert version_of("nvidia.dali") == "2.4"
+    assert version_of("nvidia.other") == "0.11"

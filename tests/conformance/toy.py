@@ -1,0 +1,79 @@
+"""A small array library over numpy, with one fault at a time: ``TOY_FAULT`` names it.
+
+The conformance command must find each.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+FAULT = os.environ.get("TOY_FAULT", "")
+_kept = []
+
+
+class Array:
+    def __init__(self, data):
+        self._data = data
+
+    @property
+    def shape(self):
+        return self._data.shape
+
+    @property
+    def dtype(self):
+        return self._data.dtype
+
+    def __getitem__(self, index):
+        return Array(self._data[index])
+
+    def numpy(self):
+        return self._data
+
+    def __dlpack_device__(self):
+        if FAULT == "the device is not two ints":
+            return [1, 0]
+        if FAULT == "the device is another one than the struct's":
+            return (2, 0)
+        return (1, 0)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if stream not in (None, -1) and FAULT != "any stream is accepted":
+            raise ValueError("no streams here")
+        if FAULT == "always versioned":
+            max_version = (1, 0)
+        if FAULT == "copy=True copies nothing":
+            copy = None
+        data = self._data
+        if FAULT == "a new copy at each export" and data.size:
+            data = data.copy()
+        if FAULT == "exports are never freed":
+            _kept.append(data)
+        if dl_device not in (None, (1, 0)) and FAULT == "any device is accepted":
+            dl_device = None
+        return data.__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
+
+
+def asarray(array):
+    return Array(np.array(array))
+
+
+def from_dlpack(producer):
+    if FAULT == "a crash on negative strides":
+        data = np.from_dlpack(producer)
+        if any(step < 0 for step in data.strides):
+            os.abort()
+        return Array(data)
+    if FAULT == "strides are ignored":
+        data = np.from_dlpack(producer)
+        steps = np.empty(data.shape, data.dtype).strides
+        return Array(np.lib.stride_tricks.as_strided(data, data.shape, steps))
+    if FAULT == "the tensor is asked for twice":
+        producer.__dlpack__()
+    if FAULT == "errors of the producer are replaced":
+        try:
+            return Array(np.from_dlpack(producer))
+        except Exception:
+            raise RuntimeError("it did not work") from None
+    return Array(np.from_dlpack(producer))

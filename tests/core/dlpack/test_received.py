@@ -1,0 +1,38 @@
+"""A struct that C has given is deleted, though an exception of a signal handler meets its owner."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.dlpack.capsules import Received
+from dlbridge.core.implementation_details.handlers import raise_when_dropped
+
+
+class Struck(Exception):
+    pass
+
+
+def test_the_destructor_is_cut_at_its_entry(monkeypatch):
+    """One of a thousand signals in calls of a failing callback had left a tensor behind."""
+    deleted, printed = [], []
+
+    @ffi.callback("void(DLManagedTensorVersioned *)")
+    def delete(managed):
+        deleted.append(managed)
+
+    managed = ffi.new("DLManagedTensorVersioned *")
+    managed.deleter = delete
+    received = Received()
+    given = int(ffi.cast("intptr_t", managed))
+    ctypes.c_void_p.from_address(received.address).value = given
+    # A tuple drops its last element first: the exception then waits for the next Python code.
+    parts = [(received, raise_when_dropped(Struck()))]
+    del received
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: printed.append(args.exc_type.__name__))
+    parts.clear()
+    gc.collect()  # the exception's traceback has kept the owner
+    assert printed == ["Struck"]
+    assert deleted == [managed]

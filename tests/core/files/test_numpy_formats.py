@@ -1,0 +1,263 @@
+""".npy and .npz: numpy reads ours and we read numpy's; nothing is unpickled, no header believed."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+from making import npy_bytes
+from peers import peer
+
+import dlbridge as bridge
+
+ARRAYS = {
+    "numbers": np.arange(6, dtype="int16").reshape(2, 3),
+    "a number": np.array(2.5),
+    "empty": np.zeros((3, 0), "float32"),
+    "Fortran order": np.asfortranarray(np.arange(24.0).reshape(2, 3, 4)),
+    "strided": np.arange(20.0)[::3],
+    "complex": np.array([1 + 2j]),
+    "bool": np.array([True, False]),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_npy_in_and_out(name, tmp_path):
+    array = ARRAYS[name]
+    np.save(tmp_path / "theirs.npy", array)
+    bridge.save(tmp_path / "ours.npy", array)
+    assert (np.load(tmp_path / "ours.npy") == array).all()
+    for path in ("theirs.npy", "ours.npy"):
+        found = bridge.load(tmp_path / path)
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert found.tolist() == array.tolist()
+        assert found.readonly or not array.size
+    assert (
+        np.load(tmp_path / "ours.npy").flags.f_contiguous
+        == np.load(tmp_path / "theirs.npy").flags.f_contiguous
+    )
+
+
+def test_fortran_order_stays_as_strides(tmp_path):
+    np.save(tmp_path / "a.npy", ARRAYS["Fortran order"])
+    with bridge.trace() as trace:
+        assert bridge.load(tmp_path / "a.npy").strides == (1, 2, 6)
+    assert trace.nbytes == 0
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_npz_in(compressed, tmp_path):
+    (np.savez_compressed if compressed else np.savez)(tmp_path / "a.npz", **ARRAYS)
+    file = bridge.load(tmp_path / "a.npz")
+    assert list(file) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert file.describe(name) == (array.dtype, array.shape)
+        assert file[name].tolist() == array.tolist()
+
+
+def test_npz_out(tmp_path):
+    bridge.save(tmp_path / "a.npz", ARRAYS)
+    with np.load(tmp_path / "a.npz") as found:
+        assert list(found) == list(ARRAYS)
+        for name, array in ARRAYS.items():
+            assert found[name].dtype == array.dtype
+            assert (found[name] == array).all()
+
+
+def test_an_archive_without_arrays(tmp_path):
+    np.savez(tmp_path / "theirs.npz")
+    bridge.save(tmp_path / "ours.npz", {})
+    assert list(bridge.load(tmp_path / "theirs.npz")) == []
+    assert list(bridge.load(tmp_path / "ours.npz")) == []
+
+
+def test_npz_from_save_loads_in_place(tmp_path):
+    bridge.save(
+        tmp_path / "a.npz", {"a": np.ones(1025, "f4"), "b": np.ones(3, "f8"), "c": np.ones(4096)}
+    )
+    file = bridge.load(tmp_path / "a.npz")
+    with bridge.trace() as trace:
+        assert [tensor.data_ptr() % 64 for tensor in file.values()] == [0, 0, 0]
+    assert trace.nbytes == 0
+    assert file["c"].data_ptr() % 4096 == 0
+
+
+def test_raw_memory_needs_its_type(tmp_path):
+    ml_dtypes = peer("ml_dtypes")
+    array = np.arange(4).astype(ml_dtypes.bfloat16)
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(bridge.FileError, match=r"dtype='bfloat16'"):
+        bridge.load(tmp_path / "a.npy")
+    found = bridge.load(tmp_path / "a.npy", dtype="bfloat16")
+    assert (found.dtype, found.tolist()) == ("bfloat16", [0, 1, 2, 3])
+    with pytest.raises(bridge.FileError, match="float32 has 4"):
+        bridge.load(tmp_path / "a.npy", dtype="float32")
+    bridge.save(tmp_path / "b.npy", array)
+    assert np.load(tmp_path / "b.npy").dtype == "V2"
+    np.savez(tmp_path / "a.npz", x=array, y=np.ones(2))  # the others say what they are
+    file = bridge.load(tmp_path / "a.npz", dtype="bfloat16")
+    assert (file["x"].tolist(), file["y"].dtype) == ([0, 1, 2, 3], "float64")
+
+
+def test_elements_of_four_bits_are_padded_in_numpy(tmp_path):
+    ml_dtypes = peer("ml_dtypes")
+    np.save(tmp_path / "a.npy", np.arange(4).astype(ml_dtypes.int4))
+    found = bridge.load(tmp_path / "a.npy", dtype="int4")
+    assert (found.is_padded, found.tolist()) == (True, [0, 1, 2, 3])
+    bridge.save(tmp_path / "b.npy", found)
+    assert bridge.load(tmp_path / "b.npy", dtype="int4").tolist() == [0, 1, 2, 3]
+    packed = bridge.empty(4, "int4")
+    with pytest.raises(bridge.FileError, match="no packed int4"):
+        bridge.save(tmp_path / "c.npy", packed)
+
+
+def test_another_type_than_the_file_says_is_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones(2))
+    assert bridge.load(tmp_path / "a.npy", dtype="float64").tolist() == [1, 1]
+    with pytest.raises(bridge.FileError, match="holds float64, not int64"):
+        bridge.load(tmp_path / "a.npy", dtype="int64")
+
+
+class Bomb:
+    def __reduce__(self):
+        return print, ("unpickled!",)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_objects_are_never_unpickled(suffix, tmp_path, capfd):
+    array = np.array([Bomb()], object)
+    path = tmp_path / f"a{suffix}"
+    (np.save if suffix == ".npy" else np.savez)(path, array)
+    with pytest.raises(bridge.FileError, match="never unpickles"):
+        bridge.load(path)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.ones(2, ">f4"), "byte order"),
+        (np.zeros(2, [("a", "i4"), ("b", "f4")]), "structured"),
+        (np.zeros(2, [("ä", "i4")]), "structured|version"),
+        (np.zeros(2, "datetime64[s]"), "dates"),
+        (np.array(["a"]), "strings"),
+    ],
+)
+def test_what_dlpack_does_not_have_is_refused(array, message, tmp_path):
+    path = tmp_path / "a.npy"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path.write_bytes(npy_bytes(array))
+    with pytest.raises(bridge.FileError, match=message) as caught:
+        bridge.load(path)
+    assert str(path) in str(caught.value)
+
+
+def header(text, version=1):
+    raw = text.encode()
+    return (
+        b"\x93NUMPY"
+        + bytes((version, 0))
+        + struct.pack("<H" if version == 1 else "<I", len(raw))
+        + raw
+    )
+
+
+TEXT = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}"
+LIES = {
+    "cut off in the header": header(TEXT)[:30],
+    "cut off in the data": header(TEXT) + bytes(7),
+    "a rest": header(TEXT) + bytes(9),
+    "a header of 4 GB": b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}",
+    "no dictionary": header("[1]"),
+    "no expression": header("{'descr': f()}"),
+    "a negative extent": header(TEXT.replace("2,", "-2,")) + bytes(8),
+    "a truth": header(TEXT.replace("2,", "True,")) + bytes(4),
+    "too much for a computer": header(TEXT.replace("2,", f"{2**40}, {2**40}")),
+    "an extent of 100 bits": header(TEXT.replace("2,", f"{2**100}")),
+    "65 dimensions": header(TEXT.replace("2,", "1," * 65)) + bytes(4),
+    "a type that is none": header(TEXT.replace("<f4", "nothing")) + bytes(8),
+    "a type that is a list": header(TEXT.replace("'<f4'", "[[]]")) + bytes(8),
+    "version 9": header(TEXT, version=2).replace(b"\x02", b"\x09", 1),
+    "brackets": header("(" * 5000),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies_is_refused(lie, tmp_path):
+    (tmp_path / "a.npy").write_bytes(LIES[lie])
+    with pytest.raises(bridge.FileError, match=r"a\.npy"):
+        bridge.load(tmp_path / "a.npy")
+
+
+def archive(members, compression=zipfile.ZIP_STORED):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as made, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a name twice
+        for name, raw in members:
+            made.writestr(name, raw)
+    return bytearray(stream.getvalue())
+
+
+GOOD = npy_bytes(np.arange(100.0))
+
+
+def sizes_changed(raw, place, value):
+    """The archive with another number in the central directory, at *place* of its first entry."""
+    struct.pack_into("<I", raw, raw.index(b"PK\x01\x02") + place, value)
+    return raw
+
+
+def cut_before(raw):
+    """The archive with a longer directory than it has: zipfile counts backwards from its end."""
+    at = raw.index(b"PK\x05\x06") + 16
+    struct.pack_into("<I", raw, at, struct.unpack_from("<I", raw, at)[0] + 5)
+    return raw
+
+
+ARCHIVES = {
+    "a text": archive([("a.txt", b"hello")]),
+    "torch's": archive([("archive/data.pkl", b"...")]),
+    "a name twice": archive([("a.npy", GOOD), ("a.npy", GOOD)]),
+    "another method": archive([("a.npy", GOOD)], zipfile.ZIP_BZIP2),
+    "cut off": archive([("a.npy", GOOD)])[:-30],
+    "a member elsewhere": sizes_changed(archive([("a.npy", GOOD)]), 42, 5),
+    "a member behind the end": sizes_changed(archive([("a.npy", GOOD)]), 42, 2**31),
+    "a member before the beginning": cut_before(archive([("a.npy", GOOD)])),
+    "two sizes": sizes_changed(archive([("a.npy", GOOD)]), 24, len(GOOD) + 1),
+    "too small": sizes_changed(archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), 24, len(GOOD) - 1),
+    "a bomb": sizes_changed(archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), 24, 2**31),
+    "less than its header says": archive([("a.npy", GOOD[:-1])]),
+    "more than its header says": archive([("a.npy", GOOD + b"1")]),
+    "encrypted": bytearray(archive([("a.npy", GOOD)])),
+}
+ARCHIVES["encrypted"][ARCHIVES["encrypted"].index(b"PK\x01\x02") + 8] |= 1
+
+
+@pytest.mark.parametrize("lie", ARCHIVES)
+def test_an_archive_that_lies_is_refused(lie, tmp_path):
+    (tmp_path / "a.npz").write_bytes(ARCHIVES[lie])
+    with pytest.raises(bridge.FileError, match=r"a\.npz"):
+        bridge.load(tmp_path / "a.npz")
+
+
+def test_damage_inside_a_compressed_member_is_found(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez_compressed(tmp_path / "a.npz", x=rng.integers(0, 256, 1 << 18, "u1"))
+    raw = bytearray((tmp_path / "a.npz").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (tmp_path / "a.npz").write_bytes(raw)
+    file = bridge.load(tmp_path / "a.npz")
+    with pytest.raises(bridge.FileError, match=r"a\.npz.*x\.npy"):
+        file["x"]
+
+
+def test_names_that_an_archive_cannot_have(tmp_path):
+    for name in ("a\0b", "x" * 70_000):
+        with pytest.raises(ValueError, match="cannot be the name"):
+            bridge.save(tmp_path / "a.npz", {name: np.ones(2)})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,243 @@
+"""save: any library, any device, any layout; whole files or none."""
+
+from __future__ import annotations
+
+import errno
+import stat
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from expected import backend_or_skip
+from peers import peer
+from scripts import run_script
+
+import dlbridge as bridge
+
+DEVICES = ["cpu", "ext_dev:0", "opencl:0", "vulkan:0"]
+SUFFIXES = [".safetensors", ".npz"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_device_and_layout(device, suffix, tmp_path, monkeypatch):
+    backend_or_skip(device.partition(":")[0])
+    from dlbridge.core.files import writing
+
+    monkeypatch.setattr(writing, "PIECE", 1000)
+    base = np.arange(6000, dtype="int32").reshape(20, 15, 20)
+    views = {
+        "compact": lambda x: x,
+        "rows": lambda x: x[::2],
+        "transposed": lambda x: x.transpose(2, 0, 1),
+        "part": lambda x: x[3:5, :, 7],
+        "long row": lambda x: x.reshape(6000)[::3],
+        "number": lambda x: x[1, 1, 1],
+        "none": lambda x: x[:0],
+    }
+    there = bridge.to_device(base, device, copy=True)
+    path = tmp_path / f"a{suffix}"
+    bridge.save(path, {name: view(there) for name, view in views.items()})
+    found = bridge.load(path)
+    for name, view in views.items():
+        assert found[name].tolist() == view(base).tolist()
+
+
+def test_arrays_of_several_libraries_in_one_file(tmp_path):
+    torch = peer("torch")
+    bridge.save(
+        tmp_path / "a.safetensors",
+        {"torch": torch.ones(2), "list": [1.5, 2.5], "numpy": np.ones(3), "buffer": b"abc"},
+    )
+    found = bridge.load(tmp_path / "a.safetensors")
+    assert {name: found[name].tolist() for name in found} == {
+        "torch": [1, 1],
+        "list": [1.5, 2.5],
+        "numpy": [1, 1, 1],
+        "buffer": [97, 98, 99],
+    }
+
+
+def test_a_loaded_file_is_saved_again_over_itself(tmp_path):
+    path = tmp_path / "a.safetensors"
+    bridge.save(path, {"x": np.arange(3000), "y": np.ones(5)})
+    file = bridge.load(path)
+    before = path.read_bytes()
+    bridge.save(path, file)
+    assert path.read_bytes() == before
+    assert file["x"].tolist() == list(range(3000))  # the pages of the old file
+
+
+def test_the_same_arrays_make_the_same_file(tmp_path):
+    for suffix in SUFFIXES:
+        for name in "ab":
+            bridge.save(tmp_path / f"{name}{suffix}", {"x": np.ones(3), "y": np.ones((2, 2))})
+        assert len({(tmp_path / f"{name}{suffix}").read_bytes() for name in "ab"}) == 1
+
+
+def test_progress(tmp_path):
+    calls = []
+    arrays = {"x": np.ones(5_000_000), "y": np.ones(3)}
+    bridge.save(tmp_path / "a.npz", arrays, progress=lambda *call: calls.append(call))
+    assert calls[-1] == (40_000_024, 40_000_024)
+    assert len(calls) == 4
+
+
+# Whole or not at all --------------------------------------------------------------
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.safetensors"
+    bridge.save(path, {"x": np.ones(3)})
+    before = path.read_bytes()
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bridge.save(path, {"x": np.zeros(3)}, progress=stop)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_has_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "plain").write_bytes(b"")
+    bridge.save(tmp_path / "a.npy", np.ones(3))
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
+    """One that only its owner may read does not become public."""
+    bridge.save(tmp_path / "a.npy", np.ones(3))
+    (tmp_path / "a.npy").chmod(0o640)
+    bridge.save(tmp_path / "a.npy", np.zeros(3))
+    assert stat.S_IMODE((tmp_path / "a.npy").stat().st_mode) == 0o640
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.npy").symlink_to(tmp_path / "folder" / "real.npy")
+    bridge.save(tmp_path / "link.npy", np.arange(3))
+    assert (tmp_path / "link.npy").is_symlink()
+    assert np.load(tmp_path / "folder" / "real.npy").tolist() == [0, 1, 2]
+
+
+def test_paths_that_cannot_be_written(tmp_path):
+    (tmp_path / "a.npy").mkdir()
+    with pytest.raises(bridge.FileError, match="not a regular file"):
+        bridge.save(tmp_path / "a.npy", np.ones(3))
+    with pytest.raises(FileNotFoundError):
+        bridge.save(tmp_path / "missing" / "a.npy", np.ones(3))
+    for name in ("a.gguf", "a", "a.pt"):
+        with pytest.raises(ValueError, match=r"writes \.safetensors, \.npz and \.npy"):
+            bridge.save(tmp_path / name, {"x": np.ones(3)})
+    with pytest.raises(TypeError, match="one array"):
+        bridge.save(tmp_path / "b.npy", {"x": np.ones(3)})
+    with pytest.raises(ValueError, match="no place for metadata"):
+        bridge.save(tmp_path / "b.npz", {"x": np.ones(3)}, {"a": "b"})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+def test_a_ctrl_c_at_any_moment_leaves_a_whole_file():
+    backend_or_skip("opencl")
+    out = run_script("""
+import gc, os, signal, tempfile, time
+import numpy as np
+import dlbridge as bridge
+from dlbridge.core.files import writing
+writing.PIECE = 1 << 12
+folder = tempfile.TemporaryDirectory()
+path = folder.name + "/a.safetensors"
+files = [{"x": np.full(30_000, i, "u1"), "y": np.full((50, 60), i, "i4").T} for i in (1, 2)]
+there = [{n: bridge.to_device(x, "opencl:0", copy=True) for n, x in f.items()} for f in files]
+bridge.save(path, there[0])
+fds = len(os.listdir("/proc/self/fd"))
+def once(delay):
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    limit = time.monotonic() + 0.05
+    while time.monotonic() < limit:
+        bridge.save(path, there[0])
+        bridge.save(path, there[1])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    time.sleep(0)
+def interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+heard, end, delay = 0, time.monotonic() + 1.5, 0
+while time.monotonic() < end:
+    delay = (delay + 7) % 1999
+    try:
+        once(20e-6 + delay * 5e-6)
+    except KeyboardInterrupt:
+        heard += 1
+    found = bridge.load(path, names=True)
+    values = {found["x"].numpy().min(), found["x"].numpy().max(), *found["y"].numpy().flat}
+    assert values in ({1}, {2}), values
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+del found
+gc.collect()
+print(heard > 10, os.listdir(folder.name), len(os.listdir("/proc/self/fd")) - fds)
+""")
+    assert out == "True ['a.safetensors'] 0\n"
+
+
+def test_errors_name_the_path_that_was_given(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        bridge.save(tmp_path / "missing" / "a.npy", np.ones(3))
+    assert caught.value.filename == str(tmp_path / "missing" / "a.npy")
+
+
+def test_a_read_only_file_system_is_named_by_the_path(tmp_path, monkeypatch):
+    """There even the removal of a file that does not exist fails, with another name."""
+
+    def refused(path, *_):
+        raise OSError(errno.EROFS, "read-only", str(path))
+
+    monkeypatch.setattr("builtins.open", refused)
+    monkeypatch.setattr("os.unlink", refused)
+    with pytest.raises(OSError, match="read-only") as caught:
+        bridge.save(tmp_path / "a.npy", np.ones(3))
+    assert caught.value.filename == str(tmp_path / "a.npy")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+def test_a_disk_that_is_full(suffix, tmp_path):
+    """The limit of a process on the size of files stands for it."""
+    path = tmp_path / f"a{suffix}"
+    out = run_script(f"""
+import errno, os, resource, signal
+import numpy as np
+import dlbridge as bridge
+path = {str(path)!r}
+def save(array):
+    bridge.save(path, array if path.endswith(".npy") else {{"x": array}})
+save(np.ones(3))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    save(np.ones(1_000_000))
+except OSError as error:
+    print(error.errno == errno.EFBIG, path in str(error))
+print(os.listdir({str(tmp_path)!r}) == [os.path.basename(path)])
+found = bridge.load(path)
+print((found if path.endswith(".npy") else found["x"]).tolist())
+""")
+    assert out == "True True\nTrue\n[1.0, 1.0, 1.0]\n"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # by zipfile
+def test_a_ctrl_c_while_a_member_is_opened(tmp_path, monkeypatch):
+    """The archive cannot be closed then, and that is not what the user hears."""
+    begin = zipfile.ZipFile._open_to_write
+
+    def interrupted(*given, **named):
+        member = begin(*given, **named)  # open as long as the traceback is there
+        raise KeyboardInterrupt(member)
+
+    monkeypatch.setattr(zipfile.ZipFile, "_open_to_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bridge.save(tmp_path / "a.npz", {"x": np.ones(3)})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,238 @@
+"""Importers of single libraries: the same Tensor as by the protocol, without its cost."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import weakref
+
+import numpy as np
+import pytest
+from peers import peer
+
+import dlbridge as bridge
+from dlbridge.core import prepared
+from dlbridge.core.incoming import importers, producers
+from dlbridge.core.incoming.importers import find_importer
+from dlbridge.core.incoming.producers import import_producer
+from dlbridge.core.outgoing import like
+
+RELABELLED = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+
+
+def torch_of(kind):
+    torch = peer("torch")
+    return torch.arange(6.0).reshape(2, 3).to(getattr(torch, kind))
+
+
+def jax_of(kind):
+    jax = peer("jax")
+    return jax.numpy.arange(6.0).reshape(2, 3).astype(kind)
+
+
+def tvm_ffi_of(kind):
+    return peer("tvm_ffi").from_dlpack(torch_of(kind))
+
+
+PRODUCERS = {"torch": torch_of, "jax": jax_of, "tvm_ffi": tvm_ffi_of}
+
+
+def description(t):
+    return t.dtype, t.shape, t.strides, t.device, t.data_ptr(), t.readonly, t.is_copied, t.origin
+
+
+@pytest.mark.parametrize("library", PRODUCERS)
+@pytest.mark.parametrize("kind", ["float32", "int32", "uint8", *RELABELLED])
+def test_the_same_tensor_as_by_the_protocol(kind, library):
+    x = PRODUCERS[library](kind)
+    importer = find_importer(type(x))
+    assert importer is not None
+    fast, slow = importer(x), import_producer(x, None, None, None)
+    assert description(fast) == description(slow)
+    assert fast.tobytes() == slow.tobytes()
+
+
+@pytest.mark.parametrize("library", PRODUCERS)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float8_e5m2"])
+def test_what_the_tensor_gives_away(kind, library):
+    t = bridge.from_dlpack(PRODUCERS[library](kind))
+    torch = peer("torch")
+    again = bridge.from_dlpack(t.__dlpack__(max_version=(1, 3)))
+    assert description(again)[:6] == description(t)[:6]
+    back = bridge.to_device(t, "cpu", like="torch")
+    assert back.dtype is getattr(torch, kind)
+    assert back.float().flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert t[1].tobytes() == t.tobytes()[len(t.tobytes()) // 2 :]
+    assert t.T.dtype is t.dtype
+    assert t.view("uint16" if kind == "bfloat16" else t.dtype).shape == (2, 3)
+
+
+def test_a_legacy_capsule_of_a_type_that_numpy_lacks():
+    t = bridge.from_dlpack(torch_of("bfloat16"))
+    again = bridge.from_dlpack(t.__dlpack__())
+    assert again.dtype is t.dtype
+    assert again.tobytes() == t.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn"])
+def test_hidden_state_of_types_that_numpy_lacks(kind):
+    torch = peer("torch")
+    with pytest.raises(BufferError, match="detach"):
+        bridge.from_dlpack(torch.zeros(2, dtype=torch.bfloat16, requires_grad=True))
+    negated = torch_of(kind)._neg_view()
+    with pytest.raises(BufferError, match="resolve_neg"):
+        bridge.from_dlpack(negated)
+
+
+def test_strides_and_empty_tensors_of_types_that_numpy_lacks():
+    torch = peer("torch")
+    x = torch.arange(24.0).reshape(2, 3, 4).to(torch.bfloat16)
+    for view in (x.permute(2, 0, 1), x[:, ::2], x[:0], x[0, 0, 0], x.expand(5, 2, 3, 4)):
+        t = bridge.from_dlpack(view)
+        assert (t.shape, t.dtype.name) == (tuple(view.shape), "bfloat16")
+        assert t.strides == view.stride() or not t.size
+        assert t.tobytes() == view.contiguous().view(torch.uint16).numpy().tobytes()
+
+
+@pytest.mark.parametrize("library", ["torch", "tvm_ffi"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_the_memory_lives_as_long_as_the_tensor(kind, library):
+    x = PRODUCERS[library](kind)
+    values = bridge.from_dlpack(x).tobytes()
+    t = bridge.from_dlpack(x)
+    del x
+    gc.collect()
+    assert t.tobytes() == values
+
+
+def test_a_tensor_of_torch_is_freed_with_its_last_user():
+    x = torch_of("bfloat16")
+    t = bridge.from_dlpack(x)
+    gone = weakref.ref(x)
+    del x
+    del t
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_deleted_jax_array_is_refused():
+    for kind in ("float32", "bfloat16"):
+        x = jax_of(kind)
+        x.delete()
+        with pytest.raises(BufferError, match="deleted"):
+            bridge.from_dlpack(x)
+
+
+def test_jax_arrays_stay_read_only_and_survive_delete():
+    x = jax_of("float32")
+    t = bridge.from_dlpack(x)
+    x.delete()
+    assert t.readonly
+    assert t.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_a_sub_byte_type_of_jax_goes_by_the_protocol():
+    x = jax_of("int4")
+    assert np.array_equal(np.asarray(bridge.asarray(np.asarray(x)).numpy(), "i1").ravel(), range(6))
+
+
+def test_what_numpy_refuses_keeps_its_type(monkeypatch):
+    """A relabelled struct that numpy does not take is given its own type again."""
+
+    def refuse(_capsule):
+        raise ValueError("a newer numpy may refuse more")
+
+    monkeypatch.setattr(np, "from_dlpack", refuse)
+    for x in (jax_of("bfloat16"), tvm_ffi_of("float8_e5m2")):
+        t = producers.import_capsule_of(x)
+        assert t.dtype.name == str(x.dtype)
+        assert t.tobytes() == bridge.from_dlpack(torch_of(t.dtype.name)).tobytes()
+
+
+class Alarm(Exception):
+    """What a signal handler raises."""
+
+
+def _raise_alarm(_number, _frame):
+    raise Alarm
+
+
+def _interrupted(*_arguments, **_keywords):
+    signal.raise_signal(signal.SIGUSR1)
+
+
+def test_an_exception_of_a_handler_is_no_refusal_of_a_table(monkeypatch):
+    """It may come in any function of ours; the producer is not asked again then."""
+    monkeypatch.setattr(producers, "adopt", _interrupted)
+    before = signal.signal(signal.SIGUSR1, _raise_alarm)
+    try:
+        with pytest.raises(Alarm):
+            producers.import_producer(torch_of("bfloat16"), None, None, None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_exception_of_a_handler_is_no_refusal_of_a_library(monkeypatch):
+    tensor = bridge.zeros(3)
+    library, _ = like.find_library("numpy")
+    monkeypatch.setattr(like, "find_library", lambda _name: (library, _interrupted))
+    before = signal.signal(signal.SIGUSR1, _raise_alarm)
+    try:
+        with pytest.raises(Alarm):
+            like.as_library(tensor, "numpy", None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def handled(*_arguments):
+    """A signal arrives in the library's own conversion."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+def importer_of_torch(_monkeypatch):
+    torch = peer("torch")
+
+    class Interrupted(torch.Tensor):
+        numpy = handled
+
+    return importers._MAKERS["torch", "Tensor"](Interrupted), torch.zeros(3)
+
+
+def importer_of_jax(monkeypatch):
+    array = jax_of("float32")
+    monkeypatch.setattr(importers, "memoryview", handled, raising=False)
+    return importers._MAKERS["jaxlib", "ArrayImpl"](type(array)), array
+
+
+def importer_of_tvm_ffi(monkeypatch):
+    tensor = peer("tvm_ffi").from_dlpack(np.zeros(3))
+    monkeypatch.setattr(np, "from_dlpack", handled)
+    return importers._MAKERS["tvm_ffi", "Tensor"](type(tensor)), tensor
+
+
+def conversion_of_torch(_monkeypatch):
+    torch = peer("torch")
+    _monkeypatch.setattr(torch, "from_numpy", handled)
+    return prepared._numpy_to_torch(), np.zeros(3)
+
+
+MAKERS = [importer_of_torch, importer_of_jax, importer_of_tvm_ffi, conversion_of_torch]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_signal_handlers_exception_is_no_refusal(make, monkeypatch):
+    """It was taken for one if it had the class that the library raises."""
+    convert, x = make(monkeypatch)
+
+    def handler(_number, _frame):
+        raise Refused
+
+    class Refused(TypeError, RuntimeError):
+        """What libraries raise when they refuse."""
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(Refused):
+            convert(x)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,585 @@
+"""Arrays of many libraries, in: nothing is lost, changed, written or copied against a promise.
+
+What needs a library that is not among the test packages is shown twice: here by
+a class with the same behaviour, and in ``tests/peers`` by the library itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import textwrap
+import weakref
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from peers import peer
+from raw_producer import Producer
+
+import dlbridge as bridge
+
+WAYS = [bridge.from_dlpack, bridge.asarray, lambda x: bridge.to_device(x, "cpu")]
+
+
+def run(script, *, fails=False, limit=60):
+    """The output of a script in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+    assert fails or done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# The exchange table and the producer's own checks -----------------------------------
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr", "to_mkldnn"])
+@pytest.mark.parametrize("take", WAYS)
+def test_torch_layouts_without_strides_are_named(layout, take):
+    torch = peer("torch")
+    x = getattr(torch.eye(3), layout)()
+    with pytest.raises(BufferError, match=r"layout .* has no strides; pass x\.to_dense\(\)"):
+        take(x)
+    assert take(x.to_dense()).tolist() == torch.eye(3).tolist()
+
+
+def test_torch_tensors_that_have_no_memory_are_named():
+    torch = peer("torch")
+    masked = peer("torch.masked")
+    x = masked.masked_tensor(torch.tensor([1.0, 2.0]), torch.tensor([True, False]))
+    for take in WAYS:
+        with pytest.raises(BufferError, match=r"mask.*to_tensor"):
+            take(x)
+        with pytest.raises(BufferError, match=r"ZeroTensor.*torch\.zeros"):
+            take(torch._efficientzerotensor((2,)))
+
+
+def test_after_any_error_of_a_table_the_method_is_asked():  # X14
+    """A table that fails, on a class whose own method says why (paddle, torch's sparse)."""
+    script = """
+        import ctypes
+        import numpy as np
+        from dlbridge.core.dlpack import foreign_tables
+        import dlbridge
+
+        class Table:
+            def export(self, x):
+                raise RuntimeError("frames of C++")
+
+        class Array:
+            def __init__(self, refuse): self.refuse = refuse
+            def __dlpack_device__(self): return (1, 0)
+            def __dlpack__(self, **keywords):
+                if self.refuse:
+                    raise BufferError("requires gradients: use detach()")
+                return np.ones(2).__dlpack__(**keywords)
+
+        foreign_tables._tables[Array] = Table()
+        print(dlbridge.from_dlpack(Array(False)).tolist())
+        try:
+            dlbridge.from_dlpack(Array(True))
+        except BufferError as error:
+            print(error, "|", type(error.__context__).__name__)
+    """
+    assert run(script).splitlines() == [
+        "[1.0, 1.0]",
+        "requires gradients: use detach() | RuntimeError",
+    ]
+
+
+# The producer moves ------------------------------------------------------------------
+
+
+class OnHexagon:
+    """An array on a device that no backend here serves; its library copies to the CPU."""
+
+    def __init__(self):
+        self.there = Producer((2,), device=(16, 0), content=np.array([1, 2], "f4").tobytes())
+        self.asked = []
+
+    def __dlpack_device__(self):
+        return (16, 0)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        self.asked.append(dl_device)
+        if dl_device == (1, 0):
+            if copy is False:
+                raise BufferError("not without a copy")
+            return np.array([1, 2], "f4").__dlpack__(max_version=max_version)
+        return self.there.capsule()
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x: bridge.from_dlpack(x, device="cpu"),
+        lambda x: bridge.to_device(x, "cpu"),
+        lambda x: bridge.asarray(x, device="cpu"),
+        lambda x: bridge.to_device(x, "cpu", copy=True),
+    ],
+)
+def test_a_library_moves_what_no_backend_can(take):
+    x = OnHexagon()
+    tensor = take(x)
+    assert (tensor.device, tensor.tolist()) == (bridge.device("cpu"), [1, 2])
+    assert (1, 0) in x.asked
+
+
+def test_the_plan_says_that_the_library_moves():
+    x = OnHexagon()
+    (step,) = bridge.plan(x, "cpu").steps
+    assert (step.kind, step.nbytes) == ("by library", 8)
+    assert "no backend here serves hexagon:0" in step.reason
+    assert (1, 0) not in x.asked  # nothing is moved for a plan
+    assert bridge.to_device(x, "cpu", like="numpy").tolist() == [1, 2]
+    with pytest.raises(BufferError, match=r"not without a copy"):
+        bridge.to_device(x, "cpu", copy=False)
+
+
+# numpy's subclasses --------------------------------------------------------------------
+
+NEEDS_NUMPYS_RULES = {
+    "bfloat16": lambda path: np.memmap(path, ml_dtypes.bfloat16, "r"),
+    "float8_e4m3fn": lambda path: np.memmap(path, ml_dtypes.float8_e4m3fn, "r"),
+    "int4": lambda path: np.memmap(path, ml_dtypes.int4, "r"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS_NUMPYS_RULES)
+def test_memmaps_of_small_types(tmp_path, name):
+    """Model weights."""
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(16))
+    x = NEEDS_NUMPYS_RULES[name](path)
+    for take in [*WAYS, lambda x: bridge.from_dlpack(x, copy=False)]:
+        tensor = take(x)
+        assert tensor.dtype is bridge.dtype(name)
+        assert tensor.data_ptr() == x.ctypes.data
+        assert tensor.readonly
+
+
+@pytest.mark.parametrize(
+    ("make", "way_out"),
+    [
+        (lambda: np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")]), r"array\['name'\]"),
+        (lambda: np.char.array(["a", "b"]), "numpy.uint32"),
+        (lambda: np.arange(3, dtype=">f4").view(np.memmap), "newbyteorder"),
+        (lambda: np.ones(2, np.longdouble).view(np.memmap), "float64"),
+    ],
+    ids=["recarray", "chararray", "big-endian", "long double"],
+)
+def test_subclasses_of_types_that_dlpack_has_not(make, way_out):  # P32, P33
+    for take in WAYS:
+        with pytest.raises(BufferError, match=f"numpy dtype .*{way_out}"):
+            take(make())
+
+
+@pytest.mark.parametrize("keywords", [{"copy": False}, {"device": "cpu"}, {"copy": True}])
+def test_numpys_own_class_by_every_way(keywords):
+    x = np.arange(3).astype(ml_dtypes.bfloat16)
+    assert bridge.from_dlpack(x, **keywords).dtype is bridge.dtype("bfloat16")
+
+
+def test_a_subclass_with_a_method_of_its_own_is_asked():
+    class Refuses(np.ndarray):
+        def __dlpack__(self, **_keywords):
+            raise BufferError("it has units")
+
+    with pytest.raises(BufferError, match=r"it has units"):
+        bridge.from_dlpack(np.ones(2).view(Refuses))
+
+
+# Devices that are not quite two ints ---------------------------------------------------
+
+
+class SaysNone(Producer):
+    """paddle 3.3 gives ``(kDLCPU, None)``."""
+
+    def __dlpack_device__(self):
+        return (bridge.DLDeviceType.kDLCPU, None)
+
+
+@pytest.mark.parametrize("keywords", [{}, {"copy": False}, {"device": "cpu"}])
+def test_a_cpu_device_without_a_number(keywords):
+    assert bridge.from_dlpack(SaysNone((2,)), **keywords).shape == (2,)
+
+
+def test_other_devices_need_their_number():  # C8
+    class Nowhere(Producer):
+        def __dlpack_device__(self):
+            return (2, None)
+
+    with pytest.raises(TypeError, match=r"not two ints"):
+        bridge.from_dlpack(Nowhere((2,)))
+
+
+# Only the backend of an object's own package is asked -----------------------------------
+
+DRIVERS = "sorted(n for n in sys.modules if n in ('pyopencl', 'dlbridge_opencl', 'dlbridge_vulkan', 'dlbridge_cuda', 'dlbridge_rocm', 'wgpu', 'dlbridge_webgpu'))"
+
+BUFFERS = {
+    "array": "array.array('f', [1, 2])",
+    "mmap": "mmap.mmap(-1, 8)",
+    "ctypes": "(ctypes.c_float * 2)(1, 2)",
+    "bytes": "b'12345678'",
+    "memoryview": "memoryview(bytearray(8))",
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_starts_no_driver(name):
+    """Nor does it load what takes milliseconds and is not needed."""
+    script = f"""
+        import array, ctypes, mmap, sys
+        import numpy, dlbridge
+        t = dlbridge.asarray({BUFFERS[name]})
+        assert t.nbytes == 8
+        print({DRIVERS}, sys.modules.keys() & {{"importlib.metadata", "logging"}})
+    """
+    assert run(script) == "[] set()"
+
+
+@pytest.mark.parametrize(
+    ("module", "make"),
+    [
+        ("PIL.Image", "PIL.Image.new('L', (4, 2))"),
+        ("pyarrow", "pyarrow.chunked_array([[1, 2], [3]])"),
+        ("decimal", "object()"),
+    ],
+)
+def test_other_objects_start_no_driver(module, make):
+    peer(module)
+    script = f"""
+        import sys, {module}, dlbridge
+        try:
+            dlbridge.asarray({make})
+        except TypeError as error:
+            assert "no backend has objects of that package" in str(error)
+        print({DRIVERS})
+    """
+    assert run(script) == "[]"
+
+
+def test_an_object_of_a_backends_package_loads_that_backend_only():
+    script = f"""
+        import sys, numpy, dlbridge
+        fake = dlbridge.to_device(numpy.ones(2), "ext_dev:0").to_native()
+        assert type(fake).__module__.startswith("dlbridge_fake")
+        assert dlbridge.asarray(fake).tolist() == [1, 1]
+        print({DRIVERS})
+    """
+    assert run(script) == "[]"
+
+
+# Memory that a library lends ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [0, 1, 2])
+def test_an_array_that_lends_its_memory_is_kept(way):
+    """ONNX Runtime's capsules do not keep the numpy array that a value was made of."""
+
+    class OrtValue(Producer):
+        pass
+
+    OrtValue.__module__ = "onnxruntime.capi.onnxruntime_inference_collection"
+    x = OrtValue((2,), content=np.array([1, 2], "f4").tobytes())
+    alive = weakref.ref(x)
+    tensor = WAYS[way](x)
+    del x
+    gc.collect()
+    assert alive() is not None
+    view = tensor[1:]
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    assert view.tolist() == [2]
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+# Values stay what they are, and copies are as asked for ---------------------------------
+
+
+class Behind:
+    """An object with ``__array__``, which gives what it is told."""
+
+    def __init__(self, give):
+        self.give = give
+
+    def __array__(self, dtype=None, copy=None):
+        return self.give()
+
+
+MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [Behind(lambda: MASKED), [MASKED, MASKED], [[1.0, 2.0], MASKED], ([MASKED],)],
+    ids=["behind __array__", "in a list", "beside numbers", "deeper"],
+)
+def test_masks_are_not_dropped(x):
+    for take in (bridge.asarray, lambda x: bridge.to_device(x, "cpu")):
+        with pytest.raises(BufferError, match=r"mask.*(fill|filled)"):
+            take(x)
+
+
+def test_gradients_in_a_list_are_not_dropped():
+    torch = peer("torch")
+    with pytest.raises(BufferError, match=r"detach"):
+        bridge.asarray([torch.ones((), requires_grad=True)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Behind(lambda: np.ones(3)),  # a new array each time
+        lambda: peer("PIL.Image").new("L", (4, 2)),
+    ],
+    ids=["a new array each time", "an image"],
+)
+def test_copy_false_is_no_promise_to_break(make):  # C35
+    x = make()
+    assert bridge.asarray(x).shape == np.asarray(x).shape
+    with pytest.raises(BufferError, match=r"no memory to share and copy=False"):
+        bridge.asarray(x, copy=False)
+
+
+def test_array_methods_that_share_are_taken_with_copy_false():
+    x = np.ones(3)
+    assert bridge.asarray(Behind(lambda: x), copy=False).data_ptr() == x.ctypes.data
+
+
+def test_null_values_are_refused():
+    pyarrow = peer("pyarrow")
+    for x in (pyarrow.array([1, None, 3]), pyarrow.chunked_array([[1], [None]])):
+        with pytest.raises(BufferError, match=r"null value.*fill_null"):
+            bridge.asarray(x)
+    assert bridge.asarray(pyarrow.array([None, 2, 3])[1:]).tolist() == [2, 3]
+
+
+def test_columns_of_several_types_are_refused():
+    pyarrow = peer("pyarrow")
+    numbers = pyarrow.table({"a": [2**60 + 1], "b": [1.5]})
+    with pytest.raises(BufferError, match=r"several types \(double, int64\)"):
+        bridge.asarray(numbers)
+    assert bridge.asarray(pyarrow.table({"a": [1, 2], "b": [3, 4]})).tolist() == [[1, 3], [2, 4]]
+
+
+# Messages ------------------------------------------------------------------------------------
+
+
+def test_sparse_arrays_are_named():
+    sparse = peer("scipy.sparse")
+    for take in (bridge.asarray, lambda x: bridge.to_device(x, "cpu")):
+        with pytest.raises(BufferError, match=r"sparse scipy.*x\.toarray\(\)"):
+            take(sparse.csr_array(np.eye(2)))
+
+
+def test_an_unknown_object_is_named():
+    with pytest.raises(TypeError, match=r"fractions\.Fraction is not a tensor"):
+        bridge.asarray(Fraction(1, 2))
+
+
+# A library of another package -----------------------------------------------------------------
+
+ENTRY_POINT = """
+    import sys
+    from importlib import metadata
+    import numpy as np
+
+    folder = {folder!r}
+    sys.path.insert(0, folder)
+    import toylib, dlbridge
+    x = toylib.Array(np.arange(3.0))
+    try:
+        dlbridge.asarray(toylib.Array(None))
+    except BufferError as error:
+        print(error)
+    print(dlbridge.asarray(x).readonly)
+    y = dlbridge.to_device(np.ones(2), "cpu", like="toylib")
+    print(type(y).__name__, dlbridge.explain(np.ones(2), "cpu", like=x).splitlines()[-1])
+"""
+
+
+def test_a_library_describes_itself_by_entry_point(tmp_path):
+    (tmp_path / "toylib.py").write_text(
+        textwrap.dedent("""
+            import numpy as np
+            class Array:
+                def __init__(self, x): self.x = x
+                def __dlpack_device__(self): return (1, 0)
+                def __dlpack__(self, stream=None): return self.x.__dlpack__()
+                @property
+                def dtype(self): return self.x.dtype
+                @property
+                def shape(self): return self.x.shape
+        """)
+    )
+    (tmp_path / "toylib_bridge.py").write_text(
+        textwrap.dedent("""
+            from dlbridge.errors import ExchangeError
+            from dlbridge.libraries import Library
+            import toylib
+
+            def refuse(x):
+                if x.x is None:
+                    raise ExchangeError("a toy without an array; wind it up")
+
+            LIBRARY = Library(
+                "toylib", ("toylib.Array",), refuse=refuse, immutable=True,
+                make=lambda t: toylib.Array(t.numpy()), copies=False, keeps_readonly=True,
+            )
+        """)
+    )
+    info = tmp_path / "toylib-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toylib\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dlbridge.libraries]\ntoylib = toylib_bridge:LIBRARY\n")
+    lines = run(ENTRY_POINT.format(folder=str(tmp_path))).splitlines()
+    assert lines[0] == "a toy without an array; wind it up"
+    assert lines[1] == "True"
+    assert lines[2] == "Array   2. wrap as toylib.Array (no copy)"
+
+
+# What stands for a value, or is not one block of memory, in torch and jax ------------------
+
+
+@pytest.mark.parametrize("take", [*WAYS, lambda x: bridge.explain(x, "cpu")])
+def test_torch_tensors_of_other_kinds_are_named(take):
+    torch = peer("torch")
+    parts = [torch.ones(2), torch.ones(3)]
+    for layout in (torch.strided, torch.jagged):
+        with pytest.raises(BufferError, match=r"nested.*x\.to_padded_tensor.*x\.unbind\(\)"):
+            take(torch.nested.nested_tensor(parts, layout=layout))
+    with pytest.raises(BufferError, match=r"quantized.*x\.dequantize\(\)"):
+        take(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
+    for transform in (torch.vmap, torch.func.grad):
+        with pytest.raises(BufferError, match=r"torch\.vmap.*outside of that function"):
+            transform(take)(torch.ones(2))
+
+
+@pytest.mark.parametrize("take", [*WAYS, lambda x: bridge.explain(x, "cpu")])
+def test_jax_values_without_memory_are_named(take):
+    jax = peer("jax")
+    for transform in (jax.jit, jax.vmap):
+        with pytest.raises(BufferError, match=r"being traced.*outside of jax\.jit"):
+            transform(take)(jax.numpy.ones(2))
+    with pytest.raises(BufferError, match=r"jax\.random\.key_data\(x\)"):
+        take(jax.random.key(0))
+    with pytest.raises(BufferError, match=r"int4.*numpy\.asarray\(x\)"):
+        take(jax.numpy.arange(3, dtype="int4"))
+    with pytest.raises(BufferError, match=r"sparse.*x\.todense\(\)"):
+        take(peer("jax.experimental.sparse").BCOO.fromdense(jax.numpy.eye(2)))
+
+
+def test_arrow_types_are_named():
+    pyarrow = peer("pyarrow")
+    for take in WAYS:
+        with pytest.raises(BufferError, match=r"BooleanArray.*bits.*x\.cast\('uint8'\)"):
+            take(pyarrow.array([True, False]))
+        with pytest.raises(BufferError, match=r"StringArray of string.*cast"):
+            take(pyarrow.array(["a"]))
+    pictures = pyarrow.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(2, 2))
+    assert bridge.asarray(pictures).shape == (2, 2)
+    kind = pyarrow.fixed_shape_tensor(pyarrow.int64(), [2])
+    holes = pyarrow.array([[1, None], [3, 4]], pyarrow.list_(pyarrow.int64(), 2))
+    for take in WAYS:
+        with pytest.raises(BufferError, match=r"1 null values.*fill_null"):
+            take(pyarrow.ExtensionArray.from_storage(kind, holes))
+
+
+# Lists of numbers and of arrays ----------------------------------------------------------------
+
+BIG = 2**60 + 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [BIG, 0.5],
+        lambda: [np.int64(BIG), 0.5],
+        lambda: [[np.uint64(2**64 - 1)], [np.int64(-1)]],
+        lambda: [BIG, 1j],
+        lambda: [np.array([BIG]), np.array([1j])],
+        lambda: [peer("torch").tensor(BIG), 0.5],
+        lambda: [peer("torch").tensor([BIG]), peer("torch").tensor([0.5])],
+    ],
+    ids=["int", "numpy", "unsigned", "complex", "arrays", "torch 0-d", "torch"],
+)
+def test_integers_in_a_list_keep_their_value(make):
+    with pytest.raises(ValueError, match=r"cannot become (float64|complex128), their common type"):
+        bridge.asarray(make())
+
+
+@pytest.mark.parametrize("name", ["torch", "jax.numpy", "tvm_ffi", "dlbridge"])
+def test_lists_of_arrays_keep_their_type(name):
+    library = peer(name)
+    for kind in ("float32", "bfloat16"):
+        x = bridge.to_device(np.ones(2).astype(bridge.dtype(kind).numpy), "cpu", like=library)
+        tensor = bridge.asarray([[x], [x]])
+        assert (tensor.dtype, tensor.shape) == (bridge.dtype(kind), (2, 1, 2))
+        assert tensor.tolist() == [[[1, 1]]] * 2
+
+
+def test_what_is_refused_is_refused_in_a_list():
+    """As `polars.Series` with nulls, which numpy would make NaN of (``tests/peers``)."""
+    pyarrow = peer("pyarrow")
+    there = bridge.to_device(np.ones(2), "ext_dev:0")
+    for x, way_out in (
+        (pyarrow.table({"a": [BIG], "b": [1.5]}), "several types"),
+        (there, r"to_device\(t, 'cpu'\)"),
+    ):
+        with pytest.raises(BufferError, match=way_out):
+            bridge.asarray([x])
+
+
+def test_small_types_in_a_list_become_the_wanted_one():
+    torch = peer("torch")
+    x = [torch.tensor([1.0, 300.0], dtype=torch.bfloat16)]
+    assert bridge.asarray(x, dtype="float32").tolist() == [[1, 300]]
+    assert bridge.asarray(x, dtype="int32").tolist() == [[1, 300]]
+    with pytest.raises(ValueError, match=r"the value 300.0 at \[0, 1\] cannot become uint8"):
+        bridge.asarray(x, dtype="uint8")
+
+
+def test_a_list_that_is_no_rectangle():
+    with pytest.raises(ValueError, match=r"a tensor is a rectangle.*pad") as caught:
+        bridge.asarray([[1, 2], [3]])
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(ValueError, match="a tensor is a rectangle"):
+        bridge.asarray([np.ones(2), np.ones(3)], dtype="float32")
+
+
+def test_a_list_that_contains_itself():
+    numbers = [1]
+    numbers.append(numbers)
+    with pytest.raises(ValueError, match="contains itself"):
+        bridge.asarray(numbers)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "way_out"),
+    [
+        (ctypes.pointer(ctypes.c_int(3)), r"POINTER|LP_c_int.*x\.contents"),
+        (ctypes.c_void_p(1), r"c_void_p.*no numbers"),
+    ],
+)
+def test_a_pointer_of_ctypes_is_no_array(pointer, way_out):
+    with pytest.raises(TypeError, match=way_out):
+        bridge.asarray(pointer)
+
+
+def test_a_reference_of_jax_is_read_before():
+    jax = peer("jax")
+    with pytest.raises(bridge.ExchangeError, match=r"x\[\.\.\.\]"):
+        bridge.asarray(jax.new_ref(jax.numpy.ones(3)))

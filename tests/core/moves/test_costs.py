@@ -1,0 +1,102 @@
+"""Strided copies take the cheaper way: one call for each run, or all that lies between them."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+from dlbridge_fake import Fake
+
+import dlbridge as bridge
+from dlbridge.core.plugins import registry
+
+NAME = "costs_of_a_test"
+DEVICE = f"{NAME}:0"
+
+
+class CopiesRuns:
+    """A backend with `SupportsCopy` and no other capability; counts the calls of its copies."""
+
+    api = 1
+    device_type = 12
+
+    def __init__(self):
+        self.fake = Fake()
+        self.calls = collections.Counter()
+
+    def device_count(self):
+        return 2
+
+    def allocate(self, device_id, nbytes, alignment, stream):
+        return self.fake.allocate(device_id, nbytes, alignment, stream)
+
+    def free(self, device_id, data, stream):
+        self.fake.free(device_id, data, stream)
+
+    def copy_from_host(self, target, source, stream):
+        self.calls["from host"] += 1
+        self.fake.copy_from_host(target, source, stream)
+
+    def copy_to_host(self, source, into, stream):
+        self.calls["to host"] += 1
+        self.fake.copy_to_host(source, into, stream)
+
+    def copy(self, target, source, stream):
+        self.calls["copy"] += 1
+        self.fake.copy(target, source, stream)
+
+    def current_stream(self, device_id):
+        return 0
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    monkeypatch.setitem(registry._registered, NAME, CopiesRuns)
+    yield bridge.backend(NAME)
+    registry.LOADED.pop(NAME, None)
+
+
+def test_many_short_runs_go_through_the_host(plugin):
+    """4096 runs of 4 bytes: two calls, and not 4096."""
+    array = np.arange(4096 * 4096, dtype="u4").view("u1")[: 4096 * 4096].reshape(4096, 4096)
+    there = bridge.to_device(array, DEVICE)
+    plugin.calls.clear()
+    plan = bridge.plan(there[:, 5:9], DEVICE, copy=True)
+    assert [step.kind for step in plan.steps] == ["download", "upload"]
+    assert "so many calls that the host is faster" in str(plan)
+    moved = bridge.to_device(there[:, 5:9], DEVICE, copy=True)
+    assert plugin.calls == {"to host": 1, "from host": 1}
+    assert (bridge.to_device(moved, "cpu", like="numpy") == array[:, 5:9]).all()
+
+
+def test_few_long_runs_are_copied_one_by_one(plugin):
+    """The host would move half a megabyte twice."""
+    array = np.arange(8 * 65536, dtype="u4").reshape(8, 65536)
+    there = bridge.to_device(array, DEVICE)
+    plugin.calls.clear()
+    moved = bridge.to_device(there[:, : 1 << 15], DEVICE, copy=True)
+    assert plugin.calls == {"copy": 8}
+    assert (bridge.to_device(moved, "cpu", like="numpy") == array[:, : 1 << 15]).all()
+
+
+def test_few_far_runs_to_the_host(plugin):
+    """Two rows of a large tensor: not all that lies between them."""
+    array = np.arange(512 * 8192, dtype="u4").reshape(512, 8192)
+    there = bridge.to_device(array, DEVICE)
+    plugin.calls.clear()
+    rows = there[::511]
+    assert bridge.plan(rows, "cpu", copy=True).nbytes == rows.nbytes
+    assert (bridge.to_device(rows, "cpu", copy=True, like="numpy") == array[::511]).all()
+    assert plugin.calls == {"to host": 2}
+
+
+def test_a_strided_target_is_not_made_worse(plugin):
+    """Its runs take as many calls from the host: then the device copies them itself."""
+    array = np.zeros((1000, 100), "u1")
+    there, source = bridge.to_device(array, DEVICE), bridge.to_device(array + 7, DEVICE)
+    plugin.calls.clear()
+    bridge.copy_(there[:, 3:5], source[:, 9:11])
+    assert plugin.calls == {"copy": 1000}
+    array[:, 3:5] = 7
+    assert (bridge.to_device(there, "cpu", like="numpy") == array).all()

@@ -1,0 +1,227 @@
+"""A Tensor by numpy's array interface and by Arrow's PyCapsule interface, and its dtype in numpy."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+from peers import peer
+
+import dlbridge as bridge
+
+
+def test_the_array_interface_is_the_memory():
+    x = np.arange(12, dtype="i2").reshape(3, 4)[:, ::2]
+    tensor = bridge.from_dlpack(x)
+    interface = tensor.__array_interface__
+    assert interface["version"] == 3
+    assert interface["data"] == (x.ctypes.data, False)
+    assert (interface["shape"], interface["strides"]) == ((3, 2), (8, 4))
+    assert np.asarray(tensor).ctypes.data == x.ctypes.data
+    assert tensor.__array_interface__ is not interface
+
+
+def test_the_array_interface_keeps_read_only():
+    x = np.arange(3.0)
+    x.flags.writeable = False
+    assert bridge.from_dlpack(x).__array_interface__["data"][1]
+    assert not np.asarray(bridge.from_dlpack(x)).flags.writeable
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bridge.zeros(3, device="ext_dev:0"),
+        lambda: bridge.zeros(3, "bfloat16"),
+        lambda: bridge.empty(4, "int4"),
+        lambda: bridge.empty(4, "float32x4"),
+    ],
+    ids=["device", "bfloat16", "int4", "lanes"],
+)
+def test_no_array_interface_where_numpy_has_none(make):
+    tensor = make()
+    assert not hasattr(tensor, "__array_interface__")
+    with pytest.raises(AttributeError, match=r"no .*(array interface|__array_interface__).*; "):
+        tensor.__array_interface__
+
+
+def test_numpy_still_gets_the_types_of_ml_dtypes():
+    assert np.asarray(bridge.zeros(3, "bfloat16")).dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "bool", "complex128", "bfloat16", "int4"])
+def test_numpys_dtype_of_a_dtype(name):
+    dtype = bridge.dtype(name)
+    assert np.dtype(dtype) == dtype.numpy
+    assert np.zeros(2, dtype).dtype == dtype.numpy
+
+
+@pytest.mark.parametrize("name", ["int8", "uint16", "int64", "float16", "float32", "float64"])
+def test_arrow_arrays_share_the_memory(name):
+    pyarrow = peer("pyarrow")
+    x = np.arange(5).astype(name)
+    column = pyarrow.array(bridge.from_dlpack(x)[1:])
+    assert str(column.type) == {
+        "float16": "halffloat",
+        "float32": "float",
+        "float64": "double",
+    }.get(name, name)
+    assert column.buffers()[1].address == x.ctypes.data + x.itemsize
+    assert column.to_pylist() == [1, 2, 3, 4]
+    back = bridge.from_dlpack(column)
+    assert (back.data_ptr(), back.readonly) == (x.ctypes.data + x.itemsize, True)
+
+
+def test_an_arrow_array_keeps_the_memory_and_lets_it_go():
+    pyarrow = peer("pyarrow")
+
+    class Owner:
+        def __init__(self, array):
+            self.array = array
+            self.__array_interface__ = array.__array_interface__
+
+    owner = Owner(np.arange(1000.0))
+    gone = weakref.ref(owner)
+    column = pyarrow.array(bridge.asarray(owner))
+    del owner
+    gc.collect()
+    assert gone() is not None
+    assert column[-1].as_py() == 999
+    del column
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: bridge.zeros((2, 2)), "2 dimensions on cpu:0.*one on the CPU"),
+        (lambda: bridge.zeros(3, device="ext_dev:0"), "1 dimensions on ext_dev:0"),
+        (lambda: bridge.zeros(3, "bool"), "bool cannot be exported.*Arrow packs bools"),
+        (lambda: bridge.zeros(3, "bfloat16"), "bfloat16 cannot be exported"),
+        (lambda: bridge.from_dlpack(np.zeros(6)[::2]), r"strides \(2,\).*compact memory"),
+    ],
+    ids=["matrix", "device", "bool", "bfloat16", "strided"],
+)
+def test_what_arrow_cannot_hold_in_place(make, match):
+    peer("pyarrow")
+    tensor = make()
+    assert not hasattr(tensor, "__arrow_c_array__")
+    with pytest.raises(AttributeError, match=match):
+        tensor.__arrow_c_array__
+
+
+class Column:
+    """An Arrow producer that is not a DLPack producer."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __arrow_c_array__(self, requested_schema=None):
+        return self.array.__arrow_c_array__(requested_schema)
+
+
+def test_arrow_arrays_in():
+    pyarrow = peer("pyarrow")
+    x = np.arange(6, dtype="f4")
+    column = Column(pyarrow.array(x)[2:])
+    tensor = bridge.asarray(column, copy=False)
+    assert tensor.tolist() == [2, 3, 4, 5]
+    assert tensor.readonly
+    assert tensor.data_ptr() == column.array.buffers()[1].address + 8
+    del column
+    gc.collect()
+    assert tensor.tolist() == [2, 3, 4, 5]
+
+
+def test_arrow_chunks_in():
+    pyarrow = peer("pyarrow")
+    one, two = pyarrow.chunked_array([[1, 2]]), pyarrow.chunked_array([[1], [2, 3]])
+    address = one.chunk(0).buffers()[1].address
+    assert bridge.asarray(one, copy=False).data_ptr() == address
+    assert bridge.asarray(two).tolist() == [1, 2, 3]
+    with pytest.raises(BufferError, match=r"2 chunks.*copy=False"):
+        bridge.asarray(two, copy=False)
+    assert bridge.asarray(pyarrow.chunked_array([], pyarrow.int8())).shape == (0,)
+
+
+def test_arrow_bools_are_unpacked():
+    pyarrow = peer("pyarrow")
+    values = [True, False, True] * 7
+    column = Column(pyarrow.array(values)[3:])
+    assert bridge.asarray(column).tolist() == values[3:]
+    with pytest.raises(BufferError, match=r"packed bools.*copy=False"):
+        bridge.asarray(column, copy=False)
+
+
+@pytest.mark.parametrize("kind", ["string", "date32", "decimal128", "dictionary", "list"])
+def test_arrow_types_that_are_not_plain_numbers(kind):
+    pyarrow = peer("pyarrow")
+    columns = {
+        "string": pyarrow.array(["a"]),
+        "date32": pyarrow.array([1], pyarrow.date32()),
+        "decimal128": pyarrow.array([1], pyarrow.decimal128(20)),
+        "dictionary": pyarrow.array([1, 1]).dictionary_encode(),
+        "list": pyarrow.array([[1]]),
+    }
+    with pytest.raises(BufferError, match=r"not a plain number.*cast it"):
+        bridge.asarray(Column(columns[kind]))
+
+
+def test_a_null_behind_the_interface():
+    pyarrow = peer("pyarrow")
+    with pytest.raises(BufferError, match=r"1 null value, .*fill_null"):
+        bridge.asarray(Column(pyarrow.array([1, None, 3])))
+    assert bridge.asarray(Column(pyarrow.array([None, 2, 3])[1:])).tolist() == [2, 3]
+
+
+def test_a_used_arrow_capsule_and_a_wrong_one():
+    pyarrow = peer("pyarrow")
+    capsules = pyarrow.array([1.0]).__arrow_c_array__()
+
+    class Used:
+        def __arrow_c_array__(self, requested_schema=None):
+            return capsules
+
+    assert bridge.asarray(Used()).tolist() == [1]
+    with pytest.raises(BufferError, match=r"used already"):
+        bridge.asarray(Used())
+
+    class Wrong:
+        def __arrow_c_array__(self, requested_schema=None):
+            return capsules[::-1]
+
+    with pytest.raises(BufferError, match=r"'arrow_schema' was expected"):
+        bridge.asarray(Wrong())
+
+
+def test_a_failing_arrow_stream():
+    pyarrow = peer("pyarrow")
+
+    class Fails:
+        def __arrow_c_stream__(self, requested_schema=None):
+            def batches():
+                yield pyarrow.record_batch({"a": [1]})
+                raise ValueError("the disk is full")
+
+            schema = pyarrow.schema({"a": pyarrow.int64()})
+            reader = pyarrow.RecordBatchReader.from_batches(schema, batches())
+            return reader.__arrow_c_stream__(requested_schema)
+
+    with pytest.raises(BufferError, match=r"stream of the .*Fails failed.*the disk is full"):
+        bridge.asarray(Fails())
+
+
+def test_arrow_imports_leak_nothing():
+    pyarrow = peer("pyarrow")
+    column = Column(pyarrow.array(np.arange(1000.0)))
+    bridge.asarray(column)
+    before = pyarrow.total_allocated_bytes()
+    for _ in range(100):
+        bridge.asarray(column)
+        bridge.asarray(pyarrow.chunked_array([np.arange(1000.0)]))
+    gc.collect()
+    assert pyarrow.total_allocated_bytes() == before

@@ -1,0 +1,238 @@
+"""What is checked when a backend is loaded; each error names the package that provides it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from dlbridge_fake import Fake
+
+import dlbridge as bridge
+from dlbridge import protocol
+from dlbridge.core.plugins import registry
+from dlbridge.core.plugins.contract import capabilities, members
+from dlbridge.core.plugins.cpu import CPU
+from dlbridge.errors import BackendError, DeviceMemoryError
+
+NAME = "loaded_by_a_test"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Load a subclass of *base* with other attributes, as an installed package's."""
+    monkeypatch.setattr(registry, "_registered", {})
+
+    def load(base=Fake, name=NAME, **attributes):
+        bridge.register_backend(name, type("Theirs", (base,), attributes))
+        try:
+            return bridge.backend(name)
+        finally:
+            registry.LOADED.pop(name, None)
+            registry._registered.clear()
+
+    return load
+
+
+@pytest.mark.parametrize("api", [None, True, "1", 1.0])
+def test_the_version_is_an_integer(load, api):
+    with pytest.raises(BackendError, match=re.escape(f"api = {api!r}; ") + ".*literal: api = 1"):
+        load(api=api)
+
+
+@pytest.mark.parametrize(
+    ("api", "says"),
+    [(1, "upgrade that backend"), (5, "upgrade dlbridge")],
+    ids=["too old", "too new"],
+)
+def test_versions_outside_the_range_are_refused(load, monkeypatch, api, says):
+    monkeypatch.setattr(protocol, "API", 4)
+    monkeypatch.setattr(protocol, "MIN_API", 2)
+    with pytest.raises(BackendError, match=f"speaks backend API {api}, .* 2 to 4; {says}"):
+        load(api=api)
+
+
+def test_the_oldest_version_is_taken_with_a_warning(load, monkeypatch):
+    monkeypatch.setattr(protocol, "API", 4)
+    monkeypatch.setattr(protocol, "MIN_API", 2)
+    with pytest.warns(FutureWarning, match=f"Theirs .registered by hand.: .*{NAME}.* API 2"):
+        assert load(api=2).device_count() == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(api=3)
+        load(api=4)
+
+
+def test_no_warning_while_there_is_one_version(load):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load().api == 1
+
+
+@pytest.mark.parametrize(
+    ("device_type", "says"),
+    [
+        ("kDLWebGPU", "as a number, 15 for kDLWebGPU"),
+        (None, "as a number"),
+        (True, "device_type = True"),
+        (0, "a positive int32"),
+        (-4, "a positive int32"),
+        (1 << 31, "a positive int32"),
+    ],
+)
+def test_the_device_type_is_one_of_dlpack(load, device_type, says):
+    with pytest.raises(BackendError, match=f"Theirs .registered by hand.: .*{says}"):
+        load(device_type=device_type)
+
+
+def test_dlpacks_names_belong_to_its_device_types(load):
+    with pytest.raises(BackendError, match=r"'hexagon' belongs to kDLHexagon \(16\).* is 12"):
+        load(name="hexagon")
+    assert load(name="hexagon", device_type=16).device_type == 16
+
+
+def old_copy(self, device_id, data, offset, source, stream):
+    """As it was before there were spans."""
+
+
+def swapped(self, source, target, stream):
+    """Same number of arguments."""
+
+
+def keyword(self, target, source, *, stream):
+    """Cannot be called by position."""
+
+
+def too_many(self, target, source, stream, progress):
+    """Needs one more."""
+
+
+def one_keyword_more(self, target, source, stream, *, progress):
+    """Needs one more, by its name."""
+
+
+@pytest.mark.parametrize("function", [old_copy, swapped, keyword, too_many, one_keyword_more])
+@pytest.mark.parametrize("member", ["copy_from_host", "copy"])
+def test_other_parameters_are_refused(load, member, function):
+    with pytest.raises(BackendError, match=rf"{member} takes \(.*contract says \(target, source"):
+        load(**{member: function})
+
+
+def test_a_member_that_is_no_method_is_refused(load):
+    with pytest.raises(BackendError, match="synchronize is 7, not a method"):
+        load(synchronize=7)
+
+
+def test_more_parameters_with_defaults_are_the_backends_own_affair(load):
+    def more(self, target, source, stream, progress=None):
+        """Can be called as the contract says."""
+
+    def by_keyword(self, target, source, stream, *, progress=None, **others):
+        """As well."""
+
+    def any_number(self, *arguments):
+        """This, too."""
+
+    for function in (more, by_keyword, any_number, staticmethod(lambda *arguments: None)):
+        load(copy=function)
+    load(base=CPU, device_type=12, copy=len)  # written in C: nothing can be read
+
+
+@pytest.mark.parametrize(
+    ("facts", "match"),
+    [
+        ({"copy_alignment": 3}, "copy_alignment is 3; .* a power of two"),
+        ({"copy_alignment": 0}, "copy_alignment is 0"),
+        ({"copy_alignment": "4"}, "copy_alignment is '4'"),
+        ({"copy_alignment": True}, "copy_alignment is True"),
+        ({"max_copy_nbytes": 0}, "max_copy_nbytes is 0; .*at least copy_alignment .1."),
+        (
+            {"copy_alignment": 8, "max_copy_nbytes": 4},
+            "max_copy_nbytes is 4; .*at least copy_alignment .8.",
+        ),
+        ({"max_copy_nbytes": 1.5}, "max_copy_nbytes is 1.5"),
+        ({"host_copies_block": 1}, "host_copies_block is 1; it is True or False"),
+        ({"max_strided_ndim": "2"}, "max_strided_ndim is '2'; .* dimensions, at least 1"),
+        ({"max_strided_ndim": 0}, "max_strided_ndim is 0"),
+        ({"max_strided_ndim": True}, "max_strided_ndim is True"),
+        ({"max_strided_ndim": 2.0}, "max_strided_ndim is 2.0"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(load, facts, match):
+    with pytest.raises(BackendError, match=f"registered by hand.: backend '{NAME}': {match}"):
+        load(**facts)
+
+
+def test_every_fact_is_checked(load):
+    """No declared attribute of the contract is taken whatever it is."""
+    declared = {name for name in vars(protocol.Facts) if not name.startswith("_")}
+    for contract in (protocol.Backend, *capabilities()):
+        declared |= {name for name, function in members(contract).items() if function is None}
+    assert {"copy_alignment", "api", "max_strided_ndim"} < declared
+    for name in declared:
+        with pytest.raises(BackendError, match=name):
+            load(**{name: "no such value"})
+
+
+@pytest.mark.parametrize("start", [0x5AFE_0000_0000_0001, 1 << 40, 256])
+def test_a_handle_on_a_device_that_the_host_reads(start):
+    """The host would read at that address, and the process would end."""
+    code = f"""
+import itertools
+import dlbridge as bridge
+from dlbridge_fake import Fake
+
+class Handles(Fake):
+    device_type = 3
+    def __init__(self):
+        super().__init__()
+        self.handles = itertools.count({start}, 256)
+
+bridge.register_backend("pinned_by_a_test", Handles)
+try:
+    bridge.zeros(3, "float32", "pinned_by_a_test:0").tolist()
+except bridge.BackendError as exc:
+    print(exc)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Handles (registered by hand): backend 'pinned_by_a_test'" in done.stdout
+    assert "data must be an address" in done.stdout
+
+
+def test_what_is_tried_on_a_device_that_the_host_reads(load):
+    """What `Backend.device_type` says, and nothing more; a refusal there is no error."""
+    calls = []
+
+    class Written(CPU):
+        def current_stream(self, device_id):
+            calls.append(("current_stream", device_id))
+            return super().current_stream(device_id)
+
+        def allocate(self, *given):
+            calls.append(("allocate", *given))
+            return super().allocate(*given)
+
+        def free(self, device_id, data, stream):
+            calls.append(("free", device_id))
+            super().free(device_id, data, stream)
+
+    load(base=Written, device_type=3)
+    assert calls == [("current_stream", 0), ("allocate", 0, 256, 256, 0), ("free", 0)]
+    for said in ("``current_stream(0)``", "``allocate(0, 256, 256, stream)``"):
+        assert said in Path(protocol.__file__).read_text(encoding="utf-8")
+
+    def full(self, *given):
+        raise DeviceMemoryError("no room")
+
+    load(base=Written, device_type=3, allocate=full)
+
+
+def test_an_address_on_a_device_that_the_host_reads(load):
+    plugin = load(base=CPU, device_type=3)
+    assert plugin.live_allocations() == 0

@@ -1,0 +1,367 @@
+"""What leaves a backend: foreign exceptions, lost devices, devices that appear."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import weakref
+
+import numpy as np
+import pytest
+from dlbridge_fake import Array, Fake, Stream
+
+import dlbridge as bridge
+from dlbridge import protocol
+from dlbridge.core.plugins import registry
+from dlbridge.core.plugins.contract import capabilities, members
+from dlbridge.core.plugins.failures import fail
+from dlbridge.core.plugins.lookup import find_device
+from dlbridge.errors import BackendError, DeviceError, DeviceLost, DeviceMemoryError, Error
+
+NAME = "failing_in_a_test"
+ZERO, ONE = f"{NAME}:0", f"{NAME}:1"
+HOST = np.arange(6000, dtype="f4").reshape(60, 100)
+SMALL = np.arange(4, dtype="f4")
+
+
+class Failing(Fake):
+    """*wrong* names the member that raises *error* from now on, or gets signal *number*."""
+
+    wrong = ""
+    number = 0
+    error: Exception = RuntimeError("no such luck")
+
+    def __init__(self):
+        super().__init__()
+        self.shared = True
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name != super().__getattribute__("wrong"):
+            return found
+        raised, number = super().__getattribute__("error"), super().__getattribute__("number")
+
+        def refuse(*_arguments):
+            if number:
+                signal.raise_signal(number)
+            raise raised
+
+        return refuse
+
+    def host_import_drawback(self, device_id):
+        return ""
+
+    def allocate_from_host_limit(self, device_id):
+        return SMALL.nbytes
+
+    def allocate_from_host(self, device_id, source, alignment, stream):
+        return 0
+
+    def trim(self, device_id):
+        """There is nothing to give back."""
+
+    def box_blur(self, target, source, shape, radius, stream):
+        """Called by users and the demo only, as it is."""
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    monkeypatch.setitem(registry._registered, NAME, Failing)
+    monkeypatch.delitem(registry.LOADED, NAME, raising=False)
+    yield bridge.backend(NAME)
+    gc.collect()
+    registry.LOADED.pop(NAME, None)
+
+
+def upload(host=HOST):
+    return bridge.to_device(host, ZERO, copy=True)
+
+
+def write_columns(source):
+    there = upload()
+    bridge.copy_(there[::2, 3:9], source)
+
+
+def through_streams(_plugin):
+    there = upload()
+    with bridge.use_stream(ZERO, Stream()):
+        bridge.to_device(there, ZERO, copy=True)
+
+
+def native(plugin):
+    return Array(plugin.to_native(described(plugin)).description)
+
+
+def described(plugin):
+    return protocol.NativeArray(
+        0, plugin.allocate(0, 16, 1, 0), 0, "float32", (4,), None, False, None
+    )
+
+
+# Member -> what makes the core call it; the first part runs while the backend is sound.
+CALLS = {
+    "device_count": lambda _: (None, lambda: find_device(f"{NAME}:1")),
+    "allocate": lambda _: (None, lambda: bridge.empty(3, device=ZERO)),
+    "allocate_from_host_limit": lambda _: (SMALL, upload),
+    "allocate_from_host": lambda _: (SMALL, upload),
+    "copy_from_host": lambda _: (None, upload),
+    "copy_to_host": lambda _: (upload(), lambda t: bridge.to_device(t, "cpu", copy=True)),
+    "current_stream": lambda _: (None, lambda: bridge.current_stream(ZERO)),
+    "synchronize": lambda _: (None, lambda: bridge.synchronize(ZERO)),
+    "wait": lambda plugin: (None, lambda: through_streams(plugin)),
+    "normalize_stream": lambda _: (None, lambda: bridge.use_stream(ZERO, 7).__enter__()),
+    "copy": lambda _: (upload(), lambda t: bridge.to_device(t, ONE, copy=True)),
+    "copy_strided": lambda _: (upload(), lambda t: bridge.to_device(t[::2, :9], ZERO, copy=True)),
+    "copy_strided_from_host": lambda _: (HOST[::2, 3:9].copy(), write_columns),
+    "copy_strided_to_host": lambda _: (
+        upload(),
+        lambda t: bridge.to_device(t[::2, 3:9], "cpu", copy=True),
+    ),
+    "fill": lambda _: (None, lambda: bridge.zeros(3, "uint8", ZERO)),
+    "host_view_refusal": lambda _: (upload(), lambda t: bridge.to_device(t, "cpu")),
+    "host_view": lambda _: (upload(), lambda t: bridge.to_device(t, "cpu")),
+    "host_import_refusal": lambda _: (None, lambda: bridge.to_device(HOST, ZERO)),
+    "host_import_drawback": lambda _: (None, lambda: bridge.to_device(HOST, ZERO)),
+    "import_host": lambda _: (None, lambda: bridge.to_device(aligned(), ZERO, copy=False)),
+    "from_native": lambda plugin: (native(plugin), lambda x: bridge.asarray(x, device=ZERO)),
+    "to_native": lambda _: (upload(), lambda t: t.to_native()),
+    "import_data": lambda _: (upload(), lambda t: bridge.from_dlpack(t.__dlpack__())),
+    "find_device": lambda _: (None, lambda: bridge.empty(3, device=f"{NAME}:zero")),
+    "trim": lambda _: (None, lambda: bridge.trim(ZERO)),
+    "device_info": lambda _: (None, lambda: bridge.device(ZERO).uuid),
+}
+
+NOT_CALLED = {
+    "free",  # in finalizers: Python prints the exception
+    "release_host_view",
+    "box_blur",  # by users
+    # Between two backends: tests/core/moves/test_memory_imports.py.
+    "memory_export_refusal",
+    "export_memory",
+    "memory_import_refusal",
+    "import_memory",
+}
+
+
+def aligned():
+    return bridge.empty(100, "uint8", alignment=4096)
+
+
+def test_every_member_is_here():
+    contracts = (protocol.Backend, *capabilities())
+    names = {
+        name
+        for contract in contracts
+        for name, function in members(contract).items()
+        if function is not None
+    }
+    assert names == set(CALLS) | NOT_CALLED
+
+
+@pytest.mark.parametrize("member", CALLS)
+def test_a_foreign_exception_names_backend_and_member(failing, member):
+    before, call = CALLS[member](failing)
+    arguments = () if before is None else (before,)
+    failing.wrong = member
+    find_again()
+    try:
+        with pytest.raises(Error, match=f"backend '{NAME}' failed in .*RuntimeError: no such luck"):
+            call(*arguments)
+    finally:
+        failing.wrong = ""
+
+
+def find_again():
+    """Forget what has been found before, so that members are called again."""
+    from dlbridge.core.plugins import lookup
+
+    lookup._usable.clear()
+    for text in [text for text in lookup._found if NAME in text]:
+        del lookup._found[text]
+
+
+def test_the_error_says_who_is_to_be_told_and_has_its_cause(failing):
+    failing.wrong = "copy_from_host"
+    with pytest.raises(
+        BackendError, match=r"in copy_from_host: .*Failing .registered by"
+    ) as caught:
+        upload()
+    assert caught.value.__cause__ is Failing.error
+
+
+def test_lack_of_memory_stays_that(failing):
+    failing.error, failing.wrong = MemoryError("full"), "allocate"
+    with pytest.raises(DeviceMemoryError, match=f"'{NAME}' failed in allocate: .*full"):
+        upload()
+
+
+@pytest.mark.parametrize("error", [DeviceError("mine"), bridge.ExchangeError("mine")])
+def test_errors_of_dlbridge_pass_as_they_are(failing, error):
+    failing.error, failing.wrong = error, "copy_from_host"
+    with pytest.raises(Error) as caught:
+        upload()
+    assert caught.value is error
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_interrupts_pass(failing, error):
+    failing.error, failing.wrong = error(), "copy_from_host"
+    with pytest.raises(error):
+        upload()
+
+
+class Alarm(Exception):
+    """An exception of a signal handler that is not KeyboardInterrupt."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs a POSIX signal")
+@pytest.mark.parametrize("member", CALLS)
+def test_exceptions_of_signal_handlers_pass(failing, member):
+    """They came while the backend ran, and do not mean that it failed."""
+
+    def handler(_number, _frame):
+        raise Alarm
+
+    before, call = CALLS[member](failing)
+    arguments = () if before is None else (before,)
+    old = signal.signal(signal.SIGUSR1, handler)
+    failing.number, failing.wrong = signal.SIGUSR1, member
+    find_again()
+    try:
+        with pytest.raises(Alarm):
+            call(*arguments)
+    finally:
+        failing.wrong = ""
+        signal.signal(signal.SIGUSR1, old)
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_streams_may_be_refused_as_the_standard_says(failing, error):
+    failing.error, failing.wrong = error("not a stream"), "normalize_stream"
+    with pytest.raises(error, match=r"^not a stream$"):
+        bridge.to_device(HOST, ZERO, stream=7)
+
+
+def test_an_error_of_the_users_progress_is_the_users(failing):
+    def report(_done, _total):
+        raise RuntimeError("of the user")
+
+    with pytest.raises(RuntimeError, match=r"^of the user$"):
+        bridge.to_device(HOST, ZERO, copy=True, progress=report)
+
+
+class Losing(Fake):
+    """Loses its devices when told; `allocate` opens them anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.gone: set[int] = set()  # handles
+        self.opened = 1
+
+    def lose(self):
+        self.gone |= set(self.table)
+
+    def bytes_of(self, span, write=False):
+        if span.data in self.gone:
+            raise DeviceLost(f"{NAME}:{span.device_id} was reset; make the tensor again")
+        return super().bytes_of(span, write)
+
+    def device_count(self):
+        return self.opened
+
+
+@pytest.fixture
+def losing(monkeypatch):
+    monkeypatch.setitem(registry._registered, NAME, Losing)
+    monkeypatch.delitem(registry.LOADED, NAME, raising=False)
+    find_again()
+    yield bridge.backend(NAME)
+    gc.collect()
+    registry.LOADED.pop(NAME, None)
+
+
+def test_a_lost_device(losing):
+    """Old tensors say so and can be dropped; new ones work, as the backend opened it again."""
+    old = upload()
+    losing.lose()
+    with pytest.raises(DeviceLost, match="was reset"):
+        bridge.to_device(old, "cpu", copy=True)
+    with pytest.raises(DeviceError):
+        bridge.to_device(old, ZERO, copy=True)
+    new = upload()
+    assert (bridge.to_device(new, "cpu", copy=True).numpy() == HOST).all()
+    del old, new
+    gc.collect()
+    assert losing.live_allocations() == 0
+
+
+def test_a_device_that_appears(losing):
+    with pytest.raises(bridge.ExchangeError, match=f"there is no {ONE}"):
+        bridge.to_device(HOST, ONE)
+    losing.opened = 2
+    there = bridge.to_device(HOST, ONE)
+    assert (bridge.to_device(there, "cpu", copy=True).numpy() == HOST).all()
+
+
+@pytest.mark.parametrize("error", [ValueError, bridge.ExchangeError])
+def test_a_failure_leaves_no_cycle(error):
+    """What the failed move held is freed at once: device memory must not wait for a collection."""
+
+    class Held:
+        pass
+
+    def move():
+        held = Held()
+        try:
+            try:
+                raise error("from a driver")
+            except Exception as exc:
+                fail(exc, "cpu", "allocate")
+        except Error:
+            return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert move()() is None
+    finally:
+        gc.enable()
+
+
+class Broken(Fake):
+    """A backend of the device type of the simulated device, with faults of its own."""
+
+    def import_data(self, device_id, data, module):
+        raise KeyError("its own fault")
+
+    def from_native(self, obj):
+        raise KeyError("its own fault")
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    monkeypatch.setitem(registry._registered, "broken_in_a_test", Broken)
+    bridge.backend("ext_dev")
+    yield bridge.backend("broken_in_a_test")
+    registry.LOADED.pop("broken_in_a_test", None)
+
+
+@pytest.mark.usefixtures("broken")
+def test_one_broken_backend_does_not_break_another():
+    """It was asked too, and its error was raised instead of the other's answer."""
+    tensor = bridge.to_device(HOST, "ext_dev:0")
+    assert bridge.from_dlpack(tensor.__dlpack__(max_version=(1, 0))).device.name == "ext_dev"
+    native = tensor.to_native()
+    again = bridge.asarray(native)
+    assert again.device.name == "ext_dev"
+    assert (bridge.to_device(again, "cpu", copy=True).numpy() == HOST).all()
+
+
+@pytest.mark.usefixtures("broken")
+def test_the_fault_of_a_backend_where_nobody_else_answers():
+    class Stranger:
+        pass
+
+    with pytest.raises(BackendError, match="from_native") as caught:
+        bridge.asarray(Stranger())
+    assert isinstance(caught.value.__cause__, KeyError)

@@ -1,0 +1,148 @@
+"""print(t): the elements as numpy prints them, by a copy of what is shown; it does not fail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from expected import backend_or_skip
+from peers import peer
+from scripts import run_script
+
+import dlbridge as bridge
+
+ARRAYS = {
+    "small": np.arange(6.0).reshape(2, 3),
+    "no dimensions": np.array(2.5),
+    "empty": np.zeros((0, 3)),
+    "long": np.arange(2000),
+    "wide": np.arange(6000.0).reshape(40, 50, 3),
+    "transposed": np.arange(4000).reshape(2, 2000).T,
+    "reversed": np.arange(4000)[::-3],
+    "bools": np.arange(1400).reshape(7, 200) % 3 == 0,
+    "complex": np.arange(1200) * 1j,
+    "small numbers": np.arange(1001) * 1e-7,
+    "nan": np.array([1, np.nan, -np.inf]),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:1", "opencl:0"])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_it_looks_as_numpys(name, device):
+    backend_or_skip(device.partition(":")[0])
+    tensor = bridge.to_device(ARRAYS[name], device)
+    assert str(tensor) == str(ARRAYS[name])
+    assert f"{tensor}" == f"{ARRAYS[name]}"
+
+
+def test_numpys_options_count():
+    array = np.arange(100.0).reshape(10, 10) / 3
+    with np.printoptions(precision=2, threshold=5, edgeitems=1):
+        assert str(bridge.to_device(array, "ext_dev:0")) == str(array)
+    sevens = np.full((10, 10), 7.0)
+    with np.printoptions(threshold=5, edgeitems=0):
+        assert str(bridge.to_device(sevens, "ext_dev:0")) == str(sevens)
+
+
+@pytest.mark.parametrize("shape", [(10_000, 10_000), (10**8,)])
+def test_only_what_is_shown_is_copied(shape):
+    large = bridge.empty(shape, "uint8", "ext_dev:0")
+    with bridge.trace() as moves:
+        text = str(large)
+    assert "..." in text
+    assert moves.nbytes == 6 ** len(shape)
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:1"])
+@pytest.mark.parametrize(
+    ("dtype", "value", "text"),
+    [
+        ("int4", -3, "[-3 -3 -3]"),
+        ("uint2", 3, "[3 3 3]"),
+        ("float4_e2m1fn", 1.5, "[1.5 1.5 1.5]"),
+        ("int4x2", -3, "[[-3 -3]\n [-3 -3]\n [-3 -3]]"),
+        ("bfloat16", 0.5, "[0.5 0.5 0.5]"),
+        ("float32x2", 0.5, "[[0.5 0.5]\n [0.5 0.5]\n [0.5 0.5]]"),
+    ],
+)
+def test_types_that_numpy_does_not_have(device, dtype, value, text):
+    peer("ml_dtypes")
+    assert str(bridge.full(3, value, dtype, device)) == text
+
+
+def test_packed_elements_of_a_large_tensor():
+    peer("ml_dtypes")
+    text = str(bridge.full(2001, -3, "int4", "ext_dev:0"))
+    assert text == "[-3 -3 -3 ... -3 -3 -3]"
+
+
+def test_vectors_of_a_large_tensor():
+    text = str(bridge.full(2000, 2, "int8x2", "ext_dev:0"))
+    assert text.count("[2 2]") == 6
+    assert "..." in text
+
+
+def test_what_cannot_be_read_says_why():
+    with bridge.ones(3).host_view() as view:
+        assert str(view) == "[1. 1. 1.]"
+    assert repr(view) == "dlbridge.Tensor(a host view that has expired)"
+    assert str(view).startswith(f"{view!r}, whose elements cannot be shown: ExchangeError: ")
+    other = bridge.ones(3, device="ext_dev:0")
+    with other.host_view() if not bridge.plan(other, "cpu").nbytes else bridge.ones(3).host_view():
+        assert "Tensor" in repr(other)
+
+
+def test_a_type_that_nobody_knows():
+    assert "elements cannot be shown" in str(bridge.empty(3, "handle"))
+
+
+def test_an_interrupt_passes():
+    """A Ctrl-C while the copy runs is not taken for a fault of the tensor."""
+    run_script(
+        """
+        import signal, numpy as np, dlbridge as bridge
+        from dlbridge.core.moves import printing
+
+        def interrupted(tensor):
+            signal.raise_signal(signal.SIGINT)
+
+        t = bridge.ones(3)
+        str(t)
+        printing.to_compact_host = interrupted
+        try:
+            str(t)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_repr_in_a_child_and_of_a_device_without_a_backend():
+    backend_or_skip("opencl")
+    run_script(
+        """
+        import os, ctypes, dlbridge as bridge
+        t = bridge.ones(3, device="opencl:0")
+        pid = os.fork()
+        if not pid:
+            text = repr(t) + str(t)
+            os._exit(0 if "opencl:0" in text and "cannot be shown" in text else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
+
+
+def test_repr_of_memory_that_no_backend_serves():
+    from raw_producer import Producer
+
+    tensor = bridge.from_dlpack(Producer(device=(9, 0)))
+    assert "vpi:0" in repr(tensor)
+    assert "cannot be shown" in str(tensor)
+
+
+def test_repr_with_a_pending_exception():
+    tensor = bridge.ones(3, device="ext_dev:0")
+    with pytest.raises(ValueError, match="ext_dev:0") as told:
+        raise ValueError(repr(tensor))
+    assert told.value.__context__ is None

@@ -1,0 +1,231 @@
+"""accepts: a function for one library takes the tensors of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from collections import namedtuple
+
+import numpy as np
+import pytest
+from expected import backend_or_skip
+from peers import peer
+
+import dlbridge as bridge
+
+
+@bridge.accepts("numpy")
+def double(x, y=0, *, scale=2, **more):
+    """Twice as much."""
+    for array in (x, *more.values()):
+        assert not hasattr(array, "__dlpack__") or type(array) is np.ndarray, type(array)
+    return x * scale + y
+
+
+def on_the(device):
+    def make():
+        backend_or_skip(device.partition(":")[0])
+        return bridge.ones(3, device=device)
+
+    return make
+
+
+def native(device):
+    return lambda: on_the(device)().to_native()
+
+
+MAKERS = {
+    "numpy": lambda: np.ones(3, "f4"),
+    "torch": lambda: peer("torch").ones(3),
+    "jax": lambda: peer("jax.numpy").ones(3),
+    "tvm_ffi": lambda: peer("tvm_ffi").from_dlpack(np.ones(3, "f4")),
+    "dlbridge": lambda: bridge.ones(3),
+    "ext_dev": on_the("ext_dev:1"),
+    "opencl": on_the("opencl:0"),
+    "vulkan": on_the("vulkan:0"),
+    "pyopencl": native("opencl:0"),
+    "VulkanArray": native("vulkan:0"),
+    "ext_dev's own": native("ext_dev:1"),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_result_is_of_the_library_and_on_the_device_of_the_argument(name):
+    given = MAKERS[name]()
+    result = double(given, scale=3)
+    assert type(result) is type(given) or isinstance(result, bridge.Tensor)
+    assert isinstance(result, bridge.Tensor) == isinstance(given, bridge.Tensor)
+    assert bridge.device_of(result) is bridge.device_of(given)
+    assert bridge.to_device(result, "cpu", like="numpy").tolist() == [3, 3, 3]
+
+
+def test_keyword_arguments_too_and_others_as_they_are():
+    torch = peer("torch")
+    seen = {}
+
+    @bridge.accepts("numpy")
+    def look(*arguments, **keywords):
+        seen.update(enumerate(arguments), **keywords)
+
+    thing, tensors = object(), [torch.ones(2)]
+    look("text", x=torch.ones(2), thing=thing, tensors=tensors, n=None, t=np.float32)
+    assert type(seen["x"]) is np.ndarray
+    assert (seen[0], seen["thing"], seen["n"], seen["t"]) == ("text", thing, None, np.float32)
+    assert seen["tensors"] is tensors
+
+
+def test_the_first_tensor_decides():
+    torch = peer("torch")
+    assert type(double(torch.ones(3), np.ones(3))) is torch.Tensor
+    assert type(double(3, torch.ones(3))) is torch.Tensor
+    assert type(double(x=np.ones(3), y=torch.ones(3))) is np.ndarray
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def test_results_in_containers():
+    torch = peer("torch")
+
+    @bridge.accepts("numpy")
+    def several(x):
+        return [x, (x, 1), {"a": Pair(x, None)}, "text", x.sum()]
+
+    first, (second, one), entry, text, total = several(torch.ones(3))
+    assert {type(first), type(second), type(entry["a"].a)} == {torch.Tensor}
+    assert (one, entry["a"].b, text, type(total)) == (1, None, "text", np.float32)
+    assert type(entry["a"]) is Pair
+
+
+def test_memory_is_shared_both_ways():
+    torch = peer("torch")
+
+    @bridge.accepts("numpy")
+    def change(x):
+        x[0] = 7
+        return x[1:]
+
+    given = torch.zeros(3)
+    result = change(given)
+    assert given.tolist() == [7, 0, 0]
+    assert result.data_ptr() == given.data_ptr() + 4
+
+
+def test_an_array_of_the_library_is_passed_itself():
+    given = np.ma.masked_array([1, 2], [0, 1])
+    same = bridge.accepts("numpy")(lambda x: x)
+    assert same(given) is given
+    view = np.ones(3).view(np.recarray)
+    assert same(view) is view
+    torch = peer("torch")
+    needs_gradient = torch.ones(2, requires_grad=True)
+    assert bridge.accepts("torch")(lambda x: x)(needs_gradient) is needs_gradient
+
+
+def test_without_a_tensor_nothing_is_changed():
+    assert type(bridge.accepts("torch")(np.ones)(3)) is np.ndarray
+
+
+@pytest.mark.parametrize("like", ["opencl", "pyopencl"])
+def test_a_function_of_an_ecosystem(like):
+    backend_or_skip("opencl")
+    seen = []
+
+    @bridge.accepts(like)
+    def twice(x):
+        seen.append(type(x).__module__)
+        return x + x
+
+    assert twice(np.ones(3)).tolist() == [2, 2, 2]
+    there = bridge.ones(3, device="opencl:0")
+    assert twice(there).device is there.device
+    assert seen == ["pyopencl.array"] * 2
+
+
+def test_the_device_can_be_named():
+    places = []
+    look = bridge.accepts("dlbridge", device="ext_dev:1")(lambda x: places.append(str(x.device)))
+    look(np.ones(3))
+    look(bridge.ones(3, device="ext_dev:0"))
+    assert places == ["ext_dev:1"] * 2
+
+
+def test_a_method():
+    class Model:
+        @bridge.accepts("numpy")
+        def run(self, x):
+            return type(self), type(x)
+
+    assert Model().run(bridge.ones(3)) == (Model, np.ndarray)
+
+
+def test_an_async_function():
+    torch = peer("torch")
+
+    @bridge.accepts("numpy")
+    async def later(x):
+        assert type(x) is np.ndarray
+        return x
+
+    assert inspect.iscoroutinefunction(later)
+    assert type(asyncio.run(later(torch.ones(2)))) is torch.Tensor
+
+
+def test_the_signature_and_the_name_are_kept():
+    assert str(inspect.signature(double)) == "(x, y=0, *, scale=2, **more)"
+    assert (double.__name__, double.__doc__) == ("double", "Twice as much.")
+    assert bridge.accepts("numpy")(np.linalg.norm)(bridge.ones(4)) == 2
+
+
+def test_an_error_of_the_function_passes():
+    @bridge.accepts("numpy")
+    def fail(x):
+        raise KeyError(x.shape)
+
+    with pytest.raises(KeyError, match="3"):
+        fail(bridge.ones(3))
+
+
+def test_a_tensor_that_cannot_be_had_is_refused_before_the_call():
+    torch = peer("torch")
+    with pytest.raises(bridge.ExchangeError, match="grad"):
+        double(torch.ones(3, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bridge.accepts(len), r'accepts\(\) was given a builtin_function.*"numpy"'),
+        (lambda: bridge.accepts("numpy")(3), "decorates functions, not 3"),
+        (lambda: bridge.accepts("numpy")(dict), "decorates functions"),
+    ],
+)
+def test_what_is_refused(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_a_generator_is_refused():
+    def each(x):
+        yield x
+
+    with pytest.raises(TypeError, match="yields its results"):
+        bridge.accepts("numpy")(each)
+
+
+def test_a_library_that_is_not_there():
+    with pytest.raises(ModuleNotFoundError, match="no module 'nonesuch'"):
+        bridge.accepts("nonesuch")(lambda x: x)(np.ones(3))
+
+
+def test_the_decorator_imports_nothing():
+    code = (
+        "import sys, dlbridge\n"
+        "@dlbridge.accepts('torch')\n"
+        "def f(x): ...\n"
+        "f(3)\n"
+        "assert not {'torch', 'jax', 'pyopencl'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

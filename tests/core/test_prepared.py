@@ -1,0 +1,133 @@
+"""Prepared conversions give what the plan gives, and leave to the plan what they cannot do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from peers import peer
+
+import dlbridge as bridge
+from dlbridge.core.prepared import READY
+
+TYPES = ["float32", "float64", "int8", "uint8", "int64", "bool", "complex64"]
+
+
+def twice(x, *arguments, **keywords):
+    """The result by the plan, and by the conversion that the first call has prepared."""
+    with bridge.trace():  # everything is planned while a trace is active
+        planned = bridge.to_device(x, *arguments, **keywords)
+    bridge.to_device(x, *arguments, **keywords)
+    return planned, bridge.to_device(x, *arguments, **keywords)
+
+
+def address(x):
+    if hasattr(x, "data_ptr"):
+        return x.data_ptr()
+    return x.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("like", [None, "numpy", "torch"])
+@pytest.mark.parametrize("library", ["numpy", "torch", "dlbridge"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_conversion_gives_what_the_plan_gives(kind, library, like):
+    torch = peer("torch")
+    array = np.arange(6).reshape(2, 3).astype(kind)
+    x = {
+        "numpy": lambda: array,
+        "torch": lambda: torch.from_numpy(array),
+        "dlbridge": lambda: bridge.from_dlpack(array),
+    }[library]()
+    planned, ready = twice(x, "cpu", like=like)
+    assert type(ready) is type(planned)
+    assert address(ready) == address(planned) == array.ctypes.data
+    assert tuple(ready.shape) == (2, 3)
+    assert ready.dtype == planned.dtype
+    assert np.array_equal(np.from_dlpack(ready), array)
+
+
+def test_the_conversions_were_used():
+    peer("torch")
+    peer("jax")
+    twice(np.zeros(3), "cpu", like="torch")
+    assert READY[np.ndarray, "cpu", "torch"] is not None
+    twice(np.zeros(3, "f4"), "cpu", like="jax")
+    assert READY[np.ndarray, "cpu", "jax"] is None  # that there is none is remembered too
+
+
+@pytest.mark.parametrize("where", ["cpu", "cpu:0", bridge.device("cpu")])
+def test_a_tensor_that_is_there_is_the_result(where):
+    t = bridge.zeros(3)
+    assert twice(t, where) == (t, t)
+    assert t.to_device(where) is t
+
+
+def test_read_only_memory_for_torch_is_planned_each_time():
+    peer("torch")
+    array = np.arange(3.0)
+    bridge.to_device(array, "cpu", like="torch")
+    array.flags.writeable = False
+    for x in (array, bridge.from_dlpack(array)):
+        bridge.to_device(x, "cpu", like="torch")[0] = 7
+        assert array[0] == 0
+        with pytest.raises(BufferError, match="read-only"):
+            bridge.to_device(x, "cpu", like="torch", copy=False)
+
+
+def test_hidden_state_of_torch_is_refused_each_time():
+    torch = peer("torch")
+    lazy = torch.zeros(2, dtype=torch.complex64).conj()
+    for x in (torch.zeros(2, requires_grad=True), lazy, lazy.imag):
+        for like in (None, "numpy"):
+            bridge.to_device(torch.zeros(2), "cpu", like=like)
+            with pytest.raises(BufferError, match=r"detach|resolve"):
+                bridge.to_device(x, "cpu", like=like)
+
+
+def test_negative_strides_are_copied_for_torch_each_time():
+    torch = peer("torch")
+    array = np.arange(3.0)
+    for x in (array, array[::-1]):
+        result = bridge.to_device(x, "cpu", like="torch")
+        assert isinstance(result, torch.Tensor)
+        assert result.tolist() == x.tolist()
+
+
+def test_an_expired_view_is_refused_each_time():
+    t = bridge.zeros(3)
+    with t.host_view() as view:
+        assert twice(view, "cpu") == (view, view)
+    for move in (lambda: bridge.to_device(view, "cpu"), lambda: view.to_device("cpu")):
+        with pytest.raises(BufferError, match="expired"):
+            move()
+    with pytest.raises(BufferError, match="expired"):
+        view.to_device(bridge.device("cpu"))
+
+
+def test_arguments_that_are_equal_to_others_are_not_taken_for_them():
+    class Text(str):
+        __slots__ = ()
+
+    t = bridge.zeros(3)
+    bridge.to_device(t, "cpu")
+    assert bridge.to_device(t, Text("cpu")) is t
+    assert bridge.to_device(t, (1, 0)) is t
+    with pytest.raises(TypeError):
+        bridge.to_device(t, True)
+    assert isinstance(bridge.to_device(t, "cpu", like=np.zeros(1)), np.ndarray)
+
+
+def test_a_trace_records_moves_that_do_nothing():
+    t = bridge.zeros(3)
+    bridge.to_device(t, "cpu")
+    with bridge.trace() as record:
+        bridge.to_device(t, "cpu")
+        t.to_device(bridge.device("cpu"))
+    assert len(record.plans) == 2
+
+
+def test_classes_that_may_die_are_not_kept():
+    class Mine(np.ndarray):
+        pass
+
+    bridge.to_device(np.zeros(2).view(Mine), "cpu")
+    assert not any(key[0] is Mine for key in READY)

@@ -1,0 +1,201 @@
+"""doctor: each thing that can be wrong is found, and the finding says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlbridge.diagnosis import checks, display, files, trials
+
+
+def states(findings):
+    return [found.state for found in findings]
+
+
+# Files ------------------------------------------------------------------------
+
+
+def test_opencl_drivers(tmp_path):
+    library = tmp_path / "libdriver.so"
+    library.touch()
+    (tmp_path / "a.icd").write_text(f"{library}\n")
+    (tmp_path / "b.icd").write_text("libsomewhere.so\n")
+    (tmp_path / "c.icd").write_text("/nowhere/libgone.so\n")
+    found = list(files.check_opencl_drivers({"OCL_ICD_VENDORS": str(tmp_path)}))
+    assert states(found) == ["ok", "ok", "problem"]
+    assert "/nowhere/libgone.so, which does not exist" in found[2].said
+    assert "c.icd" in found[2].remedy
+
+
+def test_opencl_drivers_that_a_variable_hides(tmp_path):
+    (found,) = files.check_opencl_drivers({"OCL_ICD_VENDORS": str(tmp_path)})
+    assert found.state == "problem"
+    assert "unset OCL_ICD_VENDORS" in found.remedy
+
+
+def test_vulkan_drivers(tmp_path):
+    def manifest(name, text):
+        (tmp_path / name).write_text(text)
+
+    manifest("a.json", json.dumps({"ICD": {"library_path": "libvulkan_a.so"}}))
+    manifest("b.json", json.dumps({"ICD": {"library_path": "/nowhere/libvulkan_b.so"}}))
+    manifest("c.json", json.dumps({"ICD": {"library_path": "./libvulkan_c.so"}}))
+    manifest("d.json", "{")
+    manifest("e.json", "[]")
+    (tmp_path / "libvulkan_c.so").touch()
+    found = list(files.check_vulkan_drivers({}, (str(tmp_path), "/nowhere")))
+    assert states(found) == ["ok", "problem", "ok", "problem", "problem"]
+
+
+@pytest.mark.parametrize("variable", ["VK_ICD_FILENAMES", "VK_DRIVER_FILES"])
+def test_vulkan_drivers_that_a_variable_names(tmp_path, variable):
+    there = tmp_path / "a.json"
+    there.write_text(json.dumps({"ICD": {"library_path": "libvulkan_a.so"}}))
+    chosen = os.pathsep.join([str(there), "/nowhere/b.json"])
+    found = list(files.check_vulkan_drivers({variable: chosen}))
+    assert states(found) == ["problem", "ok"]
+    assert found[0].remedy == f"unset {variable}"
+
+
+def test_a_device_that_this_user_may_not_open(tmp_path, monkeypatch):
+    (tmp_path / "renderD128").touch()
+    pattern = {f"{tmp_path}/renderD*": "do that"}
+    assert states(files.check_device_files(pattern)) == ["ok"]
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may open everything
+    (found,) = files.check_device_files(pattern)
+    assert (found.state, found.remedy) == ("problem", "do that")
+
+
+# Settings and packages ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "state", "said"),
+    [
+        ("DLBRIDGE_BACKEND", "cpu", "problem", "did you mean 'DLBRIDGE_BACKENDS'"),
+        ("DLBRIDGE_BACKENDS", "cpu", "ok", "only these"),
+        ("DLBRIDGE_BACKENDS", "ext_dev", "problem", "leaves out cpu"),
+        ("DLBRIDGE_BACKENDS", "cpu,metal", "problem", "'metal', which is not installed"),
+        ("DLBRIDGE_TVM_FFI_LIB", "/nowhere.so", "problem", "does not exist"),
+        ("DLBRIDGE_TVM_FFI_LIB", sys.executable, "ok", "is set"),
+        ("DLBRIDGE_EXPECT", "peers", "note", "is for tests"),
+    ],
+)
+def test_settings(name, value, state, said, monkeypatch):
+    monkeypatch.setenv(name, value)
+    found = checks.check_settings({name: value})
+    assert [one.state for one in found if said in one.said] == [state]
+
+
+def test_versions_that_clash(monkeypatch):
+    """As pip says it."""
+
+    class Done:
+        stdout = "dlbridge 0.1.0 has requirement numpy>=2.1, but you have numpy 1.9.\nx 1 ...\n"
+        stderr = ""
+
+    monkeypatch.setattr(checks.subprocess, "run", lambda *_, **__: Done)
+    (found,) = checks.check_packages()
+    assert found.state == "problem"
+    assert "numpy>=2.1" in found.said
+    assert found.remedy.endswith("pip install --upgrade dlbridge")
+
+
+# Trials -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "failed", "said"),
+    [
+        ("print('first'); print('last')", False, "last"),
+        ("raise OSError('libgone.so')", True, "ended with code 1: OSError: libgone.so"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", True, "ended by SIGSEGV"),
+        ("import os; os._exit(3)", True, "ended with code 3"),
+    ],
+)
+def test_a_script_that_ends(source, failed, said):
+    assert trials.try_script(source) == (failed, said)
+
+
+def test_a_script_that_does_not_end():
+    assert trials.try_script("while True: pass", limit=0.3) == (True, "did not end within 0.3 s")
+
+
+BROKEN = """
+import {modules}
+class Broken:
+    api = 1
+    device_type = 12
+    def __init__(self):
+        {action}
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "said"),
+    [
+        ("os.abort()", "problem", "SIGABRT"),
+        ("raise dlbridge.errors.BackendUnavailable('no driver: buy one')", "note", "buy one"),
+        ("raise OSError('libgone.so')", "problem", "libgone.so"),
+    ],
+)
+def test_a_backend_that_crashes_ends_its_trial_only(action, state, said, tmp_path, monkeypatch):
+    (tmp_path / "broken_plugin.py").write_text(
+        BROKEN.format(action=action, modules="os, dlbridge.errors")
+    )
+    metadata = tmp_path / "broken_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[dlbridge.backends]\nbad = broken_plugin:Broken\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = trials.try_backend("bad")
+    assert (found.state, said in found.said) == (state, True)
+
+
+def test_a_peer():
+    assert trials.try_peer("numpy").state == "ok"
+
+
+# Text -----------------------------------------------------------------------------
+
+
+def test_long_lines_are_wrapped_and_paths_are_not_cut():
+    path = "/a/path/" + "x" * 120
+    lines = display.wrapped("name", f"the file {path} is not there " * 2)
+    assert lines[0].startswith("name      the file")
+    assert sum(path in line for line in lines) == 2
+
+
+def test_columns_and_units():
+    assert display.columns([("a", "bb"), ("ccc", "")]) == ["a    bb", "ccc"]
+    assert display.columns([]) == []
+    assert display.value_text("memory", 3 << 30) == "3.0 GiB"
+    assert display.value_text("max_allocations", 3 << 30) == str(3 << 30)
+    assert display.value_text("host_import", True) == "yes"
+
+
+def test_colour_is_for_terminals_only(monkeypatch):
+    class Terminal:
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert display.shows_color(Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not display.shows_color(Terminal())
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not display.shows_color(Terminal())
+    assert display.heading("x", False) == "x"
+
+
+def test_every_variable_of_the_documents_is_known():
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(DLBRIDGE_[A-Z_]+)=", text, re.MULTILINE))
+    assert rows == checks.VARIABLES | checks.FOR_TESTS

@@ -1,0 +1,221 @@
+"""Tensors are lent to calls in objects that lie ready: used again, or left to whoever keeps them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from peers import peer
+
+from dlbridge import ExchangeError, ffi
+from dlbridge.core._cdefs import ffi as cffi
+from dlbridge.ffi._lib import C
+from dlbridge.ffi.values.ready_tensors import ReadyTensor, _lent
+
+
+def torch_vector(start):
+    return peer("torch").arange(3.0) + start
+
+
+def numpy_vector(start):
+    return np.arange(3.0, dtype="float32") + start
+
+
+MAKERS = [numpy_vector, torch_vector]
+
+
+@pytest.fixture
+def where():
+    """The addresses of the objects that a C function got as its arguments."""
+
+    @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+    def look(_self, arguments, count, _result):
+        seen.append([arguments[i].v_int64 for i in range(count)])
+        types.update(arguments[i].type_index for i in range(count))
+        return 0
+
+    seen, types = [], set()
+    address = int(cffi.cast("intptr_t", look))
+    function = ffi.Function.__from_extern_c__(address, keep_alive_object=look)
+
+    def call(*values):
+        types.clear()
+        function(*values)
+        assert types == {C.kTVMFFITensor}
+        return seen[-1]
+
+    return call
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_object_is_used_again_and_keeps_nothing(make, where):
+    x = make(0)
+    alive = weakref.ref(x)
+    first = where(x, make(1), x)
+    assert len(set(first)) == 3
+    assert where(x, make(1), x) == first
+    entries = len(_lent)
+    where(make(2), x)
+    assert len(_lent) == entries
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_the_callee_keeps_is_its_own(make, apply):
+    kept, sources = [], []
+    entries = len(_lent)
+    for start in range(5):
+        x, y = make(start), make(10 * start)
+        sources += [weakref.ref(x), weakref.ref(y)]
+        apply(lambda a, b, keep: kept.append(a) if keep else None, x, y, start % 2)
+        del x, y
+    gc.collect()
+    assert [tensor.tolist() for tensor in kept] == [[1, 2, 3], [3, 4, 5]]
+    assert [source() is not None for source in sources] == [i in (2, 6) for i in range(10)]
+    kept.clear()
+    gc.collect()
+    assert all(source() is None for source in sources)
+    assert len(_lent) <= entries + 3
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_result_that_is_an_argument(make, echo):
+    results = [echo(make(start)) for start in range(3)]
+    assert [result.tolist() for result in results] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_call_that_fails_keeps_nothing(make, apply):
+    x = make(0)
+    alive = weakref.ref(x)
+
+    def fail(_tensor):
+        raise KeyError("meant")
+
+    for _ in range(3):
+        with pytest.raises(KeyError, match="meant"):
+            apply(fail, x)
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_calls_inside_a_call(make, apply):
+    inner = []
+
+    def outer(a, b):
+        for start in (5, 6):
+            apply(lambda c: inner.append(c.tolist()), make(start))
+        return [a.tolist(), b.tolist()]
+
+    for start in range(3):
+        found = apply(outer, make(start), make(start + 1))
+        assert [list(each) for each in found] == [
+            [start, start + 1, start + 2],
+            [start + 1, start + 2, start + 3],
+        ]
+    assert inner == [[5, 6, 7], [6, 7, 8]] * 3
+
+
+LAYOUTS = {
+    "0-d": np.array(3.0, "float32"),
+    "empty": np.zeros((2, 0, 3), "int16"),
+    "transposed": np.arange(6).reshape(2, 3).T,
+    "reversed": np.arange(5.0)[::-1],
+    "complex": np.array([1 + 2j, 3j]),
+    "bool": np.array([True, False]),
+    "8 dimensions": np.ones((1, 2, 1, 2, 1, 2, 1, 2), "uint8"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_layouts(layout, library, apply):
+    x = LAYOUTS[layout]
+    if library == "torch":  # which has no negative strides
+        x = peer("torch").from_numpy(x.copy() if layout == "reversed" else x)
+    seen = []
+    apply(lambda t: seen.append((tuple(t.shape), str(t.dtype), np.from_dlpack(t).copy())), x)
+    shape, dtype, values = seen[0]
+    assert shape == tuple(LAYOUTS[layout].shape)
+    assert dtype == str(LAYOUTS[layout].dtype)
+    np.testing.assert_array_equal(values, LAYOUTS[layout])
+
+
+def test_what_cannot_be_lent_is_refused_as_ever(echo, apply):
+    torch = peer("torch")
+    z = torch.tensor([1 + 2j])
+    for lazy in (z.conj(), z.conj().imag):
+        with pytest.raises(ExchangeError, match="lazily conjugated or negated"):
+            echo(lazy)
+    assert echo(z).numpy().tolist() == [1 + 2j]
+    fixed = np.arange(3.0)
+    fixed.flags.writeable = False
+    with pytest.raises(ExchangeError, match="the ndarray is read-only"):
+        echo(fixed)
+    assert echo(ffi.readonly(fixed)).readonly
+    assert list(apply(lambda x: x.tolist(), torch.ones(2, requires_grad=True))) == [1, 1]
+    with pytest.raises(Exception, match="meta"):
+        echo(torch.ones(2, device="meta"))
+
+
+def test_threads(apply):
+    torch, wrong, kept = peer("torch"), [], []
+
+    def work(number):
+        for turn in range(150):
+            value = float(1000 * number + turn)
+            x, y = np.full(4, value), torch.full((4,), value + 0.5, dtype=torch.float64)
+
+            def look(a, b, value=value, turn=turn):
+                if a.tolist() != [value] * 4 or b.tolist() != [value + 0.5] * 4:
+                    wrong.append(value)
+                if turn % 7 == 0:
+                    kept.append((value, a))
+
+            apply(look, x, y)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert all(tensor.tolist() == [value] * 4 for value, tensor in kept)
+
+
+def test_memory_lives_as_long_as_weak_references():
+    """The deleter is called twice then: for the last strong reference, and for the last weak one."""
+    ready = ReadyTensor()
+    place, key = ready.words, ready.address
+    deleter = cffi.cast("TVMFFIObject *", key).deleter
+    place[0] += 1 << 32  # somebody's weak reference
+    del ready
+    assert key in _lent
+    deleter(cffi.cast("void *", key), C.kTVMFFIObjectDeleterFlagBitMaskWeak)
+    assert key not in _lent
+
+
+def test_kept_at_the_end_of_the_process(run_script):
+    script = """
+    import threading, time
+    import numpy as np
+    kept = ffi.List()
+    keep = ffi.get_global_func("ffi.Array")
+    again = ffi.Array([keep(np.ones(3), np.zeros(2))])
+    ffi.register_global_func("test.kept", lambda: again)
+    def work():
+        while True:
+            keep(np.ones(3))
+    for _ in range(2):
+        threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.1)
+    print("end")
+    """
+    assert run_script(script) == (0, "end\n")

@@ -1,0 +1,100 @@
+"""The parts that need no StreamDriver: devices, host views, and what a child keeps."""
+
+import pytest
+from scripts import run_script
+
+from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.kit.devices import Devices
+from dlbridge.kit.events import EventPool
+from dlbridge.kit.host_views import HostViews
+from dlbridge.protocol import Span, SupportsDeviceNames, SupportsHostView
+
+
+class Two(Devices, HostViews):
+    """Two devices, of whose memory the host addresses what begins below 1000."""
+
+    name = "two"
+    infos = ({"name": "First GPU", "pci": "0:1"}, {"name": "Second", "uuid": "GPU-ab"})
+
+    def __init__(self):
+        self.waited = []
+
+    def device_count(self):
+        return 2
+
+    def device_info(self, device_id):
+        return self.infos[device_id]
+
+    def synchronize(self, device_id, stream):
+        self.waited.append((device_id, stream))
+
+    def host_view_refusal(self, device_id, data):
+        return "" if data < 1000 else f"{data} is out of reach"
+
+
+@pytest.mark.parametrize(("word", "found"), [("gpu", 0), ("first", 0), ("0:1", 0), ("gpu-AB", 1)])
+def test_devices_are_found_by_what_is_known_of_them(word, found):
+    assert isinstance(Two(), SupportsDeviceNames)
+    assert Two().find_device(word) == found
+
+
+def test_a_name_that_no_device_has():
+    with pytest.raises(LookupError, match=r"no two device is called 'x'; .*0: First GPU 0:1; 1: S"):
+        Two().find_device("x")
+
+
+@pytest.mark.parametrize("device_id", [-1, 2, 1 << 40])
+def test_a_number_that_no_device_has(device_id):
+    Two().check_device(1)
+    with pytest.raises(ExchangeError, match=rf"there is no two:{device_id}: 2 devices here"):
+        Two().check_device(device_id)
+
+
+def test_a_host_view_is_the_address_after_a_wait():
+    two = Two()
+    assert isinstance(two, SupportsHostView)
+    assert two.host_view(Span(1, 500, 20, 4), True, 7) == 520
+    assert two.waited == [(1, 7)]
+    two.release_host_view(Span(1, 500, 20, 4), 520, 7)
+
+
+def test_a_host_view_that_is_refused_waits_for_nothing():
+    two = Two()
+    with pytest.raises(ExchangeError, match="2000 is out of reach"):
+        two.host_view(Span(1, 2000, 20, 4), True, 7)
+    assert two.waited == []
+
+
+def test_a_child_never_releases_what_is_kept():
+    """Not even at its end, where Python clears all modules; the parent does."""
+    said = run_script("""
+        import os, sys
+        from dlbridge.kit.fork import ForkGuard
+
+        class Handle:
+            def __del__(self):
+                os.write(1, b"released by the " + (b"child" if guard.in_child else b"parent"))
+
+        class Owner:
+            pass
+
+        owner = Owner()
+        owner.handle = Handle()
+        guard = ForkGuard("X", owner)
+        if not (child := os.fork()):
+            del owner
+            sys.exit()
+        os.waitpid(child, 0)
+        del owner.handle
+    """)
+    assert said == "released by the parent"
+
+
+def test_an_event_of_a_place_that_was_destroyed():
+    """The error of giving it back stopped the allocation that had waited for it."""
+
+    class Gone:
+        def at(self, place):
+            raise DeviceError(f"{place} was destroyed")
+
+    EventPool(Gone()).give_back("a context", "an event")

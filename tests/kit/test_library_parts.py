@@ -1,0 +1,120 @@
+"""Parts for a library in Python over a driver: copies through the host, arrays in buffers."""
+
+import pytest
+
+import dlbridge.kit.through_host as through_host
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.kit.buffer_array import BufferArray
+from dlbridge.kit.fork import ForkGuard
+from dlbridge.kit.handles import Handles
+from dlbridge.kit.through_host import ThroughHost
+from dlbridge.protocol import NativeArray, Span, SupportsCopy
+
+
+class TwoDevices(ThroughHost):
+    """Device memory is bytearrays; what is called is written down."""
+
+    def __init__(self):
+        self.memory = {1: bytearray(b"abcdefgh"), 2: bytearray(8)}
+        self.log = []
+        self.late = []
+
+    def copy_inside(self, target, source, stream):
+        self.log.append(("inside", target, source, stream))
+
+    def copy_from_host(self, target, source, stream):
+        self.log.append(("from the host", target.device_id, stream))
+        into = memoryview(self.memory[target.data])[target.offset :][: target.nbytes]
+        into[:] = source
+
+    def copy_to_host(self, source, into, stream):
+        self.log.append(("to the host", source.device_id, stream))
+        taken = memoryview(self.memory[source.data])[source.offset :][: source.nbytes]
+        self.late.append((into, taken))
+        if self.host_copies_block:
+            self.synchronize(None, None)
+            self.log.pop()
+
+    def synchronize(self, device_id, stream):
+        for into, taken in self.late:
+            into[:] = taken
+        self.late.clear()
+        self.log.append(("wait", device_id, stream))
+
+
+class Blocking(TwoDevices):
+    host_copies_block = True
+
+
+TARGET, SOURCE = Span(1, 2, 3, 4), Span(0, 1, 2, 4)
+
+
+def test_a_copy_between_devices_goes_through_the_host():
+    """The stream is the target's; dlbridge has synchronised the source's device."""
+    two = TwoDevices()
+    assert isinstance(two, SupportsCopy)
+    two.copy(TARGET, SOURCE, 7)
+    assert two.memory[2] == b"\0\0\0cdef\0"
+    assert two.log == [
+        ("to the host", 0, 0),
+        ("wait", 0, 0),
+        ("from the host", 1, 7),
+        ("wait", 1, 7),
+    ]
+
+
+def test_copies_that_block_are_not_waited_for():
+    """`host_copies_block`: the library has finished with the host's memory."""
+    two = Blocking()
+    two.copy(TARGET, SOURCE, 7)
+    assert two.memory[2] == b"\0\0\0cdef\0"
+    assert two.log == [("to the host", 0, 0), ("from the host", 1, 7)]
+
+
+def test_a_copy_in_one_device_is_the_backends():
+    """Offsets, order and stream arrive as they are."""
+    two = TwoDevices()
+    inside = Span(1, 2, 3, 4), Span(1, 1, 2, 4)
+    two.copy(*inside, 7)
+    assert two.log == [("inside", *inside, 7)]
+
+
+def test_the_host_has_no_room(monkeypatch):
+    """An error of dlbridge's, before anything is queued."""
+
+    def full(nbytes):
+        raise MemoryError
+
+    monkeypatch.setattr(through_host, "bytearray", full, raising=False)
+    two = TwoDevices()
+    with pytest.raises(DeviceMemoryError, match=r"no room in host memory for the 4 bytes.*pieces"):
+        two.copy(TARGET, SOURCE, 7)
+    assert two.log == []
+
+
+def test_an_array_in_a_buffer_there_and_back():
+    """Offset, type, shape, strides and read-only stay; the array itself owns the memory then."""
+    owner = object()
+    native = NativeArray(1, 7, 8, "float16", (2, 3), (12, 2), True, owner)
+    array = BufferArray.over("a buffer", native)
+    assert (array.buffer, array.offset, array.owner) == ("a buffer", 8, owner)
+    assert array.described(1, 7) == native._replace(owner=array)
+    plain = BufferArray("a buffer", "uint8", (2,))
+    assert plain.described(0, 9) == NativeArray(0, 9, 0, "uint8", (2,), None, False, plain)
+
+
+def test_a_buffer_that_may_not_be_written():
+    """Read-only by the array or by the buffer."""
+    array = BufferArray("a buffer", "uint8", (2,))
+    assert not array.described(0, 9).readonly
+    assert array.described(0, 9, readonly=True).readonly
+    assert BufferArray("a buffer", "uint8", (2,), readonly=True).described(0, 9).readonly
+
+
+def test_handles_answer_for_foreign_data():
+    """The device is that of the memory, whatever the exporter counts; strangers are refused."""
+    handles = Handles("sim", ForkGuard("SIM"), lambda device_id: (device_id, 16))
+    handles.owned[7] = 1
+    assert handles.import_data(0, 7, "torch") == (1, 7)
+    with pytest.raises(ExchangeError, match="0x8 is not memory that sim knows"):
+        handles.import_data(0, 8, "torch")

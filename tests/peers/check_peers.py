@@ -1,0 +1,246 @@
+"""Libraries with large wheels, in and out: run by ``tests/peers/run.py``, one environment each.
+
+``DLBRIDGE_EXPECT`` names the library that is installed there: only its tests run.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from cells import CELLS, PEERS, outcome, record
+
+import dlbridge as bridge
+
+EXPECTED = set(os.environ.get("DLBRIDGE_EXPECT", "").split(","))
+
+
+def needs(name, module=None):
+    """The module of a library that is expected here; else the test does not belong to this run."""
+    if name not in EXPECTED:
+        pytest.skip(f"{name} is not what this environment is for")
+    return importlib.import_module(module or name)
+
+
+def aligned(shape):
+    """Numbers from 0 in memory that is aligned to 64 bytes."""
+    count = int(np.prod(shape))
+    memory = np.zeros(count + 16, "f4")
+    start = -memory.ctypes.data % 64 // 4
+    array = memory[start : start + count].reshape(shape)
+    array[...] = np.arange(count).reshape(shape)
+    return array
+
+
+LIBRARIES = sorted(EXPECTED & PEERS.keys())
+SHARED = [
+    "tensorflow",
+    "paddle",
+    "nvidia.dali",
+    "warp",
+    "onnxruntime",
+    "openvino",
+    "xarray",
+    "array_api_strict",
+]
+COPIED = ["mlx", "dask"]
+COLUMNS = ["polars", "pandas"]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_library(library, cell):
+    record(library, cell, outcome(library, cell))
+
+
+@pytest.mark.parametrize("like", COLUMNS)
+def test_columns(like):
+    needs(like)
+    x = aligned((12,))
+    result = bridge.to_device(x, "cpu", like=like, copy=False)
+    assert bridge.asarray(result).data_ptr() == x.ctypes.data
+    with pytest.raises(BufferError, match="one dimension"):
+        bridge.to_device(aligned((3, 4)), "cpu", like=like)
+
+
+@pytest.mark.parametrize("like", [*SHARED, *COPIED])
+def test_nobody_writes_into_read_only_memory(like):
+    needs(like)
+    x = aligned((3, 4))
+    x.flags.writeable = False
+    result = bridge.to_device(x, "cpu", like=like)
+    values = bridge.asarray(result.compute() if like == "dask" else result)
+    assert values.tolist() == x.tolist()
+    assert values.readonly or values.data_ptr() != x.ctypes.data
+
+
+def test_constants_of_tensorflow_are_not_written():
+    tf = needs("tensorflow")
+    x = tf.constant([1.0, 2.0])
+    assert bridge.from_dlpack(x).readonly
+    with pytest.raises(BufferError, match="read-only"):
+        bridge.copy_(x, np.zeros(2, "f4"))
+    assert x.numpy().tolist() == [1, 2]
+
+
+OPENCL = """
+import pyopencl
+context = pyopencl.Context([pyopencl.get_platforms()[0].get_devices()[0]])
+"""
+VULKAN = """
+import ctypes
+vulkan = ctypes.CDLL("libvulkan.so.1")
+create = (ctypes.c_uint64 * 8)(1)  # VkInstanceCreateInfo, without anything in it
+instance, count = ctypes.c_void_p(), ctypes.c_uint()
+assert vulkan.vkCreateInstance(create, None, ctypes.byref(instance)) == 0
+assert vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None) == 0
+"""
+TENSORFLOW = """
+import tensorflow as tf
+x = tf.range(64.0)
+"""
+MOVE = """
+import dlbridge
+there = dlbridge.to_device(x, "{0}:0")
+assert dlbridge.to_device(there, "cpu", like="tensorflow").numpy().sum() == 2016
+"""
+
+
+@pytest.mark.parametrize(("driver", "backend"), [(OPENCL, "opencl"), (VULKAN, "vulkan")])
+def test_drivers_built_on_llvm_come_before_tensorflow(driver, backend):
+    """After it they crash the process, without dlbridge, too; before it all is well."""
+    needs("tensorflow")
+
+    def ends_well(script):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+        return not done.returncode
+
+    assert not ends_well(TENSORFLOW + driver)
+    assert ends_well(
+        f"import dlbridge; dlbridge.backend('{backend}')" + TENSORFLOW + MOVE.format(backend)
+    )
+
+
+def test_tensorflow_tensors_without_memory():
+    tf = needs("tensorflow")
+    seen = []
+    tf.function(seen.append)(tf.constant([1.0]))
+    for x, way in (
+        (seen[0], "py_function"),
+        (tf.ragged.constant([[1], [2, 3]]), "to_tensor"),
+        (tf.sparse.from_dense([1.0, 0.0]), "to_dense"),
+        (tf.constant(["a"]), "numbers"),  # tensorflow itself aborts the process here
+    ):
+        with pytest.raises(BufferError, match=way):
+            bridge.asarray(x)
+
+
+def test_paddle_gradients_and_layouts():
+    paddle = needs("paddle")
+    x = paddle.to_tensor([1.0, 2.0])
+    for keywords in ({}, {"copy": False}, {"device": "cpu"}):
+        assert bridge.from_dlpack(x, **keywords).tolist() == [1, 2]
+    x.stop_gradient = False
+    with pytest.raises(BufferError, match="detach"):
+        bridge.from_dlpack(x)
+    with pytest.raises(BufferError, match="to_dense"):
+        bridge.from_dlpack(paddle.sparse.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], [2, 2]))
+    # Its text calls both bfloat16; __dlpack_data_type__ and the memory say which it is.
+    for kind in ("uint16", "bfloat16"):
+        given = bridge.to_device(bridge.zeros(2, kind), "cpu", like="paddle")
+        assert str(given.dtype) == "paddle.bfloat16"
+        assert bridge.asarray(given).dtype is bridge.dtype(kind)
+
+
+def test_mlx_takes_our_tensors():
+    mx = needs("mlx", "mlx.core")
+    assert mx.from_dlpack(bridge.from_dlpack(np.ones(2, "f4"))).tolist() == [1, 1]
+    with pytest.raises(BufferError, match="made float32"):
+        bridge.to_device(np.zeros(2), "cpu", like="mlx")
+
+
+def test_warp_without_dimensions():
+    needs("warp")
+    with pytest.raises(BufferError, match=r"t\.reshape\(1\)"):
+        bridge.to_device(np.float32(1), "cpu", like="warp")
+
+
+def test_null_values_and_mixed_columns():
+    name = next(iter(EXPECTED & {"polars", "pandas"}), None)
+    library = needs(name or "polars")
+    column = (
+        library.Series([1, None, 3])
+        if name == "polars"
+        else library.Series([1, None, 3], dtype="Int64")
+    )
+    with pytest.raises(BufferError, match=r"fill_null|fillna"):
+        bridge.asarray(column)
+    with pytest.raises(BufferError, match="several types"):
+        bridge.asarray(library.DataFrame({"a": [2**60 + 1], "b": [1.5]}))
+    with pytest.raises(BufferError, match=r"fill_null|fillna"):
+        bridge.asarray([column])
+    with pytest.raises(BufferError, match="several types"):
+        bridge.asarray([library.DataFrame({"a": [2**60 + 1], "b": [1.5]})])
+
+
+def test_sparse_arrays_are_named():
+    sparse = needs("sparse")
+    x = sparse.COO(np.eye(3))
+    for function in (bridge.asarray, lambda x: bridge.explain(x, "cpu")):
+        with pytest.raises(BufferError, match=r"x\.todense\(\)"):
+            function(x)
+
+
+def test_lazy_arrays_are_not_computed():
+    needs("dask")
+    lazy = importlib.import_module("dask.array").zeros(10, chunks=5)
+    for function in (bridge.asarray, lambda x: bridge.explain(x, "cpu")):
+        with pytest.raises(BufferError, match=r"x\.compute\(\)"):
+            function(lazy)
+        with pytest.raises(BufferError, match=r"x\.compute\(\)"):
+            function([lazy])
+
+
+def test_lists_of_dali():
+    backend = needs("nvidia.dali", "nvidia.dali.backend")
+    x = backend.TensorListCPU(np.ones((2, 3), "f4"))
+    with pytest.raises(BufferError, match=r"x\.as_tensor\(\)"):
+        bridge.asarray(x)
+    assert bridge.asarray(x.as_tensor()).tolist() == [[1, 1, 1]] * 2
+
+
+def test_values_of_onnxruntime_lend_their_memory():
+    """Its capsules do not keep the array that a value was made of; dlbridge keeps the value."""
+    onnxruntime = needs("onnxruntime")
+    for take, kept in ((np.from_dlpack, False), (bridge.from_dlpack, True)):
+        x = np.arange(64, dtype="f4")
+        gone = weakref.ref(x)
+        taken = take(onnxruntime.OrtValue.ortvalue_from_numpy(x))
+        del x
+        gc.collect()
+        assert (gone() is not None) is kept
+        del taken
+
+
+def test_openvino_types():
+    openvino = needs("openvino")
+    x = openvino.Tensor(openvino.Type.bf16, openvino.Shape([3]))
+    assert bridge.asarray(x).dtype is bridge.dtype("bfloat16")
+    with pytest.raises(BufferError, match="no form in DLPack"):
+        bridge.asarray(openvino.Tensor(openvino.Type.i4, openvino.Shape([4])))
+
+
+def test_arrays_of_oneapi_come_to_the_cpu():
+    dpnp = needs("dpnp")
+    x = dpnp.asarray([1.0, 2.0])
+    for moved in (bridge.to_device(x, "cpu"), bridge.asarray(x, device="cpu")):
+        assert moved.tolist() == [1, 2]
+    assert "16 bytes copied" in bridge.explain(x, "cpu")
+    with pytest.raises(BufferError, match="dpnp has no arrays on cpu:0"):
+        bridge.to_device(np.ones(2), "cpu", like="dpnp")

@@ -1,0 +1,654 @@
+"""The operations of the storms: a table. To add one, write a function here.
+
+    @operation()                       # in any thread; `device` is "cpu"
+    @operation(devices=True)           # ... for each device of the machine in turn
+    @operation("torch")                # only where this library can be imported
+    @operation(main=True)              # in the main thread only
+    @operation(calm=True)              # without exceptions of signal handlers: an open defect
+    def name(pick, device): ...
+
+*pick* is the thread's `random.Random`. The function makes something, compares it with
+numpy (`same`), and drops it; tensors that outlive it belong into `Shared`. In the main
+thread the exception of a signal handler may come at each of its lines, so it must
+not need a clean-up. Arrays from `host` are watched: each must be freed in the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from disturbances import calmly
+
+import dlbridge as bridge
+
+__all__ = ["ROWS", "Operation", "Shared", "Wrong", "watched"]
+
+
+class Wrong(AssertionError):
+    """A result that is not what numpy says."""
+
+
+class Operation(NamedTuple):
+    """One row of the table."""
+
+    function: Callable[[random.Random, str], None]
+    needs: str
+    devices: bool
+    main: bool
+    calm: bool
+    weight: int
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+
+ROWS: dict[str, Operation] = {}
+
+
+def operation(
+    needs: str = "",
+    *,
+    devices: bool = False,
+    main: bool = False,
+    calm: bool = False,
+    weight: int = 4,
+) -> Callable[[Any], Any]:
+    """A decorator that enters a function in the table; a larger *weight* is chosen more often."""
+
+    def enter(function: Any) -> Any:
+        ROWS[function.__name__] = Operation(function, needs, devices, main, calm, weight)
+        return function
+
+    return enter
+
+
+class Watch(weakref.ref[Any]):
+    """A reference to an array, and the operation that made it."""
+
+    made_by = ""
+
+
+watched: list[Watch] = []
+"""The arrays that `host` has made."""
+
+SHAPES = [(), (1,), (3,), (64,), (1000,), (5, 7), (2, 3, 4), (40, 50), (0, 3), (30_000,)]
+DTYPES = ["f4", "f8", "i4", "i8", "u1"]
+
+
+def host(pick: random.Random, dtypes: Any = DTYPES, shapes: Any = SHAPES) -> np.ndarray[Any, Any]:
+    """A new array of random bytes."""
+    shape, dtype = pick.choice(shapes), np.dtype(pick.choice(dtypes))
+    count = int(np.prod(shape, dtype=int))
+    array = np.frombuffer(pick.randbytes(count * dtype.itemsize), dtype).reshape(shape).copy()
+    watched.append(Watch(array))
+    watched[-1].made_by = sys._getframe(1).f_code.co_name
+    return array
+
+
+def same(got: Any, want: np.ndarray[Any, Any]) -> None:
+    """Raise `Wrong` unless the array *got* has the bytes, shape and dtype of *want*."""
+    if not isinstance(got, np.ndarray):
+        got = np.from_dlpack(got)
+    if got.shape != want.shape or got.dtype != want.dtype or got.tobytes() != want.tobytes():
+        kinds = f"{got.dtype} {got.shape}, not {want.dtype} {want.shape}"
+        raise Wrong(f"wrong result: {kinds}: {got.ravel()[:4]}, not {want.ravel()[:4]}")
+
+
+def fetched(tensor: Any) -> np.ndarray[Any, Any]:
+    """A copy of the tensor's elements, on the host."""
+    array: np.ndarray[Any, Any] = bridge.to_device(tensor, "cpu", copy=True).numpy()
+    return array
+
+
+# Several threads at one tensor --------------------------------------------------
+
+
+class Ticket:
+    """A tensor that several threads use at the same moment."""
+
+    def __init__(self, tensor: Any, want: np.ndarray[Any, Any], threads: int) -> None:
+        self.tensor, self.want, self.threads = tensor, want, threads
+        self.arrived: list[None] = []
+
+    def wait_for_others(self) -> None:
+        """Wait until all have come, or for a moment."""
+        self.arrived.append(None)
+        end = time.monotonic() + 2e-3
+        while len(self.arrived) < self.threads and time.monotonic() < end:
+            pass
+
+
+class Shared:
+    """What the threads of one storm share."""
+
+    tickets: ClassVar[deque[Ticket]] = deque()
+    tensors: ClassVar[dict[str, tuple[Any, np.ndarray[Any, Any]]]] = {}
+    """A tensor on each device that exists during the whole storm, and what it contains."""
+
+    @classmethod
+    def of(cls, device: str) -> tuple[Any, np.ndarray[Any, Any]]:
+        found = cls.tensors.get(device)
+        if found is None:
+            want = np.arange(4096, dtype="f8")
+            made = bridge.to_device(want.copy(), device), want
+            found = cls.tensors.setdefault(device, made)
+        return found
+
+    @classmethod
+    def clear(cls) -> None:
+        cls.tickets.clear()
+        cls.tensors.clear()
+
+
+def ticket(pick: random.Random) -> Ticket:
+    """A ticket that another thread has left, or a new one, left for others."""
+    try:
+        return Shared.tickets.popleft()
+    except IndexError:
+        want = host(pick, ["f4"], [(3, 5), (64,), (7,)])
+        made = Ticket(bridge.from_dlpack(want), want, 3)
+        Shared.tickets.extend([made] * (made.threads - 1))
+        return made
+
+
+@operation("tvm_ffi", weight=8)
+def first_exports_together(pick: random.Random, device: str) -> None:
+    """Several threads export one new tensor by the exchange table; the tensor goes first."""
+    import tvm_ffi
+
+    mine = ticket(pick)
+    mine.wait_for_others()
+    held = [tvm_ffi.from_dlpack(mine.tensor) for _ in range(pick.randrange(1, 4))]
+    want = mine.want.copy()
+    del mine
+    for one in held:
+        if tuple(one.shape) != want.shape:
+            raise Wrong(f"shape {tuple(one.shape)}, not {want.shape}")
+        same(one, want)
+
+
+@operation("tvm_ffi", weight=6)
+def one_tensor_lent_often(pick: random.Random, device: str) -> None:
+    """All threads borrow structs of one tensor, which stays."""
+    import tvm_ffi
+
+    tensor, want = Shared.of("cpu")
+    held = [tvm_ffi.from_dlpack(tensor) for _ in range(pick.randrange(1, 5))]
+    pick.shuffle(held)
+    while held:
+        one = held.pop()
+        if tuple(one.shape) != want.shape or np.from_dlpack(one)[7] != 7:
+            raise Wrong("a borrowed struct is not the tensor's")
+
+
+@operation("tvm_ffi", weight=6)
+def consumers_outlive_tensors(pick: random.Random, device: str) -> None:
+    """The last consumer deletes a tensor of ours, in a destructor of C++."""
+    import tvm_ffi
+
+    want = host(pick, ["f4"], [(5,)])
+    one = tvm_ffi.from_dlpack(bridge.from_dlpack(want))
+    same(one, want)
+    del one
+    for _ in range(30):
+        tvm_ffi.from_dlpack(bridge.from_dlpack(want))
+
+
+# Libraries ----------------------------------------------------------------------
+
+
+@operation()
+def numpy_and_back(pick: random.Random, device: str) -> None:
+    want = host(pick)
+    same(np.from_dlpack(bridge.from_dlpack(want)), want)
+    same(bridge.asarray(want).numpy(), want)
+
+
+@operation("torch")
+def torch_and_back(pick: random.Random, device: str) -> None:
+    import torch
+
+    want = host(pick)
+    there = torch.from_dlpack(bridge.from_dlpack(want))
+    same(there, want)
+    same(bridge.from_dlpack(there, like="numpy"), want)
+    # A type that numpy does not have: the struct is our own.
+    half = torch.arange(5).to(torch.bfloat16)
+    back = torch.from_dlpack(bridge.from_dlpack(half))
+    if not torch.equal(half, back):
+        raise Wrong(f"bfloat16: {back}, not {half}")
+
+
+@operation("jax")
+def jax_and_back(pick: random.Random, device: str) -> None:
+    want = host(pick, ["f4", "i4", "u1"], [(3,), (64,), (5, 7)])
+    there = bridge.from_dlpack(want, like="jax")
+    same(np.asarray(there), want)
+    same(bridge.asarray(there).numpy(), want)
+
+
+@operation("tvm_ffi")
+def tvm_ffi_and_back(pick: random.Random, device: str) -> None:
+    want = host(pick)
+    there = bridge.from_dlpack(want, like="tvm_ffi")
+    same(there, want)
+    same(bridge.from_dlpack(there).numpy(), want)
+
+
+@operation("torch")
+def torch_asks_for_another_device(pick: random.Random, device: str) -> None:
+    """torch refuses the device, and deletes the tensor twice (a fault of torch 2.13)."""
+    place = pick.choice([name for name in Shared.tensors if name[:4] in ("open", "vulk")] or [""])
+    if not place:
+        return
+    calmly(_refused_by_torch, bridge.to_device(host(pick, ["f4"], [(64,)]), place), place)
+
+
+def _refused_by_torch(tensor: Any, place: str) -> None:
+    import torch
+
+    try:
+        torch.from_dlpack(tensor)
+    except (RuntimeError, BufferError, ValueError, TypeError) as error:
+        refused = error  # its traceback keeps torch's capsule, which deletes once more
+    else:
+        raise Wrong(f"torch took a tensor on {place}")
+    # New structs, where the one that torch has deleted may have been.
+    where = tensor.__dlpack_device__()
+    again = [Prebuilt(bridge.zeros(9, "float32", place).__dlpack__(), where) for _ in range(9)]
+    refused.__traceback__ = None
+    del refused
+    for one in again:
+        if bridge.from_dlpack(one).shape != (9,):
+            raise Wrong("the struct of another tensor")
+
+
+# Imports and exports ------------------------------------------------------------
+
+
+@operation(weight=6)
+def structs_made_by_hand(pick: random.Random, device: str) -> None:
+    """Structs whose deletions are counted, one by one."""
+    from raw_producer import Producer
+
+    dtype = pick.choice([(2, 32, 1), (4, 16, 1), (0, 8, 1)])
+    producer = calmly(lambda: Producer((4,), dtype=dtype, version=pick.choice([None, (1, 0)])))
+    capsule = calmly(producer.capsule)
+    tensor = bridge.from_dlpack(Prebuilt(capsule))
+    if tensor.shape != (4,):
+        raise Wrong(f"shape {tensor.shape}")
+    # Deleted where no signal comes: the producer's deleter is a Python function.
+    calmly(lambda: None)
+
+
+class Prebuilt:
+    """A producer with a capsule that was made before."""
+
+    def __init__(self, capsule: object, device: tuple[int, int] = (1, 0)) -> None:
+        self.capsule, self.device = capsule, device
+
+    def __dlpack__(self, **_keywords: object) -> object:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+
+@operation("torch", weight=6)
+def structs_of_torch(pick: random.Random, device: str) -> None:
+    """Capsules and table exports of another library, which frees them by C code."""
+    import torch
+
+    source = calmly(lambda: torch.arange(6).to(torch.bfloat16))
+    capsule = calmly(torch.utils.dlpack.to_dlpack, source)
+    if bridge.from_dlpack(Prebuilt(capsule)).shape != (6,) or bridge.asarray(source).size != 6:
+        raise Wrong("shape")
+
+
+@operation(devices=True)
+def capsules(pick: random.Random, device: str) -> None:
+    """Consumed, dropped, refused the second time; both kinds."""
+    want = host(pick)
+    tensor = bridge.to_device(want, device)
+    version = pick.choice([None, (1, 0), (1, 3)])
+    dropped = tensor.__dlpack__(max_version=version)
+    used = Prebuilt(tensor.__dlpack__(max_version=version), tensor.__dlpack_device__())
+    same(fetched(bridge.from_dlpack(used)), want)
+    try:
+        bridge.from_dlpack(used)
+    except bridge.ExchangeError:
+        del dropped
+    else:
+        raise Wrong("a used capsule was taken again")
+
+
+@operation()
+def refusals(pick: random.Random, device: str) -> None:
+    """What is refused is not kept."""
+    want = host(pick)
+    want.flags.writeable = False
+    tensor = bridge.from_dlpack(want)
+    for act in (
+        tensor.__dlpack__,
+        lambda: bridge.from_dlpack(object()),
+        lambda: bridge.to_device(tensor, "ext_dev:99"),
+        lambda: bridge.copy_(tensor, bridge.zeros(77_777, "uint8")),
+        lambda: bridge.empty(-1),
+    ):
+        try:
+            act()
+        except (bridge.Error, BufferError, TypeError, ValueError):
+            continue
+        raise Wrong("not refused")
+
+
+@operation()
+def pickles(pick: random.Random, device: str) -> None:
+    want = host(pick)
+    same(pickle.loads(pickle.dumps(bridge.from_dlpack(want), 5)).numpy(), want)
+
+
+@operation()
+def views_of_a_tensor(pick: random.Random, device: str) -> None:
+    want = host(pick, DTYPES, [(6, 8), (12,), (4, 3, 2)])
+    tensor = bridge.from_dlpack(want)
+    step = pick.choice([1, 2, -1, -2])
+    same(bridge.to_device(tensor[::step], "cpu", copy=True).numpy(), want[::step])
+    same(tensor.reshape(-1).numpy(), want.reshape(-1))
+    same(np.ascontiguousarray(tensor.transpose().numpy()), np.ascontiguousarray(want.T))
+
+
+# Copies and moves ---------------------------------------------------------------
+
+
+@operation(weight=6)
+def overlapping_copy(pick: random.Random, device: str) -> None:
+    """Between two views of one array, of any strides."""
+    memory = host(pick, ["f8", "i4", "u1"], [(60,), (400,)])
+    count = pick.randrange(1, 12)
+
+    def view() -> slice:
+        step = pick.choice([1, 2, 3, -1, -2])
+        span = (count - 1) * abs(step) + 1
+        first = pick.randrange(len(memory) - span + 1) if pick.random() < 0.2 else pick.randrange(9)
+        last = first + span
+        if step > 0:
+            return slice(first, last, step)
+        return slice(last - 1, first - 1 if first else None, step)
+
+    into, origin = view(), view()
+    want = memory.copy()
+    want[into] = memory[origin].copy()
+    tensor = bridge.from_dlpack(memory)
+    bridge.copy_(tensor[into], tensor[origin])
+    same(memory, want)
+
+
+@operation(devices=True, weight=8)
+def to_a_device_and_back(pick: random.Random, device: str) -> None:
+    want = host(pick)
+    tensor = bridge.to_device(want, device, copy=pick.choice([None, True]))
+    same(fetched(tensor), want)
+
+
+@operation(devices=True)
+def strided_to_a_device(pick: random.Random, device: str) -> None:
+    want = host(pick, DTYPES, [(24, 36), (40, 50), (64,)])
+    view = pick.choice([want[::2], want.T, want[3:7], want[::-1]])
+    tensor = bridge.to_device(view, device, copy=True)
+    same(fetched(tensor), np.ascontiguousarray(view))
+    if tensor.ndim == 2:
+        same(fetched(tensor[1:, ::2]), np.ascontiguousarray(view[1:, ::2]))
+
+
+@operation(devices=True)
+def zeros_and_copies(pick: random.Random, device: str) -> None:
+    want = host(pick, DTYPES, [(64,), (1000,), (5, 7)])
+    tensor = bridge.zeros(want.shape, want.dtype, device)
+    same(fetched(tensor), np.zeros_like(want))
+    bridge.copy_(tensor, want)
+    same(fetched(tensor), want)
+
+
+@operation(devices=True)
+def between_devices(pick: random.Random, device: str) -> None:
+    want = host(pick)
+    other = pick.choice(list(Shared.tensors) or ["cpu"])
+    same(fetched(bridge.to_device(bridge.to_device(want, other), device)), want)
+
+
+@operation(devices=True)
+def inside_a_device(pick: random.Random, device: str) -> None:
+    """A copy between two parts of one buffer."""
+    want = host(pick, ["f4", "u1"], [(400,)])
+    tensor = bridge.to_device(want, device, copy=True)
+    bridge.copy_(tensor[:100], tensor[200:400:2])
+    expected = want.copy()
+    expected[:100] = want[200:400:2]
+    same(fetched(tensor), expected)
+
+
+@operation(devices=True)
+def plans_and_traces(pick: random.Random, device: str) -> None:
+    want = host(pick)
+    with bridge.trace() as trace:
+        there = bridge.to_device(want, device, copy=True)
+    if want.size and trace.nbytes < want.nbytes:
+        raise Wrong(f"the trace has {trace.nbytes} bytes of {want.nbytes}")
+    bridge.explain(there, "cpu")
+    bridge.synchronize(device)
+
+
+# Memory that host and device share ----------------------------------------------
+
+
+@operation(devices=True, weight=8)
+def host_view_of_a_shared_tensor(pick: random.Random, device: str) -> None:
+    """All threads look at one tensor."""
+    tensor, want = Shared.of(device)
+    first = pick.randrange(4000)
+    try:
+        view = tensor[first:].host_view()
+    except bridge.ExchangeError:
+        return  # the device has memory of its own
+    with view as seen:
+        if seen.numpy()[0] != want[first]:
+            raise Wrong("a host view of other memory")
+
+
+@operation(devices=True)
+def host_view_that_writes(pick: random.Random, device: str) -> None:
+    want = host(pick, DTYPES, [(64,), (1000,)])
+    tensor = bridge.zeros(want.shape, want.dtype, device)
+    try:
+        with tensor.host_view() as seen:
+            seen.numpy()[:] = want
+    except bridge.ExchangeError:
+        return
+    same(fetched(tensor), want)
+    try:
+        seen.numpy()
+    except bridge.ExchangeError:
+        return
+    if device != "cpu":
+        raise Wrong("a view was used after its block")
+
+
+@operation(devices=True)
+def host_memory_in_place(pick: random.Random, device: str) -> None:
+    memory = bridge.zeros(4096, "uint8").numpy()
+    memory[:] = pick.randrange(256)
+    try:
+        tensor = bridge.to_device(memory, device, copy=False)
+    except bridge.Error:
+        return
+    same(fetched(tensor), memory)
+
+
+@operation(devices=True)
+def memory_of_several_processes(pick: random.Random, device: str) -> None:
+    """A block, the device's tensor in it, and the CPU's: the same bytes."""
+    want = host(pick)
+    try:
+        tensor = bridge.share(want, device)
+    except bridge.Error:
+        return
+    same(fetched(tensor), want)
+    here = bridge.share(tensor, "cpu")
+    same(here.numpy(), want)
+    if want.size and bridge.share(here, device).data_ptr() != tensor.data_ptr():
+        raise Wrong("a second import of one block")
+
+
+@operation(devices=True)
+def objects_of_the_device(pick: random.Random, device: str) -> None:
+    """The own objects of pyopencl and others, and back."""
+    want = host(pick, ["f4"], [(64,), (5, 7)])
+    tensor = bridge.to_device(want, device, copy=True)
+    try:
+        native = calmly(tensor.to_native)
+    except (bridge.Error, TypeError):
+        return
+    same(fetched(bridge.asarray(native)), want)
+
+
+# Calls --------------------------------------------------------------------------
+
+
+@operation("tvm_ffi", weight=6)
+def ffi_calls(pick: random.Random, device: str) -> None:
+    """Through C into Python and back."""
+    from dlbridge import ffi
+
+    want = host(pick)
+    tensor = bridge.from_dlpack(want)
+    call = ffi.convert_func(lambda x, *rest: x)
+    same(call(tensor, want, 1.5, "text", None), want)
+
+
+@operation("tvm_ffi")
+def ffi_containers(pick: random.Random, device: str) -> None:
+    from dlbridge import ffi
+
+    want = host(pick)
+    array = ffi.Array([bridge.from_dlpack(want), 3, "text", [1, 2]])
+    same(array[0], want)
+    table = ffi.Map({"a": array, "b": lambda: 1})
+    if list(table["a"][3]) != [1, 2]:
+        raise Wrong("an element of a container")
+
+
+@operation("tvm_ffi")
+def ffi_errors(pick: random.Random, device: str) -> None:
+    from dlbridge import ffi
+
+    def fail(x: object) -> None:
+        raise KeyError("of a callback")
+
+    try:
+        ffi.convert_func(fail)(host(pick))
+    except KeyError:
+        return
+    raise Wrong("an error of a callback was lost")
+
+
+# Collections, finalizers, forks ---------------------------------------------------
+
+
+class Collected:
+    """An object in a cycle, whose finalizer works with a device."""
+
+    deep, device = 0, "cpu"  # also if a signal cuts __init__ off
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.itself = self
+
+    def __del__(self) -> None:
+        if Collected.deep < 2:
+            Collected.deep += 1
+            try:
+                with contextlib.suppress(bridge.DeviceError):  # of a forked child
+                    bridge.zeros(1000, "uint8", self.device)
+            finally:
+                Collected.deep -= 1
+
+
+@operation(devices=True, weight=6)
+def finalizers(pick: random.Random, device: str) -> None:
+    """Garbage whose finalizers allocate, collected in the middle of anything."""
+    for _ in range(pick.randrange(1, 4)):
+        Collected(device)
+    bridge.zeros(pick.choice([100, 5000]), "uint8", device)
+
+
+@operation(weight=2)
+def collections(pick: random.Random, device: str) -> None:
+    gc.collect(pick.randrange(3))
+
+
+@operation(main=True)
+def forks(pick: random.Random, device: str) -> None:
+    """A child that works on the CPU, is refused the drivers of its parent, and ends."""
+    way = pick.choice(["os._exit", "sys.exit"])
+    if "dpctl" in sys.modules:
+        # The exit handler of Intel's CPU runtime waits there for the parent's work: docs/oneapi.md.
+        way = "os._exit"
+    calmly(_fork, way, Shared.tensors.copy())
+
+
+CHILD_SECONDS = float(os.environ.get("DLBRIDGE_STORM_CHILD_SECONDS", "40"))
+
+
+def _fork(way: str, tensors: dict[str, Any]) -> None:
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = sys.__unraisablehook__
+        _in_child(tensors)
+        if way == "os._exit":
+            os._exit(0)
+        raise SystemExit(0)
+    end = time.monotonic() + CHILD_SECONDS
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGABRT)  # faulthandler writes where it is
+            os.waitpid(child, 0)
+            raise Wrong(f"a forked child that ends by {way} hangs")
+        time.sleep(0.002)
+    code = os.waitstatus_to_exitcode(found[1])
+    if code:
+        raise Wrong(f"a forked child that ends by {way} has the exit status {code}")
+
+
+def _in_child(tensors: dict[str, Any]) -> None:
+    want = np.arange(100.0)
+    tensor = bridge.from_dlpack(want)
+    same(np.from_dlpack(tensor), want)
+    moved = bridge.zeros(100, "float64")
+    bridge.copy_(moved, tensor[::-1])
+    same(moved.numpy(), want[::-1].copy())
+    for device, (inherited, _) in tensors.items():
+        if not device.startswith("cpu"):
+            for act in (
+                lambda d=device: bridge.zeros(9, "uint8", d),
+                lambda t=inherited: fetched(t),
+            ):
+                with contextlib.suppress(bridge.Error):
+                    act()
+    tensors.clear()
+    gc.collect()

@@ -1,0 +1,28 @@
+"""What this machine must have: ``DLBRIDGE_EXPECT`` names it, and a skip for want of it fails."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+import dlbridge
+from dlbridge.errors import BackendUnavailable
+
+__all__ = ["backend_or_skip", "expected"]
+
+
+def expected(name: str) -> bool:
+    """Whether *name*, a backend, ``peers`` or ``mpi``, must be here."""
+    return name in os.environ.get("DLBRIDGE_EXPECT", "").split(",")
+
+
+def backend_or_skip(name: str) -> Any:
+    """The backend *name*, or a skip with the reason (a failure if it is expected)."""
+    try:
+        return dlbridge.backend(name)
+    except BackendUnavailable as exc:
+        if expected(name):
+            raise
+        return pytest.skip(str(exc))

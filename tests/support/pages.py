@@ -1,0 +1,132 @@
+"""The examples of the pages: read, run, compared with what the pages show; `--write` shows it anew.
+
+    python tests/support/pages.py --write docs/messages.md docs/command-line.md
+
+A page's ```python blocks are one program. What it prints stands in ```text output blocks, each
+under the block that prints it. A ```console block holds commands, after "$ ", and what each
+prints. In both, "..." stands for what differs from machine to machine; ```console sample says
+that all of it does, and that only the command's success is tested; ```console slow that no test
+runs it, and only --write does.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["differences", "has_examples", "programs"]
+
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```text output\n(?P<shown>.*?)^```", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(r"^```console(?P<kind> sample| slow)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<shown>(?:(?!\$ |```).*\n)*)", re.MULTILINE)
+MARK = "--- the output block of this page with the number {} ends here ---\n"
+
+
+def programs(text: str) -> list[str]:
+    """The blocks of Python in *text*, the parts of one program."""
+    return PYTHON.findall(text)
+
+
+def has_examples(text: str) -> bool:
+    """Whether *text* has anything that can be run."""
+    return bool(programs(text) or CONSOLE.search(text))
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    """What a command prints to stdout; CalledProcessError if it fails."""
+    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    return subprocess.run(
+        arguments,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+    ).stdout
+
+
+def printed(text: str, folder: Path) -> list[str]:
+    """What the program of *text* prints before the end of each of its output blocks."""
+    parts, position = [], 0
+    for number, block in enumerate(SHOWN.finditer(text)):
+        parts += programs(text[position : block.start()])
+        parts.append(f"print({MARK.format(number)!r}, end='')\n")
+        position = block.end()
+    parts += programs(text[position:])
+    script = folder / "examples.py"
+    script.write_text("\n".join(parts), encoding="utf-8")
+    output = run([sys.executable, str(script)], folder)
+    found = []
+    for number in range(len(SHOWN.findall(text))):
+        one, _, output = output.partition(MARK.format(number))
+        found.append(one)
+    return found
+
+
+def answer(command: str, folder: Path) -> str:
+    """What *command*, which begins with "python", prints here."""
+    words = shlex.split(command)
+    assert words[0] == "python", command
+    return run([sys.executable, *words[1:]], folder)
+
+
+def outputs(text: str, folder: Path, *, slow: bool = True) -> list[tuple[re.Match[str], str, bool]]:
+    """Each output that *text* shows, what it is here, and whether the page shows a sample only."""
+    found = []
+    if programs(text):
+        found += [
+            (block, output, False)
+            for block, output in zip(SHOWN.finditer(text), printed(text, folder), strict=True)
+        ]
+    for block in CONSOLE.finditer(text):
+        if block["kind"] == " slow" and not slow:
+            continue
+        for command in COMMAND.finditer(text, *block.span()):
+            found.append((command, answer(command["command"], folder), bool(block["kind"])))
+    return found
+
+
+def same(shown: str, found: str) -> bool:
+    """Whether *found* is what *shown* says, where "..." is anything."""
+    return doctest.OutputChecker().check_output(shown, found, doctest.ELLIPSIS)
+
+
+def differences(text: str, folder: Path) -> list[tuple[str, str]]:
+    """Each output that *text* shows and that is another one here, with what it is here."""
+    return [
+        (match["shown"], output)
+        for match, output, sample in outputs(text, folder, slow=False)
+        if not sample and not same(match["shown"], output)
+    ]
+
+
+def tidy(output: str) -> str:
+    """*output* without the folders and the kernel of the machine that wrote the page."""
+    return output.replace(sys.prefix, ".venv").replace(f"-{platform.release()}-", "-")
+
+
+def write(path: Path) -> None:
+    """Put the outputs of today into the page *path*."""
+    text = path.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        for match, output, sample in reversed(outputs(text, Path(folder))):
+            if sample or not same(match["shown"], output):
+                text = text[: match.start("shown")] + tidy(output) + text[match.end("shown") :]
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["--write"]:
+        sys.exit(__doc__)
+    for name in sys.argv[2:]:
+        write(Path(name))

@@ -1,0 +1,1 @@
+"""Stands for the Python package of a driver."""
