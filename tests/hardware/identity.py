@@ -161,6 +161,7 @@ def import_by_memory_type():
     from dlbridge_vulkan.library import ffi, struct
     from dlbridge_vulkan.memory_types import MemoryType
 
+    from dlbridge.kit.claims import Freed
     from dlbridge.protocol import ExportedMemory
 
     device = bridge.backend("vulkan").devices[needed("vulkan").index]
@@ -180,7 +181,7 @@ def import_by_memory_type():
                 pointer, _ = memory.import_memory(0, ExportedMemory(fd[0], block.size, 0))
             finally:
                 os.close(fd[0])
-            memory.free(0, pointer, 1)
+            memory.give_up(Freed((memory, 0, pointer, 1)))
             yield f"{what}: CUDA maps it at {pointer:#x}"
         except bridge.Error as exc:
             yield f"{what}: REFUSED: {exc}"

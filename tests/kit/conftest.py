@@ -11,29 +11,9 @@ from dlbridge.kit.claims import Freed, Given
 from dlbridge.kit.driver import Location, StreamDriver, StreamState
 from dlbridge.kit.events import EventPool
 from dlbridge.kit.fork import ForkGuard
+from dlbridge.kit.pinned import PinnedMemory
+from dlbridge.kit.pool import PoolMemory
 from dlbridge.kit.status import StatusTable, StreamGoneError
-
-
-class Callers:
-    """What a backend does with memory of the kit, in one call each."""
-
-    def allocate(self, device_id, nbytes, alignment, stream):
-        given = Given(self, device_id, stream)
-        self.allocate_into(given, nbytes, alignment)
-        return taken(given)
-
-    def free(self, device_id, pointer, stream):
-        self.give_up(Freed((self, device_id, pointer, stream)))
-
-    def import_host(self, device_id, address, nbytes, readonly):
-        given = Given(self, device_id, self.driver.default_stream)
-        offset = self.import_into(given, address, nbytes, readonly)
-        return taken(given), offset
-
-
-def taken(given):
-    pointer, given.cell.value = given.cell.value, 0
-    return pointer
 
 
 class Stream:
@@ -235,3 +215,43 @@ def driver():
 @pytest.fixture
 def events(driver):
     return EventPool(driver)
+
+
+class Callers:
+    """What a backend does with memory of the kit, in one call each."""
+
+    def allocate(self, device_id, nbytes, alignment, stream):
+        given = Given(self, device_id, stream)
+        self.allocate_into(given, nbytes, alignment)
+        return taken(given)
+
+    def free(self, device_id, pointer, stream):
+        self.give_up(Freed((self, device_id, pointer, stream)))
+
+    def import_host(self, device_id, address, nbytes, readonly):
+        given = Given(self, device_id, self.driver.default_stream)
+        offset = self.import_into(given, address, nbytes, readonly)
+        return taken(given), offset
+
+
+def taken(given):
+    pointer, given.cell.value = given.cell.value, 0
+    return pointer
+
+
+class CallablePool(Callers, PoolMemory):
+    pass
+
+
+class CallablePinned(Callers, PinnedMemory):
+    pass
+
+
+@pytest.fixture
+def pool(driver, events):
+    return CallablePool(driver, events, "sim")
+
+
+@pytest.fixture
+def pinned(driver, events):
+    return CallablePinned(driver, events, "sim_host")

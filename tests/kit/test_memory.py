@@ -8,21 +8,10 @@ import pytest
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.kit.consumers import Consumers
 from dlbridge.kit.driver import LastingStream, Location, StreamState
-from dlbridge.kit.pinned import PinnedMemory
-from dlbridge.kit.pool import FREES_KEPT, PoolMemory
+from dlbridge.kit.pool import FREES_KEPT
 from dlbridge.kit.status import CaptureError, NoPoolError
 
 PAGE = mmap.PAGESIZE
-
-
-@pytest.fixture
-def pool(driver, events):
-    return PoolMemory(driver, events, "sim")
-
-
-@pytest.fixture
-def pinned(driver, events):
-    return PinnedMemory(driver, events, "sim_host")
 
 
 # consumers ---------------------------------------------------------------------------

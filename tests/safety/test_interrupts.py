@@ -14,6 +14,8 @@ PRELUDE = """
 import gc, signal, sys, time
 import numpy as np
 import dlbridge as bridge
+for name in bridge.__all__:  # typing turns an exception while a module loads into a TypeError
+    getattr(bridge, name)
 class Alarm(Exception): pass
 Raised = {{"KeyboardInterrupt": KeyboardInterrupt, "Alarm": Alarm}}[{exception!r}]
 def handler(*_):
