@@ -23,6 +23,7 @@ __all__ = [
     "check_names",
     "check_overlaps",
     "count_bytes",
+    "name_of",
     "printable",
     "refuse",
 ]
@@ -54,6 +55,11 @@ class Entry:
 def printable(path: str) -> str:
     """*path* for messages: names of files may have bytes that no terminal and no log can take."""
     return path if path.isprintable() else ascii(path)[1:-1]
+
+
+def name_of(path: str, name: str) -> str:
+    """The tensor for messages: the array of a .npy file has no name."""
+    return f"{path}: tensor {name!r}" if name or not path.lower().endswith(".npy") else path
 
 
 def count_bytes(where: str, dtype: DType, shape: tuple[int, ...], *, padded: bool = False) -> int:

@@ -291,8 +291,8 @@ def load(
         check(wanted.code, wanted.bits, wanted.lanes)
     if isinstance(names, str):
         raise TypeError(f"names={names!r} is one name; give a list: names=[{names!r}]")
-    if not (names is None or isinstance(names, bool | Iterable)):
-        raise TypeError(f"names={names!r}: give a list of names, or True for all")
+    if isinstance(names, bytes) or not (names is None or isinstance(names, bool | Iterable)):
+        raise TypeError(f"names={names!r}: give a list of str, or True for all")
     source = Source(path)
     kind = _format_of(source)
     if kind == "npy":

@@ -25,7 +25,7 @@ from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError
 
-from .entries import refuse
+from .entries import name_of, refuse
 from .npy import open_member
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def place(
         found = "copy=True was asked for" if copy is True else _in_place(way)
         if isinstance(found, str) and copy is False:
             raise ExchangeError(
-                f"{source.path}: tensor {entry.name!r} cannot be used in place on {target}: "
+                f"{name_of(source.path, entry.name)} cannot be used in place on {target}: "
                 f"{found}; pass copy=None to allow a copy"
             )
         if isinstance(found, str):

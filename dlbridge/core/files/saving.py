@@ -16,7 +16,7 @@ from dlbridge.core.public import public
 from dlbridge.errors import BackendUnavailable, ExchangeError, FileError
 
 from . import npy, safetensors
-from .entries import printable
+from .entries import name_of, printable
 from .writing import pieces, write_whole
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _import(path: str, given: dict[Any, Any]) -> dict[str, Tensor]:
             found[name] = _tensor(array)
         except (ExchangeError, TypeError) as exc:
             kind = ExchangeError if isinstance(exc, ExchangeError) else TypeError
-            raise kind(f"{path}: tensor {name!r}: {exc}") from exc
+            raise kind(f"{name_of(path, name)}: {exc}") from exc
     return found
 
 
@@ -219,7 +219,7 @@ def _stored(where: str, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
 
 def _numpy(path: str, named: dict[str, Tensor]) -> Writer:
     """What writes one array without a name, or an archive; everything is checked before."""
-    types = {name: _descr(f"{path}: array {name!r}", tensor) for name, tensor in named.items()}
+    types = {name: _descr(name_of(path, name), tensor) for name, tensor in named.items()}
     if path.lower().endswith(".npy"):
         return lambda file, report: _write_npy(file, named[""], types[""], 0, report)
     members = {name: zipfile.ZipInfo(f"{name}.npy") for name in named}  # its date is 1980

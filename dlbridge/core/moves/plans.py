@@ -350,7 +350,8 @@ def plan_host_copy(plan: Plan, operand: Operand, refusal: str) -> None:
     """Add the steps that copy host memory; *refusal* is why it cannot be used in place."""
     source, target = operand.device, plan.target
     if target.is_host:
-        plan.add("copy", source, target, operand.nbytes, f"{target.name} is memory of its own")
+        reason = f"{target.name} is memory of its own: {refusal}"
+        plan.add("copy", source, target, operand.nbytes, reason)
         return
     if not operand.contiguous:
         # The refusal comes first: compact memory would be copied as well.

@@ -354,6 +354,7 @@ def test_arguments_that_do_not_fit(model, tmp_path):
     np.save(tmp_path / "a.npy", np.ones(2))
     for error, message, ask in (
         (TypeError, r"names=\['odd'\]", lambda: bridge.load(path, names="odd")),
+        (TypeError, "names=b'odd': give a list of str", lambda: bridge.load(path, names=b"odd")),
         (TypeError, "names=5: give a list", lambda: bridge.load(path, names=5)),
         (ValueError, "leave names= out", lambda: bridge.load(tmp_path / "a.npy", names=["a"])),
         (ValueError, "dtype= is for", lambda: bridge.load(path, dtype="float32")),

@@ -140,6 +140,16 @@ def test_paths_that_cannot_be_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
+def test_the_one_array_of_npy_has_no_name_in_messages(tmp_path):
+    path = str(tmp_path / "a.npy")
+    packed = bridge.zeros(4, dtype="float4_e2m1fn")
+    for error, array in ((TypeError, object()), (bridge.FileError, packed)):
+        with pytest.raises(error) as caught:
+            bridge.save(path, array)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert "''" not in str(caught.value)
+
+
 def test_a_ctrl_c_at_any_moment_leaves_a_whole_file():
     backend_or_skip("opencl")
     out = run_script("""
