@@ -49,8 +49,9 @@ class Container(Object):
 
     __slots__ = ()
 
-    # Array[int] in annotations.
-    __class_getitem__: Any = classmethod(GenericAlias)
+    if not TYPE_CHECKING:
+        # Array[int] in annotations. To a type checker its bases say that it is generic.
+        __class_getitem__ = classmethod(GenericAlias)
 
     @classmethod
     def _make(cls: type[_Self], index: int, handle: Handle) -> _Self:

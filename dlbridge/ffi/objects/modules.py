@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from .sequences import Array
+
 __all__ = [
     "Module",
     "ModulePropertyMask",
@@ -79,7 +81,11 @@ class Module(Object):
     def _call(self, name: str, *arguments: Any) -> Any:
         return call_with_gil(builtin(name), self, *arguments)
 
-    def __getattr__(self, name: str) -> Any:
+    if TYPE_CHECKING:
+        imports_: Array[Module]
+        """The field of the object; `imports` is a list of them."""
+
+    def __getattr__(self, name: str) -> Function:
         if name.startswith("__") or name in Object.__slots__:
             raise AttributeError(f"a Module has no attribute {name!r}", name=name, obj=self)
         function = self.get_function(name)
@@ -89,7 +95,7 @@ class Module(Object):
     def __getitem__(self, name: str) -> Function:
         return self.get_function(name)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:  # anybody's: what the function returns
         """Call the function ``main``."""
         return self.main(*args)
 
