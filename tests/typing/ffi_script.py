@@ -46,7 +46,8 @@ reveal_type(list(a))  # list[int]
 reveal_type(ffi.Array(["x"]).index("x"))  # int
 reveal_type(ffi.Array([[1]]))  # Array[Any]
 reveal_type(ffi.Array([np.ones(3)]))  # Array[Any]
-reveal_type(a + (3,))  # Array[Any]
+longer = a + [3]  # noqa: RUF005  # an Array again
+reveal_type(longer)  # Array[Any]
 lines: ffi.List[str] = ffi.List()
 lines.append("x")
 reveal_type(lines.pop())  # str
