@@ -17,6 +17,7 @@ from .elements import Members, method
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from ..values.words import Packer
 
@@ -25,7 +26,7 @@ __all__ = ["Container", "changing", "container_rule", "same", "tensors_in"]
 # What takes more than one call into C is one step for other threads by this. A
 # lock for all containers: it is held for microseconds, and may be taken again
 # by a finalizer of what a change removes. Read it from here: a forked child gets another.
-changing = threading.RLock()
+changing: AbstractContextManager[bool] = threading.RLock()
 
 
 def _renew_lock() -> None:

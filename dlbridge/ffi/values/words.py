@@ -106,7 +106,7 @@ class ByteArray:
             self._bytes = ffi.from_buffer(data)
         except TypeError:
             raise TypeError(f"text is needed here, not {data!r}") from None
-        self.pointer = ffi.new("TVMFFIByteArray *", (self._bytes, len(self._bytes)))
+        self.pointer: Any = ffi.new("TVMFFIByteArray *", (self._bytes, len(self._bytes)))
         self._as_parameter_ = address(self.pointer)
 
 
