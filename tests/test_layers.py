@@ -89,7 +89,7 @@ ffi.calls.entries ffi.calls.symbols ffi.calls.callbacks
 ffi.calls.schemas ffi.calls.functions ffi.calls.registry
 ffi.objects ffi.objects.elements ffi.objects.containers ffi.objects.conversion
 ffi.objects.sequences ffi.objects.shapes ffi.objects.mappings ffi.objects.peers
-ffi.objects.typeinfo ffi.objects.classes ffi.objects.records
+ffi.objects.typeinfo ffi.objects.classes ffi.objects.records ffi.objects.exported
 ffi.objects.modules ffi.objects.results ffi.objects.rules
 ffi.graphs ffi.graphs.bounds ffi.graphs.comparison ffi.graphs.walks ffi.graphs.json_text
 ffi.dataclasses ffi.serialization ffi.structural

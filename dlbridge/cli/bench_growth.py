@@ -156,7 +156,7 @@ def _plugins(counts: tuple[int, ...], repeats: int) -> Iterator[float]:
             )
 
 
-CURVES = {
+CURVES: dict[str, tuple[tuple[int, ...], Callable[[tuple[int, ...], int], Iterator[float]]]] = {
     "export, so many before": ((1, 1_000, 100_000, 1_000_000), _exports),
     "empty, so many alive": ((1, 100, 1_000, 10_000), _live),
     "first move, so many plugins": ((0, 10, 100), _plugins),

@@ -131,6 +131,7 @@ def _on_device(name: str, index: int, photo: Image) -> Result:
     plugin = bridge.backend(name)
     device = f"{name}:{index}"
     print(f"\n{device}")
+    names: tuple[str, ...]
     with bridge.trace() as moves:
         source = bridge.to_device(photo, device)
         if isinstance(plugin, SupportsDemo):
@@ -145,25 +146,32 @@ def _on_device(name: str, index: int, photo: Image) -> Result:
             plugin.box_blur(image_out, image_in, photo.shape, RADIUS, written.stream)
             bridge.synchronize(device)
             filtered_by = device
+            names = "photograph to the device", "result to the host"
         else:
             back = bridge.to_device(source, "cpu", like="numpy")
             blurred = bridge.empty(photo.shape, "uint8", alignment=4096).numpy()
             blurred[:] = box_blur(back)
             target = bridge.to_device(blurred, device)
             filtered_by = "numpy, as this backend runs no kernels"
+            names = (
+                "photograph to the device",
+                "photograph to numpy",
+                "result to the device",
+                "result to the host",
+            )
         image = bridge.to_device(target, "cpu", like="numpy").copy()
-    _print_hops(moves.plans)
+    _print_hops(moves.plans, names)
     print(f"  filtered by {filtered_by}")
     return Result(device, image, filtered_by, moves.nbytes)
 
 
-def _print_hops(plans: list[bridge.Plan]) -> None:
-    """One line for each step of the moves: where, at which cost, and why."""
-    for plan in plans:
+def _print_hops(plans: list[bridge.Plan], names: tuple[str, ...]) -> None:
+    """One line for each step of the moves, which have *names*: where, at which cost, and why."""
+    for plan, name in zip(plans, names, strict=True):
         for step in plan.steps:
             cost = f"{step.nbytes / 1024:,.0f} KiB copied" if step.nbytes else "no copy"
             hop = f"{step.source} -> {step.target}"
-            print(f"  {hop}  {cost}, {step.kind}: {step.reason}")
+            print(f"  {name}: {hop}  {cost}, {step.kind}: {step.reason}")
 
 
 def _in_torch(photo: Image) -> Result:
@@ -173,7 +181,7 @@ def _in_torch(photo: Image) -> Result:
     with bridge.trace() as moves:
         tensor = bridge.to_device(photo, "cpu", like="torch")
     print(f"  numpy {photo.ctypes.data:#x} -> torch {tensor.data_ptr():#x}")
-    _print_hops(moves.plans)
+    _print_hops(moves.plans, ("photograph to torch",))
     planes = tensor.permute(2, 0, 1).to(torch.float64)
     window = {"kernel_size": 2 * RADIUS + 1, "stride": 1, "padding": RADIUS, "divisor_override": 1}
     total = torch.nn.functional.avg_pool2d(planes, **window)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import sys
 from typing import Any
 
-from dlbridge import backends, empty, plan
+from dlbridge import backends, device, empty, plan
+
+# Public functions use it in their messages; it has no public name.
+from dlbridge.core.values.suggestions import did_you_mean
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Make a tensor at the source, and print the plan for it."""
     shape = _shape_of(arguments.shape)
+    _check(arguments.source)
+    _check(arguments.target)
     source = _make(arguments.source, shape, arguments.dtype)
     like = arguments.target if arguments.target in LIBRARIES else None
     steps = plan(source, "cpu" if like else arguments.target, like=like)
@@ -39,6 +45,34 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(steps)
     return 0
+
+
+def _check(place: str) -> None:
+    """ValueError or ModuleNotFoundError if *place* names nothing that there is here."""
+    if place in LIBRARIES:
+        if not _is_installed(place):
+            here = ", ".join(filter(_is_installed, LIBRARIES))
+            raise ModuleNotFoundError(
+                f"{place} is not installed here: install it, or name a library that is ({here})",
+                name=place,
+            )
+        return
+    name = place.partition(":")[0]
+    if name in backends():
+        return
+    try:
+        device(place)  # one that DLPack knows, and no backend serves here
+    except ValueError as exc:
+        raise ValueError(
+            f"{place!r} is neither a library nor a device"
+            f"{did_you_mean(name, [*LIBRARIES, *backends()])}: the libraries are "
+            f"{', '.join(LIBRARIES)}, and the names of devices begin with one of "
+            f"{', '.join(backends())}"
+        ) from exc
+
+
+def _is_installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
 
 
 def _shape_of(text: str) -> tuple[int, ...]:

@@ -51,7 +51,10 @@ CLASSES = frozenset(
 )
 """Names of classes in the skeleton's code, which its own class must not hide."""
 
-GUIDE = "docs/writing-a-backend.md in the source distribution of dlbridge"
+GUIDE = (
+    "the page 'Writing a backend' of the documentation (writing-a-backend.html on the site,\n"
+    "docs/writing-a-backend.md in the source distribution of dlbridge)"
+)
 """Where the guide is; the wheel does not contain it."""
 
 NEXT = """\
@@ -61,8 +64,8 @@ next:
   pip install -e '.[test]'
   pytest                      the conformance kit, which it passes as it is
   python -m dlbridge info     which lists it
-then put your driver into {package}/driver.py. The contract is dlbridge/protocol.py, and the
-guide is {guide}"""
+then put your driver into {package}/driver.py. The contract is dlbridge/protocol.py. The guide is
+{guide}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +106,13 @@ def write_skeleton(name: str, into: Path) -> Path:
         for place, name in FILES.items()
     }
     folder = into / words["distribution"]
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as exc:
+        raise FileExistsError(
+            f"{folder} exists already: remove it, choose another name, or name another folder to "
+            "write into by --into"
+        ) from exc
     for place, text in texts.items():
         path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)

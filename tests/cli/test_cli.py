@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 import pytest
 from peers import peer
 
-from dlbridge.cli import demo
+from dlbridge.cli import demo, main
 from dlbridge.cli.timing import Row, side
 
 
@@ -107,7 +107,12 @@ def test_explain_json_from_a_device_to_a_library():
     ("arguments", "message"),
     [
         (("explain", "numpy", "opencl:0"), "DLBRIDGE_BACKENDS"),
-        (("explain", "numpy", "nothing:0"), "nothing"),
+        (("explain", "numpy", "nothing:0"), "'nothing:0' is neither a library nor a device: "),
+        (
+            ("explain", "numpi", "cpu"),
+            "'numpi' is neither a library nor a device (did you mean 'numpy'?): ",
+        ),
+        (("explain", "numpy", "ext_dew:0"), "(did you mean 'ext_dev'?)"),
         (("explain", "ext_dev:9", "cpu"), "there is no ext_dev:9"),
         (("explain", "numpy", "cpu", "--dtype", "float33"), "float33"),
         (("explain", "numpy", "cpu", "--shape", "2by3"), "'2by3' is not a shape: write 3x4"),
@@ -118,6 +123,15 @@ def test_bad_input_is_one_line(arguments, message):
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("places", [("torch", "cpu"), ("cpu", "torch")])
+def test_explain_says_that_a_library_is_not_installed(places, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not there
+    assert main(["explain", *places]) == 1
+    said = capsys.readouterr().err
+    assert "torch is not installed here: install it, or name a library that is" in said
+    assert "numpy" in said.partition("name a library")[2]
 
 
 def test_demo_writes_the_picture(tmp_path):
@@ -133,7 +147,12 @@ def test_demo_writes_the_picture(tmp_path):
     # One line for each hop; numpy filters in between.
     section = done.stdout.partition("\next_dev:0\n")[2].partition("\n\n")[0].splitlines()
     hops = [line.split("  ")[1] for line in section if "->" in line]
-    assert hops == ["cpu:0 -> ext_dev:0", "ext_dev:0 -> cpu:0"] * 2
+    assert hops == [
+        "photograph to the device: cpu:0 -> ext_dev:0",
+        "photograph to numpy: ext_dev:0 -> cpu:0",
+        "result to the device: cpu:0 -> ext_dev:0",
+        "result to the host: ext_dev:0 -> cpu:0",
+    ]
     assert section[len(hops) :] == ["  filtered by numpy, as this backend runs no kernels"]
 
 

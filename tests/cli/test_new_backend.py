@@ -67,7 +67,7 @@ def skeleton(tmp_path_factory):
     said = run(sys.executable, "-m", "dlbridge", "new-backend", "my_npu", cwd=empty)
     assert [path.name for path in empty.iterdir()] == ["dlbridge-my-npu"]
     assert "cd dlbridge-my-npu" in said
-    assert f"guide is {GUIDE_PLACE}" in said
+    assert f"guide is\n{GUIDE_PLACE}" in said
     return empty / "dlbridge-my-npu"
 
 
@@ -271,12 +271,25 @@ def test_the_templates_are_in_the_wheel():
     assert TEMPLATES.is_relative_to(ROOT / "dlbridge")
 
 
+def test_a_folder_that_exists_is_left_alone(skeleton, capsys):
+    before = sorted(skeleton.rglob("*"))
+    assert main(["new-backend", "my_npu", "--into", str(skeleton.parent)]) == 1
+    said = capsys.readouterr().err
+    assert f"{skeleton} exists already: remove it, choose another name, or" in said
+    assert "--into" in said
+    assert sorted(skeleton.rglob("*")) == before
+
+
 # docs/writing-a-backend.md
 
 
 def test_the_source_distribution_has_the_guide(tmp_path):
     """What dlbridge tells people who have installed its wheel is true."""
-    assert GUIDE_PLACE == "docs/writing-a-backend.md in the source distribution of dlbridge"
+    assert GUIDE_PLACE == (
+        "the page 'Writing a backend' of the documentation (writing-a-backend.html on the site,\n"
+        "docs/writing-a-backend.md in the source distribution of dlbridge)"
+    )
+    assert GUIDE.read_text().startswith("# Writing a backend\n")
     run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as files:

@@ -38,7 +38,7 @@ NEEDS = {
     "docs/howto/any-library.md": ["opencl", "torch"],
     "docs/howto/bfloat16.md": ["opencl", "torch", "jax", "ml_dtypes"],
     "docs/howto/read-only-data.md": ["torch"],
-    "docs/howto/stream-a-memmap.md": ["opencl"],
+    "docs/howto/stream-a-memmap.md": ["opencl", "tqdm"],
     "docs/howto/threads-and-queues.md": ["opencl"],
     "docs/kernels.md": ["ext_dev"],
     "docs/messages.md": ["opencl", "torch"],

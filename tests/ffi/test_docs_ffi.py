@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from expected import backend_or_skip
 
 from dlbridge import ffi
 
@@ -47,9 +48,11 @@ def examples(peer):
     )
 
 
-@pytest.mark.parametrize("peer", ["", "torch", "jax"])
+@pytest.mark.parametrize("peer", ["", "torch", "jax", "opencl"])
 def test_examples(built, peer):
-    if peer and importlib.util.find_spec(peer) is None:
+    if peer == "opencl":
+        backend_or_skip(peer)
+    elif peer and importlib.util.find_spec(peer) is None:
         pytest.skip(f"needs {peer}")
     script = built / f"examples_{peer}.py"
     script.write_text(examples(peer))
@@ -72,6 +75,7 @@ def test_every_block_is_of_a_kind_that_is_run():
         ("python", ""),
         ("python", "torch"),
         ("python", "jax"),
+        ("python", "opencl"),
     }
 
 

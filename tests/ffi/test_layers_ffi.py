@@ -32,7 +32,7 @@ calls.schemas calls.functions calls.registry
 objects
 objects.elements objects.containers objects.conversion objects.sequences objects.shapes
 objects.mappings objects.peers objects.typeinfo objects.classes objects.records
-objects.modules objects.results objects.rules
+objects.exported objects.modules objects.results objects.rules
 
 graphs
 graphs.bounds graphs.comparison graphs.walks graphs.json_text

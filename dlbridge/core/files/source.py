@@ -38,8 +38,8 @@ class Source:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.opened = os.fsdecode(path)
-        self.path = printable(self.opened)
+        self.opened: str = os.fsdecode(path)
+        self.path: str = printable(self.opened)
         if not stat.S_ISREG(os.stat(self.opened).st_mode):  # noqa: PTH116 - a path may be bytes
             raise FileError(
                 f"{self.path} is not a regular file, and only those can be mapped: write its "

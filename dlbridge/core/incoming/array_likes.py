@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import DeviceLike
 
-__all__ = ["BUILTIN", "import_anything", "native_tensor"]
+__all__ = ["BUILTIN", "import_anything", "import_native", "is_of_backend", "native_tensor"]
 
 
 def import_anything(
@@ -54,7 +54,7 @@ def import_anything(
     inner = x if library is None else _exposed(library, x, copy)
     if inner is not x:
         return import_anything(inner, wanted, copy)
-    native = _from_native(x, library.backend if library is not None else "", device)
+    native = import_native(x, library, device)
     if native is not None:
         return native
     if getattr(x, "__cuda_array_interface__", None) is not None:
@@ -154,8 +154,19 @@ def _plain(x: Any) -> Any:
     )
 
 
-def _from_native(x: Any, known: str, device: DeviceLike | None) -> Tensor | None:
-    """*x* as a Tensor, if it is a native object of a backend.
+def is_of_backend(cls: type) -> bool:
+    """Whether *cls* belongs to the package of a backend, or to the library that one serves.
+
+    Nothing is loaded to find this out.
+    """
+    library = library_of(cls)
+    return bool((library is not None and library.backend) or packages_of(cls))
+
+
+def import_native(
+    x: Any, library: Library | None, device: DeviceLike | None = None
+) -> Tensor | None:
+    """*x*, of *library*, as a Tensor, if it is a native object of a backend.
 
     Asked are the backend that its library or its package names, and those that are
     loaded already: no other driver is loaded for an object that may be no backend's.
@@ -163,6 +174,7 @@ def _from_native(x: Any, known: str, device: DeviceLike | None) -> Tensor | None
     """
     if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
         return None
+    known = "" if library is None else library.backend
     found: dict[str, tuple[int, NativeArray]] = {}
     broken: list[tuple[str, Exception]] = []
     own = [known] if known else packages_of(type(x))

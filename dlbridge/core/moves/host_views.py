@@ -57,8 +57,8 @@ class HostView:
     def __init__(self, tensor: Tensor, viewed: Memory | None) -> None:
         self._tensor: Tensor | None = tensor
         self._references = 0
-        self.viewed = viewed
-        self.description = ""
+        self.viewed: Memory | None = viewed
+        self.description: str = ""
 
     def __enter__(self) -> Tensor:
         tensor = self._view()

@@ -128,7 +128,7 @@ class Plan:
         self.alignment = alignment
         self.steps: list[Step] = []
         self.address = self.result_address = 0
-        self.seconds = 0.0
+        self.seconds: float = 0.0
 
     @property
     def what(self) -> str:

@@ -115,7 +115,7 @@ class ArrayTensor(NumpyTensor):
     __slots__ = ("numpy_export",)
 
     numpy_export: Callable[..., Any]
-    __dlpack__ = _Method(attrgetter("numpy_export"))
+    __dlpack__: Any = _Method(attrgetter("numpy_export"))
 
     @property
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor

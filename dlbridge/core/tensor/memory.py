@@ -51,10 +51,10 @@ class Memory:
     __slots__ = ("__weakref__", "data", "device", "last_use", "origin", "owner")
 
     def __init__(self, device: Device, data: int, origin: str, owner: object = None) -> None:
-        self.device = device
-        self.data = data
-        self.origin = origin
-        self.owner = owner
+        self.device: Device = device
+        self.data: int = data
+        self.origin: str = origin
+        self.owner: object = owner
         self.last_use: StreamUse | None = None
 
 
@@ -115,7 +115,7 @@ class AllocatedMemory(Memory):
         self.origin = origin
         self.owner = owner
         self.last_use = use
-        self.backend = backend
+        self.backend: Backend = backend
         self._taken = taken = _Taken()
         taken.backend, taken.memory_index, taken.use = backend, device.index, use
 
@@ -252,9 +252,9 @@ class HostViewMemory(Memory):
         self, backend: SupportsHostView, viewed: Memory, host: Device, stream: int
     ) -> None:
         super().__init__(host, 0, f"host view of {viewed.device}", viewed)
-        self.backend = backend
-        self.viewed = viewed
-        self.stream = stream
+        self.backend: SupportsHostView = backend
+        self.viewed: Memory = viewed
+        self.stream: int = stream
         self._taken = _TakenView()
 
     def map(self, offset: int, nbytes: int, writable: bool) -> None:

@@ -38,7 +38,12 @@ class TensorMetadata:
     _dtype: DType
     _byte_offset: int
     _flags: int
-    __hash__ = object.__hash__
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+
+    else:
+        __hash__ = object.__hash__
 
     @property
     def dtype(self) -> DType:

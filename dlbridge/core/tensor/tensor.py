@@ -81,8 +81,8 @@ class Tensor(TensorMetadata):
     __slots__ = ()
 
     # Under both names that dlpack.h has given it: `foreign_tables.NAMES`.
-    __dlpack_c_exchange_api__ = _ExchangeTable()
-    __c_dlpack_exchange_api__ = _ExchangeTable()
+    __dlpack_c_exchange_api__: _ExchangeTable = _ExchangeTable()
+    __c_dlpack_exchange_api__: _ExchangeTable = _ExchangeTable()
 
     def __init__(self, *_arguments: object, **_keywords: object) -> None:
         raise TypeError(

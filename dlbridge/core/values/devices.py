@@ -78,7 +78,12 @@ class DLDeviceType(IntEnum):
             return not self == other
         return int.__ne__(self, other)
 
-    __hash__ = int.__hash__
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+
+    else:
+        __hash__ = int.__hash__
 
 
 _TYPES: Final = {

@@ -225,7 +225,12 @@ class DType:
         except (TypeError, ValueError, ExchangeError):
             return NotImplemented
 
-    __hash__ = object.__hash__
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+
+    else:
+        __hash__ = object.__hash__
 
     def __str__(self) -> str:
         return self.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
@@ -21,6 +21,14 @@ from .unrolled import make_fast_call
 if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Mapping
+
+    import jax
+    import numpy as np
+    import torch
+
+    from dlbridge.typing import SupportsDLPack
+
+    _Array = TypeVar("_Array", bound=SupportsDLPack)
 
 __all__ = ["Function", "check_callable", "convert_func", "described"]
 
@@ -72,7 +80,13 @@ class Function(Object):
             handle = _NULL  # to call it would end the process
         self._pointer = ffi.cast("void *", handle)
 
-    __call__ = make_fast_call()
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:  # anybody's: what C returns
+            """Call the function; its metadata may name the parameters."""
+
+    else:
+        __call__ = make_fast_call()
 
     def __repr__(self) -> str:
         name = getattr(self, "_name", "")
@@ -124,7 +138,18 @@ class Function(Object):
             _say_null()
         return bind(self._handle, list(arguments), silent=returns_none(self.metadata))
 
-    def like(self, library: Any) -> Callable[..., Any]:
+    # A function that returns no tensor gains nothing by `like`: the types say tensors.
+    @overload
+    def like(self, library: Literal["numpy"]) -> Callable[..., np.ndarray[Any, Any]]: ...
+    @overload
+    def like(self, library: Literal["torch"]) -> Callable[..., torch.Tensor]: ...
+    @overload
+    def like(self, library: Literal["jax"]) -> Callable[..., jax.Array]: ...
+    @overload
+    def like(self, library: type[_Array]) -> Callable[..., _Array]: ...
+    @overload
+    def like(self, library: str) -> Callable[..., Any]: ...
+    def like(self, library: str | type) -> Callable[..., Any]:
         """The function, returning tensors of *library* instead of `dlbridge.Tensor`.
 
         Parameters

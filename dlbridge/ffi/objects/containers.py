@@ -17,6 +17,7 @@ from .elements import Members, method
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from ..values.words import Packer
 
@@ -25,7 +26,7 @@ __all__ = ["Container", "changing", "container_rule", "same", "tensors_in"]
 # What takes more than one call into C is one step for other threads by this. A
 # lock for all containers: it is held for microseconds, and may be taken again
 # by a finalizer of what a change removes. Read it from here: a forked child gets another.
-changing = threading.RLock()
+changing: AbstractContextManager[bool] = threading.RLock()
 
 
 def _renew_lock() -> None:
@@ -49,8 +50,9 @@ class Container(Object):
 
     __slots__ = ()
 
-    # Array[int] in annotations.
-    __class_getitem__: Any = classmethod(GenericAlias)
+    if not TYPE_CHECKING:
+        # Array[int] in annotations. To a type checker its bases say that it is generic.
+        __class_getitem__ = classmethod(GenericAlias)
 
     @classmethod
     def _make(cls: type[_Self], index: int, handle: Handle) -> _Self:

@@ -58,7 +58,7 @@ class Packed:
 
     def __init__(self, value: Any) -> None:
         self._keep = Members()
-        self.words = pack(value, self._keep)
+        self.words: tuple[int, int] = pack(value, self._keep)
 
 
 def pack_packed(value: Packed, _keep: Temporaries) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from itertools import chain, cycle, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from .._lib import C, address, ffi, py
 from ..values.errors import raised
@@ -16,9 +16,16 @@ from .containers import Container
 from .elements import ANY_SIZE, Packed, build, method, owned
 
 if TYPE_CHECKING:
-    from ..values.words import Packer
+    from ..values.words import Packer, Same
 
 __all__ = ["Dict", "Map", "mapping_rule"]
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_V_co = TypeVar("_V_co", covariant=True)
+_Default = TypeVar("_Default")
+_SameKey = TypeVar("_SameKey", bound="Same")
+_Same = TypeVar("_Same", bound="Same")
 
 _MAP: Final[int] = C.kTVMFFIMap
 _DICT: Final[int] = C.kTVMFFIDict
@@ -37,7 +44,7 @@ def _pairs(values: Any) -> list[Any]:
     return list(chain.from_iterable((key, value) for key, value in pairs))
 
 
-class _Mapping(Container):
+class _Mapping(Container, Mapping[_K, _V_co]):
     """The common part of Map and Dict."""
 
     __slots__ = ()
@@ -100,12 +107,16 @@ class _Mapping(Container):
             return None
         return found
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: _K) -> _V_co:
         found = self._find(key)
         if found is None:
             raise KeyError(key)
-        return unpack(*found)
+        return unpack(*found)  # type: ignore[no-any-return]
 
+    @overload
+    def get(self, key: _K) -> _V_co | None: ...
+    @overload
+    def get(self, key: _K, default: _V_co | _Default) -> _V_co | _Default: ...
     def get(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
         """The value for *key*; *default* if there is none.
 
@@ -136,10 +147,10 @@ class _Mapping(Container):
     def __len__(self) -> int:
         return self._call(f"{self._name}Size")  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_K]:
         return iter(self._snapshot()[::2])
 
-    def items(self) -> ItemsView[Any, Any]:
+    def items(self) -> ItemsView[_K, _V_co]:
         """A view of the pairs, in the order of insertion.
 
         Returns
@@ -154,7 +165,7 @@ class _Mapping(Container):
         """
         return _Items(self)
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> ValuesView[_V_co]:
         """A view of the values, in the order of insertion.
 
         Returns
@@ -178,7 +189,7 @@ class _Mapping(Container):
 
 
 class _Items(ItemsView[Any, Any]):
-    _mapping: _Mapping
+    _mapping: _Mapping[Any, Any]
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         found = self._mapping._snapshot()
@@ -186,13 +197,13 @@ class _Items(ItemsView[Any, Any]):
 
 
 class _Values(ValuesView[Any]):
-    _mapping: _Mapping
+    _mapping: _Mapping[Any, Any]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._mapping._snapshot()[1::2])
 
 
-class Map(_Mapping, Mapping[Any, Any]):
+class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
     """A mapping that never changes; what a Python dict becomes as an argument.
 
     Parameters
@@ -211,12 +222,23 @@ class Map(_Mapping, Mapping[Any, Any]):
     __slots__ = ()
     _name = "ffi.Map"
 
-    def __new__(cls, input_dict: Any = ()) -> Map:
+    # Keys and values as they come back: a list as an Array, an array as a Tensor.
+    @overload
+    def __new__(cls) -> Map[Any, Any]: ...
+    @overload
+    def __new__(cls, input_dict: Mapping[_SameKey, _Same]) -> Map[_SameKey, _Same]: ...
+    @overload
+    def __new__(cls, input_dict: Iterable[tuple[_SameKey, _Same]]) -> Map[_SameKey, _Same]: ...
+    @overload
+    def __new__(
+        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+    ) -> Map[Any, Any]: ...
+    def __new__(cls, input_dict: Any = ()) -> Map[Any, Any]:
         """A Map of a mapping, or of pairs; each key and value converted as an argument is."""
         return cls._make(_MAP, build("ffi.Map", _pairs(input_dict)))
 
 
-class Dict(_Mapping, MutableMapping[Any, Any]):
+class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     """A mapping that everyone who holds it sees changing.
 
     Parameters
@@ -237,11 +259,22 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
     __slots__ = ()
     _name = "ffi.Dict"
 
-    def __new__(cls, input_dict: Any = ()) -> Dict:
+    # Keys and values as they come back: a list as an Array, an array as a Tensor.
+    @overload
+    def __new__(cls) -> Dict[Any, Any]: ...
+    @overload
+    def __new__(cls, input_dict: Mapping[_SameKey, _Same]) -> Dict[_SameKey, _Same]: ...
+    @overload
+    def __new__(cls, input_dict: Iterable[tuple[_SameKey, _Same]]) -> Dict[_SameKey, _Same]: ...
+    @overload
+    def __new__(
+        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+    ) -> Dict[Any, Any]: ...
+    def __new__(cls, input_dict: Any = ()) -> Dict[Any, Any]:
         """A Dict of a mapping, or of pairs; each key and value converted as an argument is."""
         return cls._make(_DICT, build("ffi.Dict", _pairs(input_dict)))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: _K, value: _V) -> None:
         place, item = Packed(key), Packed(value)
         with containers.changing:
             # The value that goes lives until C++ is done: its finalizer may look at this Dict.
@@ -252,9 +285,13 @@ class Dict(_Mapping, MutableMapping[Any, Any]):
                 if before:
                     unpack(*before)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: _K) -> None:
         self.pop(key)
 
+    @overload
+    def pop(self, key: _K) -> _V: ...
+    @overload
+    def pop(self, key: _K, default: _V | _Default, /) -> _V | _Default: ...
     def pop(self, key: Any, *default: Any) -> Any:  # anybody's: the value
         """Remove *key* and return its value.
 

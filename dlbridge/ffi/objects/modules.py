@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
+from dlbridge.core.values.suggestions import did_you_mean
 
 from .._lib import address, py
 from ..calls.frames import call_with_gil
@@ -17,10 +18,13 @@ from ..calls.schemas import parse
 from ..values.errors import raised
 from ..values.wrappers import Object
 from .classes import register_object
+from .exported import SYMBOL_PREFIX, names_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from .sequences import Array
 
 __all__ = [
     "Module",
@@ -30,8 +34,8 @@ __all__ = [
     "system_lib",
 ]
 
-_SYMBOL_PREFIX: Final = "__tvm_ffi_"
 _LOADERS: Final = "ffi.Module.load_from_file."
+_LISTED: Final = 20  # names of functions in a message
 # Endings for which the library takes the loader of ``so``.
 _LIKE_SO: Final = frozenset({"dll", "dylib", "dso"})
 
@@ -77,7 +81,11 @@ class Module(Object):
     def _call(self, name: str, *arguments: Any) -> Any:
         return call_with_gil(builtin(name), self, *arguments)
 
-    def __getattr__(self, name: str) -> Any:
+    if TYPE_CHECKING:
+        imports_: Array[Module]
+        """The field of the object; `imports` is a list of them."""
+
+    def __getattr__(self, name: str) -> Function:
         if name.startswith("__") or name in Object.__slots__:
             raise AttributeError(f"a Module has no attribute {name!r}", name=name, obj=self)
         function = self.get_function(name)
@@ -87,18 +95,30 @@ class Module(Object):
     def __getitem__(self, name: str) -> Function:
         return self.get_function(name)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:  # anybody's: what the function returns
         """Call the function ``main``."""
         return self.main(*args)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *vars(self)} - {"_file"})
+        return sorted({*super().__dir__(), *vars(self), *self._exported()} - {"_path", "_names"})
 
     def __repr__(self) -> str:
-        file = vars(self).get("_file", "")
-        if not file or self._handle is None:
+        file = vars(self).get("_path")
+        if file is None or self._handle is None:
             return super().__repr__()
-        return f"<ffi.Module {file} at {self._handle:#x}>"
+        return f"<ffi.Module {file.name} at {self._handle:#x}>"
+
+    def _exported(self) -> list[str]:
+        """The names of the functions, as far as its file says them; read once."""
+        if self._handle is None:
+            return []
+        known: list[str] | None = vars(self).get("_names")
+        if known is None:
+            file = vars(self).get("_path")
+            found = set() if file is None else names_in(file)
+            known = sorted(name for name in found if self.implements_function(name))
+            vars(self)["_names"] = known
+        return known
 
     def get_function(self, name: str, query_imports: bool = False) -> Function:
         """The function *name*.
@@ -132,14 +152,9 @@ class Module(Object):
             raise TypeError(f"a function's name is a str, not {type(name).__name__}")
         function = self._call("ffi.ModuleGetFunction", name, query_imports)
         if function is None:
-            raise AttributeError(
-                f"the module has no function {name!r}: its library exports no symbol "
-                f"{_SYMBOL_PREFIX}{name}",
-                name=name,
-                obj=self,
-            )
-        file = vars(self).get("_file", "")
-        shown = f"{name} of {file}" if file else name
+            raise AttributeError(_no_function(name, self._exported()), name=name, obj=self)
+        file = vars(self).get("_path")
+        shown = name if file is None else f"{name} of {file.name}"
         return described(function, self.get_function_metadata(name, query_imports) or {}, shown)
 
     def implements_function(self, name: str, query_imports: bool = False) -> bool:
@@ -373,10 +388,20 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
         module: Module = call_with_gil(builtin("ffi.ModuleLoadFromFile"), str(file))
     except RuntimeError as exc:
         raise RuntimeError(_why_not(file, exc)) from exc
-    vars(module)["_file"] = file.name  # for the repr of the module and of its functions
+    vars(module)["_path"] = file  # for the repr of the module and of its functions
     if keep_module_alive:
         call_with_gil(builtin("ffi.ModuleGlobalsAdd"), module)
     return module
+
+
+def _no_function(name: str, known: list[str]) -> str:
+    """The message for a *name* that is not among the *known* ones, as far as those are known."""
+    listed = ", ".join(known[:_LISTED])
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return (
+        f"the module has no function {name!r}{did_you_mean(name, known)}: its library exports no "
+        f"symbol {SYMBOL_PREFIX}{name}"
+    ) + (f"; its functions are {listed}{more}" if known else "")
 
 
 def _why_not(file: Path, error: RuntimeError) -> str:
@@ -452,6 +477,6 @@ def register_system_lib_symbol(name: str, symbol: Any) -> None:
         raise ValueError(f"the symbol for {name!r} is NULL")
     if not isinstance(name, str) or "\0" in name:
         raise ValueError(f"the name of a C symbol is text without NUL, not {name!r}")
-    full = name if name.startswith(_SYMBOL_PREFIX) else _SYMBOL_PREFIX + name
+    full = name if name.startswith(SYMBOL_PREFIX) else SYMBOL_PREFIX + name
     if py.TVMFFIEnvModRegisterSystemLibSymbol(full.encode(), symbol):
         raise raised()

@@ -16,7 +16,7 @@ from ..values import scalars
 from ..values.errors import error_rule
 from ..values.opaque import pack_opaque
 from ..values.reading import ReadOnlyArgument, pack_reading
-from ..values.tensors import tensor_rule
+from ..values.tensors import native_rule, tensor_rule
 from ..values.words import defines, pack
 from ..values.wrappers import object_rule
 from .containers import container_rule
@@ -121,6 +121,7 @@ RULES: Final[tuple[Callable[[type], Packer | None], ...]] = (
     _protocol("__tvm_ffi_value__", pack),
     error_rule,
     callable_rule,
+    native_rule,
 )
 """Asked in this order for every other class; what no rule takes is carried as it is."""
 

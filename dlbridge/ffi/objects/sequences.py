@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeVar, overload
 
 from .._lib import C, ffi
 from ..values.words import HEADER, Handle, Temporaries
@@ -21,9 +21,13 @@ from .conversion import convert
 from .elements import ANY_SIZE, Packed, build, decode, method, nested
 
 if TYPE_CHECKING:
-    from ..values.words import Packer
+    from ..values.words import Packer, Same
 
 __all__ = ["Array", "List", "sequence_rule"]
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+_Same = TypeVar("_Same", bound="Same")
 
 _ARRAY: Final[int] = C.kTVMFFIArray
 _LIST: Final[int] = C.kTVMFFIList
@@ -33,7 +37,7 @@ def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
 
 
-class _Sequence(Container):
+class _Sequence(Container, Sequence[_T_co]):
     """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
     __slots__ = ()
@@ -42,7 +46,7 @@ class _Sequence(Container):
         """An object with the elements of now, which does not change while it is read."""
         raise NotImplementedError
 
-    def _values(self) -> list[Any]:
+    def _values(self) -> list[_T_co]:
         """All elements, as they are now."""
         handle = self._held()
         cell = _cell(handle)
@@ -82,10 +86,10 @@ class _Sequence(Container):
         handle = handle_of(self)
         return _cell(handle).size  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_T_co]:
         return iter(self._values())
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[_T_co]:
         return self._values().__reversed__()
 
     def __contains__(self, value: object) -> bool:
@@ -163,7 +167,7 @@ class _Sequence(Container):
         return repr(self._values())
 
 
-class Array(_Sequence, Sequence[Any]):
+class Array(_Sequence[_T_co], Sequence[_T_co]):
     """A sequence that never changes; what a Python list or tuple becomes as an argument.
 
     Parameters
@@ -182,17 +186,29 @@ class Array(_Sequence, Sequence[Any]):
 
     __slots__ = ()
 
-    def __new__(cls, input_list: Iterable[Any] = ()) -> Array:
+    # The elements as they come back: of a list as an Array, of an array as a Tensor.
+    @overload
+    def __new__(cls) -> Array[Any]: ...
+    @overload
+    def __new__(cls, input_list: Iterable[_Same]) -> Array[_Same]: ...
+    @overload
+    def __new__(cls, input_list: Iterable[Any]) -> Array[Any]: ...
+    def __new__(cls, input_list: Iterable[Any] = ()) -> Array[Any]:
         """An Array of the values, each converted as an argument is."""
         return cls._make(_ARRAY, build("ffi.Array", list(input_list)))
+
+    if TYPE_CHECKING:
+
+        def __add__(self, other: Iterable[Any]) -> Array[Any]: ...
+        def __radd__(self, other: Iterable[Any]) -> Array[Any]: ...
 
     def _held(self) -> Handle:
         return handle_of(self)
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> Any: ...
+    def __getitem__(self, index: SupportsIndex) -> _T_co: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: slice) -> list[_T_co]: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self._values()[index]
@@ -201,7 +217,7 @@ class Array(_Sequence, Sequence[Any]):
         return decode(ffi.cast("char *", _cell(handle).data) + ANY_SIZE * place, 1)[0]
 
 
-class List(_Sequence, MutableSequence[Any]):
+class List(_Sequence[_T], MutableSequence[_T]):
     """A sequence that everyone who holds it sees changing.
 
     Parameters
@@ -221,9 +237,21 @@ class List(_Sequence, MutableSequence[Any]):
 
     __slots__ = ()
 
-    def __new__(cls, input_list: Iterable[Any] = ()) -> List:
+    # The elements as they come back: of a list as an Array, of an array as a Tensor.
+    @overload
+    def __new__(cls) -> List[Any]: ...
+    @overload
+    def __new__(cls, input_list: Iterable[_Same]) -> List[_Same]: ...
+    @overload
+    def __new__(cls, input_list: Iterable[Any]) -> List[Any]: ...
+    def __new__(cls, input_list: Iterable[Any] = ()) -> List[Any]:
         """A List of the values, each converted as an argument is."""
         return cls._make(_LIST, build("ffi.List", list(input_list)))
+
+    if TYPE_CHECKING:
+
+        def __add__(self, other: Iterable[Any]) -> List[Any]: ...
+        def __radd__(self, other: Iterable[Any]) -> List[Any]: ...
 
     def _held(self) -> Handle:
         copy = build("ffi.List", ())
@@ -231,18 +259,18 @@ class List(_Sequence, MutableSequence[Any]):
         return copy
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> Any: ...
+    def __getitem__(self, index: SupportsIndex) -> _T: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: slice) -> list[_T]: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self._values()[index]
         return self._call("ffi.ListGetItem", self._position(index))
 
     @overload
-    def __setitem__(self, index: SupportsIndex, value: Any) -> None: ...
+    def __setitem__(self, index: SupportsIndex, value: _T) -> None: ...
     @overload
-    def __setitem__(self, index: slice, value: Iterable[Any]) -> None: ...
+    def __setitem__(self, index: slice, value: Iterable[_T]) -> None: ...
     def __setitem__(self, index: Any, value: Any) -> None:
         if not isinstance(index, slice):
             item = Packed(value)
@@ -276,13 +304,13 @@ class List(_Sequence, MutableSequence[Any]):
             for place in sorted(range(start, stop, step), reverse=True):
                 self._call("ffi.ListPop", place)
 
-    def _replace(self, start: int, stop: int, new: List) -> None:
+    def _replace(self, start: int, stop: int, new: List[Any]) -> None:
         # What is removed lives until C++ is done: its finalizer may look at this List.
         removed = self._held() if start < stop else None
         self._call("ffi.ListReplaceSlice", start, stop, new)
         del removed
 
-    def insert(self, index: SupportsIndex, value: Any) -> None:
+    def insert(self, index: SupportsIndex, value: _T) -> None:
         """Insert *value* before position *index*.
 
         Parameters
@@ -306,7 +334,7 @@ class List(_Sequence, MutableSequence[Any]):
             place = max(0, place + size) if place < 0 else min(place, size)
             self._call("ffi.ListInsert", place, item)
 
-    def append(self, value: Any) -> None:
+    def append(self, value: _T) -> None:
         """Add *value* at the end.
 
         Parameters
@@ -325,7 +353,7 @@ class List(_Sequence, MutableSequence[Any]):
         with containers.changing:
             self._call("ffi.ListAppend", item)
 
-    def extend(self, values: Iterable[Any]) -> None:
+    def extend(self, values: Iterable[_T]) -> None:
         """Add all of *values* at the end, in one step for other threads.
 
         Parameters
@@ -345,7 +373,7 @@ class List(_Sequence, MutableSequence[Any]):
         with containers.changing:
             self._replace(len(self), len(self), new)
 
-    def pop(self, index: SupportsIndex = -1) -> Any:  # anybody's: the element
+    def pop(self, index: SupportsIndex = -1) -> _T:
         """Remove and return the element at *index*.
 
         Parameters
@@ -372,7 +400,7 @@ class List(_Sequence, MutableSequence[Any]):
         with containers.changing:
             if not len(self):
                 raise IndexError("pop from empty List")
-            return self._call("ffi.ListPop", self._position(index))
+            return self._call("ffi.ListPop", self._position(index))  # type: ignore[no-any-return]
 
     def clear(self) -> None:
         """Remove all elements."""

@@ -22,7 +22,7 @@ from ..values.wrappers import handle_of, type_index_of
 from .elements import Members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from inspect import Signature
 
     from ..calls.functions import Function
@@ -46,17 +46,17 @@ class Field:
 
     def __init__(self, owner: str, index: int, info: Any) -> None:
         flags = info.flags
-        self.owner = owner
-        self.name = text_of(info.name)
-        self.metadata = parse(text_of(info.metadata))
+        self.owner: str = owner
+        self.name: str = text_of(info.name)
+        self.metadata: Mapping[str, Any] = parse(text_of(info.metadata))
         schema = self.metadata.get("type_schema")
-        self.annotation = annotation_of(parse(schema)) if schema else "Any"
-        self.writable = bool(flags & C.kTVMFFIFieldFlagBitMaskWritable)
-        self.has_default = bool(flags & C.kTVMFFIFieldFlagBitMaskHasDefault)
-        self.keyword_only = bool(flags & C.kTVMFFIFieldFlagBitMaskKwOnly)
-        self.in_constructor = not flags & C.kTVMFFIFieldFlagBitMaskInitOff
+        self.annotation: str = annotation_of(parse(schema)) if schema else "Any"
+        self.writable: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskWritable)
+        self.has_default: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskHasDefault)
+        self.keyword_only: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskKwOnly)
+        self.in_constructor: bool = not flags & C.kTVMFFIFieldFlagBitMaskInitOff
         self.__doc__ = text_of(info.doc) or f"{self.name}: {self.annotation}"
-        self.default_is_factory = bool(flags & C.kTVMFFIFieldFlagBitMaskDefaultFromFactory)
+        self.default_is_factory: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskDefaultFromFactory)
         self._default = ffi.addressof(info, "default_value_or_factory")
         self.static_type_index: int = info.field_static_type_index
         self._offset: int = info.offset
@@ -122,10 +122,10 @@ class Method:
     """A method as the table has it: `function` takes the object first, unless `static`."""
 
     def __init__(self, owner: str, info: Any) -> None:
-        self.owner = owner
-        self.name = text_of(info.name)
-        self.doc = text_of(info.doc) or None
-        self.static = bool(info.flags & C.kTVMFFIFieldFlagBitMaskIsStaticMethod)
+        self.owner: str = owner
+        self.name: str = text_of(info.name)
+        self.doc: str | None = text_of(info.doc) or None
+        self.static: bool = bool(info.flags & C.kTVMFFIFieldFlagBitMaskIsStaticMethod)
         self.function: Function = _any(ffi.addressof(info, "method"))
         self._metadata = text_of(info.metadata)
 
@@ -140,13 +140,18 @@ class TypeInfo:
 
     def __init__(self, index: int) -> None:
         info = ffi.cast("TVMFFITypeInfo *", py.TVMFFIGetTypeInfo(index))
-        self.type_index = index
-        self.type_key = key = text_of(info.type_key)
-        self.doc = text_of(info.metadata.doc) if info.metadata else ""
-        self.ancestors = [info.type_ancestors[i].type_index for i in range(info.type_depth)]
+        self.type_index: int = index
+        self.type_key: str = text_of(info.type_key)
+        key = self.type_key
+        self.doc: str = text_of(info.metadata.doc) if info.metadata else ""
+        self.ancestors: list[int] = [
+            info.type_ancestors[i].type_index for i in range(info.type_depth)
+        ]
         """Indices of the types above, from kTVMFFIObject down."""
-        self.fields = [Field(key, index, info.fields[i]) for i in range(info.num_fields)]
-        self.methods = [Method(key, info.methods[i]) for i in range(info.num_methods)]
+        self.fields: list[Field] = [
+            Field(key, index, info.fields[i]) for i in range(info.num_fields)
+        ]
+        self.methods: list[Method] = [Method(key, info.methods[i]) for i in range(info.num_methods)]
 
     def attribute(self, name: str) -> Any:
         """The value of the type attribute *name*, which is not inherited; None if unset."""

@@ -22,7 +22,7 @@ class ReadOnlyArgument:
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value: Any = value
 
     def __repr__(self) -> str:
         return f"dlbridge.ffi.readonly({self.value!r})"

@@ -103,14 +103,14 @@ class ReadyTensor:
 
     def __init__(self) -> None:
         memory = ffi.new("int64_t[]", ctypes.sizeof(_Object) // 8)
-        self.words = memoryview(ffi.buffer(memory)).cast("B").cast("q")
+        self.words: memoryview[int] = memoryview(ffi.buffer(memory)).cast("B").cast("q")
         self.words[0], self.words[1], self.words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
-        self.address = address(memory)
-        self.place = self.address + HEADER
-        self.object = _Object.from_address(self.address)
-        self.octets = self.words.cast("B")
-        self.ints = self.octets.cast("i")
-        self.lent = [memory, None]
+        self.address: int = address(memory)
+        self.place: int = self.address + HEADER
+        self.object: _Object = _Object.from_address(self.address)
+        self.octets: memoryview[int] = self.words.cast("B")
+        self.ints: memoryview[int] = self.octets.cast("i")
+        self.lent: list[Any] = [memory, None]
         _lent[self.address] = self.lent
         # From here on the deleter forgets the entry.
         self._handle = Handle(self.address)

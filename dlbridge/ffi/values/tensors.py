@@ -1,8 +1,9 @@
 """Tensors as arguments and results: of any library in, ours (or those of a chosen library) out.
 
 An argument becomes a Tensor object of libtvm_ffi over the same memory: our own
-and torch's by the C exchange tables, other libraries' by ``__dlpack__``. The
-stream of every device that an argument lies on is noted for the call.
+and torch's by the C exchange tables, other libraries' by ``__dlpack__``, native
+objects of a backend (an array of pyopencl) by that backend. The stream of every
+device that an argument lies on is noted for the call.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.incoming.array_likes import import_native, is_of_backend
+from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.outgoing.like import as_library
 from dlbridge.core.plugins.streams import chosen_streams, wait
 from dlbridge.core.tensor.adopt import adopt
@@ -32,6 +35,7 @@ from dlbridge.errors import BackendUnavailable, ExchangeError
 
 from .._lib import C, address, destructor
 from .errors import raised
+from .opaque import pack_opaque
 from .weak import WeakTable
 from .words import Handle, Temporaries, defines, untrack
 
@@ -44,6 +48,7 @@ __all__ = [
     "HostHandle",
     "converter",
     "lent_tensor",
+    "native_rule",
     "pack_own",
     "tensor_of",
     "tensor_rule",
@@ -207,6 +212,23 @@ def _torch_packer(table: ForeignTable) -> Packer:
         return pack_by_table(value, keep)
 
     return pack_torch
+
+
+def native_rule(cls: type) -> Packer | None:
+    """The packer for classes of a backend, or of the library that it serves; none is loaded."""
+    return _pack_native if is_of_backend(cls) else None
+
+
+def _pack_native(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """A native object of a backend as a tensor; anything else of its package as it is."""
+    try:
+        tensor = import_native(value, library_of(type(value)))
+    except BackendUnavailable:
+        tensor = None
+    if tensor is None:
+        return pack_opaque(value, keep)
+    keep.append(tensor)
+    return pack_own(tensor, keep, type(value).__name__)
 
 
 class _Owner(Protocol):

@@ -12,7 +12,7 @@ of nearly all modules and are therefore imported at the first miss.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from dlbridge.core.implementation_details.python_api import python_api
 
@@ -21,9 +21,17 @@ from .._lib import C, address, ffi, py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlbridge.core.values.devices import Device
+    from dlbridge.core.values.dtypes import DType
+
+    from .wrappers import Object
+
     Packer = Callable[[Any, "Temporaries"], tuple[int, int]]
     Constructor = Callable[["Handle", int], Any]
     View = Callable[[int, int], Any]
+
+    # What comes back from C as it went: an element of a container has this type, too.
+    Same: TypeAlias = int | float | str | bytes | DType | Device | Object | None
 
 __all__ = [
     "CACHED_CLASSES",
@@ -98,7 +106,7 @@ class ByteArray:
             self._bytes = ffi.from_buffer(data)
         except TypeError:
             raise TypeError(f"text is needed here, not {data!r}") from None
-        self.pointer = ffi.new("TVMFFIByteArray *", (self._bytes, len(self._bytes)))
+        self.pointer: Any = ffi.new("TVMFFIByteArray *", (self._bytes, len(self._bytes)))
         self._as_parameter_ = address(self.pointer)
 
 

@@ -119,7 +119,7 @@ class MovedObject:
     __slots__ = ("moved",)
 
     def __init__(self, moved: Object) -> None:
-        self.moved = moved
+        self.moved: Object = moved
 
 
 _Wrapper = TypeVar("_Wrapper", bound=Object)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 from pathlib import Path
 
@@ -249,3 +250,50 @@ def test_register_and_load_in_threads(run_script, library):  # 4.2: the tables h
         print("done")
     """)
     assert (code, output) == (0, "done\n")
+
+
+# --- Names that are not there -----------------------------------------------------
+
+
+def test_a_misspelt_function_is_answered_with_the_one_that_was_meant(module):
+    with pytest.raises(AttributeError) as caught:
+        module.answr  # the look-up itself raises
+    text = str(caught.value)
+    assert text.startswith("the module has no function 'answr' (did you mean 'answer'?): ")
+    assert "__tvm_ffi_answr" in text
+    assert re.search(r"; its functions are .*\banswer\b", text)
+    for name in re.search("its functions are ([^;]*)$", text)[1].split(", "):
+        assert module.implements_function(name)
+
+
+def test_the_functions_of_a_library_are_listed_by_dir(library):
+    module = ffi.load_module(library)
+    assert {"answer", "get_function", "kind"} <= set(dir(module))
+    assert {"_path", "_names"}.isdisjoint(dir(module))
+
+
+def test_only_the_first_of_many_names_are_listed(tmp_path):
+    source = tmp_path / "many.c"
+    export = '__attribute__((visibility("default")))'
+    functions = [
+        f"{export} int __tvm_ffi_f{n:02}(void *s, const void *a, int n, void *r) {{ return 0; }}"
+        for n in range(40)
+    ]
+    source.write_text("\n".join(functions))
+    module = ffi.load_module(build(source, tmp_path))
+    with pytest.raises(AttributeError, match=r"functions are f00, f01, .*, f19 and 20 more$"):
+        module.absent  # the look-up itself raises
+
+
+def test_a_library_whose_file_is_gone_is_asked_for_names_too(library, tmp_path):
+    copy = shutil.copy(library, tmp_path / "gone.so")
+    module = ffi.load_module(copy)
+    Path(copy).unlink()
+    with pytest.raises(AttributeError, match=r"no symbol __tvm_ffi_absent$"):
+        module.absent  # the look-up itself raises
+    assert "absent" not in dir(module)
+
+
+def test_a_module_without_a_file_names_no_functions():
+    with pytest.raises(AttributeError, match=r"no symbol __tvm_ffi_nothing_at_all$"):
+        ffi.system_lib()["nothing_at_all"]

@@ -7,6 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
+from expected import backend_or_skip
 from peers import peer
 from producers import PlainTensor, TableTensor, borrowed, live
 
@@ -470,3 +471,68 @@ def test_a_host_view_given_to_a_call_ends_with_its_block(dtype):
         assert tuple(shape(view)) == (3,)
     with pytest.raises(BufferError, match="expired"):
         shape(view)
+
+
+# Native objects of backends ---------------------------------------------------
+
+
+def simulated():
+    backend_or_skip("ext_dev")
+    return dlbridge.to_device(np.arange(6.0).reshape(2, 3), "ext_dev:0")
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], lambda x: {"k": x}])
+def test_a_native_object_of_a_backend_is_a_tensor(echo, wrap):
+    native = simulated().to_native()
+    found = echo(wrap(native))
+    while not isinstance(found, dlbridge.Tensor):
+        found = found["k"] if isinstance(found, ffi.Map) else found[0]
+    assert str(found.device) == "ext_dev:0"
+    assert dlbridge.to_device(found, "cpu").tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_native_object_fits_a_parameter_that_is_a_tensor(testing):
+    native = simulated().to_native()
+    assert testing("schema_id_tensor")(native).shape == (2, 3)
+    assert testing("schema_id_tensor").bind(native)().shape == (2, 3)
+
+
+def test_an_array_of_pyopencl_is_a_tensor(testing):
+    backend_or_skip("opencl")
+    native = dlbridge.to_device(np.arange(6.0), "opencl:0", copy=True).to_native()
+    found = testing("schema_id_tensor")(native)
+    assert str(found.device) == "opencl:0"
+    assert dlbridge.to_device(found, "cpu").tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_else_the_package_of_a_backend_has_is_carried_as_it_is(echo):
+    backend_or_skip("ext_dev")
+    plugin = dlbridge.backend("ext_dev")
+    assert echo(plugin) is plugin
+
+
+def test_no_backend_is_loaded_for_any_other_object(run_script):
+    done = run_script(
+        """
+        from dlbridge.core.plugins.registry import LOADED
+        before = set(LOADED)
+        class Anything: pass
+        thing = Anything()
+        assert ffi.convert(thing) is thing
+        import decimal
+        assert ffi.convert(decimal) is decimal
+        assert set(LOADED) == before, LOADED
+        """
+    )
+    assert done == (0, "")
+
+
+def test_an_object_whose_backend_cannot_be_used_is_carried_as_it_is(run_script):
+    done = run_script(
+        """
+        thing = type("Array", (), {"__module__": "pyopencl.array"})()
+        assert ffi.convert(thing) is thing
+        """,
+        env={"DLBRIDGE_BACKENDS": "cpu"},
+    )
+    assert done == (0, "")
