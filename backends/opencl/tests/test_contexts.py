@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 import pyopencl as cl
 import pytest
+from dlbridge_opencl import use_context
 
 from dlbridge.protocol import Span
 
@@ -51,6 +52,13 @@ def test_the_users_context_is_used():
     )
     assert done.returncode == 0, done.stderr
     assert "devices: " in done.stdout
+
+
+@pytest.mark.parametrize("wrong", ["x", None, 5])
+def test_what_is_no_context(wrong):
+    message = "takes a pyopencl.Context, not .*; pyopencl.Context\\(devices\\) makes one"
+    with pytest.raises(TypeError, match=message):
+        use_context(wrong)
 
 
 def test_memory_is_made_in_the_context_of_the_stream(opencl, context):

@@ -17,6 +17,7 @@ from .arguments import (
     check_module,
     check_readonly,
     counts_of,
+    module_of,
 )
 from .device import Device
 from .errors import check
@@ -25,6 +26,7 @@ from .interface import check_elements, check_entry, elements_of
 from .library import constant, ffi, struct
 from .live import Live
 from .queue import NEVER
+from .requirements import check_layout
 from .spirv import writable_bindings
 
 __all__ = ["Kernel"]
@@ -51,8 +53,10 @@ class Kernel:
         push_nbytes: int,
         entry: str,
     ) -> None:
+        spirv = module_of(spirv)
         check_module(device, spirv, buffers, push_nbytes)
         check_entry(spirv, entry)
+        check_layout(spirv, entry, buffers, push_nbytes)
         self.device = device
         self._live = live
         self.buffers = buffers
