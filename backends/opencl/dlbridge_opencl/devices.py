@@ -193,7 +193,30 @@ def find_device(name: str) -> int:
 
 
 def device_info(device_id: int) -> Mapping[str, object]:
-    """The properties that ``dlbridge info`` and ``dlbridge doctor`` print; sizes in bytes."""
+    """Describe a device: the properties that ``dlbridge info`` and ``dlbridge doctor`` print.
+
+    Parameters
+    ----------
+    device_id : int
+        The device.
+
+    Returns
+    -------
+    mapping of str to object
+        ``name``, ``platform``, ``driver``, ``version``, ``memory`` and ``max_allocation`` in
+        bytes, ``host_memory_shared``, ``compute_units``, ``max_work_group_size``, ``svm``, and
+        ``uuid`` and ``pci`` where the driver says them. A simulator also has ``advice``.
+
+    Raises
+    ------
+    dlbridge.ExchangeError
+        If there is no such device.
+
+    Examples
+    --------
+    >>> import dlbridge
+    >>> name = dlbridge.backend("opencl").device_info(0)["name"]
+    """
     chosen = device(device_id)
     info: dict[str, object] = {
         "name": chosen.name,
