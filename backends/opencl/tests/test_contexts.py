@@ -20,12 +20,11 @@ from dlbridge.core.plugins.registry import backend
 from dlbridge.protocol import Span
 
 opencl = backend("opencl")
-count = sum(opencl.device_info(i)["platform"] == opencl.device_info(0)["platform"]
-            for i in range(opencl.device_count()))
 before = opencl.allocate(0, 64, 64, 0)
 opencl.copy_from_host(Span(0, before, 0, 64), memoryview(b"b" * 64), 0)
 old = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
-context = cl.Context(old.device.platform.get_devices()[:count])
+devices = old.device.platform.get_devices()  # a second platform may have the same name
+context, count = cl.Context(devices), len(devices)
 dlbridge_opencl.use_context(context)
 stream = opencl.current_stream(0)
 assert cl.CommandQueue.from_int_ptr(stream, True).context == context
