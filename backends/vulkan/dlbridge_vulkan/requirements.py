@@ -97,8 +97,10 @@ class _Module:
                 operands[place] = 0
         if code == FORWARD_POINTER:
             code, operands = TYPE_POINTER, []
-        if code == TYPE_POINTER or name not in self.types:
+        if code == TYPE_POINTER:  # after its forward declaration
             self.types[name] = code, operands
+        else:
+            self.types.setdefault(name, (code, operands))
 
     def variables_of(self, entry: str) -> Iterator[tuple[int, int, int]]:
         """Each variable that *entry* can use: its id, the type of its value, its storage class."""
