@@ -94,7 +94,7 @@ class _Module:
         parts = {TYPE_STRUCT: len(operands), TYPE_INT: 0, TYPE_FLOAT: 0, TYPE_POINTER: 0}
         for place in range(min(parts.get(code, 1), len(operands))):
             if operands[place] not in self.types:
-                operands[place] = 0
+                operands[place] = -1  # no type
         if code == FORWARD_POINTER:
             code, operands = TYPE_POINTER, []
         if code == TYPE_POINTER:  # after its forward declaration
@@ -137,9 +137,12 @@ class _Module:
         part = self.extent(words[0], lines)
         if code == TYPE_VECTOR:
             return part and part * words[1]
-        if code == TYPE_MATRIX and lines is not None and part is not None:
+        if code == TYPE_MATRIX and lines is not None and part:
             stride, between_rows = lines
-            columns, rows = words[1], self.types[words[0]][1][1]
+            column_code, column = self.types[words[0]]
+            if column_code != TYPE_VECTOR:
+                return None
+            columns, rows = words[1], column[1]
             scalar = part // rows
             if between_rows:
                 return (rows - 1) * stride + columns * scalar

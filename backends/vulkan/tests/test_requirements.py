@@ -254,6 +254,25 @@ def test_what_is_not_well_formed_ends_the_reading(cut):
     check_layout(whole[:20] + b"\0" * cut, "one", 1, 0)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_modules_are_refused_or_taken(seed):
+    """Whatever words they have: ValueError and no other error."""
+    random = np.random.default_rng(seed)
+    matrix = [
+        *((23, 7, 9, 3), (24, 6, 7, 2), (28, 5, 6, 3), (72, 3, 0, 7, 16), (72, 3, 1, 5)),
+        *((72, 3, 0, 35, 0), (72, 3, 1, 35, 64), (30, 3, 5, 6), (32, 2, 9, 3), (59, 2, 4, 9)),
+    ]
+    whole = module(*TYPES[:2], TYPES[4], (43, 9, 3, 3), *matrix, *function(50, LOAD))
+    for _ in range(200):
+        words = np.frombuffer(whole, "<u4").copy()
+        for place in random.integers(5, len(words), 3):
+            words[place] = random.choice([0, 1, 3, 5, 9, words[place] ^ 1, words[place] + 1])
+        try:
+            check_layout(words.tobytes(), "one", 1, 4)
+        except ValueError as exc:
+            assert "the shader" in str(exc)  # noqa: PT017 - any other error fails
+
+
 def test_the_packages_own_modules(scale_spirv):
     check_layout(scale_spirv, "main", 1, 12)
     check_layout(demo.SHADER.read_bytes(), "main", 2, demo.PUSH.size)
