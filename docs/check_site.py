@@ -26,6 +26,10 @@ MODULES = {
     "dlbridge.conformance": "dlbridge.conformance",
     "dlbridge.protocol": "dlbridge.protocol",
     "dlbridge.testing": "dlbridge.testing",
+    **{
+        f"dlbridge_{name}": f"dlbridge_{name}"
+        for name in ("opencl", "vulkan", "webgpu", "cuda", "rocm", "oneapi")
+    },
 }
 """Each public module, and the module under whose name its names are documented."""
 LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}

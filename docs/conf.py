@@ -6,10 +6,14 @@ elsewhere: docs/check_site.py looks.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
 from typing import Any
+
+import dlbridge_vulkan
+import dlbridge_webgpu
 
 import dlbridge
 
@@ -62,15 +66,31 @@ BELOW = re.compile("(api|benchmarks)/").match
 """The folders whose pages other pages list."""
 
 
-def skip(_app: Any, _what: str, name: str, *_others: Any) -> bool | None:
-    """Leave out a field of TVM-FFI's Module whose text, which comes from C++, is not valid here."""
+OF_BACKENDS = {
+    *("adopt_device", "close_device", "kernel", "wrap_buffer", "device_info"),
+    *("host_import_drawback", "queue", "__call__", "close"),
+    *(each.name for each in dataclasses.fields(dlbridge_vulkan.VulkanArray)),
+    *(each.name for each in dataclasses.fields(dlbridge_webgpu.WebGPUArray)),
+}
+"""The members of backends' classes that users call. The others are dlbridge's contract."""
+
+
+def skip(app: Any, what: str, name: str, *_others: Any) -> bool | None:
+    """Leave out the members that are not for users.
+
+    Of backends, what dlbridge calls; of TVM-FFI's Module, a field whose text, which comes from
+    C++, is not valid here.
+    """
+    if app.env.docname.startswith("api/dlbridge_") and what == "class":
+        return name not in OF_BACKENDS
     return True if name == "imports_" else None
 
 
 def sign(_app: Any, what: str, *described: Any) -> tuple[str, None] | None:
     """Show no arguments of classes that are not made by calling them."""
     signature = described[-2] or ""
-    return ("", None) if what == "class" and signature.startswith("(*_arguments") else None
+    hidden = "(*_arguments", "(device, live"  # of Kernel, which `Vulkan.kernel` makes
+    return ("", None) if what == "class" and signature.startswith(hidden) else None
 
 
 def list_new_pages(app: Any, docname: str, source: list[str]) -> None:

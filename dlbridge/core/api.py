@@ -358,7 +358,7 @@ def to_device(
     progress : bool or callable, optional
         Called with ``(done, total)`` bytes after each 64 MiB; True shows a bar on a
         terminal for 256 MiB and more: of tqdm or rich if one is installed, otherwise a
-        plain one.
+        plain one. Ctrl-C ends a long copy between such pieces; without this, after 256 MiB.
     alignment : int, optional
         In bytes, a power of two. Memory at another address, or at another offset in
         the memory of a handle, is copied. An array of *like* that has a copy of its own

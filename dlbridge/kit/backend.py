@@ -120,7 +120,22 @@ class StreamBackend(Devices):
         return self._rules.normalize(stream)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
-        """Name, memory in bytes, UUID, PCI address, driver and more."""
+        """Describe a device.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+
+        Returns
+        -------
+        mapping of str to object
+            Name, memory in bytes, UUID, PCI address, driver and more.
+
+        Examples
+        --------
+        ``bridge.backend("cuda").device_info(0)["name"]``
+        """
         return self.driver.device_info(self.home(device_id))
 
 

@@ -21,3 +21,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(".backends", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -78,13 +78,52 @@ class Sycl(Devices):
         return len(self.devices)
 
     def device_info(self, device_id: int) -> dict[str, object]:
-        """Name, memory, driver, and the string by which SYCL selects the device."""
+        """Describe a device.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+
+        Returns
+        -------
+        mapping of str to object
+            ``name``, ``memory`` in bytes, ``driver``, and ``filter``: the string by which SYCL
+            selects the device.
+
+        Examples
+        --------
+        ``bridge.backend("oneapi").device_info(0)["name"]``
+        """
         device = self.queue(device_id).sycl_device
         known = {"memory": device.global_mem_size, "driver": device.driver_version}
         return {"name": device.name.strip(), "filter": device.filter_string, **known}
 
     def queue(self, device_id: int, stream: int = 0) -> Any:
-        """The ``dpctl.SyclQueue`` of a stream, for kernels of your own."""
+        """The ``dpctl.SyclQueue`` of a stream, for kernels of your own.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+        stream : int
+            A stream that dlbridge knows: of `Tensor.operand`, for example. By default the
+            device's own queue.
+
+        Returns
+        -------
+        dpctl.SyclQueue
+            The queue.
+
+        Raises
+        ------
+        DeviceError
+            If the stream is not known any more.
+
+        Examples
+        --------
+        ``queue = bridge.backend("oneapi").queue(0)``
+        """
         self.check_device(device_id)
         found = self._users.get(stream) if stream else self._own[device_id]
         if found is None:

@@ -29,3 +29,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         from importlib import import_module
 
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -26,7 +26,15 @@ atexit.register(ending.end)
 class OpenCL:
     """OpenCL devices of all platforms; ``data`` is a ``cl_mem``, a stream a ``cl_command_queue``.
 
-    BackendUnavailable if no driver has a device.
+    Raises
+    ------
+    dlbridge.BackendUnavailable
+        If no driver has a device.
+
+    Examples
+    --------
+    >>> import dlbridge
+    >>> opencl = dlbridge.backend("opencl")
     """
 
     api = 1

@@ -36,9 +36,8 @@ __all__ = [
 ]
 
 INSTALL = (
-    "install the driver of your GPU's vendor, or for the CPU PoCL (Debian, Ubuntu: "
-    "apt install pocl-opencl-icd); with pip alone and no driver: "
-    "pip install 'dlbridge-opencl[oclgrind]', a simulator, which is slow"
+    "install the driver of your GPU's vendor, or for the CPU PoCL: pip install 'pyopencl[pocl]' "
+    "(with Debian's or Ubuntu's packages: apt install pocl-opencl-icd)"
 )
 
 SIMULATORS = ("Oclgrind",)
@@ -144,11 +143,13 @@ def use_context(context: cl.Context) -> None:
 
     Parameters
     ----------
-    context
+    context : pyopencl.Context
         A context with at least one device that ``clGetDeviceIDs`` lists.
 
     Raises
     ------
+    TypeError
+        If *context* is something else.
     dlbridge.ExchangeError
         If dlbridge knows none of the context's devices.
     dlbridge.DeviceError
@@ -165,6 +166,11 @@ def use_context(context: cl.Context) -> None:
     >>> context = pyopencl.Context(pyopencl.get_platforms()[0].get_devices())
     >>> dlbridge_opencl.use_context(context)
     """
+    if not isinstance(context, cl.Context):
+        raise TypeError(
+            f"use_context takes a pyopencl.Context, not {context!r}; pyopencl.Context(devices) "
+            "makes one, and t.to_native().context is the one of a tensor on an OpenCL device"
+        )
     found = [number for number in map(find, context.devices) if number is not None]
     if not found:
         raise ExchangeError(f"{context!r} has no device that clGetDeviceIDs lists")
@@ -187,7 +193,30 @@ def find_device(name: str) -> int:
 
 
 def device_info(device_id: int) -> Mapping[str, object]:
-    """The properties that ``dlbridge info`` and ``dlbridge doctor`` print; sizes in bytes."""
+    """Describe a device: the properties that ``dlbridge info`` and ``dlbridge doctor`` print.
+
+    Parameters
+    ----------
+    device_id : int
+        The device.
+
+    Returns
+    -------
+    mapping of str to object
+        ``name``, ``platform``, ``driver``, ``version``, ``memory`` and ``max_allocation`` in
+        bytes, ``host_memory_shared``, ``compute_units``, ``max_work_group_size``, ``svm``, and
+        ``uuid`` and ``pci`` where the driver says them. A simulator also has ``advice``.
+
+    Raises
+    ------
+    dlbridge.ExchangeError
+        If there is no such device.
+
+    Examples
+    --------
+    >>> import dlbridge
+    >>> name = dlbridge.backend("opencl").device_info(0)["name"]
+    """
     chosen = device(device_id)
     info: dict[str, object] = {
         "name": chosen.name,

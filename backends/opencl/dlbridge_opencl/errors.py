@@ -15,7 +15,8 @@ _code = cl.status_code
 MEMORY = {
     _code.MEM_OBJECT_ALLOCATION_FAILURE: "the device has no room left",
     _code.OUT_OF_HOST_MEMORY: "the host has no room left",
-    _code.INVALID_BUFFER_SIZE: "the device does not allow one allocation of this size",
+    _code.INVALID_BUFFER_SIZE: "the device does not allow one allocation of this size; "
+    "move a large tensor in slices, each a tensor of its own",
 }
 ALLOCATING = {
     **MEMORY,

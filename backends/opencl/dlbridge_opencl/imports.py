@@ -32,7 +32,23 @@ _flags = cl.mem_flags
 
 
 def host_import_drawback(device_id: int) -> str:
-    """Why a copy is better than host memory in place, unless the user asks for that."""
+    """Say why a copy is better than host memory in place, unless that is asked for.
+
+    Parameters
+    ----------
+    device_id : int
+        The device.
+
+    Returns
+    -------
+    str
+        The reason; empty where host and device share their memory.
+
+    Examples
+    --------
+    >>> import dlbridge
+    >>> reason = dlbridge.backend("opencl").host_import_drawback(0)
+    """
     chosen = devices.device(device_id)
     if chosen.shares_memory:
         return ""

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 import pyopencl as cl
 import pytest
+from dlbridge_opencl import use_context
 
 from dlbridge.protocol import Span
 
@@ -19,12 +20,11 @@ from dlbridge.core.plugins.registry import backend
 from dlbridge.protocol import Span
 
 opencl = backend("opencl")
-count = sum(opencl.device_info(i)["platform"] == opencl.device_info(0)["platform"]
-            for i in range(opencl.device_count()))
 before = opencl.allocate(0, 64, 64, 0)
 opencl.copy_from_host(Span(0, before, 0, 64), memoryview(b"b" * 64), 0)
 old = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
-context = cl.Context(old.device.platform.get_devices()[:count])
+devices = old.device.platform.get_devices()  # a second platform may have the same name
+context, count = cl.Context(devices), len(devices)
 dlbridge_opencl.use_context(context)
 stream = opencl.current_stream(0)
 assert cl.CommandQueue.from_int_ptr(stream, True).context == context
@@ -51,6 +51,13 @@ def test_the_users_context_is_used():
     )
     assert done.returncode == 0, done.stderr
     assert "devices: " in done.stdout
+
+
+@pytest.mark.parametrize("wrong", ["x", None, 5])
+def test_what_is_no_context(wrong):
+    message = "takes a pyopencl.Context, not .*; pyopencl.Context\\(devices\\) makes one"
+    with pytest.raises(TypeError, match=message):
+        use_context(wrong)
 
 
 def test_memory_is_made_in_the_context_of_the_stream(opencl, context):

@@ -14,5 +14,5 @@ def test_the_examples_run(opencl):
     if not opencl.device_info(0)["host_memory_shared"]:
         pytest.skip("one example is about shared memory")
     examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(examples) == 3
+    assert len(examples) == 4
     exec("\n".join(examples), {})

@@ -46,7 +46,7 @@ def test_no_driver(tmp_path):
     assert "no driver was found" in said
     assert str(tmp_path) in said
     assert "apt install pocl-opencl-icd" in said
-    assert "pip install 'dlbridge-opencl[oclgrind]'" in said
+    assert "PoCL: pip install 'pyopencl[pocl]'" in said
 
 
 def test_no_folder_of_drivers(tmp_path):
@@ -134,6 +134,7 @@ class Status:
     ("status", "kind", "says"),
     [
         ("MEM_OBJECT_ALLOCATION_FAILURE", DeviceMemoryError, "no room"),
+        ("INVALID_BUFFER_SIZE", DeviceMemoryError, "move a large tensor in slices"),
         ("OUT_OF_RESOURCES", DeviceError, "use_context"),
         ("DEVICE_NOT_AVAILABLE", DeviceError, "use_context"),
         ("INVALID_COMMAND_QUEUE", DeviceError, "use_context"),

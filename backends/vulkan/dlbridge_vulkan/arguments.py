@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_module",
     "check_readonly",
     "counts_of",
+    "module_of",
 ]
 
 VULKAN = 7  # kDLVulkan
@@ -134,6 +136,21 @@ def bytes_of(push: Any) -> bytes:
         return bytes(memoryview(push))
     except TypeError as exc:
         raise TypeError(f"push must be bytes, not {type(push).__qualname__}") from exc
+
+
+def module_of(spirv: Any) -> bytes:
+    """The module as bytes."""
+    if isinstance(spirv, (str, os.PathLike)):
+        raise TypeError(
+            f"spirv must be the bytes of a SPIR-V module, not {spirv!r}: if that is its file, "
+            "pass open(path, 'rb').read()"
+        )
+    try:
+        return bytes(memoryview(spirv))
+    except TypeError as exc:
+        raise TypeError(
+            f"spirv must be the bytes of a SPIR-V module, not {type(spirv).__qualname__}"
+        ) from exc
 
 
 def check_module(device: Device, spirv: bytes, buffers: int, push_nbytes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 from dlbridge.errors import DeviceError
@@ -37,13 +38,14 @@ class Beyond:
         Parameters
         ----------
         spirv : bytes
-            The module, little-endian. It is trusted, as Vulkan trusts it.
+            The module, little-endian: what its file holds, and not the file's name. Its
+            instructions are trusted, as Vulkan trusts them.
         buffers : int
             Number of its storage buffers: ``binding = 0, 1, ...`` of ``set = 0``.
         push_nbytes : int
             Size of its push-constant block in bytes, a multiple of 4.
         entry : str
-            Name of the entry point.
+            Name of the entry point: of the function that runs. One module may have several.
         device_id : int
             The device that it runs on.
 
@@ -55,7 +57,11 @@ class Beyond:
         Raises
         ------
         ValueError
-            If *spirv* is not a SPIR-V module, or a number is beyond the device's limits.
+            If *spirv* is not a SPIR-V module, it has no entry point of that name, the entry
+            point needs more bindings or push constants than are given, or other bindings than
+            storage buffers of set 0, or a number is beyond the device's limits.
+        TypeError
+            If *spirv* is a path, or anything else that is not bytes.
         DeviceError
             If the driver refuses the module.
 
@@ -214,3 +220,9 @@ class Beyond:
         weakref.finalize(array, self.live.free, wrapped.data).atexit = False
         self.live.enter(wrapped)  # last: what enters it leaves it, by the line before
         return array
+
+
+for _member in vars(Beyond).values():
+    if isinstance(_member, FunctionType):
+        # Python's messages about wrong arguments show it: the class that users know.
+        _member.__qualname__ = f"Vulkan.{_member.__name__}"

@@ -17,6 +17,7 @@ from .arguments import (
     check_module,
     check_readonly,
     counts_of,
+    module_of,
 )
 from .device import Device
 from .errors import check
@@ -25,6 +26,7 @@ from .interface import check_elements, check_entry, elements_of
 from .library import constant, ffi, struct
 from .live import Live
 from .queue import NEVER
+from .requirements import check_layout
 from .spirv import writable_bindings
 
 __all__ = ["Kernel"]
@@ -51,8 +53,10 @@ class Kernel:
         push_nbytes: int,
         entry: str,
     ) -> None:
+        spirv = module_of(spirv)
         check_module(device, spirv, buffers, push_nbytes)
         check_entry(spirv, entry)
+        check_layout(spirv, entry, buffers, push_nbytes)
         self.device = device
         self._live = live
         self.buffers = buffers
@@ -80,6 +84,10 @@ class Kernel:
         A kernel that is dropped without this is freed when the next is made, or
         the device is closed. If a call is under way, in another thread or in the code
         that a finalizer has interrupted, the kernel is freed at the end of that call.
+
+        Examples
+        --------
+        ``scale.close()``
         """
         self._closed = True
         if not self._calls:
@@ -163,7 +171,8 @@ class Kernel:
         *tensors : Tensor or VulkanArray
             One for each binding, on the kernel's device. The shader sees a
             tensor from its first element to its last, rounded up to 32-bit
-            words, and a `VulkanArray` to the end of its buffer.
+            words. A `VulkanArray` is what ``t.to_native()`` and `Vulkan.wrap_buffer` return;
+            the shader sees it to the end of its buffer.
         groups : int or sequence of int
             Number of work groups along x, y and z.
         push : bytes

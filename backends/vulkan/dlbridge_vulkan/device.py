@@ -12,7 +12,7 @@ from .handles import Handles
 from .instance import HOST_MEMORY, NEWEST, PhysicalDevice, describe, features
 from .library import ffi, handle, load, struct
 from .locks import holds, is_reentrant
-from .memory import USAGE, Allocation, Heap, external
+from .memory import IN_SLICES, USAGE, Allocation, Heap, external
 from .memory_types import MemoryType
 from .owners import Owners
 from .queue import Queue
@@ -113,7 +113,8 @@ class Device:
         most = self.most
         if nbytes > most:
             raise DeviceMemoryError(
-                f"{nbytes} bytes asked for; {self.physical.name} gives at most {most} at once"
+                f"no memory of {self.physical.name} has room for {nbytes} bytes: it gives at "
+                f"most {most} at once; {IN_SLICES}"
             )
         refused = []
         for heap in self.heaps:
@@ -123,8 +124,6 @@ class Device:
                 refused.append(exc)
             else:
                 return
-        if len(refused) == 1:
-            raise refused[0]
         reasons = "; ".join(dict.fromkeys(map(str, refused)))
         raise DeviceMemoryError(
             f"no memory of {self.physical.name} has room for {nbytes} bytes: {reasons}"

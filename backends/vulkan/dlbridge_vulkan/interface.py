@@ -21,7 +21,14 @@ from .spirv import (
     instructions,
 )
 
-__all__ = ["Element", "check_elements", "check_entry", "elements_of", "entry_points"]
+__all__ = [
+    "Element",
+    "check_elements",
+    "check_entry",
+    "elements_of",
+    "entry_points",
+    "name_of",
+]
 
 ENTRY_POINT, TYPE_INT, TYPE_FLOAT, TYPE_VECTOR = 15, 21, 22, 23
 COMPUTE = 5  # GLCompute
@@ -41,12 +48,17 @@ class Element(NamedTuple):
 
 def entry_points(spirv: bytes) -> list[str]:
     """The names of the module's compute entry points."""
-    found = []
-    for code, words in instructions(spirv):
-        if code == ENTRY_POINT and len(words) > 2 and words[0] == COMPUTE:
-            raw = b"".join(word.to_bytes(4, "little") for word in words[2:])
-            found.append(raw.partition(b"\0")[0].decode("utf-8", "replace"))
-    return found
+    return [
+        name_of(words)
+        for code, words in instructions(spirv)
+        if code == ENTRY_POINT and len(words) > 2 and words[0] == COMPUTE
+    ]
+
+
+def name_of(words: list[int]) -> str:
+    """The name of an entry point, from the operands of its OpEntryPoint."""
+    raw = b"".join(word.to_bytes(4, "little") for word in words[2:])
+    return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def check_entry(spirv: bytes, entry: str) -> None:

@@ -24,10 +24,12 @@ from .memory_types import MemoryType
 from .owners import Owners
 from .queue import Queue
 
-__all__ = ["USAGE", "Allocation", "Heap", "Place", "create_buffer", "external"]
+__all__ = ["IN_SLICES", "USAGE", "Allocation", "Heap", "Place", "create_buffer", "external"]
 
 BLOCK = 64 << 20
 """Bytes of a block. Larger buffers get one of their own size."""
+
+IN_SLICES = "move a large tensor in slices, each a tensor of its own"
 
 KEEP = 256 << 20
 """Bytes of empty blocks that are kept unless the user sets a limit, because fresh memory costs
@@ -377,8 +379,8 @@ class Heap:
     def _grow(self, size: int) -> Block:
         if size > self._limit:
             raise DeviceMemoryError(
-                f"{size} bytes asked for; {self._name} gives at most {self._limit} of this memory "
-                "at once"
+                f"{self._name} gives at most {self._limit} bytes of this memory at once, and "
+                f"{size} are needed with what the alignment may take; {IN_SLICES}"
             )
         if self._allocations() >= self._most:
             raise DeviceMemoryError(

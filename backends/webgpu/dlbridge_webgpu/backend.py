@@ -106,7 +106,22 @@ class WebGPU(SingleQueue, ThroughHost):
         return WebGPUArray.over(buffer, array, device=buffer._device)
 
     def device_info(self, device_id: int) -> dict[str, object]:
-        """What wgpu says of the adapter, and the bytes of the longest buffer."""
+        """Describe a device.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+
+        Returns
+        -------
+        mapping of str to object
+            ``name``, what wgpu says of the adapter, and ``max_buffer_size`` in bytes.
+
+        Examples
+        --------
+        ``bridge.backend("webgpu").device_info(0)["name"]``
+        """
         self.check_device(device_id)
         info, limits = self._slots[device_id].adapter.info, self._slots[device_id].adapter.limits
         return {"name": info["device"], **info, "max_buffer_size": limits["max-buffer-size"]}

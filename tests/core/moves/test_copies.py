@@ -205,6 +205,29 @@ def test_progress_that_raises(route, error, large, backend):
     assert bridge.to_device(source, route[1]).shape == large.shape
 
 
+@pytest.mark.parametrize(
+    ("route", "member"),
+    [(("cpu", f"{NAME}:0"), "copy_from_host"), ((f"{NAME}:0", "cpu"), "copy_to_host")],
+    ids=str,
+)
+def test_ctrl_c_ends_a_long_copy_without_progress(route, member, backend, monkeypatch):
+    """Between two pieces of 256 MiB: Python runs signal handlers there."""
+    source = bridge.to_device(np.zeros(LIMIT + 4096, "u1"), route[0])
+    plugin, sizes = bridge.backend(NAME), []
+    copy = getattr(plugin, member)
+
+    def interrupted(span, host, stream):
+        if sizes:
+            raise KeyboardInterrupt
+        sizes.append(host.nbytes)
+        copy(span, host, stream)
+
+    monkeypatch.setattr(plugin, member, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bridge.to_device(source, route[1], copy=True)
+    assert sizes == [LIMIT]
+
+
 def test_progress_is_a_bool_or_a_callable():
     with pytest.raises(TypeError, match="progress must be"):
         bridge.to_device([1.0], "ext_dev:0", progress="yes")
