@@ -768,11 +768,18 @@ def _in_place(dst: ArrayLike) -> Tensor:
     try:
         return asarray(dst, copy=False)
     except ExchangeError as exc:
-        try:
-            asarray(dst)
-        except ExchangeError:
-            raise exc from None  # nobody can have its elements
+        if _refusal_of(dst) == str(exc):
+            raise  # not for want of memory
         raise ExchangeError(
             f"{with_article(type(dst).__name__)} has no memory to copy into; pass an array, such "
             "as numpy.array(x), and read the elements there"
         ) from exc
+
+
+def _refusal_of(x: ArrayLike) -> str:
+    """Why nobody can have *x*, not even as a copy; empty if that is no problem."""
+    try:
+        asarray(x)
+    except (Error, TypeError, ValueError) as exc:
+        return str(exc)
+    return ""

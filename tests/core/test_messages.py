@@ -151,6 +151,11 @@ CASES = {
         bridge.ExchangeError,
         "^an int has no memory to copy into",
     ),
+    "a copy into lists that are no tensor": (
+        lambda: bridge.copy_([[1, 2], [3]], np.ones(2)),
+        bridge.ExchangeError,
+        "^a list has no memory to copy into",
+    ),
     "a copy into memory that is read-only": (
         lambda: bridge.copy_(bytes(4), np.ones(4, "u1")),
         bridge.ExchangeError,

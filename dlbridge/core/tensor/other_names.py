@@ -23,11 +23,13 @@ class OtherNames:
     __slots__ = ()
 
     def __dir__(self) -> Iterable[str]:
+        """Return the names that are there."""
         return [name for name in super().__dir__() if name not in TENSOR_NAMES]
 
     if not TYPE_CHECKING:  # to a type checker it would say that it can be done
 
         def __setitem__(self, _index: object, _value: object) -> NoReturn:
+            """Raise TypeError, which names the copy."""
             raise TypeError(
                 "a Tensor takes no assignment: dlbridge.copy_(t[index], array) copies an array "
                 "into it, and dlbridge.copy_(t[index], dlbridge.full_like(t[index], 1)) a number"
@@ -41,14 +43,18 @@ class _Absent:
         self._name = name
         self._instead = instead
 
+    def __repr__(self) -> str:
+        return f"<not there: {self._instead}>"  # what `help` shows
+
     def __get__(self, _tensor: object, cls: type) -> NoReturn:
         raise AttributeError(
             f"{cls.__name__!r} object has no attribute {self._name!r}; {self._instead}"
         )
 
 
-def _refusal(operator: str) -> Callable[[object, object], object]:
-    def refuse(tensor: object, other: object) -> object:
+def _refusal(name: str, operator: str) -> Callable[[object, object], object]:
+    def refuse(_tensor: object, other: object) -> object:
+        """Raise TypeError for a number or a tensor; other libraries' arrays may compute."""
         # Arrays of other libraries have operators of their own, which may take a tensor.
         if not isinstance(other, OtherNames) and type(other) not in _NUMBERS:
             return NotImplemented
@@ -57,6 +63,8 @@ def _refusal(operator: str) -> Callable[[object, object], object]:
             "does, such as dlbridge.to_device(t, 'cpu', like='numpy')"
         )
 
+    refuse.__name__ = name
+    refuse.__qualname__ = f"Tensor.{name}"
     return refuse
 
 
@@ -75,5 +83,5 @@ _OPERATORS = {
 for _name, _instead in TENSOR_NAMES.items():
     setattr(OtherNames, _name, _Absent(_name, _instead))
 for _name, _sign in _OPERATORS.items():
-    setattr(OtherNames, f"__{_name}__", _refusal(_sign))
-    setattr(OtherNames, f"__r{_name}__", _refusal(_sign))
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(OtherNames, _method, _refusal(_method, _sign))
