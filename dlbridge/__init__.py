@@ -1,5 +1,7 @@
 """dlbridge moves tensors between array libraries and devices.
 
+The functions that most programs need::
+
     import dlbridge as bridge
 
     t = bridge.from_dlpack(torch_tensor)           # a bridge.Tensor on the same memory
@@ -125,9 +127,10 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         if name == "ffi":
             return importlib.import_module(".ffi", __name__)
         if name not in _MODULES:
-            from .core.values.suggestions import did_you_mean
+            from .core.values.suggestions import PACKAGE_NAMES, did_you_mean
 
-            hint = did_you_mean(name, __all__)
+            known = PACKAGE_NAMES.get(name)
+            hint = f"; {known}" if known else did_you_mean(name, __all__)
             raise AttributeError(f"module 'dlbridge' has no attribute {name!r}{hint}")
         value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
         globals()[name] = value

@@ -8,16 +8,23 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from mmap import mmap
-from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Union, overload, runtime_checkable
 
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import DType
 
 __all__ = [
+    "AcceptedArrayFunction",
+    "AcceptedFunction",
+    "AcceptsDecorator",
+    "ArrayClassModule",
     "ArrayLike",
+    "ArrayModule",
     "DTypeLike",
     "DeviceLike",
+    "NestedLists",
     "NestedNumbers",
+    "Number",
     "ProgressLike",
     "StreamLike",
     "SupportsArrayInterface",
@@ -25,6 +32,7 @@ __all__ = [
     "SupportsCUDAStream",
     "SupportsDLPack",
     "SupportsDLPackDevice",
+    "TensorClassModule",
 ]
 
 
@@ -98,6 +106,12 @@ DeviceLike: TypeAlias = Union[  # noqa: UP007 - `|` of a string and a class fail
 NestedNumbers: TypeAlias = Union[bool, int, float, complex, Sequence["NestedNumbers"]]  # noqa: UP007 - as above
 """A Python number, or nested sequences of them."""
 
+Number: TypeAlias = Union[bool, int, float, complex]  # noqa: UP007 - as above
+"""What `Tensor.item` returns: the dtype decides which."""
+
+NestedLists: TypeAlias = Union[Number, list["NestedLists"]]  # noqa: UP007 - as above
+"""What `Tensor.tolist` returns: one level of lists for each dimension."""
+
 
 class _ForeignDType(Protocol):
     """A dtype of numpy, torch or ml_dtypes."""
@@ -147,3 +161,86 @@ have no type in common.)
 
 ProgressLike: TypeAlias = Union[bool, Callable[[int, int], None], None]  # noqa: UP007 - as above
 """True for a progress bar, or a function that is called with ``(done, total)`` in bytes."""
+
+_P = ParamSpec("_P")
+_Result_co = TypeVar("_Result_co", covariant=True)
+_Array = TypeVar("_Array", bound=SupportsDLPack)
+_Found = TypeVar("_Found")
+_Made_co = TypeVar("_Made_co", covariant=True)
+
+
+class ArrayModule(Protocol[_Made_co]):
+    """A module that makes arrays of DLPack producers, such as numpy, torch and cupy."""
+
+    @property
+    def from_dlpack(self) -> Callable[..., _Made_co]:
+        """The function that makes an array."""
+
+
+class ArrayClassModule(Protocol[_Made_co]):
+    """A module with the class ``Array`` and a ``dlpack`` module, as jax has them."""
+
+    @property
+    def Array(self) -> type[_Made_co]:
+        """The class of its arrays."""
+
+    @property
+    def dlpack(self) -> object:
+        """The module with ``from_dlpack``."""
+
+
+class TensorClassModule(Protocol[_Made_co]):
+    """A module with the class ``Tensor``, as torch has it."""
+
+    @property
+    def Tensor(self) -> type[_Made_co]:
+        """The class of its arrays."""
+
+
+class AcceptedFunction(Protocol[_P, _Result_co]):
+    """A function that `dlbridge.accepts` has decorated, as type checkers see it.
+
+    They take a call as the function is annotated, and every other call, too: an argument
+    may be an array of any library.
+    """
+
+    @property
+    def __name__(self) -> str: ...
+    @property
+    def __wrapped__(self) -> Callable[_P, _Result_co]: ...
+
+    @overload
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _Result_co: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> _Result_co: ...
+
+
+class AcceptedArrayFunction(Protocol[_P, _Result_co]):
+    """The same for a function that returns an array.
+
+    If the first argument is an array of another library than the annotation names, the
+    result is one of that library.
+    """
+
+    @property
+    def __name__(self) -> str: ...
+    @property
+    def __wrapped__(self) -> Callable[_P, _Result_co]: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # an array of the library: as annotated
+        self, *args: _P.args, **kwargs: _P.kwargs
+    ) -> _Result_co: ...
+    @overload
+    def __call__(self, x: _Array, /, *args: Any, **kwargs: Any) -> _Array: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> _Result_co: ...
+
+
+class AcceptsDecorator(Protocol):
+    """What `dlbridge.accepts` returns: a decorator of functions."""
+
+    @overload
+    def __call__(self, function: Callable[_P, _Array], /) -> AcceptedArrayFunction[_P, _Array]: ...
+    @overload
+    def __call__(self, function: Callable[_P, _Found], /) -> AcceptedFunction[_P, _Found]: ...

@@ -37,7 +37,7 @@ core.implementation_details.numpy_arrays core.implementation_details.capsules
 core.implementation_details.handlers core.implementation_details.callbacks
 core.implementation_details.finalizers core.implementation_details.callers
 
-core.values core.values.suggestions core.values.units core.values.layout core.values.subbyte core.values.dtypes
+core.values core.values.suggestions core.values.units core.values.layout core.values.dtypes core.values.subbyte
 core.values.devices core.values.identity
 typing
 
@@ -49,7 +49,8 @@ core.plugins.failures core.plugins.listing core.plugins.lookup core.plugins.iden
 core.plugins.streams
 core.plugins.trimming
 
-core.tensor core.tensor.memory core.tensor.carriers core.tensor.metadata core.tensor.ordering
+core.tensor core.tensor.other_names core.tensor.memory core.tensor.carriers core.tensor.metadata
+core.tensor.ordering
 core.tensor.indexing core.tensor.tensor core.tensor.array_tensor core.tensor.operand core.tensor.exports
 core.tensor.resized_views core.tensor.consumers core.tensor.adopt core.tensor.expired
 

@@ -6,29 +6,29 @@ import inspect
 import sys
 from contextlib import suppress
 from functools import wraps
+from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.incoming.array_likes import import_anything
 from dlbridge.core.incoming.places import device_of
+from dlbridge.core.libraries.descriptions import KNOWN
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import find_device, supports
 from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device
-from dlbridge.errors import Error
+from dlbridge.core.values.devices import Device, type_names
+from dlbridge.core.values.dtypes import from_numpy
+from dlbridge.core.values.suggestions import did_you_mean, with_article
+from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import SupportsNative
 
 from .api import to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dlbridge.typing import DeviceLike
-
-    _Function = TypeVar("_Function", bound=Callable[..., Any])
+    from dlbridge.typing import AcceptsDecorator, DeviceLike
 
 __all__ = ["accepts"]
 
@@ -38,14 +38,14 @@ _CPU = Device.of(1, 0)
 @public
 def accepts(
     like: str | ModuleType | type, /, *, device: DeviceLike | None = None
-) -> Callable[[_Function], _Function]:
+) -> AcceptsDecorator:
     """Return a decorator: a function for one library then takes any library's tensors.
 
     Each positional or keyword argument that is a tensor becomes an array of *like*,
     without a copy where it can. Arrays in the result become arrays of the library, and
     on the device, of the first tensor among the arguments; so do those in tuples, lists
-    and dictionaries. Everything else is passed on as it is, also lists of tensors
-    among the arguments.
+    and dictionaries. A scalar of numpy (``x.mean()``) becomes an array without dimensions.
+    Everything else is passed on as it is, also lists of tensors among the arguments.
 
     Parameters
     ----------
@@ -59,18 +59,25 @@ def accepts(
     Returns
     -------
     callable
-        The decorator. The decorated function has the same signature.
+        The decorator. The decorated function has the same signature; for type checkers
+        it also takes arrays of other libraries than its annotations name.
 
     Raises
     ------
     TypeError
-        If *like* is not a library, or what is decorated is not a function that returns
-        its results. The function itself raises what `to_device` raises.
+        If *like* cannot be the name of a library, or is the name of a device; if what is
+        decorated is not a function that returns its results.
+    ModuleNotFoundError
+        If *like* is spelled almost like a library that dlbridge knows, and there is no such
+        module. Other names are looked for when the function gets its first tensor.
 
     Notes
     -----
+    The function itself raises what `to_device` raises.
+
     What the function writes into an argument reaches the caller only where the memory
-    was shared. A function that changes its arguments should return them.
+    was shared. A function that changes its arguments should return them. Memory that is
+    read-only is copied for a library whose arrays cannot say so, such as torch and pyopencl.
 
     Examples
     --------
@@ -84,11 +91,13 @@ def accepts(
     """
     if not isinstance(like, (str, ModuleType, type)):
         raise TypeError(
-            f"accepts() was given a {type(like).__name__}; name the library that the function is "
-            'written for: @dlbridge.accepts("numpy")'
+            f"accepts() was given {with_article(type(like).__name__)}; name the library that the "
+            'function is written for: @dlbridge.accepts("numpy")'
         )
+    if isinstance(like, str):
+        _check_name(like)
 
-    def decorate(function: _Function) -> _Function:
+    def decorate(function: Any) -> Any:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"{function.__qualname__} yields its results, which accepts() does not follow; "
@@ -96,10 +105,36 @@ def accepts(
             )
         if not callable(function) or isinstance(function, type):
             raise TypeError(f"accepts() decorates functions, not {function!r}")
-        decorated: _Function = _decorated(function, like, device)
-        return decorated
+        return _decorated(function, like, device)
 
     return decorate
+
+
+def _check_name(name: str) -> None:
+    """Refuse what can be no library's name, and a name that is spelled wrongly.
+
+    No library is imported, and one that is not installed is no error: the function
+    may never be called.
+    """
+    first, colon, _ = name.partition(":")
+    if colon and first in {*backends(), *type_names()}:
+        raise TypeError(
+            f"accepts({name!r}): that is a device; name the library, and the device beside it: "
+            f'@dlbridge.accepts("{first}", device="{name}")'
+        )
+    if name in KNOWN or name in backends():
+        return
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise TypeError(
+            f"accepts({name!r}): that is not the name of a library; name the one that the "
+            'function is written for: @dlbridge.accepts("numpy")'
+        )
+    first = name.partition(".")[0]
+    hint = did_you_mean(first, KNOWN)
+    if hint and first not in sys.modules and find_spec(first) is None:
+        raise ModuleNotFoundError(
+            f"accepts({name!r}): there is no module {first!r} here{hint}", name=first
+        )
 
 
 def _decorated(function: Any, like: str | ModuleType | type, device: DeviceLike | None) -> Any:
@@ -158,7 +193,9 @@ class _Call:
             self._origin = origin
         if origin.device is self._place and _is_own(x, self._own):
             return x
-        return to_device(x, self._place, like=self._like)
+        if not isinstance(self._own, str):
+            return to_device(x, self._place, like=self._like)
+        return _native(to_device(x, self._place))
 
     def _where(self, first: Device) -> Device:
         """The device that the function works on; the first tensor is on *first*."""
@@ -189,9 +226,34 @@ class _Call:
         if kind is dict:
             return {name: self._returned(part, origin) for name, part in result.items()}
         found = _origin_of(result)
-        if found is None or found == origin:
+        if found is None:
+            return _array_of_scalar(result, origin)
+        if found == origin:
             return result
         return to_device(result, origin.device, like=origin.like)
+
+
+def _native(tensor: Tensor) -> object:
+    """The ecosystem's object for *tensor*; of a copy where it cannot say that it is read-only."""
+    try:
+        return tensor.to_native()
+    except ExchangeError:
+        if not tensor.readonly:
+            raise
+    return to_device(tensor, tensor.device, copy=True).to_native()
+
+
+def _array_of_scalar(result: Any, origin: _Origin) -> Any:
+    """A scalar of numpy as an array of the caller's library; everything else as it is."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or origin.like == "numpy" or not isinstance(result, numpy.generic):
+        return result
+    array = numpy.asarray(result)
+    try:
+        from_numpy(array.dtype)
+        return to_device(array, origin.device, like=origin.like)
+    except (ExchangeError, TypeError):  # dates and texts; a library without such arrays
+        return result
 
 
 def _meant(like: str | ModuleType | type) -> Library | str:

@@ -22,27 +22,37 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
 from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import Error, ExchangeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    import cupy
     import jax
     import numpy as np
+    import pyopencl.array
     import torch
+    import tvm_ffi
+    from dlbridge_vulkan import VulkanArray
+    from dlbridge_webgpu import WebGPUArray
 
     from dlbridge.core.moves.plans import Plan
     from dlbridge.typing import (
+        ArrayClassModule,
         ArrayLike,
+        ArrayModule,
         DeviceLike,
         DTypeLike,
         ProgressLike,
         StreamLike,
         SupportsDLPack,
+        TensorClassModule,
     )
 
     _Array = TypeVar("_Array", bound=SupportsDLPack)
+    _Made = TypeVar("_Made")
 
 __all__ = ["asarray", "copy_", "explain", "from_dlpack", "plan", "to_device"]
 
@@ -98,6 +108,56 @@ def from_dlpack(
     device: DeviceLike | None = ...,
     copy: bool | None = ...,
     stream: StreamLike | None = ...,
+    like: Literal["tvm_ffi"],
+) -> tvm_ffi.Tensor: ...
+@overload
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    device: DeviceLike | None = ...,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: Literal["cupy"],
+) -> cupy.ndarray: ...
+@overload
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    device: DeviceLike | None = ...,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: Literal["opencl", "pyopencl"],
+) -> pyopencl.array.Array: ...
+@overload
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    device: DeviceLike | None = ...,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: Literal["vulkan"],
+) -> VulkanArray: ...
+@overload
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    device: DeviceLike | None = ...,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: Literal["webgpu"],
+) -> WebGPUArray: ...
+@overload
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    device: DeviceLike | None = ...,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
     like: type[_Array] | _Array,
 ) -> _Array: ...
 @overload
@@ -108,8 +168,28 @@ def from_dlpack(
     device: DeviceLike | None = ...,
     copy: bool | None = ...,
     stream: StreamLike | None = ...,
+    like: TensorClassModule[_Made] | ArrayClassModule[_Made],
+) -> _Made: ...
+@overload
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    device: DeviceLike | None = ...,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: ArrayModule[_Made],
+) -> _Made: ...
+@overload
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    device: DeviceLike | None = ...,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
     like: str | ModuleType,
-) -> Any: ...  # the array type of a library that is known by name only
+) -> object: ...  # an array of a library that is known by name only
 @public
 def from_dlpack(
     x: Any,
@@ -311,6 +391,61 @@ def to_device(
     *,
     copy: bool | None = ...,
     stream: StreamLike | None = ...,
+    like: Literal["tvm_ffi"],
+    progress: ProgressLike = ...,
+    alignment: int | None = ...,
+) -> tvm_ffi.Tensor: ...
+@overload
+def to_device(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: Literal["cupy"],
+    progress: ProgressLike = ...,
+    alignment: int | None = ...,
+) -> cupy.ndarray: ...
+@overload
+def to_device(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: Literal["opencl", "pyopencl"],
+    progress: ProgressLike = ...,
+    alignment: int | None = ...,
+) -> pyopencl.array.Array: ...
+@overload
+def to_device(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: Literal["vulkan"],
+    progress: ProgressLike = ...,
+    alignment: int | None = ...,
+) -> VulkanArray: ...
+@overload
+def to_device(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: Literal["webgpu"],
+    progress: ProgressLike = ...,
+    alignment: int | None = ...,
+) -> WebGPUArray: ...
+@overload
+def to_device(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
     like: type[_Array] | _Array,
     progress: ProgressLike = ...,
     alignment: int | None = ...,
@@ -322,10 +457,32 @@ def to_device(
     *,
     copy: bool | None = ...,
     stream: StreamLike | None = ...,
+    like: TensorClassModule[_Made] | ArrayClassModule[_Made],
+    progress: ProgressLike = ...,
+    alignment: int | None = ...,
+) -> _Made: ...
+@overload
+def to_device(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
+    like: ArrayModule[_Made],
+    progress: ProgressLike = ...,
+    alignment: int | None = ...,
+) -> _Made: ...
+@overload
+def to_device(
+    x: ArrayLike,
+    device: DeviceLike,
+    *,
+    copy: bool | None = ...,
+    stream: StreamLike | None = ...,
     like: str | ModuleType,
     progress: ProgressLike = ...,
     alignment: int | None = ...,
-) -> Any: ...  # the array type of a library that is known by name only
+) -> object: ...  # an array of a library that is known by name only
 @public
 def to_device(
     x: Any,
@@ -578,7 +735,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     >>> a
     array([0., 1., 2.])
     """
-    target = dst if isinstance(dst, Tensor) else asarray(dst, copy=False)
+    target = dst if isinstance(dst, Tensor) else _in_place(dst)
     source = src if isinstance(src, Tensor) else asarray(src)
     into, given = operand_of(target), operand_of(source)
     if into.shape != given.shape or into.dtype is not given.dtype:
@@ -587,7 +744,10 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
             "shapes and dtypes must be equal; make a view (reshape, view) or convert it (astype)"
         )
     if into.readonly:
-        raise ExchangeError(f"{target!r} is read-only and cannot be copied into")
+        raise ExchangeError(
+            f"{target!r} is read-only and cannot be copied into; copy into a copy of it: "
+            f"t = dlbridge.to_device(x, '{into.device}', copy=True), then copy_(t, source)"
+        )
     if not into.contiguous and any(
         extent > 1 and not step for extent, step in zip(into.shape, into.strides, strict=True)
     ):
@@ -601,3 +761,25 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         return
     with reporter(progress, into.nbytes) as report:
         copy_elements(into, given, report)
+
+
+def _in_place(dst: ArrayLike) -> Tensor:
+    """The memory of *dst* itself, for `copy_`."""
+    try:
+        return asarray(dst, copy=False)
+    except ExchangeError as exc:
+        if _refusal_of(dst) == str(exc):
+            raise  # not for want of memory
+        raise ExchangeError(
+            f"{with_article(type(dst).__name__)} has no memory to copy into; pass an array, such "
+            "as numpy.array(x), and read the elements there"
+        ) from exc
+
+
+def _refusal_of(x: ArrayLike) -> str:
+    """Why nobody can have *x*, not even as a copy; empty if that is no problem."""
+    try:
+        asarray(x)
+    except (Error, TypeError, ValueError) as exc:
+        return str(exc)
+    return ""

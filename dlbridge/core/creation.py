@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.moves.allocate import allocate, check_alignment
@@ -14,6 +14,8 @@ from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
+from dlbridge.core.values.suggestions import with_article
+from dlbridge.errors import Error
 
 from .api import asarray
 
@@ -96,7 +98,10 @@ def empty(
             extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
         except TypeError as exc:
             raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
-    kind = as_dtype(dtype)
+    try:
+        kind = as_dtype(dtype)
+    except TypeError as exc:
+        raise _explained(dtype, exc) from exc
     check(kind.code, kind.bits, kind.lanes)
     where = find_device(device)
     if len(extents) > MAX_NDIM or (extents and (min(extents) < 0 or max(extents) >= 1 << 63)):
@@ -186,7 +191,7 @@ def ones(
     >>> bridge.ones((2, 2), "int8").tolist()
     [[1, 1], [1, 1]]
     """
-    return full(shape, 1, as_dtype(dtype), device, alignment=alignment)  # None is no dtype here
+    return full(shape, 1, _dtype_of(dtype), device, alignment=alignment)  # None is no dtype here
 
 
 @public
@@ -232,12 +237,44 @@ def full(
     >>> bridge.full((), 0.5).dtype
     dlbridge.dtype('float32')
     """
-    kind = as_dtype(_usual_dtype(fill_value) if dtype is None else dtype)
+    kind = _dtype_of(_usual_dtype(fill_value) if dtype is None else dtype)
     # Before the memory: a number that the type does not have allocates nothing.
     pattern = pattern_of(fill_value, kind)
     tensor = empty(shape, kind, device, alignment=alignment)
     fill(tensor, pattern)
     return tensor
+
+
+def _dtype_of(dtype: DTypeLike) -> DType:
+    try:
+        return as_dtype(dtype)
+    except TypeError as exc:
+        raise _explained(dtype, exc) from exc
+
+
+def _explained(dtype: object, error: TypeError) -> TypeError:
+    """The *error* for what is no dtype; for an extent or a device it says so."""
+    if isinstance(dtype, SupportsIndex):
+        return TypeError(
+            f"{dtype!r} is not a dtype: a shape of several extents is one tuple, as in "
+            "zeros((2, 3)), and the dtype comes after it"
+        )
+    if isinstance(dtype, str) and _names_a_device(dtype):
+        return TypeError(
+            f"{dtype!r} is a device, not a dtype: pass device={dtype!r}, since the argument "
+            "after the shape is the dtype"
+        )
+    return TypeError(str(error))
+
+
+def _names_a_device(text: str) -> bool:
+    try:
+        find_device(text)
+    except ValueError:
+        return False
+    except Error:  # a device that is not here is one, too
+        pass
+    return True
 
 
 def _usual_dtype(value: Any) -> DTypeLike:
@@ -249,8 +286,8 @@ def _usual_dtype(value: Any) -> DTypeLike:
         if isinstance(value, kind):
             return name
     raise TypeError(
-        f"fill_value is a {type(value).__name__}, not a number; give a bool, int, float or "
-        "complex, or name the dtype"
+        f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, int, "
+        "float or complex, or name the dtype"
     )
 
 

@@ -95,8 +95,75 @@ def test_results_in_containers():
 
     first, (second, one), entry, text, total = several(torch.ones(3))
     assert {type(first), type(second), type(entry["a"].a)} == {torch.Tensor}
-    assert (one, entry["a"].b, text, type(total)) == (1, None, "text", np.float32)
+    assert (one, entry["a"].b, text, type(total)) == (1, None, "text", torch.Tensor)
     assert type(entry["a"]) is Pair
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_scalar_of_numpy_becomes_an_array_without_dimensions(name):
+    given = MAKERS[name]()
+    result = bridge.accepts("numpy")(lambda x: x.sum())(given)
+    if name == "numpy":
+        assert type(result) is np.float32
+        return
+    assert type(result) is type(given) or isinstance(result, bridge.Tensor)
+    assert bridge.device_of(result) is bridge.device_of(given)
+    there = bridge.asarray(result)
+    assert (there.shape, there.dtype.name, there.tolist()) == ((), "float32", 3)
+
+
+@pytest.mark.parametrize(
+    "scalar", [np.datetime64("2020-01-01"), np.str_("text"), np.bytes_(b"text"), np.void(b"xx")]
+)
+def test_a_scalar_that_is_no_number_stays(scalar):
+    given = peer("torch").ones(3)
+    assert bridge.accepts("numpy")(lambda _x: scalar)(given) is scalar
+
+
+def test_scalars_of_other_types():
+    torch = peer("torch")
+    ml_dtypes = peer("ml_dtypes")
+    for scalar, wanted in (
+        (np.bool_(True), torch.bool),
+        (np.int64(3), torch.int64),
+        (np.complex64(1j), torch.complex64),
+        (ml_dtypes.bfloat16(2), torch.bfloat16),
+    ):
+        result = bridge.accepts("numpy")(lambda _x, y=scalar: y)(torch.ones(3))
+        assert (type(result), result.dtype, result.item()) == (torch.Tensor, wanted, scalar)
+
+
+def read_only():
+    array = np.arange(3, dtype="f4")
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("like", ["opencl", "pyopencl", "torch"])
+@pytest.mark.parametrize("make", [read_only, lambda: peer("jax.numpy").arange(3, dtype="f4")])
+def test_memory_that_is_read_only_is_copied_where_the_mark_would_be_lost(like, make):
+    if like != "torch":
+        backend_or_skip("opencl")
+    else:
+        peer("torch")
+
+    @bridge.accepts(like)
+    def change(x):
+        x += 1
+        return x
+
+    given = make()
+    result = change(given)
+    assert type(result) is type(given)
+    assert np.asarray(result).tolist() == [1, 2, 3]
+    assert np.asarray(given).tolist() == [0, 1, 2]
+
+
+def test_read_only_memory_that_is_on_the_device():
+    backend_or_skip("opencl")
+    there = bridge.to_device(read_only(), "opencl:0")
+    result = bridge.accepts("opencl")(lambda x: x * 2)(there)
+    assert result.tolist() == [0, 2, 4]
 
 
 def test_memory_is_shared_both_ways():
@@ -176,7 +243,7 @@ def test_an_async_function():
 def test_the_signature_and_the_name_are_kept():
     assert str(inspect.signature(double)) == "(x, y=0, *, scale=2, **more)"
     assert (double.__name__, double.__doc__) == ("double", "Twice as much.")
-    assert bridge.accepts("numpy")(np.linalg.norm)(bridge.ones(4)) == 2
+    assert bridge.accepts("numpy")(np.linalg.norm)(bridge.ones(4)).item() == 2
 
 
 def test_an_error_of_the_function_passes():
@@ -216,8 +283,36 @@ def test_a_generator_is_refused():
 
 
 def test_a_library_that_is_not_there():
+    """A package may decorate for a library that its user has not installed."""
+    decorated = bridge.accepts("nonesuch")(lambda x: x)
+    assert decorated(3) == 3
     with pytest.raises(ModuleNotFoundError, match="no module 'nonesuch'"):
-        bridge.accepts("nonesuch")(lambda x: x)(np.ones(3))
+        decorated(np.ones(3))
+
+
+@pytest.mark.parametrize("name", ["nump", "torchh", "pytorch", "nump.linalg"])
+def test_a_name_that_is_spelled_wrongly_is_refused_at_once(name):
+    with pytest.raises(ModuleNotFoundError, match=r"no module .* \(did you mean"):
+        bridge.accepts(name)
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch", "opencl", "cuda.core", "array_api_strict"])
+def test_a_known_library_need_not_be_installed(name):
+    assert callable(bridge.accepts(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("opencl:0", r'that is a device; .*accepts\("opencl", device="opencl:0"\)'),
+        ("cuda:1", r'accepts\("cuda", device="cuda:1"\)'),
+        ("a library", "not the name of a library"),
+        ("", "not the name of a library"),
+    ],
+)
+def test_what_cannot_be_a_library_is_refused_at_once(name, message):
+    with pytest.raises(TypeError, match=message):
+        bridge.accepts(name)
 
 
 def test_the_decorator_imports_nothing():

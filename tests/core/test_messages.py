@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge as bridge
+from dlbridge.core.values.suggestions import PACKAGE_NAMES, TENSOR_NAMES
 
 
 def on(device):
@@ -73,6 +76,96 @@ CASES = {
         FileNotFoundError,
         r"nope\.so",
     ),
+    "a device in capitals": (
+        lambda: bridge.empty(3, device="OpenCL:0"),
+        ValueError,
+        r"'OpenCL:0': no device is called 'OpenCL' \(did you mean 'opencl'\?\)",
+    ),
+    "any GPU": (
+        lambda: (backend_or_skip("opencl"), bridge.empty(3, device="gpu:0"))[1],
+        ValueError,
+        r"no device is called 'gpu' \(a GPU is called by its backend: .*'opencl:0'",
+    ),
+    "the maker of a GPU": (
+        lambda: bridge.device("nvidia"),
+        ValueError,
+        r"no device is called 'nvidia' \(did you mean 'cuda'\?\)",
+    ),
+    "an index that there is not, of several devices": (
+        lambda: (on("ext_dev:0"), bridge.empty(3, device="ext_dev:9"))[1],
+        bridge.DeviceNotFound,
+        r"backend 'ext_dev' has 2 devices here, counted from 0: ext_dev:0 \(.*\), ext_dev:1",
+    ),
+    "a library by its usual short name": (
+        lambda: bridge.to_device(np.ones(3), "cpu", like="np"),
+        ModuleNotFoundError,
+        r"no module 'np' here \(did you mean 'numpy'\?\)",
+    ),
+    "a dtype by its usual short name": (
+        lambda: bridge.empty(3, "bf16"),
+        TypeError,
+        r"\(did you mean 'bfloat16'\?\)",
+    ),
+    "a dtype in capitals": (
+        lambda: bridge.empty(3, "Bfloat16"),
+        TypeError,
+        r"\(did you mean 'bfloat16'\?\)",
+    ),
+    "a device where the dtype stands": (
+        lambda: bridge.empty((2, 2), "opencl:0"),
+        TypeError,
+        r"'opencl:0' is a device, not a dtype: pass device='opencl:0'",
+    ),
+    "a device that is not installed where the dtype stands": (
+        lambda: bridge.full((2, 2), 1, "metal:0"),
+        TypeError,
+        r"'metal:0' is a device, not a dtype: pass device='metal:0'",
+    ),
+    "a shape in several arguments": (
+        lambda: bridge.zeros(2, 3),
+        TypeError,
+        r"3 is not a dtype: a shape of several extents is one tuple, as in zeros\(\(2, 3\)\)",
+    ),
+    "the same of ones": (
+        lambda: bridge.ones(2, 3),
+        TypeError,
+        "3 is not a dtype: a shape of several extents",
+    ),
+    "an int as a dtype": (
+        lambda: bridge.dtype(3),
+        TypeError,
+        "an int is not a dtype: give a name such as 'float32'",
+    ),
+    "a number that is none": (
+        lambda: bridge.full(3, object()),
+        TypeError,
+        "fill_value is an object, not a number",
+    ),
+    "a copy into a list": (
+        lambda: bridge.copy_([1, 2], np.ones(2)),
+        bridge.ExchangeError,
+        r"^a list has no memory to copy into; pass an array, such as numpy\.array\(x\)",
+    ),
+    "a copy into a number": (
+        lambda: bridge.copy_(3, np.ones(())),
+        bridge.ExchangeError,
+        "^an int has no memory to copy into",
+    ),
+    "a copy into lists that are no tensor": (
+        lambda: bridge.copy_([[1, 2], [3]], np.ones(2)),
+        bridge.ExchangeError,
+        "^a list has no memory to copy into",
+    ),
+    "a copy into memory that is read-only": (
+        lambda: bridge.copy_(bytes(4), np.ones(4, "u1")),
+        bridge.ExchangeError,
+        r"is read-only and cannot be copied into; copy into a copy of it: t = dlbridge\.to_device",
+    ),
+    "a copy into what nobody can have": (
+        lambda: bridge.copy_(peer("torch").ones(2, requires_grad=True), np.ones(2, "f4")),
+        bridge.ExchangeError,
+        r"requires grad; pass x\.detach\(\)",
+    ),
     "numpy() of memory that must be copied": (
         lambda: on("ext_dev:0").numpy(),
         bridge.ExchangeError,
@@ -91,6 +184,97 @@ def test_the_message_says_what_to_do(name):
     call, error, message = CASES[name]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_library_that_is_known_and_not_here_is_not_suggested_for_itself():
+    if find_spec("cupy") is not None:
+        pytest.skip("cupy is installed here")
+    with pytest.raises(ModuleNotFoundError, match="there is no module 'cupy' here; install"):
+        bridge.to_device(np.ones(3), "cpu", like="cupy")
+
+
+@pytest.mark.parametrize("name", PACKAGE_NAMES)
+def test_names_of_other_packages(name):
+    with pytest.raises(AttributeError) as told:
+        getattr(bridge, name)
+    assert str(told.value) == f"module 'dlbridge' has no attribute {name!r}; {PACKAGE_NAMES[name]}"
+    assert not hasattr(bridge, name)
+
+
+@pytest.mark.parametrize("name", ["opencl", "vulkan", "cuda"])
+def test_a_backend_as_a_name_of_the_package(name):
+    with pytest.raises(AttributeError, match=rf"dlbridge\.backend\('{name}'\).*'{name}:0'"):
+        getattr(bridge, name)
+
+
+def tensors():
+    bfloat16 = bridge.zeros(3, "bfloat16")  # numpy does not export it: another class
+    return [bridge.from_dlpack(np.ones(3)), bfloat16, bridge.empty(0), bridge.ones(3)]
+
+
+@pytest.mark.parametrize("name", TENSOR_NAMES)
+def test_names_of_other_tensors(name):
+    for tensor in [*tensors(), on("ext_dev:0")]:
+        with pytest.raises(AttributeError) as told:
+            getattr(tensor, name)
+        assert str(told.value) == f"'Tensor' object has no attribute {name!r}; {TENSOR_NAMES[name]}"
+        assert not hasattr(tensor, name)
+        assert not hasattr(type(tensor), name)
+        assert name not in dir(tensor)
+    assert {"shape", "to_device", "numpy"} <= set(dir(tensor))
+
+
+def test_names_that_nobody_has():
+    with pytest.raises(AttributeError, match=r"^'Tensor' object has no attribute 'xyzzy'$"):
+        _ = bridge.ones(3).xyzzy
+    with pytest.raises(AttributeError, match=r"^module 'dlbridge' has no attribute 'xyzzy'$"):
+        _ = bridge.xyzzy
+
+
+def test_what_the_hints_say_can_be_done():
+    """Each call that a hint names is there: what it says is tried for a tensor `t`."""
+    for hint in [*PACKAGE_NAMES.values(), *TENSOR_NAMES.values()]:
+        for owner, name in re.findall(r"\b(dlbridge|t)\.(\w+)", hint):
+            assert hasattr(bridge if owner == "dlbridge" else bridge.ones(3), name), hint
+
+
+def test_operators_name_a_library_that_computes():
+    tensor = bridge.ones(3)
+    for call in (
+        lambda: tensor + 1,
+        lambda: 2.0 * tensor,
+        lambda: tensor - tensor,
+        lambda: tensor / 2,
+        lambda: 1 // tensor,
+        lambda: tensor % 2,
+        lambda: tensor**2,
+        lambda: tensor @ tensor,
+    ):
+        with pytest.raises(TypeError, match=r"does not compute \(operator .*like='numpy'"):
+            call()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        tensor + object()
+
+
+def test_operators_of_other_libraries_are_theirs():
+    tensor = bridge.ones(3)
+    for result in (tensor + np.ones(3), np.ones(3) + tensor, np.float32(1) + tensor):
+        assert result.tolist() == [2, 2, 2]
+    assert (tensor * np.float64(3)).tolist() == [3, 3, 3]
+
+
+def test_an_assignment_names_the_copy():
+    tensor = bridge.zeros(3)
+    with pytest.raises(TypeError, match=r"copy_\(t\[index\], array\).*full_like"):
+        tensor[0] = 1
+    bridge.copy_(tensor[0], bridge.full_like(tensor[0], 1))  # what the message says
+    assert tensor.tolist() == [1, 0, 0]
+
+
+def test_the_classes_of_tensors_have_one_name():
+    for tensor in [*tensors(), on("ext_dev:0")]:
+        assert f"{type(tensor)}" == "<class 'dlbridge.Tensor'>"
+        assert pickle.loads(pickle.dumps(tensor)).tolist() == tensor.tolist()
 
 
 def test_nothing_is_suggested_for_what_is_like_nothing():

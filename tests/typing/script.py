@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ t = bridge.from_dlpack(x)
 reveal_type(t)  # dlbridge.Tensor
 reveal_type(bridge.from_dlpack(x, like="numpy"))  # numpy.ndarray
 reveal_type(bridge.from_dlpack(x, like=x))  # numpy.ndarray
+reveal_type(bridge.from_dlpack(x, like=np))  # numpy.ndarray
 reveal_type(bridge.asarray([[1, 2], [3, 4]], dtype="uint8"))  # dlbridge.Tensor
 reveal_type(bridge.asarray(array("d", [1.0])))  # dlbridge.Tensor
 
@@ -36,6 +37,7 @@ reveal_type(bridge.to_device(x, "cpu"))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, bridge.device("cpu"), like="dlbridge"))  # dlbridge.Tensor
 reveal_type(bridge.to_device(t, "cpu", like="numpy"))  # numpy.ndarray
 reveal_type(bridge.to_device(t, "cpu", like=x))  # numpy.ndarray
+reveal_type(bridge.to_device(t, "cpu", like=np))  # numpy.ndarray
 reveal_type(bridge.to_device(x, "cpu", like=t))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor))  # dlbridge.Tensor
 reveal_type(bridge.to_device(x, "cpu", like=bridge.Tensor, alignment=64))  # dlbridge.Tensor
@@ -69,6 +71,19 @@ def some_backend(name: str) -> None:
     reveal_type(bridge.backend("vulkan"))  # dlbridge_vulkan.Vulkan
     reveal_type(bridge.backend("opencl"))  # dlbridge_opencl.OpenCL
     reveal_type(bridge.backend("cpu"))  # dlbridge.CPU
+    # An array of a library that only its name says is an object; of these it is known.
+    reveal_type(bridge.to_device(x, "cpu", like=name))  # object
+    reveal_type(bridge.to_device(x, "vulkan:0", like="vulkan"))  # dlbridge_vulkan.VulkanArray
+    reveal_type(bridge.to_device(x, "opencl:0", like="opencl"))  # pyopencl.Array
+    reveal_type(bridge.from_dlpack(t, like="opencl"))  # pyopencl.Array
+
+
+def files(path: str) -> None:
+    """Only the file says whether it has one tensor, or several by name."""
+    reveal_type(bridge.load(path))  # TensorFile | Tensor
+    reveal_type(bridge.load(path)["weight"])  # dlbridge.Tensor
+    reveal_type(bridge.load(path, "cpu", True))  # dlbridge.TensorFile
+    reveal_type(bridge.load(path, names=["weight"]))  # dlbridge.TensorFile
 
 
 @bridge.accepts("numpy")
@@ -78,6 +93,49 @@ def mean(array: ArrayLike, axis: int = 0) -> bridge.Tensor:
 
 
 reveal_type(mean(t, axis=0))  # dlbridge.Tensor
+
+
+@bridge.accepts("numpy")
+def scaled(array: np.ndarray[Any, Any], by: float = 2.0) -> np.ndarray[Any, Any]:
+    """It also takes the arrays that the annotation does not name, and gives the same kind."""
+    return array * by
+
+
+@bridge.accepts("numpy")
+def largest(array: np.ndarray[Any, Any]) -> float:
+    """It returns no array."""
+    return float(array.max())
+
+
+@bridge.accepts("numpy")
+async def later(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """It is awaited."""
+    return array
+
+
+class Model:
+    """A method is decorated in the same way."""
+
+    @bridge.accepts("numpy")
+    def run(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return its argument."""
+        return array
+
+
+reveal_type(scaled(x))  # numpy.ndarray
+reveal_type(scaled(x, 3.0))  # numpy.ndarray
+reveal_type(scaled(t))  # dlbridge.Tensor
+reveal_type(scaled(t, by=3.0))  # dlbridge.Tensor
+reveal_type(scaled(array=t))  # numpy.ndarray
+reveal_type(scaled.__name__)  # str
+reveal_type(largest(t))  # float
+reveal_type(Model().run(t))  # dlbridge.Tensor
+
+
+async def wait() -> None:
+    """Never run here."""
+    reveal_type(await later(x))  # numpy.ndarray
+    await later(t)
 
 
 def on_a_stream(device: str, stream: object) -> None:
@@ -93,6 +151,12 @@ reveal_type(t.device)  # dlbridge.Device
 reveal_type(t[0, 1:])  # dlbridge.Tensor
 reveal_type(t.numpy())  # numpy.ndarray
 reveal_type(t.tobytes())  # bytes
+reveal_type(t[0, 0].item())  # Number
+reveal_type(float(t[0, 0]))  # float
+reveal_type(int(t[0, 0]))  # int
+reveal_type(complex(t[0, 0]))  # complex
+reveal_type(t.tolist())  # NestedLists
+reveal_type(t.to_native())  # object
 reveal_type(t.operand())  # dlbridge.Operand
 reveal_type(t.operand().data + t.operand().byte_offset)  # int
 reveal_type(t.host_view())  # dlbridge.HostView
@@ -100,4 +164,5 @@ with t.host_view() as h:
     reveal_type(h)  # dlbridge.Tensor
 reveal_type(np.asarray(t.numpy()))  # numpy.ndarray
 reveal_type(bridge.pack_bits([1, 2], bridge.dtype("uint4")))  # bytes
+reveal_type(bridge.pack_bits([1, 2], "uint4"))  # bytes
 reveal_type(bridge.unpack_bits(b"!", bridge.dtype("uint4"), 2))  # numpy.ndarray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, overload
 
 from dlbridge.core.dlpack.requests import check_copy
 from dlbridge.core.moves.progress import Tally, reporter
@@ -205,6 +205,39 @@ class TensorFile(Mapping[str, Tensor]):
         return chosen
 
 
+@overload
+def load(
+    path: str | os.PathLike[str],
+    device: DeviceLike,
+    names: Iterable[str] | Literal[True],
+    *,
+    dtype: DTypeLike | None = ...,
+    raw: bool = ...,
+    copy: bool | None = ...,
+    progress: ProgressLike = ...,
+) -> TensorFile: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    device: DeviceLike = ...,
+    *,
+    names: Iterable[str] | Literal[True],
+    dtype: DTypeLike | None = ...,
+    raw: bool = ...,
+    copy: bool | None = ...,
+    progress: ProgressLike = ...,
+) -> TensorFile: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    device: DeviceLike = ...,
+    names: Iterable[str] | bool | None = ...,
+    *,
+    dtype: DTypeLike | None = ...,
+    raw: bool = ...,
+    copy: bool | None = ...,
+    progress: ProgressLike = ...,
+) -> TensorFile | Tensor: ...
 @public
 def load(
     path: str | os.PathLike[str],
@@ -215,7 +248,7 @@ def load(
     raw: bool = False,
     copy: bool | None = None,
     progress: ProgressLike = None,
-) -> Any:  # by the format, which only the file knows
+) -> TensorFile | Tensor:
     """Return the tensors of a safetensors, .npy, .npz or GGUF file, on *device*.
 
     The contents of the file say which format it is. Every file is checked when it
@@ -247,7 +280,8 @@ def load(
     Returns
     -------
     TensorFile or Tensor
-        A mapping of names to tensors; of a .npy file its one tensor.
+        A mapping of names to tensors; of a .npy file its one tensor. With *names* it is
+        always a mapping.
 
     Raises
     ------

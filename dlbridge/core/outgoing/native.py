@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of, supports
@@ -20,7 +20,7 @@ __all__ = ["to_native"]
 _CPU = Device.of(1, 0)
 
 
-def to_native(tensor: Tensor) -> Any:
+def to_native(tensor: Tensor) -> object:
     """See `Tensor.to_native`."""
     operand = operand_of(tensor)
     device = operand.device

@@ -15,7 +15,7 @@ from dlbridge.core.values.devices import (
 )
 from dlbridge.core.values.suggestions import did_you_mean
 from dlbridge.errors import DeviceNotFound, ExchangeError
-from dlbridge.protocol import Backend, SupportsDeviceNames
+from dlbridge.protocol import Backend, SupportsDeviceInfo, SupportsDeviceNames
 
 from .failures import fail
 from .limits import LIMITED, limited
@@ -66,12 +66,29 @@ def backend_of(device: Device) -> Backend:
     except Exception as exc:
         fail(exc, device.name, "device_count")
     if device.index >= count:
+        listed = _listed(plugin, device.name, count)
         raise DeviceNotFound(
             f"there is no {device}: backend {device.name!r} has {count} "
-            f"device{'s' if count != 1 else ''} here, counted from 0"
+            f"device{'s' if count != 1 else ''} here, counted from 0{listed}"
         )
     used = _usable[device] = limited(plugin)
     return used
+
+
+def _listed(plugin: Backend, name: str, count: int) -> str:
+    """The devices of *plugin* by number, with their names where it has them, for a message."""
+    shown = []
+    for index in range(min(count, 8)):
+        called: object = None
+        if supports(plugin, SupportsDeviceInfo):
+            try:
+                called = plugin.device_info(index).get("name")
+            except Exception as exc:
+                if is_from_handler(exc.__traceback__):
+                    raise
+                # The message is about something else, and has the number.
+        shown.append(f"{name}:{index}" + (f" ({called})" if called else ""))
+    return f": {', '.join(shown)}{', ...' if count > 8 else ''}" if shown else ""
 
 
 _usable: dict[Device, Backend] = {}
@@ -104,11 +121,17 @@ def _unknown(wanted: object) -> ValueError:
     name, _, _ = str(wanted).partition(":")
     here = backends()
     hint = did_you_mean(name, [*here, *type_names()])
+    if name.lower() == "gpu":
+        drivers = [f"'{driver}:0'" for driver in _OF_GPUS if driver in here]
+        hint = f" (a GPU is called by its backend: {' or '.join(drivers)})" if drivers else ""
     return ValueError(
         f"{wanted!r}: no device is called {name!r}{hint}; the backends that are installed here "
         f"are {', '.join(here)}, and dlbridge.devices() lists their devices. DLPack also knows "
         f"{', '.join(sorted(set(type_names()) - set(here)))}, and typeN for a type by number"
     )
+
+
+_OF_GPUS = ("cuda", "rocm", "oneapi", "vulkan", "opencl", "webgpu", "metal")
 
 
 @public

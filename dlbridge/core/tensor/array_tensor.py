@@ -134,6 +134,10 @@ class ArrayTensor(NumpyTensor):
         return label_array(array, dtype, 0, _producer_of(self))
 
 
+for _cls in (NumpyTensor, ArrayTensor):  # for users they are one class: `type(t)`, and in errors
+    _cls.__module__, _cls.__name__, _cls.__qualname__ = "dlbridge", "Tensor", "Tensor"
+
+
 # Over numpy arrays ------------------------------------------------------------
 
 

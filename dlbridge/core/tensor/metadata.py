@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 
+from .other_names import OtherNames
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["TensorMetadata", "carrier_of", "has_negative_strides", "release_shared"]
 
 
-class TensorMetadata:
+class TensorMetadata(OtherNames):
     """The metadata of a `Tensor`, read from its carrier and its memory. It never changes."""
 
     __slots__ = (

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterator
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.implementation_details.numpy_arrays import address_of
@@ -20,14 +20,25 @@ from .metadata import TensorMetadata
 from .ordering import host_access
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import numpy as np
+    import torch
 
     from dlbridge.core.moves.host_views import HostView
     from dlbridge.core.values.dtypes import DType
-    from dlbridge.typing import DeviceLike, DTypeLike, StreamLike
+    from dlbridge.typing import (
+        DeviceLike,
+        DTypeLike,
+        NestedLists,
+        Number,
+        StreamLike,
+        SupportsDLPack,
+    )
 
     from .operand import Operand
 
+    _Array = TypeVar("_Array", bound=SupportsDLPack)
     Array = np.ndarray[Any, Any]
 
 __all__ = ["TRACES", "Tensor"]
@@ -288,7 +299,7 @@ class Tensor(TensorMetadata):
         """Return the memory for ``memoryview(t)`` on Python 3.12 and later (PEP 688)."""
         return self.numpy().data
 
-    def tolist(self) -> Any:  # nested lists of Python scalars, or a scalar: the shape decides
+    def tolist(self) -> NestedLists:
         """Return the elements as nested Python lists; copied from the device if need be.
 
         Returns
@@ -308,10 +319,11 @@ class Tensor(TensorMetadata):
         [[1, 2], [3, 4]]
         """
         if self.device.is_host:
-            return self.numpy().tolist()
+            found: NestedLists = self.numpy().tolist()
+            return found
         from dlbridge.core.moves.transfer import to_compact_host
 
-        return to_compact_host(self).numpy().tolist()
+        return to_compact_host(self).tolist()
 
     def tobytes(self) -> bytes:
         r"""Return the elements as bytes, row-major and packed; copied from the device if needed.
@@ -331,7 +343,7 @@ class Tensor(TensorMetadata):
 
         return tobytes(self)
 
-    def item(self) -> Any:  # any Python scalar: the dtype decides
+    def item(self) -> Number:
         """Return the only element as a Python object.
 
         Returns
@@ -351,7 +363,8 @@ class Tensor(TensorMetadata):
         """
         if self.size != 1:
             raise ValueError(f"item() needs exactly one element, this tensor has {self.size}")
-        return self.reshape(()).tolist()
+        number: Any = self.reshape(()).tolist()  # a list for vector types only
+        return number  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         """Return the elements as numpy prints them; of a large tensor on a device few are copied.
@@ -392,6 +405,30 @@ class Tensor(TensorMetadata):
         if self.size != 1:
             raise ValueError(f"a tensor of {self.size} elements is neither true nor false")
         return bool(self.item())
+
+    def __float__(self) -> float:
+        """Return the only element as a float, for ``float(t)`` (array API 2024.12)."""
+        number: Any = self.item()
+        return float(number)
+
+    def __int__(self) -> int:
+        """Return the only element as an int, for ``int(t)`` (array API 2024.12)."""
+        number: Any = self.item()
+        return int(number)
+
+    def __complex__(self) -> complex:
+        """Return the only element as a complex, for ``complex(t)`` (array API 2024.12)."""
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        """Return the only element of integers without dimensions, as an index (array API)."""
+        if self.ndim or self._dtype.code not in (0, 1):  # kDLInt, kDLUInt
+            raise TypeError(
+                f"{self._dtype} {self.shape} is not an index, which is one integer without "
+                "dimensions; take an element (t[0]), or its number: int(t)"
+            )
+        number: Any = self.item()
+        return operator.index(number)
 
     def __contains__(self, value: object) -> bool:
         """Raise TypeError: array libraries compare elements, dlbridge does not."""
@@ -463,7 +500,65 @@ class Tensor(TensorMetadata):
 
     # Out: other devices, native objects ------------------------------------------
 
-    def to_device(self, device: DeviceLike, /, *, stream: StreamLike | None = None) -> Tensor:
+    @overload
+    def to_device(
+        self,
+        device: DeviceLike,
+        /,
+        *,
+        stream: StreamLike | None = ...,
+        copy: bool | None = ...,
+        like: Literal["dlbridge"] | None = ...,
+    ) -> Tensor: ...
+    @overload
+    def to_device(
+        self,
+        device: DeviceLike,
+        /,
+        *,
+        stream: StreamLike | None = ...,
+        copy: bool | None = ...,
+        like: Literal["numpy"],
+    ) -> Array: ...
+    @overload
+    def to_device(
+        self,
+        device: DeviceLike,
+        /,
+        *,
+        stream: StreamLike | None = ...,
+        copy: bool | None = ...,
+        like: Literal["torch"],
+    ) -> torch.Tensor: ...
+    @overload
+    def to_device(
+        self,
+        device: DeviceLike,
+        /,
+        *,
+        stream: StreamLike | None = ...,
+        copy: bool | None = ...,
+        like: type[_Array] | _Array,
+    ) -> _Array: ...
+    @overload
+    def to_device(
+        self,
+        device: DeviceLike,
+        /,
+        *,
+        stream: StreamLike | None = ...,
+        copy: bool | None = ...,
+        like: str | ModuleType,
+    ) -> object: ...  # the overloads of `dlbridge.to_device` know more libraries
+    def to_device(
+        self,
+        device: DeviceLike,
+        /,
+        *,
+        stream: StreamLike | None = None,
+        copy: bool | None = None,
+        like: Any = None,
+    ) -> object:
         """Return the tensor on *device* (array API 2024.12); see `dlbridge.to_device`.
 
         Parameters
@@ -472,12 +567,14 @@ class Tensor(TensorMetadata):
             Where to; `dlbridge.device` says what is taken.
         stream : StreamLike, optional
             The stream of *device* that a copy is queued on.
+        copy, like
+            As in `dlbridge.to_device`; the array API does not have them.
 
         Returns
         -------
         Tensor
             This tensor if it is already there. Otherwise a new one, on shared
-            memory if possible, else on a copy.
+            memory if possible, else on a copy. Or an array of *like*.
 
         Raises
         ------
@@ -490,11 +587,18 @@ class Tensor(TensorMetadata):
         >>> t.to_device("cpu") is t
         True
         """
-        if device is self.device and stream is None and not TRACES and self._array is not None:
+        if (
+            device is self.device
+            and stream is None
+            and copy is None
+            and like is None
+            and not TRACES
+            and self._array is not None
+        ):
             return self
         from dlbridge.core.api import to_device
 
-        return to_device(self, device, stream=stream)
+        return to_device(self, device, stream=stream, copy=copy, like=like)
 
     def operand(self) -> Operand:
         """Return what a kernel needs to work on the memory, and put the kernel's work in order.
@@ -548,13 +652,14 @@ class Tensor(TensorMetadata):
 
         return host_view(self)
 
-    def to_native(self) -> Any:  # each backend's own class
+    def to_native(self) -> object:
         """Return the device ecosystem's own object over the same memory.
 
         Returns
         -------
         object
-            A pyopencl array on OpenCL, for example; a numpy array on the CPU.
+            A pyopencl array on OpenCL, for example; a numpy array on the CPU. For type
+            checkers ``to_device(t, t.device, like="opencl")`` says which.
 
         Raises
         ------

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from dlbridge.core.public import public
 from dlbridge.errors import ExchangeError
 
-from .suggestions import did_you_mean
+from .suggestions import did_you_mean, with_article
 
 if TYPE_CHECKING:
     import numpy as np
@@ -417,7 +417,9 @@ def dtype(obj: DTypeLike) -> DType:
 
 
 def _no_dtype(obj: object) -> TypeError:
-    what = f"the class {obj.__name__}" if isinstance(obj, type) else f"a {type(obj).__name__}"
+    what = (
+        f"the class {obj.__name__}" if isinstance(obj, type) else with_article(type(obj).__name__)
+    )
     return TypeError(
         f"{what} is not a dtype: give a name such as 'float32', a dtype of numpy, torch, jax,"
         " ml_dtypes or tvm_ffi, or (code, bits, lanes)"

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.public import public
 
+from .dtypes import dtype as as_dtype
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from dlbridge.typing import DTypeLike
 
     from .dtypes import DType
 
@@ -17,7 +21,7 @@ __all__ = ["pack_bits", "unpack_bits"]
 
 
 @public
-def unpack_bits(data: memoryview | bytes, dtype: DType, count: int) -> npt.NDArray[np.uint8]:
+def unpack_bits(data: memoryview | bytes, dtype: DTypeLike, count: int) -> npt.NDArray[np.uint8]:
     r"""Return the raw codes of packed elements of a sub-byte type, one byte for each code.
 
     Parameters
@@ -26,8 +30,8 @@ def unpack_bits(data: memoryview | bytes, dtype: DType, count: int) -> npt.NDArr
         The packed elements, contiguous. The bit order is little-endian
         (``dlpack.h`` 1.3, DLDataType): code *i* is
         ``(data >> (i * bits)) & mask``.
-    dtype : DType
-        A type with 1 to 7 bits per lane.
+    dtype : DTypeLike
+        A type with 1 to 7 bits per lane, such as ``"int4"``.
     count : int
         The number of elements.
 
@@ -39,33 +43,36 @@ def unpack_bits(data: memoryview | bytes, dtype: DType, count: int) -> npt.NDArr
 
     Raises
     ------
+    TypeError
+        If *dtype* is not a dtype.
     ValueError
         If *data* is too short, or a lane has 8 bits or more.
 
     Examples
     --------
-    >>> bridge.unpack_bits(b"\x21\x03", bridge.dtype("uint4"), 3)
+    >>> bridge.unpack_bits(b"\x21\x03", "uint4", 3)
     array([1, 2, 3], dtype=uint8)
     """
     import numpy as np
 
-    word, nbytes, shifts = _groups(dtype)
-    need = dtype.nbytes(count)
+    kind = as_dtype(dtype)
+    word, nbytes, shifts = _groups(kind)
+    need = kind.nbytes(count)
     packed = np.frombuffer(data, np.uint8)
     if count < 0 or packed.size < need:
-        raise ValueError(f"{count} elements of {dtype} take {need} bytes; there are {packed.size}")
+        raise ValueError(f"{count} elements of {kind} take {need} bytes; there are {packed.size}")
     groups = np.zeros((-(-need // nbytes), nbytes), word)
     groups.reshape(-1)[:need] = packed[:need]
     words = np.zeros(len(groups), word)
     for i in range(nbytes):
         words |= groups[:, i] << word(8 * i)
-    codes = (words[:, None] >> shifts) & word((1 << dtype.bits) - 1)
-    raw: np.ndarray[Any, np.dtype[np.uint8]] = codes.reshape(-1)[: count * dtype.lanes].astype("u1")
+    codes = (words[:, None] >> shifts) & word((1 << kind.bits) - 1)
+    raw: np.ndarray[Any, np.dtype[np.uint8]] = codes.reshape(-1)[: count * kind.lanes].astype("u1")
     return raw
 
 
 @public
-def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
+def pack_bits(codes: npt.ArrayLike, dtype: DTypeLike) -> bytes:
     r"""Return codes as packed elements of a sub-byte type: the inverse of `unpack_bits`.
 
     Parameters
@@ -73,8 +80,8 @@ def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
     codes : array_like
         Unsigned integers, one for each lane. Only the low bits of a code are
         used: in padded storage DLPack leaves the high bits undefined.
-    dtype : DType
-        A type with 1 to 7 bits per lane.
+    dtype : DTypeLike
+        A type with 1 to 7 bits per lane, such as ``"int4"``.
 
     Returns
     -------
@@ -84,19 +91,20 @@ def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
     Raises
     ------
     TypeError
-        If *codes* are not unsigned integers.
+        If *codes* are not unsigned integers, or *dtype* is not a dtype.
     ValueError
         If the codes are not a whole number of elements, or a lane has 8 bits or
         more.
 
     Examples
     --------
-    >>> bridge.pack_bits([1, 2, 3], bridge.dtype("uint4"))
+    >>> bridge.pack_bits([1, 2, 3], "uint4")
     b'!\x03'
     """
     import numpy as np
 
-    word, nbytes, shifts = _groups(dtype)
+    kind = as_dtype(dtype)
+    word, nbytes, shifts = _groups(kind)
     given = np.asarray(codes)
     if given.dtype.kind not in "ui" and given.size:
         raise TypeError(
@@ -104,19 +112,17 @@ def pack_bits(codes: npt.ArrayLike, dtype: DType) -> bytes:
             " shows the codes and not the values"
         )
     flat = given.astype(np.uint8).reshape(-1)
-    if flat.size % dtype.lanes:
-        raise ValueError(
-            f"{flat.size} codes are not a whole number of {dtype}: it has {dtype.lanes}"
-        )
+    if flat.size % kind.lanes:
+        raise ValueError(f"{flat.size} codes are not a whole number of {kind}: it has {kind.lanes}")
     lanes = np.zeros((-(-flat.size // len(shifts)), len(shifts)), word)
-    lanes.reshape(-1)[: flat.size] = flat & np.uint8((1 << dtype.bits) - 1)
+    lanes.reshape(-1)[: flat.size] = flat & np.uint8((1 << kind.bits) - 1)
     words = np.zeros(len(lanes), word)
     for i, shift in enumerate(shifts):
         words |= lanes[:, i] << shift
     packed: npt.NDArray[np.uint8] = np.empty((len(words), nbytes), np.uint8)
     for i in range(nbytes):
         packed[:, i] = (words >> word(8 * i)) & word(255)
-    return bytes(packed.reshape(-1)[: dtype.nbytes(flat.size // dtype.lanes)])
+    return bytes(packed.reshape(-1)[: kind.nbytes(flat.size // kind.lanes)])
 
 
 def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
@@ -127,8 +133,6 @@ def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
 
     6 bits: 4 codes in 3 bytes. 4 bits: 2 codes in 1 byte.
     """
-    if not hasattr(dtype, "bits"):
-        raise TypeError(f"the type must be a DType: dlbridge.dtype({dtype!r})")
     import numpy as np
 
     if not 1 <= dtype.bits < 8 or dtype.lanes == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import operator
 import pickle
 import sys
 import weakref
@@ -359,3 +360,64 @@ def test_copy_and_deepcopy(pair):
     assert again.tolist() == a.tolist()
     bridge.copy_(again, np.zeros_like(a))
     assert t.tolist() == a.tolist()
+
+
+# Numbers (array API 2024.12: __float__, __int__, __complex__, __index__) -------
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("device", ["cpu", EXT])
+def test_one_element_is_a_number(shape, device):
+    one = bridge.full(shape, 2.5, "float32", device)
+    assert (float(one), int(one), complex(one)) == (2.5, 2, 2.5)
+    assert type(float(bridge.full(shape, 2, "int8", device))) is float
+    assert float(bridge.full(shape, 1.5, "bfloat16", device)) == 1.5
+    assert complex(bridge.full(shape, 1j, "complex64", device)) == 1j
+
+
+@pytest.mark.parametrize("convert", [float, int, complex])
+def test_several_elements_are_no_number(convert):
+    with pytest.raises(ValueError, match="needs exactly one element, this tensor has 2"):
+        convert(bridge.ones(2))
+
+
+def test_a_complex_number_is_no_float():
+    with pytest.raises(TypeError):
+        float(bridge.full((), 1j))
+
+
+@pytest.mark.parametrize("name", ["int8", "uint64"])
+def test_one_integer_is_an_index(name):
+    two = bridge.full((), 2, name)
+    assert operator.index(two) == 2
+    assert [1, 2, 3][two] == 3
+    assert bridge.asarray([1, 2, 3])[two].item() == 3
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [bridge.ones(1, "int32"), bridge.ones((), "float32"), bridge.ones((), "bool")],
+)
+def test_what_is_no_index(tensor):
+    with pytest.raises(TypeError, match="is not an index"):
+        operator.index(tensor)
+
+
+def test_numpy_takes_a_tensor_of_one_dimension_as_an_array_of_indices():
+    assert np.arange(5)[bridge.asarray([3])].tolist() == [3]
+    assert np.arange(5)[bridge.asarray([True, False, False, False, True])].tolist() == [0, 4]
+
+
+# to_device, the method --------------------------------------------------------
+
+
+def test_the_method_takes_what_the_function_takes():
+    tensor = bridge.ones(3)
+    assert type(tensor.to_device("cpu", like="numpy")) is np.ndarray
+    copied = tensor.to_device("cpu", copy=True)
+    assert copied.data_ptr() != tensor.data_ptr()
+    assert tensor.to_device(tensor.device) is tensor
+    assert tensor.to_device(tensor.device, copy=True) is not tensor
+    assert type(tensor.to_device(tensor.device, like="numpy")) is np.ndarray
+    with pytest.raises(bridge.ExchangeError, match="copy=False"):
+        bridge.ones(3, device=EXT).to_device("cpu", copy=False)

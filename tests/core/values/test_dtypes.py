@@ -632,6 +632,17 @@ def test_packing_refuses_values_in_place_of_codes():
     assert pack_bits([], dtype("int4")) == b""
 
 
+@pytest.mark.parametrize("kind", ["int4", dtype("int4"), (0, 4, 1), ml_dtypes.int4])
+def test_packing_takes_every_dtype(kind):
+    assert pack_bits([1, 2], kind) == b"\x21"
+    assert unpack_bits(b"\x21", kind, 2).tolist() == [1, 2]
+    for wrong in ("int4x", object()):
+        with pytest.raises(TypeError, match="dtype"):
+            pack_bits([1], wrong)
+        with pytest.raises(TypeError, match="dtype"):
+            unpack_bits(b"a", wrong, 1)
+
+
 def test_packing_errors():
     with pytest.raises(ValueError, match="5 elements of int4 take 3 bytes; there are 2"):
         unpack_bits(b"ab", dtype("int4"), 5)
