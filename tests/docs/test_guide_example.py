@@ -35,11 +35,11 @@ def test_it_is_short(example):
 
 @pytest.mark.parametrize("name", ["webgpu", "oneapi"])
 def test_two_backends_are_as_short_as_it_says(name):
-    """Two backends of less than 350 lines each."""
-    assert "less than 350 lines each" in GUIDE.read_text(encoding="utf-8")
+    """Two backends of less than 400 lines each."""
+    assert "less than 400 lines each" in GUIDE.read_text(encoding="utf-8")
     files = list((GUIDE.parents[1] / "backends" / name / f"dlbridge_{name}").glob("*.py"))
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    assert 0 < len(lines) < 350
+    assert 0 < len(lines) < 400
 
 
 def test_it_passes_the_kit(example, tmp_path):
