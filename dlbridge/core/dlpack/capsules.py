@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from functools import cache
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
@@ -53,7 +54,6 @@ __all__ = [
 ]
 
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
-_FLAGS_OFFSET = 24
 
 
 def _immortal_name(name: bytes) -> ctypes.c_void_p:
@@ -181,17 +181,17 @@ class Readable:
     `own` is the code and the bits of its elements.
     """
 
-    __slots__ = ("_at", "_memory", "own", "relabelled")
+    __slots__ = ("_at", "_octets", "own", "relabelled")
 
-    def __init__(self, memory: Any, at: int, own: tuple[int, int]) -> None:
-        self._memory, self._at, self.own = memory, at, own
+    def __init__(self, octets: ctypes.Array[ctypes.c_ubyte], at: int, own: tuple[int, int]) -> None:
+        self._octets, self._at, self.own = octets, at, own
         self.relabelled = own in _RELABELLED
         if self.relabelled:
-            memory[at : at + 2] = bytes((1, own[1]))
+            octets[at] = _UNSIGNED
 
     def restore(self) -> None:
-        """Write the own type again: numpy has left the struct in the capsule."""
-        self._memory[self._at : self._at + 2] = bytes(self.own)
+        """Write the own code again: numpy has left the struct in the capsule."""
+        self._octets[self._at] = self.own[0]
 
 
 def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Readable | None:
@@ -207,11 +207,17 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
         address = get_pointer(capsule, LEGACY if immutable else CURRENT)
     except (ValueError, ctypes.ArgumentError):
         return None
-    start = 0 if immutable else _TENSOR_OFFSET
-    memory = ffi.buffer(ffi.cast(_BYTES, address), start + TENSOR.size)
-    if start and (memory[0:4] != _MAJOR or memory[_FLAGS_OFFSET : _FLAGS_OFFSET + 8] not in _PLAIN):
-        return None
-    data, kind, _, ndim, code, bits, lanes, shape, strides, _ = TENSOR.unpack_from(memory, start)
+    # ctypes views the struct in a fifth of the time of cffi (49 and 246 ns).
+    if immutable:
+        octets, at = _legacy_at(address), _CODE_OFFSET
+        fields = TENSOR.unpack_from(octets)
+        data, kind, _, ndim, code, bits, lanes, shape, strides, _ = fields
+    else:
+        octets, at = _versioned_at(address), _TENSOR_OFFSET + _CODE_OFFSET
+        fields = _VERSIONED.unpack_from(octets)
+        major, flags, data, kind, _, ndim, code, bits, lanes, shape, strides, _ = fields
+        if major != DLPACK_VERSION[0] or flags & ~FLAG_READ_ONLY:
+            return None
     own = code, bits
     if (
         kind == 1
@@ -221,21 +227,22 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
         and 0 <= ndim <= MAX_NDIM
         and (ndim == 0 or (shape != 0 and strides != 0 and _are_moderate(strides, ndim)))
     ):
-        return Readable(memory, start + _TYPE_OFFSET, own)
+        return Readable(octets, at, own)
     return None
 
 
 def _are_moderate(strides: int, ndim: int) -> bool:
     """Whether the product with an item size can overflow: numpy does not check that."""
-    top_bytes = ffi.buffer(ffi.cast(_BYTES, strides), 8 * ndim)[:][_TOP_BYTE::8]
-    return not top_bytes.strip(b"\x00\xff")
+    return not bytes(_strides_at[ndim](strides))[_TOP_BYTE::8].strip(b"\x00\xff")
 
 
 _TOP_BYTE = 7 if sys.byteorder == "little" else 0
-_BYTES = ffi.typeof("char *")
-_MAJOR = DLPACK_VERSION[0].to_bytes(4, sys.byteorder)
-_PLAIN = {flag.to_bytes(8, sys.byteorder) for flag in (0, FLAG_READ_ONLY)}
-_TYPE_OFFSET = 20  # of dtype in DLTensor
+_VERSIONED = Struct(f"=I4x16xQ{TENSOR.format[1:]}")  # the version, and the flags
+_versioned_at = (ctypes.c_ubyte * _VERSIONED.size).from_address
+_legacy_at = (ctypes.c_ubyte * TENSOR.size).from_address
+_strides_at = [(ctypes.c_ubyte * (8 * ndim)).from_address for ndim in range(MAX_NDIM + 1)]
+_CODE_OFFSET = 20  # of dtype.code in DLTensor
+_UNSIGNED = 1  # kDLUInt
 # bfloat16, and the float8 types, of dlpack.h 1.3.
 _RELABELLED = frozenset([(4, 16)] + [(code, 8) for code in range(7, 15)])
 _NUMPY_TYPES = frozenset(
