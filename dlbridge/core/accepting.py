@@ -122,7 +122,7 @@ def _check_name(name: str) -> None:
             f"accepts({name!r}): that is a device; name the library, and the device beside it: "
             f'@dlbridge.accepts("{first}", device="{name}")'
         )
-    if name in KNOWN or name in backends():
+    if name in KNOWN or name in {*backends(), *type_names()}:
         return
     if not all(part.isidentifier() for part in name.split(".")):
         raise TypeError(

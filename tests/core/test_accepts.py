@@ -296,7 +296,9 @@ def test_a_name_that_is_spelled_wrongly_is_refused_at_once(name):
         bridge.accepts(name)
 
 
-@pytest.mark.parametrize("name", ["cupy", "torch", "opencl", "cuda.core", "array_api_strict"])
+@pytest.mark.parametrize(
+    "name", ["cupy", "torch", "metal", "opencl", "cuda.core", "array_api_strict"]
+)
 def test_a_known_library_need_not_be_installed(name):
     assert callable(bridge.accepts(name))
 
