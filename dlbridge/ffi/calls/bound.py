@@ -84,8 +84,12 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
         try:
             if call_c(pointer, arguments, count, result):
                 raise raised()
-        except SystemError as exc:
-            raise interrupted(exc) from None
+        except BaseException as exc:
+            if untaken:
+                drop_untaken()
+            if isinstance(exc, SystemError):
+                raise interrupted(exc) from None
+            raise
         if untaken:
             drop_untaken()
 

@@ -78,9 +78,11 @@ def failure(words: memoryview) -> BaseException:
 
 
 def abandon(words: memoryview) -> None:
-    """Let go of the result in a frame, if there is one: an exception came before it was read."""
+    """Let go of the result in a frame, and of an error: an exception came before they were read."""
     tag, payload, words[0], words[1] = words[0], words[1], 0, 0
     release(tag, payload)
+    if untaken:
+        drop_untaken()
 
 
 def owner_of_result(failed: int, words: memoryview) -> type[int]:
