@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -35,11 +36,21 @@ def test_it_is_short(example):
 
 @pytest.mark.parametrize("name", ["webgpu", "oneapi"])
 def test_two_backends_are_as_short_as_it_says(name):
-    """Two backends of less than 400 lines each."""
-    assert "less than 400 lines each" in GUIDE.read_text(encoding="utf-8")
+    assert "less than 320 lines each, docstrings not counted" in GUIDE.read_text(encoding="utf-8")
     files = list((GUIDE.parents[1] / "backends" / name / f"dlbridge_{name}").glob("*.py"))
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    assert 0 < len(lines) < 400
+    assert 0 < sum(lines_of_code(file.read_text(encoding="utf-8")) for file in files) < 320
+
+
+def lines_of_code(source):
+    """The lines of *source* that are not in docstrings; blank lines and comments count."""
+    docstrings = [
+        node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+    return len(source.splitlines()) - sum(docstrings)
 
 
 def test_it_passes_the_kit(example, tmp_path):
