@@ -12,8 +12,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "drivers")]  # for cuda_support, suite
-for name in ("streams", "memory", "capture", "copies", "threads", "failures", "places"):
-    pytest.register_assert_rewrite(f"suite.{name}")
+pytest.register_assert_rewrite("suite")  # and all of its modules
 
 from cuda_support import CudaRig  # noqa: E402
 from suite import (  # noqa: E402
