@@ -49,18 +49,17 @@ def round_trip():
 def in_place():
     bridge.to_device(pages, name, copy=False)
 
-def settle():
+def live():  # allocations, once every free is done that was put off or queued
     for _ in range(2):
         gc.collect()
-        bridge.synchronize(device)
         allocate()
+        bridge.synchronize(device)
+    return cuda.fake_cuda_live()
 
 works = [globals()[each] for each in {works!r}]
 for work in works * 2:
     work()
-settle()
-gc.collect()
-before = cuda.fake_cuda_live()
+before = live()
 signal.signal(signal.SIGALRM, strike)
 pick, heard = random.Random(4), 0
 end = time.monotonic() + 60
@@ -77,11 +76,10 @@ while heard < {strikes} and time.monotonic() < end:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except Struck:
         heard += 1
-settle()
-gc.collect()
+live()
 for work in works:
     work()
-print("heard", heard >= {strikes} // 4, "left", cuda.fake_cuda_live() - before)
+print("heard", heard >= {strikes} // 4, "left", live() - before)
 """
 
 
