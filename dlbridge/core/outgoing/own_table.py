@@ -184,13 +184,17 @@ def _take_back(variables: dict[str, Any]) -> None:
 @c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
 def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
     tensor = object_at(identity)
-    shared = getattr(tensor, "_shared", None)
-    if shared is not None and shared.queued_on is None:
-        loan = _new_handle(tensor)
-        for address, struct in shared.structs:
-            if _claim(address, loan) is loan:
-                out[0] = struct
-                return 0
+    try:  # 25 ns less than getattr with a default
+        shared = tensor._shared
+        if shared.queued_on is None:
+            loan = _new_handle(tensor)
+            for address, struct in shared.structs:
+                if _claim(address, loan) is loan:
+                    out[0] = struct
+                    return 0
+    except AttributeError as exc:  # the first export
+        if is_from_handler(exc.__traceback__):
+            raise
     given: list[tuple[int, Any]] = []
     _lend_to(given, tensor)
     out[0] = ffi.cast(_MANAGED, given[0][0])
