@@ -42,6 +42,7 @@ typedef struct Allocation {
   CUcontext context;  // NULL for pool memory, as in the driver
   int device;
   unsigned long long id;
+  int is_given_back;  // its free is queued
 } Allocation;
 
 struct CUctx_st {

@@ -83,7 +83,7 @@ CUresult release(void *pointer, unsigned kinds) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   *link = a->next;
-  live_allocations--;
+  if (!a->is_given_back) live_allocations--;
   if (a->kind == POOL || a->kind == DEVICE) used_memory[a->device] -= a->size;
   if (a->kind == POOL && pools[a->device].threshold) pools[a->device].kept += a->size;
   pthread_mutex_unlock(&lock);
@@ -131,17 +131,33 @@ API cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool
 
 static void run_free(Operation *o) { release(o->source, 1 << POOL); }
 
+// Its free is queued (or no longer): `live_allocations` does not count it from then on, however
+// late the stream comes to it.
+static void count_given_back(char *pointer, int is_given_back) {
+  pthread_mutex_lock(&lock);
+  Allocation *a = find_allocation(pointer);
+  if (a && a->is_given_back != is_given_back) {
+    a->is_given_back = is_given_back;
+    live_allocations += is_given_back ? -1 : 1;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 API cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
   WITH_CONTEXT;
   pthread_mutex_lock(&lock);
   Allocation *a = find_allocation((void *)pointer);
-  int ours = a && a->kind == POOL && a->pointer == (char *)pointer;
+  int ours = a && a->kind == POOL && a->pointer == (char *)pointer && !a->is_given_back;
   pthread_mutex_unlock(&lock);
   if (!ours) return CUDA_ERROR_INVALID_VALUE;
   CUstream on = stream_of(stream);
   CUresult refused = !on || on->capture ? CUDA_SUCCESS : unsafe_during_capture();
   if (refused) return refused;
-  return push(stream, (Operation){.run = run_free, .source = (char *)pointer});
+  int is_captured = on && on->capture;  // then a replay frees it
+  if (!is_captured) count_given_back((char *)pointer, 1);
+  refused = push(stream, (Operation){.run = run_free, .source = (char *)pointer});
+  if (refused && !is_captured) count_given_back((char *)pointer, 0);
+  return refused;
 }
 
 API cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
