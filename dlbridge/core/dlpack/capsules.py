@@ -50,6 +50,7 @@ __all__ = [
     "open_capsule",
     "read_managed",
     "readable_by_numpy",
+    "restore",
     "set_name",
 ]
 
@@ -175,23 +176,16 @@ def open_capsule(capsule: object) -> ManagedTensor:
 NO_FIELDS: Any = None  # of a struct that is only deleted
 
 
-class Readable:
-    """The struct of a capsule that numpy can import, as it is or as one of unsigned integers.
+Readable = tuple["ctypes.Array[ctypes.c_ubyte]", int, tuple[int, int], bool]
+"""The struct of a capsule that numpy can import; where in it the code of its elements is; their
+own code and bits; whether that of unsigned integers stands in its place. (To make an object of a
+class of ours for it would take 250 ns.)"""
 
-    `own` is the code and the bits of its elements.
-    """
 
-    __slots__ = ("_at", "_octets", "own", "relabelled")
-
-    def __init__(self, octets: ctypes.Array[ctypes.c_ubyte], at: int, own: tuple[int, int]) -> None:
-        self._octets, self._at, self.own = octets, at, own
-        self.relabelled = own in _RELABELLED
-        if self.relabelled:
-            octets[at] = _UNSIGNED
-
-    def restore(self) -> None:
-        """Write the own code again: numpy has left the struct in the capsule."""
-        self._octets[self._at] = self.own[0]
+def restore(readable: Readable) -> None:
+    """Write the own code again: numpy has left the struct in the capsule."""
+    octets, at, own, _ = readable
+    octets[at] = own[0]
 
 
 def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Readable | None:
@@ -219,15 +213,18 @@ def readable_by_numpy(capsule: object, immutable: bool, new_struct: bool) -> Rea
         if major != DLPACK_VERSION[0] or flags & ~FLAG_READ_ONLY:
             return None
     own = code, bits
+    relabelled = new_struct and own in _RELABELLED
     if (
         kind == 1
         and lanes == 1
         and data != 0
-        and (own in _NUMPY_TYPES or (new_struct and own in _RELABELLED))
+        and (relabelled or own in _NUMPY_TYPES)
         and 0 <= ndim <= MAX_NDIM
         and (ndim == 0 or (shape != 0 and strides != 0 and _are_moderate(strides, ndim)))
     ):
-        return Readable(octets, at, own)
+        if relabelled:
+            octets[at] = _UNSIGNED
+        return octets, at, own, relabelled
     return None
 
 

@@ -10,11 +10,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.tensor.array_tensor import ArrayTensor, label_array, wrap_array
+from dlbridge.core.tensor.array_tensor import ArrayTensor, label_array, wrap_array, wrap_plain
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES, carrier_dtype, native_dtypes
 from dlbridge.core.values.dtypes import dtype as as_dtype
 
-from .producers import import_capsule_of, import_producer
+from .producers import import_from_host, import_producer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
 
 __all__ = ["IMPORTERS", "find_importer", "numpy_types_of_torch"]
-
-_CPU = (1, 0)
 
 IMPORTERS: dict[type, Callable[[Any], Tensor]] = {}
 """Cache of `find_importer`."""
@@ -118,7 +116,7 @@ def _jax_importer(cls: type) -> Callable[[Any], Tensor]:
         # The buffer protocol gives the CPU's memory in place or refuses; `np.asarray(x)`
         # would copy memory of other devices. It knows numpy's own types only.
         if x.dtype not in NATIVE_DTYPES:
-            return import_producer(x, None, None, None)
+            return import_from_host(x)
         try:
             view = memoryview(x)
         except (BufferError, RuntimeError, ValueError) as exc:
@@ -135,22 +133,19 @@ def _jax_importer(cls: type) -> Callable[[Any], Tensor]:
 
 def _tvm_ffi_importer(cls: type) -> Callable[[Any], Tensor]:
     def from_tvm_ffi(x: Any) -> Tensor:
-        array = None
+        array: Any = None
         try:
             array = from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as exc:
             if is_from_handler(exc.__traceback__):
                 raise
         if array is None:  # inside `except` it would take 1 us more
-            return import_capsule_of(x) if x.__dlpack_device__() == _CPU else other(x)
+            return import_from_host(x)
         flags = array.flags
         # numpy allocates where the pointer is NULL, and does not look for strides
         # whose product overflows.
-        if flags.c_contiguous and not flags.owndata and array.size:
-            return wrap_array(array, cls)
-        return other(x)
-
-    def other(x: Any) -> Tensor:
+        if flags.carray and not flags.owndata and array.size and array.dtype in NATIVE_DTYPES:
+            return wrap_plain(array, cls)
         return import_producer(x, None, None, None)
 
     import numpy as np

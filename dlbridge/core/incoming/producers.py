@@ -13,6 +13,7 @@ from dlbridge.core.dlpack.capsules import (
     Readable,
     open_capsule,
     readable_by_numpy,
+    restore,
 )
 from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.requests import check_host_stream
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "device_of_producer",
-    "import_capsule_of",
+    "import_from_host",
     "import_producer",
     "needs_its_library",
     "refuse_class",
@@ -75,9 +76,23 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
     return _import_by_method(x, traits, target, copy, stream)
 
 
-def import_capsule_of(x: Any) -> Tensor:
-    """A Tensor of *x* where it is, by ``__dlpack__`` even if there is an exchange table."""
-    return _import_by_method(x, _traits(type(x)), None, None, None)
+def import_from_host(x: Any) -> Tensor:
+    """A Tensor of *x*, whose memory is probably the CPU's: ``__dlpack__`` is called without a look.
+
+    To ask a jax array for its device takes 1.2 us. A capsule of other memory is dropped.
+    """
+    traits = _traits(type(x))
+    try:
+        capsule = x.__dlpack__(max_version=DLPACK_VERSION)
+    except (BufferError, RuntimeError, TypeError, ValueError) as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+    else:
+        readable = readable_by_numpy(capsule, traits.immutable, traits.new_structs)
+        tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
+        if tensor is not None:
+            return tensor
+    return import_producer(x, None, None, None)
 
 
 def _traits(cls: type) -> _ProducerTraits:
@@ -245,14 +260,15 @@ def _by_numpy(capsule: Any, readable: Readable, cls: type) -> Tensor | None:
     try:
         array = np.from_dlpack(once)
     except (ValueError, RuntimeError):  # it is still in the capsule
-        readable.restore()
+        restore(readable)
         return None
     if not array.flags.forc:
         low, high = reach(array.shape, array.strides)
         if high - low >= 1 << 63:
             raise ExchangeError(f"byte strides {array.strides} span more than 63 bits can count")
-    if readable.relabelled:
-        return label_array(array, check(*readable.own, 1), 0, cls)
+    _, _, own, relabelled = readable
+    if relabelled:
+        return label_array(array, check(*own, 1), 0, cls)
     return wrap_array(array, cls)
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "label_array",
     "make_tensor",
     "wrap_array",
+    "wrap_plain",
     "writable",
 ]
 
@@ -159,16 +160,21 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     # tensors, which must have a NULL pointer. Size-1 dimensions may have any
     # strides (measured).
     if array.size and (array.flags.forc or min(array.strides) >= 0):
-        tensor = ArrayTensor()
-        tensor._array = array
-        # numpy's own method; of a read-only array with our message for legacy consumers.
-        tensor.numpy_export = (
-            array.__dlpack__ if array.flags.writeable else partial(export_array, array)
-        )
-        if producer is not None:
-            tensor._producer = producer
+        tensor = wrap_plain(array, producer)
+        if not array.flags.writeable:  # with our message for legacy consumers
+            tensor.numpy_export = partial(export_array, array)
         return tensor
     return _over_array(array, NATIVE_DTYPES[array.dtype], 0, producer)
+
+
+def wrap_plain(array: Any, producer: type | None) -> ArrayTensor:
+    """As `wrap_array`, of an *array* that may be written to and that needs none of its checks."""
+    tensor = ArrayTensor()
+    tensor._array = array
+    tensor.numpy_export = array.__dlpack__
+    if producer is not None:
+        tensor._producer = producer
+    return tensor
 
 
 def _check_strides(array: Array) -> None:

@@ -144,7 +144,7 @@ def test_what_numpy_refuses_keeps_its_type(monkeypatch):
 
     monkeypatch.setattr(np, "from_dlpack", refuse)
     for x in (jax_of("bfloat16"), tvm_ffi_of("float8_e5m2")):
-        t = producers.import_capsule_of(x)
+        t = producers.import_from_host(x)
         assert t.dtype.name == str(x.dtype)
         assert t.tobytes() == bridge.from_dlpack(torch_of(t.dtype.name)).tobytes()
 
