@@ -10,7 +10,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.tensor.array_tensor import ArrayTensor, label_array, wrap_array, wrap_plain
+from dlbridge.core.tensor.array_tensor import (
+    ArrayTensor,
+    label_array,
+    label_plain,
+    wrap_array,
+    wrap_plain,
+)
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES, carrier_dtype, native_dtypes
 from dlbridge.core.values.dtypes import dtype as as_dtype
 
@@ -85,7 +91,8 @@ def _torch_importer(cls: type) -> Callable[[Any], Tensor]:
             if dtype in labels and not x.requires_grad and not is_neg(x):
                 # A view as integers of the same size; it would hide a gradient.
                 carrier, label = labels[dtype]
-                return label_array(to_numpy(view(x, carrier)), label, 0)
+                array = to_numpy(view(x, carrier))
+                return label_plain(array, label) if array.size else label_array(array, label, 0)
         except (RuntimeError, TypeError) as exc:
             if is_from_handler(exc.__traceback__):
                 raise

@@ -36,6 +36,7 @@ __all__ = [
     "NumpyTensor",
     "build",
     "label_array",
+    "label_plain",
     "make_tensor",
     "wrap_array",
     "wrap_plain",
@@ -195,11 +196,17 @@ def label_array(array: Array, dtype: DType, flags: int, producer: type | None = 
 def _over_array(array: Array, dtype: DType, flags: int, producer: type | None) -> Tensor:
     if not array.size or flags or counts_elements(dtype):
         return _general(array, _array_memory(array, producer), dtype, 0, flags)
+    tensor = label_plain(array, dtype)
+    if producer is not None:
+        tensor._producer = producer
+    return tensor
+
+
+def label_plain(array: Any, dtype: DType) -> NumpyTensor:
+    """As `label_array`, of an *array* that is not empty, and whose items are the elements."""
     tensor = NumpyTensor()
     tensor._array = array
     tensor._dtype = dtype
-    if producer is not None:
-        tensor._producer = producer
     return tensor
 
 
