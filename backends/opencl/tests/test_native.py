@@ -364,6 +364,27 @@ def test_read_only_tensors_are_not_handed_to_kernels(opencl, imported):
     assert copied.to_native().shape == tensor.shape
 
 
+@pytest.mark.parametrize("like", ["opencl", "pyopencl"])
+def test_a_read_only_array_becomes_one_that_is_writable_by_a_copy(opencl, like):
+    if not opencl.device_info(0)["host_memory_shared"]:
+        pytest.skip("the device has memory of its own")
+    frozen = bridge.empty(64, "float32").numpy()
+    frozen[...] = 3
+    frozen.setflags(write=False)
+    for x in (frozen, bridge.to_device(frozen, "opencl:0")):
+        told = bridge.plan(x, "opencl:0", like=like)
+        assert told.copies
+        assert "the memory is read-only, which pyopencl ignores" in str(told)
+        array = bridge.to_device(x, "opencl:0", like=like)
+        array.fill(4)
+        assert array.get().tolist() == [4] * 64
+        assert frozen.tolist() == [3] * 64
+        assert not bridge.asarray(array).readonly
+        for function in (bridge.plan, bridge.to_device):
+            with pytest.raises(bridge.ExchangeError, match=r"copy=False"):
+                function(x, "opencl:0", like=like, copy=False)
+
+
 def described_read_only(opencl):
     context = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True).context
     return cl.Buffer(context, cl.mem_flags.READ_ONLY, size=4096)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.libraries.conversions import to_native as native_object
+from dlbridge.core.libraries.descriptions import KNOWN
 from dlbridge.core.libraries.library import is_array_of, origin_of
 from dlbridge.core.libraries.lookup import find_library, is_known
 from dlbridge.core.moves.host_views import shared_on_host
@@ -46,7 +48,8 @@ def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
     the library; TypeError or ModuleNotFoundError if *like* is not a library.
     """
     if _is_backend(like, tensor.device):
-        return to_native(tensor)
+        needs_copy, _ = _native_step(str(like), tensor, copy, fresh=False)
+        return to_native(copy_of(tensor) if needs_copy else tensor)
     library, convert = find_library(like)
     needs_copy, _ = _step(library, tensor, tensor.device, copy, fresh=False)
     given: Any = tensor
@@ -85,7 +88,7 @@ def library_step(
     """
     place = device or tensor.device
     if _is_backend(like, place):
-        return False, f"wrap as an object of {like}'s own (no copy)"
+        return _native_step(str(like), tensor, copy, fresh=fresh)
     library, _ = find_library(like)
     return _step(library, tensor, place, copy, fresh=fresh)
 
@@ -100,6 +103,25 @@ def _is_backend(like: object, device: Device) -> bool:
             f"is on {device}; move it first: dlbridge.to_device(t, '{like}:0', like={like!r})"
         )
     return True
+
+
+def _native_step(name: str, tensor: Tensor, copy: bool | None, *, fresh: bool) -> tuple[bool, str]:
+    """See `library_step`; for an object of the backend *name*."""
+    library = _NATIVE.get(name)
+    reason = "" if library is None or not tensor.size else _why_copy(library, tensor, fresh=fresh)
+    if reason and copy is False:
+        raise _copy_forbidden(name, reason)
+    if reason:
+        return True, reason
+    return False, f"wrap as an object of {name}'s own (no copy)"
+
+
+_NATIVE = {library.backend: library for library in KNOWN.values() if library.make is native_object}
+"""By the name of a backend, the library whose arrays are its native objects."""
+
+
+def _copy_forbidden(name: str, reason: str) -> ExchangeError:
+    return ExchangeError(f"{name} needs a copy, which copy=False forbids: {reason}; pass copy=None")
 
 
 def _step(
@@ -118,9 +140,7 @@ def _step(
         library.check(tensor)
     reason = "" if not tensor.size else _why_copy(library, tensor, fresh=fresh)
     if reason and copy is False:
-        raise ExchangeError(
-            f"{library.name} needs a copy, which copy=False forbids: {reason}; pass copy=None"
-        )
+        raise _copy_forbidden(library.name, reason)
     if reason:
         return True, reason
     name = library.arrays[0] if library.arrays else f"an array of {library.name}"
