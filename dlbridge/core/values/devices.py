@@ -124,6 +124,11 @@ class Device:
     `dlbridge.device` accepts. A type that ``dlpack.h`` does not list is named
     ``"type21"``, unless a name is given.
 
+    A device also equals its text (``t.device == "cuda:0"``); ``"cuda"`` is the first one.
+    Names that only a backend understands (``"opencl:Intel"``) are not looked up, and equal
+    none. In dictionaries, look it up as a `Device` or use ``str(d)`` for the keys: its hash
+    is not that of the text.
+
     Parameters
     ----------
     type : int
@@ -145,6 +150,8 @@ class Device:
     dlbridge.device('cuda:1')
     >>> bridge.Device(12, 0, "npu") == bridge.Device(12, 0)
     False
+    >>> bridge.zeros(2).device == "cpu:0"
+    True
     """
 
     __slots__ = ("index", "is_address", "is_host", "name", "type")
@@ -204,6 +211,28 @@ class Device:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Device.of, (int(self.type), self.index, self.name)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether *other* is this device, or a text that names it by number."""
+        if other is self or isinstance(other, Device):
+            return other is self
+        if not isinstance(other, str):
+            return NotImplemented
+        try:
+            name, selector = split(other)
+        except ValueError:
+            return False
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered:  # "type2" is cuda
+            name = _NAMES.get(int(numbered[1]), name)
+        return name == self.name and (selector or 0) == self.index
+
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+
+    else:
+        __hash__ = object.__hash__
 
     def __str__(self) -> str:
         return f"{self.name}:{self.index}"

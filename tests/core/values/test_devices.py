@@ -383,3 +383,37 @@ def test_a_tvm_ffi_device_with_an_impossible_index():
     tvm_ffi = peer("tvm_ffi")
     with pytest.raises(ValueError, match="counted from 0"):
         device(tvm_ffi.device("cuda:-1"))
+
+
+def test_a_device_equals_its_text():
+    cuda, npu = device("cuda:1"), Device.of(12, 0, "npu")
+    assert cuda == "cuda:1"
+    assert cuda == "type2:1"
+    assert cuda == "cuda:1"
+    assert device("cuda:0") == "cuda"
+    assert npu == "npu:0"
+    assert npu == "npu"
+    for other in ("cuda:0", "cuda", "rocm:1", "cuda:Tesla", "cuda:", "", "ext_dev:1", None, 1):
+        assert cuda != other
+        assert cuda != other
+    assert npu != "ext_dev:0"
+    assert device("ext_dev:0") != "npu:0"
+
+
+def test_text_does_not_find_a_device_in_a_dictionary():
+    """The hash is the device's own, as fast as that of every object."""
+    assert Device.__hash__ is object.__hash__
+    assert "cpu:0" not in {device("cpu"): 1}
+    assert {device("cpu"): 1}[device("cpu:0")] == 1
+
+
+def test_a_text_is_compared_without_loading_a_backend():
+    script = (
+        "import dlbridge, dlbridge.core.plugins.registry as registry\n"
+        "assert dlbridge.device('opencl:0') != 'opencl:Intel'\n"
+        "print(sorted(registry.LOADED))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n", done.stderr
