@@ -7,9 +7,11 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dlbridge.core.public import public_in
+from dlbridge.errors import ExchangeError
 
 from .._lib import C, ffi
 from ..values.errors import drop_untaken, interrupted, raised, untaken
+from ..values.tensors import name_argument
 from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, unpack
 from .frames import abandon, failure, new_memory, on_streams, owner_of_result, pack_frame
 
@@ -169,7 +171,11 @@ def _pack(bound: list[Any]) -> tuple[Any, Callable[[Any, Any, int, Any], int]]:
     The memory to which the arguments point lives as long as they do.
     """
     keep = Temporaries()
-    words, first, _result = pack_frame(bound, keep)
+    try:
+        words, first, _result = pack_frame(bound, keep)
+    except ExchangeError as exc:
+        name_argument(exc, bound)
+        raise
     keep.extend(bound)  # an object is packed as its address
     # A call in another thread may still use the old arguments while they are
     # replaced: C's own pointer must keep everything alive.

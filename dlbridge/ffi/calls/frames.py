@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.plugins.streams import order
 from dlbridge.core.values.devices import Device
+from dlbridge.errors import ExchangeError
 from dlbridge.protocol import SupportsStreams
 
 from .._lib import C, address, ffi, py
 from ..values.errors import drop_untaken, interrupted, raised, untaken
+from ..values.tensors import name_argument
 from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, pack, release, unpack
 from .environment import restore_stream, swap_stream
 
@@ -100,7 +102,11 @@ def owner_of_result(failed: int, words: memoryview) -> type[int]:
 def call(pointer: Any, arguments: Sequence[Any]) -> Any:
     """Call the function at *pointer* with any number of arguments."""
     keep = Temporaries()
-    words, first, result = pack_frame(arguments, keep)
+    try:
+        words, first, result = pack_frame(arguments, keep)
+    except ExchangeError as exc:
+        name_argument(exc, arguments)
+        raise
     try:
         if keep.streams:
             failed = on_streams(keep.streams, pointer, first, len(arguments), result)

@@ -16,7 +16,7 @@ from .._lib import C
 from ..values.errors import drop_untaken, interrupted, untaken
 from ..values.ready_tensors import ALONE, lender_of, take_back
 from ..values.scalars import pack_int, pack_str, short_texts
-from ..values.tensors import HostHandle, pack_own
+from ..values.tensors import HostHandle, name_argument, pack_own
 from ..values.words import CACHED_CLASSES, LAST_INDEX, OBJECT_BEGIN, Handle, packer_of, unpack
 from .frames import FAST, abandon, call, failure, new_frame, on_streams
 
@@ -118,13 +118,16 @@ _TAIL = """\
                 ready[0] = frame
                 return payload
             owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
-        except BaseException:
+        except BaseException as error:
             abandon(words)
+            name_argument(error, ({names}))
             raise
         payload = owner(words[1])  # owned before the frame forgets it
         words[0] = words[1] = 0
         ready[0] = frame
         return unpack(tag, payload)
+    # What CPython says of a keyword begins with this name.
+    __call__.__qualname__ = "a Function takes its arguments by position: Function.__call__"
     return __call__
 """
 
@@ -163,6 +166,7 @@ def make_fast_call() -> Callable[..., Any]:
         "drop_untaken": drop_untaken,
         "failure": failure,
         "interrupted": interrupted,
+        "name_argument": name_argument,
         "new_frame": new_frame,
         "on_streams": on_streams,
         "pack_int": pack_int,
@@ -189,7 +193,7 @@ def _fast_call_code() -> CodeType:
     for i in range(FAST):
         part = _ARGUMENT.format(i=i, tag=2 * i + 2, payload=2 * i + 3)
         source += _indent(part, i + 3)
-    source += _indent(f"count = {FAST}\n", FAST + 3) + _TAIL
+    source += _indent(f"count = {FAST}\n", FAST + 3) + _TAIL.format(names=", ".join(names))
     # So that tracebacks, debuggers and `inspect.getsource` show its lines. (A time of None
     # tells `linecache.checkcache` that there is no file to compare with.)
     linecache.cache[_FILE_NAME] = (len(source), None, source.splitlines(keepends=True), _FILE_NAME)

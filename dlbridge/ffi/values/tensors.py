@@ -20,6 +20,7 @@ from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.incoming.array_likes import import_native, is_of_backend
+from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.outgoing.like import as_library
 from dlbridge.core.plugins.streams import chosen_streams, wait
@@ -40,7 +41,7 @@ from .weak import WeakTable
 from .words import Handle, Temporaries, defines, untrack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .words import Packer
 
@@ -48,6 +49,7 @@ __all__ = [
     "HostHandle",
     "converter",
     "lent_tensor",
+    "name_argument",
     "native_rule",
     "pack_own",
     "tensor_of",
@@ -97,8 +99,11 @@ class HostHandle(Handle):
     __slots__ = ()
 
 
-def pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[int, int]:
-    """A Tensor of ours, by the object of libtvm_ffi that it has from its first call on."""
+def pack_own(value: Tensor, keep: Temporaries, given: object = None) -> tuple[int, int]:
+    """A Tensor of ours, by the object of libtvm_ffi that it has from its first call on.
+
+    *given* is what the user passed, where that is another object.
+    """
     carrier_of(value)  # an expired tensor raises here
     try:
         handle = value._native
@@ -108,7 +113,7 @@ def pack_own(value: Tensor, keep: Temporaries, name: str = "Tensor") -> tuple[in
         keep.append(handle)
         return _TENSOR, handle
     if value.readonly and not keep.reading:
-        raise _read_only(name)
+        raise _read_only(value if given is None else given)
     device = value.device
     if handle is None:
         # As it is, with negative strides too: a copy would lose what a kernel writes.
@@ -135,7 +140,7 @@ def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
     tensor = from_dlpack(value)
     keep.append(tensor)
-    packed = pack_own(tensor, keep, type(value).__name__)
+    packed = pack_own(tensor, keep, value)
     if not keep.streams:
         return packed
     stream = getattr(value, "__tvm_ffi_env_stream__", None)
@@ -157,7 +162,7 @@ def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
         return _pack_producer(value, keep)
     read_only = ffi.cast(_WORDS, owner.managed_address)[_FLAGS] & _FLAG_READ_ONLY
     if read_only and not keep.reading:
-        raise _read_only("ndarray")
+        raise _read_only(value)
     handle = _read_only_object(owner) if read_only else _object_of(owner)
     keep.append(handle)
     return _TENSOR, handle
@@ -171,7 +176,7 @@ def _table_packer(table: ForeignTable) -> Packer:
             return _pack_producer(value, keep)
         head = ffi.cast(_WORDS, owner.managed_address)
         if head[_FLAGS] & _FLAG_READ_ONLY and not keep.reading:
-            raise _read_only(type(value).__name__)
+            raise _read_only(value)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
         if head[0] != DLPACK_VERSION[0]:  # libtvm_ffi does not look
             raise ExchangeError(f"the tensor comes by DLPack {head[0]}, libtvm_ffi speaks 1")
@@ -228,7 +233,7 @@ def _pack_native(value: Any, keep: Temporaries) -> tuple[int, int]:
     if tensor is None:
         return pack_opaque(value, keep)
     keep.append(tensor)
-    return pack_own(tensor, keep, type(value).__name__)
+    return pack_own(tensor, keep, value)
 
 
 class _Owner(Protocol):
@@ -264,11 +269,40 @@ def _object_of(owner: _Owner, kind: type[Handle] = Handle) -> Handle:
     return kind(out[0])
 
 
-def _read_only(name: str) -> ExchangeError:
-    return ExchangeError(
-        f"the {name} is read-only, and a function may write to its arguments: where it only "
-        "reads, pass dlbridge.ffi.readonly(x), or call f.reading()(x); else pass a copy"
-    )
+def _read_only(given: object) -> ExchangeError:
+    error = ExchangeError(_READ_ONLY.format(f"the {origin_of(given)}", ""))
+    vars(error)[_REFUSED] = given
+    return error
+
+
+_READ_ONLY: Final = (
+    "{} is read-only, and a function may write to its arguments: where it only reads, pass "
+    "dlbridge.ffi.readonly(x), or call f.reading({})(...); else pass a copy"
+)
+_REFUSED: Final = "refused"
+"""Where the error keeps what it refuses, for `name_argument`."""
+
+
+def name_argument(error: BaseException, arguments: Sequence[Any]) -> None:
+    """Let the *error* about a read-only tensor say which of the *arguments* it is, or is in."""
+    refused = vars(error).pop(_REFUSED, None)
+    if refused is None:
+        return
+    for place, argument in enumerate(arguments):
+        if argument is refused or _holds(argument, refused, 3):
+            inside = "" if argument is refused else "a tensor inside "
+            what = f"{inside}argument {place} ({origin_of(refused)})"
+            error.args = (_READ_ONLY.format(what, place),)
+            return
+
+
+def _holds(container: object, value: object, depth: int) -> bool:
+    """Whether *value* is in a list, tuple or dictionary, or in one inside it."""
+    if isinstance(container, dict):
+        container = list(container.values())
+    if not depth or not isinstance(container, (list, tuple)):
+        return False
+    return any(each is value or _holds(each, value, depth - 1) for each in container)
 
 
 # --- Read-only memory ----------------------------------------------------------

@@ -374,6 +374,8 @@ def test_keywords_where_the_metadata_names_them(name):
 
 
 def test_keywords_are_refused_where_nothing_names_them(echo):
+    with pytest.raises(TypeError, match=r"takes its arguments by position.*keyword argument 'x'"):
+        echo(x=1)
     with pytest.raises(TypeError, match="keyword"):
         echo(x=1)
 

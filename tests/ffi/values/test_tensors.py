@@ -202,6 +202,30 @@ def test_read_only_memory_is_not_passed_unless_it_is_only_read(kind, echo, apply
     assert ffi.convert(x).readonly
 
 
+def test_the_error_about_read_only_memory_names_the_argument(echo):
+    x = read_only_numpy()
+    count = ffi.convert_func(lambda *given: len(given))
+    first = (1, "two")
+    for call in (count, count.bind):
+        for more in ((), tuple(range(8))):  # unrolled, and in a loop
+            with pytest.raises(
+                dlbridge.ExchangeError,
+                match=r"argument 2 \(numpy\.ndarray\) is read-only.*or call f\.reading\(2\)",
+            ):
+                call(*first, x, *more)
+            with pytest.raises(
+                dlbridge.ExchangeError,
+                match=r"a tensor inside argument 2 \(numpy\.ndarray\) is.*f\.reading\(2\)",
+            ):
+                call(*first, [1, {"a": (x,)}], *more)
+    assert count.reading(2)(*first, x) == 3
+    ours = dlbridge.asarray(x)
+    with pytest.raises(dlbridge.ExchangeError, match=r"argument 0 \(dlbridge\.Tensor\)"):
+        echo(ours)
+    with pytest.raises(dlbridge.ExchangeError, match=r"the numpy\.ndarray is read-only"):
+        ffi.List().append(x)
+
+
 def test_a_kernel_cannot_write_to_a_memmap_opened_for_reading(run_script, tmp_path):
     """The page is not writable: to write there ends the process."""
     np.arange(3.0).tofile(tmp_path / "values.bin")
