@@ -380,13 +380,12 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     if file.exists():
         file = file.absolute()  # the system's loader looks for a bare name elsewhere
     elif os.path.dirname(path):  # noqa: PTH120 - a Path forgets that "./nope.so" begins so
-        raise FileNotFoundError(
-            f"there is no file {str(file)!r} to load (looked from {str(Path.cwd())!r}); build it "
-            "first, or give the path of the library that was built"
-        )
+        raise _no_file(file)
     try:
         module: Module = call_with_gil(builtin("ffi.ModuleLoadFromFile"), str(file))
     except RuntimeError as exc:
+        if _is_missing(file, exc):
+            raise _no_file(file, "; the system's loader does not find it, either") from exc
         raise RuntimeError(_why_not(file, exc)) from exc
     vars(module)["_path"] = file  # for the repr of the module and of its functions
     if keep_module_alive:
@@ -402,6 +401,19 @@ def _no_function(name: str, known: list[str]) -> str:
         f"the module has no function {name!r}{did_you_mean(name, known)}: its library exports no "
         f"symbol {SYMBOL_PREFIX}{name}"
     ) + (f"; its functions are {listed}{more}" if known else "")
+
+
+def _no_file(file: Path, more: str = "") -> FileNotFoundError:
+    return FileNotFoundError(
+        f"there is no file {str(file)!r} to load (looked from {str(file.cwd())!r}{more}); build it "
+        "first, or give the path of the library that was built"
+    )
+
+
+def _is_missing(file: Path, error: RuntimeError) -> bool:
+    """Whether the system's loader has no file of that bare name (and not another that it needs)."""
+    said = f"{file}: cannot open shared object file: No such file or directory"
+    return not file.exists() and said in str(error)
 
 
 def _why_not(file: Path, error: RuntimeError) -> str:
