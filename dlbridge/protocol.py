@@ -111,7 +111,7 @@ is not ``API``, loading it gives a FutureWarning, at least one release before
 """
 
 ADDRESS_DEVICES = frozenset({1, 2, 3, 10, 11, 13, 14})
-"""DLDeviceTypes whose ``data + byte_offset`` is an address: CPU, CUDA, CUDAHost,
+"""DLDeviceTypes whose ``data + byte_offset`` is an address, CPU, CUDA, CUDAHost,
 ROCM, ROCMHost, CUDAManaged, OneAPI (``IsDirectAddressDevice`` of tvm-ffi, and
 USM pointers)."""
 
@@ -120,7 +120,7 @@ CONTEXT_DEVICES = frozenset({14})
 `SupportsForeignData.import_data` is asked about it: OneAPI (a SYCL context)."""
 
 HOST_DEVICES = frozenset({1, 3, 11, 13})
-"""DLDeviceTypes that the CPU may read: CPU, CUDAHost, ROCMHost and, once the
+"""DLDeviceTypes that the CPU may read, CPU, CUDAHost, ROCMHost and, once the
 device is synchronised, CUDAManaged."""
 
 
@@ -177,7 +177,7 @@ class Facts:
     """
 
     copy_alignment: int = 1
-    """Bytes, a power of two (WebGPU: 4).
+    """Bytes, a power of two, such as 4 for WebGPU.
 
     Every span that is copied or filled then begins at a multiple of it and is as
     long as a multiple of it, and so does every part of a `Region`: dlbridge
@@ -188,7 +188,7 @@ class Facts:
     """
 
     max_copy_nbytes: int | None = None
-    """The most bytes of one copy or fill; dlbridge cuts longer ones. None: no limit.
+    """The most bytes of one copy or fill; dlbridge cuts longer ones. None for no limit.
 
     For a strided copy, ``nbytes`` of each `Span` counts: the gaps between the runs, too.
     """

@@ -101,16 +101,16 @@ class _JaxDevice(Protocol):
 DeviceLike: TypeAlias = Union[  # noqa: UP007 - `|` of a string and a class fails on Python 3.10
     str, Device, DLDeviceType, int, tuple[int, int], SupportsDLPackDevice, _TorchDevice, _JaxDevice
 ]
-"""A device: ``"opencl:0"``, a `Device`, ``(type, index)``, a device of torch or jax."""
+"""A device, as ``"opencl:0"``, a `Device`, ``(type, index)``, a device of torch or jax."""
 
 NestedNumbers: TypeAlias = Union[bool, int, float, complex, Sequence["NestedNumbers"]]  # noqa: UP007 - as above
 """A Python number, or nested sequences of them."""
 
 Number: TypeAlias = Union[bool, int, float, complex]  # noqa: UP007 - as above
-"""What `Tensor.item` returns: the dtype decides which."""
+"""What `Tensor.item` returns; the dtype decides which."""
 
 NestedLists: TypeAlias = Union[Number, list["NestedLists"]]  # noqa: UP007 - as above
-"""What `Tensor.tolist` returns: one level of lists for each dimension."""
+"""What `Tensor.tolist` returns, with one level of lists for each dimension."""
 
 
 class _ForeignDType(Protocol):
@@ -130,7 +130,7 @@ class _SupportsDLPackDataType(Protocol):
 DTypeLike: TypeAlias = Union[  # noqa: UP007 - as above
     str, DType, type, tuple[int, int, int], _ForeignDType, _SupportsDLPackDataType
 ]
-"""A dtype: ``"float32"``, a `DType`, ``float``, ``numpy.float32``, ``torch.float32``."""
+"""A dtype, as ``"float32"``, a `DType`, ``float``, ``numpy.float32``, ``torch.float32``."""
 
 
 ArrayLike: TypeAlias = Union[
@@ -153,7 +153,7 @@ any object, and `asarray` raises TypeError for those that it does not take.
 """
 
 StreamLike: TypeAlias = Union[int, SupportsCUDAStream, object]  # noqa: UP007 - as above
-"""A stream: an integer by the rules of the device, or the ecosystem's own object.
+"""A stream, as an integer by the rules of the device, or the ecosystem's own object.
 
 (torch.cuda.Stream, cupy.cuda.Stream, cuda.core streams, pyopencl queues: they
 have no type in common.)

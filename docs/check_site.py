@@ -1,7 +1,7 @@
 """Checks the site that was built: `python docs/check_site.py build/docs`.
 
-It loads nothing from elsewhere, it has a page for every public name, and every link inside it leads
-to a page and a place that are there.
+It loads nothing from elsewhere, it has a page for every public name, every link inside it leads
+to a page and a place that are there, and no summary of a property is torn apart.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ MODULES = {
 LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
 """The elements that make a browser load something, and the attribute that says what."""
 FETCH = re.compile(r"url\(\s*['\"]?(https?:|//)|@import\s+(url\()?['\"]?(https?:|//)")
+
+
+TYPE = re.compile(
+    r'<dt[^>]*>Type<span class="colon">:</span></dt>\s*<dd[^>]*>(.*?)</dd>', re.DOTALL
+)
+"""What Sphinx shows as the type of a property. The signature has the type; this is made of the
+first line of a docstring, where that has a colon."""
 
 
 class Page(HTMLParser):
@@ -85,6 +92,20 @@ def faults(site: Path) -> list[str]:
     return found
 
 
+def torn(site: Path) -> list[str]:
+    """The summaries of properties and attributes whose words before a colon became a type."""
+    found = []
+    for path in sorted(site.rglob("*.html")):
+        for shown in TYPE.findall(path.read_text(encoding="utf-8")):
+            text = re.sub(r"<[^>]*>", "", shown).strip()
+            if not re.fullmatch(r"[a-z_][\w.]*", text):  # a name alone comes from libtvm_ffi
+                found.append(
+                    f"{path.relative_to(site).as_posix()} has the type {text!r}: write the first "
+                    "line of that docstring without a colon"
+                )
+    return found
+
+
 def nameless(site: Path) -> list[str]:
     """The public names that the reference does not have."""
     from sphinx.util.inventory import InventoryFile
@@ -104,7 +125,7 @@ def nameless(site: Path) -> list[str]:
 
 def main(site: Path) -> int:
     """Print the faults; 1 if there are any."""
-    found = faults(site.resolve()) + nameless(site)
+    found = faults(site.resolve()) + torn(site) + nameless(site)
     print("\n".join(found) or f"{site}: loads nothing from elsewhere, has every public name")
     return 1 if found else 0
 

@@ -48,7 +48,7 @@ class StreamBackend(Devices):
     """
 
     api: int
-    """The backend says it itself, as a literal: this class changes with dlbridge."""
+    """The backend says it itself, as a literal, since this class changes with dlbridge."""
     device_type: int
 
     def __init__(

@@ -51,7 +51,7 @@ __kernel void down_columns(__global const uint *sums, __global uchar *target,
     }
 }
 """
-"""What to compile: the kernels ``along_rows`` and ``down_columns``, for uint8."""
+"""The kernels ``along_rows`` and ``down_columns``, for uint8, as text to compile."""
 
 
 class Blur(ABC):

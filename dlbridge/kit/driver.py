@@ -43,7 +43,7 @@ class StreamState(Enum):
     CAPTURED = "captured"
     """It becomes a node of a graph, and runs when that is launched."""
     BLOCKED = "blocked"
-    """It would end a capture: a default stream that waits for a stream which captures."""
+    """It would end a capture, as where a default stream waits for a stream which captures."""
 
 
 class Location(NamedTuple):
@@ -64,7 +64,7 @@ class LastingStream(NamedTuple):
     home: int
     """The device whose default stream it is, if it is one."""
     place: Hashable = None
-    """Its place; None: that of *home*, or where the driver says that the stream is."""
+    """Its place; if None, that of *home*, or where the driver says that the stream is."""
 
 
 class StreamDriver(ABC):
@@ -76,9 +76,9 @@ class StreamDriver(ABC):
     """
 
     api: str
-    """The driver's name, for messages: ``"CUDA"``."""
+    """The driver's name, for messages, such as ``"CUDA"``."""
     memory_api: str
-    """Who knows where an address lives, for messages: ``"the CUDA driver"``."""
+    """Who knows where an address lives, for messages, such as ``"the CUDA driver"``."""
     device_name: str
     """The name of its device memory in device strings."""
     default_stream: int

@@ -17,7 +17,7 @@ from .fork import ForkGuard
 __all__ = ["PATIENCE", "Gate"]
 
 PATIENCE = 10.0
-"""Seconds: a thread inside may wait for work that never ends."""
+"""In seconds; a thread inside may wait for work that never ends."""
 
 T = TypeVar("T")
 

@@ -35,11 +35,11 @@ class Plan(NamedTuple):
     chunk: int
     """Bytes in each chunk."""
     threads: int
-    """Helper threads; 0: do not stage."""
+    """Helper threads; with 0 nothing is staged."""
 
     @property
     def slots(self) -> int:
-        """Chunks in the ring: each thread fills one while one of its own is moved."""
+        """Chunks in the ring; each thread fills one while one of its own is moved."""
         return 2 * self.threads
 
 

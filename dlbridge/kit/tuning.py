@@ -18,7 +18,7 @@ from .staging import ARENA, DIRECT, Plan, Stager
 __all__ = ["CANDIDATES", "DEFAULT", "SAMPLE", "Tuning"]
 
 SAMPLE = 32 << 20
-"""Bytes copied for a measurement, and the smallest copy that asks for one: all
+"""Bytes copied for a measurement, and the smallest copy that asks for one. All
 candidates together take about as long as a dozen such copies."""
 
 DEFAULT = Plan(2 << 20, 2)

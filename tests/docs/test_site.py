@@ -50,6 +50,19 @@ def test_a_style_that_loads_from_elsewhere_is_found(style, tmp_path):
     assert CHECK.faults(tmp_path) == ["site.css loads something from elsewhere"]
 
 
+@pytest.mark.parametrize(
+    ("shown", "faults"),
+    [("<p>The tensor as text</p>", 1), ("<p>Seconds</p>", 1), ("<p>key</p>", 0)],
+)
+def test_a_summary_that_became_a_type_is_found(shown, faults, tmp_path):
+    """napoleon takes the words before a colon in a property's first line for its type."""
+    head = '<dt class="field-odd">Type<span class="colon">:</span></dt>'
+    (tmp_path / "api.html").write_text(f'{head}\n<dd class="field-odd">{shown}\n</dd>')
+    found = CHECK.torn(tmp_path)
+    assert len(found) == faults
+    assert all("api.html has the type" in fault for fault in found)
+
+
 def test_a_page_without_faults(tmp_path):
     (tmp_path / "index.html").write_text(
         '<p id="here"><a href="https://example.org">out</a> <a href="#here">in</a>'

@@ -54,7 +54,7 @@ class VulkanArray:
     readonly: bool
     device_id: int
     data: int
-    """The DLTensor's data: the address of a DlbridgeVulkanBuffer (docs/vulkan.md)."""
+    """The DLTensor's data, the address of a DlbridgeVulkanBuffer (docs/vulkan.md)."""
     owner: object = field(repr=False)
 
     def described(self) -> NativeArray:

@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def what(self) -> str:
-        """The tensor as text: dtype, shape and origin."""
+        """The dtype, shape and origin of the tensor, as text."""
         return f"{self.dtype} {self.shape} from {self.origin}"
 
     @property

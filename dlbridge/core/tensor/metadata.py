@@ -126,7 +126,7 @@ class TensorMetadata(OtherNames):
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one element that is stored alone: `DType.itemsize`."""
+        """The bytes of one element that is stored alone, as `DType.itemsize`."""
         return self.dtype.itemsize
 
     @property
@@ -165,7 +165,7 @@ class TensorMetadata(OtherNames):
 
     @property
     def origin(self) -> str:
-        """The source of the memory, for people: a type's name, for example."""
+        """The source of the memory, for people, such as the name of a type."""
         return self._memory.origin
 
     def data_ptr(self) -> int:

@@ -159,11 +159,11 @@ class Device:
     type: DLDeviceType
     """The DLDeviceType, an int; it may be one that ``dlpack.h`` does not list."""
     index: int
-    """DLDevice.device_id: the number of the device in its backend, from 0."""
+    """The number of the device in its backend, from 0 (DLDevice.device_id)."""
     name: str
     """The name of the backend. Devices of different names are different devices."""
     is_host: bool
-    """Whether the CPU may read its memory (CUDAManaged: after a synchronisation)."""
+    """Whether the CPU may read its memory; that of CUDAManaged after a synchronisation."""
     is_address: bool
     """Whether ``data + byte_offset`` is an address; otherwise ``data`` is a handle."""
 

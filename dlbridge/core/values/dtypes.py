@@ -165,7 +165,7 @@ class DType:
     bits: int
     """The bits of one lane."""
     lanes: int
-    """The values per element: 1, or the length of a vector type."""
+    """The values per element, 1 or the length of a vector type."""
     name: str
     """``"float32"``, ``"float8_e4m3fn"``, ``"float32x4"``, ``"type_code(42)_8"``."""
 
@@ -278,7 +278,7 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The numpy dtype of exactly this type: numpy's own, or that of ml_dtypes.
+        """The numpy dtype of exactly this type, numpy's own or that of ml_dtypes.
 
         A sub-byte type has one byte per element in numpy. ExchangeError if
         neither has the type; the message names the way to the raw bytes.
@@ -287,7 +287,7 @@ class DType:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The same as `numpy`: ``numpy.dtype(t.dtype)`` looks for an attribute of this name."""
+        """The same as `numpy`, under the name that ``numpy.dtype(t.dtype)`` looks for."""
         return self.numpy
 
 

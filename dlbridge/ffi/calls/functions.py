@@ -212,7 +212,7 @@ class Function(Object):
 
     @property
     def release_gil(self) -> bool:
-        """Whether a call releases the GIL: always."""
+        """True, as every call releases the GIL."""
         return True
 
     @release_gil.setter

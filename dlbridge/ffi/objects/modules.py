@@ -230,7 +230,7 @@ class Module(Object):
 
     @property
     def kind(self) -> str:
-        """The kind of the module: ``"library"`` for a shared library."""
+        """The kind of the module, such as ``"library"`` for a shared library."""
         return self._call("ffi.ModuleGetKind")  # type: ignore[no-any-return]
 
     @property
