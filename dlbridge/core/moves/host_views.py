@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import NumpyTensor
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["HostView", "host_view", "shared_on_host"]
 
 _CPU = Device.of(1, 0)
+
+
+_HOW = "write `with t.host_view() as h:`, and in the block h is the tensor, as in h.numpy()"
 
 
 @public
@@ -95,6 +98,17 @@ class HostView:
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the CPU's ``(device_type, device_id)``."""
         return self._view().__dlpack_device__()
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Raise TypeError: numpy would make an array of one object."""
+        raise TypeError(f"numpy.asarray takes no HostView: {_HOW}; or numpy.from_dlpack(view)")
+
+    if not TYPE_CHECKING:  # to a type checker it would say that every name is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError, which says how to get the tensor."""
+            hint = f"; {_HOW}" if hasattr(NumpyTensor, name) else ""
+            raise AttributeError(f"'HostView' object has no attribute {name!r}{hint}")
 
     def _view(self) -> Tensor:
         if self._tensor is None:
