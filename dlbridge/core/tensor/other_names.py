@@ -58,16 +58,27 @@ def _refusal(name: str, operator: str) -> Callable[[object, object], object]:
         # Arrays of other libraries have operators of their own, which may take a tensor.
         if not isinstance(other, OtherNames) and type(other) not in _NUMBERS:
             return NotImplemented
-        raise TypeError(
-            f"a Tensor does not compute (operator {operator}): take an array of a library that "
-            "does, such as dlbridge.to_device(t, 'cpu', like='numpy')"
-        )
+        raise TypeError(_NO_OPERATOR.format(operator))
 
     refuse.__name__ = name
     refuse.__qualname__ = f"Tensor.{name}"
     return refuse
 
 
+def _unary_refusal(name: str, operator: str) -> Callable[[object], NoReturn]:
+    def refuse(_tensor: object) -> NoReturn:
+        """Raise TypeError, which names a library that computes."""
+        raise TypeError(_NO_OPERATOR.format(operator))
+
+    refuse.__name__ = name
+    refuse.__qualname__ = f"Tensor.{name}"
+    return refuse
+
+
+_NO_OPERATOR = (
+    "a Tensor does not compute (operator {}): take an array of a library that does, such as "
+    "dlbridge.to_device(t, 'cpu', like='numpy')"
+)
 _NUMBERS = (bool, int, float, complex)
 _OPERATORS = {
     "add": "+",
@@ -79,9 +90,15 @@ _OPERATORS = {
     "pow": "**",
     "matmul": "@",
 }
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_UNARY = {"neg": "-", "pos": "+", "invert": "~", "abs": "abs"}
 
 for _name, _instead in TENSOR_NAMES.items():
     setattr(OtherNames, _name, _Absent(_name, _instead))
 for _name, _sign in _OPERATORS.items():
     for _method in (f"__{_name}__", f"__r{_name}__"):
         setattr(OtherNames, _method, _refusal(_method, _sign))
+for _name, _sign in _COMPARISONS.items():
+    setattr(OtherNames, f"__{_name}__", _refusal(f"__{_name}__", _sign))
+for _name, _sign in _UNARY.items():
+    setattr(OtherNames, f"__{_name}__", _unary_refusal(f"__{_name}__", _sign))

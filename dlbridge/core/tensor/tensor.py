@@ -22,6 +22,7 @@ from .ordering import host_access
 if TYPE_CHECKING:
     from types import ModuleType
 
+    import jax
     import numpy as np
     import torch
 
@@ -78,7 +79,8 @@ class Tensor(TensorMetadata):
     Made by `dlbridge.from_dlpack`, `asarray`, `empty`, `zeros` and `to_device`,
     not by calling the class. A Tensor never copies its memory unless you ask for
     a copy. Views share memory and keep it alive. Metadata never changes, so a
-    tensor may be used from any thread.
+    tensor may be used from any thread. ``==`` asks whether two names are one object,
+    and a tensor is a key of dictionaries; ``t.numpy() == x`` compares the elements.
 
     Examples
     --------
@@ -100,6 +102,12 @@ class Tensor(TensorMetadata):
             f"a {type(self).__name__} is not made by calling its class: dlbridge.from_dlpack and "
             "asarray make one from another library's array, empty and zeros a new one"
         )
+
+    def __jax_array__(self) -> jax.Array:
+        """Return it as a jax array: jax.numpy looks for this method (``jnp.asarray(t)``)."""
+        from dlbridge.core.api import to_device
+
+        return to_device(self, self.device, like="jax")
 
     # Views ---------------------------------------------------------------
 
