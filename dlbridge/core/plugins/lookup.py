@@ -14,7 +14,7 @@ from dlbridge.core.values.devices import (
     type_names,
 )
 from dlbridge.core.values.suggestions import did_you_mean
-from dlbridge.errors import DeviceNotFound, ExchangeError
+from dlbridge.errors import BackendUnavailable, DeviceNotFound, ExchangeError
 from dlbridge.protocol import Backend, SupportsDeviceInfo, SupportsDeviceNames
 
 from .failures import fail
@@ -110,9 +110,17 @@ def find_device(wanted: DeviceLike) -> Device:
             return found
     try:
         found = _device(wanted)
-    except UnknownName as exc:
-        raise _unknown(wanted) from exc
-    backend_of(found)
+    except UnknownName:
+        raise _unknown(wanted) from None  # it says the same, without what is here
+    try:
+        backend_of(found)
+    except BackendUnavailable as exc:
+        if not isinstance(wanted, int):
+            raise
+        raise BackendUnavailable(
+            f"{wanted:d} is not the number of a device: an integer is a device type of DLPack, and "
+            f"{int(wanted)} is {found.name}; write the name and the number, such as 'cuda:0'"
+        ) from exc
     return found
 
 
@@ -143,7 +151,7 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
     obj : DeviceLike
         A `Device`; a string (``"cuda:1"``, ``"cuda"`` for its first device,
         ``"type21:0"``, ``"opencl:Intel"`` where the backend finds devices by
-        name); a DLDeviceType; ``(type, index)``; a device of torch, jax or
+        name); a DLDeviceType; ``(type, index)``, two integers; a device of torch, jax or
         tvm_ffi; or an object with ``__dlpack_device__()``.
     index : int, optional
         Which device, from 0, where *obj* does not say it.
@@ -175,7 +183,7 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
         if isinstance(obj, str) and index is None and obj.partition(":")[0] in backends():
             return find_device(obj)
         if isinstance(exc, UnknownName):
-            raise _unknown(obj) from exc
+            raise _unknown(obj) from None
         raise
 
 

@@ -58,6 +58,7 @@ HINTS = {
     "cuda": "pip install dlbridge-cuda",
     "cuda_host": "pip install dlbridge-cuda",
     "cuda_managed": "pip install dlbridge-cuda",
+    "ext_dev": "pip install dlbridge-fake",
     "oneapi": "pip install dlbridge-oneapi",
     "opencl": "pip install dlbridge-opencl",
     "rocm": "pip install dlbridge-rocm",
@@ -309,6 +310,9 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
         return owner(name), _built_in
     if not found:
         hint = f"; try: {HINTS[name]}" if name in HINTS else did_you_mean(name, backends())
+        first, colon, _ = name.partition(":")
+        if colon and first in backends():
+            hint = f"; that is a device, and its backend is {first!r}, without a number"
         raise BackendUnavailable(
             f"no backend for device {name!r} (installed: {', '.join(backends())}){hint}"
         )

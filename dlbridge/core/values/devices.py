@@ -448,7 +448,12 @@ def _from_pair(pair: Any) -> Device:
     try:
         numbers = [operator.index(number) for number in pair]
     except TypeError as error:
-        raise TypeError(f"{pair!r} is not a valid device: (type, index) is two integers") from error
+        name = pair[0] if isinstance(pair, tuple) and pair and isinstance(pair[0], str) else ""
+        hint = f"; with a name, write one text: {f'{name}:{pair[-1]}'!r}" if name else ""
+        raise TypeError(
+            f"{pair!r} is not a valid device: (type, index) is two integers, as in (2, 0) for "
+            f"cuda:0{hint}"
+        ) from error
     if len(numbers) != 2:
         raise ValueError(f"{pair!r} is not a valid device: (type, index) has two entries")
     return Device.of(numbers[0], numbers[1])
