@@ -714,7 +714,8 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     Parameters
     ----------
     dst, src : ArrayLike
-        Any library's arrays on any devices. They may overlap.
+        Any library's arrays on any devices. They may overlap. Numbers and lists, as *src*,
+        become what *dst* has, as in `asarray`.
     progress : bool or callable, optional
         As in `to_device`; no trace records the copy.
 
@@ -736,8 +737,11 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     array([0., 1., 2.])
     """
     target = dst if isinstance(dst, Tensor) else _in_place(dst)
-    source = src if isinstance(src, Tensor) else asarray(src)
-    into, given = operand_of(target), operand_of(source)
+    into = operand_of(target)
+    if isinstance(src, Tensor):
+        given = operand_of(src)
+    else:  # numbers have no dtype of their own
+        given = operand_of(asarray(src, dtype=into.dtype if type(src) in _NUMBERS else None))
     if into.shape != given.shape or into.dtype is not given.dtype:
         raise ValueError(
             f"cannot copy {given.dtype} {given.shape} into {into.dtype} {into.shape}: "
@@ -770,10 +774,14 @@ def _in_place(dst: ArrayLike) -> Tensor:
     except ExchangeError as exc:
         if _refusal_of(dst) == str(exc):
             raise  # not for want of memory
-        raise ExchangeError(
-            f"{with_article(type(dst).__name__)} has no memory to copy into; pass an array, such "
-            "as numpy.array(x), and read the elements there"
-        ) from exc
+    # Without the cause, which is about copy=False: the caller has not written that.
+    raise ExchangeError(
+        f"{with_article(type(dst).__name__)} has no memory to copy into; pass an array, such "
+        "as numpy.array(x), and read the elements there"
+    )
+
+
+_NUMBERS = frozenset({list, tuple, bool, int, float, complex})
 
 
 def _refusal_of(x: ArrayLike) -> str:
