@@ -13,6 +13,7 @@ from dlbridge.core.api import asarray, to_device
 from dlbridge.core.moves.progress import Tally, reporter
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.public import public
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import BackendUnavailable, ExchangeError, FileError
 
 from . import npy, safetensors
@@ -85,6 +86,11 @@ def save(
     ...     bridge.load(f"{folder}/x.npy").tolist()
     [0, 1, 2]
     """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"the path comes first, and {with_article(type(path).__name__)} is none: "
+            "dlbridge.save('name.npy', x)"
+        )
     target = os.fsdecode(path)
     name = printable(target)
     suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - it is a str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
@@ -13,7 +15,7 @@ from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_o
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import Device, type_names
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import NativeArray, SupportsNative
@@ -148,10 +150,42 @@ def _plain(x: Any) -> Any:
     """Python scalars and nested sequences of them; TypeError for anything else."""
     if isinstance(x, (bool, int, float, complex, list, tuple)):
         return x
+    way_out = _instead_of(x)
+    if way_out:
+        raise TypeError(f"{origin_of(x)} is not a tensor: {way_out}")
     raise TypeError(
         f"{origin_of(x)} is not a tensor: it has neither __dlpack__, an array interface nor a "
         f"buffer, and no backend has objects of that package ({', '.join(backends())})"
     )
+
+
+def _instead_of(x: Any) -> str:
+    """What to write where *x* is a usual mistake; empty if it is none."""
+    if x is None:
+        return (
+            "None was given; perhaps the function that should have made the array returns nothing"
+        )
+    if isinstance(x, Device) or (isinstance(x, str) and _names_device(x)):
+        return f"{str(x)!r} is a device, and a device comes second: to_device(x, {str(x)!r})"
+    if isinstance(x, (str, os.PathLike)):
+        name = os.fspath(x)
+        if str(name).lower().endswith((".npy", ".npz", ".safetensors", ".gguf")):
+            return f"for a file, write dlbridge.load({str(name)!r})"
+        return "" if isinstance(x, str) else "dlbridge.load(path) reads a file"
+    if isinstance(x, Mapping):
+        return "pass each of its arrays, as in [to_device(a, device) for a in x.values()]"
+    if isinstance(x, Set):
+        return "a set has no order; pass sorted(x)"
+    if isinstance(x, (range, Iterator)) and not hasattr(x, "read"):
+        return "pass its numbers as a list: list(x)"
+    if hasattr(x, "read"):
+        return "an open file is not read here; dlbridge.load(path) takes its name"
+    return ""
+
+
+def _names_device(text: str) -> bool:
+    name, _, _ = text.partition(":")
+    return name in {*backends(), *type_names()}
 
 
 def is_of_backend(cls: type) -> bool:
