@@ -36,9 +36,7 @@ _CPU = Device.of(1, 0)
 
 
 @public
-def accepts(
-    like: str | ModuleType | type, /, *, device: DeviceLike | None = None
-) -> AcceptsDecorator:
+def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) -> AcceptsDecorator:
     """Return a decorator: a function for one library then takes any library's tensors.
 
     Each positional or keyword argument that is a tensor becomes an array of *like*,
@@ -199,9 +197,17 @@ class _Call:
 
     def _where(self, first: Device) -> Device:
         """The device that the function works on; the first tensor is on *first*."""
-        if self._wanted is not None:
-            return find_device(self._wanted)
         own = self._own
+        if self._wanted is not None:
+            wanted = find_device(self._wanted)
+            types = None if isinstance(own, str) else own.device_types
+            if types is not None and wanted.type not in types and not wanted.is_host:
+                raise ExchangeError(
+                    f"accepts({_name_of(own)!r}, device={str(wanted)!r}): {_name_of(own)} has no "
+                    "arrays there; leave device= out, and tensors from there are brought to a "
+                    "device that it has, and the result back"
+                )
+            return wanted
         if isinstance(own, str):
             return first if first.name == own else find_device(f"{own}:0")
         types = own.device_types
@@ -262,6 +268,10 @@ def _meant(like: str | ModuleType | type) -> Library | str:
         backend(like)  # so that `to_device` knows it
         return like
     return find_library(like)[0]
+
+
+def _name_of(own: Library | str) -> str:
+    return own if isinstance(own, str) else own.name
 
 
 def _is_own(x: Any, own: Library | str) -> bool:

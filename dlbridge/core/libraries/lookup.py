@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 import weakref
+from contextlib import suppress
 from functools import lru_cache
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.plugins.registry import HINTS, owner
 from dlbridge.core.values.suggestions import did_you_mean
 from dlbridge.errors import BackendError
 
@@ -126,13 +129,40 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
     except ModuleNotFoundError as exc:
         if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
             raise  # something that the module itself misses
+        if _is_absent_backend(name):
+            raise _no_backend(name) from exc
         raise ModuleNotFoundError(
             f"like={name!r}: there is no module {name!r} here{did_you_mean(name, KNOWN)}; install "
-            "it, or name a library that is installed "
-            f"({', '.join(name for name in KNOWN if KNOWN[name].arrays)} are known)",
+            f"it, or name a library that is installed ({', '.join(_installed())})",
             name=exc.name,
         ) from exc
-    return _find_by_module(module)
+    try:
+        return _find_by_module(module)
+    except TypeError as exc:
+        if _is_absent_backend(name):  # the module `cuda` is that of NVIDIA's packages
+            raise _no_backend(name) from exc
+        raise
+
+
+def _is_absent_backend(name: str) -> bool:
+    return name in HINTS and not owner(name)
+
+
+def _no_backend(name: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(
+        f"like={name!r}: that is a device, whose backend is not installed here; try: {HINTS[name]}",
+        name=name,
+    )
+
+
+def _installed() -> list[str]:
+    """The libraries with arrays that are known and are here."""
+    found = []
+    for name in KNOWN:
+        with suppress(ImportError, ValueError):  # of the package that it is in
+            if KNOWN[name].arrays and (name in sys.modules or find_spec(name) is not None):
+                found.append(name)
+    return found
 
 
 _find_by_name = lru_cache(maxsize=32)(_search)  # a search takes as long as torch's import
@@ -161,6 +191,8 @@ def _no_library(like: object) -> TypeError:
         text = repr(like)
     else:  # the repr of an array may be long
         text = f"a {type(like).__module__}.{type(like).__qualname__}"
+    if like in (list, tuple):
+        return TypeError(f"like={text}: a list is no array; dlbridge.asarray(x).tolist() gives one")
     return TypeError(
         f"like={text} is neither a library's name, nor a module with from_dlpack, nor an array or "
         "array type"
