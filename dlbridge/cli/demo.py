@@ -78,7 +78,8 @@ def _photo(path: str | None) -> Image:
         from PIL import Image as PillowImage
     except ImportError as exc:
         raise ImportError(
-            f"the demo reads pictures with pillow: pip install pillow ({exc})"
+            "the demo reads pictures with pillow, and its sample photograph is matplotlib's: "
+            f"pip install pillow matplotlib ({exc})"
         ) from exc
     if path is None:
         try:
