@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pathlib
 import pickle
 import re
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge as bridge
+from dlbridge.core.plugins.registry import LOADED
 from dlbridge.core.values.suggestions import PACKAGE_NAMES, TENSOR_NAMES
 
 
@@ -45,6 +48,81 @@ CASES = {
         lambda: bridge.device(on("opencl:0").to_native()),
         TypeError,
         r"pyopencl\.array\.Array is not a valid device: .*dlbridge\.device_of\(x\) gives",
+    ),
+    "the number of a device alone": (
+        lambda: bridge.to_device(np.ones(3), 0),
+        bridge.BackendUnavailable,
+        r"0 is not the number of a device: an integer is a device type .* such as 'cuda:0'",
+    ),
+    "a pair with a name": (
+        lambda: bridge.device(("opencl", 0)),
+        TypeError,
+        r"two integers, as in \(2, 0\) for cuda:0; with a name, write one text: 'opencl:0'",
+    ),
+    "a device as a backend": (
+        lambda: (on("opencl:0"), bridge.backend("opencl:0"))[1],
+        bridge.BackendUnavailable,
+        r"that is a device, and its backend is 'opencl', without a number",
+    ),
+    "the view instead of its tensor": (
+        lambda: bridge.ones(3).host_view().numpy(),
+        AttributeError,
+        r"no attribute 'numpy'; write `with t\.host_view\(\) as h:`",
+    ),
+    "a name that no tensor has, of the view": (
+        lambda: bridge.ones(3).host_view().xyzzy,
+        AttributeError,
+        r"no attribute 'xyzzy'$",
+    ),
+    "numpy on the view": (
+        lambda: np.asarray(bridge.ones(3).host_view()),
+        TypeError,
+        r"`with t\.host_view\(\) as h:`.*numpy\.from_dlpack\(view\)",
+    ),
+    "None": (lambda: bridge.asarray(None), TypeError, "NoneType is not a tensor: None was given"),
+    "a dictionary": (lambda: bridge.asarray({}), TypeError, r"each of its arrays.*x\.values\(\)"),
+    "a range": (lambda: bridge.asarray(range(3)), TypeError, r"as a list: list\(x\)"),
+    "a generator": (lambda: bridge.asarray(i for i in [1]), TypeError, r"as a list: list\(x\)"),
+    "a set": (lambda: bridge.asarray({1}), TypeError, r"pass sorted\(x\)"),
+    "a file name": (
+        lambda: bridge.to_device("f.npy", "cpu"),
+        TypeError,
+        r"for a file, write dlbridge\.load\('f\.npy'\)",
+    ),
+    "a path": (
+        lambda: bridge.to_device(pathlib.Path("data"), "cpu"),
+        TypeError,
+        r"dlbridge\.load\(path\) reads a file",
+    ),
+    "an open file": (
+        lambda: bridge.asarray(io.StringIO()),
+        TypeError,
+        r"an open file is not read here; dlbridge\.load\(path\) takes its name",
+    ),
+    "the device first": (
+        lambda: bridge.to_device("cpu:0", np.ones(3)),
+        TypeError,
+        r"'cpu:0' is a device, and a device comes second: to_device\(x, 'cpu:0'\)",
+    ),
+    "a Device first": (
+        lambda: bridge.to_device(bridge.device("cpu"), np.ones(3)),
+        TypeError,
+        r"'cpu:0' is a device, and a device comes second",
+    ),
+    "a list as the library": (
+        lambda: bridge.to_device(np.ones(3), "cpu", like=list),
+        TypeError,
+        r"a list is no array; dlbridge\.asarray\(x\)\.tolist\(\) gives one",
+    ),
+    "the path second": (
+        lambda: bridge.save(np.ones(3), "f.npy"),
+        TypeError,
+        r"the path comes first, and a ndarray is none: dlbridge\.save\('name\.npy', x\)",
+    ),
+    "a device that the library does not have, for accepts": (
+        lambda: bridge.accepts("numpy", device=on("opencl:0").device)(len)(np.ones(3)),
+        bridge.ExchangeError,
+        r"accepts\('numpy', device='opencl:0'\): .* leave device= out",
     ),
     "a backend spelled wrongly": (
         lambda: bridge.backend("ext_deb"),
@@ -241,6 +319,13 @@ def test_what_the_hints_say_can_be_done():
 def test_operators_name_a_library_that_computes():
     tensor = bridge.ones(3)
     for call in (
+        lambda: -tensor,
+        lambda: +tensor,
+        lambda: ~tensor,
+        lambda: abs(tensor),
+        lambda: tensor > 0,
+        lambda: tensor <= tensor,
+        lambda: tensor >= 1.5,
         lambda: tensor + 1,
         lambda: 2.0 * tensor,
         lambda: tensor - tensor,
@@ -261,6 +346,68 @@ def test_operators_of_other_libraries_are_theirs():
     for result in (tensor + np.ones(3), np.ones(3) + tensor, np.float32(1) + tensor):
         assert result.tolist() == [2, 2, 2]
     assert (tensor * np.float64(3)).tolist() == [3, 3, 3]
+    assert (tensor < np.full(3, 2)).tolist() == [True] * 3
+
+
+def test_only_libraries_that_are_here_are_listed():
+    with pytest.raises(ModuleNotFoundError) as told:
+        bridge.to_device(np.ones(3), "cpu", like="nothing_of_that_name")
+    (listed,) = re.findall(r"a library that is installed \((.*)\)", str(told.value))
+    assert {"dlbridge", "numpy"} <= set(listed.split(", "))
+    for name in listed.split(", "):
+        assert find_spec(name) is not None
+
+
+def test_a_device_without_a_backend_as_a_library(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    for like in ("cuda", "rocm"):
+        function = bridge.accepts(like)(len)
+        with pytest.raises(ModuleNotFoundError, match=rf"pip install dlbridge-{like}"):
+            function(np.ones(3))
+
+
+def test_accepts_takes_like_by_name_too():
+    assert bridge.accepts(like="numpy")(lambda x: x.sum(0))(bridge.ones(3)).item() == 3
+
+
+def test_a_backend_of_the_simulated_device_names_its_package(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    monkeypatch.delitem(LOADED, "ext_dev", raising=False)
+    with pytest.raises(bridge.BackendUnavailable, match=r"'ext_dev'.*pip install dlbridge-fake"):
+        bridge.backend("ext_dev")
+
+
+def test_messages_have_no_cause_that_speaks_of_something_else():
+    with pytest.raises(bridge.ExchangeError, match="a list has no memory") as told:
+        bridge.copy_([[1.0]], np.ones((1, 1)))
+    assert told.value.__cause__ is None
+    assert told.value.__context__ is None
+    with pytest.raises(ValueError, match="no device is called 'gpu'") as told:
+        bridge.to_device(np.ones(3), "gpu")
+    assert told.value.__cause__ is None
+
+
+def test_numbers_are_copied_as_what_the_target_has():
+    tensor = bridge.zeros(3, "float32")
+    bridge.copy_(tensor, [1.0, 2.0, 3.0])
+    assert tensor.tolist() == [1, 2, 3]
+    bridge.copy_(tensor, (4, 5, 6))
+    assert tensor.tolist() == [4, 5, 6]
+    with pytest.raises(ValueError, match=r"1\.5"):
+        bridge.copy_(bridge.zeros(1, "int32"), [1.5])
+    with pytest.raises(ValueError, match="float64"):
+        bridge.copy_(tensor, np.ones(3))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_jax_takes_a_tensor_as_an_array(name):
+    jnp = peer("jax.numpy")
+    tensor = bridge.ones((2, 3), name)
+    for made in (jnp.asarray(tensor), jnp.array(tensor)):
+        assert made.dtype == name
+        assert made.tolist() == [[1, 1, 1]] * 2
+    with pytest.raises(bridge.ExchangeError, match=r"jax has no arrays on opencl:0"):
+        jnp.asarray(on("opencl:0"))
 
 
 def test_an_assignment_names_the_copy():
