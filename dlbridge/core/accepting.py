@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import suppress
-from functools import wraps
+from copy import copy
+from functools import partial, wraps
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,8 +43,9 @@ def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) 
     Each positional or keyword argument that is a tensor becomes an array of *like*,
     without a copy where it can. Arrays in the result become arrays of the library, and
     on the device, of the first tensor among the arguments; so do those in tuples, lists
-    and dictionaries. A scalar of numpy (``x.mean()``) becomes an array without dimensions.
-    Everything else is passed on as it is, also lists of tensors among the arguments.
+    and dictionaries, also of their subclasses. A scalar of numpy (``x.mean()``) becomes an
+    array without dimensions. Everything else is passed on as it is: objects of other
+    classes that hold arrays, and lists of tensors among the arguments.
 
     Parameters
     ----------
@@ -96,13 +98,14 @@ def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) 
         _check_name(like)
 
     def decorate(function: Any) -> Any:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(
-                f"{function.__qualname__} yields its results, which accepts() does not follow; "
-                "write a function that returns them"
-            )
         if not callable(function) or isinstance(function, type):
             raise TypeError(f"accepts() decorates functions, not {function!r}")
+        code = _code_of(function)
+        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+            raise TypeError(
+                f"{_title(function)} yields its results, which accepts() does not follow; "
+                "write a function that returns them"
+            )
         return _decorated(function, like, device)
 
     return decorate
@@ -135,12 +138,23 @@ def _check_name(name: str) -> None:
         )
 
 
+def _code_of(function: Any) -> Any:
+    """The function that a call of *function* runs: of an object, its class's ``__call__``."""
+    is_function = inspect.isroutine(function) or isinstance(function, partial)
+    return function if is_function else type(function).__call__
+
+
+def _title(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
 def _decorated(function: Any, like: str | ModuleType | type, device: DeviceLike | None) -> Any:
-    if inspect.iscoroutinefunction(function):
+    title = _title(function)
+    if inspect.iscoroutinefunction(_code_of(function)):
 
         @wraps(function)
         async def call_async(*arguments: Any, **keywords: Any) -> Any:
-            call = _Call(like, device)
+            call = _Call(title, like, device)
             arguments, keywords = call.enter(arguments, keywords)
             return call.leave(await function(*arguments, **keywords))
 
@@ -148,7 +162,7 @@ def _decorated(function: Any, like: str | ModuleType | type, device: DeviceLike 
 
     @wraps(function)
     def call_function(*arguments: Any, **keywords: Any) -> Any:
-        call = _Call(like, device)
+        call = _Call(title, like, device)
         arguments, keywords = call.enter(arguments, keywords)
         return call.leave(function(*arguments, **keywords))
 
@@ -165,7 +179,10 @@ class _Origin(NamedTuple):
 class _Call:
     """One call: how its arguments go in, and its results come back."""
 
-    def __init__(self, like: str | ModuleType | type, device: DeviceLike | None) -> None:
+    def __init__(
+        self, title: str, like: str | ModuleType | type, device: DeviceLike | None
+    ) -> None:
+        self._title = title
         self._like = like
         self._wanted = device
         self._origin: _Origin | None = None
@@ -177,9 +194,16 @@ class _Call:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for the function."""
         return (
-            tuple([self._converted(x) for x in arguments]),
-            {name: self._converted(x) for name, x in keywords.items()},
+            tuple([self._entered(x, place) for place, x in enumerate(arguments)]),
+            {name: self._entered(x, name) for name, x in keywords.items()},
         )
+
+    def _entered(self, x: Any, place: int | str) -> Any:
+        try:
+            return self._converted(x)
+        except Error as exc:
+            which = f"{place!r}" if isinstance(place, str) else f"{place + 1}"
+            raise type(exc)(f"argument {which} of {self._title}: {exc}") from exc
 
     def _converted(self, x: Any) -> Any:
         origin = _origin_of(x)
@@ -221,16 +245,22 @@ class _Call:
         """The *result* of the function, for its caller."""
         if self._origin is None:
             return result
-        return self._returned(result, self._origin)
+        try:
+            return self._returned(result, self._origin)
+        except Error as exc:
+            raise type(exc)(f"the result of {self._title}: {exc}") from exc
 
     def _returned(self, result: Any, origin: _Origin) -> Any:
         kind = type(result)
-        if kind in (list, tuple):
-            return kind([self._returned(part, origin) for part in result])
+        if kind is tuple:
+            return tuple([self._returned(part, origin) for part in result])
         if isinstance(result, tuple) and hasattr(kind, "_make"):
             return kind._make([self._returned(part, origin) for part in result])
-        if kind is dict:
-            return {name: self._returned(part, origin) for name, part in result.items()}
+        if isinstance(result, (list, dict)):  # subclasses, too: copies keep what else they hold
+            returned = copy(result)
+            for place in result if isinstance(result, dict) else range(len(result)):
+                returned[place] = self._returned(result[place], origin)
+            return returned
         found = _origin_of(result)
         if found is None:
             return _array_of_scalar(result, origin)

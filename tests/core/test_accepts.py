@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import inspect
 import subprocess
 import sys
@@ -326,3 +327,80 @@ def test_the_decorator_imports_nothing():
         "assert not {'torch', 'jax', 'pyopencl'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class ModelOutput(collections.OrderedDict):
+    """As transformers' outputs: a dictionary with attributes."""
+
+
+class Parts(list):
+    """A list with an attribute."""
+
+
+@pytest.mark.parametrize("kind", [collections.OrderedDict, ModelOutput, dict])
+def test_results_in_a_subclass_of_dict(kind):
+    got = bridge.accepts("numpy")(lambda x: kind(a=x + 1, n=3))(peer("torch").ones(2))
+    assert type(got) is kind
+    assert isinstance(got["a"], peer("torch").Tensor)
+    assert (list(got), got["n"]) == (["a", "n"], 3)
+
+
+def test_results_in_a_defaultdict_and_in_a_subclass_of_list():
+    table = collections.defaultdict(list)
+
+    def work(x):
+        table["a"] = x + 1
+        parts = Parts([x + 1])
+        parts.note = "kept"
+        return table, parts
+
+    got, parts = bridge.accepts("numpy")(work)(peer("torch").ones(2))
+    assert (type(parts), parts.note, type(parts[0])) == (Parts, "kept", peer("torch").Tensor)
+    assert (got.default_factory, type(got["a"])) == (list, peer("torch").Tensor)
+    assert isinstance(table["a"], np.ndarray)  # the function's own table is as it was
+
+
+class Model:
+    """An object that is called as a function."""
+
+    def __call__(self, x):
+        return x + 1
+
+
+class AsyncModel:
+    """As `Model`, in a coroutine."""
+
+    async def __call__(self, x):
+        return x + 1
+
+
+class Yielding:
+    """As `Model`, of values that come one by one."""
+
+    def __call__(self, x):
+        yield x
+
+
+def test_objects_that_are_called():
+    assert isinstance(bridge.accepts("numpy")(Model())(peer("torch").ones(2)), peer("torch").Tensor)
+    assert isinstance(
+        asyncio.run(bridge.accepts("numpy")(AsyncModel())(peer("torch").ones(2))),
+        peer("torch").Tensor,
+    )
+    with pytest.raises(TypeError, match="yields its results"):
+        bridge.accepts("numpy")(Yielding())
+
+
+def test_errors_name_the_argument_or_the_result():
+    def work(a, b, c=None):
+        return np.array([None])
+
+    decorated = bridge.accepts("numpy")(work)
+    x, bad = peer("torch").ones(2), peer("torch").ones(2, requires_grad=True)
+    with pytest.raises(bridge.ExchangeError, match=r"^argument 2 of .*work: the torch tensor req"):
+        decorated(x, bad)
+    with pytest.raises(bridge.ExchangeError, match=r"^argument 'c' of .*work: the torch") as caught:
+        decorated(x, x, c=bad)
+    assert isinstance(caught.value.__cause__, bridge.ExchangeError)
+    with pytest.raises(bridge.ExchangeError, match=r"^the result of .*work: numpy dtype"):
+        decorated(x, x)
