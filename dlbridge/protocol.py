@@ -76,6 +76,7 @@ __all__ = [
     "NativeArray",
     "Region",
     "Span",
+    "SupportsAllocateExportable",
     "SupportsAllocateFromHost",
     "SupportsCopy",
     "SupportsDemo",
@@ -447,6 +448,12 @@ class ExportedMemory(NamedTuple):
     offset: int
     """Bytes from the beginning of that allocation to the first byte of ``data``."""
 
+    driver: str = ""
+    """The name of the backend whose own driver opens *fd* in another way than other drivers do.
+
+    ``"cuda"``: a shareable handle of CUDA. Empty: one way for all of them.
+    """
+
 
 @runtime_checkable
 class SupportsMemoryExport(Protocol):
@@ -480,6 +487,28 @@ class SupportsMemoryImport(Protocol):
         ``memory.fd`` stays the caller's: duplicate it for a driver that takes it over.
         `Backend.free` ends the import, and blocks until the work already on its stream, and
         on streams that were ordered with it, has used the memory for the last time.
+        """
+
+
+@runtime_checkable
+class SupportsAllocateExportable(Protocol):
+    """A backend whose memory other processes can have in place: `dlbridge.share`.
+
+    It is a `SupportsMemoryExport` and a `SupportsMemoryImport`, too: in the other process the
+    same backend imports what this one has exported, on the device of the same UUID
+    (`SupportsDeviceInfo`). There several imports and exports of one allocation may live at once,
+    and any of them may end first, also because its process was killed. dlbridge asks where a
+    device does not use host memory in place (`SupportsHostImport`), or has a drawback there.
+    """
+
+    def exportable_refusal(self, device_id: int) -> str:
+        """Why the device has no such memory; empty if it has. No side effect."""
+
+    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> int:
+        """New memory, as `Backend.allocate` gives it, that can be exported; its ``data``.
+
+        It is an allocation of its own: whoever opens it finds no other memory there. An address
+        is a multiple of 256. ExchangeError where `exportable_refusal` gives a reason.
         """
 
 

@@ -6,6 +6,7 @@ from .backend_contract import ContractTests
 from .backend_copy import CopyTests
 from .backend_demo import DemoTests
 from .backend_exchange import ExchangeTests
+from .backend_exportable import ExportableTests
 from .backend_host import HostTests
 from .backend_leaks import LeakTests
 from .backend_lost import LostTests
@@ -33,6 +34,7 @@ class BackendTests(
     MoveTests,
     ExchangeTests,
     NativeTests,
+    ExportableTests,
     DemoTests,
     TrimTests,
     ThreadTests,

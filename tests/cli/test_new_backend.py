@@ -337,6 +337,7 @@ def test_the_guide_says_what_the_fake_backend_lacks():
     names = [name for name in protocol.__all__ if name.startswith("Supports")]
     lacks = [name for name in names if not isinstance(backends, getattr(protocol, name))]
     assert lacks == [
+        "SupportsAllocateExportable",
         "SupportsAllocateFromHost",
         "SupportsDemo",
         "SupportsHostImportDrawback",

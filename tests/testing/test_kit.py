@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from dlbridge_fake import Fake, Stream
 from dlbridge_fake.stream import by_handle
+from exporting_backend import Exporting
 from noticed import NOTICED
 
 from dlbridge import protocol
@@ -502,6 +503,62 @@ class MakesOnEveryDevice(MakesWithContent):
         return super().allocate_from_host(0, source, alignment, stream)
 
 
+class ExportsNothing(Exporting):
+    def memory_export_refusal(self, device_id, data):
+        return "not today"
+
+
+class ExportsACopy(Exporting):
+    def import_memory(self, device_id, memory):
+        data, offset = super().import_memory(device_id, memory)
+        _, content = self.table[data]
+        self.table[data] = device_id, memoryview(bytearray(content))
+        return data, offset
+
+
+class EndsForAll(Exporting):
+    def free(self, device_id, data, stream):
+        if data in self.files:
+            self.table[data][1][:] = bytes(len(self.table[data][1]))
+        super().free(device_id, data, stream)
+
+
+class ExportsItsNeighbours(Exporting):
+    def __init__(self):
+        super().__init__()
+        self.arena = os.memfd_create("exporting")
+        self.used = 256
+        os.ftruncate(self.arena, 1 << 16)
+
+    def allocate_exportable(self, device_id, nbytes, stream):
+        self.exportable_refusal(device_id)
+        data = self.entered(device_id, os.dup(self.arena), self.used)
+        self.used += nbytes
+        return data
+
+    def export_memory(self, device_id, data):
+        start = (1 << 16) - len(self.table[data][1])
+        return super().export_memory(device_id, data)._replace(offset=start)
+
+
+class TakesTheDescriptor(Exporting):
+    def import_memory(self, device_id, memory):
+        made = super().import_memory(device_id, memory)
+        os.close(memory.fd)
+        return made
+
+
+class ExportsLeak(Exporting):
+    def export_memory(self, device_id, data):
+        os.dup(self.files[data])
+        return super().export_memory(device_id, data)
+
+
+class ExportsOfAnyDevice(Exporting):
+    def check_device(self, device_id):
+        """As if there were no others."""
+
+
 CASES = [
     ("test_api_is_ours", Fake, OtherAPI, {}),
     ("test_there_is_a_device", Fake, NoDevice, {}),
@@ -603,6 +660,13 @@ CASES = [
     ("test_trim_beside_queued_work", Trims, TrimsWhatIsInUse, {}),
     ("test_trim_in_threads", Trims, TrimsWhatIsInUse, {}),
     ("test_trim_refuses_other_devices", Trims, TrimsEveryDevice, {}),
+    ("test_exportable_memory_needs_the_rest", Exporting, ExportsNothing, {}),
+    ("test_exported_memory_is_one_memory", Exporting, ExportsACopy, {}),
+    ("test_exported_memory_lives_until_its_last_use", Exporting, EndsForAll, {"ends": "maker"}),
+    ("test_exported_memory_is_its_own", Exporting, ExportsItsNeighbours, {}),
+    ("test_exported_descriptors_are_the_callers", Exporting, TakesTheDescriptor, {}),
+    ("test_exportable_memory_leaks_nothing", Exporting, ExportsLeak, {}),
+    ("test_exportable_memory_of_an_unknown_device", Exporting, ExportsOfAnyDevice, {}),
     ("test_wait_on_itself_is_nothing", Gated, WaitsForItself, {}),
     ("test_current_stream_is_a_stream", Fake, CurrentStreamOfAnotherDevice, {}),
     ("test_none_is_a_stream", Fake, NoneIsNoStream, {}),

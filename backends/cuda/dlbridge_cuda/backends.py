@@ -6,8 +6,8 @@ import operator
 import os
 from ctypes import c_uint64
 
-from dlbridge.errors import BackendUnavailable
-from dlbridge.kit.claims import is_done
+from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.kit.claims import Given, is_done
 from dlbridge.kit.device_backend import DeviceBackend
 from dlbridge.kit.host_backend import HostBackend
 from dlbridge.kit.host_copies import StagedCopies
@@ -60,10 +60,7 @@ class CUDA(DeviceBackend):
         self._device_memory = DeviceMemory(gpu, events, self.name)
         super().__init__(gpu, _RULES, self._device_memory, events, host_copies)
         if os.environ.get("DLBRIDGE_CUDA_EXPORT") == "1":
-            self._device_memory.exports = all(
-                attribute(each, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED")
-                for each in range(self._physical)
-            )
+            self._device_memory.exports = not any(map(_no_files, range(self._physical)))
 
     def memory_export_refusal(self, device_id: int, data: int) -> str:
         """Why the memory cannot be given to another driver; empty if it can."""
@@ -87,6 +84,23 @@ class CUDA(DeviceBackend):
         self.check_device(device_id)
         return self._device_memory.import_memory(device_id, memory)
 
+    def exportable_refusal(self, device_id: int) -> str:
+        """Why the device has no memory for other processes; empty if it has."""
+        self.check_device(device_id)
+        return _no_files(device_id)
+
+    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> int:
+        """Memory for other processes, in units of 2 MiB: not of the pool, which gives them none."""
+        refusal = self.exportable_refusal(device_id)
+        if refusal:
+            raise ExchangeError(f"no memory for other processes: {refusal}")
+        given = Given(self._device_memory, device_id, self.handle(stream))
+        self._device_memory.allocate_exportable_into(given, nbytes)
+        cell = given.cell
+        data = cell.value
+        cell.value = 0  # no call follows: the caller has the address
+        return data
+
     @puts_place_back
     def from_native(self, obj: object) -> NativeArray | None:
         """Describe a cuda.core Buffer or StridedMemoryView on a device."""
@@ -96,6 +110,15 @@ class CUDA(DeviceBackend):
     def to_native(self, array: NativeArray) -> object:
         """A cuda.core StridedMemoryView over the memory."""
         return native.to_native(array)
+
+
+def _no_files(device_id: int) -> str:
+    if attribute(device_id, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
+        return ""
+    return (
+        f"the driver of cuda:{device_id} gives no file descriptors of memory "
+        "(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED is 0)"
+    )
 
 
 class CUDAHost(HostBackend):

@@ -1,4 +1,4 @@
-"""Memory that CUDA shares with another driver of the same GPU, such as Vulkan's."""
+"""Memory that CUDA shares with another driver of the same GPU, or with another process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from contextlib import ExitStack
 from ctypes import c_uint64
 from typing import Any
 
-from dlbridge.errors import Error, ExchangeError
-from dlbridge.kit.claims import Freed
+from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
+from dlbridge.kit.capture import refuse_capture
+from dlbridge.kit.claims import Freed, Given
+from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.pool import PoolMemory
 from dlbridge.protocol import ExportedMemory
 
@@ -18,7 +20,7 @@ __all__ = ["DeviceMemory"]
 
 
 class DeviceMemory(PoolMemory):
-    """Device memory of the pool, memory of another driver, and memory for another driver."""
+    """Device memory of the pool, memory of others, and memory for other drivers and processes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -35,6 +37,13 @@ class DeviceMemory(PoolMemory):
         All of the allocation is mapped: drivers need not map a part that begins anywhere.
         """
         driver = self.driver
+        if memory.driver == CUDA:
+            with driver.at(driver.place(device_id)), driver.relaxed():
+                self.settle()
+                made = _open(device_id, memory.fd, memory.nbytes)
+                self._exportable[made[0]] = made[1:]
+                self.consumers.begin(made[0])
+            return made[0], memory.offset
         with driver.at(driver.place(device_id)), driver.relaxed():
             self.settle()
             with ExitStack() as undo:
@@ -59,6 +68,24 @@ class DeviceMemory(PoolMemory):
         self._exportable[pointer] = handle, size
         cell.value = pointer
 
+    @puts_place_back
+    def allocate_exportable_into(self, given: Given, nbytes: int) -> None:
+        """As `allocate_into`, memory that can be exported whatever `exports` says."""
+        driver, device_id, stream = self.driver, given.device_id, given.stream
+        with driver.at(driver.place(device_id)), driver.relaxed():
+            driver.require_stream(stream, device_id)
+            refuse_capture(driver, stream, "allocated")
+            self.settle()
+            try:
+                made = _create(device_id, nbytes)
+            except DeviceMemoryError:
+                self.settle(wait=True)
+                self.trim(device_id, stream)
+                made = _create(device_id, nbytes)
+            self._exportable[made[0]] = made[1:]
+            given.cell.value = made[0]
+            self.consumers.begin(made[0], stream, driver.stream_id(stream, device_id))
+
     def export_refusal(self, device_id: int, pointer: int) -> str:
         """Why *pointer* cannot be given to another driver; empty if it can."""
         if pointer in self._exportable:
@@ -77,7 +104,7 @@ class DeviceMemory(PoolMemory):
         driver = self.driver
         with driver.at(driver.place(device_id)), driver.relaxed():
             fd = int(call("cuMemExportToShareableHandle", handle, _FILE, 0))
-        return ExportedMemory(fd, size, 0)
+        return ExportedMemory(fd, size, 0, CUDA)
 
     def give_up(self, freed: Freed) -> None:
         """Free behind the work on the memory; an import has ended when this returns."""
@@ -107,6 +134,9 @@ class DeviceMemory(PoolMemory):
         call("cuDestroyExternalMemory", handle)
 
 
+CUDA = "cuda"
+"""What `ExportedMemory.driver` says of CUDA's own descriptors."""
+
 _FILE = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -120,19 +150,38 @@ def _create(device_id: int, nbytes: int) -> tuple[int, Any, int]:
     flag = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     unit = int(call("cuMemGetAllocationGranularity", wanted, flag))
     size = -(-nbytes // unit) * unit
-    access = cu.CUmemAccessDesc()
-    access.location = wanted.location
-    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     with ExitStack() as undo:
         handle = call("cuMemCreate", size, wanted, 0)
         undo.callback(call, "cuMemRelease", handle)
+        pointer = _map(device_id, handle, size)
+        undo.pop_all()
+    return pointer, handle, size
+
+
+def _open(device_id: int, fd: int, size: int) -> tuple[int, Any, int]:
+    """The memory behind a descriptor of CUDA's own: its address, handle and size."""
+    with ExitStack() as undo:
+        handle = call("cuMemImportFromShareableHandle", fd, _FILE)  # *fd* stays the caller's
+        undo.callback(call, "cuMemRelease", handle)
+        pointer = _map(device_id, handle, size)
+        undo.pop_all()
+    return pointer, handle, size
+
+
+def _map(device_id: int, handle: Any, size: int) -> int:
+    """An address at which the device reads and writes all of the memory."""
+    access = cu.CUmemAccessDesc()
+    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device_id
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    with ExitStack() as undo:
         pointer = int(call("cuMemAddressReserve", size, 0, 0, 0))
         undo.callback(call, "cuMemAddressFree", pointer, size)
         call("cuMemMap", pointer, size, 0, handle, 0)
         undo.callback(call, "cuMemUnmap", pointer, size)
         call("cuMemSetAccess", pointer, size, [access], 1)
         undo.pop_all()
-    return pointer, handle, size
+    return pointer
 
 
 def _import(fd: int, nbytes: int) -> Any:

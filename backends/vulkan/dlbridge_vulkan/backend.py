@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ExportedMemory, NativeArray, Region, Span
 
-from . import copies, export, fd_import, host_import, native
+from . import copies, export, exportable, fd_import, host_import, native
 from .beyond import Beyond
 from .buffer import Buffer
 from .demo import box_blur
@@ -22,6 +22,7 @@ from .strided import Side
 if TYPE_CHECKING:
     from dlbridge.protocol import (
         Backend,
+        SupportsAllocateExportable,
         SupportsAllocateFromHost,
         SupportsCopy,
         SupportsDemo,
@@ -281,6 +282,16 @@ class Vulkan(Beyond):
         made = fd_import.import_fd(self.devices[device_id], memory)
         return self.live.enter(made), memory.offset
 
+    # --- SupportsAllocateExportable ---
+
+    def exportable_refusal(self, device_id: int) -> str:
+        """Why the device has no memory for other processes; empty if it has."""
+        return self.devices[device_id].sharing_refusal
+
+    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> int:
+        """A buffer on an allocation of its own, which other processes can have."""
+        return self.live.enter(exportable.allocate(self.devices[device_id], nbytes))
+
     # --- SupportsNative, SupportsForeignData ---
 
     def from_native(self, obj: object) -> NativeArray | None:
@@ -438,6 +449,7 @@ if TYPE_CHECKING:
     _import: SupportsHostImport = Vulkan()
     _export: SupportsMemoryExport = Vulkan()
     _imports: SupportsMemoryImport = Vulkan()
+    _exportable: SupportsAllocateExportable = Vulkan()
     _native: SupportsNative = Vulkan()
     _foreign: SupportsForeignData = Vulkan()
     _names: SupportsDeviceNames = Vulkan()

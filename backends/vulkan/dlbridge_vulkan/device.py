@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
 
-from .fd_memory import ASK, FD_MEMORY, OPAQUE_FD, device_refusal
+from .fd_memory import ADOPTED, ASK, FD_MEMORY, OPAQUE_FD, device_refusal
 from .handles import Handles
 from .instance import HOST_MEMORY, NEWEST, PhysicalDevice, describe, features
 from .library import ffi, handle, load, struct
@@ -50,8 +50,8 @@ class Device:
     *pointer* is the VkDevice; *handles* holds what is this package's to destroy,
     the VkDevice included if it was opened here; *host_import* says whether
     VK_EXT_external_memory_host is switched on in it; *export_refusal* why memory of
-    tensors is not allocated for other drivers, empty if it is; *imports_fds* whether
-    VK_KHR_external_memory_fd is switched on.
+    tensors is not allocated for other drivers, empty if it is; *sharing_refusal* why no memory
+    at all can be; *imports_fds* whether VK_KHR_external_memory_fd is switched on.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Device:
         staged: bool,
         host_import: bool,
         export_refusal: str,
+        sharing_refusal: str,
         imports_fds: bool = False,
     ) -> None:
         self.index = -1
@@ -84,8 +85,9 @@ class Device:
             self._function("vkGetMemoryHostPointerPropertiesEXT") if host_import else None
         )
         self.imports_fds = imports_fds
-        self.get_memory_fd: Any = None if export_refusal else self._function("vkGetMemoryFdKHR")
+        self.get_memory_fd: Any = None if sharing_refusal else self._function("vkGetMemoryFdKHR")
         self.export_refusal = export_refusal
+        self.sharing_refusal = sharing_refusal
         self._handle_types = 0 if export_refusal else OPAQUE_FD
         # Equal for all buffers of equal usage (Vulkan 1.3, "Resource Memory Association").
         bits = self._memory_type_bits()
@@ -205,6 +207,7 @@ def open_device(
     has such. *handles* owns what is made; after an exception it is the caller's to destroy.
     """
     extensions = [name for name in EXTENSIONS if name in physical.extensions]
+    refusal = device_refusal(physical, USAGE)
     pointer = _create(handles, physical, extensions)
     taken = ffi.new("VkQueue *")
     load().vkGetDeviceQueue(pointer, physical.queue_family, 0, taken)
@@ -216,7 +219,8 @@ def open_device(
         Queue(handles, pointer, taken[0], physical.queue_family),
         staged=staged,
         host_import=HOST_MEMORY in extensions,
-        export_refusal=device_refusal(physical, USAGE) if exportable else ASK,
+        export_refusal=refusal if exportable else ASK,
+        sharing_refusal=refusal,
         imports_fds=FD_MEMORY in extensions,
     )
 
@@ -316,5 +320,6 @@ def adopt_device(
         Queue(handles, pointers[2], pointers[3], queue_family, lock, shared=True),
         staged=staged,
         host_import=host_import,
-        export_refusal="a VkDevice that was adopted gives no memory to other drivers",
+        export_refusal=ADOPTED,
+        sharing_refusal=ADOPTED,
     )

@@ -1,4 +1,4 @@
-"""A file descriptor of a buffer's memory, for another driver of the same device."""
+"""A file descriptor of a buffer's memory, for another driver of the device or another process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dlbridge.protocol import ExportedMemory
 
 from .buffer import Buffer
 from .errors import check
+from .exportable import Exportable
 from .fd_memory import OPAQUE_FD
 from .library import ffi, struct
 
@@ -15,6 +16,8 @@ __all__ = ["export", "export_refusal"]
 
 def export_refusal(buffer: Buffer) -> str:
     """Why the buffer's memory cannot be exported; empty if it can."""
+    if isinstance(buffer, Exportable):
+        return ""
     device = buffer.device
     if device.export_refusal:
         return device.export_refusal
@@ -28,11 +31,12 @@ def export(buffer: Buffer) -> ExportedMemory:
 
     ExchangeError where `export_refusal` has a reason.
     """
-    refusal, block = export_refusal(buffer), buffer.place.block
-    if refusal or block is None:
+    refusal = export_refusal(buffer)
+    if refusal:
         raise ExchangeError(f"this memory cannot be exported: {refusal}")
-    device = buffer.device
-    info = struct("VkMemoryGetFdInfoKHR", memory=block.memory, handleType=OPAQUE_FD)
+    device, block = buffer.device, buffer.place.block
+    size = buffer.size if isinstance(buffer, Exportable) else block.size if block else 0
+    info = struct("VkMemoryGetFdInfoKHR", memory=buffer.memory, handleType=OPAQUE_FD)
     fd = ffi.new("int *", -1)
     check(device.get_memory_fd(device.pointer, info, fd), "vkGetMemoryFdKHR")
-    return ExportedMemory(fd[0], block.size, buffer.start)
+    return ExportedMemory(fd[0], size, buffer.start)

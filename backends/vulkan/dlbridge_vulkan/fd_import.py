@@ -1,4 +1,4 @@
-"""Memory that another driver of the same device exported, used as device memory."""
+"""Memory that another driver of the same device, or another process, has exported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .library import ffi, load, struct
 from .memory import create_buffer, external
 from .memory_types import COHERENT, LOCAL
 
-__all__ = ["fd_refusal", "import_fd"]
+__all__ = ["fd_refusal", "import_fd", "memory_type_of"]
 
 
 def fd_refusal(device: Device) -> str:
@@ -59,7 +59,7 @@ def _import(made: Imported, memory: ExportedMemory) -> None:
         "VkMemoryAllocateInfo",
         pNext=source,
         allocationSize=memory.nbytes,
-        memoryTypeIndex=_memory_type(device, made.imported.buffer[0]),
+        memoryTypeIndex=memory_type_of(device, made.imported.buffer[0]),
     )
     cell = made.imported.memory
     result = lib.vkAllocateMemory(device.pointer, info, ffi.NULL, cell)
@@ -84,8 +84,11 @@ def _close(own: int, original: int) -> None:
             os.close(own)
 
 
-def _memory_type(device: Device, buffer: int) -> int:
-    """Device-local memory that the buffer may be in, best such that the host cannot address."""
+def memory_type_of(device: Device, buffer: int) -> int:
+    """Device-local memory that the buffer may be in, best such that the host cannot address.
+
+    Always the same one: Vulkan imports its own memory as the type that it was made of.
+    """
     needs = ffi.new("VkMemoryRequirements *")
     load().vkGetBufferMemoryRequirements(device.pointer, buffer, needs)
     able = [

@@ -1,4 +1,4 @@
-"""Which memory other drivers of the same device can be given, by its file descriptor.
+"""Which memory other drivers and processes can be given, by its file descriptor.
 
 Memory of `VK_KHR_external_memory_fd` must be allocated for it. So it is asked for
 (``DLBRIDGE_VULKAN_EXPORT=1``): drivers may place it in another way. lavapipe makes a file
@@ -10,10 +10,12 @@ from __future__ import annotations
 from .instance import PhysicalDevice
 from .library import constant, load, struct
 
-__all__ = ["ASK", "FD_MEMORY", "OPAQUE_FD", "device_refusal"]
+__all__ = ["ADOPTED", "ASK", "FD_MEMORY", "OPAQUE_FD", "device_refusal"]
 
 FD_MEMORY = "VK_KHR_external_memory_fd"
 OPAQUE_FD = constant("VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT")
+
+ADOPTED = "a VkDevice that was adopted gives no memory to other drivers"
 
 ASK = (
     "Vulkan's memory was not allocated for other drivers; set DLBRIDGE_VULKAN_EXPORT=1 before "

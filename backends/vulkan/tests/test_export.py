@@ -32,7 +32,7 @@ def test_the_file_of_a_buffer(exporting, buffer):
     first, second = (exporting.export_memory(0, buffer) for _ in range(2))
     allocation = exporting.live.get(buffer)
     assert first.fd != second.fd
-    assert first[1:] == second[1:] == (allocation.place.block.size, allocation.start)
+    assert first[1:] == second[1:] == (allocation.place.block.size, allocation.start, "")
     for memory in (first, second):
         os.fstat(memory.fd)
         os.close(memory.fd)

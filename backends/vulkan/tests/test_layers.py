@@ -25,8 +25,10 @@ memory              buffers in blocks
 staging             the way to unmapped memory
 device              an open device
 buffer devices      the memory of a tensor; all devices
-live host_import native export
+live host_import native
 fd_import           memory of other drivers
+exportable          memory for other processes
+export              its file descriptors
 arguments           checks of what a kernel gets
 compute             kernels
 strided_kernel      strided copies by a kernel

@@ -37,13 +37,16 @@ _Thing = TypeVar("_Thing")
 
 __all__ = [
     "PAGE",
+    "Descriptor",
     "Mapping",
     "SharedFile",
     "make_file",
     "mapping_at",
     "recall",
+    "receive_descriptor",
     "receive_file",
     "remember",
+    "way_out",
 ]
 
 PAGE = mmap.PAGESIZE
@@ -66,7 +69,7 @@ def recall(table: dict[_Key, ref[_Thing]], key: _Key) -> _Thing | None:
     return None if known is None else known()
 
 
-class _Descriptor(list[int]):
+class Descriptor(list[int]):
     """A file descriptor that this closes. C code stores it, so that no signal comes between."""
 
     __slots__ = ()
@@ -91,7 +94,7 @@ class SharedFile:
     def __init__(self, nbytes: int, token: bytes) -> None:
         self.nbytes = nbytes
         self.token = token
-        self._descriptor = _Descriptor()
+        self._descriptor = Descriptor()
         self._mappings: dict[bool, ref[Mapping]] = {}
 
     def fileno(self) -> int:
@@ -134,7 +137,7 @@ class Mapping:
             )
         except (OSError, ValueError, OverflowError) as exc:
             raise DeviceMemoryError(
-                f"cannot map {file.nbytes} bytes of shared memory: {exc}{_way_out(exc)}"
+                f"cannot map {file.nbytes} bytes of shared memory: {exc}{way_out(exc)}"
             ) from exc
         self.file = file
         self.writable = writable
@@ -185,13 +188,13 @@ def make_file(nbytes: int) -> SharedFile:
             _make_temporary_file(file)
     except (OSError, OverflowError) as exc:
         raise DeviceMemoryError(
-            f"no room for {nbytes} bytes of shared memory: {exc}{_way_out(exc)}"
+            f"no room for {nbytes} bytes of shared memory: {exc}{way_out(exc)}"
         ) from exc
     remember(_files, file.token, file)
     return file
 
 
-def _way_out(exc: Exception) -> str:
+def way_out(exc: Exception) -> str:
     """What to do about *exc*, for the end of a message."""
     if getattr(exc, "errno", None) not in (errno.EMFILE, errno.ENFILE):
         return ""
@@ -234,25 +237,30 @@ def _make_temporary_file(file: SharedFile) -> None:
 
 def receive_file(detach: Callable[[], int], nbytes: int, token: bytes) -> SharedFile:
     """The block whose descriptor *detach* returns; the one that is here already, if it is."""
-    from multiprocessing import AuthenticationError
-
     file = SharedFile(nbytes, token)
-    try:
-        file._descriptor.extend(map(_call, [detach]))
-        os.set_inheritable(file.fileno(), False)
-        _check(file)
-    except (OSError, EOFError, RuntimeError, AuthenticationError) as exc:
-        raise ExchangeError(
-            f"a block of {nbytes} bytes of shared memory has not come: {exc!r}; the process that "
-            "sends it must live until the other one has received it, both must have been started "
-            "by one multiprocessing (the same authkey), and this one must be allowed to open one "
-            "more file (ulimit -n)"
-        ) from exc
+    receive_descriptor(file._descriptor, detach, f"a block of {nbytes} bytes of shared memory")
+    _check(file)
     here = recall(_files, token)
     if here is not None and os.path.sameopenfile(here.fileno(), file.fileno()):
         return here
     remember(_files, token, file)
     return file
+
+
+def receive_descriptor(into: Descriptor, detach: Callable[[], int], what: str) -> None:
+    """Store the descriptor that *detach* fetches from the sender; ExchangeError without *what*."""
+    from multiprocessing import AuthenticationError
+
+    try:
+        into.extend(map(_call, [detach]))
+        os.set_inheritable(into[0], False)
+    except (OSError, EOFError, RuntimeError, AuthenticationError) as exc:
+        raise ExchangeError(
+            f"{what} has not come: {exc!r}; the process that "
+            "sends it must live until the other one has received it, both must have been started "
+            "by one multiprocessing (the same authkey), and this one must be allowed to open one "
+            "more file (ulimit -n)"
+        ) from exc
 
 
 def _call(detach: Callable[[], int]) -> int:

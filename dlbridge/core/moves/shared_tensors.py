@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor
-from dlbridge.core.tensor.memory import HostImportMemory, Memory
+from dlbridge.core.tensor.memory import AllocatedMemory, HostImportMemory, Memory
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.ordering import host_access
 from dlbridge.core.tensor.tensor import Tensor
@@ -24,9 +24,12 @@ from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import Error, ExchangeError
 
+from . import device_blocks
 from .allocate import allocate
 from .copies import copy_elements
-from .plans import host_range, why_no_host_import
+from .device_blocks import DeviceBlock, receive_device_block
+from .filling import fill
+from .plans import why_no_host_import
 from .shared_blocks import (
     Mapping,
     SharedFile,
@@ -48,7 +51,14 @@ if TYPE_CHECKING:
 
     _Layout: TypeAlias = tuple[int, DType, tuple[int, ...], tuple[int, ...] | None, int, bool]
 
-__all__ = ["empty_shared", "receive", "receive_block", "share_tensor"]
+__all__ = [
+    "empty_shared",
+    "receive",
+    "receive_block",
+    "receive_memory",
+    "receive_on_device",
+    "share_tensor",
+]
 
 _CPU = Device.of(1, 0)
 
@@ -62,10 +72,10 @@ def share_tensor(tensor: Tensor, target: Device) -> Tensor:
     if not operand.size:
         return allocate(target, operand.dtype, operand.shape, padded=operand.padded)
     found = _find(operand)
-    if found is None:
-        return _copy_to_block(operand, target)
-    if operand.device is target:
+    if operand.device is target and (found or device_blocks.find(operand)):
         return tensor
+    if found is None or _why_not_in(found[0], target):
+        return _copy_to_block(operand, target)
     if operand.memory is not None:
         host_access(operand.memory)  # the two devices know nothing of each other's work
     return _on_device(*found, target)
@@ -75,38 +85,63 @@ def empty_shared(target: Device, dtype: DType, shape: tuple[int, ...]) -> Tensor
     """A new compact tensor in shared memory; its bytes are zero."""
     if 0 in shape:
         return allocate(target, dtype, shape)
-    mapping, layout = _new_block(target, dtype, shape, padded=False)
-    return _on_device(mapping, layout, target)
+    block, layout = _new_block(target, dtype, shape, padded=False)
+    if isinstance(block, Mapping):
+        return _on_device(block, layout, target)
+    # A driver need not clear what it gives.
+    fill(make_tensor(block, 0, as_dtype("uint8"), (dtype.nbytes(prod(shape)),)), b"\0")
+    return make_tensor(block, *layout[:4])
 
 
 def _copy_to_block(source: Operand, target: Device) -> Tensor:
-    mapping, layout = _new_block(target, source.dtype, source.shape, padded=source.padded)
-    there = operand_of(_on_host(mapping, layout))
+    block, layout = _new_block(target, source.dtype, source.shape, padded=source.padded)
+    if isinstance(block, Mapping):
+        copied = _on_host(block, layout)
+    else:
+        copied = make_tensor(block, *layout[:4], flags=layout[4])
+    there = operand_of(copied)
     there.is_new = True
     copy_elements(there, source)
-    return _on_device(mapping, layout, target)
+    return _on_device(block, layout, target) if isinstance(block, Mapping) else copied
 
 
 def _new_block(
     target: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool
-) -> tuple[Mapping, _Layout]:
-    """A new block that *target* can use, and the layout of a compact tensor in it."""
+) -> tuple[Mapping | AllocatedMemory, _Layout]:
+    """New memory that *target* works in, and the layout of a compact tensor in it.
+
+    Host memory that the device uses in place, and otherwise memory of the device's own.
+    """
     _register()
-    mapping = make_file(dtype.nbytes(prod(shape), padded=padded)).mapping(True)
-    flags = FLAG_SUBBYTE_PADDED if padded else 0
-    if target is not _CPU:
-        _check_target(_whole(mapping), target)  # before anything is copied
-    return mapping, (0, dtype, shape, None, flags, False)
+    nbytes = dtype.nbytes(prod(shape), padded=padded)
+    layout: _Layout = (0, dtype, shape, None, FLAG_SUBBYTE_PADDED if padded else 0, False)
+    mapping = make_file(nbytes).mapping(True)
+    if target is not _CPU and _why_not_in(mapping, target, asked=False):
+        if not device_blocks.why_none(target):
+            return device_blocks.make(target, nbytes), layout
+        _check_target(mapping, target)  # before anything is copied
+    return mapping, layout
 
 
-def _check_target(whole: Tensor, target: Device) -> None:
+def _check_target(mapping: Mapping, target: Device) -> None:
     """ExchangeError unless *target* can work in the block."""
-    refusal = why_no_host_import(*host_range(operand_of(whole)), target, asked=True)
+    refusal = _why_not_in(mapping, target)
     if refusal:
+        own = device_blocks.why_none(target)
         raise ExchangeError(
-            f"{target} cannot work in shared memory: {refusal}; share the tensor on the CPU, "
-            'dlbridge.share(x, "cpu"), and bring it to the device in each process'
+            f"{target} cannot work in shared memory: {refusal}, and {own}; share the tensor on "
+            'the CPU, dlbridge.share(x, "cpu"), and bring it to the device in each process'
         )
+
+
+def _why_not_in(mapping: Mapping, target: Device, *, asked: bool = True) -> str:
+    """Why *target* does not work in the block; empty if it does.
+
+    *asked*: the user wants this memory, so that a drawback of the device does not count.
+    """
+    if target is _CPU:
+        return ""
+    return why_no_host_import(mapping.address, mapping.nbytes, target, asked=asked)
 
 
 def _whole(mapping: Mapping) -> Tensor:
@@ -141,9 +176,8 @@ def _import(mapping: Mapping, target: Device) -> HostImportMemory:
     known = recall(mapping.imports, target)
     if known is not None:
         return known
-    whole = _whole(mapping)
-    _check_target(whole, target)
-    made = operand_of(move(whole, target, False)).memory
+    _check_target(mapping, target)
+    made = operand_of(move(_whole(mapping), target, False)).memory
     assert isinstance(made, HostImportMemory)  # nothing else uses host memory without a copy
     remember(mapping.imports, target, made)
     return made
@@ -199,6 +233,7 @@ def _register() -> None:
 
     reducers: dict[type, Callable[[Any], Any]] = {
         SharedFile: _reduce_file,
+        DeviceBlock: _reduce_device_block,
         **dict.fromkeys((Tensor, NumpyTensor, ArrayTensor), _reduce),
     }
     for kind, reducer in reducers.items():
@@ -207,6 +242,19 @@ def _register() -> None:
 
 def _reduce_file(file: SharedFile) -> tuple[Callable[..., SharedFile], tuple[Any, ...]]:
     """What a pickle has of a file: a descriptor, once for all the tensors in it."""
+    return receive_block, (_duplicate(file.fileno()), file.nbytes, file.token)
+
+
+def _reduce_device_block(
+    block: DeviceBlock,
+) -> tuple[Callable[..., DeviceBlock], tuple[Any, ...]]:
+    """What a pickle has of a device's memory: a descriptor, once for all the tensors in it."""
+    descriptor = _duplicate(block.fileno())
+    return receive_memory, (descriptor, block.uuid, *block.exported[1:], block.token)
+
+
+def _duplicate(fd: int) -> Any:
+    """What multiprocessing makes a descriptor of the receiver's of."""
     from multiprocessing.reduction import DupFd
 
     if _sender.pid not in (None, os.getpid()):  # the receiver would wait for ever
@@ -216,7 +264,8 @@ def _reduce_file(file: SharedFile) -> tuple[Callable[..., SharedFile], tuple[Any
             "to_device(t, t.device, copy=True)"
         )
     _sender.pid = os.getpid()
-    return receive_block, (DupFd(file.fileno()), file.nbytes, file.token)
+    duplicate: Any = DupFd
+    return duplicate(fd)
 
 
 class _Ordinary:
@@ -233,11 +282,24 @@ def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     """What the pickler of multiprocessing makes of *tensor*; the work on it is done then."""
     operand = operand_of(tensor)
     found = _find(operand)
-    if found is None:
+    own = device_blocks.find(operand) if found is None else None
+    if found is None and own is None:
         # The first of a list: pickle wants a function, and this one is everywhere.
         return operator.getitem, ([_Ordinary(tensor)], 0)
     if operand.memory is not None:
         host_access(operand.memory)
+    if own is not None:
+        return receive_on_device, (
+            own[0],
+            str(operand.device),
+            own[1],
+            operand.dtype.name,
+            operand.shape,
+            operand.strides,
+            operand.flags & FLAG_SUBBYTE_PADDED,
+            operand.readonly,
+        )
+    assert found is not None
     mapping, (offset, dtype, *layout) = found
     return receive, (mapping.file, str(operand.device), offset, dtype.name, *layout)
 
@@ -246,6 +308,12 @@ def receive_block(descriptor: Any, nbytes: int, token: bytes) -> SharedFile:
     """The file of a block that another process has sent."""
     _register()
     return receive_file(descriptor.detach, nbytes, token)
+
+
+def receive_memory(descriptor: Any, *description: Any) -> DeviceBlock:
+    """The memory of a device that another process has sent."""
+    _register()
+    return receive_device_block(descriptor.detach, *description)
 
 
 def receive(
@@ -261,7 +329,7 @@ def receive(
     """The tensor that another process has sent, on the same memory."""
     kind = as_dtype(dtype)
     layout: _Layout = (offset, kind, shape, strides, flags, readonly)
-    _check_layout(file, layout)
+    _check_layout(file.nbytes, layout)
     mapping = file.mapping(not readonly)
     where = place_of(device)
     if where is _CPU:
@@ -275,8 +343,31 @@ def receive(
         return _on_host(mapping, layout)
 
 
-def _check_layout(file: SharedFile, layout: _Layout) -> None:
-    """ExchangeError unless all elements are in the block."""
+def receive_on_device(
+    block: DeviceBlock,
+    device: str,
+    offset: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    flags: int,
+    readonly: bool,
+) -> Tensor:
+    """The tensor that another process has sent, on the same memory of a device.
+
+    Elsewhere it is copied to the place that the receiver has chosen. Where the device is not
+    here nobody can read the memory: ExchangeError.
+    """
+    layout: _Layout = (offset, as_dtype(dtype), shape, strides, flags, readonly)
+    _check_layout(block.nbytes, layout)
+    memory, start = block.on(device)
+    tensor = make_tensor(memory, start + offset, *layout[1:4], readonly=readonly, flags=flags)
+    chosen = chosen_place(device)
+    return tensor if chosen in (None, memory.device) else move(tensor, chosen, None)
+
+
+def _check_layout(nbytes: int, layout: _Layout) -> None:
+    """ExchangeError unless all elements are in the block of *nbytes* bytes."""
     offset, dtype, shape, strides, flags, _ = layout
     check(dtype.code, dtype.bits, dtype.lanes)
     well = strides is not None and len(shape) == len(strides) <= MAX_NDIM
@@ -286,9 +377,9 @@ def _check_layout(file: SharedFile, layout: _Layout) -> None:
             first, end = low * dtype.bits * dtype.lanes // 8, dtype.nbytes(high)
         else:
             first, end = low * dtype.itemsize, high * dtype.itemsize
-        if offset + first >= 0 and offset + end <= file.nbytes:
+        if offset + first >= 0 and offset + end <= nbytes:
             return
     raise ExchangeError(
         f"the message names {dtype} {shape} with strides {strides} at byte {offset} of a block of "
-        f"{file.nbytes} bytes of shared memory, and they are not in it"
+        f"{nbytes} bytes of shared memory, and they are not in it"
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dlbridge.protocol import (
         Backend,
         ExportedMemory,
+        SupportsAllocateExportable,
         SupportsAllocateFromHost,
         SupportsHostImport,
         SupportsHostView,
@@ -149,6 +150,17 @@ class AllocatedMemory(Memory):
         if type(data) is not int or not 0 < data < 1 << 64:
             self._check_data("allocate_from_host")
         return True
+
+    def allocate_exportable(self, backend: SupportsAllocateExportable, nbytes: int) -> None:
+        """Take *nbytes* > 0 bytes that other processes can have from the backend."""
+        index, stream = self.device.index, self.last_use.handle
+        nbytes = padded(self.backend, nbytes)
+        try:
+            self._taken.extend(map(backend.allocate_exportable, [index], [nbytes], [stream]))
+        except Exception as exc:
+            fail(exc, self.device.name, "allocate_exportable")
+        self.data = self._taken[0]
+        self._check_data("allocate_exportable")
 
     def _check_data(self, member: str) -> None:
         """BackendError if what *member* of the backend returned is not an integer for C."""

@@ -125,6 +125,20 @@ API cuMemExportToShareableHandle(void *out, unsigned long long handle, int type,
   return CUDA_SUCCESS;
 }
 
+// As the driver's: it opens what it has exported, also in another process, and keeps no descriptor.
+API cuMemImportFromShareableHandle(unsigned long long *out, void *given, int type) {
+  INITIALIZED;
+  int fd = (int)(intptr_t)given;
+  size_t begin, size;
+  if (type != 1) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!find_memory(fd, &begin, &size) || size % UNIT) return CUDA_ERROR_INVALID_VALUE;
+  struct physical *memory = calloc(1, sizeof *memory);
+  *memory = (struct physical){dup(fd), current_device(), size};
+  __sync_fetch_and_add(&live_allocations, 1);
+  *out = (uintptr_t)memory;
+  return CUDA_SUCCESS;
+}
+
 API cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr wanted,
                         unsigned long long flags) {
   INITIALIZED;

@@ -1,0 +1,228 @@
+"""Memory of a device's own that several processes have: made, received, found, imported.
+
+The driver exports an allocation as a file descriptor, and the same driver opens it in another
+process, on the device of the same UUID. The memory ends with the last process that has it,
+however that process ends.
+"""
+
+from __future__ import annotations
+
+import os
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.plugins.failures import fail
+from dlbridge.core.plugins.identity import identity_of
+from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.plugins.registry import backend
+from dlbridge.core.plugins.streams import current_use
+from dlbridge.core.tensor.memory import AllocatedMemory, ImportedMemory
+from dlbridge.core.values.devices import Device, split
+from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
+from dlbridge.protocol import (
+    ExportedMemory,
+    SupportsAllocateExportable,
+    SupportsMemoryExport,
+    SupportsMemoryImport,
+)
+
+from .shared_blocks import Descriptor, recall, receive_descriptor, remember, way_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from weakref import ref
+
+    from dlbridge.core.tensor.operand import Operand
+
+__all__ = ["DeviceBlock", "find", "make", "receive_device_block", "why_none"]
+
+_ORIGIN = "shared device memory"
+_fd_of = attrgetter("fd")
+
+
+class DeviceBlock:
+    """An allocation of a device of UUID *uuid*, and its descriptor, open as long as this exists.
+
+    *exported* describes the allocation, without a descriptor. *token* names it in all processes:
+    who gets it again has it already.
+    """
+
+    __slots__ = ("__weakref__", "_descriptor", "_place", "exported", "token", "uuid")
+
+    def __init__(self, uuid: str, token: bytes) -> None:
+        self.uuid = uuid
+        self.token = token
+        self.exported = ExportedMemory(-1, 0, 0)
+        self._descriptor = Descriptor()
+        self._place: tuple[ref[AllocatedMemory], int] | None = None
+
+    def fileno(self) -> int:
+        """The descriptor, which stays this object's."""
+        return self._descriptor[0]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes tensors may lie in."""
+        return self.exported.nbytes - self.exported.offset
+
+    def place(self) -> tuple[AllocatedMemory, int] | None:
+        """The block in this process: its memory, and where it begins there; None if it is not."""
+        place = self._place
+        memory = None if place is None else place[0]()
+        return None if place is None or memory is None else (memory, place[1])
+
+    def enter(self, memory: AllocatedMemory, start: int) -> None:
+        """Be found as *memory*, in which it begins at *start*, as long as that lives."""
+        from weakref import ref
+
+        self._place = ref(memory), start
+        remember(_blocks, self.token, self)
+
+    def export(self, plugin: SupportsMemoryExport, memory: AllocatedMemory) -> None:
+        """Take the descriptor of *memory*, which this object owns, from its backend."""
+        device = memory.device
+        made: list[ExportedMemory] = []  # list.extend takes it in C: no signal comes between
+        try:
+            try:
+                made.extend(map(plugin.export_memory, [device.index], [memory.data]))
+            except Exception as exc:
+                fail(exc, device.name, "export_memory")
+            try:
+                self._descriptor.extend(map(os.dup, map(_fd_of, made)))
+            except OSError as exc:
+                raise DeviceMemoryError(
+                    f"{device} memory cannot be shared: {exc}{way_out(exc)}"
+                ) from exc
+            self.exported = ExportedMemory(-1, *made[0][1:])
+        finally:
+            while made:
+                os.close(made.pop().fd)
+
+    def on(self, name: str) -> tuple[AllocatedMemory, int]:
+        """As `place`; the device *name*, or another of its backend with the UUID, imports it.
+
+        ExchangeError if no device here can.
+        """
+        here = self.place()
+        if here is not None:
+            return here
+        device = self._device(name)
+        plugin: Any = backend_of(device)
+        refusal = why_no_device(device)
+        if refusal:
+            raise ExchangeError(self._refused(name, refusal))
+        memory = ImportedMemory(plugin, device, current_use(device, plugin), _ORIGIN, self)
+        try:
+            start = memory.import_memory(plugin, ExportedMemory(self.fileno(), *self.exported[1:]))
+        except Error as exc:
+            raise ExchangeError(self._refused(name, str(exc))) from exc
+        self.enter(memory, start)
+        return memory, start
+
+    def _device(self, name: str) -> Device:
+        kind, index = split(name)
+        try:
+            plugin = backend(kind)
+            count = plugin.device_count()
+        except (Error, ValueError) as exc:
+            raise ExchangeError(self._refused(name, str(exc))) from exc
+        except Exception as exc:
+            fail(exc, kind, "device_count")
+        others = sorted(range(count), key=lambda each: each != index)  # the one that is named first
+        for each in others:
+            device = Device.of(plugin.device_type, each, kind)
+            if identity_of(device).uuid == self.uuid:
+                return device
+        raise ExchangeError(
+            self._refused(name, f"no device of {kind!r} here has the UUID {self.uuid}")
+        )
+
+    def _refused(self, name: str, why: str) -> str:
+        return (
+            f"memory of {name} that another process shares cannot be used here: {why}; let the "
+            'sender share the tensor on the CPU, dlbridge.share(x, "cpu"), or send a copy: '
+            "to_device(t, t.device, copy=True)"
+        )
+
+
+_blocks: dict[bytes, ref[DeviceBlock]] = {}
+
+
+def why_none(device: Device) -> str:
+    """Why *device* has no memory of its own for other processes; empty if it has."""
+    plugin: Any = backend_of(device)
+    for capability in (SupportsAllocateExportable, SupportsMemoryExport):
+        if not supports(plugin, capability):
+            return f"{device} has no memory of its own for other processes"
+    try:
+        refusal: str = plugin.exportable_refusal(device.index)
+    except Exception as exc:
+        fail(exc, device.name, "exportable_refusal")
+    return refusal or why_no_device(device)
+
+
+def why_no_device(device: Device) -> str:
+    """Why *device* opens no memory of other processes; empty if it does."""
+    plugin: Any = backend_of(device)
+    if not supports(plugin, SupportsMemoryImport):
+        return f"{device} opens no memory of other processes"
+    if identity_of(device).uuid is None:
+        return f"{device} says no UUID, by which another process would find it"
+    try:
+        refusal: str = plugin.memory_import_refusal(device.index)
+    except Exception as exc:
+        fail(exc, device.name, "memory_import_refusal")
+    return refusal
+
+
+def make(device: Device, nbytes: int) -> AllocatedMemory:
+    """New memory of *nbytes* > 0 bytes on *device*, for which `why_none` has no reason."""
+    plugin: Any = backend_of(device)
+    block = DeviceBlock(identity_of(device).uuid or "", os.urandom(16))
+    memory = AllocatedMemory(plugin, device, current_use(device, plugin), _ORIGIN, block)
+    memory.allocate_exportable(plugin, nbytes)
+    block.export(plugin, memory)
+    block.enter(memory, 0)
+    return memory
+
+
+def find(operand: Operand) -> tuple[DeviceBlock, int] | None:
+    """The block that the elements are in, and where the first one is in it; None if in none.
+
+    By the place, so that it is found whatever library has handed the memory on.
+    """
+    device = operand.device
+    if not _blocks or not operand.size:
+        return None
+    low, nbytes = operand.span()
+    for known in list(_blocks.values()):
+        block = known()
+        place = None if block is None else block.place()
+        if block is None or place is None or place[0].device is not device:
+            continue
+        distance = operand.data - place[0].data
+        if distance and not device.is_address:
+            continue
+        offset = distance + operand.byte_offset - place[1]
+        if offset + low >= 0 and offset + low + nbytes <= block.nbytes:
+            return block, offset
+    return None
+
+
+def receive_device_block(
+    detach: Callable[[], int], uuid: str, nbytes: int, offset: int, driver: str, token: bytes
+) -> DeviceBlock:
+    """The block whose descriptor *detach* returns; the one that is here already, if it is."""
+    block = DeviceBlock(uuid, token)
+    receive_descriptor(block._descriptor, detach, f"memory of a device, {nbytes} bytes,")
+    here = recall(_blocks, token)
+    if here is not None:
+        return here
+    if not 0 <= offset < nbytes < 1 << 63:
+        raise ExchangeError(
+            f"the message names byte {offset} of {nbytes} bytes of a device's memory, which "
+            "cannot be"
+        )
+    block.exported = ExportedMemory(-1, nbytes, offset, driver)
+    remember(_blocks, token, block)
+    return block
