@@ -24,9 +24,13 @@ __all__ = [
     "forget",
     "give_back",
     "keep",
+    "kept",
     "last_moves",
+    "live",
+    "prefer_own_memory",
     "protection",
     "scale",
+    "share_and_keep",
 ]
 
 SECONDS = 60
@@ -104,6 +108,11 @@ def keep(*tensors: Any) -> int:
     return len(_kept)
 
 
+def kept() -> Any:
+    """All that it keeps."""
+    return list(_kept)
+
+
 def forget() -> None:
     _kept.clear()
 
@@ -143,3 +152,27 @@ def protection(t: bridge.Tensor) -> str:
         if start <= t.data_ptr() < end:
             return allowed
     raise AssertionError(t)
+
+
+def prefer_own_memory() -> None:
+    """As on a discrete GPU: Vulkan devices share memory of their own, and not the host's."""
+    import dlbridge_vulkan
+
+    dlbridge_vulkan.Vulkan.host_import_drawback = _drawback
+
+
+def _drawback(*_: object) -> str:
+    return "as on a discrete GPU"
+
+
+def share_and_keep(values: Any, device: str) -> Any:
+    """Shared by this process, which keeps it until `forget`."""
+    t = bridge.share(values, device)
+    _kept.append(t)
+    return t
+
+
+def live(name: str) -> int:
+    """What the backend *name* has allocated and not freed."""
+    gc.collect()
+    return int(bridge.backend(name).live_allocations())

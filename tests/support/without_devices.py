@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import Any
 
-__all__ = ["serve"]
+__all__ = ["serve", "serve_errors"]
 
 
 def serve(connection: Any) -> None:
@@ -16,3 +16,12 @@ def serve(connection: Any) -> None:
         t = connection.recv()
     t.numpy()[:] = [1, 2, 3, 4]
     connection.send([str(t.device), *(warning.category.__name__ for warning in caught)])
+
+
+def serve_errors(connection: Any) -> None:
+    """Receive one thing, and say which error came instead."""
+    os.environ["DLBRIDGE_BACKENDS"] = "cpu"
+    try:
+        connection.send(str(connection.recv()))
+    except Exception as error:
+        connection.send(f"{type(error).__name__} {error}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dlbridge.errors import ExchangeError
+import os
+
+from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import ExportedMemory
 
 from .buffer import Buffer
@@ -38,5 +40,12 @@ def export(buffer: Buffer) -> ExportedMemory:
     size = buffer.size if isinstance(buffer, Exportable) else block.size if block else 0
     info = struct("VkMemoryGetFdInfoKHR", memory=buffer.memory, handleType=OPAQUE_FD)
     fd = ffi.new("int *", -1)
-    check(device.get_memory_fd(device.pointer, info, fd), "vkGetMemoryFdKHR")
-    return ExportedMemory(fd[0], size, buffer.start)
+    try:
+        check(device.get_memory_fd(device.pointer, info, fd), "vkGetMemoryFdKHR")
+        return ExportedMemory(fd[0], size, buffer.start)
+    except Error:
+        raise  # there is none
+    except BaseException:  # of a signal handler
+        if fd[0] >= 0:
+            os.close(fd[0])
+        raise

@@ -8,7 +8,6 @@ however that process ends.
 from __future__ import annotations
 
 import os
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.plugins.failures import fail
@@ -26,6 +25,7 @@ from dlbridge.protocol import (
     SupportsMemoryImport,
 )
 
+from .memory_imports import Exports, fd_of
 from .shared_blocks import Descriptor, recall, receive_descriptor, remember, way_out
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["DeviceBlock", "find", "make", "receive_device_block", "why_none"]
 
 _ORIGIN = "shared device memory"
-_fd_of = attrgetter("fd")
 
 
 class DeviceBlock:
@@ -81,22 +80,21 @@ class DeviceBlock:
     def export(self, plugin: SupportsMemoryExport, memory: AllocatedMemory) -> None:
         """Take the descriptor of *memory*, which this object owns, from its backend."""
         device = memory.device
-        made: list[ExportedMemory] = []  # list.extend takes it in C: no signal comes between
+        made = Exports()
         try:
             try:
                 made.extend(map(plugin.export_memory, [device.index], [memory.data]))
             except Exception as exc:
                 fail(exc, device.name, "export_memory")
             try:
-                self._descriptor.extend(map(os.dup, map(_fd_of, made)))
+                self._descriptor.extend(map(os.dup, map(fd_of, made)))
             except OSError as exc:
                 raise DeviceMemoryError(
                     f"{device} memory cannot be shared: {exc}{way_out(exc)}"
                 ) from exc
             self.exported = ExportedMemory(-1, *made[0][1:])
         finally:
-            while made:
-                os.close(made.pop().fd)
+            made.close()
 
     def on(self, name: str) -> tuple[AllocatedMemory, int]:
         """As `place`; the device *name*, or another of its backend with the UUID, imports it.
@@ -136,6 +134,12 @@ class DeviceBlock:
         raise ExchangeError(
             self._refused(name, f"no device of {kind!r} here has the UUID {self.uuid}")
         )
+
+    def __del__(self) -> None:
+        # A signal handler may cut this off; then the list closes it.
+        descriptor = getattr(self, "_descriptor", None)
+        if descriptor:
+            descriptor.close()
 
     def _refused(self, name: str, why: str) -> str:
         return (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.plugins.failures import fail
@@ -11,15 +13,46 @@ from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.memory import ImportedMemory
 from dlbridge.core.tensor.ordering import access
-from dlbridge.protocol import SupportsMemoryExport, SupportsMemoryImport, SupportsStreams
+from dlbridge.protocol import (
+    ExportedMemory,
+    SupportsMemoryExport,
+    SupportsMemoryImport,
+    SupportsStreams,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.devices import Device
-    from dlbridge.protocol import ExportedMemory
 
-__all__ = ["import_from_device", "why_no_memory_import"]
+__all__ = ["Exports", "fd_of", "import_from_device", "why_no_memory_import"]
+
+fd_of = attrgetter("fd")
+"""The descriptor of an `ExportedMemory`; in C, as what follows must be."""
+
+
+class Exports(list[ExportedMemory]):
+    """What a backend has exported: this closes the descriptors.
+
+    `list.extend` takes them from the backend in C, so that no signal comes between.
+    """
+
+    __slots__ = ()
+
+    # The defaults outlive the module: its names are cleared when the process ends.
+    def close(
+        self,
+        close: Callable[[int], None] = os.close,
+        fd_of: Callable[[ExportedMemory], int] = fd_of,
+        run: Any = deque,
+    ) -> None:
+        """Close them, once: each leaves the list in the call that closes it."""
+        run(map(close, map(fd_of, map(self.pop, [-1] * len(self)))), maxlen=0)
+
+    def __del__(self) -> None:  # where a signal handler has cut `close` off
+        self.close()
 
 
 def why_no_memory_import(operand: Operand, target: Device) -> str | None:
@@ -67,7 +100,7 @@ def import_from_device(
             fail(exc, source.name, "synchronize")
     origin = f"{source} memory of {tensor.origin}"
     memory = ImportedMemory(importer, target, current_use(target), origin, tensor)
-    exported: list[ExportedMemory] = []  # list.extend takes it in C: no signal comes between
+    exported = Exports()
     try:
         try:
             exported.extend(map(exporter.export_memory, [source.index], [operand.data]))
@@ -75,5 +108,4 @@ def import_from_device(
             fail(exc, source.name, "export_memory")
         return memory, memory.import_memory(importer, exported[0])
     finally:
-        while exported:
-            os.close(exported.pop().fd)
+        exported.close()

@@ -185,6 +185,8 @@ def test_a_device_that_refuses_the_block(device, monkeypatch):
     t = bridge.share(VALUES)
     backend = bridge.backend(device.partition(":")[0])
     monkeypatch.setattr(type(backend), "host_import_refusal", lambda *_: "not by this driver")
+    if hasattr(backend, "exportable_refusal"):
+        monkeypatch.setattr(type(backend), "exportable_refusal", lambda *_: "nor in its own")
     with pytest.raises(ExchangeError, match=r"cannot work in shared memory.*not by this driver"):
         bridge.share(t, device)
     file = shared_blocks.mapping_at(t.data_ptr(), 1).file
