@@ -1,0 +1,243 @@
+"""Memory of CUDA's that other processes have: `dlbridge.share` on ``cuda:0``.
+
+On the simulated driver it is a file, which it maps in each process. So the calls, their order,
+lifetimes and errors are what is tested. That NVIDIA's driver opens such a descriptor in another
+process, no machine has confirmed here.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_support import HERE, slow, stream
+
+import dlbridge as bridge
+from dlbridge.core.moves import device_blocks
+from dlbridge.core.moves.shared_tensors import receive_memory, receive_on_device
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+
+VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
+UNIT = 2 << 20
+MAKING = ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess")
+ENDING = ("cuMemUnmap", "cuMemAddressFree", "cuMemRelease")
+
+
+class Given:
+    """In the place of multiprocessing's DupFd."""
+
+    def __init__(self, fd):
+        self.fd = fd
+
+    def detach(self):
+        return os.dup(self.fd)
+
+
+def received(t, **changes):
+    """*t* once more, as another process would receive it."""
+    block = device_blocks.find(t.operand())[0]
+    described = {"uuid": block.uuid, "nbytes": block.exported.nbytes, "offset": 0}
+    described |= {"driver": block.exported.driver, "token": b"another process's"} | changes
+    again = receive_memory(Given(block.fileno()), *described.values())
+    return receive_on_device(
+        again, str(t.device), 0, str(t.dtype), t.shape, (t.shape[1], 1), 0, False
+    )
+
+
+def files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def host(tensor):
+    return bridge.to_device(tensor, "cpu", copy=True, like="numpy")
+
+
+def test_the_memory_is_cudas_own(cuda, fake):
+    """Not of the pool, and in whole units; whoever opens it finds the same bytes."""
+    before = [fake.calls(name) for name in (*MAKING, "cuMemAllocFromPoolAsync")]
+    t = bridge.share(VALUES, "cuda:0")
+    assert (str(t.device), t.origin) == ("cuda:0", "shared device memory")
+    made = [fake.calls(name) for name in (*MAKING, "cuMemAllocFromPoolAsync")]
+    assert [now - b for now, b in zip(made, before, strict=True)] == [1, 1, 1, 1, 0]
+    assert device_blocks.find(t.operand())[0].exported[1:] == (UNIT, 0, "cuda")
+    assert bridge.share(t) is t
+    again = received(t)
+    assert again.data_ptr() != t.data_ptr()
+    bridge.copy_(again, VALUES * 2)
+    bridge.synchronize("cuda:0")
+    assert (host(t) == VALUES * 2).all()
+
+
+def test_it_is_opened_by_cudas_own_call(cuda, fake):
+    """And its end gives all back, to the driver's last handle."""
+    t = bridge.share(VALUES, "cuda:0")
+    gc.collect()
+    names = ("cuMemImportFromShareableHandle", "cuImportExternalMemory", *ENDING)
+    before, live, opened = [fake.calls(name) for name in names], fake.live(), files()
+    again = received(t)
+    assert fake.live() == live + 3  # the memory, its addresses, and what is mapped there
+    del again
+    gc.collect()
+    assert [fake.calls(name) - b for name, b in zip(names, before, strict=True)] == [1, 0, 1, 1, 1]
+    assert (fake.live(), files()) == (live, opened)
+
+
+def test_views_and_another_librarys_tensors_are_found(cuda):
+    """By their addresses."""
+    t = bridge.share(VALUES, "cuda:0")
+    theirs = bridge.from_dlpack(t[1:].__dlpack__())
+    block, offset = device_blocks.find(theirs.operand())
+    assert offset == 400
+    assert block is device_blocks.find(t.operand())[0]
+    assert device_blocks.find(bridge.to_device(VALUES, "cuda:0", copy=True).operand()) is None
+
+
+def test_each_device_has_its_own(cuda):
+    t = bridge.share(VALUES, "cuda:1")
+    assert str(received(t).device) == "cuda:1"
+    assert (host(received(t)) == VALUES).all()
+
+
+def test_work_on_a_stream_is_done_before_it_is_sent(cuda):
+    """The other process has streams of its own."""
+    t = bridge.share(np.zeros((1, 4096), "u1"), "cuda:0")
+    fives = bridge.to_device(np.full((1, 4096), 5, "u1"), "cuda:0", copy=True)
+    from multiprocessing.reduction import ForkingPickler
+
+    with stream() as busy, bridge.use_stream("cuda:0", busy):
+        slow(busy)
+        bridge.copy_(t, fives)
+        ForkingPickler.dumps(t)
+        assert (host(received(t)) == 5).all()
+
+
+def test_the_end_waits_for_the_work(cuda):
+    """On the simulated driver work on unmapped memory ends the process."""
+    fives = bridge.to_device(np.full((1, 4096), 5, "u1"), "cuda:0", copy=True)
+    t = bridge.share(np.zeros((1, 4096), "u1"), "cuda:0")
+    with stream() as busy:
+        again = received(t)
+        with bridge.use_stream("cuda:0", busy):
+            slow(busy)
+            bridge.copy_(again, fives)
+        del again
+        gc.collect()
+    bridge.synchronize("cuda:0")
+    assert (host(t) == 5).all()
+
+
+@pytest.mark.parametrize("name", [*MAKING, "cuMemExportToShareableHandle"])
+@pytest.mark.parametrize(("status", "error"), [(1, DeviceError), (2, DeviceMemoryError)])
+def test_an_allocation_that_fails(cuda, fake, name, status, error):
+    """What was made of it is undone; no memory is tried again after the pool was trimmed."""
+    bridge.empty(3, device="cuda:0")
+    gc.collect()
+    live, opened = fake.live(), files()
+    fake.fail(name, status)
+    with pytest.raises(error, match=name):
+        bridge.share(VALUES, "cuda:0")
+    fake.fail(name, 0)
+    gc.collect()
+    assert files() == opened
+    assert fake.live() <= live
+
+
+@pytest.mark.parametrize("name", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"])
+def test_an_import_that_fails(cuda, fake, name):
+    t = bridge.share(VALUES, "cuda:0")
+    gc.collect()
+    live, opened = fake.live(), files()
+    fake.fail(name, 801)
+    with pytest.raises(ExchangeError, match=f"cannot be used here: {name}"):
+        received(t)
+    fake.fail(name, 0)
+    gc.collect()
+    assert (fake.live(), files()) == (live, opened)
+
+
+def test_a_size_that_is_not_so_is_refused(cuda):
+    t = bridge.share(VALUES, "cuda:0")
+    with pytest.raises(ExchangeError, match="cannot be used here: cuMemMap"):
+        received(t, nbytes=2 * UNIT)
+
+
+def test_a_driver_without_file_descriptors(cuda, fake):
+    fake.attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", 0)
+    with pytest.raises(ExchangeError, match=r"cannot work in shared.*no file descriptors of mem"):
+        bridge.share(VALUES, "cuda:0")
+    with pytest.raises(ExchangeError, match="no memory for other processes"):
+        cuda.allocate_exportable(0, 100, 1)
+
+
+def test_nothing_grows(cuda, fake):
+    def turn():
+        t = bridge.share(VALUES, "cuda:0")
+        return received(t)
+
+    turn()
+    gc.collect()
+    before = fake.live(), files()
+    for _ in range(100):
+        turn()
+    gc.collect()
+    assert (fake.live(), files()) == before
+
+
+OTHER = """
+import os, sys
+sys.path[:0] = [{here!r}, {drivers!r}]
+import cuda_support
+from suite import rig
+from suite.fixtures import build
+
+build().load("cuda")  # before anybody looks for a libcuda
+
+import numpy as np, dlbridge as bridge
+
+VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
+
+def host(t):
+    return bridge.to_device(t, "cpu", copy=True).numpy()
+
+def serve(connection):
+    t = connection.recv()
+    connection.send((str(t.device), (host(t) == VALUES).all()))
+    bridge.copy_(t, VALUES * 2)
+    bridge.synchronize("cuda:0")
+    own = bridge.share(VALUES * 3, "cuda:0")
+    connection.send((t[1:], own))
+    assert connection.recv() == "it has come"
+    del t, own
+
+if __name__ == "__main__":
+    import multiprocessing
+    context = multiprocessing.get_context({method!r})
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,))
+    process.start()
+    t = bridge.share(VALUES, "cuda:0")
+    ours.send(t)
+    print(*ours.recv())
+    back, own = ours.recv()
+    print(back.data_ptr() == t.data_ptr() + 400, (host(t) == VALUES * 2).all())
+    ours.send("it has come")
+    process.join()
+    print(process.exitcode, (host(own) == VALUES * 3).all())
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_two_processes(cuda, fake, tmp_path, method):
+    """Each writes what the other reads; memory of the other one outlives it."""
+    drivers = str(HERE.parents[2] / "tests" / "drivers")
+    script = tmp_path / "main.py"
+    script.write_text(OTHER.format(here=str(HERE), drivers=drivers, method=method))
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "cuda:0 True\nTrue True\n0 True\n", done.stderr
