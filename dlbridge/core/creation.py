@@ -62,7 +62,7 @@ def empty(
         4096 makes host memory that Vulkan can use in place.
     shared : bool
         Whether other processes can have the memory without a copy, as that of
-        `share`. It begins on a page, and its bytes are zero.
+        `share`. Host memory begins on a page. The bytes are zero.
 
     Returns
     -------

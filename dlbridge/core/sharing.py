@@ -25,6 +25,9 @@ _CPU = Device.of(1, 0)
 def share(x: ArrayLike, device: DeviceLike | None = None) -> Tensor:
     """Return *x* in memory that other processes can have without a copy.
 
+    It is host memory, which the device uses in place. A GPU with memory of its own gets that
+    instead, if its driver can give it to other processes (Vulkan, CUDA).
+
     The pickler of multiprocessing passes such a tensor on as a file descriptor: through
     a ``Pipe`` or a ``Queue``, in the arguments of a ``Process``, a ``Pool`` or a
     ``ProcessPoolExecutor``, with every start method. The receiver gets a tensor on the
@@ -41,7 +44,7 @@ def share(x: ArrayLike, device: DeviceLike | None = None) -> Tensor:
     -------
     Tensor
         *x* itself if its memory is shared and on *device*, another tensor on that
-        memory if it is on another device, otherwise a compact copy. ``empty(shape,
+        memory if *device* uses it in place, otherwise a compact copy. ``empty(shape,
         dtype, device, shared=True)`` makes one to be filled in place.
 
     Raises
@@ -51,8 +54,8 @@ def share(x: ArrayLike, device: DeviceLike | None = None) -> Tensor:
     ValueError
         If no device has such a name.
     ExchangeError
-        If *device* cannot use host memory in place, or this system has no file
-        descriptors (Windows). It is also a BufferError.
+        If *device* neither uses host memory in place nor has memory of its own for other
+        processes, or this system has no file descriptors (Windows). It is also a BufferError.
     BackendUnavailable
         If no backend here serves *device*.
     DeviceMemoryError

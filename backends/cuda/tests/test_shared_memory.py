@@ -195,7 +195,8 @@ import cuda_support
 from suite import rig
 from suite.fixtures import build
 
-build().load("cuda")  # before anybody looks for a libcuda
+if {simulated}:
+    build().load("cuda")  # before anybody looks for a libcuda
 
 import numpy as np, dlbridge as bridge
 
@@ -232,11 +233,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_two_processes(cuda, fake, tmp_path, method):
+def test_two_processes(cuda, request, tmp_path, method):
     """Each writes what the other reads; memory of the other one outlives it."""
     drivers = str(HERE.parents[2] / "tests" / "drivers")
     script = tmp_path / "main.py"
-    script.write_text(OTHER.format(here=str(HERE), drivers=drivers, method=method))
+    simulated = request.config.dlbridge_fake is not None
+    script.write_text(
+        OTHER.format(here=str(HERE), drivers=drivers, method=method, simulated=simulated)
+    )
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
     )
