@@ -67,7 +67,7 @@ core.moves core.moves.regions core.moves.within_host core.moves.host_and_device
 core.moves.between_devices core.moves.copies core.moves.progress core.moves.memory_imports
 core.moves.plans core.moves.traces core.moves.allocate core.moves.filling core.moves.transfer
 core.moves.host_views core.moves.pickling core.moves.unpickling core.moves.printing
-core.moves.shared_blocks core.moves.device_blocks core.moves.shared_tensors
+core.moves.shared_blocks core.moves.device_blocks core.moves.shared_places core.moves.shared_tensors
 
 core.outgoing core.outgoing.mpi_questions core.outgoing.producer core.outgoing.native core.outgoing.cuda_array_interface
 core.outgoing.array_interface core.outgoing.arrow

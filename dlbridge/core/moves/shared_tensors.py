@@ -1,4 +1,4 @@
-"""Tensors on shared memory: made, found, and passed to other processes by multiprocessing.
+"""Tensors on shared memory: made, and passed to other processes by multiprocessing.
 
 The pickler of multiprocessing asks a table for the class of each object. It gets our
 functions with the first block of this process. So only this pickler passes a file
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor
-from dlbridge.core.tensor.memory import AllocatedMemory, HostImportMemory, Memory
+from dlbridge.core.tensor.memory import AllocatedMemory
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.ordering import host_access
 from dlbridge.core.tensor.tensor import Tensor
@@ -29,27 +29,18 @@ from .allocate import allocate
 from .copies import copy_elements
 from .device_blocks import DeviceBlock, receive_device_block
 from .filling import fill
-from .plans import why_no_host_import
-from .shared_blocks import (
-    Mapping,
-    SharedFile,
-    make_file,
-    mapping_at,
-    recall,
-    receive_file,
-    remember,
-)
+from .shared_blocks import Mapping, SharedFile, make_file, receive_file
+from .shared_places import check_target, find, on_device, on_host, why_not_in
 from .transfer import move
 from .unpickling import chosen_place, land_on_cpu, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias
 
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.dtypes import DType
 
-    _Layout: TypeAlias = tuple[int, DType, tuple[int, ...], tuple[int, ...] | None, int, bool]
+    from .shared_places import Layout
 
 __all__ = [
     "empty_shared",
@@ -71,14 +62,14 @@ def share_tensor(tensor: Tensor, target: Device) -> Tensor:
     operand = operand_of(tensor)
     if not operand.size:
         return allocate(target, operand.dtype, operand.shape, padded=operand.padded)
-    found = _find(operand)
+    found = find(operand)
     if operand.device is target and (found or device_blocks.find(operand)):
         return tensor
-    if found is None or _why_not_in(found[0], target):
+    if found is None or why_not_in(found[0], target):
         return _copy_to_block(operand, target)
     if operand.memory is not None:
         host_access(operand.memory)  # the two devices know nothing of each other's work
-    return _on_device(*found, target)
+    return on_device(*found, target)
 
 
 def empty_shared(target: Device, dtype: DType, shape: tuple[int, ...]) -> Tensor:
@@ -87,7 +78,7 @@ def empty_shared(target: Device, dtype: DType, shape: tuple[int, ...]) -> Tensor
         return allocate(target, dtype, shape)
     block, layout = _new_block(target, dtype, shape, padded=False)
     if isinstance(block, Mapping):
-        return _on_device(block, layout, target)
+        return on_device(block, layout, target)
     # A driver need not clear what it gives.
     fill(make_tensor(block, 0, as_dtype("uint8"), (dtype.nbytes(prod(shape)),)), b"\0")
     return make_tensor(block, *layout[:4])
@@ -96,115 +87,31 @@ def empty_shared(target: Device, dtype: DType, shape: tuple[int, ...]) -> Tensor
 def _copy_to_block(source: Operand, target: Device) -> Tensor:
     block, layout = _new_block(target, source.dtype, source.shape, padded=source.padded)
     if isinstance(block, Mapping):
-        copied = _on_host(block, layout)
+        copied = on_host(block, layout)
     else:
         copied = make_tensor(block, *layout[:4], flags=layout[4])
     there = operand_of(copied)
-    there.is_new = True
+    there.is_new = isinstance(block, Mapping)  # of a device, the work on it is ordered
     copy_elements(there, source)
-    return _on_device(block, layout, target) if isinstance(block, Mapping) else copied
+    return on_device(block, layout, target) if isinstance(block, Mapping) else copied
 
 
 def _new_block(
     target: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool
-) -> tuple[Mapping | AllocatedMemory, _Layout]:
+) -> tuple[Mapping | AllocatedMemory, Layout]:
     """New memory that *target* works in, and the layout of a compact tensor in it.
 
     Host memory that the device uses in place, and otherwise memory of the device's own.
     """
     _register()
     nbytes = dtype.nbytes(prod(shape), padded=padded)
-    layout: _Layout = (0, dtype, shape, None, FLAG_SUBBYTE_PADDED if padded else 0, False)
+    layout: Layout = (0, dtype, shape, None, FLAG_SUBBYTE_PADDED if padded else 0, False)
     mapping = make_file(nbytes).mapping(True)
-    if target is not _CPU and _why_not_in(mapping, target, asked=False):
+    if target is not _CPU and why_not_in(mapping, target, asked=False):
         if not device_blocks.why_none(target):
             return device_blocks.make(target, nbytes), layout
-        _check_target(mapping, target)  # before anything is copied
+        check_target(mapping, target)  # before anything is copied
     return mapping, layout
-
-
-def _check_target(mapping: Mapping, target: Device) -> None:
-    """ExchangeError unless *target* can work in the block."""
-    refusal = _why_not_in(mapping, target)
-    if refusal:
-        own = device_blocks.why_none(target)
-        raise ExchangeError(
-            f"{target} cannot work in shared memory: {refusal}, and {own}; share the tensor on "
-            'the CPU, dlbridge.share(x, "cpu"), and bring it to the device in each process'
-        )
-
-
-def _why_not_in(mapping: Mapping, target: Device, *, asked: bool = True) -> str:
-    """Why *target* does not work in the block; empty if it does.
-
-    *asked*: the user wants this memory, so that a drawback of the device does not count.
-    """
-    if target is _CPU:
-        return ""
-    return why_no_host_import(mapping.address, mapping.nbytes, target, asked=asked)
-
-
-def _whole(mapping: Mapping) -> Tensor:
-    """All bytes of a block, on the CPU."""
-    return _on_host(
-        mapping, (0, as_dtype("uint8"), (mapping.nbytes,), None, 0, not mapping.writable)
-    )
-
-
-def _on_host(mapping: Mapping, layout: _Layout) -> Tensor:
-    offset, dtype, shape, strides, flags, readonly = layout
-    memory = Memory(_CPU, mapping.address, "shared memory", mapping)
-    return make_tensor(memory, offset, dtype, shape, strides, readonly=readonly, flags=flags)
-
-
-def _on_device(mapping: Mapping, layout: _Layout, target: Device) -> Tensor:
-    """The tensor of that layout, in place."""
-    if target is _CPU:
-        return _on_host(mapping, layout)
-    offset, dtype, shape, strides, flags, readonly = layout
-    memory = _import(mapping, target)
-    offset += mapping.address - memory.host_start
-    return make_tensor(memory, offset, dtype, shape, strides, readonly=readonly, flags=flags)
-
-
-def _import(mapping: Mapping, target: Device) -> HostImportMemory:
-    """The whole block as memory of *target*: one, which all tensors of the block are in.
-
-    Two imports of the same bytes would be undefined in OpenCL, and one of a part need not
-    begin on a page, as Vulkan wants it. ExchangeError if it cannot be in place.
-    """
-    known = recall(mapping.imports, target)
-    if known is not None:
-        return known
-    _check_target(mapping, target)
-    made = operand_of(move(_whole(mapping), target, False)).memory
-    assert isinstance(made, HostImportMemory)  # nothing else uses host memory without a copy
-    remember(mapping.imports, target, made)
-    return made
-
-
-# Found -------------------------------------------------------------------------------
-
-
-def _find(operand: Operand) -> tuple[Mapping, _Layout] | None:
-    """The block that the elements are in, and where they are in it; None for other memory."""
-    memory = operand.memory
-    if not operand.size:
-        return None
-    if operand.device is _CPU:
-        first = operand.data + operand.byte_offset
-    elif isinstance(memory, HostImportMemory):
-        first = memory.host_start + operand.byte_offset
-    else:
-        return None
-    low, nbytes = operand.span()
-    mapping = mapping_at(first + low, nbytes)
-    if mapping is None:
-        return None
-    flags = operand.flags & FLAG_SUBBYTE_PADDED
-    readonly = operand.readonly or not mapping.writable
-    offset = first - mapping.address
-    return mapping, (offset, operand.dtype, operand.shape, operand.strides, flags, readonly)
 
 
 # Passed on ---------------------------------------------------------------------------
@@ -281,7 +188,7 @@ class _Ordinary:
 def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     """What the pickler of multiprocessing makes of *tensor*; the work on it is done then."""
     operand = operand_of(tensor)
-    found = _find(operand)
+    found = find(operand)
     own = device_blocks.find(operand) if found is None else None
     if found is None and own is None:
         # The first of a list: pickle wants a function, and this one is everywhere.
@@ -328,19 +235,19 @@ def receive(
 ) -> Tensor:
     """The tensor that another process has sent, on the same memory."""
     kind = as_dtype(dtype)
-    layout: _Layout = (offset, kind, shape, strides, flags, readonly)
+    layout: Layout = (offset, kind, shape, strides, flags, readonly)
     _check_layout(file.nbytes, layout)
     mapping = file.mapping(not readonly)
     where = place_of(device)
     if where is _CPU:
-        return _on_host(mapping, layout)
+        return on_host(mapping, layout)
     try:
-        return _on_device(mapping, layout, where)
+        return on_device(mapping, layout, where)
     except Error as exc:
         if chosen_place(device) is not None:  # by the receiver, as if it had called to_device
-            return move(_on_host(mapping, layout), where, None)
+            return move(on_host(mapping, layout), where, None)
         land_on_cpu(device, "the memory cannot be used in place there", exc)
-        return _on_host(mapping, layout)
+        return on_host(mapping, layout)
 
 
 def receive_on_device(
@@ -358,7 +265,7 @@ def receive_on_device(
     Elsewhere it is copied to the place that the receiver has chosen. Where the device is not
     here nobody can read the memory: ExchangeError.
     """
-    layout: _Layout = (offset, as_dtype(dtype), shape, strides, flags, readonly)
+    layout: Layout = (offset, as_dtype(dtype), shape, strides, flags, readonly)
     _check_layout(block.nbytes, layout)
     memory, start = block.on(device)
     tensor = make_tensor(memory, start + offset, *layout[1:4], readonly=readonly, flags=flags)
@@ -366,7 +273,7 @@ def receive_on_device(
     return tensor if chosen in (None, memory.device) else move(tensor, chosen, None)
 
 
-def _check_layout(nbytes: int, layout: _Layout) -> None:
+def _check_layout(nbytes: int, layout: Layout) -> None:
     """ExchangeError unless all elements are in the block of *nbytes* bytes."""
     offset, dtype, shape, strides, flags, _ = layout
     check(dtype.code, dtype.bits, dtype.lanes)
