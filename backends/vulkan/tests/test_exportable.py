@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dlbridge_vulkan import fd_import
+from dlbridge_vulkan import Vulkan, fd_import
 from dlbridge_vulkan.fd_memory import ADOPTED
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
@@ -105,11 +105,12 @@ def test_a_device_that_exports_nothing(vulkan, monkeypatch):
 def test_a_device_that_was_adopted(vulkan):
     """Its extensions are not known."""
     own = vulkan.devices[0]
-    index = vulkan.adopt_device(
+    backend = Vulkan()  # a device that was adopted stays in the list of devices
+    index = backend.adopt_device(
         own.instance, own.physical.pointer, own.pointer, own.queue.handle, own.queue.family
     )
-    assert vulkan.exportable_refusal(index) == ADOPTED
-    vulkan.close_device(index)
+    assert backend.exportable_refusal(index) == ADOPTED
+    backend.close_device(index)
 
 
 @pytest.mark.parametrize("call", ["vkAllocateMemory", "vkCreateBuffer"])
