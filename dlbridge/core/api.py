@@ -235,7 +235,7 @@ def from_dlpack(
     BackendUnavailable
         If no backend here serves *device*.
     DeviceMemoryError
-        A MemoryError, if the device has no room.
+        A MemoryError, if the device does not have enough memory.
     ModuleNotFoundError
         If the library *like* is not installed.
 
@@ -300,7 +300,7 @@ def asarray(
     Raises
     ------
     TypeError
-        If *x* is not such an object, or another argument is not what it must be.
+        If *x* is not such an object, or another argument has the wrong type.
     ValueError
         If *dtype* would change a number by more than rounding a float, the lists do
         not form a rectangle, or no device has such a name.
@@ -310,7 +310,7 @@ def asarray(
     BackendUnavailable
         If no backend here serves *device*.
     DeviceMemoryError
-        A MemoryError, if the device has no room.
+        A MemoryError, if the device does not have enough memory.
 
     Examples
     --------
@@ -501,7 +501,7 @@ def to_device(
     x : ArrayLike
         Everything that `asarray` takes.
     device : DeviceLike
-        ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is taken.
+        ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is accepted.
     copy : bool, optional
         None shares memory where that is possible, True never shares, False
         never copies.
@@ -533,7 +533,7 @@ def to_device(
         the device does not exist, or if the library *like* cannot have the tensor.
         It is also a BufferError.
     TypeError
-        If *x* is nothing that `asarray` takes, or another argument is not what it
+        If *x* is not accepted by `asarray`, or another argument is not what it
         must be.
     ValueError
         If no device has such a name, or the device has no such stream; if *alignment*
@@ -541,7 +541,7 @@ def to_device(
     BackendUnavailable
         If no backend here serves *device*.
     DeviceMemoryError
-        A MemoryError, if the device has no room.
+        A MemoryError, if the device does not have enough memory.
     ModuleNotFoundError
         If the library *like* is not installed.
 
@@ -724,7 +724,7 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
     ValueError
         If shapes or dtypes differ.
     TypeError
-        If *dst* or *src* is nothing that `asarray` takes.
+        If *dst* or *src* is not accepted by `asarray`.
     ExchangeError
         If *dst* is read-only, has no memory of its own (a list), or has elements
         that share memory. It is also a BufferError.

@@ -54,9 +54,9 @@ def empty(
     shape : int or sequence of int
         The extents, in elements.
     dtype : DTypeLike
-        The type of an element; `dlbridge.dtype` says what is taken.
+        The type of an element; `dlbridge.dtype` says what is accepted.
     device : DeviceLike
-        The device of the memory; `dlbridge.device` says what is taken.
+        The device of the memory; `dlbridge.device` says what is accepted.
     alignment : int
         In bytes, a power of two. At least 256 is given, as ``dlpack.h`` asks;
         4096 makes host memory that Vulkan can use in place.
@@ -84,7 +84,7 @@ def empty(
     BackendUnavailable
         If no backend here serves *device*.
     DeviceMemoryError
-        A MemoryError, if the device has no room.
+        A MemoryError, if the device does not have enough memory.
 
     Examples
     --------

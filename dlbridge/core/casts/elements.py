@@ -70,7 +70,7 @@ def astype(x: ArrayLike, dtype: DTypeLike, saturate: bool = False) -> Tensor:
         If *x* is on a device that the host does not read, if numpy and ml_dtypes do
         not have both types, or if the lanes differ. It is also a BufferError.
     TypeError
-        If *x* is nothing that `asarray` takes, or *dtype* is not a dtype.
+        If *x* is not accepted by `asarray`, or *dtype* is not a dtype.
     DeviceMemoryError
         A MemoryError, if there is no room.
 

@@ -259,7 +259,7 @@ def load(
     path : str or path
         A regular file.
     device : DeviceLike
-        ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is taken.
+        ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is accepted.
     names : iterable of str, or True, optional
         These tensors only, or all of them, are loaded now. None: all names are
         there, and each tensor is loaded at its first use.
@@ -293,14 +293,14 @@ def load(
     KeyError
         If one of *names* is not in the file.
     TypeError, ValueError
-        If an argument is not what it must be.
+        If an argument has the wrong type or value.
     ExchangeError
         If *copy* is False and a tensor cannot be used in place, or if the device does
         not exist.
     BackendUnavailable
         If no backend here serves *device*.
     DeviceMemoryError
-        A MemoryError, if the device has no room.
+        A MemoryError, if the device does not have enough memory.
 
     Notes
     -----

@@ -67,7 +67,7 @@ def save(
     FileError
         If the format has no such dtype, or *path* is not a regular file.
     TypeError, ValueError
-        If an argument is not what it must be.
+        If an argument has the wrong type or value.
     ExchangeError
         If `asarray` refuses a tensor.
 

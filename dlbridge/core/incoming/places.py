@@ -41,7 +41,7 @@ def device_of(x: ArrayLike, /) -> Device:
     Raises
     ------
     TypeError
-        If *x* is nothing that `asarray` takes, or a capsule, which looking would
+        If *x* is not accepted by `asarray`, or a capsule, which looking would
         consume. For the device that a text or a number names see `device`.
     ExchangeError
         If *x* is an array that dlbridge cannot take.

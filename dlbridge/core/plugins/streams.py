@@ -73,7 +73,7 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     Parameters
     ----------
     device : DeviceLike
-        The device of the stream; `dlbridge.device` says what is taken.
+        The device of the stream; `dlbridge.device` says what is accepted.
     stream : StreamLike or None
         An integer by the rules of the device (array API 2024.12,
         ``__dlpack__``), or a stream object of torch, cupy or cuda.core, or a
@@ -157,7 +157,7 @@ def current_stream(device: DeviceLike) -> int:
     Parameters
     ----------
     device : DeviceLike
-        `dlbridge.device` says what is taken.
+        `dlbridge.device` says what is accepted.
 
     Returns
     -------
@@ -248,7 +248,7 @@ def synchronize(device: DeviceLike) -> None:
     Parameters
     ----------
     device : DeviceLike
-        `dlbridge.device` says what is taken.
+        `dlbridge.device` says what is accepted.
 
     Raises
     ------

@@ -30,7 +30,7 @@ def trim(device: DeviceLike | None = None) -> None:
     Parameters
     ----------
     device : DeviceLike or None
-        `dlbridge.device` says what is taken. None: all devices of the backends that
+        `dlbridge.device` says what is accepted. None: all devices of the backends that
         are loaded; no other backend is loaded for it.
 
     Raises

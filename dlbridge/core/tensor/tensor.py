@@ -203,7 +203,7 @@ class Tensor(TensorMetadata):
         Parameters
         ----------
         dtype : DTypeLike
-            The new type; `dlbridge.dtype` says what is taken. Elements below a byte
+            The new type; `dlbridge.dtype` says what is accepted. Elements below a byte
             are packed (``dlpack.h`` 1.3): one uint8 becomes two int4, the low bits
             first.
 
@@ -572,7 +572,7 @@ class Tensor(TensorMetadata):
         Parameters
         ----------
         device : DeviceLike
-            Where to; `dlbridge.device` says what is taken.
+            Where to; `dlbridge.device` says what is accepted.
         stream : StreamLike, optional
             The stream of *device* that a copy is queued on.
         copy, like
