@@ -533,8 +533,7 @@ def to_device(
         the device does not exist, or if the library *like* cannot have the tensor.
         It is also a BufferError.
     TypeError
-        If *x* is not accepted by `asarray`, or another argument is not what it
-        must be.
+        If *x* is not accepted by `asarray`, or another argument has the wrong type.
     ValueError
         If no device has such a name, or the device has no such stream; if *alignment*
         is not a power of two up to 1 GiB.
@@ -638,8 +637,8 @@ def plan(
         If *copy* is False and a step would copy, if the device does not exist, or
         if the library *like* cannot have the tensor. It is also a BufferError.
     TypeError
-        If *x* is a capsule, which planning would consume, or nothing that `asarray`
-        takes; if another argument is not what it must be.
+        If *x* is a capsule, which planning would consume, or is not accepted by
+        `asarray`; if another argument has the wrong type.
     ValueError
         If no device has such a name.
     BackendUnavailable

@@ -1,9 +1,9 @@
-"""Prepared conversions, where a plan takes longer than its steps: `to_device` asks here first.
+"""Prepared conversions: `to_device` looks here first, as planning a short move is slow.
 
-To plan a move that does nothing takes ten times as long as to do nothing, and to plan a
-small upload as long as to make it. So `to_device` remembers, for the class of an array, the
-device and ``like=``, a function that gives the same result as the plan, or gives None:
-"plan it".
+Planning a move that does nothing takes ten times as long as the move itself, and planning
+a small upload as long as the upload. So `to_device` keeps a function for each class of
+array, device and ``like=``. It returns the same result as the plan, or None if the move
+must be planned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CPU = Device.of(1, 0)
 
 
 def ITSELF(x: Any) -> Any:
-    """The conversion of what is at its place and stays what it is: `to_device` need not call it."""
+    """The conversion that changes nothing; `to_device` need not call it."""
     return x
 
 

@@ -45,7 +45,7 @@ FOR_TESTS = {
 
 
 def check_all(*, quick: bool = False) -> Iterator[Finding]:
-    """All findings, in the order in which what is wrong should be mended.
+    """All findings, in the order in which problems should be solved.
 
     *quick* leaves out the trials of other libraries.
     """
@@ -111,7 +111,7 @@ def check_settings(chosen: Mapping[str, str]) -> Iterator[Finding]:
     for name, value in chosen.items():
         what = f"{name}={value}"
         if name in FOR_TESTS:
-            yield Finding("note", what, "is for tests, and changes what the simulated device does")
+            yield Finding("note", what, "is for tests of dlbridge, and for nothing else")
         elif name not in VARIABLES:
             hint = did_you_mean(name, VARIABLES)
             yield Finding("problem", what, f"is not known to dlbridge{hint}", f"unset {name}")

@@ -6,12 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 from .findings import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["PEERS", "try_backend", "try_peer", "try_script"]
 
@@ -101,8 +97,8 @@ def try_script(source: str, *arguments: str, limit: float = LIMIT) -> tuple[bool
     except subprocess.TimeoutExpired:
         return True, f"did not end within {limit:g} s"
     if done.returncode == 0:
-        return False, " ".join(_last_lines(done.stdout, 1)) or "did nothing"
-    return True, f"{_ending(done.returncode)}: {' '.join(_last_lines(done.stderr, 1))}".rstrip(": ")
+        return False, _last_line(done.stdout) or "did nothing"
+    return True, f"{_ending(done.returncode)}: {_last_line(done.stderr)}".rstrip(": ")
 
 
 def _ending(code: int) -> str:
@@ -115,5 +111,5 @@ def _ending(code: int) -> str:
         return f"ended by signal {-code}"
 
 
-def _last_lines(text: str, count: int) -> Iterator[str]:
-    yield from [line for line in text.strip().splitlines() if line.strip()][-count:]
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1] if text.strip() else ""

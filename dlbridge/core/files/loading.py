@@ -34,8 +34,8 @@ __all__ = ["TensorFile", "load"]
 class TensorFile(Mapping[str, Tensor]):
     """The tensors of a file by name, each loaded at its first use. Made by `dlbridge.load`.
 
-    A tensor that was used stays as long as this object; `read` gives one that does
-    not. `keys`, ``len`` and ``in`` load nothing. Any thread may use it. The file
+    This object keeps each tensor that was used; `read` returns one that it does not
+    keep. `keys`, ``len`` and ``in`` load nothing. Any thread may use it. The file
     stays open as long as this object or a tensor on its pages exists.
 
     Examples
@@ -261,8 +261,8 @@ def load(
     device : DeviceLike
         ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is accepted.
     names : iterable of str, or True, optional
-        These tensors only, or all of them, are loaded now. None: all names are
-        there, and each tensor is loaded at its first use.
+        These tensors only, or all of them (True), are loaded now. None: each tensor
+        is loaded at its first use.
     dtype : DTypeLike, optional
         For numpy's formats: the type of elements that were saved as raw memory,
         such as ``"bfloat16"``, which numpy saves as ``|V2``.
@@ -288,8 +288,8 @@ def load(
     OSError
         If the file cannot be opened or read.
     FileError
-        If the file is of no such format, contradicts itself, or has elements that
-        DLPack does not have. It is also a ValueError.
+        If the file has none of these formats, contradicts itself, or has elements
+        that DLPack does not have. It is also a ValueError.
     KeyError
         If one of *names* is not in the file.
     TypeError, ValueError
@@ -304,9 +304,9 @@ def load(
 
     Notes
     -----
-    Tensors on the pages of a file see what others write into it, and reading
-    them ends the process (SIGBUS) if it was made shorter: replace such a file,
-    as `save` does, and do not write into it.
+    Tensors on the pages of a file change if somebody writes into the file. If it
+    was made shorter, reading them ends the process (SIGBUS). So replace such a
+    file, as `save` does, and do not write into it.
 
     Examples
     --------

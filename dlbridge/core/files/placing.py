@@ -1,4 +1,4 @@
-"""One tensor of a file on a device: in place where it lies well, else read into new memory.
+"""One tensor of a file on a device: in place where that is possible, else read into new memory.
 
 Memory that the host can address is read into directly. Other devices get the
 bytes through one small buffer.

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the bytes of any tensor in pieces."""
+"""Files that are written completely or not at all, and the bytes of any tensor in pieces."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _BYTE = as_dtype("uint8")
 
 
 def write_whole(path: str, write: Callable[[Any], None]) -> None:
-    """Have *write* fill a new file, and give it the name *path* when it is whole.
+    """Have *write* fill a new file, and rename it to *path* when it is complete.
 
-    Until then the file of that name stays as it is, and so it does if *write*
-    raises. The bytes are on the disk before the name is (``fsync``): after a power
-    failure there is the old file or the new one. Who uses the old file keeps it.
+    Until then, and if *write* raises, the old file stays as it is. The bytes are on
+    the disk before the file is renamed (``fsync``): after a power failure *path* is
+    the old file or the new one. Programs that have opened the old file keep it.
     """
     path = os.path.realpath(path)  # not the link itself
     mode = None
@@ -59,12 +59,12 @@ def write_whole(path: str, write: Callable[[Any], None]) -> None:
             os.fsync(file.fileno())
         os.replace(new, path)  # noqa: PTH105 - likewise
     except OSError as exc:
-        # Nobody knows the other name, and a disk that is full says none.
+        # The caller does not know the temporary name, and the error of a full disk names no file.
         if exc.filename == new or (exc.filename is None and exc.errno in _OF_THE_DISK):
             exc.filename, exc.filename2 = path, None
         raise
     finally:
-        # It is there after a failure only; a file system that is read-only says so in any case.
+        # It exists only after a failure. An error here hides nothing: the first one is raised.
         with suppress(OSError):
             os.unlink(new)  # noqa: PTH108 - likewise
 

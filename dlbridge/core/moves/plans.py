@@ -225,10 +225,10 @@ def plan_move(
     )
     _plan_steps(plan, operand, "copy=True was asked for" if copy is True else "")
     if alignment > 1 and not plan.copies:
-        crooked = _why_not_aligned(operand, alignment)
-        if crooked:
+        unaligned = _why_not_aligned(operand, alignment)
+        if unaligned:
             plan.steps.clear()
-            _plan_steps(plan, operand, crooked)
+            _plan_steps(plan, operand, unaligned)
     if not may_copy:
         for step in plan.steps:
             if step.nbytes:

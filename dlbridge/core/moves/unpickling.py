@@ -45,20 +45,19 @@ _chosen = _Chosen()
 @public
 @contextmanager
 def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterator[None]:
-    """Say where the tensors go that this thread unpickles inside the block.
+    """Choose the device of the tensors that this thread unpickles inside the block.
 
-    Without it a tensor goes to the device that it was pickled on. If that device
-    is not here, it goes to the CPU, with a RuntimeWarning: an exception in the
-    middle of a message would leave the workers of some schedulers waiting.
+    Without such a block a tensor goes to the device that it was pickled on. If that
+    device is not here, it goes to the CPU, with a RuntimeWarning. (An exception in
+    the middle of a message would leave the workers of some schedulers waiting.)
 
     Parameters
     ----------
     device : DeviceLike, mapping or None
-        The device of all tensors; or the new device by the name of the old one, as
-        in ``{"cuda:0": "opencl:0"}``; a name without a number means all devices of
-        that name, and tensors of devices that are not named go where they go
-        without the block. None: to the device that they were pickled on, and an
-        error if it is not here.
+        The device of all tensors. Or a mapping of old devices to new ones, as in
+        ``{"cuda:0": "opencl:0"}``: a name without a number means all devices of that
+        name, and tensors of other devices go where they go without the block. None:
+        the device that they were pickled on; it is an error if it is not here.
 
     Yields
     ------

@@ -235,7 +235,7 @@ def _package(module: str) -> str:
 
 @public
 def register_backend(name: str, backend: type[Backend]) -> None:
-    """Add a backend by hand, for this process, instead of by entry point.
+    """Add a backend for this process, without an entry point.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import Backend, SupportsStreams
 
 from .failures import fail
@@ -28,7 +28,6 @@ __all__ = [
     "current_use",
     "normalized",
     "order",
-    "stream_for",
     "synchronize",
     "use_stream",
     "wait",
@@ -177,14 +176,6 @@ def current_stream(device: DeviceLike) -> int:
     """
     where = device if isinstance(device, Device) else find_device(device)
     return current_use(where).handle
-
-
-def stream_for(device: Device) -> int | None:
-    """`current_stream`, or None if the device has no backend here."""
-    try:
-        return current_stream(device)
-    except (BackendUnavailable, ExchangeError):
-        return None
 
 
 def chosen_stream(device: Device) -> int:

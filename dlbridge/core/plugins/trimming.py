@@ -22,7 +22,7 @@ __all__ = ["trim"]
 def trim(device: DeviceLike | None = None) -> None:
     """Give back to the system what backends keep of freed memory.
 
-    A backend may keep the memory of tensors that are gone, as new memory costs time.
+    A backend may keep the memory of freed tensors, because new memory costs time.
     Other programs, and other parts of this one, cannot use it meanwhile. The
     environment variable ``DLBRIDGE_POOL_LIMIT`` (bytes for each device) limits it
     from the start.

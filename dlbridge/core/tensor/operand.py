@@ -39,7 +39,7 @@ class Operand:
     data : int
         The address of the memory, or its handle where the device has handles
         (OpenCL: a ``cl_mem``; Vulkan: see the backend's documents). The first
-        element is `byte_offset` bytes behind it, on every device.
+        element is `byte_offset` bytes after it, on every device.
     byte_offset : int
         The bytes from `data` to the first element.
     dtype : DType
