@@ -1,6 +1,6 @@
 """bench: a table of times compared with other libraries, in one run.
 
-With a committed table it says which rows have become worse beside their peers.
+With a committed table it says which rows have become worse in comparison with their peers.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def read_ratios(text: str) -> dict[str, float]:
 def worse(rows: list[Row], known: dict[str, float]) -> list[Row]:
     """The *rows* that are worse than the ratios in *known*, by the labels of the rows.
 
-    Rows without a peer, and new ones, are worse than nothing.
+    Rows without a peer, and new rows, are not compared.
     """
     return [
         row

@@ -1,4 +1,4 @@
-"""doctor: what could be wrong on this machine is tried, one thing after the other."""
+"""doctor: checks of what could be wrong on this machine, one after the other."""
 
 from __future__ import annotations
 

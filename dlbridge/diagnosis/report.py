@@ -1,4 +1,4 @@
-"""info: versions, libraries, backends, their devices, and the settings, to be pasted."""
+"""info: versions, libraries, backends, their devices and the settings, for a bug report."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ class Info:
 def info() -> Info:
     """Return a report about this machine: versions, devices, and why others cannot be used.
 
-    It loads every backend. ``print(info())`` is what ``python -m dlbridge info`` prints, to
-    be pasted into a report of a fault.
+    It loads every backend. ``print(info())`` prints the same as ``python -m dlbridge info``:
+    paste it into a bug report.
 
     Returns
     -------

@@ -53,7 +53,7 @@ Vulkan binds buffers at multiples of 16 to 64 on the devices that are known here
 """
 
 PAGE = 4096
-"""Bytes. What a device imports begins at such a place of the file, if the tensor does not."""
+"""Bytes. If a tensor cannot be imported alone, the import begins at a multiple of this."""
 
 PIECE = 64 << 20
 """Bytes read at once; Ctrl-C works after each."""

@@ -179,7 +179,7 @@ def make_header(
     """The first bytes of a file, a whole number of pages.
 
     *entries* have the format's name of the type, the shape, and the offsets of the first
-    byte and of that behind the last.
+    byte and of the byte after the last.
     """
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     for name, (stored, shape, first, last) in entries.items():

@@ -46,17 +46,17 @@ def save(
     """Write tensors of any libraries and devices into a safetensors, .npz or .npy file.
 
     The suffix of *path* says the format. The file is written beside *path* and
-    renamed when it is whole, so a failure leaves the old file as it was. `load`
-    can use what it writes in place.
+    renamed when it is complete, so a failure leaves the old file as it was. `load`
+    can use the tensors of such a file in place.
 
     Parameters
     ----------
     path : str or path
         Ends in ``.safetensors``, ``.npz`` or ``.npy``.
     tensors : mapping of str to ArrayLike, or ArrayLike
-        All that `asarray` takes, by name; for .npy one without a name.
+        Everything that `asarray` takes, by name; for .npy one array without a name.
     metadata : mapping of str to str, optional
-        Texts beside the tensors, for safetensors only.
+        Texts to store with the tensors, for safetensors only.
     progress : bool or callable, optional
         Called with ``(done, total)`` bytes; True shows a bar for 256 MiB and more.
 
@@ -240,7 +240,8 @@ def _numpy(path: str, named: dict[str, Tensor]) -> Writer:
                 with archive.open(info, "w", force_zip64=True) as member:
                     _write_npy(member, named[name], types[name], file.tell(), report)
         except BaseException:
-            # It is lost. After a Ctrl-C in `open` it cannot be closed, and would say so instead.
+            # The archive is thrown away. After a Ctrl-C in `open` closing it raises ValueError,
+            # which must not replace the first exception.
             with suppress(ValueError):
                 archive.close()
             raise

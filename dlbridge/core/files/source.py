@@ -33,7 +33,7 @@ _has_preadv = hasattr(os, "preadv")  # not on Windows
 class Source:
     """A regular file, open for reading as long as this object exists.
 
-    A path that is given a new file meanwhile, as `dlbridge.save` does it, does not matter.
+    If another file gets the same path meanwhile, as by `dlbridge.save`, this stays the old one.
     *opened* is the path, and *path* what messages call it.
     """
 
@@ -135,7 +135,8 @@ class _Stream(io.RawIOBase):
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._source.size}
         position = base[whence] + offset
         if position < 0 and whence == os.SEEK_END:
-            # As a file does: zipfile looks for what may stand before the end, and passes it over.
+            # As a file does: zipfile looks for records before the end that need not exist, and
+            # catches this error.
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         if position < 0:
             raise ValueError(f"position {position} is before the beginning of the file")

@@ -56,9 +56,10 @@ PAGE = mmap.PAGESIZE
 def remember(table: dict[_Key, ref[_Thing]], key: _Key, thing: _Thing) -> None:
     """Enter *thing* in *table* as long as it lives.
 
-    As a WeakValueDictionary, but that the entry is taken out in C: the exception of a
-    signal handler would leave it there. Where two threads enter one key, the end of one
-    thing may take the other out as well: then nobody finds it, and nothing else happens.
+    Like a WeakValueDictionary, but C code removes the entry: in Python code an exception
+    of a signal handler could prevent that. If two threads enter one key, the end of one
+    thing may remove the entry of the other. Then `recall` does not find that one, which
+    does no other harm.
     """
     table[key] = ref(thing, partial(table.pop, key))
 
@@ -86,7 +87,7 @@ class Descriptor(list[int]):
 class SharedFile:
     """The file of a block of *nbytes* bytes, open as long as this object exists.
 
-    *token* names the block in all processes: who gets it again has it already.
+    *token* names the block in all processes, so a process that receives it again finds it.
     """
 
     __slots__ = ("__weakref__", "_descriptor", "_mappings", "nbytes", "token")
@@ -98,7 +99,7 @@ class SharedFile:
         self._mappings: dict[bool, ref[Mapping]] = {}
 
     def fileno(self) -> int:
-        """The descriptor, which stays this object's."""
+        """The descriptor, which this object closes."""
         return self._descriptor[0]
 
     def mapping(self, writable: bool) -> Mapping:
@@ -218,7 +219,7 @@ def _make_memory_file(file: SharedFile) -> bool:
     fd = file.fileno()
     os.fchmod(fd, 0o600)
     os.ftruncate(fd, file.nbytes)
-    # Nobody can cut it off under a mapping, which would end the process that reads there.
+    # Nobody can make it shorter then: a process that reads a mapping beyond its end is ended.
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return True
 
@@ -226,10 +227,10 @@ def _make_memory_file(file: SharedFile) -> bool:
 def _make_temporary_file(file: SharedFile) -> None:
     import tempfile
 
-    with tempfile.TemporaryFile(buffering=0) as made:  # mode 0600, and no folder has it
+    with tempfile.TemporaryFile(buffering=0) as made:  # mode 0600, and in no folder
         file._descriptor.extend(map(os.dup, [made.fileno()]))
     fd = file.fileno()
-    if hasattr(os, "posix_fallocate"):  # a full disk is an error now, and no signal later
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a signal later
         os.posix_fallocate(fd, 0, file.nbytes)
     else:
         os.ftruncate(fd, file.nbytes)

@@ -75,8 +75,8 @@ def trace() -> Iterator[Trace]:
     (8000, 1)
     """
     new = Trace()
-    # Of this thread: where a signal handler's exception cuts a generator off, it may end in
-    # another one.
+    # The dictionary of this thread: a generator that a signal handler has interrupted may end
+    # in another thread.
     mine = vars(_active)
     TRACES.append(new)
     _active.traces = (*_active.traces, new)

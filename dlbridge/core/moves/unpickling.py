@@ -82,8 +82,8 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
         places = {old: find_device(new) for old, new in device.items()}
     else:
         places = None if device is None else find_device(device)
-    # Of this thread: where a signal handler's exception cuts a generator off, it may end in
-    # another one.
+    # The dictionary of this thread: a generator that a signal handler has interrupted may end
+    # in another thread.
     mine = vars(_chosen)
     before = _chosen.places, _chosen.strict
     _chosen.places, _chosen.strict = places, device is None
@@ -143,7 +143,7 @@ def place_of(pickled_on: str) -> Device:
 
 
 def land_on_cpu(pickled_on: str, why: str, error: Exception) -> Device:
-    """The CPU, with a warning; *error* is raised again where a device was insisted on."""
+    """The CPU, with a warning; *error* is raised in a block of ``unpickle_to(None)``."""
     if _chosen.strict:
         raise error
     warnings.warn(

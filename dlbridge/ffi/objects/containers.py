@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Container", "changing", "container_rule", "same", "tensors_in"]
 
-# What takes more than one call into C is one step for other threads by this. A
-# lock for all containers: it is held for microseconds, and may be taken again
-# by a finalizer of what a change removes. Read it from here: a forked child gets another.
+# This lock makes several calls into C one step for other threads. There is one for all
+# containers: it is held for microseconds. It is reentrant, as a finalizer of what a change
+# removes may take it. Read it from this module: a forked child gets a new one.
 changing: AbstractContextManager[bool] = threading.RLock()
 
 

@@ -60,8 +60,8 @@ class ModulePropertyMask(IntFlag):
 class Module(Object):
     """A library of functions: ``module.add_one(x)``.
 
-    A function whose name is a method's here is had by ``module["kind"]``.
-    Functions that were got keep the library loaded.
+    If `Module` has a method of the same name, ``module["kind"]`` is the function.
+    Functions taken from the module keep the library loaded.
 
     Examples
     --------
@@ -239,7 +239,7 @@ class Module(Object):
         return list(self.imports_)
 
     def import_module(self, module: Module) -> None:
-        """Let this module find the functions of *module*, where it is asked for *query_imports*.
+        """Add *module* to the modules that `get_function` searches with ``query_imports=True``.
 
         Parameters
         ----------
@@ -262,7 +262,7 @@ class Module(Object):
         self._call("ffi.ModuleImportModule", module)
 
     def clear_imports(self) -> None:
-        """Import no module any more."""
+        """Remove all modules from `imports`."""
         self._call("ffi.ModuleClearImports")
 
     def inspect_source(self, fmt: str = "") -> str:
@@ -332,7 +332,7 @@ class Module(Object):
         return ModulePropertyMask(self._call("ffi.ModuleGetPropertyMask"))
 
     def is_binary_serializable(self) -> bool:
-        """Whether the module can be made bytes."""
+        """Whether the module can be converted to bytes."""
         return ModulePropertyMask.BINARY_SERIALIZABLE in self.get_property_mask()
 
     def is_runnable(self) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["backtrace_of", "traceback_of"]
 
-# The way from Python into C, which is not the reader's.
+# The frames of cffi between Python and C, which are left out.
 _PASSAGE: Final = frozenset({"cdata_call", "cffistatic_ffi_call"})
 _FRAME: Final = r'\s*File "(.+?)", line (\d+), in (.+)'
 

@@ -2,7 +2,7 @@
 
 An exception that leaves a callback goes to C as an Error object with its kind,
 message, backtrace and causes, and the exception itself as ``extra_context``: if
-the error comes home, the caller gets the very same exception back.
+the error returns to Python, the caller gets the same exception object.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def register_error(name_or_cls: str, cls: _Exception) -> _Exception: ...
 def register_error(name_or_cls: str | None = None) -> Callable[[_Exception], _Exception]: ...
 @public_in("dlbridge.ffi")
 def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
-    """Make a kind of error and an exception class each other's translation.
+    """Connect a kind of error with an exception class, in both directions.
 
     ``register_error("Kind", Class)``, or as a decorator, with the class's own
     name or another: ``@register_error``, ``@register_error("Kind")``.
@@ -290,7 +290,7 @@ def drain() -> None:
 
 
 def _take_raised() -> Handle | None:
-    """The thread's pending error, which is pending no more; None if there is none."""
+    """Take the thread's pending error out of its state; None if there is none."""
     return made_with_gil(new_place(), py.TVMFFIErrorMoveFromRaised)[1]
 
 

@@ -1,10 +1,10 @@
-"""Tensor objects that lie ready in a frame: tensors of numpy and torch are lent to calls in them.
+"""Tensor objects that a call's frame uses again and again, for arguments of numpy and torch.
 
 To make an object of libtvm_ffi for each argument, and to delete it afterwards,
-takes longer than the call. So the memory of one is used for call after call, and
-only its DLTensor is written anew. When the call has returned, the object's count
-tells whether the callee has kept it. If so it is the callee's, with the argument
-that it describes, and the next call makes another one.
+takes longer than the call. So one object serves many calls, and each call only
+writes its DLTensor. When the call has returned, the object's reference count
+tells whether the callee has kept it. If so, the callee owns the object and the
+argument that it describes, and the next call makes a new object.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ _MIN_SWEEP = 1024
 class WeakTable(Generic[_Value]):
     """Integer -> object, without keeping the object alive.
 
-    Like a `weakref.WeakValueDictionary`, but without a callback at an object's
-    death, which a Ctrl-C would cut off and be lost in. Entries of dead objects
-    are replaced when their key comes again, and swept out now and then.
+    Like a `weakref.WeakValueDictionary`, but without a callback when an object is
+    freed: a Ctrl-C would interrupt the callback, and be lost. Entries of dead objects
+    are replaced when their key comes again, and removed from time to time.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ OBJECT_BEGIN: Final[int] = C.kTVMFFIStaticObjectBegin
 HEADER: Final[int] = ffi.sizeof("TVMFFIObject")
 """Bytes of an object's header; its own fields begin there."""
 INDEX_MASK: Final = 0xFFFFFFFF
-"""Of a tag."""
+"""The bits of a tag that are the type index."""
 LAST_INDEX: Final = 0x7FFFFFFF
 _LENT: Final[int] = C.kTVMFFIDLTensorPtr
 CACHED_CLASSES: Final = 2048

@@ -49,7 +49,7 @@ class Object:
     """The strong reference; None once the object was moved away."""
 
     _index: int
-    """The object's own type index, which may be below its Python class's."""
+    """The object's own type index; the type may be a subtype of its Python class's."""
 
     def __new__(cls, *_args: Any, **_keywords: Any) -> Any:
         """For classes that C++ says how to make; TypeError for the others."""
@@ -65,7 +65,7 @@ class Object:
         Parameters
         ----------
         other : object
-            Anything. What is no `Object` is never the same.
+            Anything; the result is False for what is not an `Object`.
 
         Returns
         -------
