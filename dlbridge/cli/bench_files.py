@@ -16,7 +16,7 @@ from typing import Any
 import dlbridge as bridge
 from dlbridge.errors import BackendUnavailable
 
-from .timing import machine, versions
+from .timing import machine, memory, reset_peak, versions
 
 __all__ = ["measure", "report"]
 
@@ -118,17 +118,16 @@ def measure(way: str, device: str, path: str) -> None:
     bridge.to_device(bridge.zeros(4096, "uint8"), device, copy=True)  # the backend is open
     if way == PEER:
         import safetensors.numpy  # noqa: F401 - not a part of the time
-    before = _memory("VmRSS")
-    _forget_peak()
+    before = reset_peak()
     start, busy = time.perf_counter(), time.process_time()
     with bridge.trace() as trace:
         tensors = load(path, device)
     seconds, cpu = time.perf_counter() - start, time.process_time() - busy
-    peak = _memory("VmHWM") - before
+    peak = memory("VmHWM") - before
     for tensor in tensors.values():
         _read_once(tensor)
     used = time.perf_counter() - start
-    most = _memory("VmHWM") - before
+    most = memory("VmHWM") - before
     found = {"seconds": seconds, "cpu": cpu, "peak": peak, "used": used, "used_peak": most}
     print(json.dumps({**found, "copied": trace.nbytes}))
 
@@ -172,22 +171,6 @@ def _read_once(tensor: bridge.Tensor) -> None:
     """Read every element on the host, in place."""
     with tensor.host_view() as view:
         view.numpy().max()
-
-
-def _memory(what: str) -> int:
-    """VmRSS or VmHWM (its highest value) of this process in bytes; 0 where the system has none."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) << 10
-
-
-def _forget_peak() -> None:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 # The table ---------------------------------------------------------------------------

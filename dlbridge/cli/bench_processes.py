@@ -7,13 +7,12 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import dlbridge as bridge
 from dlbridge.errors import BackendUnavailable
 
-from .timing import Row
+from .timing import Row, memory, reset_peak
 
 __all__ = ["rows"]
 
@@ -52,31 +51,15 @@ def _receive(connection: Any) -> None:
     """The receiver's loop. All processes of Linux have one clock: time.perf_counter."""
     while True:
         connection.send("ready")
-        before = _reset_peak()
+        before = reset_peak()
         with bridge.trace() as trace:
             thing = connection.recv()
         end = time.perf_counter_ns()
         if thing is None:
             return
-        peak = _memory("VmHWM") - before
+        peak = memory("VmHWM") - before
         del thing
         connection.send((end, peak, trace.nbytes))
-
-
-def _memory(name: str) -> int:
-    """A figure of Linux about the memory of this process, in bytes; 0 on other systems."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def _reset_peak() -> int:
-    """Let VmHWM begin anew; the memory in use now."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    return _memory("VmRSS")
 
 
 def rows(wanted: Callable[[str], bool], _repeats: int) -> list[Row]:
@@ -116,12 +99,12 @@ def _shared(operation: str, device: str) -> Row:
         torch = importlib.import_module("torch")
         importlib.import_module("torch.multiprocessing")  # it tells the pickler of its tensors
         things["torch.multiprocessing"] = torch.ones(NBYTES, dtype=torch.uint8).share_memory_()
-    things["SharedMemory"] = memory = SharedMemory(create=True, size=NBYTES)
+    things["SharedMemory"] = block = SharedMemory(create=True, size=NBYTES)
     try:
         ns, peaks, copied = _measure(things, warm=tensor[:1])
     finally:
-        memory.close()
-        memory.unlink()
+        block.close()
+        block.unlink()
     note = f"bytes copied: {copied['dlbridge']}, the receiver's peak: +{peaks['dlbridge']} MiB"
     return Row(operation, ns.pop("dlbridge"), ns, note=note)
 

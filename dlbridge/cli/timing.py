@@ -7,6 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ __all__ = [
     "best_of",
     "floors",
     "machine",
+    "memory",
     "plot",
     "report",
+    "reset_peak",
     "side",
     "table",
     "versions",
@@ -202,3 +205,19 @@ def plot(rows: list[Row], title: str, path: str) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def memory(name: str) -> int:
+    """``VmRSS`` or ``VmHWM`` (its highest value) of this process in bytes; 0 if not on Linux."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def reset_peak() -> int:
+    """Let ``VmHWM`` begin again at the memory in use now, which is returned."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
