@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def register(sizeof: Any) -> None:
-    """Tell ``dask.sizeof.sizeof`` what a tensor weighs, once it meets one.
+    """Tell ``dask.sizeof.sizeof`` how large a tensor is, when it first gets one.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def _before_pickling(tensor: Tensor, context: Any = None) -> NoReturn:
 
 
 def _trim_around(device: Device) -> None:
-    """Have the memory given back that the spills before this one have left, and then this one's.
+    """Give back what the backend keeps of earlier spills, and later what it keeps of this one.
 
     A backend keeps the memory of a tensor that is dropped after its spill. On a device whose
     memory is the host's, the worker would see no change, go on spilling, and then wait for ever.
@@ -127,5 +127,5 @@ def _trim(device: Device) -> None:
 
     try:
         trim(device)
-    except Error as exc:  # a spill that works is more than memory that comes back
+    except Error as exc:  # the spill itself must not fail
         _log.warning("memory that %s keeps is not given back: %s", device, exc)

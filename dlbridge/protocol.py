@@ -245,7 +245,7 @@ class Backend(Protocol):
 
         After `SupportsHostImport.import_host` it ends the import, and blocks until the
         work already on *stream* has used the host's memory for the last time: its
-        owner takes it back when this returns.
+        owner may use it when this returns.
         """
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
@@ -286,9 +286,9 @@ class SupportsAllocateFromHost(Protocol):
         """New memory as `Backend.allocate` gives it, with the bytes of *source*; its ``data``.
 
         0 if it could not be made in this way: dlbridge then calls `Backend.allocate`, whose
-        errors say why, and `Backend.copy_from_host`. *source* is as there, has at most
-        `allocate_from_host_limit` bytes, and is not needed after the return. Work on *stream*
-        sees its bytes.
+        errors say why, and `Backend.copy_from_host`. *source* is as in `Backend.copy_from_host`,
+        has at most `allocate_from_host_limit` bytes, and is not needed after the return. Work on
+        *stream* sees its bytes.
         """
 
 
@@ -569,8 +569,8 @@ class SupportsForeignData(Protocol):
         which may count in another way, and may be any int32, -1 included: return the
         number of the device that the memory is on. *module* is the name of the module
         of the object that exported it. ExchangeError if the convention is not
-        recognised; *data* is never dereferenced on a guess. It may be any integer from 0
-        to 2**64 - 1, and is never another one: a ``void *`` of -1 is 2**64 - 1.
+        recognised; *data* is never dereferenced on a guess. It is an integer from 0 to
+        2**64 - 1: a ``void *`` of -1 is passed as 2**64 - 1.
         """
 
 

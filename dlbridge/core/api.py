@@ -553,7 +553,7 @@ def to_device(
     >>> bridge.to_device(np.ones(2, "float32"), "cpu", like="numpy")
     array([1., 1.], dtype=float32)
     """
-    unknown = False  # whether nobody has asked for such a conversion
+    unknown = False  # whether `READY` has no entry for such a conversion
     if copy is None and stream is None and progress is None and alignment is None and not TRACES:
         convert = None
         try:
@@ -772,7 +772,7 @@ def _in_place(dst: ArrayLike) -> Tensor:
         return asarray(dst, copy=False)
     except ExchangeError as exc:
         if _refusal_of(dst) == str(exc):
-            raise  # not for want of memory
+            raise  # *dst* is refused for another reason
     # Without the cause, which is about copy=False: the caller has not written that.
     raise ExchangeError(
         f"{with_article(type(dst).__name__)} has no memory to copy into; pass an array, such "
@@ -784,7 +784,7 @@ _NUMBERS = frozenset({list, tuple, bool, int, float, complex})
 
 
 def _refusal_of(x: ArrayLike) -> str:
-    """Why nobody can have *x*, not even as a copy; empty if that is no problem."""
+    """Why `asarray` refuses *x*, even as a copy; empty if it does not."""
     try:
         asarray(x)
     except (Error, TypeError, ValueError) as exc:

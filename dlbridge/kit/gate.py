@@ -23,10 +23,11 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Lets threads into a library, and its exceptions out as dlbridge's.
+    """Calls a library's functions, and raises dlbridge's errors for its exceptions.
 
-    A thread that is in a driver's library when the process ends makes many of them crash: at
-    exit the gate waits for the threads inside, at most `PATIENCE`, and lets no other in.
+    Many libraries of drivers crash if a thread is in one of their functions when the process
+    ends. So at exit the gate waits for the threads inside, at most `PATIENCE`, and lets no
+    other in.
 
     Parameters
     ----------
@@ -38,9 +39,9 @@ class Gate:
         What the library raises, and what it becomes; the first that fits. Other exceptions stay
         as they are.
     its_threads : str
-        How the modules of the thread classes begin in which the library calls back. A finalizer
-        that comes in such a thread would wait for the thread inside the gate, and that one for
-        the callback: it is refused.
+        How the names of the modules begin whose thread classes the library makes for its
+        callbacks. A call in such a thread, by a finalizer, is refused: it would wait for the
+        thread inside the gate, and that one for the callback.
     several : bool
         Whether several threads may be inside; if not, one waits for the other.
     """
@@ -66,8 +67,8 @@ class Gate:
     def run(self, call: str, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
         """Call *function* inside, and return its result.
 
-        It is no context manager: an exception of a signal handler can come between the entry of
-        one that is written in Python and its block, and leave the lock locked.
+        This is not a context manager: a signal handler could raise between the entry of one that
+        is written in Python and its block, and the lock would stay locked.
 
         Parameters
         ----------
@@ -90,7 +91,8 @@ class Gate:
             )
         with self._lock:
             number = next(self._numbers)
-            self._inside[number] = call  # and then look: the end first says so, and then looks
+            # In this order: `_end` sets the flag first, and then looks for threads inside.
+            self._inside[number] = call
             try:
                 if self._ending:
                     raise DeviceError(f"{call}: {self._api} cannot be used while the process ends")

@@ -56,8 +56,8 @@ class Handles:
     def free(self, device_id: int, data: int, stream: int) -> None:
         """Drop what is in `owned`: a backend's ``free``, if the library waits for its work.
 
-        Take it as it is, ``self.free = handles.free``: dlbridge calls again where a signal
-        handler's exception comes at the first instruction, and no deeper.
+        Assign the method itself, ``self.free = handles.free``. If a signal handler raises at its
+        first instruction, dlbridge calls it again; in a wrapper it could not do that.
         """
         if not self._guard.in_child:  # there it is the parent's
             self.owned.pop(data, None)
