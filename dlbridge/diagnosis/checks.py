@@ -64,7 +64,7 @@ def check_all(*, quick: bool = False) -> Iterator[Finding]:
         yield Finding(
             "note",
             "backends",
-            f"there is none but cpu; for other devices: {HINTS['opencl']}, or "
+            f"only the backend cpu is installed; for other devices: {HINTS['opencl']}, or "
             f"{HINTS['vulkan']}, or {HINTS['cuda']}",
         )
     if not quick:

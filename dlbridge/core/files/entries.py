@@ -85,8 +85,8 @@ def check_bounds(where: str, offset: int, nbytes: int, size: int) -> None:
     """FileError if bytes of a tensor lie outside a file of *size* bytes."""
     if offset + nbytes > size:
         raise FileError(
-            f"{where}: its {nbytes} bytes from byte {offset} on end behind the file's {size} "
-            f"bytes: {DAMAGED}"
+            f"{where}: its {nbytes} bytes from byte {offset} on end after the end of the file, "
+            f"which has {size} bytes: {DAMAGED}"
         )
 
 

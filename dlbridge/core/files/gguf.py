@@ -95,8 +95,8 @@ class _Cursor:
         self.position += nbytes
         if self.position > self.source.size:
             raise FileError(
-                f"{self.source.path}: its header goes on to byte {self.position}, behind the "
-                f"file's {self.source.size} bytes: {DAMAGED}"
+                f"{self.source.path}: its header ends at byte {self.position}, after the end of "
+                f"the file, which has {self.source.size} bytes: {DAMAGED}"
             )
 
     def u32(self) -> int:

@@ -173,13 +173,13 @@ def _member(
         end = info.file_size
     else:
         raise FileError(
-            f"{where}: compressed by method {info.compress_type}; numpy writes none but deflate: "
-            "write it by numpy.savez_compressed"
+            f"{where}: compressed by method {info.compress_type}, which numpy does not write; save "
+            "it again by numpy.savez_compressed"
         )
     if entry.offset + entry.nbytes != end:
         raise FileError(
             f"{where}: {entry.dtype} {entry.shape} takes {entry.nbytes} bytes, and the member has "
-            f"{end - entry.offset} behind its header: {DAMAGED}"
+            f"{end - entry.offset} after its header: {DAMAGED}"
         )
     return entry
 

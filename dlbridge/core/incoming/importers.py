@@ -1,7 +1,7 @@
 """Importers of single libraries: one function for each array type that needs no protocol.
 
-Each gives the same Tensor as `import_producer`, in a fraction of its time, and
-leaves to it whatever it does not know.
+Each returns the same Tensor as `import_producer`, in a fraction of its time, and
+calls `import_producer` for arrays that it does not know.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def device_of(x: ArrayLike, /) -> Device:
         return _CPU
     if cls.__name__ == "PyCapsule":
         raise TypeError(
-            "a look would consume the capsule: import it first "
+            "device_of would consume the capsule: import it first "
             "(t = dlbridge.from_dlpack(capsule)) and take t.device"
         )
     refuse_class(x)

@@ -279,7 +279,7 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
     except TypeError as first:
         if wanted.get("copy") is False and "dl_device" in wanted:
             raise ExchangeError(
-                f"{origin_of(x)} on {source} cannot be had on the CPU without a copy: its "
+                f"{origin_of(x)} on {source} cannot be brought to the CPU without a copy: its "
                 "__dlpack__ takes no dl_device"
             ) from first
         try:

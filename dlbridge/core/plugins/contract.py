@@ -1,7 +1,7 @@
 """Checks of a backend when it is loaded: version, device type, members, parameters, facts.
 
-An error names the package that provides the backend. What can only be seen when
-the backend works is the business of the conformance kit.
+An error names the package that provides the backend. The conformance kit tests what
+can only be seen when the backend works.
 """
 
 from __future__ import annotations

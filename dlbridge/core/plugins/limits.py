@@ -128,7 +128,7 @@ class LimitedCopies:
         self._write(words, target.device_id, source, stream)
 
     def copy_from_host_to_new(self, target: Span, source: memoryview, stream: int) -> None:
-        """Copy *source* to all of an allocation: what follows it there is nobody's."""
+        """Copy *source* to a new allocation; the bytes after it there may be overwritten."""
         rest = target.nbytes % self.copy_alignment
         whole = target.nbytes - rest
         for at, size in self._pieces(whole):
@@ -345,5 +345,5 @@ def _halves(*regions: Region) -> Iterator[list[tuple[int, Region]]]:
 
 
 def _part(span: Span, start: int, nbytes: int) -> Span:
-    """*nbytes* bytes that begin *start* bytes behind the beginning of *span*."""
+    """*nbytes* bytes that begin *start* bytes after the beginning of *span*."""
     return Span(span.device_id, span.data, span.offset + start, nbytes)

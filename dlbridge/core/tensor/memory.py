@@ -44,9 +44,9 @@ def _at_exit() -> None:
 class Memory:
     """Some bytes on *device*, which exist as long as this object.
 
-    *data* is the address or the backend's handle; *origin* says for people where
-    the memory comes from; *owner* is the object that must exist as long. `last_use`
-    is the stream of our last work on it, None before the first.
+    *data* is the address or the backend's handle; *origin* says in words where the
+    memory comes from; *owner* is an object that this one keeps alive. `last_use` is
+    the stream of our last work on it, None before the first.
     """
 
     __slots__ = ("__weakref__", "data", "device", "last_use", "origin", "owner")
@@ -60,7 +60,7 @@ class Memory:
 
 
 class _Taken(list[Any]):
-    """The result of a backend's ``allocate``; given back when this dies, or before."""
+    """The result of a backend's ``allocate``; given back when this is freed, or before."""
 
     __slots__ = ("backend", "memory_index", "use")
 

@@ -165,7 +165,7 @@ class TensorMetadata(OtherNames):
 
     @property
     def origin(self) -> str:
-        """The source of the memory, for people, such as the name of a type."""
+        """The source of the memory in words, such as the name of a type."""
         return self._memory.origin
 
     def data_ptr(self) -> int:

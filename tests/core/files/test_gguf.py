@@ -82,10 +82,10 @@ LIES = {
     "version 1": (gguf_bytes([X], bytes(16), version=1), "version 1"),
     "version 4": (gguf_bytes([X], bytes(16), version=4), "version 4"),
     "another byte order": (gguf_bytes([X], bytes(16), version=3 << 24), "byte order"),
-    "cut off in the data": (gguf_bytes([X], bytes(15)), "tensor 'x': its 16 bytes .* end behind"),
-    "cut off in the header": (gguf_bytes([X], b"")[:40], "its header goes on"),
-    "more tensors than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), "its header goes on"),
-    "more metadata than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "its header goes on"),
+    "cut off in the data": (gguf_bytes([X], bytes(15)), "tensor 'x': its 16 bytes .* end after"),
+    "cut off in the header": (gguf_bytes([X], b"")[:40], "its header ends"),
+    "more tensors than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), "its header ends"),
+    "more metadata than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "its header ends"),
     "a long name": (gguf_bytes([("x" * 70_000, (4,), 0, 0)], bytes(16)), "a name of 70000"),
     "five dimensions": (gguf_bytes([("x", (1,) * 5, 0, 0)], bytes(16)), "5 dimensions"),
     "an extent of 64 bits": (gguf_bytes([("x", (2**63,), 0, 0)], bytes(16)), "integers"),
@@ -115,7 +115,7 @@ LIES = {
     ),
     "a long array": (
         gguf_bytes([X], bytes(16), pairs=pair(9, struct.pack("<IQ", 4, 2**62)), count=1),
-        "its header goes on",
+        "its header ends",
     ),
     "a name that is no text": (gguf_bytes([X], bytes(16)).replace(b"x", b"\xff"), "not Unicode"),
 }
