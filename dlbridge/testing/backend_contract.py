@@ -12,6 +12,9 @@ import pytest
 
 from dlbridge import DLDeviceType, protocol
 
+# The members that the core checks when it loads a backend; users never need these functions.
+from dlbridge.core.plugins.contract import capabilities, members
+
 from .backend_base import BackendCase
 
 __all__ = ["ContractTests"]
@@ -19,7 +22,6 @@ __all__ = ["ContractTests"]
 GROUP = "dlbridge.backends"
 """The group of entry points, as `dlbridge.protocol` names it."""
 
-CAPABILITIES = [getattr(protocol, name) for name in protocol.__all__ if name.startswith("Supports")]
 
 IMPORT_ALONE = """
 import importlib, importlib.machinery, pathlib, sys, sysconfig
@@ -53,12 +55,6 @@ print("\\n".join(sorted(tops - set(sys.stdlib_module_names))))
 
 LIGHT = frozenset({"_cffi_backend", "cffi", "dlbridge", "pycparser", "typing_extensions"})
 """Packages beside the standard library that a backend's module may import at once."""
-
-
-def members(contract: type) -> dict[str, Any]:
-    """Methods and attributes that a Protocol declares, except its own machinery."""
-    methods = {name: value for name, value in vars(contract).items() if not name.startswith("_")}
-    return {**dict.fromkeys(contract.__annotations__), **methods}
 
 
 def parameters(function: Any) -> list[inspect.Parameter]:
@@ -124,7 +120,7 @@ class ContractTests(BackendCase):
         assert isinstance(cls, type)
         inspect.signature(cls).bind()
 
-    @pytest.mark.parametrize("contract", [protocol.Backend, *CAPABILITIES])
+    @pytest.mark.parametrize("contract", [protocol.Backend, *capabilities()])
     def test_signatures_are_the_contracts(self, backend: Any, contract: type) -> None:
         """Same names in the same order: dlbridge may call either way. More may have defaults."""
         if contract is not protocol.Backend:
@@ -139,7 +135,7 @@ class ContractTests(BackendCase):
             needed = [each.name for each in more if not is_optional(each)]
             assert not needed, f"{contract.__name__}.{name}: dlbridge does not give {needed}"
 
-    @pytest.mark.parametrize("capability", CAPABILITIES)
+    @pytest.mark.parametrize("capability", capabilities())
     def test_no_capability_is_half_there(self, backend: Any, capability: type) -> None:
         """A misspelt member would make dlbridge use another way silently."""
         names = members(capability)
