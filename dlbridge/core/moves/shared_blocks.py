@@ -183,6 +183,12 @@ def make_file(nbytes: int) -> SharedFile:
             "shared memory is passed on as a file descriptor, which this system does not have; "
             "send the tensor without dlbridge.share: it is copied"
         )
+    total = _memory_of_machine() if nbytes >= _LARGE else None
+    if total is not None and nbytes > total:
+        raise DeviceMemoryError(
+            f"no room for {nbytes} bytes of shared memory: this machine has {total} bytes of "
+            "memory and swap together; share the tensor in parts, or from a file (dlbridge.load)"
+        )
     file = SharedFile(-(-nbytes // PAGE) * PAGE, os.urandom(16))
     try:
         if not hasattr(os, "memfd_create") or not _make_memory_file(file):
@@ -193,6 +199,25 @@ def make_file(nbytes: int) -> SharedFile:
         ) from exc
     remember(_files, file.token, file)
     return file
+
+
+_LARGE = 1 << 30
+
+
+def _memory_of_machine() -> int | None:
+    """Bytes of memory and swap; None where Linux does not say it.
+
+    The kernel refuses other memory that is larger than both, but not the file of a block: the
+    process would end by a signal when it writes there.
+    """
+    from pathlib import Path
+
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        sizes = dict(line.split(":", 1) for line in lines)
+        return sum(int(sizes[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def way_out(exc: Exception) -> str:

@@ -724,3 +724,14 @@ def test_memory_that_another_library_has_handed_on():
     address = t.data_ptr()
     del t
     assert bridge.share(theirs).data_ptr() == sent(bridge.asarray(theirs)).data_ptr() == address
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux says how much memory it has")
+def test_more_than_the_memory_of_the_machine():
+    """A block's file may be larger; the first writes would end the process."""
+    for make in (
+        lambda: bridge.empty(1 << 50, "uint8", shared=True),
+        lambda: bridge.share(np.broadcast_to(np.float32(1), (1 << 24, 1 << 24))),
+    ):
+        with pytest.raises(bridge.DeviceMemoryError, match="memory and swap together"):
+            make()
