@@ -11,7 +11,7 @@ from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.errors import FileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import NoReturn
 
     from dlbridge.core.values.dtypes import DType
@@ -118,15 +118,25 @@ def check_overlaps(where: str, entries: Iterable[Entry]) -> None:
             last = entry
 
 
-def refuse(exc: Exception, what: str) -> NoReturn:
+_OF_THE_SYSTEM = OSError | MemoryError | RecursionError | SystemError
+"""What says nothing about the file; CPython's compiler has a SystemError for too little memory."""
+
+
+def refuse(exc: Exception, what: str, is_deep: Callable[[], bool] | None = None) -> NoReturn:
     """Raise *exc*, which a parser of other authors raised, as the FileError that *what* is wrong.
 
     What a damaged file makes them raise is documented nowhere. Errors of the system,
-    and those of signal handlers, which only came meanwhile, are raised as they are.
+    too little memory or stack, and exceptions of signal handlers, which only came
+    meanwhile, are raised as they are. *is_deep* says whether the file itself is nested so
+    deeply that a parser has too little memory or stack for it.
     """
     try:
-        if isinstance(exc, FileError | OSError) or is_from_handler(exc.__traceback__):
+        if is_from_handler(exc.__traceback__):
             raise exc
+        if isinstance(exc, MemoryError | RecursionError) and is_deep is not None and is_deep():
+            raise FileError(f"{what} (it is nested too deeply): {DAMAGED}") from exc
+        if isinstance(exc, FileError | _OF_THE_SYSTEM) or str(exc).startswith("can't allocate"):
+            raise exc  # the last one is CPython's RuntimeError where no lock can be made
         raise FileError(f"{what} ({exc}): {DAMAGED}") from exc
     finally:
         del exc  # the traceback holds this frame: a cycle would keep the file open

@@ -6,6 +6,7 @@ Objects are never unpickled. Source: ``numpy.lib.format``.
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zipfile
 from dataclasses import replace
@@ -85,8 +86,21 @@ def _parse(where: str, first: bytes) -> tuple[Any, tuple[int, ...], bool, int]:
     try:
         shape, fortran, stored = parse(stream, max_header_size=LONGEST)
     except Exception as exc:
-        refuse(exc, f"{where}: the .npy header cannot be read")
+        text = first[8 + width : 8 + width + length]
+        refuse(exc, f"{where}: the .npy header cannot be read", lambda: _is_deep(text))
     return stored, shape, fortran, stream.tell()
+
+
+def _is_deep(text: bytes) -> bool:
+    """Whether a header has more brackets and operators than any that dlbridge takes.
+
+    numpy has it read by Python's own parser, which has a MemoryError for too many.
+    """
+    return len(_HARMLESS.sub(b"", text)) > 64
+
+
+_HARMLESS = re.compile(rb"""'[^']*'|"[^"]*"|True|False|\d+L?|[\s:,]""")
+"""What a header has of texts, numbers and what stands between them."""
 
 
 def _dtype_of(where: str, stored: Any, wanted: DType | None) -> tuple[DType, bool]:

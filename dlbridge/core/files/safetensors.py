@@ -7,6 +7,7 @@ end in spaces. The bytes of all tensors follow, without gaps.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -109,9 +110,23 @@ def _parse(path: str, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=constant)
     except Exception as exc:
-        refuse(exc, f"{path}: the header is not JSON")
+        refuse(exc, f"{path}: the header cannot be read as JSON", lambda: _is_deep(text))
     assert isinstance(header, dict)  # it begins with a brace
     return header
+
+
+def _is_deep(text: bytes) -> bool:
+    """Whether brackets stand in brackets beyond what any header needs, which is three."""
+    depth = 0
+    for mark in _MARKS.finditer(text):
+        depth += _STEPS.get(mark[0], 0)
+        if depth > 16:
+            return True
+    return False
+
+
+_MARKS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_STEPS = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}
 
 
 def _metadata(path: str, given: Any) -> dict[str, str]:
@@ -126,10 +141,8 @@ def _entry(path: str, name: str, fields: Any, begin: int) -> Entry:
     where = f"{path}: tensor {name!r}"
     try:
         stored, shape, (first, last) = fields["dtype"], fields["shape"], fields["data_offsets"]
-    except (KeyError, TypeError, ValueError) as exc:
-        raise FileError(
-            f"{where}: it needs a dtype, a shape and two data_offsets: {DAMAGED}"
-        ) from exc
+    except Exception as exc:
+        refuse(exc, f"{where}: it needs a dtype, a shape and two data_offsets")
     ours = _NAMES.get(stored) if isinstance(stored, str) else None
     if ours is None:
         raise FileError(

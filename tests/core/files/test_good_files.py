@@ -1,0 +1,119 @@
+"""A good file is not called damaged, whatever comes between: no memory, no stack, a signal."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from making import safetensors_bytes
+from scripts import run_script
+
+import dlbridge as bridge
+
+SUFFIXES = [".npy", ".npz", ".safetensors"]
+
+
+@pytest.fixture(params=SUFFIXES)
+def path(request, tmp_path):
+    """A good file of each format."""
+    path = tmp_path / f"good{request.param}"
+    array = np.arange(3.0)
+    bridge.save(path, array if request.param == ".npy" else {"x": array})
+    return path
+
+
+def test_too_little_memory_for_the_header_is_a_memory_error(tmp_path):
+    path = tmp_path / "many.safetensors"
+    names = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(60_000)]
+    empty = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    path.write_bytes(safetensors_bytes(dict.fromkeys(names, empty)))
+    out = run_script(f"""
+import resource
+import dlbridge as bridge
+bridge.load({str(path)!r})
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (20 << 20), -1))
+try:
+    bridge.load({str(path)!r})
+except MemoryError as error:
+    print(type(error).__name__)
+""")
+    assert out == "MemoryError\n"
+
+
+def test_one_failed_allocation_is_a_memory_error(path):
+    """At many places, in a child process each: CPython may not survive it."""
+    pytest.importorskip("_testcapi", reason="CPython was built without its own test helpers")
+    out = run_script(f"""
+import os, sys, _testcapi
+import dlbridge as bridge
+def load():
+    return bridge.load({str(path)!r})
+load(), load()
+for place in range(1, 600, 7):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        code = 0
+        try:
+            _testcapi.set_nomemory(place, place + 1)
+            load()
+        except bridge.FileError:
+            code = 1
+        except BaseException:
+            pass
+        _testcapi.remove_mem_hooks()
+        os._exit(code)
+    if os.waitpid(child, 0)[1] == 1 << 8:
+        print(place)
+""")
+    assert out == ""
+
+
+def test_a_deep_stack_is_a_recursion_error(path):
+    def deep(levels):
+        return deep(levels - 1) if levels else bridge.load(path)
+
+    bridge.load(path)
+    errors = set()
+    for levels in range(800, 1000):
+        try:
+            deep(levels)
+        except Exception as error:
+            errors.add(type(error))
+    assert errors == {RecursionError}
+
+
+def header(text):
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+DEEP = {
+    "lists.safetensors": safetensors_bytes(b'{"x":' + b"[" * 100_000),
+    "objects.safetensors": safetensors_bytes(b'{"x":' * 100_000 + b"1" + b"}" * 100_000),
+    "minus.npy": header(b"-" * 60_000 + b"1"),
+    "plus.npy": header(b"1" + b"+1" * 30_000),
+    "functions.npy": header(b"lambda:" * 9000 + b"1"),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_file_that_is_nested_too_deeply(name, tmp_path):
+    (tmp_path / name).write_bytes(DEEP[name])
+    with pytest.raises(bridge.FileError, match=r"nested too deeply.*damaged"):
+        bridge.load(tmp_path / name)
+
+
+def test_deep_is_what_is_outside_of_texts(tmp_path):
+    """Too little stack for a good header with brackets in its names."""
+    path = tmp_path / "a.safetensors"
+    bridge.save(path, {'[{"\\' * 40: np.ones(2)}, {"[": "{" * 100})
+
+    def deep(levels):
+        return deep(levels - 1) if levels else bridge.load(path)
+
+    for levels in range(900, 1000):
+        with suppress(RecursionError):
+            deep(levels)
