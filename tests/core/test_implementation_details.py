@@ -24,7 +24,7 @@ from dlbridge.core.implementation_details import DETAILS
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.capsules import address_in
 from dlbridge.core.implementation_details.finalizers import end_finalizers
-from dlbridge.core.implementation_details.handlers import is_cut_at_entry
+from dlbridge.core.implementation_details.handlers import handlers_cause, is_cut_at_entry
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.implementation_details.python_api import object_at
 
@@ -138,6 +138,92 @@ def test_a_function_that_was_cut_at_its_entry(function):
         assert is_cut_at_entry(traceback_of(map(arriving, [signal.SIGTERM])))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class ItsOwn(Exception):
+    """Raised by a signal handler."""
+
+
+def signalled():
+    signal.raise_signal(signal.SIGTERM)
+    sum(range(1000))
+
+
+def converted():
+    try:
+        signalled()
+    except ItsOwn as exc:
+        raise KeyError("another") from exc
+
+
+def hidden():
+    try:
+        signalled()
+    except ItsOwn:
+        raise KeyError("another") from None
+
+
+def twice():
+    try:
+        hidden()
+    except KeyError:
+        raise ValueError("a third")  # noqa: B904 - a library may do so
+
+
+def by_c():
+    """As CPython 3.11 does with an exception that leaves a codec."""
+    caught = KeyError("another")
+    try:
+        signalled()
+    except ItsOwn as exc:
+        caught.__cause__ = exc.with_traceback(exc.__traceback__.tb_next.tb_next)
+    raise caught
+
+
+@pytest.fixture
+def raising():
+    """SIGTERM raises `ItsOwn`."""
+
+    def handler(*_):
+        raise ItsOwn
+
+    before = signal.signal(signal.SIGTERM, handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("function", [signalled, converted, hidden, twice, by_c])
+def test_the_exception_of_a_handler_is_found_in_what_was_made_of_it(function, raising):
+    with pytest.raises((ItsOwn, KeyError, ValueError)) as caught:
+        function()
+    found = handlers_cause(caught.value)
+    assert type(found) is ItsOwn
+
+
+def test_an_exception_that_was_handled_before_is_no_cause(raising):
+    def own():
+        try:
+            raise KeyError("its own")
+        except KeyError:
+            raise ValueError("its own, too")  # noqa: B904 - a library may do so
+
+    def catch():
+        with pytest.raises(ValueError, match="its own, too") as caught:
+            own()
+        return caught.value
+
+    try:
+        signalled()
+    except ItsOwn:
+        found = catch()
+    assert type(found.__context__.__context__) is ItsOwn
+    assert handlers_cause(found) is None
+
+
+def test_causes_in_a_circle_end():
+    first, second = KeyError(), KeyError()
+    first.__cause__, second.__cause__ = second, first
+    assert handlers_cause(first) is None
 
 
 def test_references_of_an_array_are_counted_at_once():

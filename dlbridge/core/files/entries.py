@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.structs import MAX_NDIM
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import handlers_cause
 from dlbridge.errors import FileError
 
 if TYPE_CHECKING:
@@ -131,12 +131,15 @@ def refuse(exc: Exception, what: str, is_deep: Callable[[], bool] | None = None)
     deeply that a parser has too little memory or stack for it.
     """
     try:
-        if is_from_handler(exc.__traceback__):
-            raise exc
+        came = handlers_cause(exc)
+        if came is not None:
+            exc.__cause__ = None  # it would be a cycle: *came* has *exc* as its context
+            raise came
         if isinstance(exc, MemoryError | RecursionError) and is_deep is not None and is_deep():
             raise FileError(f"{what} (it is nested too deeply): {DAMAGED}") from exc
         if isinstance(exc, FileError | _OF_THE_SYSTEM) or str(exc).startswith("can't allocate"):
             raise exc  # the last one is CPython's RuntimeError where no lock can be made
         raise FileError(f"{what} ({exc}): {DAMAGED}") from exc
     finally:
+        came = None
         del exc  # the traceback holds this frame: a cycle would keep the file open

@@ -11,9 +11,15 @@ from opcode import opmap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
-__all__ = ["handlers_exception", "is_cut_at_entry", "is_from_handler", "raise_when_dropped"]
+__all__ = [
+    "handlers_cause",
+    "handlers_exception",
+    "is_cut_at_entry",
+    "is_from_handler",
+    "raise_when_dropped",
+]
 
 
 def is_from_handler(traceback: TracebackType | None) -> bool:
@@ -27,15 +33,52 @@ def is_from_handler(traceback: TracebackType | None) -> bool:
     deeper = None if traceback is None else traceback.tb_next
     if deeper is None:
         return False  # it was raised by the frame that caught it, or by C: the frequent case
+    return _has_handler(_frames(deeper))
+
+
+def handlers_cause(exc: BaseException) -> BaseException | None:
+    """The exception of a signal handler that *exc* is, or was made of; None if there is none.
+
+    The first frame of its traceback is that of our function which has caught *exc*.
+
+    Who is interrupted may catch the handler's exception and raise another: zipfile makes its own
+    of each OSError, and CPython before 3.12 a new one of any that leaves a codec.
+    """
+    if is_from_handler(exc.__traceback__):
+        return exc
+    chain, outer = [exc], _frames(exc.__traceback__)
+    while True:
+        inner = exc.__cause__
+        if inner is None:
+            inner = exc.__context__
+            within = inner is not None and _frames(inner.__traceback__)[:1]
+            # Others were handled already when our function was called.
+            if not within or within[0] not in outer:
+                return None
+        if inner is None or any(inner is each for each in chain):
+            return None
+        frames = _frames(inner.__traceback__)
+        if _has_handler(frames):  # C may have caught it, and then the handler's may be the first
+            return inner
+        chain.append(inner)
+        outer += frames
+        exc = inner
+
+
+def _frames(traceback: TracebackType | None) -> list[FrameType]:
+    frames = []
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return frames
+
+
+def _has_handler(frames: list[FrameType]) -> bool:
     # By `_signal`: the functions of `signal` make an enum member for each, 40 times as dear.
     handlers = {
         getattr(_signal.getsignal(number), "__code__", None) for number in range(1, signal.NSIG)
     }
-    while deeper is not None:
-        if deeper.tb_frame.f_code in handlers:
-            return True
-        deeper = deeper.tb_next
-    return False
+    return any(frame.f_code in handlers for frame in frames)
 
 
 def is_cut_at_entry(traceback: TracebackType | None) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import struct
+import zipfile
 from contextlib import suppress
 
 import numpy as np
@@ -104,6 +106,58 @@ def test_a_file_that_is_nested_too_deeply(name, tmp_path):
     (tmp_path / name).write_bytes(DEEP[name])
     with pytest.raises(bridge.FileError, match=r"nested too deeply.*damaged"):
         bridge.load(tmp_path / name)
+
+
+class Late(Exception):
+    """Raised by a signal handler."""
+
+
+class LateInput(OSError):
+    """Likewise; zipfile catches OSError, and raises its own exception."""
+
+
+@pytest.mark.parametrize("kind", [Late, LateInput])
+def test_the_exception_of_a_signal_handler_is_raised_as_it_is(kind, tmp_path, monkeypatch):
+    """The signal comes while the names of an archive's members are decoded."""
+    path = tmp_path / "a.npz"
+    bridge.save(path, {"x": np.ones(2)})
+
+    def late(*_):
+        raise kind("time is over")
+
+    before = signal.signal(signal.SIGTERM, late)
+    read = zipfile.ZipFile._RealGetContents
+
+    def interrupted(archive):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            read(archive)
+        except (OSError, Late) as exc:  # as CPython 3.11 does in codecs, and zipfile elsewhere
+            raise zipfile.BadZipFile("it cannot be read") from (exc if kind is Late else None)
+
+    monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", interrupted)
+    try:
+        with pytest.raises(kind, match="time is over"):
+            bridge.load(path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_file_is_damaged_though_a_handler_raised_before(tmp_path):
+    path = tmp_path / "a.npz"
+    path.write_bytes(b"PK\x03\x04 and nothing else")
+
+    def late(*_):
+        raise Late
+
+    before = signal.signal(signal.SIGTERM, late)
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except Late:
+        with pytest.raises(bridge.FileError, match="damaged"):
+            bridge.load(path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_deep_is_what_is_outside_of_texts(tmp_path):
