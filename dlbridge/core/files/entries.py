@@ -70,8 +70,8 @@ def count_bytes(where: str, dtype: DType, shape: tuple[int, ...], *, padded: boo
         )
     if any(type(extent) is not int or not 0 <= extent < 1 << 63 for extent in shape):
         raise FileError(f"{where}: shape {shape}: extents are integers from 0 on: {DAMAGED}")
-    # The product without the zeros counts: numpy multiplies from left to right.
-    if prod(filter(None, shape)) * dtype.bits * dtype.lanes >= 1 << 63:
+    # As numpy counts, which holds every tensor's metadata: bytes, also beside an extent of zero.
+    if prod(filter(None, shape)) * dtype.itemsize >= 1 << 63:
         raise FileError(f"{where}: shape {shape} of {dtype} is more than a computer can address")
     bits = prod(shape) * dtype.bits * dtype.lanes
     if bits % 8 and not padded:

@@ -76,6 +76,24 @@ def test_the_same_arrays_make_the_same_file(tmp_path):
         assert len({(tmp_path / f"{name}{suffix}").read_bytes() for name in "ab"}) == 1
 
 
+@pytest.mark.parametrize("shape", [(0, 2**62), (2**62, 0), (0, 2**63 - 1), (2**31, 0, 2**31)])
+@pytest.mark.parametrize(
+    ("suffix", "dtype"),
+    [
+        *[(suffix, dtype) for suffix in (".npy", *SUFFIXES) for dtype in ("uint8", "float8_e5m2")],
+        (".safetensors", "float4_e2m1fn"),
+    ],
+)
+def test_long_extents_beside_a_zero(dtype, suffix, shape, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    tensor = bridge.empty(shape, dtype)
+    bridge.save(path, tensor if suffix == ".npy" else {"x": tensor})
+    wanted = dtype if dtype == "float8_e5m2" and suffix != ".safetensors" else None
+    found = bridge.load(path, dtype=wanted)
+    found = found if suffix == ".npy" else found["x"]
+    assert (found.dtype, found.shape) == (dtype, shape)
+
+
 def test_progress(tmp_path):
     calls = []
     arrays = {"x": np.ones(5_000_000), "y": np.ones(3)}
