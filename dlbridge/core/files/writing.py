@@ -61,7 +61,8 @@ def write_whole(path: str, write: Callable[[Any], None]) -> None:
     except OSError as exc:
         # The caller does not know the temporary name, and the error of a full disk names no file.
         if exc.filename == new or (exc.filename is None and exc.errno in _OF_THE_DISK):
-            exc.filename, exc.filename2 = path, None
+            exc.filename = path
+            del exc.filename2  # None would be printed, too: "-> None"
         raise
     finally:
         # It exists only after a failure. An error here hides nothing: the first one is raised.

@@ -215,6 +215,19 @@ def test_errors_name_the_path_that_was_given(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         bridge.save(tmp_path / "missing" / "a.npy", np.ones(3))
     assert caught.value.filename == str(tmp_path / "missing" / "a.npy")
+    assert str(caught.value).endswith("a.npy'"), "no second name"
+
+
+def test_a_name_that_cannot_be_given_is_named_once(tmp_path, monkeypatch):
+    """`os.replace` names both: the hidden file and the path."""
+
+    def refused(old, new):
+        raise OSError(errno.EROFS, "read-only", old, None, new)
+
+    monkeypatch.setattr("os.replace", refused)
+    with pytest.raises(OSError, match="read-only") as caught:
+        bridge.save(tmp_path / "a.npy", np.ones(3))
+    assert str(caught.value) == f"[Errno {errno.EROFS}] read-only: {str(tmp_path / 'a.npy')!r}"
 
 
 def test_a_read_only_file_system_is_named_by_the_path(tmp_path, monkeypatch):
