@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -234,20 +233,33 @@ def _numpy(path: str, named: dict[str, Tensor]) -> Writer:
             raise ValueError(f"{path}: {name!r} cannot be the name of a member of an archive")
 
     def write(file: Any, report: Report) -> None:
-        archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        archive = _Archive(file, "w", zipfile.ZIP_STORED)
         try:
             for name, info in members.items():
                 with archive.open(info, "w", force_zip64=True) as member:
                     _write_npy(member, named[name], types[name], file.tell(), report)
         except BaseException:
-            # The archive is thrown away. After a Ctrl-C in `open` closing it raises ValueError,
-            # which must not replace the first exception.
-            with suppress(ValueError):
-                archive.close()
+            # It is lost, and the file will be closed before a member that a Ctrl-C left open is.
+            archive.fp = _Nowhere()  # type: ignore[assignment]
             raise
         archive.close()
 
     return write
+
+
+class _Archive(zipfile.ZipFile):
+    """An archive that does not end itself: after a Ctrl-C, its file is closed already."""
+
+    __del__ = staticmethod(object)  # type: ignore[assignment]  # C alone, which no signal meets
+
+
+class _Nowhere:
+    """Takes the end of an archive that is lost."""
+
+    def _nothing(self, *_: object) -> int:
+        return 0
+
+    seek = tell = write = flush = _nothing
 
 
 def _descr(where: str, tensor: Tensor) -> str:

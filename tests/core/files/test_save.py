@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import stat
 import sys
 import zipfile
@@ -269,16 +270,21 @@ print((found if path.endswith(".npy") else found["x"]).tolist())
     assert out == "True True\nTrue\n[1.0, 1.0, 1.0]\n"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # by zipfile
-def test_a_ctrl_c_while_a_member_is_opened(tmp_path, monkeypatch):
-    """The archive cannot be closed then, and that is not what the user hears."""
-    begin = zipfile.ZipFile._open_to_write
+@pytest.mark.parametrize("method", ["__init__", "_open_to_write", "close", "_write_end_record"])
+def test_a_ctrl_c_in_zipfile(method, tmp_path, monkeypatch):
+    """The file is closed before the traceback, which has the archive and its member, is gone."""
+    begin = getattr(zipfile.ZipFile, method)
+    unraised = []
+    monkeypatch.setattr("sys.unraisablehook", unraised.append)
 
     def interrupted(*given, **named):
-        member = begin(*given, **named)  # open as long as the traceback is there
-        raise KeyboardInterrupt(member)
+        kept = begin(*given, **named)
+        raise KeyboardInterrupt(kept)
 
-    monkeypatch.setattr(zipfile.ZipFile, "_open_to_write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(zipfile.ZipFile, method, interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
         bridge.save(tmp_path / "a.npz", {"x": np.ones(3)})
+    del caught
+    gc.collect()
+    assert [(type(each.exc_value), each.exc_value) for each in unraised] == []
     assert list(tmp_path.iterdir()) == []
