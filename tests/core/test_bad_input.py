@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -158,6 +159,7 @@ KEPT = [
     ([3.4028235e38, 0.1], "float32", [float(np.float32(3.4028235e38)), float(np.float32(0.1))]),
     ([6.5], "float4_e2m1fn", [6.0]),
     ([2**70], "float64", [2.0**70]),
+    ([2**70, 1.5], "float64", [2.0**70, 1.5]),
     ([float("inf")], "float16", [float("inf")]),
     ([1 + 2j], "complex64", [1 + 2j]),
     ([2**60, 1.5], None, [2.0**60, 1.5]),
@@ -189,6 +191,39 @@ def test_every_float_takes_what_it_has(dtype):
 def test_what_is_no_number(value):
     with pytest.raises(TypeError, match="is not a number"):
         bridge.asarray([value], dtype="float32")
+
+
+NO_NUMBERS = [
+    ([None, 1], r"None at \[0\] is not a number.*; make a number of it"),
+    ([[1, 2], [3, "a"]], r"'a' at \[1, 1\] is not a number.*; make a number of it"),
+    (["5"], r"'5' at \[0\] is not a number"),
+    ([b"x"], r"b'x' at \[0\] is not a number"),
+    ([{}], r"{} at \[0\] is not a number"),
+    ([Fraction(1, 2)], r"Fraction\(1, 2\) at \[0\] is not a number"),
+    ([np.datetime64("2020-01-01")], r"datetime64\(.*\) at \[0\] is not a number.*view\('int64'\)"),
+    ([np.array([1, 2], object)], "arrays of Python objects.*dtype='float64'"),
+]
+
+
+@pytest.mark.parametrize(("numbers", "says"), NO_NUMBERS, ids=str)
+def test_the_element_that_is_no_number_is_named(numbers, says):
+    with pytest.raises(TypeError, match=says):
+        bridge.asarray(numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ([2**64], rf"the integer {2**64} at \[0\] is beyond every integer type"),
+        ([[1], [-(2**63) - 1]], rf"the integer {-(2**63) - 1} at \[1, 0\] is beyond"),
+        (2**64, f"the integer {2**64} is beyond"),
+        ([1.5, 2**100_000], r"the integer of 100001 bits at \[1\] is beyond"),
+    ],
+    ids=["first", "negative", "alone", "long"],
+)
+def test_an_integer_that_no_type_has_is_named(numbers, says):
+    with pytest.raises(ValueError, match=f"{says}.*dtype='float64'"):
+        bridge.asarray(numbers)
 
 
 @pytest.mark.parametrize("ask", [bridge.plan, bridge.explain])

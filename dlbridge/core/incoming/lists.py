@@ -37,7 +37,10 @@ def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Arra
 
     x, plain = _read_rectangle(x, read)
     if wanted is None:
-        if plain.dtype.kind in "fc" and plain.size and np.abs(plain).max() >= _EXACT:
+        kind = plain.dtype.kind
+        if kind not in "biufc":
+            _require_numbers(x, plain, None)
+        if kind in "fc" and plain.size and np.abs(plain).max() >= _EXACT:
             # numpy makes floats of integers that no integer type holds together.
             whole = np.asarray(x, object)
             both = zip(whole.flat, plain.flat, strict=True)
@@ -45,7 +48,7 @@ def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Arra
             name = f"{plain.dtype.name}, their common type,"
             _refuse(whole, np.array(lost).reshape(plain.shape), name)
         return plain
-    _require_numbers(plain, wanted)
+    _require_numbers(x, plain, wanted)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is refused below
         try:
@@ -120,14 +123,48 @@ def _is_other_integer(value: Any, made: Any) -> bool:
 _WAY_OUT = "change it before, in the way you mean: numpy.asarray(x).astype(...)"
 
 
-def _require_numbers(plain: Array, wanted: DType) -> None:
-    if plain.dtype.kind in "?biufc" or plain.dtype.type.__module__ == "ml_dtypes":
+def _require_numbers(x: Any, plain: Array, wanted: DType | None) -> None:
+    """TypeError for the first thing in *x* that is no number.
+
+    Without *wanted* also ValueError for an integer that no integer type has.
+    """
+    import numpy as np
+
+    if plain.dtype.kind in "biufc" or plain.dtype.type.__module__ == "ml_dtypes":
         return
-    for value in plain.flat:
-        if not isinstance(value, int):  # an integer of more than 64 bits is in order
+    goal = "an element of a tensor" if wanted is None else str(wanted)
+    values = np.asarray(x, object)  # numpy makes texts of the numbers beside a text
+    for index, value in np.ndenumerate(values):
+        if not _is_number(value):
+            way_out = _WAYS_OUT.get(plain.dtype.kind, "make a number of it before")
             raise TypeError(
-                f"{value!r} is not a number, and cannot become {wanted}; make numbers of it before"
+                f"{value!r:.80} {_at(index)}is not a number, and cannot become {goal}; {way_out}"
             )
+        if wanted is None and isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            bits = value.bit_length()
+            shown = str(value) if bits < 256 else f"of {bits} bits"
+            raise ValueError(
+                f"the integer {shown} {_at(index)}is beyond every integer type (-2^63 to 2^64 - 1);"
+                " make it smaller before, or pass dtype='float64', which rounds it"
+            )
+    if wanted is None:
+        raise TypeError(
+            "the list holds arrays of Python objects, whose type says nothing about numbers; say "
+            "what they shall become: dtype='float64', for example"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (int, float, complex)) or type(value).__module__ == "ml_dtypes":
+        return True
+    return type(value).__module__ == "numpy" and value.dtype.kind in "biufc"
+
+
+_WAYS_OUT = dict.fromkeys("mM", "numpy.asarray(x).view('int64') makes numbers of dates and times")
+
+
+def _at(index: tuple[int, ...]) -> str:
+    return f"at {list(index)} " if index else ""
 
 
 def _refuse(plain: Array, changed: Array, name: str) -> None:
@@ -137,9 +174,9 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
     if not changed.any():
         return
     index = tuple(map(int, np.argwhere(changed)[0]))
-    place = f"at {list(index)} " if index else ""
     raise ValueError(
-        f"the value {plain[index]} {place}cannot become {name} without being changed; {_WAY_OUT}"
+        f"the value {plain[index]} {_at(index)}cannot become {name} without being changed; "
+        f"{_WAY_OUT}"
     )
 
 
