@@ -45,7 +45,8 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
         raise ExchangeError(f"opencl: data {data:#x} from {module} is not a cl_mem: {exc}") from exc
     if not isinstance(buffer, cl.Buffer):
         raise ExchangeError(
-            f"opencl: data {data:#x} from {module} is a {type(buffer).__name__}, not a buffer"
+            f"opencl: data {data:#x} from {module} is of the type {type(buffer).__name__}, not a "
+            "buffer"
         )
     return device_of(buffer.context), handle
 

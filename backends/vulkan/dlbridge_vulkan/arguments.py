@@ -38,7 +38,7 @@ def binding_of(tensor: Any, device: Device, live: Live) -> Binding:
     native = isinstance(tensor, VulkanArray)
     if not native and not (hasattr(tensor, "data_ptr") and hasattr(tensor, "byte_offset")):
         raise TypeError(
-            f"a {type(tensor).__module__}.{type(tensor).__qualname__} was given, which is not in "
+            f"{type(tensor).__module__}.{type(tensor).__qualname__} was given, which is not in "
             f"Vulkan memory; move it with dlbridge.to_device(x, 'vulkan:{device.index}')"
         )
     if 0 in tensor.shape:

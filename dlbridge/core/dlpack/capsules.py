@@ -17,6 +17,7 @@ from dlbridge.core.implementation_details.python_api import (
     python_api,
     refuse_subinterpreters,
 )
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
 from .structs import (
@@ -340,7 +341,7 @@ def _why_no_tensor(capsule: object) -> str:
         name = _get_name(capsule)
     except ValueError:
         return (
-            f"__dlpack__ returned a {type(capsule).__name__}, not a capsule named "
+            f"__dlpack__ returned {with_article(type(capsule).__name__)}, not a capsule named "
             "'dltensor' or 'dltensor_versioned'; the producer is broken"
         )
     if name in {b"used_dltensor", b"used_dltensor_versioned"}:

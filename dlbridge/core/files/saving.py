@@ -102,7 +102,9 @@ def save(
     given = dict(tensors) if isinstance(tensors, Mapping) else {"": tensors}
     if isinstance(tensors, Mapping) == (suffix == ".npy"):
         what = "one array" if suffix == ".npy" else "a mapping of names to arrays"
-        raise TypeError(f"{name}: {suffix} takes {what}, not a {type(tensors).__name__}")
+        raise TypeError(
+            f"{name}: {suffix} takes {what}, not {with_article(type(tensors).__name__)}"
+        )
     named = _import(name, given)
     writer = (
         _safetensors(name, named, metadata) if suffix == ".safetensors" else _numpy(name, named)

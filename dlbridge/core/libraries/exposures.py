@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
 from .library import origin_of
@@ -22,7 +23,9 @@ def expose_xarray(x: Any, _copy: bool | None) -> Any:
     """The array inside a DataArray or Variable, whichever library it belongs to."""
     inner = getattr(x, "data", None)
     if inner is None or not hasattr(inner, "shape"):
-        raise ExchangeError(f"a {origin_of(x)} holds several arrays; pass one of them (x['name'])")
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} holds several arrays; pass one of them (x['name'])"
+        )
     return inner
 
 
@@ -94,7 +97,7 @@ def _values(x: Any, copy: bool | None) -> Any:
 def expose_polars(x: Any, copy: bool | None) -> Any:
     """The series itself, which exports Arrow; a matrix of a DataFrame's columns."""
     if type(x).__name__ == "LazyFrame":
-        raise ExchangeError(f"a {origin_of(x)} has no values yet; pass x.collect()")
+        raise ExchangeError(f"{with_article(origin_of(x))} has no values yet; pass x.collect()")
     if not hasattr(x, "columns"):
         return x
     _require_one_type(x, x.dtypes)

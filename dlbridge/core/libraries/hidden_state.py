@@ -10,6 +10,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
 from .library import origin_of
@@ -93,7 +94,7 @@ def refuse_jax(x: Any) -> None:
         _refuse_values_of_jax(x)
     way_out = _types_of_jax(getattr(x, "dtype", None))
     if way_out:
-        raise ExchangeError(f"a {origin_of(x)} {way_out}")
+        raise ExchangeError(f"{with_article(origin_of(x))} {way_out}")
     if getattr(x, "is_deleted", bool)():
         raise ExchangeError(
             f"the {origin_of(x)} has been deleted (by delete(), or as a donated argument): it has "
@@ -105,7 +106,8 @@ def _refuse_values_of_jax(x: Any) -> None:
     """Tracers, sparse arrays and references."""
     if isinstance(x, sys.modules["jax"].core.Tracer):
         raise ExchangeError(
-            f"a {origin_of(x)} stands for a value in a function that is being traced, and has no "
+            f"{with_article(origin_of(x))} stands for a value in a function that is being "
+            "traced, and has no "
             "memory; call dlbridge outside of jax.jit, jax.grad and jax.vmap, or in a function "
             "that jax.pure_callback calls"
         )
@@ -116,7 +118,8 @@ def _refuse_values_of_jax(x: Any) -> None:
         )
     if type(x).__name__ == "Ref":
         raise ExchangeError(
-            f"a {origin_of(x)} is a reference to an array that changes; pass x[...], the array "
+            f"{with_article(origin_of(x))} is a reference to an array that changes; pass x[...], "
+            "the array "
             "that it has now"
         )
 
@@ -140,12 +143,15 @@ def refuse_tensorflow(x: Any) -> None:
     kind = type(x).__name__
     if kind in ("SymbolicTensor", "KerasTensor"):
         raise ExchangeError(
-            f"a {origin_of(x)} stands for a value in a function that is being traced, and has no "
+            f"{with_article(origin_of(x))} stands for a value in a function that is being "
+            "traced, and has no "
             "memory; call dlbridge outside of tf.function, or inside tf.py_function"
         )
     ways = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
     if kind in ways:
-        raise ExchangeError(f"a {origin_of(x)} is not one block of memory; pass {ways[kind]}")
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} is not one block of memory; pass {ways[kind]}"
+        )
     name = getattr(getattr(x, "dtype", None), "name", "")
     if name in ("string", "resource", "variant"):
         # tensorflow 2.21 aborts the process in __dlpack__ of such a tensor.
@@ -206,7 +212,8 @@ def refuse_warp(x: Any) -> None:
 def refuse_dask(x: Any) -> None:
     """Lazy arrays: nothing is computed unless the user says so."""
     raise ExchangeError(
-        f"a {origin_of(x)} is computed when its values are needed, and may not fit into memory; "
+        f"{with_article(origin_of(x))} is computed when its values are needed, and may not fit "
+        "into memory; "
         "pass x.compute()"
     )
 
@@ -214,7 +221,8 @@ def refuse_dask(x: Any) -> None:
 def refuse_tinygrad(x: Any) -> None:
     """Every tinygrad tensor: its memory comes out by a copy, as a buffer."""
     raise ExchangeError(
-        f"a {origin_of(x)} exports no memory; pass x.data(), a buffer that tinygrad computes and "
+        f"{with_article(origin_of(x))} exports no memory; pass x.data(), a buffer that tinygrad "
+        "computes and "
         "copies to the host"
     )
 
@@ -231,5 +239,6 @@ def refuse_dali(x: Any) -> None:
     """Lists of samples, which may differ in shape."""
     if "TensorList" in type(x).__name__:
         raise ExchangeError(
-            f"a {origin_of(x)} is a list of tensors; pass x.as_tensor(), or its elements (x[0])"
+            f"{with_article(origin_of(x))} is a list of tensors; pass x.as_tensor(), or its "
+            "elements (x[0])"
         )

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.plugins.registry import HINTS, owner
-from dlbridge.core.values.suggestions import did_you_mean
+from dlbridge.core.values.suggestions import did_you_mean, with_article
 from dlbridge.errors import BackendError
 
 from .descriptions import KNOWN
@@ -80,7 +80,8 @@ def _of_others(package: str) -> Library | None:
     if not isinstance(found, Library):
         who = f"{points.dist.name} {points.dist.version}" if points.dist else points.value
         raise BackendError(
-            f"{who}: the entry point {package!r} of {GROUP!r} is a {type(found).__name__}, not a "
+            f"{who}: the entry point {package!r} of {GROUP!r} is "
+            f"{with_article(type(found).__name__)}, not a "
             "dlbridge.libraries.Library; report it there"
         )
     return found
@@ -190,7 +191,7 @@ def _no_library(like: object) -> TypeError:
     if isinstance(like, (str, type, int, float, type(None))):
         text = repr(like)
     else:  # the repr of an array may be long
-        text = f"a {type(like).__module__}.{type(like).__qualname__}"
+        text = f"{with_article(type(like).__module__)}.{type(like).__qualname__}"
     if like in (list, tuple):
         return TypeError(f"like={text}: a list is no array; dlbridge.asarray(x).tolist() gives one")
     return TypeError(

@@ -11,6 +11,7 @@ from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import pack_bits
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.protocol import Span, SupportsFill
 
 from .allocate import allocate
@@ -47,7 +48,8 @@ def _scalar(value: Any) -> Any:
     number = value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
     if not isinstance(number, (bool, int, float, complex)):
         raise TypeError(
-            f"fill_value is a {type(value).__name__}, not a number; give a bool, int, float or "
+            f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, "
+            "int, float or "
             "complex"
         )
     return number

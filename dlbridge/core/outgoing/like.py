@@ -20,6 +20,7 @@ from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import is_compact
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import Error, ExchangeError
 
 from .native import to_native
@@ -214,7 +215,8 @@ def _verify(library: Library, tensor: Tensor, result: Any) -> None:
     """Raise ExchangeError if *result* is no array of *library*, or has other elements."""
     if library.arrays and not is_array_of(library, type(result)):
         raise ExchangeError(
-            f"{library.name} made a {origin_of(result)} of {tensor!r}, which is not an array of "
+            f"{library.name} made {with_article(origin_of(result))} of {tensor!r}, which is not "
+            "an array of "
             f"{library.name}; name the library of that array in like="
         )
     try:

@@ -18,6 +18,7 @@ from dlbridge.core.tensor.consumers import order_consumer
 from dlbridge.core.tensor.exports import capsule_of
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
 from .mpi_questions import refuse_elements, refuse_handle
@@ -87,7 +88,8 @@ def _export_to_host(
 ) -> object:
     if stream is not None:
         raise ValueError(
-            f"a {tensor.device} tensor exported to the CPU is synchronised; stream must be None, "
+            f"{with_article(str(tensor.device))} tensor exported to the CPU is synchronised; "
+            "stream must be None, "
             f"not {stream!r}"
         )
     if copy is not True:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DLDataTypeCode
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
 from .array_tensor import build
@@ -49,7 +50,8 @@ def _element_bits(old: Operand, new: DType) -> int:
     if new.is_subbyte:
         raise ExchangeError(
             f"{_view(old, new)}: each {old.dtype} of this tensor takes a byte (it is padded), and "
-            f"whether a {new} should too is not clear; view('uint8') shows the bytes"
+            f"whether {with_article(str(new))} should too is not clear; view('uint8') shows the "
+            "bytes"
         )
     return 8 * old.dtype.itemsize
 
@@ -103,7 +105,8 @@ def _check_alignment(old: Operand, new: DType) -> None:
     start = old.byte_offset + (old.data if old.device.is_address else 0)
     if alignment > 1 and start % alignment:
         raise ExchangeError(
-            f"{_view(old, new)}: a {new} must begin at a multiple of {alignment} bytes, and the "
+            f"{_view(old, new)}: {with_article(str(new))} must begin at a multiple of "
+            f"{alignment} bytes, and the "
             f"first would be {start % alignment} past one; copy the bytes first: "
             "to_device(t, t.device, copy=True)"
         )

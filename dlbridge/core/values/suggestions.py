@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def with_article(name: str) -> str:
-    """``"an int"``, ``"a str"``."""
-    return f"{'an' if name[:1].lower() in set('aeiou') else 'a'} {name}"
+    """``"an int"``, ``"a uint8"``, ``"an xarray.Dataset"``: the sound counts."""
+    vowel = _VOWEL_SOUND.match(name)
+    return f"{'an' if vowel else 'a'} {name}"
+
+
+_VOWEL_SOUND = re.compile(r"a|e|i|o(?!ne)|x|ml|un(?!i)|up", re.IGNORECASE)
 
 
 _ALIASES = {

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.core.values.suggestions import with_article
+
 from ..objects.mappings import Dict, Map
 from ..objects.sequences import Array, List
 from ..values.wrappers import Object
@@ -65,7 +67,7 @@ def bounded(value: Any, seen: Seen | None = None) -> Any:  # anybody's: the valu
                 continue
             identity = _identity(child)
             if identity in above:
-                raise ValueError(f"a {type(child).__name__} contains itself")
+                raise ValueError(f"{with_article(type(child).__name__)} contains itself")
             known = levels.get(identity)
             if len(path) + (known or 0) >= MAX_DEPTH:
                 raise RecursionError(f"the value is nested more than {MAX_DEPTH} levels deep")

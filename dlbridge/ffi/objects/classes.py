@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.public import public_in
+from dlbridge.core.values.suggestions import with_article
 
 from .._lib import C
 from ..calls.frames import call_with_gil
@@ -321,7 +322,9 @@ def _repr(self: Object) -> str:
 def _copy(self: Object) -> Any:
     copier = info_of(self._index).attribute("__ffi_shallow_copy__")
     if copier is None:
-        raise TypeError(f"a {info_of(self._index).type_key} cannot be copied: C++ has no way to")
+        raise TypeError(
+            f"{with_article(info_of(self._index).type_key)} cannot be copied: C++ has no way to"
+        )
     return copier(self)
 
 

@@ -11,6 +11,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.public import public_in
+from dlbridge.core.values.suggestions import with_article
 
 from .._lib import C, address, ffi, py
 from ..calls.frames import call_with_gil
@@ -80,7 +81,9 @@ class Field:
             # At the field's place another type has something else.
             found = info_of(index)
             if self not in found.all_fields():
-                raise TypeError(f"a {found.type_key} has no field {self.name!r} of {self.owner}")
+                raise TypeError(
+                    f"{with_article(found.type_key)} has no field {self.name!r} of {self.owner}"
+                )
             self._holders.add(index)
         return handle
 

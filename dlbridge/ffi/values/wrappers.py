@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from dlbridge.core.values.suggestions import with_article
+
 from .._lib import C, address, ffi, py
 from .weak import WeakTable
 from .words import Handle, Temporaries, shared, text_of, untrack
@@ -105,7 +107,9 @@ class Object:
 
     def __reduce__(self) -> Any:
         # Python would copy the address, and drop a reference that was never taken.
-        raise TypeError(f"a {type_key_of(self._index)} can be neither copied nor pickled")
+        raise TypeError(
+            f"{with_article(type_key_of(self._index))} can be neither copied nor pickled"
+        )
 
     def __repr__(self) -> str:
         if self._handle is None:
