@@ -11,7 +11,7 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import find_device, supports
-from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
+from dlbridge.core.plugins.registry import LOADED, backend, known_backends, packages_of
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import Tensor
@@ -155,7 +155,7 @@ def _plain(x: Any) -> Any:
         raise TypeError(f"{origin_of(x)} is not a tensor: {way_out}")
     raise TypeError(
         f"{origin_of(x)} is not a tensor: it has neither __dlpack__, an array interface nor a "
-        f"buffer, and no backend has objects of that package ({', '.join(backends())})"
+        f"buffer, and no backend has objects of that package ({', '.join(known_backends())})"
     )
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "backend",
     "backends",
     "generation",
+    "known_backends",
     "loaded",
     "owner",
     "packages_of",
@@ -218,6 +219,12 @@ def packages_of(cls: type) -> list[str]:
 
 
 _STANDARD = sys.stdlib_module_names
+
+
+def known_backends() -> list[str]:
+    """As `backends`, for messages: entry points are listed once, and one added later is missed."""
+    installed = _packages(tuple(sys.path))
+    return sorted(name for name in {BUILT_IN, *installed, *_registered} if _allowed(name))
 
 
 @lru_cache(maxsize=4)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import dlbridge as bridge
 from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendError, BackendUnavailable, Error
 
@@ -314,3 +315,20 @@ def test_a_class_with_an_error_of_another_thread_is_tried_again():
     for thread in threads:
         thread.join()
     assert got == tries[1:]
+
+
+def test_the_backends_in_a_message_are_listed_once(monkeypatch):
+    with pytest.raises(TypeError, match="not a tensor") as first:
+        bridge.asarray("x")
+    monkeypatch.setattr("importlib.metadata.entry_points", None)
+    with pytest.raises(TypeError, match="not a tensor") as second:
+        bridge.asarray("x")
+    assert str(second.value) == str(first.value)
+
+
+def test_a_message_names_a_backend_that_was_registered_since(monkeypatch):
+    with pytest.raises(TypeError, match="not a tensor"):
+        bridge.asarray("x")
+    monkeypatch.setitem(registry._registered, "of_a_message", object)
+    with pytest.raises(TypeError, match="of_a_message"):
+        bridge.asarray("x")
