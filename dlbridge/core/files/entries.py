@@ -122,6 +122,10 @@ _OF_THE_SYSTEM = OSError | MemoryError | RecursionError | SystemError
 """What says nothing about the file; CPython's compiler has a SystemError for too little memory."""
 
 
+_NO_MEMORY = ("can't allocate", "Error -4 ")
+"""How CPython's RuntimeError begins where no lock can be made, and zlib's Z_MEM_ERROR."""
+
+
 def refuse(exc: Exception, what: str, is_deep: Callable[[], bool] | None = None) -> NoReturn:
     """Raise *exc*, which a parser of other authors raised, as the FileError that *what* is wrong.
 
@@ -137,8 +141,8 @@ def refuse(exc: Exception, what: str, is_deep: Callable[[], bool] | None = None)
             raise came
         if isinstance(exc, MemoryError | RecursionError) and is_deep is not None and is_deep():
             raise FileError(f"{what} (it is nested too deeply): {DAMAGED}") from exc
-        if isinstance(exc, FileError | _OF_THE_SYSTEM) or str(exc).startswith("can't allocate"):
-            raise exc  # the last one is CPython's RuntimeError where no lock can be made
+        if isinstance(exc, FileError | _OF_THE_SYSTEM) or str(exc).startswith(_NO_MEMORY):
+            raise exc
         raise FileError(f"{what} ({exc}): {DAMAGED}") from exc
     finally:
         came = None

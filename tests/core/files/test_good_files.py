@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import struct
 import zipfile
+import zlib
 from contextlib import suppress
 
 import numpy as np
@@ -72,6 +73,23 @@ for place in range(1, 600, 7):
         print(place)
 """)
     assert out == ""
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't allocate lock"), zlib.error("Error -4 while decompressing data")]
+)
+def test_too_little_memory_by_another_name(error, tmp_path, monkeypatch):
+    """CPython, and zlib in it, have other exceptions for it at some places."""
+    path = tmp_path / "a.npz"
+    bridge.save(path, {"x": np.ones(2)})
+
+    def refused(_archive):
+        raise error
+
+    monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", refused)
+    with pytest.raises(type(error), match=str(error)) as caught:
+        bridge.load(path)
+    assert caught.value is error
 
 
 def test_a_deep_stack_is_a_recursion_error(path):
