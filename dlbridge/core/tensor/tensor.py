@@ -342,6 +342,12 @@ class Tensor(TensorMetadata):
             ``t.dtype.nbytes(t.size)`` bytes, or one byte per element if
             `Tensor.is_padded`.
 
+        Notes
+        -----
+        ``bytes(t)`` is the same. Write ``bytearray(t.tobytes())`` and not ``bytearray(t)``,
+        which reads an integer without dimensions as a length, and before Python 3.12 makes
+        one byte of each integer.
+
         Examples
         --------
         >>> bridge.asarray([1, 2], dtype="uint8").tobytes()
@@ -350,6 +356,10 @@ class Tensor(TensorMetadata):
         from dlbridge.core.moves.pickling import tobytes
 
         return tobytes(self)
+
+    def __bytes__(self) -> bytes:
+        """Return the elements as bytes for ``bytes(t)``, as `tobytes` does."""
+        return self.tobytes()
 
     def item(self) -> Number:
         """Return the only element as a Python object.

@@ -354,6 +354,25 @@ def test_bytes_of_a_view(pair):
     assert t[:0].tobytes() == b""
 
 
+@pytest.mark.parametrize("device", ["cpu", EXT])
+@pytest.mark.parametrize(
+    "a",
+    [
+        np.array([1, 2, 3], "i4"),
+        np.array(5),
+        np.array([300], "i4"),
+        np.array([[1, 2], [3, 4]], "u1"),
+        np.arange(3.0),
+        np.array([], "i8"),
+    ],
+    ids=str,
+)
+def test_bytes_are_the_memory_and_no_numbers(a, device):
+    """Before Python 3.12 there is no buffer: `bytes` would make one byte of each number."""
+    t = bridge.to_device(a, device)
+    assert bytes(t) == t.tobytes() == a.tobytes()
+
+
 def test_copy_and_deepcopy(pair):
     t, a = pair
     again = copy.deepcopy(t)
