@@ -30,9 +30,9 @@ kit.backend
 kit.device_backend kit.host_backend
 kit
 
-core
-core._cdefs core.public
-core.implementation_details core.implementation_details.python_api
+core.implementation_details core.implementation_details.interpreters
+core core._cdefs core.public
+core.implementation_details.python_api
 core.implementation_details.numpy_arrays core.implementation_details.capsules
 core.implementation_details.handlers core.implementation_details.callbacks
 core.implementation_details.finalizers core.implementation_details.callers

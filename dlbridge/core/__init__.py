@@ -5,3 +5,7 @@ is the tensor itself. It comes in (`incoming`), moves (`moves`) and goes out
 (`outgoing`, with `libraries`); `api` puts that together. Anything in here may
 change; what is public stands one level up.
 """
+
+from .implementation_details.interpreters import refuse_subinterpreters
+
+refuse_subinterpreters()  # before any module of this package uses cffi

@@ -172,6 +172,7 @@ if not TYPE_CHECKING:  # to a type checker it would say that there is every name
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import_module("dlbridge.core")  # which refuses subinterpreters, with the reason
         found = globals()[name] = getattr(import_module(home, __name__), name)
         return found
 

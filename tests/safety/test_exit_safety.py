@@ -349,6 +349,37 @@ def test_isolated_subinterpreters_are_refused():  # P53
     )
     out = run(code)
     assert out.startswith("ImportError")
+    assert "dlbridge" in out
+    assert "subinterpreter" in out
+
+
+MANY_SUBINTERPRETERS = """
+try:
+    import _interpreters as interpreters  # 3.13
+    kinds = ('isolated', 'legacy') * 3
+    make = interpreters.create
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    kinds = (True, False) * 3
+    make = lambda isolated: interpreters.create(isolated=isolated)
+for kind in kinds:
+    made = make(kind)
+    error = interpreters.run_string(made, '''
+try:
+    import dlbridge
+    dlbridge.{use}
+except ImportError as error:
+    print("dlbridge" in str(error), "subinterpreter" in str(error), flush=True)
+''')
+    assert error is None, error
+    interpreters.destroy(made)
+"""
+
+
+@pytest.mark.parametrize("use", ["zeros(3)", "devices()", "Device", "ffi.Array"])
+def test_subinterpreters_of_every_kind_one_after_the_other(use):  # P53
+    """In CPython 3.12 cffi aborts in one after an isolated one; so it is not touched before."""
+    assert run(MANY_SUBINTERPRETERS.format(use=use)) == "True True\n" * 6
 
 
 def test_the_main_interpreter_goes_on_beside_a_subinterpreter():  # P53

@@ -12,11 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.python_api import (
-    immortal,
-    python_api,
-    refuse_subinterpreters,
-)
+from dlbridge.core.implementation_details.python_api import immortal, python_api
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
@@ -81,9 +77,6 @@ get_destructor = python_api("PyCapsule_GetDestructor", ctypes.c_size_t, ctypes.p
 _set_destructor = python_api(
     "PyCapsule_SetDestructor", ctypes.c_int, ctypes.py_object, ctypes.c_void_p
 )
-
-
-refuse_subinterpreters()
 
 
 class ManagedTensor:

@@ -12,7 +12,6 @@ __all__ = [
     "increment_references",
     "object_at",
     "python_api",
-    "refuse_subinterpreters",
 ]
 
 _Thing = TypeVar("_Thing")
@@ -37,17 +36,3 @@ def immortal(thing: _Thing) -> _Thing:
     """*thing* with one extra reference, so that it is never freed: C may use it at any time."""
     increment_references(thing)
     return thing
-
-
-def refuse_subinterpreters() -> None:
-    """Raise ImportError unless this is the main interpreter.
-
-    In a subinterpreter numpy's deleter deadlocks, and a callback on a foreign
-    thread runs in the wrong interpreter (measured; CPython 3.11).
-    """
-    state = python_api("PyInterpreterState_Get", ctypes.c_void_p)()
-    if state != python_api("PyInterpreterState_Main", ctypes.c_void_p)():
-        raise ImportError(
-            "dlbridge works in the main interpreter only, and this is a subinterpreter: numpy's "
-            "and cffi's callbacks from C cannot return to it; use a process instead"
-        )
