@@ -75,6 +75,38 @@ def test_packed_elements_of_a_large_tensor():
     assert text == "[-3 -3 -3 ... -3 -3 -3]"
 
 
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:1"])
+@pytest.mark.parametrize("name", ["uint4", "uint1", "uint6", "uint3x3"])
+@pytest.mark.parametrize("shape", [(20_001,), (301, 403), (7, 101, 203), (4, 30_001)])
+def test_packed_elements_look_as_numpys_wherever_rows_begin(device, name, shape):
+    """A row may begin at any bit of a byte."""
+    dtype = bridge.dtype(name)
+    size = int(np.prod(shape))
+    codes = np.arange((size + 8) // 8 * 8 * dtype.lanes) * 7 % 11 % (1 << dtype.bits)
+    packed = np.frombuffer(bridge.pack_bits(codes.astype("u1"), dtype), "u1")
+    tensor = bridge.to_device(packed, device, copy=True).view(dtype)[:size].reshape(shape)
+    tail = (dtype.lanes,) if dtype.lanes > 1 else ()
+    wanted = codes.astype("u1")[: size * dtype.lanes].reshape(*shape, *tail)
+    assert str(tensor) == str(wanted)
+
+
+def test_packed_elements_that_no_summary_can_be_made_of():
+    large = bridge.full((60, 4000), 1, "uint4")
+    assert "only compact tensors" in str(large[:, :2000])
+    with np.printoptions(threshold=0):
+        assert str(bridge.full((), 1, "uint4")) == "1"
+        assert str(bridge.full((3,), 1, "uint4")) == "[1 1 1]"
+
+
+@pytest.mark.parametrize("shape", [(10_000, 10_001), (10**8 + 1,)])
+def test_of_packed_elements_only_the_bytes_of_what_is_shown_are_copied(shape):
+    large = bridge.empty(shape, "uint4", "ext_dev:0")
+    with bridge.trace() as moves:
+        text = str(large)
+    assert "..." in text
+    assert moves.nbytes <= 4 * 2 * 6 ** (len(shape) - 1)
+
+
 def test_vectors_of_a_large_tensor():
     text = str(bridge.full(2000, 2, "int8x2", "ext_dev:0"))
     assert text.count("[2 2]") == 6
