@@ -16,7 +16,7 @@ from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.transfer import aligned, move, run
 from dlbridge.core.outgoing.like import as_library, library_step
 from dlbridge.core.plugins.lookup import find_device
-from dlbridge.core.plugins.streams import use_stream
+from dlbridge.core.plugins.streams import stream_block
 from dlbridge.core.prepared import ITSELF, READY, prepare
 from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import operand_of
@@ -579,7 +579,7 @@ def to_device(
     if stream is None and progress is None:
         moved = run(steps, tensor, operand)
     else:
-        on = nullcontext() if stream is None else use_stream(target, stream)
+        on = nullcontext() if stream is None else stream_block(target, stream)
         with on, reporter(progress, steps.nbytes) as report:
             moved = run(steps, tensor, operand, report)
     if wanted > 1:

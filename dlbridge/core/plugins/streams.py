@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
+from threading import get_ident
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
@@ -17,9 +19,17 @@ from .failures import fail
 from .lookup import backend_of, find_device, supports
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from typing import ParamSpec, TypeVar
+
     from dlbridge.typing import DeviceLike, StreamLike
 
+    _Arguments = ParamSpec("_Arguments")
+    _Result = TypeVar("_Result")
+
 __all__ = [
+    "StreamBlock",
     "StreamUse",
     "chosen_stream",
     "chosen_streams",
@@ -28,6 +38,7 @@ __all__ = [
     "current_use",
     "normalized",
     "order",
+    "stream_block",
     "synchronize",
     "use_stream",
     "wait",
@@ -62,9 +73,37 @@ _latest: dict[Device, StreamUse] = {}
 """The use that the last memory outside of ``use_stream`` blocks got: most get the same."""
 
 
+class StreamBlock:
+    """What `use_stream` gives: each ``with`` of it is a block of its own, in any thread."""
+
+    __slots__ = ("_device", "_open", "_stream")
+
+    def __init__(self, device: DeviceLike, stream: StreamLike | None) -> None:
+        self._device, self._stream = device, stream
+        self._open: dict[int, list[AbstractContextManager[int]]] = {}  # by thread
+
+    def __enter__(self) -> int:
+        block = stream_block(self._device, self._stream)
+        handle = block.__enter__()
+        self._open.setdefault(get_ident(), []).append(block)
+        return handle
+
+    def __exit__(self, *raised: Any) -> None:
+        self._open[get_ident()].pop().__exit__(*raised)
+
+    def __call__(self, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        """*function*, each of whose calls is a block."""
+
+        @wraps(function)
+        def inside(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            with stream_block(self._device, self._stream):
+                return function(*args, **kwargs)
+
+        return inside
+
+
 @public
-@contextmanager
-def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
+def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
     """Queue this thread's work on *device* on *stream* inside the block.
 
     After the block, later work is ordered after the work of the block.
@@ -78,15 +117,16 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
         ``__dlpack__``), or a stream object of torch, cupy or cuda.core, or a
         pyopencl queue. It must exist until the block ends. None: the default.
 
-    Yields
-    ------
-    int
-        The native handle of the stream.
+    Returns
+    -------
+    context manager
+        It gives the native handle of the stream, and can be entered again. It is also a
+        decorator of functions.
 
     Raises
     ------
     TypeError
-        If the device has no streams, or *stream* is not a stream.
+        When entered: if the device has no streams, or *stream* is not a stream.
     ValueError
         For an integer that the rules of the device forbid.
     BackendUnavailable
@@ -98,6 +138,11 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     the block, ``t.to_native().queue`` of an OpenCL tensor is the queue, if the tensor's
     memory belongs to the context of the queue.
 
+    The stream is chosen for the whole thread, as with ``torch.cuda.stream`` and cupy's streams:
+    also for other tasks of asyncio that run while the block waits, and for the caller of a
+    generator that stops inside the block. So end the block before ``await`` and ``yield``, and
+    enter it again after them.
+
     Examples
     --------
     With ``stream`` from any library, all copies and allocations follow it:
@@ -106,6 +151,12 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     ...     with bridge.use_stream("cuda:0", stream):
     ...         return bridge.to_device(array, "cuda:0")
     """
+    return StreamBlock(device, stream)
+
+
+@contextmanager
+def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
+    """One block of `use_stream`."""
     where = find_device(device)
     plugin = backend_of(where)
     if not supports(plugin, SupportsStreams):
