@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.plugins.failures import fail
@@ -121,7 +122,41 @@ def _by_interface(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
         first, second = interface.get("data"), again.get("data")
         if not (isinstance(first, tuple) and first == second) and first is not second:
             raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x)))
-    return np.asarray(x)[...]
+    try:
+        array = np.asarray(x)[...]
+    except (TypeError, ValueError, OverflowError) as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        raise ExchangeError(
+            f"{origin_of(x)} has an __array_interface__ that numpy cannot read: {exc}; its maker "
+            "has to mend it"
+        ) from exc
+    if isinstance(interface, dict) and not isinstance(interface.get("data"), tuple):
+        _check_length(x, interface, array)
+    return array
+
+
+def _check_length(x: Any, interface: dict[str, Any], array: np.ndarray[Any, Any]) -> None:
+    """Raise ExchangeError if *array* is not inside the buffer of *interface*: numpy does not look.
+
+    An address says nothing about its length.
+    """
+    import numpy as np
+
+    data = interface.get("data")
+    try:
+        nbytes = memoryview(x if data is None else data).nbytes
+    except TypeError:
+        return  # numpy has found an array in another way
+    low, high = np.lib.array_utils.byte_bounds(array)
+    first = interface.get("offset", 0)
+    begin = first - (address_of(array) - low)
+    end = begin + high - low
+    if array.size and not 0 <= begin <= end <= nbytes:
+        raise ExchangeError(
+            f"{origin_of(x)} says in its __array_interface__ that the elements are at bytes "
+            f"{begin} to {end} of its buffer, which has {nbytes} bytes; its maker has to mend it"
+        )
 
 
 def _by_method(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:

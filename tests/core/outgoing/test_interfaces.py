@@ -225,3 +225,73 @@ def test_arrow_imports_leak_nothing():
         bridge.asarray(pyarrow.chunked_array([np.arange(1000.0)]))
     gc.collect()
     assert pyarrow.total_allocated_bytes() == before
+
+
+class Interface:
+    """``__array_interface__`` only: six float64, with *changed* entries."""
+
+    def __init__(self, **changed):
+        self.memory = np.arange(6.0)
+        self.__array_interface__ = {**self.memory.__array_interface__, **changed}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data": b"123"},
+        {"data": bytes(48), "offset": 8},
+        {"data": bytes(48), "offset": -8},
+        {"data": bytearray(47)},
+        {"data": memoryview(bytes(48)), "strides": (-8,)},
+        {"data": bytes(48), "strides": (16,)},
+    ],
+)
+def test_a_buffer_that_is_shorter_than_its_array_interface_says(changed):
+    with pytest.raises(bridge.ExchangeError, match=r"Interface.*__array_interface__.*buffer"):
+        bridge.asarray(Interface(**changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "numbers"),
+    [
+        ({"data": bytes(48)}, [0] * 6),
+        ({"data": bytes(48), "offset": 40, "strides": (-8,)}, [0] * 6),
+        ({"data": bytes(48), "offset": 40, "shape": (1,)}, [0]),
+        ({"data": b"", "shape": (0,)}, []),
+        ({"data": bytes(8), "strides": (0,)}, [0] * 6),
+    ],
+)
+def test_buffers_that_are_long_enough(changed, numbers):
+    assert bridge.asarray(Interface(**changed)).tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shape": [6]},
+        {"shape": None},
+        {"shape": (-1,)},
+        {"shape": (2**70,)},
+        {"shape": (2**40, 2**40)},
+        {"typestr": ""},
+        {"typestr": None},
+        {"data": None},
+        {"data": (0, False)},
+        {"data": ("a", False)},
+        {"data": (2**70, False)},
+        {"strides": "x"},
+        {"strides": (8, 8)},
+    ],
+)
+def test_a_faulty_array_interface_is_told_with_the_objects_name(changed):
+    with pytest.raises(bridge.ExchangeError, match=r"Interface.*__array_interface__") as told:
+        bridge.asarray(Interface(**changed))
+    assert told.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("whole", [5, {}, []])
+def test_an_array_interface_that_is_no_dictionary_of_one(whole):
+    faulty = Interface()
+    faulty.__array_interface__ = whole
+    with pytest.raises(bridge.ExchangeError, match=r"Interface.*__array_interface__"):
+        bridge.asarray(faulty)
