@@ -34,6 +34,7 @@ def describe_array(tensor: Tensor) -> dict[str, Any]:
     if array.dtype.isbuiltin != 1:
         raise _no_type(tensor)
     interface: dict[str, Any] = array.__array_interface__
+    interface["strides"] = array.strides  # also of compact arrays: Pillow fails without
     return interface
 
 

@@ -24,6 +24,21 @@ def test_the_array_interface_is_the_memory():
     assert tensor.__array_interface__ is not interface
 
 
+def test_the_array_interface_always_has_strides():
+    """Pillow's ``Image.fromarray`` asks for bytes only where there are some."""
+    tensor = bridge.asarray(np.arange(12, dtype="u1").reshape(3, 4))
+    assert tensor.__array_interface__["strides"] == (4, 1)
+    assert bridge.asarray(np.array(2.5)).__array_interface__["strides"] == ()
+    assert np.asarray(tensor).flags.c_contiguous
+
+
+def test_pillow_takes_tensors():
+    image = peer("PIL.Image")
+    x = np.arange(12, dtype="u1").reshape(3, 4)
+    for array in (x, x[:, ::2], np.stack([x, x, x], -1)):
+        assert (np.asarray(image.fromarray(bridge.from_dlpack(array))) == array).all()
+
+
 def test_the_array_interface_keeps_read_only():
     x = np.arange(3.0)
     x.flags.writeable = False
