@@ -165,7 +165,11 @@ def _import_capsule(x: Any, stream: Any) -> Tensor:
 
 def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor:
     """Import by the C exchange API, with the library's own errors."""
-    tensor = adopt(table.export(x), origin_of(x))
+    try:
+        managed = table.export(x)
+    except ExchangeError as exc:
+        raise _named(exc, x) from exc
+    tensor = adopt(managed, origin_of(x))
     device = tensor.device
     if device.is_host:
         check_host_stream(stream)
@@ -216,7 +220,10 @@ def _import_by_method(
         tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
         if tensor is not None:
             return tensor
-    managed = open_capsule(capsule)
+    try:
+        managed = open_capsule(capsule)
+    except ExchangeError as exc:
+        raise _named(exc, x) from exc
     if copy is False and managed.fields.flags & FLAG_IS_COPIED:
         raise ExchangeError(f"{origin_of(x)} exported a copy although copy=False was asked for")
     tensor = adopt(
@@ -228,6 +235,11 @@ def _import_by_method(
     if ours is not None and tensor.device is source:
         _note_use(tensor, source)  # the producer ordered it so
     return tensor
+
+
+def _named(exc: ExchangeError, x: Any) -> ExchangeError:
+    """*exc*, which says what is wrong with the struct, with the producer *x*."""
+    return ExchangeError(f"the tensor of {origin_of(x)}: {exc}")
 
 
 def _note_use(tensor: Tensor, device: Device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import ArgumentError
 from typing import NoReturn
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
@@ -23,7 +24,9 @@ def fail(exc: Exception, name: str, member: str, *allowed: type[Exception]) -> N
         if isinstance(exc, (Error, *allowed)) or is_from_handler(exc.__traceback__):
             raise exc
         text = f"backend {name!r} failed in {member}: {type(exc).__name__}: {exc}"
-        if isinstance(exc, MemoryError):
+        # ctypes tells the exception of an argument by the name of its class only.
+        in_ctypes = isinstance(exc, ArgumentError) and "MemoryError" in str(exc)
+        if in_ctypes or isinstance(exc, MemoryError):
             raise DeviceMemoryError(text) from exc
         raise BackendError(f"{text}; report it to {owner(name) or 'its authors'}") from exc
     finally:

@@ -861,6 +861,14 @@ def test_pinned_memory_needs_no_backend_to_be_read():  # C18
     assert raw.alive == 0
 
 
+@pytest.mark.parametrize("version", [None, (1, 3)])
+@pytest.mark.parametrize("wrong", [{"ndim": -1}, {"data": 0}, {"null_shape": True}], ids=str)
+def test_a_corrupt_struct_is_told_with_the_producers_name(wrong, version):  # C23
+    with pytest.raises(dlbridge.ExchangeError, match=r"raw_producer\.Producer: a DLTensor") as told:
+        dlbridge.from_dlpack(Producer((4,), version=version, **wrong))
+    assert isinstance(told.value.__cause__, dlbridge.ExchangeError)
+
+
 def test_the_name_in_the_capsule_is_not_ours_to_free():  # C10
     """The used name is static memory: the capsule may outlive everything of ours."""
     raw = floats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import signal
 import weakref
@@ -196,6 +197,28 @@ def test_lack_of_memory_stays_that(failing):
     failing.error, failing.wrong = MemoryError("full"), "allocate"
     with pytest.raises(DeviceMemoryError, match=f"'{NAME}' failed in allocate: .*full"):
         upload()
+
+
+class Nothing:
+    """An argument that ctypes cannot convert for lack of memory."""
+
+    @property
+    def _as_parameter_(self):
+        raise MemoryError
+
+
+def test_lack_of_memory_inside_ctypes_is_that(failing):
+    """ctypes tells the argument's own exception by the name of its class only."""
+    with pytest.raises(ctypes.ArgumentError) as caught:
+        ctypes.pythonapi.Py_IncRef(Nothing())
+    failing.error, failing.wrong = caught.value, "fill"
+    with pytest.raises(DeviceMemoryError, match=f"'{NAME}' failed in fill: .*MemoryError") as told:
+        bridge.zeros(3, "uint8", ZERO)
+    assert told.value.__cause__ is caught.value
+    assert "report it" not in str(told.value)
+    failing.error = ctypes.ArgumentError("argument 1: TypeError: of another kind")
+    with pytest.raises(BackendError, match="report it"):
+        bridge.zeros(3, "uint8", ZERO)
 
 
 @pytest.mark.parametrize("error", [DeviceError("mine"), bridge.ExchangeError("mine")])
