@@ -220,7 +220,7 @@ def _instead_of(x: Any) -> str:
 
 def _names_device(text: str) -> bool:
     name, _, _ = text.partition(":")
-    return name in {*backends(), *type_names()}
+    return name in {*known_backends(), *type_names()}
 
 
 def is_of_backend(cls: type) -> bool:
