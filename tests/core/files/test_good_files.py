@@ -122,7 +122,9 @@ DEEP = {
 @pytest.mark.parametrize("name", DEEP)
 def test_a_file_that_is_nested_too_deeply(name, tmp_path):
     (tmp_path / name).write_bytes(DEEP[name])
-    with pytest.raises(bridge.FileError, match=r"nested too deeply.*damaged"):
+    # The parser of CPython 3.10 reads sums of any length.
+    is_read = name == "plus.npy" and sys.version_info < (3, 11)
+    with pytest.raises(bridge.FileError, match="damaged" if is_read else "deeply.*damaged"):
         bridge.load(tmp_path / name)
 
 
