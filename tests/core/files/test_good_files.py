@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import struct
+import sys
 import zipfile
 import zlib
 from contextlib import suppress
