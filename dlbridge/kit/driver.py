@@ -140,17 +140,18 @@ class StreamDriver(ABC):
 
     # Streams
 
-    def exists(self, stream: int, device_id: int) -> bool:
-        """Whether *stream* still exists, where the driver can be asked; else True."""
-        return True
+    def keeper(self, stream: int, device_id: int) -> object:
+        """What keeps *stream* as long as the caller holds it; None if the stream is gone.
 
-    def owner(self, stream: int) -> object:
-        """The object that keeps *stream*, to be held while the driver is asked; None: unknown."""
-        return None
+        True where nothing keeps it and the driver can be asked, or where nothing is known.
+        It is one question: between two, the handle of a destroyed stream may be given to a new
+        one, which nobody would hold.
+        """
+        return True
 
     def require_stream(self, stream: int, device_id: int) -> None:
         """`StreamGoneError` if *stream* does not exist any more."""
-        if not self.exists(stream, device_id):
+        if self.keeper(stream, device_id) is None:
             raise StreamGoneError(
                 f"stream {stream:#x} was destroyed, or is not a {self.api} stream"
             )

@@ -223,9 +223,9 @@ class Memory(ABC):
     @puts_place_back
     def _free(self, freed: Freed, wait: bool) -> None:
         driver, device_id = self.driver, freed.device_id
-        owner = driver.owner(freed.stream)  # held: another thread may drop it
         with driver.at(driver.place(device_id)), driver.relaxed():
-            if driver.exists(freed.stream, device_id):
+            keeper = driver.keeper(freed.stream, device_id)  # held to the end of the function
+            if keeper is not None:
                 if driver.stream_state(freed.stream) is not StreamState.RUNS:
                     return
                 self._finish_namesakes(freed)
@@ -245,7 +245,6 @@ class Memory(ABC):
                 self.events.give_back(place, event)
             self.release(device_id, freed.pointer, freed.stream, freed.codes)
             freed.clear()
-        del owner
 
     def _finish_namesakes(self, freed: Freed) -> None:
         """Wait for all work if the handle of the free's stream was a destroyed stream's before.
@@ -276,10 +275,10 @@ class Memory(ABC):
         while freed.consumers:
             consumer, number = freed.consumers[-1]
             stream, home, place = consumer
-            owner = driver.owner(stream)  # held: another thread may drop it
             with driver.at(driver.place(home) if place is None else place):
                 try:
-                    if stream != ALL_STREAMS and not driver.exists(stream, home):
+                    keeper = driver.keeper(stream, home)  # held until the next one
+                    if keeper is None:
                         raise StreamGoneError("destroyed")
                     can_end = wait and stream == ALL_STREAMS
                     if not can_end and driver.stream_state(stream) is not StreamState.RUNS:
@@ -291,7 +290,6 @@ class Memory(ABC):
                 except StreamGoneError:  # its work may still run, and nothing tells when it ends
                     driver.wait_for_device()
                     self.consumers.forget(freed.device_id, consumer, number)
-            del owner
             freed.consumers.pop()
         return True
 

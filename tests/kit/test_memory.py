@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+import weakref
 
 import pytest
 
@@ -360,3 +361,51 @@ def test_memory_that_somebody_locked_stays_locked(driver, pinned):
     pinned.import_host(0, PAGE, PAGE, False)
     pinned.free(0, PAGE, 1)
     assert driver.locked == set()
+
+
+class Keeper:
+    """A library's stream object: the stream is destroyed with it."""
+
+    def __init__(self, driver, handle):
+        self.end = weakref.finalize(self, driver.destroy_stream, handle)
+
+
+def test_a_stream_is_kept_while_it_is_asked(driver, pool, monkeypatch):
+    """Another thread drops its object as soon as the driver is asked about it."""
+    theirs = driver.stream()
+    keepers = [Keeper(driver, theirs)]
+    known = weakref.ref(keepers[0])
+    monkeypatch.setattr(
+        driver, "keeper", lambda stream, _device_id: known() if stream == theirs else True
+    )
+    state = driver.stream_state
+
+    def asked(stream):
+        if stream == theirs:
+            keepers.clear()
+        return state(stream)
+
+    data = pool.allocate(0, 64, 256, 1)
+    pool.consumers.note(0, theirs, 0)
+    monkeypatch.setattr(driver, "stream_state", asked)
+    pool.free(0, data, 1)
+    assert ("wait for device",) not in driver.log
+    assert theirs not in driver.streams
+
+
+def test_a_handle_that_becomes_a_new_streams_after_the_question(driver, pool, monkeypatch):
+    """The stream is gone; the next question would find the new one, which nobody holds."""
+    theirs = driver.stream()
+    data = pool.allocate(0, 64, 256, 1)
+    pool.consumers.note(0, theirs, 0)
+    answers = iter([None])
+    monkeypatch.setattr(
+        driver, "keeper", lambda stream, _id: next(answers, "new") if stream == theirs else True
+    )
+    state, asked = driver.stream_state, []
+    monkeypatch.setattr(
+        driver, "stream_state", lambda stream: asked.append(stream) or state(stream)
+    )
+    pool.free(0, data, 1)
+    assert ("wait for device",) in driver.log
+    assert theirs not in asked

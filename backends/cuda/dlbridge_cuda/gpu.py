@@ -134,11 +134,8 @@ class GPU(StreamDriver):
 
     # Streams
 
-    def exists(self, stream: int, device_id: int) -> bool:
-        return stream <= PER_THREAD or lasting.has_owner(stream)
-
-    def owner(self, stream: int) -> object:
-        return lasting.owner(stream)
+    def keeper(self, stream: int, device_id: int) -> object:
+        return True if stream <= PER_THREAD else lasting.owner(stream)
 
     def require_stream(self, stream: int, device_id: int) -> None:
         """Nothing: who passes a stream says that it exists, and the driver cannot be asked."""

@@ -9,7 +9,6 @@ there; for any other stream something else stands.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,13 +18,27 @@ from dlbridge.kit.driver import ALL_STREAMS, LastingStream
 from .contexts import primary
 from .driver import call, cu, status
 
-__all__ = ["has_owner", "is_capture_known", "lasting", "note_owner", "owner", "torch_stream"]
+__all__ = [
+    "KEPT",
+    "has_owner",
+    "is_capture_known",
+    "lasting",
+    "note_owner",
+    "owner",
+    "torch_stream",
+]
 
 _LEGACY, _PER_THREAD = 1, 2
 _NON_BLOCKING = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
-_owners: dict[int, Callable[[], object]] = {}
-"""Handle -> what gives the object that keeps the stream, or None when that is gone."""
+KEPT = 32
+"""Of so many streams the objects are kept alive, those that were noted last."""
+
+_owners: dict[int, object] = {}
+"""Handle -> the object that keeps the stream. Not a weak reference: that still gives an object
+whose ``__del__`` is destroying the stream (cupy's releases the GIL there)."""
+_endless: set[int] = set()
+"""Handles of streams that exist until the process ends."""
 _capturing: set[int] = set()
 """Handles of streams that were capturing when they were last asked."""
 
@@ -48,19 +61,20 @@ def lasting(stream: int, device_id: int) -> LastingStream:
 
 
 def has_owner(stream: int) -> bool:
-    """Whether the object that keeps *stream* is there."""
+    """Whether what keeps *stream* is known."""
     return owner(stream) is not None
 
 
 def owner(stream: int) -> object:
-    """The object that keeps *stream*; None if it is gone, or was never known."""
-    found = _owners.get(stream)
-    return None if found is None else found()
+    """What keeps *stream*, to be held; None if that is not known, or not any more."""
+    return True if stream in _endless else _owners.get(stream)
 
 
 def note_owner(stream: int, keeper: object) -> None:
     """Note that *stream* exists as long as *keeper* does, and is destroyed in no other way."""
-    _owners[stream] = weakref.ref(keeper)
+    _owners.setdefault(stream, keeper)
+    while len(_owners) > KEPT:  # another thread may drop one more, which is harmless
+        _owners.pop(next(iter(_owners.copy()), stream), None)
 
 
 def torch_stream(stream: Any) -> int:
@@ -69,12 +83,8 @@ def torch_stream(stream: Any) -> int:
     # torch keeps its streams until the process ends. An ExternalStream is somebody else's, and
     # has its handle as stream_id.
     if getattr(stream, "stream_id", handle) != handle:
-        _owners[handle] = _the_process
+        _endless.add(handle)
     return handle
-
-
-def _the_process() -> object:
-    return sys
 
 
 def _find_owner(stream: int, device_id: int) -> bool:

@@ -26,7 +26,17 @@ HERE = Path(__file__).resolve().parent
 
 
 class Owner:
-    """Stands for the stream object of a library, which destroys its stream when it dies."""
+    """Stands for the stream object of a library, which destroys its stream when it dies.
+
+    So whoever holds it keeps the stream, as `dlbridge_cuda.lasting.note_owner` demands.
+    """
+
+    def __init__(self, stream=None):
+        self.stream = stream
+
+    def __del__(self):
+        if self.stream is not None:
+            call("cuStreamDestroy", self.stream)
 
 
 OWNERS = {}
@@ -81,13 +91,15 @@ class CudaRig(rig.Rig):
 
         with at(device_id):
             stream = int(call("cuStreamCreate", flags))
-        OWNERS[stream] = Owner()
+        OWNERS[stream] = Owner(stream)
         note_owner(stream, OWNERS[stream])
         return stream
 
     def destroy_stream(self, stream, device_id):
-        OWNERS.pop(stream, None)
-        call("cuStreamDestroy", stream)
+        from dlbridge_cuda import lasting
+
+        lasting._owners.pop(stream, None)  # as when it is no longer among the last ones
+        del OWNERS[stream]
 
     def wait(self, stream, device_id):
         with at(device_id):

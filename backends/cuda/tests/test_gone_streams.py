@@ -124,17 +124,41 @@ def test_our_stream_captures_when_the_memory_is_freed(fake, cuda):
         assert fake.live() == live
 
 
+def forget_owner(handle):
+    """Note so many other streams that the owner of this one is dropped."""
+    others = range(0x9000, 0x9000 + lasting.KEPT)
+    for each in others:
+        lasting.note_owner(each, Owner())
+    for each in others:
+        lasting._owners.pop(each, None)
+
+
 def test_a_stream_is_known_as_long_as_its_owner(fake, cuda):
     with raw() as stream:
-        handle, owner = stream[0], Owner()
+        handle = stream[0]
         with at(0):
             assert lasting.lasting(handle, 0).stream == ALL_STREAMS
-            lasting.note_owner(handle, owner)
-            assert lasting.lasting(handle, 0).stream == handle
-            del owner
+            lasting.note_owner(handle, Owner())
             gc.collect()
+            assert lasting.lasting(handle, 0).stream == handle
+            forget_owner(handle)
             assert not lasting.has_owner(handle)
             assert lasting.lasting(handle, 0).stream == ALL_STREAMS
+
+
+def test_an_owner_that_dies_is_not_given_any_more():
+    """It destroys its stream without the GIL: another thread must not find it. A weak reference
+    gives it until its ``__del__`` has ended."""
+    found = []
+
+    class Dying:
+        def __del__(self):
+            found.append(lasting.owner(0x8000))
+
+    lasting.note_owner(0x8000, Dying())
+    assert isinstance(lasting.owner(0x8000), Dying)
+    forget_owner(0x8000)
+    assert found == [None]
 
 
 def test_torchs_streams_stay_and_external_ones_need_not():
@@ -143,4 +167,4 @@ def test_torchs_streams_stay_and_external_ones_need_not():
     assert lasting.has_owner(0x7001)
     assert lasting.torch_stream(SimpleNamespace(cuda_stream=0x7002, stream_id=0x7002)) == 0x7002
     assert not lasting.has_owner(0x7002)
-    lasting._owners.pop(0x7001)
+    lasting._endless.discard(0x7001)

@@ -124,8 +124,8 @@ class GPU(StreamDriver):
 
     # Streams
 
-    def exists(self, stream: int, device_id: int) -> bool:
-        return _device_of(stream, device_id) is not None
+    def keeper(self, stream: int, device_id: int) -> object:
+        return None if _device_of(stream, device_id) is None else True
 
     def stream_id(self, stream: int, device_id: int) -> int | None:
         if stream == 0:
@@ -138,7 +138,7 @@ class GPU(StreamDriver):
         return int(found[0])
 
     def wait_for_stream(self, stream: int) -> None:
-        if not self.exists(stream, 0):
+        if self.keeper(stream, 0) is None:
             raise StreamGoneError(f"stream {stream:#x} was destroyed")
         with relaxed():
             call("hipStreamSynchronize", stream)
@@ -200,7 +200,7 @@ class GPU(StreamDriver):
         check("hipMallocFromPoolAsync", code)
 
     def free_async(self, pointer: int, stream: int, codes: list[int]) -> None:
-        if not self.exists(stream, 0):
+        if self.keeper(stream, 0) is None:
             raise StreamGoneError(f"stream {stream:#x} was destroyed")
         take_back("hipFreeAsync", codes, pointer, stream)
 
