@@ -18,6 +18,7 @@ import dlbridge as bridge
 
 __all__ = [
     "Other",
+    "check_views",
     "described",
     "fds",
     "fill",
@@ -88,6 +89,15 @@ def _serve(connection: Any) -> None:
             result = False, error
         connection.send(result)
         del function, arguments, result
+
+
+def check_views(other: Other, t: bridge.Tensor) -> None:
+    """Send views of *t*, of (4, 256) elements, there and back; a part is doubled there."""
+    for part in (t[1:3], t[2, 64:128], t[:, ::2], t.T, t[3, 255], t[1:]):
+        assert other(described, part) == described(part)
+        back = other(give_back, part)
+        assert (back.data_ptr(), back.byte_offset) == (t.data_ptr(), part.byte_offset)
+    other(scale, t[2, 64:128], 2)
 
 
 def described(t: bridge.Tensor) -> tuple[Any, ...]:

@@ -82,17 +82,14 @@ class DeviceBlock:
         device = memory.device
         made = Exports()
         try:
-            try:
-                made.extend(map(plugin.export_memory, [device.index], [memory.data]))
-            except Exception as exc:
-                fail(exc, device.name, "export_memory")
+            taken = made.take(plugin, device, memory.data)
             try:
                 self._descriptor.extend(map(os.dup, map(fd_of, made)))
             except OSError as exc:
                 raise DeviceMemoryError(
                     f"{device} memory cannot be shared: {exc}{way_out(exc)}"
                 ) from exc
-            self.exported = ExportedMemory(-1, *made[0][1:])
+            self.exported = ExportedMemory(-1, *taken[1:])
         finally:
             made.close()
 

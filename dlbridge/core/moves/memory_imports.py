@@ -41,6 +41,14 @@ class Exports(list[ExportedMemory]):
 
     __slots__ = ()
 
+    def take(self, plugin: SupportsMemoryExport, device: Device, data: int) -> ExportedMemory:
+        """What the backend of *device* exports for its memory *data*."""
+        try:
+            self.extend(map(plugin.export_memory, [device.index], [data]))
+        except Exception as exc:
+            fail(exc, device.name, "export_memory")
+        return self[-1]
+
     # The defaults outlive the module: its names are cleared when the process ends.
     def close(
         self,
@@ -102,10 +110,7 @@ def import_from_device(
     memory = ImportedMemory(importer, target, current_use(target), origin, tensor)
     exported = Exports()
     try:
-        try:
-            exported.extend(map(exporter.export_memory, [source.index], [operand.data]))
-        except Exception as exc:
-            fail(exc, source.name, "export_memory")
-        return memory, memory.import_memory(importer, exported[0])
+        taken = exported.take(exporter, source, operand.data)
+        return memory, memory.import_memory(importer, taken)
     finally:
         exported.close()

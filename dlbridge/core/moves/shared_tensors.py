@@ -11,7 +11,7 @@ import operator
 import os
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor
@@ -50,6 +50,9 @@ __all__ = [
     "receive_on_device",
     "share_tensor",
 ]
+
+Sent: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...] | None, int, bool]
+"""A `Layout` in a message, with the name of the dtype."""
 
 _CPU = Device.of(1, 0)
 
@@ -190,25 +193,26 @@ def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     operand = operand_of(tensor)
     found = find(operand)
     own = device_blocks.find(operand) if found is None else None
-    if found is None and own is None:
+    message: tuple[Callable[..., Tensor], tuple[Any, ...]]
+    if found is not None:
+        mapping, layout = found
+        message = receive, (mapping.file, str(operand.device), _sent(layout))
+    elif own is not None:
+        block, offset = own
+        flags = operand.flags & FLAG_SUBBYTE_PADDED
+        layout = offset, operand.dtype, operand.shape, operand.strides, flags, operand.readonly
+        message = receive_on_device, (block, str(operand.device), _sent(layout))
+    else:
         # The first of a list: pickle wants a function, and this one is everywhere.
         return operator.getitem, ([_Ordinary(tensor)], 0)
     if operand.memory is not None:
         host_access(operand.memory)
-    if own is not None:
-        return receive_on_device, (
-            own[0],
-            str(operand.device),
-            own[1],
-            operand.dtype.name,
-            operand.shape,
-            operand.strides,
-            operand.flags & FLAG_SUBBYTE_PADDED,
-            operand.readonly,
-        )
-    assert found is not None
-    mapping, (offset, dtype, *layout) = found
-    return receive, (mapping.file, str(operand.device), offset, dtype.name, *layout)
+    return message
+
+
+def _sent(layout: Layout) -> Sent:
+    offset, dtype, shape, strides, flags, readonly = layout
+    return offset, dtype.name, shape, strides, flags, readonly
 
 
 def receive_block(descriptor: Any, nbytes: int, token: bytes) -> SharedFile:
@@ -223,21 +227,10 @@ def receive_memory(descriptor: Any, *description: Any) -> DeviceBlock:
     return receive_device_block(descriptor.detach, *description)
 
 
-def receive(
-    file: SharedFile,
-    device: str,
-    offset: int,
-    dtype: str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    flags: int,
-    readonly: bool,
-) -> Tensor:
+def receive(file: SharedFile, device: str, sent: Sent) -> Tensor:
     """The tensor that another process has sent, on the same memory."""
-    kind = as_dtype(dtype)
-    layout: Layout = (offset, kind, shape, strides, flags, readonly)
-    _check_layout(file.nbytes, layout)
-    mapping = file.mapping(not readonly)
+    layout = _received(sent, file.nbytes)
+    mapping = file.mapping(not layout[-1])
     where = place_of(device)
     if where is _CPU:
         return on_host(mapping, layout)
@@ -250,32 +243,25 @@ def receive(
         return on_host(mapping, layout)
 
 
-def receive_on_device(
-    block: DeviceBlock,
-    device: str,
-    offset: int,
-    dtype: str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    flags: int,
-    readonly: bool,
-) -> Tensor:
+def receive_on_device(block: DeviceBlock, device: str, sent: Sent) -> Tensor:
     """The tensor that another process has sent, on the same memory of a device.
 
     Elsewhere it is copied to the place that the receiver has chosen. Where the device is not
     here nobody can read the memory: ExchangeError.
     """
-    layout: Layout = (offset, as_dtype(dtype), shape, strides, flags, readonly)
-    _check_layout(block.nbytes, layout)
+    offset, dtype, shape, strides, flags, readonly = _received(sent, block.nbytes)
     memory, start = block.on(device)
-    tensor = make_tensor(memory, start + offset, *layout[1:4], readonly=readonly, flags=flags)
+    tensor = make_tensor(
+        memory, start + offset, dtype, shape, strides, readonly=readonly, flags=flags
+    )
     chosen = chosen_place(device)
     return tensor if chosen in (None, memory.device) else move(tensor, chosen, None)
 
 
-def _check_layout(nbytes: int, layout: Layout) -> None:
-    """ExchangeError unless all elements are in the block of *nbytes* bytes."""
-    offset, dtype, shape, strides, flags, _ = layout
+def _received(sent: Sent, nbytes: int) -> Layout:
+    """The layout; ExchangeError unless all elements are in the block of *nbytes* bytes."""
+    offset, name, shape, strides, flags, readonly = sent
+    dtype = as_dtype(name)
     check(dtype.code, dtype.bits, dtype.lanes)
     well = strides is not None and len(shape) == len(strides) <= MAX_NDIM
     if well and min(shape, default=1) > 0:
@@ -285,7 +271,7 @@ def _check_layout(nbytes: int, layout: Layout) -> None:
         else:
             first, end = low * dtype.itemsize, high * dtype.itemsize
         if offset + first >= 0 and offset + end <= nbytes:
-            return
+            return offset, dtype, shape, strides, flags, readonly
     raise ExchangeError(
         f"the message names {dtype} {shape} with strides {strides} at byte {offset} of a block of "
         f"{nbytes} bytes of shared memory, and they are not in it"

@@ -216,7 +216,7 @@ class Device:
 
     def __eq__(self, other: object) -> bool:
         """Whether *other* is this device, or a text that names it by number."""
-        if other is self or isinstance(other, Device):
+        if isinstance(other, Device):
             return other is self
         if not isinstance(other, str):
             return NotImplemented

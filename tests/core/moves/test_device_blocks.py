@@ -86,7 +86,7 @@ def message(t, **changes):
 
 
 def received(block, device=DEVICE, shape=(4, 6), strides=(6, 1), offset=0, dtype="int32"):
-    return receive_on_device(block, device, offset, dtype, shape, strides, 0, False)
+    return receive_on_device(block, device, (offset, dtype, shape, strides, 0, False))
 
 
 # What comes out

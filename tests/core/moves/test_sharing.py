@@ -485,27 +485,15 @@ def test_a_process_ends_while_arrays_are_there(line):
 def test_interrupts_leave_nothing(exception):
     out = run_script(
         f"""
-        import gc, os, signal, time, numpy as np, dlbridge as bridge
+        import gc, os, numpy as np, dlbridge as bridge
         from dlbridge.core.moves import shared_blocks
-        class Alarm(Exception): pass
-        def handler(*_): raise {exception}
-        signal.signal(signal.SIGALRM, handler)
-        a, heard = np.arange(1000), 0
+        from interrupted import Alarm, interrupted
+        a = np.arange(1000)
         t = bridge.share(a)
         before = len(os.listdir("/proc/self/fd"))
-        def turn(delay):
-            signal.setitimer(signal.ITIMER_REAL, delay)
-            limit = time.monotonic() + 0.01
-            while time.monotonic() < limit:
-                assert bridge.share(a).tobytes() == a.tobytes()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            time.sleep(0)
-        end, delay = time.monotonic() + 1, 0
-        while time.monotonic() < end:
-            delay = (delay + 7) % 1999
-            try: turn(20e-6 + delay * 1e-6)
-            except {exception}: heard += 1
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        def work():
+            assert bridge.share(a).tobytes() == a.tobytes()
+        heard = interrupted(work, {exception}, 1)
         gc.collect()
         assert heard > 10, heard
         print(len(os.listdir("/proc/self/fd")) - before, len(shared_blocks._files))
@@ -617,15 +605,15 @@ def test_a_layout_outside_the_block_is_refused(offset, dtype, shape, strides):
     t = bridge.share(np.zeros(PAGE, "u1"))
     file = shared_blocks.mapping_at(t.data_ptr(), 1).file
     with pytest.raises(ExchangeError, match="are not in it"):
-        receive(file, "cpu:0", offset, dtype, shape, strides, 0, False)
+        receive(file, "cpu:0", (offset, dtype, shape, strides, 0, False))
 
 
 def test_the_last_bytes_of_a_block():
     t = bridge.share(np.arange(PAGE, dtype="u2").astype("u1"))
     file = shared_blocks.mapping_at(t.data_ptr(), 1).file
-    last = receive(file, "cpu:0", PAGE - 1, "u1", (4,), (-1,), 0, False)
+    last = receive(file, "cpu:0", (PAGE - 1, "u1", (4,), (-1,), 0, False))
     assert last.tolist() == t.tolist()[:-5:-1]
-    packed = receive(file, "cpu:0", PAGE - 1, "int4", (2,), (1,), 0, False)
+    packed = receive(file, "cpu:0", (PAGE - 1, "int4", (2,), (1,), 0, False))
     assert packed.tobytes() == t.tobytes()[-1:]
 
 
@@ -648,7 +636,7 @@ def test_a_device_that_the_receiver_does_not_have(device):
     """The tensor is on the CPU, in the same memory; or it raises, where that was asked for."""
     t = bridge.share(VALUES)
     file = shared_blocks.mapping_at(t.data_ptr(), 1).file
-    message = file, device, 24, "int32", (3, 6), (6, 1), 0, False
+    message = file, device, (24, "int32", (3, 6), (6, 1), 0, False)
     with pytest.warns(
         RuntimeWarning, match=f"pickled on {device} is on the CPU.*unpickle_to"
     ) as warned:

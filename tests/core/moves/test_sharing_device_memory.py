@@ -91,11 +91,7 @@ def test_the_other_process_shares(other):
 def test_a_view_is_a_view_of_one_import(other):
     t = shared()
     other(other_side.keep, t)
-    for part in (t[1:3], t[2, 64:128], t[:, ::2], t.T, t[3, 255], t[1:]):
-        assert other(other_side.described, part) == other_side.described(part)
-        back = other(other_side.give_back, part)
-        assert (back.data_ptr(), back.byte_offset) == (t.data_ptr(), part.byte_offset)
-    other(other_side.scale, t[2, 64:128], 2)
+    other_side.check_views(other, t)
     want = VALUES.copy()
     want[2, 64:128] *= 2
     assert (values(t) == want).all()
@@ -256,7 +252,7 @@ def test_what_the_driver_does_not_know_is_refused(vulkan, lie):
         nbytes += {"longer": 4096, "much longer": 1 << 40}.get(lie, 0)
         received = receive_memory(Given(given), block.uuid, nbytes, 0, "", b"another")
         with pytest.raises(ExchangeError, match="cannot be used here: vk") as caught:
-            receive_on_device(received, DEVICE, 0, "float32", (4, 256), (256, 1), 0, False)
+            receive_on_device(received, DEVICE, (0, "float32", (4, 256), (256, 1), 0, False))
     assert caught.value.__cause__ is not None
     del received, caught
     gc.collect()
@@ -347,15 +343,13 @@ def test_all_ways(vulkan, method, tmp_path):
 def test_interrupts_leave_nothing(vulkan, exception):
     out = run_script(
         f"""
-        import gc, os, signal, time, numpy as np, dlbridge as bridge
+        import gc, os, numpy as np, dlbridge as bridge
         import other_process as other_side
+        from interrupted import Alarm, interrupted
         from multiprocessing.reduction import ForkingPickler
         from dlbridge.core.moves import device_blocks
         other_side.prefer_own_memory()
-        class Alarm(Exception): pass
-        def handler(*_): raise {exception}
-        signal.signal(signal.SIGALRM, handler)
-        a, heard = np.arange(1000), 0
+        a = np.arange(1000)
         ForkingPickler.loads(ForkingPickler.dumps(bridge.share(a, {DEVICE!r})))
         gc.collect()
         vulkan = bridge.backend("vulkan")
@@ -364,19 +358,7 @@ def test_interrupts_leave_nothing(vulkan, exception):
             gc.collect()
             return len(os.listdir("/proc/self/fd")), vulkan.live_allocations()
         before = counts()
-        def turn(delay):
-            signal.setitimer(signal.ITIMER_REAL, delay)
-            limit = time.monotonic() + 0.01
-            while time.monotonic() < limit:
-                bridge.share(a, {DEVICE!r})
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            time.sleep(0)
-        end, delay = time.monotonic() + 2, 0
-        while time.monotonic() < end:
-            delay = (delay + 7) % 1999
-            try: turn(20e-6 + delay * 1e-6)
-            except {exception}: heard += 1
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        heard = interrupted(lambda: bridge.share(a, {DEVICE!r}), {exception}, 2)
         gc.collect()
         assert heard > 10, heard
         print(counts() == before, counts(), before, len(device_blocks._blocks))

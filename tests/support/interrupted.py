@@ -1,0 +1,39 @@
+"""Exceptions of a signal handler at any moment of some work, for scripts of `run_script`."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+__all__ = ["Alarm", "interrupted"]
+
+
+class Alarm(Exception):
+    """An exception that is no KeyboardInterrupt."""
+
+
+def interrupted(work: Callable[[], object], exception: type[BaseException], seconds: float) -> int:
+    """Do *work* again and again while signals come; how many exceptions have arrived."""
+
+    def handler(*_: object) -> None:
+        raise exception
+
+    def turn(delay: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        limit = time.monotonic() + 0.01
+        while time.monotonic() < limit:
+            work()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        time.sleep(0)
+
+    signal.signal(signal.SIGALRM, handler)
+    heard, delay, end = 0, 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        delay = (delay + 7) % 1999
+        try:
+            turn(20e-6 + delay * 1e-6)
+        except exception:
+            heard += 1
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    return heard
