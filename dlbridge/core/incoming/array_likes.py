@@ -128,8 +128,8 @@ def _by_interface(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
         if is_from_handler(exc.__traceback__):
             raise
         raise ExchangeError(
-            f"{origin_of(x)} has an __array_interface__ that numpy cannot read: {exc}; its maker "
-            "has to mend it"
+            f"{origin_of(x)} has an __array_interface__ that numpy cannot read: {exc}; correct it "
+            "in that class"
         ) from exc
     if isinstance(interface, dict) and not isinstance(interface.get("data"), tuple):
         _check_length(x, interface, array)
@@ -155,7 +155,7 @@ def _check_length(x: Any, interface: dict[str, Any], array: np.ndarray[Any, Any]
     if array.size and not 0 <= begin <= end <= nbytes:
         raise ExchangeError(
             f"{origin_of(x)} says in its __array_interface__ that the elements are at bytes "
-            f"{begin} to {end} of its buffer, which has {nbytes} bytes; its maker has to mend it"
+            f"{begin} to {end} of its buffer, which has {nbytes} bytes; correct it in that class"
         )
 
 
