@@ -118,10 +118,13 @@ API cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
   if (!stream) return gone();
   *status = stream->capture;
   if (!stream->is_legacy) return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&lock);
   for (CUstream s = streams; s; s = s->next)
     if (s->capture && s->context == stream->context && !(s->flags & CU_STREAM_NON_BLOCKING))
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  return CUDA_SUCCESS;
+      result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  pthread_mutex_unlock(&lock);
+  return result;
 }
 
 API cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, cuuint64_t flags) {

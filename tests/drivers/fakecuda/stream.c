@@ -107,11 +107,13 @@ CUstream stream_of(CUstream handle) {
 static int breaks_a_capture(CUstream stream) {
   int broken = 0;
   if (!stream->is_legacy) return 0;
+  pthread_mutex_lock(&lock);
   for (CUstream s = streams; s; s = s->next)
     if (s->capture && s->context == stream->context && !(s->flags & CU_STREAM_NON_BLOCKING)) {
       s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
       broken = 1;
     }
+  pthread_mutex_unlock(&lock);
   return broken;
 }
 
