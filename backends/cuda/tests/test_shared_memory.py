@@ -45,9 +45,8 @@ def received(t, **changes):
     described = {"uuid": block.uuid, "nbytes": block.exported.nbytes, "offset": 0}
     described |= {"driver": block.exported.driver, "token": b"another process's"} | changes
     again = receive_memory(Given(block.fileno()), *described.values())
-    return receive_on_device(
-        again, str(t.device), 0, str(t.dtype), t.shape, (t.shape[1], 1), 0, False
-    )
+    layout = (0, str(t.dtype), t.shape, (t.shape[1], 1), 0, False)
+    return receive_on_device(again, str(t.device), layout)
 
 
 def files():
