@@ -63,7 +63,8 @@ core.incoming.cuda_array_interface
 core.incoming.arrow
 core.incoming.array_likes core.incoming.places
 
-core.moves core.moves.regions core.moves.within_host core.moves.host_and_device
+core.moves core.moves.regions core.moves.transposed core.moves.within_host
+core.moves.host_and_device
 core.moves.between_devices core.moves.copies core.moves.progress core.moves.memory_imports
 core.moves.plans core.moves.traces core.moves.allocate core.moves.filling core.moves.transfer
 core.moves.host_views core.moves.pickling core.moves.unpickling core.moves.printing

@@ -19,11 +19,10 @@ MIB = 1 << 20
 def rows(wanted: Callable[[str], bool], repeats: int) -> list[Row]:
     """One row per layout that is wanted. Peers: ``numpy.copyto`` and torch's ``copy_``."""
     found = []
-    for operation, target, source in _layouts():
-        if not wanted(operation):
-            continue
-        times = best_of(_contenders(target, source), repeats)
-        found.append(Row(operation, times.pop("dlbridge"), times))
+    for operation, target, source in _all_layouts():
+        if wanted(operation):
+            times = best_of(_contenders(target, source), repeats)
+            found.append(Row(operation, times.pop("dlbridge"), times))
     return found
 
 
@@ -43,6 +42,18 @@ def _contenders(target: Any, source: Any) -> dict[str, Callable[[], object]]:
     return contenders
 
 
+def _all_layouts() -> Iterator[tuple[str, Any, Any]]:
+    """The layouts, and the transposed ones once more with OpenCV imported."""
+    yield from _layouts()
+    try:
+        importlib.import_module("cv2")
+    except ImportError:
+        return
+    for operation, target, source in _transposed_layouts():
+        if target.itemsize <= 4:
+            yield f"{operation}, OpenCV imported", target, source
+
+
 def _layouts() -> Iterator[tuple[str, Any, Any]]:
     """``(operation, target, source)``, made one by one: together they would be large."""
     import numpy as np
@@ -53,6 +64,13 @@ def _layouts() -> Iterator[tuple[str, Any, Any]]:
     yield "every second uint32, 64 MiB", np.ones(16 * MIB, "u4"), pairs[::2]
     rows = pairs.reshape(-1, 512)[:, :256]
     yield "rows of 1 KiB out of 2, 64 MiB", np.ones(rows.shape, "u4"), rows
+    yield from _transposed_layouts()
+
+
+def _transposed_layouts() -> Iterator[tuple[str, Any, Any]]:
+    """Those whose elements lie in another order."""
+    import numpy as np
+
     for kind in ("u1", "i2", "i4", "i8", "c16"):
         for size in (1000, 1024, 4000, 4096):
             matrix = np.ones((size, size), kind)

@@ -10,9 +10,10 @@ import time
 
 import numpy as np
 import pytest
+from expected import expected
 from hypothesis import given, settings, strategies as st
 
-from dlbridge.core.moves import within_host as pack
+from dlbridge.core.moves import transposed, within_host as pack
 from dlbridge.core.moves.within_host import copy_host
 
 MIB = 1 << 20
@@ -58,17 +59,18 @@ def layouts(draw, kind):
     extents = st.lists(st.integers(0, 40), min_size=0, max_size=4)
     shape = tuple(draw(extents.filter(lambda shape: np.prod(shape, dtype=int) <= 4000)))
     arrays = []
+    dense = draw(st.booleans())
     for seed in (1, 2):
         order = draw(st.permutations(range(len(shape))))
-        steps = [draw(st.integers(1, 3)) for _ in shape]
+        steps = [1 if dense else draw(st.integers(1, 3)) for _ in shape]
         memory = [shape[axis] * steps[axis] for axis in order]
         size = int(np.prod(memory, dtype=int)) * np.dtype(kind).itemsize
-        offset = draw(st.integers(0, 1))  # unaligned elements
+        offset = 0 if dense else draw(st.integers(0, 1))  # unaligned elements
         array = noise(size + offset, seed)[offset:].view(kind).reshape(memory)
         array = array.transpose(np.argsort(order))
         every = (*(slice(None, None, step) for step in steps), ...)
         array = array[every]
-        arrays.append(flipped(draw, array))
+        arrays.append(array if dense else flipped(draw, array))
     target, source = arrays
     if draw(st.booleans()) and source.ndim:
         axis = draw(st.integers(0, source.ndim - 1))
@@ -78,6 +80,36 @@ def layouts(draw, kind):
     return target, source
 
 
+try:
+    import cv2
+except ImportError:
+    if expected("peers"):
+        raise
+    cv2 = None
+needs_opencv = pytest.mark.skipif(cv2 is None, reason="OpenCV is not installed")
+
+
+@pytest.fixture(autouse=True)
+def without_opencv(monkeypatch):
+    """The other ways are used only where the script has not imported it."""
+    monkeypatch.delitem(sys.modules, "cv2", raising=False)
+
+
+@pytest.fixture
+def opencv(without_opencv, monkeypatch):
+    """OpenCV as a script has imported it; gives the shapes that it has copied."""
+    copied = []
+    transpose = cv2.transpose
+
+    def counted(source, target):
+        copied.append(target.shape)
+        return transpose(source, target)
+
+    monkeypatch.setitem(sys.modules, "cv2", cv2)
+    monkeypatch.setattr(cv2, "transpose", counted)
+    return copied
+
+
 @pytest.fixture
 def tiny_limits(monkeypatch):
     """Every way of copying, on arrays of a few KiB."""
@@ -85,23 +117,27 @@ def tiny_limits(monkeypatch):
     monkeypatch.setattr(pack, "_CHUNK", 1000)
     monkeypatch.setattr(pack, "_THREADS_FROM", 3000)
     monkeypatch.setattr(pack, "_THREADS_FROM_TRANSPOSED", 2000)
-    monkeypatch.setattr(pack, "_CACHE_REACH", 256)
-    monkeypatch.setattr(pack, "_LEAST_CONFLICT", 0)
-    monkeypatch.setattr(pack, "_LINE", 16)
-    monkeypatch.setattr(pack, "_STRIP_AT_LEAST", 256)
-    monkeypatch.setattr(pack, "_SHORT_COLUMN", 3)
-    monkeypatch.setattr(pack, "_BUFFER", 1024)
-    monkeypatch.setattr(pack, "_TLB", 2)
-    monkeypatch.setattr(pack, "_PAGE", 64)
-    monkeypatch.setattr(pack, "_BLOCK", 256)
+    monkeypatch.setattr(transposed, "_CACHE_REACH", 256)
+    monkeypatch.setattr(transposed, "_LEAST_CONFLICT", 0)
+    monkeypatch.setattr(transposed, "_LINE", 16)
+    monkeypatch.setattr(transposed, "_STRIP_AT_LEAST", 256)
+    monkeypatch.setattr(transposed, "_SHORT_COLUMN", 3)
+    monkeypatch.setattr(transposed, "_BUFFER", 1024)
+    monkeypatch.setattr(transposed, "_TLB", 2)
+    monkeypatch.setattr(transposed, "_PAGE", 64)
+    monkeypatch.setattr(transposed, "_BLOCK", 256)
+    monkeypatch.setattr(transposed, "_OPENCV_PLANE", 1)
     monkeypatch.setattr(pack, "usable_cores", lambda: 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("small", [False, True])
-def test_bytes_are_those_of_numpy(kind, small, request):  # P26
-    if small:
+@pytest.mark.parametrize("ways", ["numpy's", "all", pytest.param("opencv", marks=needs_opencv)])
+def test_bytes_are_those_of_numpy(kind, ways, request):  # P26
+    copied = []
+    if ways != "numpy's":
         request.getfixturevalue("tiny_limits")
+    if ways == "opencv":
+        copied = request.getfixturevalue("opencv")
 
     @settings(max_examples=60, deadline=None)
     @given(st.data())
@@ -121,6 +157,7 @@ def test_bytes_are_those_of_numpy(kind, small, request):  # P26
             assert after.tobytes() == target.base.tobytes()
 
     check()
+    assert not copied or np.dtype(kind).itemsize in (1, 2, 4)
 
 
 @pytest.mark.parametrize("kind", ["u1", "f2", "f4", "f8", "c16", "V12", "V32"])
@@ -148,10 +185,60 @@ def test_channels_last_and_back(threads, monkeypatch):
     assert as_bytes(back) == as_bytes(images)
 
 
+@needs_opencv
+@pytest.mark.parametrize("kind", ["u1", "?", "f2", "i4", ">f4"])
+@pytest.mark.parametrize("shape", [(128, 256), (2000, 1700), (8, 300, 200), (224, 224, 3)])
+@pytest.mark.parametrize("parts", ["whole", "windows", "backwards"])
+def test_transposed_by_opencv_where_the_script_has_imported_it(kind, shape, parts, opencv):
+    source = noise(int(np.prod(shape)) * np.dtype(kind).itemsize).view(kind).reshape(shape)
+    target = np.zeros((*shape[:-2], *shape[:-3:-1]), kind)
+    if parts == "windows":
+        source, target = source[..., 1:-1, 1:], target[..., 1:, 1:-1]
+    if parts == "backwards":
+        target = target[..., ::-1, ::-1]
+    before = target.base.copy() if parts == "windows" else None
+    copy_host(target, source.swapaxes(-1, -2))
+    assert as_bytes(target) == as_bytes(source.swapaxes(-1, -2))
+    if before is not None:
+        target[...] = before[..., 1:, 1:-1]
+        assert as_bytes(target.base) == as_bytes(before)
+    assert bool(opencv) == (parts != "backwards" and shape[-1] > 3)
+
+
+@needs_opencv
+@pytest.mark.parametrize("kind", ["u1", "f4"])
+def test_photographs_by_opencv(kind, opencv):
+    photograph = noise(224 * 224 * 3 * np.dtype(kind).itemsize).view(kind).reshape(224, 224, 3)
+    planes = np.empty((3, 224, 224), kind)
+    copy_host(planes, photograph.transpose(2, 0, 1))
+    assert as_bytes(planes) == as_bytes(photograph.transpose(2, 0, 1))
+    back = np.empty_like(photograph)
+    copy_host(back, planes.transpose(1, 2, 0))
+    assert as_bytes(back) == as_bytes(photograph)
+    assert opencv == [(3, 224 * 224), (224 * 224, 3)]
+
+
+@needs_opencv
+def test_opencv_gives_memory_of_its_own(monkeypatch, opencv):
+    """As it does where the target is not a matrix of its: the copy is done all the same."""
+    monkeypatch.setattr(cv2, "transpose", lambda source, target: source.T.copy())
+    source, target = noise(40_000).reshape(200, 200), np.zeros((200, 200), "u1")
+    copy_host(target, source.T)
+    assert (target == source.T).all()
+
+
+def test_opencv_is_not_imported_whole_yet(monkeypatch):
+    """Another thread imports it: the module is there, without its functions."""
+    monkeypatch.setitem(sys.modules, "cv2", type(sys)("cv2"))
+    source, target = noise(40_000).reshape(200, 200), np.zeros((200, 200), "u1")
+    copy_host(target, source.T)
+    assert (target == source.T).all()
+
+
 def test_strips_are_chosen_only_where_columns_share_cache_sets():
     def strip(shape, kind="f4"):
         source = np.empty(shape, kind).T
-        return pack._strip_nbytes(*pack._arrange(np.empty(source.shape, kind), source), 0)
+        return transposed._strip_nbytes(*pack._arrange(np.empty(source.shape, kind), source), 0)
 
     assert strip((4096, 4096)) == 128
     assert strip((4096, 4096), "u1") == 64
@@ -252,7 +339,7 @@ def test_an_error_in_the_other_thread_is_raised_here(tiny_limits, monkeypatch):
             raise MemoryError("no room for a strip")
         time.sleep(0.01)  # leaves some pieces to the other
 
-    monkeypatch.setattr(pack, "_copy_by_element", move)
+    monkeypatch.setattr(transposed, "_copy_by_element", move)
     with pytest.raises(MemoryError, match="no room for a strip"):
         copy_host(np.empty((3000, 2), "u1"), noise(6000).reshape(2, 3000).T)
 
@@ -261,9 +348,9 @@ def test_an_error_in_the_other_thread_is_raised_here(tiny_limits, monkeypatch):
 @pytest.mark.parametrize("turn", ["plain", "backwards", "gaps", "planes"])
 def test_columns_on_many_pages_are_copied_in_blocks(kind, turn, monkeypatch):
     used = []
-    blocks = pack._copy_blocks
+    blocks = transposed._copy_blocks
     monkeypatch.setattr(
-        pack, "_copy_blocks", lambda *pair: (used.append(pair[0].shape), blocks(*pair))
+        transposed, "_copy_blocks", lambda *pair: (used.append(pair[0].shape), blocks(*pair))
     )
     item = np.dtype(kind).itemsize
     shape = (2100, 2100 // item + 1)
