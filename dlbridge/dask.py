@@ -15,7 +15,6 @@ from dlbridge.errors import Error
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
-    from pickle import PickleBuffer
 
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.devices import Device
@@ -61,14 +60,11 @@ def token_of(tensor: Tensor) -> Hashable:
 
     Dask's own way would unpickle the tensor as well, on its device, and do all of it twice.
     """
-    import pickle
-
     from dask.hashing import hash_buffer_hex
 
     _watch_pickling()
-    buffers: list[PickleBuffer] = []
-    pickled = pickle.dumps(tensor, 5, buffer_callback=buffers.append)
-    return hash_buffer_hex(pickled), *map(hash_buffer_hex, buffers)
+    _, (elements, *described) = tensor.__reduce_ex__(5)
+    return hash_buffer_hex(elements), *described
 
 
 # Before distributed pickles a tensor --------------------------------------------

@@ -87,6 +87,16 @@ def test_equal_tensors_have_equal_tokens(device):
     assert len({same, *map(token, others), tokenize(values)}) == 5
 
 
+def test_a_read_only_tensor_has_the_token_of_its_elements():
+    """Received by a frame of bytes, or loaded from a file, it is still the same argument."""
+    from dask.base import tokenize
+
+    values = np.arange(12.0)
+    writable = tokenize(bridge.from_dlpack(values.copy()))
+    values.flags.writeable = False
+    assert tokenize(bridge.from_dlpack(values)) == writable
+
+
 def test_tokens_say_the_device():
     """A task on another device is another task."""
     from dask.base import tokenize

@@ -42,6 +42,7 @@ _LEAST_CONFLICT = 512  # power of two between rows; below it numpy is faster
 _LINE = 64
 _BUFFER = 512 << 10  # of a strip at most, half of an L2
 _STRIP_AT_LEAST = 16 << 10  # else Python's overhead shows
+_PLANE_FOR_THREADS = 2 << 20  # elements; with strips of smaller ones threads wait for the GIL
 _SHORT_RUN = 32
 _LARGE = 16  # elements that make no use of a line's neighbours
 _SHORT_COLUMN = 32  # elements
@@ -54,11 +55,13 @@ def opencv_transpose() -> Callable[[Array, Array], Array] | None:
     return getattr(sys.modules.get("cv2"), "transpose", None)
 
 
-def way_to_transpose(target: Array, source: Array, unit: int) -> tuple[Move, Array, Array]:
-    """A function that copies, and the two views that it takes; ``np.copyto`` if none is faster.
+def way_to_transpose(
+    target: Array, source: Array, unit: int, threads: int
+) -> tuple[Move, Array, Array, int]:
+    """A function that copies, the two views that it takes, and how many threads shall call it.
 
     Both have their axes in the order of the target's memory; *unit*, not the last, is the axis
-    along which *source*'s elements are neighbours.
+    along which *source*'s elements are neighbours. There may be *threads*.
     """
     import numpy as np
 
@@ -67,15 +70,18 @@ def way_to_transpose(target: Array, source: Array, unit: int) -> tuple[Move, Arr
         target, source = target[back], source[back]
     move: Move = np.copyto
     transpose = opencv_transpose()
+    small_planes = target.shape[unit] * target.shape[-1] < _PLANE_FOR_THREADS
     if transpose is not None and _opencv_takes(target, source, unit):
         move = partial(_copy_by_opencv, transpose, unit)
     elif target.itemsize <= 4 and target.shape[-1] * target.itemsize <= _SHORT_RUN:
         move = _copy_by_element
     elif strip := _strip_nbytes(target, source, unit):
-        move = partial(_copy_strips, unit, strip // target.itemsize)
+        if not small_planes or threads == 1 or target.itemsize <= 4:
+            move = partial(_copy_strips, unit, strip // target.itemsize)
+            threads = 1 if small_planes else threads
     elif _pages_of_column(target, source) >= _TLB:
         move = _copy_blocks
-    return move, target, source
+    return move, target, source, threads
 
 
 def _opencv_takes(target: Array, source: Array, unit: int) -> bool:

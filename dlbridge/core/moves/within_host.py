@@ -30,7 +30,7 @@ _SMALL = 256 << 10  # below it no way but numpy's is worth finding
 _SMALL_FOR_OPENCV = 16 << 10
 _CHUNK = 64 << 20  # after each, Ctrl-C and progress
 _THREADS_FROM = 256 << 20  # two threads, for what memory bandwidth limits
-_THREADS_FROM_TRANSPOSED = 16 << 20  # and for what the caches limit
+_THREADS_FROM_TRANSPOSED = 8 << 20  # and for what the caches limit
 _THREADS = 2
 
 
@@ -136,15 +136,15 @@ def _copy_large(target: Array, source: Array, progress: Progress | None) -> None
     import numpy as np
 
     move: Move = np.copyto
-    threads_from = _THREADS_FROM
     unit = unit_axis(source)
-    if unit is not None and unit != target.ndim - 1:
-        threads_from = _THREADS_FROM_TRANSPOSED
-        move, target, source = way_to_transpose(target, source, unit)
+    transposed = unit is not None and unit != target.ndim - 1
     nbytes = target.nbytes
-    threads = min(_THREADS, usable_cores()) if nbytes >= threads_from else 1
+    large = nbytes >= (_THREADS_FROM_TRANSPOSED if transposed else _THREADS_FROM)
+    threads = min(_THREADS, usable_cores()) if large else 1
     if 0 in target.strides:
         threads = 1  # elements written twice: the last one shall win
+    if unit is not None and transposed:
+        move, target, source, threads = way_to_transpose(target, source, unit, threads)
     limit = _CHUNK if threads == 1 else min(_CHUNK, nbytes // (8 * threads))
     _run(move, deque(pieces(target, source, limit)), nbytes, threads, progress)
 

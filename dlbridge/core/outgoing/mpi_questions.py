@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.implementation_details.callers import is_called_by_torch
 from dlbridge.core.moves.plans import why_no_host_view
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.errors import ExchangeError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
 
 __all__ = ["refuse_elements", "refuse_handle"]
+
+_TORCH_HAS_THEM = ("float4_e2m1fnx2", "complex32")
 
 
 def refuse_handle(tensor: Tensor, stream: object, version: tuple[int, int] | None) -> None:
@@ -58,15 +61,20 @@ def refuse_elements(tensor: Tensor, version: tuple[int, int] | None) -> None:
     To be called where ``copy=False`` and no ``dl_device`` were given.
     """
     dtype = tensor.dtype
-    if version != (1, 0) or (dtype.itemsize == 1 and not dtype.is_subbyte) or tensor.is_padded:
+    if version != (1, 0) or tensor.is_padded:
         return
     if dtype.is_subbyte:
         reason = f"packed {dtype} elements are less than a byte, and MPI would read past the end"
+    elif dtype.name in _TORCH_HAS_THEM and is_called_by_torch():
+        return  # its from_dlpack(t, copy=False) asks the same
+    elif dtype.name == "complex32":
+        reason = f"MPI has no datatype for {dtype}"
     elif dtype.lanes != 1:
         reason = f"MPI would reduce the bytes of {dtype} elements as numbers"
     else:
         return
     raise ExchangeError(
         f"the tensor was asked for as MPI asks (version 1.0, copy=False), and {reason}: send it as "
-        "an object, comm.send(t) and comm.recv(), or send its bytes, comm.Send(t.tobytes())"
+        "an object, comm.send(t) and comm.recv(), or send its bytes, comm.Send(t.tobytes()), and "
+        "receive bytes, comm.Recv(t.view('uint8'))"
     )

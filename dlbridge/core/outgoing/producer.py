@@ -77,7 +77,8 @@ def _copied_or_not(tensor: Tensor, copy: bool | None) -> tuple[Tensor, int]:
         if copy is False:
             raise ExchangeError(
                 f"negative strides {tensor.strides} are exported as a copy (some consumers "
-                "abort on them), and copy=False forbids it; pass copy=None"
+                "abort on them), and copy=False forbids it; pass copy=None, or export a compact "
+                "copy, dlbridge.to_device(t, t.device, copy=True)"
             )
         return copy_of(tensor), FLAG_IS_COPIED
     return tensor, 0

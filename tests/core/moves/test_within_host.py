@@ -246,6 +246,22 @@ def test_strips_are_chosen_only_where_columns_share_cache_sets():
     assert strip((16, 65536)) == 0  # too short to be worth Python's overhead
 
 
+def test_strips_of_small_planes_are_copied_by_one_thread(monkeypatch):
+    """Two would wait for the GIL; of larger elements numpy's copy in two threads is faster."""
+
+    def way(shape, kind, threads=2):
+        source = np.empty(shape, kind).swapaxes(-1, -2)
+        pair = pack._arrange(np.empty(source.shape, kind), source)
+        move, *_, threads = transposed.way_to_transpose(*pair, len(shape) - 2, threads)
+        return getattr(move, "func", move), threads
+
+    assert way((4096, 4096), "f4") == (transposed._copy_strips, 2)
+    assert way((4096, 4096), "f8") == (transposed._copy_strips, 2)
+    assert way((64, 256, 1024), "f4") == (transposed._copy_strips, 1)
+    assert way((64, 256, 1024), "f8") == (np.copyto, 2)
+    assert way((64, 256, 1024), "f8", threads=1) == (transposed._copy_strips, 1)
+
+
 def test_nothing_is_converted():
     source = np.array([0x7F800001, 0x7FC00001, 0xFF812345], "u4")  # signalling and quiet NaNs
     target = np.zeros(3, "f4")

@@ -38,7 +38,8 @@ PACKED = [
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (1, 2, 3, 4, 5, 6, 7)),
     *("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
 ]
-VECTORS = ["float32x2", "float32x4", "int8x4", "uint8x16"]
+VECTORS = ["float32x2", "float32x4", "int8x4", "uint8x16", "float4_e2m1fn_x2", "complex32"]
+"""Types whose bytes MPI would add up, or that it has no datatype for."""
 
 SHAPES = [(), (1,), (5, 7), (0,), (0, 3), (100_003,)]
 """The last is above the size from which mpich sends without a copy of its own."""
@@ -253,7 +254,7 @@ def elements_are_refused(device: str) -> None:
         content = raw(nbytes, RANK, kind)
         tensor = tensor_of(content, kind, (16,), device)
         for call in calls_on(for_mpi(tensor)):
-            refused(call, "comm.send(t)", "comm.Send(t.tobytes())")
+            refused(call, "comm.send(t)", "comm.Send(t.tobytes())", "comm.Recv(t.view('uint8'))")
         check(tensor.tobytes() == content, kind)
         request = COMM.isend(tensor, right_neighbour())
         got = COMM.recv(source=left_neighbour())
@@ -265,16 +266,25 @@ def elements_are_refused(device: str) -> None:
         COMM.Recv(received, left_neighbour())
         request.Wait()
         check(bytes(received) == raw(nbytes, left_neighbour(), kind), kind)
+        with_bytes = dlbridge.zeros((16,), kind)
+        request = COMM.Isend(tensor.tobytes(), right_neighbour())
+        COMM.Recv(with_bytes.view("uint8"), left_neighbour())
+        request.Wait()
+        check(with_bytes.tobytes() == raw(nbytes, left_neighbour(), kind), kind)
 
 
 def one_byte_each_is_carried(device: str) -> None:
-    """Padded int4 has a byte for each element, and two of float4 have one: no byte too many."""
+    """Padded int4 has a byte for each element: no byte too many, and MPI does not add them up."""
     padded = dlbridge.from_dlpack(np.array([1, -2, 3, -8, 7]).astype(ml_dtypes.int4))
     check(padded.is_padded and MPI.buffer.frombuffer(padded).nbytes == 5)
-    pairs = tensor_of(raw(5, RANK, "float4_e2m1fn_x2"), "float4_e2m1fn_x2", (5,), device)
-    into = dlbridge.zeros(5, "float4_e2m1fn_x2", device)
-    COMM.Sendrecv(for_mpi(pairs), right_neighbour(), recvbuf=for_mpi(into), source=left_neighbour())
-    check(into.tobytes() == raw(5, left_neighbour(), "float4_e2m1fn_x2"))
+    before = padded.tobytes()
+    try:
+        COMM.Allreduce(MPI.IN_PLACE, padded, MPI.SUM)
+    except MPI.Exception as error:
+        check(error.Get_error_class() == MPI.ERR_OP)
+    else:
+        raise AssertionError("MPI added up padded int4")
+    check(padded.tobytes() == before)
 
 
 def read_only_memory(device: str) -> None:

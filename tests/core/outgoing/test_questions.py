@@ -129,6 +129,15 @@ def test_torch(tensor):
         assert on_cpu(tensor) == (made is not None)
 
 
+@pytest.mark.parametrize("kind", ["float4_e2m1fn_x2", "complex32"])
+def test_torch_takes_what_mpi_cannot(kind):
+    """With ``copy=False`` it asks as mpi4py does."""
+    torch = peer("torch")
+    for keywords in ({}, {"copy": False}):
+        made = torch.from_dlpack(dlbridge.zeros(6, kind), **keywords)
+        assert dlbridge.from_dlpack(made).dtype == dlbridge.dtype(kind)
+
+
 def test_jax(tensor):
     """It asks the CPU's tensors only."""
     jax = peer("jax.dlpack")
