@@ -7,8 +7,10 @@ calls `import_producer` for arrays that it does not know.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.dlpack.exports import export_array
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.tensor.array_tensor import (
     ArrayTensor,
@@ -130,7 +132,10 @@ def _jax_importer(cls: type) -> Callable[[Any], Tensor]:
             if is_from_handler(exc.__traceback__):
                 raise
             return import_producer(x, None, None, None)
-        return wrap_array(asarray(view), cls)
+        array = asarray(view)
+        if not array.size:
+            return wrap_array(array, cls)
+        return wrap_plain(array, cls, partial(export_array, array))  # jax's memory is read-only
 
     import numpy as np
 

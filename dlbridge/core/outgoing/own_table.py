@@ -141,10 +141,10 @@ def _shared(tensor: Tensor) -> Shared:
     if known is not None:
         return known
     with _sharing:
-        if not hasattr(tensor, "_shared"):
-            tensor._shared = Shared(tensor)
-        found: Shared = tensor._shared
-        return found
+        known = getattr(tensor, "_shared", None)
+        if known is None:
+            known = tensor._shared = Shared(tensor)
+        return known
 
 
 def export_tensor(tensor: Tensor) -> int:

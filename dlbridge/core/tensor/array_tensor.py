@@ -161,18 +161,22 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     # tensors, which must have a NULL pointer. Size-1 dimensions may have any
     # strides (measured).
     if array.size and (array.flags.forc or min(array.strides) >= 0):
-        tensor = wrap_plain(array, producer)
-        if not array.flags.writeable:  # with our message for legacy consumers
-            tensor.numpy_export = partial(export_array, array)
-        return tensor
+        # Ours for read-only memory: with a message for legacy consumers.
+        export = None if array.flags.writeable else partial(export_array, array)
+        return wrap_plain(array, producer, export)
     return _over_array(array, NATIVE_DTYPES[array.dtype], 0, producer)
 
 
-def wrap_plain(array: Any, producer: type | None) -> ArrayTensor:
-    """As `wrap_array`, of an *array* that may be written to and that needs none of its checks."""
+def wrap_plain(
+    array: Any, producer: type | None, export: Callable[..., Any] | None = None
+) -> ArrayTensor:
+    """As `wrap_array`, of an *array* that needs none of its checks.
+
+    Of one that is read-only, *export* is ``partial(export_array, array)``.
+    """
     tensor = ArrayTensor()
     tensor._array = array
-    tensor.numpy_export = array.__dlpack__
+    tensor.numpy_export = array.__dlpack__ if export is None else export
     if producer is not None:
         tensor._producer = producer
     return tensor
