@@ -260,14 +260,15 @@ def torch_asks_for_another_device(pick: random.Random, device: str) -> None:
 def _refused_by_torch(tensor: Any, place: str) -> None:
     import torch
 
+    # By a producer that is not ours: torch itself is refused before it gets a capsule.
+    where = tensor.__dlpack_device__()
     try:
-        torch.from_dlpack(tensor)
+        torch.from_dlpack(Prebuilt(tensor.__dlpack__(max_version=(1, 0)), where))
     except (RuntimeError, BufferError, ValueError, TypeError) as error:
         refused = error  # its traceback keeps torch's capsule, which deletes once more
     else:
         raise Wrong(f"torch took a tensor on {place}")
     # New structs, where the one that torch has deleted may have been.
-    where = tensor.__dlpack_device__()
     again = [Prebuilt(bridge.zeros(9, "float32", place).__dlpack__(), where) for _ in range(9)]
     refused.__traceback__ = None
     del refused
