@@ -248,15 +248,14 @@ def main() -> None:
         if thread.is_alive():
             storm.findings.append("a thread hangs")
             faulthandler.dump_traceback()
-            break
-    else:
-        gc.set_threshold(700)
-        judge(storm, interruptions, before)
+            report(storm, interruptions)
+            os._exit(1)
+    gc.set_threshold(700)
+    judge(storm, interruptions, before)
     report(storm, interruptions)
-    if storm.end == "working" and not storm.findings:
+    if storm.end == "working":
         work_until_the_end(storm, parallel)
-    if storm.findings:
-        sys.stdout.flush()
+    elif storm.findings:
         os._exit(1)
 
 

@@ -11,8 +11,7 @@ the caches. Where it is not (measured; docs/benchmarks/pack-choices.md has the t
 * Columns that lie on more pages than the TLB holds: the address of each element that numpy reads
   is looked up anew. These are copied in blocks.
 
-torch's copy is as fast as OpenCV's for large elements only, and is not used: under torch's
-FakeTensorMode it leaves the target as it was.
+torch's copy is not used: under its FakeTensorMode it copies nothing and raises no error.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import gcd
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["opencv_transpose", "pieces", "unit_axis", "way_to_transpose"]
 
-# All sizes in bytes.
+# In bytes, if not said otherwise.
 _PAGE = 4 << 10
 _TLB = 1024  # pages whose addresses the processor remembers
 _BLOCK = 256 << 10  # of the target: its columns lie on few pages
@@ -48,11 +48,34 @@ _LARGE = 16  # elements that make no use of a line's neighbours
 _SHORT_COLUMN = 32  # elements
 _OPENCV_NAMES = {1: "u1", 2: "i2", 4: "i4"}  # larger elements it moves no faster than numpy
 _OPENCV_PLANE = 4 << 10  # below it the call takes longer than the copy
+_OPENCV_STEP = 1 << 31  # between rows: from here on it crashes, or reads and writes elsewhere
 
 
-def opencv_transpose() -> Callable[[Array, Array], Array] | None:
-    """OpenCV's ``cv2.transpose(source, target)``, where the script has imported it."""
-    return getattr(sys.modules.get("cv2"), "transpose", None)
+def unit_axis(source: Array) -> int | None:
+    """The axis along which *source*'s elements are neighbours."""
+    steps = [abs(step) for step in source.strides]
+    return steps.index(source.itemsize) if source.itemsize in steps else None
+
+
+def opencv_transpose(itemsize: int) -> Callable[[Array, Array], Array] | None:
+    """OpenCV's ``cv2.transpose(source, target)``, if it is faster for elements of this size.
+
+    And where the script has imported it: a look into the module's dict imports nothing.
+    """
+    module = sys.modules.get("cv2")
+    if itemsize not in _OPENCV_NAMES or not isinstance(module, ModuleType):
+        return None
+    transpose = ModuleType.__getattribute__(module, "__dict__").get("transpose")
+    return transpose if callable(transpose) else None
+
+
+def _planes(unit: int, target: Array, source: Array) -> Iterator[tuple[Array, Array]]:
+    """Each plane of *target*, and the rows of *source* that are its columns."""
+    import numpy as np
+
+    targets, sources = np.moveaxis(target, unit, -2), np.moveaxis(source, unit, -2)
+    for outer in np.ndindex(targets.shape[:-2]):
+        yield targets[outer], sources[outer].T
 
 
 def way_to_transpose(
@@ -60,8 +83,8 @@ def way_to_transpose(
 ) -> tuple[Move, Array, Array, int]:
     """A function that copies, the two views that it takes, and how many threads shall call it.
 
-    Both have their axes in the order of the target's memory; *unit*, not the last, is the axis
-    along which *source*'s elements are neighbours. There may be *threads*.
+    Both have their axes in the order of the target's memory. *unit* is the axis along which
+    *source*'s elements are neighbours; it is not the last. *threads* is the most there may be.
     """
     import numpy as np
 
@@ -69,30 +92,31 @@ def way_to_transpose(
         back = (slice(None),) * unit + (slice(None, None, -1),)
         target, source = target[back], source[back]
     move: Move = np.copyto
-    transpose = opencv_transpose()
+    transpose = opencv_transpose(target.itemsize)
+    strip = _strip_nbytes(target, source, unit)
     small_planes = target.shape[unit] * target.shape[-1] < _PLANE_FOR_THREADS
     if transpose is not None and _opencv_takes(target, source, unit):
         move = partial(_copy_by_opencv, transpose, unit)
     elif target.itemsize <= 4 and target.shape[-1] * target.itemsize <= _SHORT_RUN:
         move = _copy_by_element
-    elif strip := _strip_nbytes(target, source, unit):
-        if not small_planes or threads == 1 or target.itemsize <= 4:
-            move = partial(_copy_strips, unit, strip // target.itemsize)
-            threads = 1 if small_planes else threads
+    elif strip and small_planes and threads > 1 and target.itemsize > 4:
+        pass  # numpy's copy in two threads is faster than strips in one
+    elif strip:
+        move = partial(_copy_strips, unit, strip // target.itemsize)
+        threads = 1 if small_planes else threads
     elif _pages_of_column(target, source) >= _TLB:
         move = _copy_blocks
     return move, target, source, threads
 
 
 def _opencv_takes(target: Array, source: Array, unit: int) -> bool:
-    """Whether their planes are matrices as OpenCV has them: rows of neighbours, not reversed."""
+    """Whether the planes of both are matrices as OpenCV has them: rows of neighbours."""
     itemsize, rows, columns = target.itemsize, target.shape[unit], target.shape[-1]
     return (
-        itemsize in _OPENCV_NAMES
-        and rows * columns * itemsize >= _OPENCV_PLANE
+        rows * columns * itemsize >= _OPENCV_PLANE
         and target.strides[-1] == itemsize
-        and target.strides[unit] >= columns * itemsize
-        and source.strides[-1] >= rows * itemsize
+        and columns * itemsize <= target.strides[unit] < _OPENCV_STEP
+        and rows * itemsize <= source.strides[-1] < _OPENCV_STEP
         and target.flags.aligned
         and source.flags.aligned
     )
@@ -105,18 +129,9 @@ def _copy_by_opencv(
     import numpy as np
 
     name = _OPENCV_NAMES[target.itemsize]
-    targets = np.moveaxis(target, unit, -2).view(name)
-    sources = np.moveaxis(source, unit, -2).swapaxes(-1, -2).view(name)
-    for outer in np.ndindex(targets.shape[:-2]):
-        plane = targets[outer]
-        if transpose(sources[outer], plane) is not plane:
-            np.copyto(plane, sources[outer].T)  # the result lies in memory of its own
-
-
-def unit_axis(source: Array) -> int | None:
-    """The axis along which *source*'s elements are neighbours."""
-    steps = [abs(step) for step in source.strides]
-    return steps.index(source.itemsize) if source.itemsize in steps else None
+    for plane, rows in _planes(unit, target.view(name), source.view(name)):
+        if transpose(rows, plane) is not plane:
+            np.copyto(plane, rows.T)  # the result lies in memory of its own
 
 
 def _strip_nbytes(target: Array, source: Array, unit: int) -> int:
@@ -140,12 +155,10 @@ def _copy_strips(unit: int, width: int, target: Array, source: Array) -> None:
     """
     import numpy as np
 
-    targets, sources = np.moveaxis(target, unit, -2), np.moveaxis(source, unit, -2)
     columns = min(target.shape[-1], _BUFFER // (width * target.itemsize))
     pad = _LINE // target.itemsize  # so that wide strips' rows are not a power of two apart
     buffer = np.empty((columns, width + pad), target.dtype)[:, :width]
-    for outer in np.ndindex(targets.shape[:-2]):
-        plane, rows = targets[outer], sources[outer].T
+    for plane, rows in _planes(unit, target, source):
         for start in range(0, rows.shape[0], columns):
             _copy_plane(plane[:, start : start + columns], rows[start : start + columns], buffer)
 

@@ -60,7 +60,7 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
             )
         target, source = _raw(target), _raw(source)
     nbytes = target.nbytes
-    if (nbytes <= _CHUNK and _runs_alike(target, source)) or _is_small(nbytes):
+    if (nbytes <= _CHUNK and _runs_alike(target, source)) or _is_small(target):
         if target.strides != source.strides and np.may_share_memory(target, source):
             source = source.copy()  # numpy's copyto has written elements before it read them
         np.copyto(target, source)
@@ -76,9 +76,12 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
     _copy_large(*_arrange(target, source), progress)
 
 
-def _is_small(nbytes: int) -> bool:
+def _is_small(target: Array) -> bool:
     """Whether finding a faster way takes longer than it would save."""
-    return nbytes < _SMALL and (nbytes < _SMALL_FOR_OPENCV or opencv_transpose() is None)
+    nbytes = target.nbytes
+    if nbytes >= _SMALL_FOR_OPENCV and opencv_transpose(target.itemsize) is not None:
+        return False
+    return nbytes < _SMALL
 
 
 def _runs_alike(target: Array, source: Array) -> bool:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -108,6 +109,13 @@ def opencv(without_opencv, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", cv2)
     monkeypatch.setattr(cv2, "transpose", counted)
     return copied
+
+
+class Lazy(type(sys)):
+    """As importlib.util.LazyLoader's: the first look at an attribute would import it."""
+
+    def __getattribute__(self, name):
+        raise AssertionError(f"looked at {name}")
 
 
 @pytest.fixture
@@ -227,9 +235,33 @@ def test_opencv_gives_memory_of_its_own(monkeypatch, opencv):
     assert (target == source.T).all()
 
 
-def test_opencv_is_not_imported_whole_yet(monkeypatch):
-    """Another thread imports it: the module is there, without its functions."""
-    monkeypatch.setitem(sys.modules, "cv2", type(sys)("cv2"))
+@needs_opencv
+@pytest.mark.parametrize("step", [(1 << 31) - 64, 1 << 31, (1 << 32) + 64])
+def test_rows_two_gibibytes_apart(step, opencv):
+    """From there on OpenCV ends the process, or reads and writes elsewhere."""
+    apart = np.zeros((2, step), "u1")[:, :20_000]  # pages that nobody touches take no memory
+    apart[...] = np.arange(20_000) % 251
+    near = np.empty((20_000, 2), "u1")
+    copy_host(near, apart.T)
+    assert (near == apart.T).all()
+    apart[...] = 0
+    copy_host(apart, near.T)
+    assert (apart == near.T).all()
+    assert bool(opencv) == (step < 1 << 31)
+
+
+ANOTHER_CV2 = {
+    "being imported by another thread": lambda: type(sys)("cv2"),
+    "lazy": lambda: Lazy("cv2"),
+    "None": lambda: None,
+    "object": object,
+    "namespace": lambda: types.SimpleNamespace(transpose=3),
+}
+
+
+@pytest.mark.parametrize("kind", ANOTHER_CV2)
+def test_another_cv2(kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", ANOTHER_CV2[kind]())
     source, target = noise(40_000).reshape(200, 200), np.zeros((200, 200), "u1")
     copy_host(target, source.T)
     assert (target == source.T).all()
