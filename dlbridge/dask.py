@@ -56,7 +56,7 @@ def size_of(tensor: Tensor) -> int:
 
 
 def token_of(tensor: Tensor) -> Hashable:
-    """Equal for tensors with equal elements, dtype, shape and device, in every process.
+    """Equal for tensors with equal bytes, dtype, shape and device, in every process.
 
     Dask's own way would unpickle the tensor as well, on its device, and do all of it twice.
     """

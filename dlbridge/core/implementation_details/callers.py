@@ -7,7 +7,7 @@ import sys
 __all__ = ["is_called_by_torch"]
 
 _CONSUMER = 4
-"""The frames below the consumer's: this one, two of ``outgoing/producer.py``, ``__dlpack__``."""
+"""The frames below the consumer's: this one, who asks it, ``produce`` and ``__dlpack__``."""
 
 
 def is_called_by_torch() -> bool:

@@ -7,10 +7,8 @@ calls `import_producer` for arrays that it does not know.
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.dlpack.exports import export_array
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.tensor.array_tensor import (
     ArrayTensor,
@@ -135,7 +133,7 @@ def _jax_importer(cls: type) -> Callable[[Any], Tensor]:
         array = asarray(view)
         if not array.size:
             return wrap_array(array, cls)
-        return wrap_plain(array, cls, partial(export_array, array))  # jax's memory is read-only
+        return wrap_plain(array, cls, readonly=True)
 
     import numpy as np
 

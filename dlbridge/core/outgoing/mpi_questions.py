@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_elements", "refuse_handle"]
 
-_TORCH_HAS_THEM = ("float4_e2m1fnx2", "complex32")
-
 
 def refuse_handle(tensor: Tensor, stream: object, version: tuple[int, int] | None) -> None:
     """ExchangeError if *tensor* has a handle, and the consumer would take it for an address.
@@ -65,16 +63,17 @@ def refuse_elements(tensor: Tensor, version: tuple[int, int] | None) -> None:
         return
     if dtype.is_subbyte:
         reason = f"packed {dtype} elements are less than a byte, and MPI would read past the end"
-    elif dtype.name in _TORCH_HAS_THEM and is_called_by_torch():
-        return  # its from_dlpack(t, copy=False) asks the same
     elif dtype.name == "complex32":
         reason = f"MPI has no datatype for {dtype}"
     elif dtype.lanes != 1:
         reason = f"MPI would reduce the bytes of {dtype} elements as numbers"
     else:
         return
+    if is_called_by_torch():
+        return  # its from_dlpack(t, copy=False) asks the same
     raise ExchangeError(
         f"the tensor was asked for as MPI asks (version 1.0, copy=False), and {reason}: send it as "
         "an object, comm.send(t) and comm.recv(), or send its bytes, comm.Send(t.tobytes()), and "
-        "receive bytes, comm.Recv(t.view('uint8'))"
+        "receive them, comm.Recv(t.view('uint8')), if its last dimension is compact and a whole "
+        "number of bytes"
     )

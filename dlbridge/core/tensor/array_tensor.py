@@ -161,22 +161,16 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
     # tensors, which must have a NULL pointer. Size-1 dimensions may have any
     # strides (measured).
     if array.size and (array.flags.forc or min(array.strides) >= 0):
-        # Ours for read-only memory: with a message for legacy consumers.
-        export = None if array.flags.writeable else partial(export_array, array)
-        return wrap_plain(array, producer, export)
+        return wrap_plain(array, producer, readonly=not array.flags.writeable)
     return _over_array(array, NATIVE_DTYPES[array.dtype], 0, producer)
 
 
-def wrap_plain(
-    array: Any, producer: type | None, export: Callable[..., Any] | None = None
-) -> ArrayTensor:
-    """As `wrap_array`, of an *array* that needs none of its checks.
-
-    Of one that is read-only, *export* is ``partial(export_array, array)``.
-    """
+def wrap_plain(array: Any, producer: type | None, *, readonly: bool = False) -> ArrayTensor:
+    """As `wrap_array`, of an *array* that needs none of its checks."""
     tensor = ArrayTensor()
     tensor._array = array
-    tensor.numpy_export = array.__dlpack__ if export is None else export
+    # Ours has a message for legacy consumers of read-only memory.
+    tensor.numpy_export = partial(export_array, array) if readonly else array.__dlpack__
     if producer is not None:
         tensor._producer = producer
     return tensor

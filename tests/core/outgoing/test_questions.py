@@ -138,6 +138,13 @@ def test_torch_takes_what_mpi_cannot(kind):
         assert dlbridge.from_dlpack(made).dtype == dlbridge.dtype(kind)
 
 
+@pytest.mark.parametrize("kind", ["int4", "float32x2"])
+def test_torch_says_itself_what_it_does_not_take(kind):
+    with pytest.raises((BufferError, RuntimeError)) as caught:
+        peer("torch").from_dlpack(dlbridge.zeros(6, kind), copy=False)
+    assert "MPI" not in str(caught.value)
+
+
 def test_jax(tensor):
     """It asks the CPU's tensors only."""
     jax = peer("jax.dlpack")
