@@ -10,18 +10,65 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Hashable
+import threading
+from _thread import start_new_thread
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from .driver import LastingStream
 
-__all__ = ["Freed", "Given", "is_done"]
+__all__ = ["Freed", "Given", "is_done", "uninterrupted"]
 
 
 def is_done(codes: list[int]) -> bool:
     """Whether the driver has taken the memory back: 0 is success in every API."""
     return codes[-1:] == [0]
+
+
+def uninterrupted(work: Callable[[], object]) -> None:
+    """Do *work*, whose calls of the driver depend on each other, where no signal handler runs.
+
+    That is in a thread of its own: Python runs handlers in the main thread only. The exception
+    of a handler that comes meanwhile is raised when *work* is done. It takes about 0.1 ms.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        work()
+        return
+    raised: list[BaseException] = []
+    begun: list[int] = []
+    ended: list[bool] = []
+    # No Event: it stays locked for good where an exception cuts its `wait` off.
+    done: SimpleQueue[None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as exc:
+            raised.append(exc)
+        finally:
+            ended.append(True)
+            done.put(None)
+
+    def wait() -> None:
+        while not ended:
+            with suppress(Empty):
+                done.get(timeout=0.05)  # an exception may have come after it, so not for ever
+
+    try:
+        begun.extend(map(start_new_thread, [run], [()]))  # in C: it is known whether it has begun
+        wait()
+    except BaseException as exc:
+        if begun:
+            wait()
+        elif isinstance(exc, RuntimeError) and str(exc).startswith("can't"):
+            work()  # no thread can be started: at the end of the process, or at its limit
+            return
+        raise
+    if raised:
+        raise raised.pop()  # its traceback would keep it in the list
 
 
 class _Owner(Protocol):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from ctypes import c_uint64
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 from dlbridge.kit.capture import refuse_capture
-from dlbridge.kit.claims import Freed, Given
+from dlbridge.kit.claims import Freed, Given, uninterrupted
 from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.pool import PoolMemory
 from dlbridge.protocol import ExportedMemory
@@ -24,9 +25,9 @@ class DeviceMemory(PoolMemory):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._external: dict[int, Any] = {}
-        """Address of an import -> its CUexternalMemory."""
-        self._exportable: dict[int, tuple[Any, int]] = {}
+        self._external: dict[int, _Made] = {}
+        """Address of an import of another driver's memory -> its CUexternalMemory."""
+        self._exportable: dict[int, _Made] = {}
         """Address of memory that can be exported -> its handle (cuMemCreate), its size."""
         self.exports = False
         """Whether new memory is made so that it can be exported."""
@@ -36,37 +37,58 @@ class DeviceMemory(PoolMemory):
 
         All of the allocation is mapped: drivers need not map a part that begins anywhere.
         """
+        begin = self._open if memory.driver == CUDA else self._import
+        pointers: list[int] = []
+        try:
+            uninterrupted(partial(begin, device_id, memory, pointers))
+            return pointers[0], memory.offset
+        except BaseException:
+            for pointer in pointers:
+                uninterrupted(partial(self._end, device_id, pointer, self._made(pointer)))
+            raise
+
+    def _open(self, device_id: int, memory: ExportedMemory, pointers: list[int]) -> None:
+        """Append the address of memory of CUDA's own, of another process."""
         driver = self.driver
-        if memory.driver == CUDA:
-            with driver.at(driver.place(device_id)), driver.relaxed():
-                self.settle()
-                made = _open(device_id, memory.fd, memory.nbytes)
-                self._exportable[made[0]] = made[1:]
-                self.consumers.begin(made[0])
-            return made[0], memory.offset
         with driver.at(driver.place(device_id)), driver.relaxed():
             self.settle()
-            with ExitStack() as undo:
-                handle = _import(memory.fd, memory.nbytes)
-                undo.callback(call, "cuDestroyExternalMemory", handle)
-                pointer = int(call("cuExternalMemoryGetMappedBuffer", handle, _all(memory.nbytes)))
-                if self._external.setdefault(pointer, handle) is not handle:
-                    raise ExchangeError(
-                        f"CUDA maps two imports of one memory at {pointer:#x}; drop the first "
-                        "import, or copy"
-                    )
-                undo.pop_all()
+            pointer, made = _open(device_id, memory.fd, memory.nbytes)
+            self._exportable[pointer] = made
             self.consumers.begin(pointer)
-            return pointer, memory.offset
+            pointers.append(pointer)
+
+    def _import(self, device_id: int, memory: ExportedMemory, pointers: list[int]) -> None:
+        """Append the address of memory of another driver."""
+        driver = self.driver
+        with driver.at(driver.place(device_id)), driver.relaxed(), ExitStack() as undo:
+            self.settle()
+            handle = _import(memory.fd, memory.nbytes)
+            undo.callback(call, "cuDestroyExternalMemory", handle)
+            pointer = int(call("cuExternalMemoryGetMappedBuffer", handle, _all(memory.nbytes)))
+            made = _Made(handle, memory.nbytes)
+            if self._external.setdefault(pointer, made) is not made:
+                raise ExchangeError(
+                    f"CUDA maps two imports of one memory at {pointer:#x}; drop the first "
+                    "import, or copy"
+                )
+            undo.pop_all()
+            self.consumers.begin(pointer)
+            pointers.append(pointer)
 
     def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
         """Memory of the pool; with `exports` memory of its own, whole units of 2 MiB."""
         if not self.exports:
             super().obtain(device_id, nbytes, stream, cell)
             return
-        pointer, handle, size = _create(device_id, nbytes)
-        self._exportable[pointer] = handle, size
-        cell.value = pointer
+        uninterrupted(partial(self._create, device_id, nbytes, cell))
+
+    def _create(self, device_id: int, nbytes: int, cell: c_uint64) -> None:
+        """Put the address of new memory that can be exported into *cell*."""
+        driver = self.driver
+        with driver.at(driver.place(device_id)), driver.relaxed():
+            pointer, made = _create(device_id, nbytes)
+            self._exportable[pointer] = made
+            cell.value = pointer
 
     @puts_place_back
     def allocate_exportable_into(self, given: Given, nbytes: int) -> None:
@@ -76,15 +98,14 @@ class DeviceMemory(PoolMemory):
             driver.require_stream(stream, device_id)
             refuse_capture(driver, stream, "allocated")
             self.settle()
+            create = partial(self._create, device_id, nbytes, given.cell)
             try:
-                made = _create(device_id, nbytes)
+                uninterrupted(create)
             except DeviceMemoryError:
                 self.settle(wait=True)
                 self.trim(device_id, stream)
-                made = _create(device_id, nbytes)
-            self._exportable[made[0]] = made[1:]
-            given.cell.value = made[0]
-            self.consumers.begin(made[0], stream, driver.stream_id(stream, device_id))
+                uninterrupted(create)
+            self.consumers.begin(given.cell.value, stream, driver.stream_id(stream, device_id))
 
     def export_refusal(self, device_id: int, pointer: int) -> str:
         """Why *pointer* cannot be given to another driver; empty if it can."""
@@ -100,11 +121,20 @@ class DeviceMemory(PoolMemory):
         refusal = self.export_refusal(device_id, pointer)
         if refusal:
             raise ExchangeError(f"the memory at {pointer:#x} cannot be exported: {refusal}")
-        handle, size = self._exportable[pointer]
-        driver = self.driver
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            fd = int(call("cuMemExportToShareableHandle", handle, _FILE, 0))
-        return ExportedMemory(fd, size, 0, CUDA)
+        made, driver = self._exportable[pointer], self.driver
+        opened: list[int] = []
+
+        def export() -> None:
+            with driver.at(driver.place(device_id)), driver.relaxed():
+                opened.append(int(call("cuMemExportToShareableHandle", made.handle, _FILE, 0)))
+
+        try:
+            uninterrupted(export)
+            return ExportedMemory(opened[0], made.nbytes, 0, CUDA)
+        except BaseException:
+            for fd in opened:
+                os.close(fd)
+            raise
 
     def give_up(self, freed: Freed) -> None:
         """Free behind the work on the memory; an import has ended when this returns."""
@@ -114,24 +144,42 @@ class DeviceMemory(PoolMemory):
         if imported and pointer in self._external and not self.driver.guard.in_child:
             self.settle(wait=True)  # the other driver may use the memory anew after this
 
-    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
+    def release(self, device_id: int, pointer: int, stream: int, codes: list[Any]) -> None:
         """Free behind the work on *stream*; the end of an import waits for that work."""
-        made = self._exportable.get(pointer)
-        if made is not None:
-            self.wait_before_free(stream)
-            call("cuMemUnmap", pointer, made[1])
-            del self._exportable[pointer]
-            call("cuMemAddressFree", pointer, made[1])
-            call("cuMemRelease", made[0])
-            return
-        handle = self._external.get(pointer)
-        if handle is None:
+        begun = [code for code in codes if isinstance(code, _Made)]
+        made = begun[0] if begun else self._made(pointer)
+        if made is None:
             super().release(device_id, pointer, stream, codes)
             return
-        self.wait_before_free(stream)
-        call("cuMemFree", pointer)
-        del self._external[pointer]
-        call("cuDestroyExternalMemory", handle)
+        if not begun:
+            self.wait_before_free(stream)
+            codes.append(made)  # after an exception this free goes on, whoever has the address
+        uninterrupted(partial(self._end, device_id, pointer, made))
+        codes.append(0)
+
+    def _made(self, pointer: int) -> _Made | None:
+        return self._exportable.get(pointer) or self._external.get(pointer)
+
+    def _end(self, device_id: int, pointer: int, made: _Made | None) -> None:
+        """Take back what `_create`, `_open` or `_import` has made, once."""
+        driver = self.driver
+        with driver.at(driver.place(device_id)), driver.relaxed():
+            if made is self._exportable.get(pointer, self):
+                call("cuMemUnmap", pointer, made.nbytes)
+                del self._exportable[pointer]  # before another thread can be given the address
+                call("cuMemAddressFree", pointer, made.nbytes)
+                call("cuMemRelease", made.handle)
+            elif made is self._external.get(pointer, self):
+                call("cuMemFree", pointer)
+                del self._external[pointer]
+                call("cuDestroyExternalMemory", made.handle)
+
+
+class _Made(NamedTuple):
+    """The driver's handle of memory, and its bytes."""
+
+    handle: Any
+    nbytes: int
 
 
 CUDA = "cuda"
@@ -140,8 +188,8 @@ CUDA = "cuda"
 _FILE = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
-def _create(device_id: int, nbytes: int) -> tuple[int, Any, int]:
-    """New memory of the device that can be exported: its address, handle and size."""
+def _create(device_id: int, nbytes: int) -> tuple[int, _Made]:
+    """New memory of the device that can be exported, and its address."""
     wanted = cu.CUmemAllocationProp()
     wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -155,17 +203,17 @@ def _create(device_id: int, nbytes: int) -> tuple[int, Any, int]:
         undo.callback(call, "cuMemRelease", handle)
         pointer = _map(device_id, handle, size)
         undo.pop_all()
-    return pointer, handle, size
+    return pointer, _Made(handle, size)
 
 
-def _open(device_id: int, fd: int, size: int) -> tuple[int, Any, int]:
-    """The memory behind a descriptor of CUDA's own: its address, handle and size."""
+def _open(device_id: int, fd: int, size: int) -> tuple[int, _Made]:
+    """The memory behind a descriptor of CUDA's own, and its address."""
     with ExitStack() as undo:
         handle = call("cuMemImportFromShareableHandle", fd, _FILE)  # *fd* stays the caller's
         undo.callback(call, "cuMemRelease", handle)
         pointer = _map(device_id, handle, size)
         undo.pop_all()
-    return pointer, handle, size
+    return pointer, _Made(handle, size)
 
 
 def _map(device_id: int, handle: Any, size: int) -> int:
