@@ -67,7 +67,9 @@ class CUDA(DeviceBackend):
         self.check_device(device_id)
         return self._device_memory.export_refusal(device_id, data)
 
-    @puts_place_back
+    # The next two are without `puts_place_back`: after its call of the method an exception of a
+    # signal handler would drop the result. They enter a place only where no handler runs.
+
     def export_memory(self, device_id: int, data: int) -> ExportedMemory:
         """A file descriptor for memory of ``DLBRIDGE_CUDA_EXPORT=1``, which the caller closes."""
         self.check_device(device_id)
@@ -78,7 +80,6 @@ class CUDA(DeviceBackend):
         self.check_device(device_id)
         return ""
 
-    @puts_place_back
     def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
         """The memory of another driver of the same GPU, in place; until ``free``."""
         self.check_device(device_id)

@@ -278,21 +278,17 @@ def counts():
     bridge.synchronize("cuda:0")
     gc.collect()
     bridge.synchronize("cuda:0")
-    return len(cuda._device_memory._exportable), live()
+    return len(os.listdir("/proc/self/fd")), len(cuda._device_memory._exportable), live()
 
-def files():
-    return len(os.listdir("/proc/self/fd"))
-
-before, opened = counts(), files()
+before = counts()
 heard = interrupted(lambda: bridge.share(values, "cuda:0"), {exception}, 4)
 gc.collect()
-print(counts() == before, heard > 10, files() - opened, counts(), before)
+print(counts() == before, heard > 10, counts(), before)
 """
 
 
 @pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
-def test_signals_leave_no_memory(cuda, request, tmp_path, exception):
-    """Of some 700 exceptions one or two still leave a descriptor (docs/safety.md, "Open")."""
+def test_signals_leave_nothing(cuda, request, tmp_path, exception):
     tests = HERE.parents[2] / "tests"
     script = tmp_path / "main.py"
     script.write_text(
@@ -308,4 +304,3 @@ def test_signals_leave_no_memory(cuda, request, tmp_path, exception):
         [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.startswith("True True "), done.stdout + done.stderr[-3000:]
-    assert int(done.stdout.split()[2]) < 10, done.stdout  # 80 of memory that was lost
