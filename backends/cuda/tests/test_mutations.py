@@ -104,7 +104,6 @@ SHOWN_BY = {
     "dlbridge_cuda": {
         "backends.ManagedMemory.release:self.wait_before_free": FREE,
         "external.DeviceMemory.release:self.wait_before_free": f"{EXTERNAL}test_memory_that_can_be_exported_is_freed_behind_the_work",
-        "external.DeviceMemory.release:self.wait_before_free#2": f"{EXTERNAL}test_the_end_of_an_import_waits_for_cuda",
         "gpu.GPU.record_event:cuEventRecord": ORDER,
         "gpu.GPU.wait_event:cuStreamWaitEvent": ORDER,
         "gpu.GPU.wait_for_device:cuCtxSynchronize": "test_gone_streams.py::test_the_consumers_stream_is_destroyed",
