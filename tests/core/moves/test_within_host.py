@@ -239,7 +239,10 @@ def test_opencv_gives_memory_of_its_own(monkeypatch, opencv):
 @pytest.mark.parametrize("step", [(1 << 31) - 64, 1 << 31, (1 << 32) + 64])
 def test_rows_two_gibibytes_apart(step, opencv):
     """From there on OpenCV ends the process, or reads and writes elsewhere."""
-    apart = np.zeros((2, step), "u1")[:, :20_000]  # pages that nobody touches take no memory
+    try:
+        apart = np.zeros((2, step), "u1")[:, :20_000]  # pages that nobody touches take no memory
+    except MemoryError:
+        pytest.skip("the system does not give more than it has, and it has less than 9 GB")
     apart[...] = np.arange(20_000) % 251
     near = np.empty((20_000, 2), "u1")
     copy_host(near, apart.T)
