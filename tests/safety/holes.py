@@ -15,18 +15,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 import dlbridge as bridge
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from interrupted import Alarm, interrupted
+
 __all__ = ["HOLES"]
 
 SECONDS = float(os.environ.get("DLBRIDGE_STORM_SECONDS", "3"))
-
-
-class Alarm(Exception):
-    """The exception of a signal handler that is not KeyboardInterrupt."""
 
 
 def in_threads(work: Callable[[], None], count: int = 4) -> None:
@@ -42,29 +42,17 @@ def in_threads(work: Callable[[], None], count: int = 4) -> None:
 def storm(work: Callable[[], object], kind: type[BaseException]) -> collections.Counter[str]:
     """Interrupt *work* after many different times; the names of other exceptions."""
 
-    def handler(*_: object) -> None:
-        raise kind
-
-    def turn(delay: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, delay)
-        limit = time.monotonic() + 0.02
-        while time.monotonic() < limit:
-            work()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        time.sleep(0)
-
-    signal.signal(signal.SIGALRM, handler)
     wrong: collections.Counter[str] = collections.Counter()
-    end, delay = time.monotonic() + SECONDS, 0
-    while time.monotonic() < end:
-        delay = (delay + 7) % 1999
+
+    def counted() -> None:
         try:
-            turn(20e-6 + delay * 1e-6)
+            work()
         except kind:
-            wrong["signals"] += 1
+            raise
         except BaseException as error:
             wrong[type(error).__name__] += 1
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+    wrong["signals"] = interrupted(counted, kind, SECONDS)
     gc.collect()
     return wrong
 

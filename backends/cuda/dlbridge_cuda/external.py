@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from ctypes import c_uint64
-from functools import partial
 from typing import Any, NamedTuple
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
@@ -38,31 +38,40 @@ class DeviceMemory(PoolMemory):
         All of the allocation is mapped: drivers need not map a part that begins anywhere.
         """
         begin = self._open if memory.driver == CUDA else self._import
-        pointers: list[int] = []
+        cell = c_uint64()
+        self.settle()
         try:
-            uninterrupted(partial(begin, device_id, memory, pointers))
-            return pointers[0], memory.offset
+            self._alone(device_id, begin, device_id, memory, cell)
+            self.consumers.begin(cell.value)
+            return cell.value, memory.offset
         except BaseException:
-            for pointer in pointers:
-                uninterrupted(partial(self._end, device_id, pointer, self._made(pointer)))
+            if cell:
+                self._alone(device_id, self._end, cell.value, self._made(cell.value))
             raise
 
-    def _open(self, device_id: int, memory: ExportedMemory, pointers: list[int]) -> None:
-        """Append the address of memory of CUDA's own, of another process."""
-        driver = self.driver
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            self.settle()
-            pointer, made = _open(device_id, memory.fd, memory.nbytes)
-            self._exportable[pointer] = made
-            self.consumers.begin(pointer)
-            pointers.append(pointer)
+    def _alone(self, device_id: int, work: Callable[..., None], *arguments: Any) -> None:
+        """Do *work* in the device's place, where no signal handler runs.
 
-    def _import(self, device_id: int, memory: ExportedMemory, pointers: list[int]) -> None:
-        """Append the address of memory of another driver."""
+        It takes no lock of ours: what runs it may be a finalizer of a thread that has one.
+        """
         driver = self.driver
-        with driver.at(driver.place(device_id)), driver.relaxed(), ExitStack() as undo:
-            self.settle()
-            handle = _import(memory.fd, memory.nbytes)
+
+        def in_place() -> None:
+            with driver.at(driver.place(device_id)), driver.relaxed():
+                work(*arguments)
+
+        uninterrupted(in_place)
+
+    def _open(self, device_id: int, memory: ExportedMemory, cell: c_uint64) -> None:
+        """Put the address of CUDA's own memory, of another process, into *cell*."""
+        pointer, made = _opened(device_id, memory)
+        self._exportable[pointer] = made
+        cell.value = pointer
+
+    def _import(self, _device_id: int, memory: ExportedMemory, cell: c_uint64) -> None:
+        """Put the address of another driver's memory into *cell*."""
+        with ExitStack() as undo:
+            handle = _imported(memory)
             undo.callback(call, "cuDestroyExternalMemory", handle)
             pointer = int(call("cuExternalMemoryGetMappedBuffer", handle, _all(memory.nbytes)))
             made = _Made(handle, memory.nbytes)
@@ -72,23 +81,20 @@ class DeviceMemory(PoolMemory):
                     "import, or copy"
                 )
             undo.pop_all()
-            self.consumers.begin(pointer)
-            pointers.append(pointer)
+        cell.value = pointer
 
     def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
         """Memory of the pool; with `exports` memory of its own, whole units of 2 MiB."""
         if not self.exports:
             super().obtain(device_id, nbytes, stream, cell)
             return
-        uninterrupted(partial(self._create, device_id, nbytes, cell))
+        self._alone(device_id, self._create, device_id, nbytes, cell)
 
     def _create(self, device_id: int, nbytes: int, cell: c_uint64) -> None:
         """Put the address of new memory that can be exported into *cell*."""
-        driver = self.driver
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            pointer, made = _create(device_id, nbytes)
-            self._exportable[pointer] = made
-            cell.value = pointer
+        pointer, made = _created(device_id, nbytes)
+        self._exportable[pointer] = made
+        cell.value = pointer
 
     @puts_place_back
     def allocate_exportable_into(self, given: Given, nbytes: int) -> None:
@@ -98,13 +104,13 @@ class DeviceMemory(PoolMemory):
             driver.require_stream(stream, device_id)
             refuse_capture(driver, stream, "allocated")
             self.settle()
-            create = partial(self._create, device_id, nbytes, given.cell)
+            create = self._create, device_id, nbytes, given.cell
             try:
-                uninterrupted(create)
+                self._alone(device_id, *create)
             except DeviceMemoryError:
                 self.settle(wait=True)
                 self.trim(device_id, stream)
-                uninterrupted(create)
+                self._alone(device_id, *create)
             self.consumers.begin(given.cell.value, stream, driver.stream_id(stream, device_id))
 
     def export_refusal(self, device_id: int, pointer: int) -> str:
@@ -121,15 +127,14 @@ class DeviceMemory(PoolMemory):
         refusal = self.export_refusal(device_id, pointer)
         if refusal:
             raise ExchangeError(f"the memory at {pointer:#x} cannot be exported: {refusal}")
-        made, driver = self._exportable[pointer], self.driver
+        made = self._exportable[pointer]
         opened: list[int] = []
 
         def export() -> None:
-            with driver.at(driver.place(device_id)), driver.relaxed():
-                opened.append(int(call("cuMemExportToShareableHandle", made.handle, _FILE, 0)))
+            opened.append(int(call("cuMemExportToShareableHandle", made.handle, _FILE, 0)))
 
         try:
-            uninterrupted(export)
+            self._alone(device_id, export)
             return ExportedMemory(opened[0], made.nbytes, 0, CUDA)
         except BaseException:
             for fd in opened:
@@ -154,25 +159,23 @@ class DeviceMemory(PoolMemory):
         if not begun:
             self.wait_before_free(stream)
             codes.append(made)  # after an exception this free goes on, whoever has the address
-        uninterrupted(partial(self._end, device_id, pointer, made))
+        self._alone(device_id, self._end, pointer, made)
         codes.append(0)
 
     def _made(self, pointer: int) -> _Made | None:
         return self._exportable.get(pointer) or self._external.get(pointer)
 
-    def _end(self, device_id: int, pointer: int, made: _Made | None) -> None:
+    def _end(self, pointer: int, made: _Made | None) -> None:
         """Take back what `_create`, `_open` or `_import` has made, once."""
-        driver = self.driver
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            if made is self._exportable.get(pointer, self):
-                call("cuMemUnmap", pointer, made.nbytes)
-                del self._exportable[pointer]  # before another thread can be given the address
-                call("cuMemAddressFree", pointer, made.nbytes)
-                call("cuMemRelease", made.handle)
-            elif made is self._external.get(pointer, self):
-                call("cuMemFree", pointer)
-                del self._external[pointer]
-                call("cuDestroyExternalMemory", made.handle)
+        if made is self._exportable.get(pointer, self):
+            call("cuMemUnmap", pointer, made.nbytes)
+            del self._exportable[pointer]  # before another thread can be given the address
+            call("cuMemAddressFree", pointer, made.nbytes)
+            call("cuMemRelease", made.handle)
+        elif made is self._external.get(pointer, self):
+            call("cuMemFree", pointer)
+            del self._external[pointer]
+            call("cuDestroyExternalMemory", made.handle)
 
 
 class _Made(NamedTuple):
@@ -188,7 +191,7 @@ CUDA = "cuda"
 _FILE = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
-def _create(device_id: int, nbytes: int) -> tuple[int, _Made]:
+def _created(device_id: int, nbytes: int) -> tuple[int, _Made]:
     """New memory of the device that can be exported, and its address."""
     wanted = cu.CUmemAllocationProp()
     wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -206,14 +209,14 @@ def _create(device_id: int, nbytes: int) -> tuple[int, _Made]:
     return pointer, _Made(handle, size)
 
 
-def _open(device_id: int, fd: int, size: int) -> tuple[int, _Made]:
-    """The memory behind a descriptor of CUDA's own, and its address."""
+def _opened(device_id: int, memory: ExportedMemory) -> tuple[int, _Made]:
+    """Memory that CUDA has exported, and its address. The descriptor stays the caller's."""
     with ExitStack() as undo:
-        handle = call("cuMemImportFromShareableHandle", fd, _FILE)  # *fd* stays the caller's
+        handle = call("cuMemImportFromShareableHandle", memory.fd, _FILE)
         undo.callback(call, "cuMemRelease", handle)
-        pointer = _map(device_id, handle, size)
+        pointer = _map(device_id, handle, memory.nbytes)
         undo.pop_all()
-    return pointer, _Made(handle, size)
+    return pointer, _Made(handle, memory.nbytes)
 
 
 def _map(device_id: int, handle: Any, size: int) -> int:
@@ -232,12 +235,12 @@ def _map(device_id: int, handle: Any, size: int) -> int:
     return pointer
 
 
-def _import(fd: int, nbytes: int) -> Any:
-    """The memory behind *fd*, which stays the caller's, as a CUexternalMemory."""
+def _imported(memory: ExportedMemory) -> Any:
+    """Memory of another driver as a CUexternalMemory. The descriptor stays the caller's."""
     wanted = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
     wanted.type = cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
-    wanted.size = nbytes
-    own = wanted.handle.fd = os.dup(fd)  # the driver takes it over, if it succeeds
+    wanted.size = memory.nbytes
+    own = wanted.handle.fd = os.dup(memory.fd)  # the driver takes it over, if it succeeds
     try:
         return call("cuImportExternalMemory", wanted)
     except Error:
