@@ -57,6 +57,16 @@ def test_shapes_that_no_struct_holds():
         array_tensor.make_tensor(where, 0, bridge.dtype("float32"), (0, 2**63))
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("call", [bridge.from_dlpack, bridge.asarray, bridge.explain])
+def test_torchs_extents_that_numpy_cannot_describe(call, kind):
+    torch = peer("torch")
+    x = torch.zeros((0, 2**62), dtype=getattr(torch, kind))
+    with pytest.raises(bridge.ExchangeError, match=f"{2**62}.*{kind}.*smaller extents"):
+        call(x, *(["cpu"] if call is bridge.explain else []))
+    assert bridge.from_dlpack(x.reshape(0)).shape == (0,)
+
+
 @pytest.mark.parametrize(
     ("stream", "error"),
     [("a", TypeError), (True, TypeError), (1.5, TypeError), (7, ValueError), (0, ValueError)],

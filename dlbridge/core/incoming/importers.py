@@ -93,7 +93,7 @@ def _torch_importer(cls: type) -> Callable[[Any], Tensor]:
                 carrier, label = labels[dtype]
                 array = to_numpy(view(x, carrier))
                 return label_plain(array, label) if array.size else label_array(array, label, 0)
-        except (RuntimeError, TypeError) as exc:
+        except (RuntimeError, TypeError, ValueError) as exc:  # ValueError: extents that overflow
             if is_from_handler(exc.__traceback__):
                 raise
         return import_producer(x, None, None, None)

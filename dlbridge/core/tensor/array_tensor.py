@@ -242,7 +242,10 @@ def make_tensor(
     try:
         array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
     except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0
-        raise ExchangeError(f"shape {shape} of {dtype} is more than numpy can describe") from exc
+        raise ExchangeError(
+            f"shape {shape} of {dtype} is more than numpy can describe, also without elements: "
+            "give the array smaller extents first, such as x.reshape(0)"
+        ) from exc
     return build(array, memory, dtype, byte_offset, flags)
 
 
