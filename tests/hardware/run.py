@@ -28,6 +28,7 @@ VENDORS = SITE / "vendors"
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=100"]
 GPU_ONLY = ["-m", "gpu"]
+ONE_BYTE_MORE = "test_one_byte_more_than_is_promised_for_one_buffer"
 LARGE = ["-n", "8", "--durations=15", "--tb=short", "-v", "--timeout=40"]
 
 Command = tuple[float, list[str], dict[str, str]]
@@ -72,15 +73,28 @@ def step_peers() -> Iterator[Command]:
     yield seconds, [*words, "-k", "numba"], {**expect, **older}
 
 
+def step_forks() -> Iterator[Command]:
+    """Where a forked child waits that does not end: open for Vulkan (docs/vulkan.md)."""
+    yield python(60, str(HERE / "forks.py"))
+
+
 def step_opencl() -> Iterator[Command]:
     """NVIDIA's OpenCL."""
     yield python(30, str(HERE / "rectangles.py"))
-    yield 150, [*PYTEST, *LARGE, "backends/opencl/tests"], {"DLBRIDGE_EXPECT": "opencl"}
+    yield from large_tests("opencl", f"test_memory.py::{ONE_BYTE_MORE}")
 
 
 def step_vulkan() -> Iterator[Command]:
     """NVIDIA's Vulkan."""
-    yield 150, [*PYTEST, *LARGE, "backends/vulkan/tests"], {"DLBRIDGE_EXPECT": "vulkan"}
+    yield from large_tests("vulkan", "test_fd_import.py::test_an_import_by_hand")
+
+
+def large_tests(name: str, alone: str) -> Iterator[Command]:
+    """One test by itself, as it wants much of the GPU's memory; then the others of the backend."""
+    tests = f"backends/{name}/tests"
+    expect = {"DLBRIDGE_EXPECT": name}
+    yield 60, [*PYTEST, f"{tests}/{alone}"], expect
+    yield 150, [*PYTEST, *LARGE, "--deselect", f"{tests}/{alone}", tests], expect
 
 
 def step_demo() -> Iterator[Command]:
