@@ -1,4 +1,4 @@
-"""Makes the helper modules of tests/support importable (``import peers``)."""
+"""Makes the helper modules of tests/support importable (``import peers``); what all tests use."""
 
 import os
 import sys
@@ -9,3 +9,5 @@ from pathlib import Path
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find

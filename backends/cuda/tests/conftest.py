@@ -20,7 +20,7 @@ from suite import (  # noqa: E402
     rig as rigs,
 )
 from suite.fixtures import *  # noqa: E402, F403  # pytest looks for them here
-from suite.fixtures import PACES, backend_or_skip  # noqa: E402
+from suite.fixtures import PACES, backend_or_skip, expected  # noqa: E402
 
 rigs.use(CudaRig())
 
@@ -57,7 +57,7 @@ def pace_of(item):
 def load_simulated():
     """The simulated driver, loaded before cuda.bindings looks for a libcuda; None without gcc."""
     build = fixtures.build()
-    if build.compiler() is None and "cuda" not in fixtures.expected():
+    if build.compiler() is None and not expected("cuda"):
         return None
     library = build.load("cuda")
     library.fake_cuda_calls.restype = ctypes.c_ulong

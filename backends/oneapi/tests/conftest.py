@@ -10,6 +10,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "support")]
 
 from expected import backend_or_skip, expected  # noqa: E402 - found by the line above
+from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
 
 _runtime = Path(sys.prefix) / "lib" / "libintelocl.so"
 if _runtime.exists():

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"
 
 import peers
 from expected import backend_or_skip, expected
+from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 
 SPIN = """
 /* Some nanoseconds per turn that no compiler can take away. */

@@ -21,7 +21,7 @@ from suite import (  # noqa: E402
     rig as rigs,
 )
 from suite.fixtures import *  # noqa: E402, F403  # pytest looks for them here
-from suite.fixtures import PACES, backend_or_skip  # noqa: E402
+from suite.fixtures import PACES, backend_or_skip, expected  # noqa: E402
 
 rigs.use(RocmRig())
 
@@ -69,7 +69,7 @@ def pace_of(item):
 def load_simulated(real):
     """The shim, over the simulated driver or a real one; None without gcc, or on AMD hardware."""
     build = fixtures.build()
-    if real == "amd" or (build.compiler() is None and "rocm" not in fixtures.expected()):
+    if real == "amd" or (build.compiler() is None and not expected("rocm")):
         return None
     cuda = None if real else build.load("cuda")
     hip = build.load("hip")

@@ -18,10 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import Span
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[2] / "tests" / "support"))
+
+from expected import backend_or_skip, expected as is_expected  # noqa: E402 - found by that
+from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
+
 TEMPORARY = tempfile.TemporaryDirectory(prefix="dlbridge-vulkan-")
 LOG = Path(TEMPORARY.name) / "validation.txt"
 
@@ -49,11 +53,6 @@ from dlbridge_vulkan.instance import create_instance
 instance, maps = create_instance(), pathlib.Path("/proc/self/maps")
 sys.exit(maps.exists() and "validation" not in maps.read_text())
 """
-
-
-def is_expected(name: str) -> bool:
-    """Whether DLBRIDGE_EXPECT forbids to go without *name*."""
-    return name in [part.strip() for part in os.environ.get("DLBRIDGE_EXPECT", "").split(",")]
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -222,14 +221,7 @@ def validation_is_silent():
 @pytest.fixture(scope="session")
 def vulkan():
     """The backend as users get it, or a skip with the reason."""
-    from dlbridge.core.plugins.registry import backend
-
-    try:
-        return backend("vulkan")
-    except BackendUnavailable as exc:
-        if is_expected("vulkan"):
-            raise
-        pytest.skip(str(exc))
+    return backend_or_skip("vulkan")
 
 
 @pytest.fixture(scope="session")

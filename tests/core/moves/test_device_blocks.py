@@ -10,6 +10,7 @@ import errno
 import gc
 import os
 import pickle
+import time
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -45,7 +46,12 @@ def exporting(monkeypatch):
 
 
 def fds():
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """Open files, once two counts agree: the thread that hands them over closes its own later."""
+    before = -1
+    while before != (now := len(list(Path("/proc/self/fd").iterdir()))):
+        before = now
+        time.sleep(0.02)
+    return now
 
 
 def values(t):

@@ -1,20 +1,18 @@
 """Fixtures of the common tests; a backend's conftest imports them all."""
 
 import importlib.util
-import os
+import sys
 
 import pytest
 
-import dlbridge
-from dlbridge.errors import BackendUnavailable
-
 from .rig import DRIVERS, GLOBAL, RELAXED, rig, settle
 
+sys.path.insert(0, str(DRIVERS.parent / "support"))
+
+from expected import backend_or_skip, expected  # noqa: F401 - also for the conftests
+from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
+
 PACES = ["delayed", "strict"]
-
-
-def expected():
-    return os.environ.get("DLBRIDGE_EXPECT", "").split(",")
 
 
 def build():
@@ -23,15 +21,6 @@ def build():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def backend_or_skip(name):
-    try:
-        return dlbridge.backend(name)
-    except BackendUnavailable as exc:
-        if name in expected():
-            raise
-        pytest.skip(str(exc))
 
 
 def pytest_generate_tests(metafunc):
