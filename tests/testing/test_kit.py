@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import inspect
 import mmap
 import os
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -14,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 from dlbridge_fake import Fake, Stream
 from dlbridge_fake.stream import by_handle
 from exporting_backend import Exporting
 from noticed import NOTICED
 
+import dlbridge.testing
 from dlbridge import protocol
 from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.cpu import CPU
@@ -752,6 +756,15 @@ def test_without_a_probe_the_kit_says_what_it_cannot_see(monkeypatch):
     """It passed for a `synchronize` that does nothing, without a word."""
     with pytest.raises(pytest.skip.Exception, match=r"ext_dev: .* give slow_work and is_done"):
         run("test_synchronize_alone_waits", Fake, monkeypatch)
+
+
+def test_failed_asserts_of_every_part_show_their_values():
+    """pytest's loader rewrites them; without it an AssertionError has no text."""
+    names = [each.name for each in pkgutil.iter_modules(dlbridge.testing.__path__)]
+    assert "backend_trim" in names
+    for name in names:
+        module = importlib.import_module(f"dlbridge.testing.{name}")
+        assert isinstance(module.__spec__.loader, AssertionRewritingHook), name
 
 
 def test_every_test_of_the_kit_is_shown_to_fail():
