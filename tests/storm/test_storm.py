@@ -33,7 +33,7 @@ def without_findings(seconds, each, *options):
 def test_a_storm():
     """One short storm; `make stress` runs five minutes of them.
 
-    A finding must come twice: rare ones are open (docs/safety.md, "Open").
+    A finding must come twice: rare ones are open (docs/safety.md#open).
     """
     options = (0, 3, "--without=torch,jax")  # their imports take as long as the storm
     try:

@@ -97,7 +97,7 @@ print([wrong[:2], [a - b for a, b in zip(after, before)], signals, waiting])
 )
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "Alarm"])
 def test_an_interruption_leaves_nothing_behind(run_script, work, error):
-    """On CPython 3.10 one of some thousand signals may leave one function (docs/safety.md, "Open").
+    """On CPython 3.10 one of some thousand signals may leave one function (docs/safety.md#open).
 
     There the storm is repeated if something was left, and what is left twice is a failure.
     """
