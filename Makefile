@@ -17,13 +17,16 @@ ALL := -m 'not gpu and not amd and not stress'
 help:
 	@echo "make demo     a photograph through every backend of this machine"
 	@echo "make test     the tests: core and backends, on this Python (minutes)"
-	@echo "make test-all all of them: other CPythons, and the checks of the tests themselves"
+	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
+	@echo "make setup    only installs what the tests need, into .venv"
 	@echo "make lint     ruff, mypy and the generated files"
+	@echo "make format   ruff's corrections and its layout of the code"
 	@echo "make stress   the long tests: races, exits 100 of 100"
 	@echo "make storm    random operations under signals and forks, SECONDS=300 of them"
 	@echo "make bench    the benchmarks beside the peers: fails if a ratio is worse than in docs/benchmarks/"
 	@echo "make bench-write   measures the tables of docs/benchmarks/ anew"
 	@echo "make docs     build the site into build/docs, and run every example of the documents"
+	@echo "make site     only the site"
 	@echo "make wheels   build every distribution into dist/, and check it"
 	@echo "make test-gpu, make bench-gpu   on a machine with an NVIDIA GPU"
 	@echo "make test-amd   on a machine with an AMD GPU"
@@ -43,7 +46,8 @@ $(VENV)/.base: pyproject.toml $(wildcard backends/*/pyproject.toml)
 
 $(VENV)/.test: $(VENV)/.base
 	$(BIN)/pip install -q -e '.[test,lint,cdefs]'
-	@# torch first: the CPU build is enough, and nothing may pull another.
+	@# torch first, so that no other package chooses its version. For Linux, PyPI has its CUDA build,
+	@# of several GB; the CPU build would be enough.
 	$(BIN)/pip install -q torch==2.13.0 && $(BIN)/pip install -q -e '.[peers]' || echo "some peers do not install here; their tests say so"
 	$(BIN)/pip install -q $(foreach name,$(LARGE),-e 'backends/$(name)[test]') || echo "no dpctl for this machine"
 	@# The tests of the OpenCL backend run on it beside a real driver.
@@ -90,7 +94,7 @@ test-gpu: gpu-peers
 	DLBRIDGE_EXPECT=cuda,cuda_host,cuda_managed,peers $(PYTEST) -m gpu backends/cuda/tests
 	$(PYTEST) -m gpu backends/rocm/tests
 
-# On the real libamdhip64, without the shim.
+# On the real libamdhip64, without the simulated runtime.
 test-amd: $(VENV)/.test
 	DLBRIDGE_EXPECT=rocm,rocm_host $(PYTEST) -m amd backends/rocm/tests
 
