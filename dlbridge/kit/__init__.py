@@ -34,6 +34,7 @@ make complete backends from it. Each part is a module of its own and can be used
 `pinned`            page-locked memory, and host memory locked in place
 `pointers`          where an address lives
 `regions`           strided copies as the fewest calls
+`helpers`           threads that do nothing but memcpy
 `staging`           pageable memory through a ring of pinned chunks
 `tuning`            the fastest way to stage, measured once
 `host_copies`       copies between host and device: direct or staged

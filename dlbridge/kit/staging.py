@@ -8,17 +8,17 @@ is the caller's. The sizes of chunks and rings are chosen in `tuning`.
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from ctypes import c_uint64
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.errors import DeviceMemoryError, Error
 
+from .claims import uninterrupted
 from .driver import StreamDriver
+from .helpers import Helpers, Job, cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ class Ring:
     """The pinned chunks of one copy at a time, on one device, and their events.
 
     The memory is kept for the life of the process: page-locking costs as much as copying a few
-    times over.
+    times over. It is made where no signal handler comes (`claims.uninterrupted`).
 
     Parameters
     ----------
@@ -71,12 +71,13 @@ class Ring:
     def __init__(self, driver: StreamDriver, device_id: int, plan: Plan, spare: list[int]) -> None:
         self.plan = plan
         self.events: list[Any] = []
+        self.has_all_events = True
+        """False from before a DMA is queued until its event is recorded."""
         self._driver = driver
         self._spare = spare
         with driver.at(driver.place(device_id)), driver.relaxed():
             size = plan.chunk * plan.slots
             self._is_spare = size <= ARENA and bool(spare)
-            self._memory = 0
             if self._is_spare:
                 try:
                     self._memory = spare.pop()
@@ -107,6 +108,7 @@ class Ring:
     def record(self, slot: int, stream: int) -> None:
         """Note that the DMA of *slot* is the last work on *stream* now."""
         self._driver.record_event(self.events[slot], stream)
+        self.has_all_events = True
 
     def wait_for_dma(self, slot: int) -> None:
         """Block until the DMA engine no longer reads or writes *slot*."""
@@ -133,8 +135,8 @@ class Stager:
         self._spare = [] if spare is None else spare
         self._device_id = device_id
         self._free: dict[Plan, list[Ring]] = {}  # list methods are atomic
-        self._helpers: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._unknown: list[Ring] = []
+        self._helpers = Helpers()
 
     def to_device(self, target: int, source: int, nbytes: int, stream: int, plan: Plan) -> None:
         """Copy host bytes at *source* to *target*, in the order of *stream*.
@@ -153,12 +155,11 @@ class Stager:
     def close(self) -> None:
         """Give everything back; no copy runs, and the thread is in the device's place."""
         with ExitStack() as cleanup:  # each, also if another fails
-            for rings in self._free.values():
+            for rings in (*self._free.values(), self._unknown):
                 for ring in rings:
                     cleanup.callback(ring.close)
             self._free.clear()
-            if self._helpers is not None:
-                cleanup.callback(self._helpers.shutdown)
+            cleanup.callback(self._helpers.close)
 
     def _with_ring(self, plan: Plan, stream: int, work: Callable[[Ring], None]) -> None:
         """Run *work*, whose DMA is on *stream*, with a ring that nobody else uses.
@@ -167,57 +168,69 @@ class Stager:
         stream behind work that waits for the other.
         """
         free = self._free.setdefault(plan, [])
-        try:
-            ring = free.pop()
-        except IndexError:
+        held = _Held(free, self._unknown)
+        while not held:
             try:
-                ring = Ring(self._driver, self._device_id, plan, self._spare)
-            except Error as exc:
-                raise NoRing(str(exc)) from exc
+                held.take()
+            except IndexError:
+                uninterrupted(lambda: free.append(self._make_ring(plan)))
+        ring = held[0]
         try:
             work(ring)
         except BaseException:
-            self._driver.wait_for_stream(stream)  # a DMA may run that no event tells of
+            if not ring.has_all_events:
+                self._driver.wait_for_stream(stream)
+                ring.has_all_events = True
             raise
         finally:
-            free.append(ring)  # its events tell the next user which DMA still runs
+            held.give_back()  # its events tell the next user which DMA still runs
+
+    def _make_ring(self, plan: Plan) -> Ring:
+        try:
+            return Ring(self._driver, self._device_id, plan, self._spare)
+        except Error as exc:
+            raise NoRing(str(exc)) from exc
 
     def _fill(self, ring: Ring, target: int, source: int, nbytes: int, stream: int) -> None:
-        filling: deque[tuple[int, int, int, Future[None]]] = deque()
+        filling: deque[tuple[int, int, int, Job]] = deque()
         try:
             for index, start in enumerate(range(0, nbytes, ring.plan.chunk)):
                 if len(filling) == ring.plan.threads:
-                    self._send(ring, target, stream, *filling.popleft())
+                    self._send(ring, target, stream, *filling[0])
+                    filling.popleft()
                 slot = index % ring.plan.slots
                 size = min(ring.plan.chunk, nbytes - start)
                 ring.wait_for_dma(slot)
-                filled = self._memcpy(ring.chunks[slot], source + start, size)
-                filling.append((slot, start, size, filled))
+                job = Job(ring.chunks[slot], source + start, size)
+                filling.append((slot, start, size, job))
+                self._helpers.put(job)
             while filling:
-                self._send(ring, target, stream, *filling.popleft())
+                self._send(ring, target, stream, *filling[0])
+                filling.popleft()
         finally:  # after a failure: no helper may still write to the ring
-            for *_, filled in filling:
-                wait_for_helper(filled)
+            cancel_all(job for *_, job in filling)
 
     def _send(
-        self, ring: Ring, target: int, stream: int, slot: int, start: int, size: int,
-        filled: Future[None],
-    ) -> None:  # fmt: skip
-        wait_for_helper(filled)
+        self, ring: Ring, target: int, stream: int, slot: int, start: int, size: int, job: Job
+    ) -> None:
+        job.wait()
+        ring.has_all_events = False
         self._driver.copy_from_host(target + start, ring.chunks[slot], size, stream)
         ring.record(slot, stream)
 
     def _drain(self, ring: Ring, target: int, source: int, nbytes: int, stream: int) -> None:
         moving: deque[tuple[int, int, int]] = deque()
-        emptied: dict[int, Future[None]] = {}  # slot -> its copy to the target
+        emptied: dict[int, Job] = {}  # slot -> its copy to the target
         try:
             for index, start in enumerate(range(0, nbytes, ring.plan.chunk)):
                 slot = index % ring.plan.slots
                 size = min(ring.plan.chunk, nbytes - start)
-                if slot in emptied:
-                    wait_for_helper(emptied.pop(slot))
+                job = emptied.get(slot)
+                if job is not None:
+                    job.wait()
                 else:  # the ring's last user may have left it with a DMA on another stream
                     ring.wait_for_dma(slot)
+                ring.has_all_events = False
                 self._driver.copy_to_host(ring.chunks[slot], source + start, size, stream)
                 ring.record(slot, stream)
                 moving.append((slot, start, size))
@@ -225,35 +238,41 @@ class Stager:
                     self._empty(ring, target, emptied, *moving.popleft())
             while moving:
                 self._empty(ring, target, emptied, *moving.popleft())
-        finally:  # all of it has arrived, or after a failure: no helper still writes
-            for copied in emptied.values():
-                wait_for_helper(copied)
+            for job in emptied.values():
+                job.wait()
+        finally:  # after a failure: no helper still writes to the target
+            cancel_all(emptied.values())
 
     def _empty(
-        self, ring: Ring, target: int, emptied: dict[int, Future[None]], slot: int, start: int,
-        size: int,
-    ) -> None:  # fmt: skip
+        self, ring: Ring, target: int, emptied: dict[int, Job], slot: int, start: int, size: int
+    ) -> None:
         ring.wait_for_dma(slot)
-        emptied[slot] = self._memcpy(target + start, ring.chunks[slot], size)
-
-    def _memcpy(self, target: int, source: int, nbytes: int) -> Future[None]:
-        """Start a memcpy in a helper thread; ctypes drops the GIL while it runs."""
-        with self._lock:
-            if self._helpers is None:
-                self._helpers = ThreadPoolExecutor(thread_name_prefix="dlbridge-staging")
-        try:
-            return self._helpers.submit(_memmove, target, source, nbytes)
-        except RuntimeError:  # the interpreter is exiting: no new work in threads
-            _memmove(target, source, nbytes)
-            done: Future[None] = Future()
-            done.set_result(None)
-            return done
+        job = emptied[slot] = Job(target + start, ring.chunks[slot], size)
+        self._helpers.put(job)
 
 
-def wait_for_helper(copied: Future[None]) -> None:
-    """Block until a helper's memcpy is done."""
-    copied.result()
+class _Held(list[Ring]):
+    """The ring of one copy. It comes from the free ones and goes back there in one step of C.
 
+    So an exception of a signal handler neither loses a ring nor gives one to two copies. A ring
+    without all of its events goes to the unknown ones: the wait for its DMA was cut off, and a
+    wait for the device would end captures.
+    """
 
-def _memmove(target: int, source: int, nbytes: int) -> None:
-    ctypes.memmove(target, source, nbytes)
+    def __init__(self, free: list[Ring], unknown: list[Ring]) -> None:
+        super().__init__()
+        self._free = free
+        self._unknown = unknown
+
+    def take(self) -> None:
+        """Take one; IndexError if none is free."""
+        self.extend(starmap(self._free.pop, [()]))
+
+    def give_back(self) -> None:
+        """Give it back, if it has not been."""
+        for ring in list(self):
+            rings = self._free if ring.has_all_events else self._unknown
+            rings.extend(starmap(self.pop, [()] * len(self)))
+
+    def __del__(self) -> None:
+        self.give_back()

@@ -12,6 +12,7 @@ from _cffi_backend import FFI
 
 from dlbridge.errors import Error
 
+from .claims import uninterrupted
 from .driver import StreamDriver
 from .staging import ARENA, DIRECT, Plan, Stager
 
@@ -81,7 +82,8 @@ class Tuning:
                 return DEFAULT
             found = self._measured.get((device_id, to_host))
             if found is None:
-                found = self._measured[device_id, to_host] = self.measure(device_id, to_host)
+                uninterrupted(lambda: self._note(device_id, to_host))
+                found = self._measured[device_id, to_host]
             return found
         except (Error, OSError):  # no room to measure in, on the device or the host
             return DEFAULT
@@ -100,6 +102,9 @@ class Tuning:
     def measured(self) -> dict[tuple[int, bool], Plan]:
         """The plans so far, by device and direction (a copy)."""
         return dict(self._measured)
+
+    def _note(self, device_id: int, to_host: bool) -> None:
+        self._measured[device_id, to_host] = self.measure(device_id, to_host)
 
     def measure(self, device_id: int, to_host: bool) -> Plan:
         """Find the fastest of `CANDIDATES` with no more threads than this process has cores.

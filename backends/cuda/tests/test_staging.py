@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -129,17 +131,15 @@ def slow_helpers(monkeypatch):
 
     The test may set other times, in a list: the last one stays.
     """
-    import time
+    from dlbridge.kit import helpers
 
-    from dlbridge.kit import staging
-
-    quick, seconds = staging._memmove, [0.02]
+    quick, seconds = helpers._memmove, [0.02]
 
     def late(target, source, nbytes):
         time.sleep(seconds.pop(0) if len(seconds) > 1 else seconds[0])
         quick(target, source, nbytes)
 
-    monkeypatch.setattr(staging, "_memmove", late)
+    monkeypatch.setattr(helpers, "_memmove", late)
     return seconds
 
 
@@ -274,18 +274,92 @@ def test_one_copy_does_not_wait_for_the_ring_of_another(stager, cuda):
         assert read(cuda, data, source.nbytes, one) == source.tobytes()
 
 
-def test_at_exit_the_caller_copies_itself(stager, cuda):
-    """No thread can be started any more while the interpreter ends."""
-    stager.to_device(
-        *(arguments := (cuda.allocate(0, CHUNK, 256, 1), content(CHUNK).ctypes.data, CHUNK, 1)),
-        plan(),
-    )
-    stager._helpers.shutdown()
-    source = content(5 * CHUNK)
+class Struck(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.fixture
+def no_helpers(monkeypatch):
+    """No thread can be started: at the process's limit, and while the interpreter ends."""
+    from dlbridge.kit import helpers
+
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(helpers, "start_new_thread", refuse)
+
+
+def test_without_helpers_the_caller_copies_itself(stager, cuda, no_helpers):
+    source, into = content(5 * CHUNK), np.zeros(5 * CHUNK, "u1")
     with memory(cuda, source.nbytes) as data:
         stager.to_device(data, source.ctypes.data, source.nbytes, 1, plan())
-        assert read(cuda, data, source.nbytes) == source.tobytes()
-    cuda.free(0, arguments[0], 1)
+        stager.to_host(into.ctypes.data, data, into.nbytes, 1, plan())
+    assert np.array_equal(into, source)
+
+
+@pytest.mark.parametrize("to_host", [False, True])
+def test_no_helper_works_on_after_a_signal(stager, cuda, monkeypatch, to_host):
+    """The exception arrives when nobody reads or writes the user's memory any more."""
+    from dlbridge.kit import helpers
+
+    copy, main = helpers._memmove, threading.current_thread()
+    struck, ended = [], []
+
+    def handler(*_):
+        raise Struck
+
+    def late(target, source, nbytes):
+        if threading.current_thread() is main:
+            time.sleep(0.001)  # so that a helper gets something to do
+        elif not struck:
+            struck.append(True)
+            time.sleep(0.05)  # until the main thread waits
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.1)
+        copy(target, source, nbytes)
+        ended.append(time.monotonic())
+
+    monkeypatch.setattr(helpers, "_memmove", late)
+    array = content(20 * CHUNK)
+    with memory(cuda, array.tobytes()) as data, stream() as own:
+        send = stager.to_host if to_host else stager.to_device
+        pair = (array.ctypes.data, data) if to_host else (data, array.ctypes.data)
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            for _ in range(100):
+                send(*pair, array.nbytes, own, plan())
+        except Struck:
+            arrived = time.monotonic()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        time.sleep(0.2)
+        assert max(ended) < arrived
+
+
+def test_a_ring_whose_dma_was_not_waited_for_is_not_used_again(fake, stager, cuda, monkeypatch):
+    """A wait for the device would end captures of graphs."""
+    from dlbridge_cuda.gpu import gpu
+
+    def interrupted(_):
+        raise Struck
+
+    first, second = content(CHUNK, 1), content(8 * CHUNK, 2)
+    with (
+        stream() as one,
+        stream() as two,
+        memory(cuda, CHUNK) as data,
+        memory(cuda, second.nbytes) as other,
+    ):
+        slow(one)
+        fake.fail("cuEventRecord", 999)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(gpu), "wait_for_stream", staticmethod(interrupted))
+            with pytest.raises(Struck):
+                stager.to_device(data, first.ctypes.data, CHUNK, one, plan())
+        fake.fail("cuEventRecord", 0)
+        stager.to_device(other, second.ctypes.data, second.nbytes, two, plan())
+        assert read(cuda, data, CHUNK, one) == first.tobytes()
+        assert read(cuda, other, second.nbytes, two) == second.tobytes()
 
 
 # Which way a copy goes ------------------------------------------------------------

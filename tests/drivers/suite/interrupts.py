@@ -33,6 +33,7 @@ def strike(*_):
 armed, device, name = False, {device!r}, {name!r}
 pages = np.frombuffer(mmap.mmap(-1, 1 << 14), "u1")
 x = np.arange(10_000, dtype="f4")
+large = np.arange(300_000, dtype="f4")  # through the ring of pinned chunks
 # Not the exceptions that Python drops in destructors: it prints them.
 sys.unraisablehook = lambda args: None if args.exc_type is Struck else sys.__unraisablehook__(args)
 
@@ -45,6 +46,10 @@ def aligned():
 def round_trip():
     there = bridge.to_device(x, name, copy=True)
     assert (bridge.to_device(there, "cpu", copy=True).numpy() == x).all(), "wrong values"
+
+def staged():
+    there = bridge.to_device(large, name, copy=True)
+    assert (bridge.to_device(there, "cpu", copy=True).numpy() == large).all(), "wrong values"
 
 def in_place():
     bridge.to_device(pages, name, copy=False)
@@ -108,7 +113,10 @@ def storm(name, works):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")
 def test_signals_lose_no_memory(fake, kind):
     """375 of 644 exceptions in a loop of allocations had left their memory behind."""
-    assert storm(f"{kind.name}:0", ["allocate", "aligned", "round_trip"]) == "heard True left 0"
+    assert (
+        storm(f"{kind.name}:0", ["allocate", "aligned", "round_trip", "staged"])
+        == "heard True left 0"
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")
