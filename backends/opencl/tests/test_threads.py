@@ -366,6 +366,44 @@ def test_a_view_is_given_back_though_a_handler_raises(opencl, make, shared):
     assert memory.buffer.map_count == 0
 
 
+ANOTHER_VIEW = """
+import dlbridge as bridge
+from dlbridge.protocol import Span
+
+opencl = bridge.backend("opencl")
+stream = opencl.current_stream(0)
+data = opencl.allocate(0, 4096, 64, stream)
+span = Span(0, data, 0, 64)
+
+from dlbridge_opencl import memory, views
+
+buffer = memory.buffer_of(data)
+other = opencl.host_view(span, False, stream)
+
+def release():
+    assert buffer.map_count == 1, buffer.map_count
+    address = opencl.host_view(span, False, stream)
+    assert buffer.map_count == 2, buffer.map_count
+    return lambda: opencl.release_host_view(span, address, stream)
+
+interrupted_at_each_line(release)
+assert buffer.map_count == 1, buffer.map_count
+assert len(views._mapped) == 1
+opencl.release_host_view(span, other, stream)
+assert buffer.map_count == 0, buffer.map_count
+assert not views._mapped
+print("done")
+"""
+
+
+def test_another_view_stays_mapped_though_a_handler_raises(script, shared):
+    """PoCL takes a second release of one view for that of another, which has the same address."""
+    import inspect
+
+    functions = inspect.getsource(indent) + inspect.getsource(interrupted_at_each_line)
+    assert script(functions + ANOTHER_VIEW) == "done\n"
+
+
 def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared):
     from dlbridge_opencl import views
 
