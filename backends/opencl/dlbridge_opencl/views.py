@@ -22,7 +22,7 @@ from dlbridge.errors import Error, ExchangeError
 from . import devices, queues, sharing
 from .driver import Call
 from .errors import translated
-from .forking import in_child, inherited
+from .forking import in_child, inherited, never_released
 from .memory import buffer_of
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ def _lock(data: int) -> threading.RLock:
 class _Mapped:
     """A mapping, the queue on which it was made, and how far it is unmapped."""
 
-    __slots__ = ("events", "queue", "to_release")
+    __slots__ = ("events", "mapping", "queue", "to_release")
 
     def __init__(self, mapping: cl.MemoryMap, queue: cl.CommandQueue) -> None:
+        self.mapping = mapping
         self.queue = queue
         # It gives the mapping once.
         self.to_release = iter([mapping])
@@ -60,6 +61,10 @@ class _Mapped:
 # are as many mappings.
 _mapped: dict[tuple[int, int, int], _Mapped] = inherited({})
 _numbers = itertools.count()
+
+# Mappings that the driver did not unmap. pyopencl's destructor would ask it again, and an
+# exception in a destructor of C++ ends the process.
+_refused: list[cl.MemoryMap] = never_released([])
 
 
 def host_view_refusal(device_id: int, data: int) -> str:
@@ -193,7 +198,11 @@ def _unmap(device_id: int, view: _Mapped) -> None:
     """
     with devices.device(device_id).lock, Call():
         # One step: only C code runs between taking the mapping and storing the event.
-        view.events.extend(map(cl.MemoryMap.release, view.to_release, [view.queue]))
+        try:
+            view.events.extend(map(cl.MemoryMap.release, view.to_release, [view.queue]))
+        finally:
+            if not view.events:
+                _refused.append(view.mapping)
         view.queue.flush()
 
 
