@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 from dlbridge.errors import DeviceError
 
-__all__ = ["forked", "in_child", "inherited", "keep", "opening", "refuse"]
+__all__ = ["forked", "in_child", "inherited", "keep", "never_released", "opening", "refuse"]
 
 _Container = TypeVar("_Container")
 
@@ -51,8 +51,14 @@ def inherited(container: _Container) -> _Container:
 def keep() -> None:
     """Never release what is in the registered containers, nor when the process ends."""
     for container in _containers:
-        # A deliberate extra reference: interpreters that end clear their modules.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(container))
+        never_released(container)
+
+
+def never_released(container: _Container) -> _Container:
+    """*container*, which lives for ever from now on, with what is put into it."""
+    # A deliberate extra reference: interpreters that end clear their modules.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(container))
+    return container
 
 
 def _after_fork() -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from dlbridge.errors import Error, ExchangeError
 from . import devices, queues, sharing
 from .driver import Call
 from .errors import translated
-from .forking import in_child, inherited
+from .forking import in_child, inherited, never_released
 from .memory import buffer_of
 
 if TYPE_CHECKING:
@@ -44,18 +43,28 @@ def _lock(data: int) -> threading.RLock:
     return _locks[data // 64 % len(_locks)]  # handles are addresses of structures
 
 
-@dataclass(frozen=True)
 class _Mapped:
-    """A mapping, and the queue on which it was made."""
+    """A mapping, the queue on which it was made, and how far it is unmapped."""
 
-    mapping: cl.MemoryMap
-    queue: cl.CommandQueue
+    __slots__ = ("events", "mapping", "queue", "to_release")
+
+    def __init__(self, mapping: cl.MemoryMap, queue: cl.CommandQueue) -> None:
+        self.mapping = mapping
+        self.queue = queue
+        # It gives the mapping once.
+        self.to_release = iter([mapping])
+        # Of the command that unmaps it, once that is given.
+        self.events: list[cl.Event] = []
 
 
 # Data, address, and a number: several views of one region have the same address, and
 # are as many mappings.
 _mapped: dict[tuple[int, int, int], _Mapped] = inherited({})
 _numbers = itertools.count()
+
+# Mappings that the driver did not unmap. pyopencl's destructor would ask it again, and an
+# exception in a destructor of C++ ends the process.
+_refused: list[cl.MemoryMap] = never_released([])
 
 
 def host_view_refusal(device_id: int, data: int) -> str:
@@ -124,14 +133,11 @@ def _release(taken: list[_Mapped], device_id: int, data: int, address: int) -> N
                     taken.extend(filter(None, map(_mapped.pop, [key], [None])))
             if not taken:
                 return
-            event = _unmap(device_id, taken[0])
-        _wait(device_id, event)
-    except (Error, cl.Error):
-        # Unmapped already, by the call that was interrupted before it waited; or the context is
-        # lost with the memory.
-        with suppress(Error, cl.Error):
-            for view in taken:
-                queues.finish(device_id, view.queue)
+            _unmap(device_id, taken[0])
+        for event in taken[0].events:
+            _wait(device_id, event)
+    except (Error, cl.Error):  # the context is lost, and the memory with it
+        return
 
 
 @contextmanager
@@ -150,8 +156,9 @@ def mapped(
         yield array.data
     finally:
         with _lock(data):
-            event = _unmap(device_id, view)
-        _wait(device_id, event)
+            _unmap(device_id, view)
+        for event in view.events:
+            _wait(device_id, event)
 
 
 def _finish_work(device_id: int, buffer: cl.MemoryObject, stream: int) -> None:
@@ -183,11 +190,20 @@ def _map(
         raise translated(exc, "mapping for the host") from exc
 
 
-def _unmap(device_id: int, view: _Mapped) -> cl.Event:
+def _unmap(device_id: int, view: _Mapped) -> None:
+    """Unmap *view*, unless an earlier call has done so. Its events say when that is over.
+
+    `MemoryMap.release` must not be called twice: it asks the driver each time, and PoCL 3.1
+    then takes another mapping of the same address for this one (measured).
+    """
     with devices.device(device_id).lock, Call():
-        event = view.mapping.release(view.queue)
+        # One step: only C code runs between taking the mapping and storing the event.
+        try:
+            view.events.extend(map(cl.MemoryMap.release, view.to_release, [view.queue]))
+        finally:
+            if not view.events:
+                _refused.append(view.mapping)
         view.queue.flush()
-        return event
 
 
 def _wait(device_id: int, event: cl.Event) -> None:

@@ -366,6 +366,87 @@ def test_a_view_is_given_back_though_a_handler_raises(opencl, make, shared):
     assert memory.buffer.map_count == 0
 
 
+ANOTHER_VIEW = """
+import dlbridge as bridge
+from dlbridge.protocol import Span
+
+opencl = bridge.backend("opencl")
+stream = opencl.current_stream(0)
+data = opencl.allocate(0, 4096, 64, stream)
+span = Span(0, data, 0, 64)
+
+from dlbridge_opencl import memory, views
+
+buffer = memory.buffer_of(data)
+other = opencl.host_view(span, False, stream)
+
+def release():
+    assert buffer.map_count == 1, buffer.map_count
+    address = opencl.host_view(span, False, stream)
+    assert buffer.map_count == 2, buffer.map_count
+    return lambda: opencl.release_host_view(span, address, stream)
+
+interrupted_at_each_line(release)
+assert buffer.map_count == 1, buffer.map_count
+assert len(views._mapped) == 1
+opencl.release_host_view(span, other, stream)
+assert buffer.map_count == 0, buffer.map_count
+assert not views._mapped
+print("done")
+"""
+
+
+def test_another_view_stays_mapped_though_a_handler_raises(script, shared):
+    """PoCL takes a second release of one view for that of another, which has the same address."""
+    import inspect
+
+    functions = inspect.getsource(indent) + inspect.getsource(interrupted_at_each_line)
+    assert script(functions + ANOTHER_VIEW) == "done\n"
+
+
+REFUSED = """
+import gc
+import numpy as np
+import dlbridge as bridge
+
+t = bridge.to_device(np.arange(3000), "opencl:0", copy=True)
+view = bridge.to_device(t, "cpu", like="numpy", copy=False)
+del view
+gc.collect()
+
+opencl = bridge.backend("opencl")
+from dlbridge.protocol import Span
+from dlbridge_opencl import views
+
+data, stream = t.operand().data, opencl.current_stream(0)
+span = Span(0, data, 0, 64)
+
+def release():
+    address = opencl.host_view(span, False, stream)
+    return lambda: opencl.release_host_view(span, address, stream)
+
+interrupted_at_each_line(release)
+try:
+    with views.mapped(0, views.buffer_of(data), 0, 64):
+        pass
+except Exception as exc:
+    print(exc)
+gc.collect()
+assert not views._mapped
+print("done")
+"""
+
+
+def test_a_view_that_the_driver_does_not_unmap(script, shared):
+    """As of a lost context. pyopencl's destructor would try again, and end the process."""
+    import inspect
+
+    functions = inspect.getsource(indent) + inspect.getsource(interrupted_at_each_line)
+    said = script(functions + REFUSED, refuse_unmap=-34).splitlines()
+    assert "INVALID_CONTEXT" in said[0]
+    assert said[1:] == ["done"]
+
+
 def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared):
     from dlbridge_opencl import views
 

@@ -20,7 +20,7 @@ from .arguments import (
     module_of,
 )
 from .device import Device
-from .errors import check
+from .errors import AFTER_FORK, check
 from .handles import Handles
 from .interface import check_elements, check_entry, elements_of
 from .library import constant, ffi, struct
@@ -219,7 +219,9 @@ class Kernel:
 
     def _refuse_closed(self) -> None:
         if self._closed or not self.device.alive:
-            raise DeviceError("this kernel is closed, its device is, or the process forked")
+            if self.device.queue.forked:
+                raise DeviceError(f"this kernel is the parent process's: {AFTER_FORK}")
+            raise DeviceError("this kernel is closed, or its device is")
 
     def _dispatch(self, bindings: Sequence[Binding], counts: Sequence[int], block: Any) -> int:
         value, chosen = self._claim()

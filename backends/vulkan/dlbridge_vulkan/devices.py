@@ -12,6 +12,7 @@ from typing import Any
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 from .device import Device, adopt_device, open_device
+from .errors import AFTER_FORK
 from .handles import Handles
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
 from .locks import package_lock
@@ -181,14 +182,12 @@ class Devices:
         self.forked = True
         for entry in self._entries:
             if entry.device is not None:
+                entry.device.queue.forked = True
                 entry.device.queue.alive = False
 
     def _refuse_after_fork(self) -> None:
         if self.forked:
-            raise DeviceError(
-                "Vulkan does not survive os.fork(): open the device in the child only, or start "
-                "processes with multiprocessing's 'spawn'"
-            )
+            raise DeviceError(AFTER_FORK)
 
     def _listed(self) -> str:
         found = [entry.physical for entry in self._entries]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, Error, ExchangeError
 
-__all__ = ["check"]
+__all__ = ["AFTER_FORK", "check"]
+
+AFTER_FORK = (
+    "Vulkan does not survive os.fork(): open the device in the child only, or start processes "
+    "with multiprocessing's 'spawn'"
+)
+"""What a use in a forked child is told."""
 
 # Code: (name, meaning, exception). Vulkan 1.3 specification, "Return Codes".
 RESULTS: dict[int, tuple[str, str, type[Error]]] = {

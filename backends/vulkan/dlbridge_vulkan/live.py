@@ -6,6 +6,7 @@ from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 from .buffer import Buffer
 from .device import Device
+from .errors import AFTER_FORK
 
 __all__ = ["Live"]
 
@@ -36,9 +37,13 @@ class Live:
         """The buffer behind *data*; DeviceError if there is none, or no longer."""
         buffer = self._table.get(data)
         if buffer is None or not buffer.queue.alive:
+            if buffer is not None and buffer.queue.forked:
+                raise DeviceError(
+                    f"{data:#x} is a Vulkan buffer of the parent process: {AFTER_FORK}"
+                )
             raise DeviceError(
-                f"{data:#x} is not a live Vulkan buffer of this process: it was freed, its device "
-                "was closed, or the process forked"
+                f"{data:#x} is not a live Vulkan buffer of this process: it was freed, or its "
+                "device was closed"
             )
         return buffer
 

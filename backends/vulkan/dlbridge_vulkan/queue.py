@@ -67,6 +67,8 @@ class Queue:
         """Whether others have the handles, so that they may submit here too."""
         self.alive = True
         """False once the device is closed, and in a forked child: nothing may be called then."""
+        self.forked = False
+        """Whether this process is a forked child, and the device its parent's."""
         self.submitted = 0
         """The timeline's value after the last submission."""
         self.reached = 0

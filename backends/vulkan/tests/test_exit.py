@@ -66,7 +66,7 @@ def test_the_process_ends_cleanly(run_python, scale_spirv, tmp_path, scene):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
 def test_after_a_fork(run_python, scale_spirv, tmp_path):
-    """The child is told so at every use, frees without harm, and ends; the parent goes on."""
+    """Each use in the child says the way out; it frees without harm and ends; the parent goes on."""
     spirv = tmp_path / "scale.spv"
     spirv.write_bytes(scale_spirv)
     code = START.format(spirv=str(spirv)) + (
@@ -78,9 +78,11 @@ def test_after_a_fork(run_python, scale_spirv, tmp_path):
         "    said = 0\n"
         "    for call in (lambda: backend.allocate(0, 4, 4, 0),\n"
         "                 lambda: backend.fill(Span(0, data, 0, 4), 0, 0),\n"
+        "                 lambda: backend.host_view_refusal(0, data),\n"
+        "                 lambda: kernel.run([], (1, 1), b''),\n"
         "                 lambda: backend.synchronize(0, 0)):\n"
         "        try: call()\n"
-        "        except DeviceError as exc: said += 'fork' in str(exc)\n"
+        "        except DeviceError as exc: said += 'fork' in str(exc) and 'spawn' in str(exc)\n"
         "    backend.free(0, data, 0)\n"
         "    del kernel; gc.collect()\n"
         "    raise SystemExit(10 + said)\n"
@@ -90,7 +92,7 @@ def test_after_a_fork(run_python, scale_spirv, tmp_path):
         "print('ok')\n"
     )
     done = run_python(code)
-    assert done.stdout.split() == ["13", "ok"], done.stderr
+    assert done.stdout.split() == ["15", "ok"], done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")

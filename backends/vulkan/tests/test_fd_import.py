@@ -1,7 +1,9 @@
 """Memory of another driver as a Vulkan buffer: here, of another VkDevice of the same driver."""
 
 import gc
+import linecache
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -131,3 +133,66 @@ def test_an_import_by_hand(vulkan, exporting):
     exporting.free(0, data, 0)
     with pytest.raises(DeviceError, match="not a live Vulkan buffer"):
         vulkan.memory_export_refusal(0, imported)
+
+
+def interrupted_imports(vulkan, memory):
+    """The import is tried again and again, with an exception after its first, second ... call.
+
+    Those of a signal handler come after a call, where the next line begins. What another
+    exception than that one says, and what the last import gives, is returned.
+    """
+    for count in range(1, 200):
+        left, before = count, {}
+
+        def trace(frame, event, _argument, before=before):
+            nonlocal left
+            if not frame.f_code.co_filename.endswith("fd_import.py"):
+                return None
+            if event == "line":
+                last = before.get(frame, "")
+                before[frame] = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+                left -= "(" in last or ")" in last
+                if left == 0:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            given = vulkan.import_memory(0, memory)
+        except KeyboardInterrupt:
+            continue
+        except Error as exc:
+            given = str(exc)
+        finally:
+            sys.settrace(None)
+            before.clear()  # the frames, with what they hold
+        assert count > 4, "no line was interrupted"
+        return given
+    raise AssertionError("it never ended")
+
+
+def test_an_import_that_a_handler_interrupts(vulkan, exporting):
+    """The duplicate of the caller's descriptor is closed, unless the driver has it."""
+    data = exporting.allocate(0, 5000, 256, 0)
+    memory = exporting.export_memory(0, data)
+    vulkan.free(0, vulkan.import_memory(0, memory)[0], 0)
+    vulkan.devices[0].reclaim()
+    before, allocations = files(), vulkan.devices[0].allocations
+    imported, _ = interrupted_imports(vulkan, memory)
+    vulkan.free(0, imported, 0)
+    gc.collect()
+    vulkan.devices[0].reclaim()
+    assert (files(), vulkan.devices[0].allocations) == (before, allocations)
+    os.close(memory.fd)
+    exporting.free(0, data, 0)
+
+
+def test_a_refused_import_that_a_handler_interrupts(vulkan):
+    with Path("/dev/null").open("rb") as file:
+        memory = ExportedMemory(file.fileno(), 4096, 0)
+        before, allocations = files(), vulkan.devices[0].allocations
+        assert "vkAllocateMemory" in interrupted_imports(vulkan, memory)
+        gc.collect()
+        vulkan.devices[0].reclaim()
+        assert (files(), vulkan.devices[0].allocations) == (before, allocations)
+        assert file.read() == b""
