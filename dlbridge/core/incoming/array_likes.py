@@ -56,7 +56,13 @@ def import_anything(
     library = library_of(cls)
     inner = x if library is None else _exposed(library, x, copy)
     if inner is not x:
-        return import_anything(inner, wanted, copy)
+        tensor = import_anything(inner, wanted, copy)
+        if copy is False and library is not None and tensor.size:
+            # An object that reads its array anew each time (a lazy DataArray) shares nothing.
+            again = import_anything(_exposed(library, x, copy), wanted, copy)
+            if again.data_ptr() != tensor.data_ptr():
+                raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x)))
+        return tensor
     native = import_native(x, library, device)
     if native is not None:
         return native

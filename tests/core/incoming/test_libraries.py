@@ -354,6 +354,47 @@ def test_copy_false_is_no_promise_to_break(make):  # C35
         bridge.asarray(x, copy=False)
 
 
+class Lazy:
+    """As a DataArray: ``data`` is an array. A lazy one without a cache reads it anew each time."""
+
+    def __init__(self, read):
+        self.read = read
+
+    @property
+    def data(self):
+        return self.read()
+
+
+Lazy.__module__ = "xarray.core.dataarray"
+
+
+@pytest.mark.parametrize(
+    "convert", [np.array, bridge.asarray, lambda x: peer("torch").tensor(x)], ids=str
+)
+def test_data_that_is_read_anew_each_time_is_not_shared(convert):  # C35
+    x = Lazy(lambda: convert([0.0, 1.0, 2.0]))
+    assert bridge.asarray(x).tolist() == [0, 1, 2]
+    takes = (
+        lambda: bridge.asarray(x, copy=False),
+        lambda: bridge.to_device(x, "cpu", copy=False),
+        lambda: bridge.explain(x, "cpu", copy=False),
+    )
+    for take in takes:
+        with pytest.raises(BufferError, match=r"no memory to share and copy=False"):
+            take()
+    with pytest.raises(BufferError, match="no memory to copy into"):
+        bridge.copy_(x, np.full(3, 7, bridge.asarray(x).dtype.numpy))
+
+
+def test_data_that_stays_where_it_is_is_shared():
+    values = np.arange(3.0)
+    x = Lazy(lambda: values[:])  # another view of the same memory each time
+    assert bridge.asarray(x, copy=False).data_ptr() == values.ctypes.data
+    bridge.copy_(x, np.full(3, 7.0))
+    assert values.tolist() == [7, 7, 7]
+    assert bridge.asarray(Lazy(lambda: np.zeros(0)), copy=False).shape == (0,)
+
+
 def test_array_methods_that_share_are_taken_with_copy_false():
     x = np.ones(3)
     assert bridge.asarray(Behind(lambda: x), copy=False).data_ptr() == x.ctypes.data
