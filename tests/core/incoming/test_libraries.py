@@ -221,6 +221,15 @@ def test_other_devices_need_their_number():  # C8
         bridge.from_dlpack(Nowhere((2,)))
 
 
+def test_a_device_that_is_an_array_is_named():  # C8
+    class InAnArray(Producer):
+        def __dlpack_device__(self):
+            return np.array([1, 0])
+
+    with pytest.raises(TypeError, match=r"InAnArray\.__dlpack_device__\(\) returned array.*two ints"):
+        bridge.from_dlpack(InAnArray((2,)))
+
+
 # Only the backend of an object's own package is asked -----------------------------------
 
 DRIVERS = "sorted(n for n in sys.modules if n in ('pyopencl', 'dlbridge_opencl', 'dlbridge_vulkan', 'dlbridge_cuda', 'dlbridge_rocm', 'wgpu', 'dlbridge_webgpu'))"
