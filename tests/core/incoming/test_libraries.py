@@ -226,7 +226,9 @@ def test_a_device_that_is_an_array_is_named():  # C8
         def __dlpack_device__(self):
             return np.array([1, 0])
 
-    with pytest.raises(TypeError, match=r"InAnArray\.__dlpack_device__\(\) returned array.*two ints"):
+    with pytest.raises(
+        TypeError, match=r"InAnArray\.__dlpack_device__\(\) returned array.*two ints"
+    ):
         bridge.from_dlpack(InAnArray((2,)))
 
 
