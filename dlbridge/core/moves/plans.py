@@ -52,7 +52,8 @@ class Step(NamedTuple):
         used by a device), ``memory import`` (memory of another driver of the
         same device), ``by library`` (the library that made the array brings
         it to the CPU), or a copy: ``copy``, ``pack``, ``upload``, ``download``,
-        ``peer copy``, ``as library``, ``read`` (from a file into new memory).
+        ``peer copy``, ``as library``, ``read`` (into new memory, from a file or
+        from an object that has no memory to share, such as a list).
     source, target : Device
         From where to where.
     nbytes : int
