@@ -62,6 +62,9 @@ _active = _Active()
 def trace() -> Iterator[Trace]:
     """Record the moves that this thread makes inside the block.
 
+    An object of no array library, such as a dataset in a file, may be read once more
+    for it: whether its memory was shared is found by asking with copy=False.
+
     Yields
     ------
     Trace
