@@ -11,8 +11,9 @@ from dlbridge.core.incoming.importers import IMPORTERS, find_importer
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.moves.allocate import check_alignment
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.plans import plan_by_library, plan_move
+from dlbridge.core.moves.plans import Step, plan_by_library, plan_move
 from dlbridge.core.moves.progress import reporter
+from dlbridge.core.moves.traces import is_recording
 from dlbridge.core.moves.transfer import aligned, move, run
 from dlbridge.core.outgoing.like import as_library, library_step
 from dlbridge.core.plugins.lookup import find_device
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from dlbridge_webgpu import WebGPUArray
 
     from dlbridge.core.moves.plans import Plan
+    from dlbridge.core.tensor.operand import Operand
     from dlbridge.typing import (
         ArrayClassModule,
         ArrayLike,
@@ -334,7 +336,12 @@ def asarray(
     target = tensor.device if device is None else find_device(device)
     if producers.needs_its_library(x, tensor, target):
         tensor = producers.import_producer(x, target, copy, None)
-    return move(tensor, target, copy)
+    operand = operand_of(tensor)
+    steps = plan_move(operand, target, copy)
+    moved = run(steps, tensor, operand)
+    if TRACES and is_recording():
+        _add_import(steps, x, operand, device)
+    return moved
 
 
 # Moved ------------------------------------------------------------------------
@@ -582,6 +589,8 @@ def to_device(
         on = nullcontext() if stream is None else stream_block(target, stream)
         with on, reporter(progress, steps.nbytes) as report:
             moved = run(steps, tensor, operand, report)
+    if TRACES and is_recording():
+        _add_import(steps, x, operand, device)
     if wanted > 1:
         moved = aligned(moved, wanted, copy)
     result = moved if like is None else as_library(moved, like, copy)
@@ -659,16 +668,29 @@ def plan(
     wanted = 1 if alignment is None else check_alignment(alignment)
     tensor = _at_its_place(x, copy, device)
     target = find_device(device)
+    operand = operand_of(tensor)
     if producers.needs_its_library(x, tensor, target):
-        steps = plan_by_library(operand_of(tensor), target, copy, tensor.origin)
+        steps = plan_by_library(operand, target, copy, tensor.origin)
     else:
-        steps = plan_move(operand_of(tensor), target, copy, tensor.origin, wanted)
+        steps = plan_move(operand, target, copy, tensor.origin, wanted)
     if like is not None:
         fresh = steps.copies > 0
         copies, reason = library_step(tensor, like, copy, device=steps.target, fresh=fresh)
         nbytes = tensor.nbytes if copies else 0
         steps.add("as library", steps.target, steps.target, nbytes, reason)
+    _add_import(steps, x, operand, device)
     return steps
+
+
+def _add_import(steps: Plan, x: Any, operand: Operand, device: DeviceLike | None) -> None:
+    """Put the copy in front of *steps* that made *operand*, if *x* has no memory to share."""
+    if not steps.may_copy or type(x) in IMPORTERS or not operand.device.is_host:
+        return
+    if array_likes.is_copied(x, device):
+        steps.origin = origin_of(x)
+        if operand.nbytes:
+            here, reason = operand.device, f"{steps.origin} has no memory that a tensor could share"
+            steps.steps.insert(0, Step("read", here, here, operand.nbytes, reason))
 
 
 @public

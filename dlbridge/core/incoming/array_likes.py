@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import DeviceLike
 
-__all__ = ["BUILTIN", "import_anything", "import_native", "is_of_backend", "native_tensor"]
+__all__ = [
+    "BUILTIN",
+    "import_anything",
+    "import_native",
+    "is_copied",
+    "is_of_backend",
+    "native_tensor",
+]
 
 
 def import_anything(
@@ -56,7 +64,13 @@ def import_anything(
     library = library_of(cls)
     inner = x if library is None else _exposed(library, x, copy)
     if inner is not x:
-        return import_anything(inner, wanted, copy)
+        tensor = import_anything(inner, wanted, copy)
+        if copy is False and library is not None and tensor.size:
+            # An object that reads its array anew each time (a lazy DataArray) shares nothing.
+            again = import_anything(_exposed(library, x, copy), wanted, copy)
+            if again.data_ptr() != tensor.data_ptr():
+                raise ExchangeError(_NOTHING_TO_SHARE.format(origin_of(x)))
+        return tensor
     native = import_native(x, library, device)
     if native is not None:
         return native
@@ -69,6 +83,25 @@ def import_anything(
     if hasattr(x, "__array__"):
         return wrap_array(_by_method(x, copy))
     return _from_buffer_or_numbers(x, wanted, copy)
+
+
+def is_copied(x: Any, device: DeviceLike | None = None) -> bool:
+    """Whether `import_anything`, which has taken *x*, has copied its elements.
+
+    That is so where copy=False is refused. To ask may read *x* once more, so it is for plans
+    and traces. Copies that a DLPack producer makes are its own, and not known here.
+    """
+    if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the import has given them
+        try:
+            import_anything(x, None, False, device)
+        except Exception as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
+            return True
+    return False
 
 
 def _exposed(library: Library, x: Any, copy: bool | None) -> Any:

@@ -313,8 +313,12 @@ _CPU_PAIRS = ((1, 0), (1, None))  # paddle 3.3 says (kDLCPU, None), which numpy 
 def device_of_producer(x: Any) -> Device:
     """What ``x.__dlpack_device__()`` says; TypeError or ValueError if that is no device."""
     pair = x.__dlpack_device__()
-    if pair in _CPU_PAIRS:
-        return _CPU
+    try:
+        if pair in _CPU_PAIRS:
+            return _CPU
+    except ValueError as exc:  # an array, whose == gives another one
+        if is_from_handler(exc.__traceback__):
+            raise
     if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in pair):
         raise TypeError(f"{origin_of(x)}.__dlpack_device__() returned {pair!r}, not two ints")
     if len(pair) != 2:

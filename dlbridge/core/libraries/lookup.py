@@ -192,7 +192,7 @@ def _no_library(like: object) -> TypeError:
         text = repr(like)
     else:  # the repr of an array may be long
         text = f"{with_article(type(like).__module__)}.{type(like).__qualname__}"
-    if like in (list, tuple):
+    if like is list or like is tuple:  # `in` would call the == of a library's array
         return TypeError(f"like={text}: a list is no array; dlbridge.asarray(x).tolist() gives one")
     return TypeError(
         f"like={text} is neither a library's name, nor a module with from_dlpack, nor an array or "

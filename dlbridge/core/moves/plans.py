@@ -52,7 +52,8 @@ class Step(NamedTuple):
         used by a device), ``memory import`` (memory of another driver of the
         same device), ``by library`` (the library that made the array brings
         it to the CPU), or a copy: ``copy``, ``pack``, ``upload``, ``download``,
-        ``peer copy``, ``as library``, ``read`` (from a file into new memory).
+        ``peer copy``, ``as library``, ``read`` (into new memory, from a file or
+        from an object that has no memory to share, such as a list).
     source, target : Device
         From where to where.
     nbytes : int
@@ -242,7 +243,10 @@ def plan_move(
 def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
     """Add the steps to *plan*; *forced* is why the memory is not shared in any case."""
     source, target = plan.source, plan.target
-    if operand.size == 0:
+    if operand.size == 0 and forced and target is source:
+        # Nothing is copied, but the copy is a new tensor: it is writable.
+        plan.add("copy", source, target, 0, f"{forced}, and there are no elements to copy")
+    elif operand.size == 0:
         plan.add("share", source, target, 0, "it has no elements")
     elif target is source:
         _plan_stay(plan, operand, forced)

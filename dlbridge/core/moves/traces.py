@@ -11,7 +11,7 @@ from dlbridge.core.tensor.tensor import TRACES
 
 from .plans import Plan
 
-__all__ = ["Trace", "record", "trace"]
+__all__ = ["Trace", "is_recording", "record", "trace"]
 
 
 @public
@@ -28,7 +28,7 @@ class Trace:
     >>> with bridge.trace() as t:
     ...     moved = bridge.to_device([1.0, 2.0], "cpu")
     >>> [plan.nbytes for plan in t.plans]
-    [0]
+    [16]
     """
 
     def __init__(self) -> None:
@@ -62,6 +62,9 @@ _active = _Active()
 def trace() -> Iterator[Trace]:
     """Record the moves that this thread makes inside the block.
 
+    An object of no array library, such as a dataset in a file, may be read once more
+    for it: whether its memory was shared is found by asking with copy=False.
+
     Yields
     ------
     Trace
@@ -85,6 +88,11 @@ def trace() -> Iterator[Trace]:
     finally:
         mine["traces"] = tuple(each for each in mine["traces"] if each is not new)
         TRACES.remove(new)
+
+
+def is_recording() -> bool:
+    """Whether a trace of this thread is active."""
+    return bool(_active.traces)
 
 
 def record(plan: Plan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.plugins.streams import current_use
@@ -132,6 +133,11 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _
 def _copy(
     _tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
 ) -> _Place:
+    if not operand.size:  # without the backend, which may not be here
+        flags = operand.flags & FLAG_SUBBYTE_PADDED
+        memory = Memory(target, 0, "dlbridge.empty")
+        new = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
+        return new, operand_of(new)
     new, there = allocate_like(operand, target, alignment)
     copy_elements(there, operand, progress)
     there.is_new = False

@@ -417,9 +417,11 @@ def dtype(obj: DTypeLike) -> DType:
 
 
 def _no_dtype(obj: object) -> TypeError:
-    what = (
-        f"the class {obj.__name__}" if isinstance(obj, type) else with_article(type(obj).__name__)
-    )
+    cls = obj if isinstance(obj, type) else type(obj)
+    # With the module: a class may be called "dtype" too.
+    home = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    name = f"{home}{cls.__qualname__}"
+    what = f"the class {name}" if cls is obj else with_article(name)
     return TypeError(
         f"{what} is not a dtype: give a name such as 'float32', a dtype of numpy, torch, jax,"
         " ml_dtypes or tvm_ffi, or (code, bits, lanes)"

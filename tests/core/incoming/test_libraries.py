@@ -221,6 +221,17 @@ def test_other_devices_need_their_number():  # C8
         bridge.from_dlpack(Nowhere((2,)))
 
 
+def test_a_device_that_is_an_array_is_named():  # C8
+    class InAnArray(Producer):
+        def __dlpack_device__(self):
+            return np.array([1, 0])
+
+    with pytest.raises(
+        TypeError, match=r"InAnArray\.__dlpack_device__\(\) returned array.*two ints"
+    ):
+        bridge.from_dlpack(InAnArray((2,)))
+
+
 # Only the backend of an object's own package is asked -----------------------------------
 
 DRIVERS = "sorted(n for n in sys.modules if n in ('pyopencl', 'dlbridge_opencl', 'dlbridge_vulkan', 'dlbridge_cuda', 'dlbridge_rocm', 'wgpu', 'dlbridge_webgpu'))"
@@ -352,6 +363,47 @@ def test_copy_false_is_no_promise_to_break(make):  # C35
     assert bridge.asarray(x).shape == np.asarray(x).shape
     with pytest.raises(BufferError, match=r"no memory to share and copy=False"):
         bridge.asarray(x, copy=False)
+
+
+class Lazy:
+    """As a DataArray: ``data`` is an array. A lazy one without a cache reads it anew each time."""
+
+    def __init__(self, read):
+        self.read = read
+
+    @property
+    def data(self):
+        return self.read()
+
+
+Lazy.__module__ = "xarray.core.dataarray"
+
+
+@pytest.mark.parametrize(
+    "convert", [np.array, bridge.asarray, lambda x: peer("torch").tensor(x)], ids=str
+)
+def test_data_that_is_read_anew_each_time_is_not_shared(convert):  # C35
+    x = Lazy(lambda: convert([0.0, 1.0, 2.0]))
+    assert bridge.asarray(x).tolist() == [0, 1, 2]
+    takes = (
+        lambda: bridge.asarray(x, copy=False),
+        lambda: bridge.to_device(x, "cpu", copy=False),
+        lambda: bridge.explain(x, "cpu", copy=False),
+    )
+    for take in takes:
+        with pytest.raises(BufferError, match=r"no memory to share and copy=False"):
+            take()
+    with pytest.raises(BufferError, match="no memory to copy into"):
+        bridge.copy_(x, np.full(3, 7, bridge.asarray(x).dtype.numpy))
+
+
+def test_data_that_stays_where_it_is_is_shared():
+    values = np.arange(3.0)
+    x = Lazy(lambda: values[:])  # another view of the same memory each time
+    assert bridge.asarray(x, copy=False).data_ptr() == values.ctypes.data
+    bridge.copy_(x, np.full(3, 7.0))
+    assert values.tolist() == [7, 7, 7]
+    assert bridge.asarray(Lazy(lambda: np.zeros(0)), copy=False).shape == (0,)
 
 
 def test_array_methods_that_share_are_taken_with_copy_false():

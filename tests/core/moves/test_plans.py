@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from counting_backend import NAME, counting
+from peers import peer
 
 import dlbridge as bridge
 
@@ -89,6 +90,120 @@ def test_shared_memory_is_not_copied(monkeypatch):
         del tensor, layout, host, moved
         gc.collect()
         assert backend.live_allocations() == 0
+
+
+class Reads:
+    """An object with ``__array__``, which reads its elements anew each time (h5py, zarr)."""
+
+    def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("this reads from a file")
+        return values()
+
+
+class ReadsUnasked:
+    """The same, of a class that does not know the keyword *copy*."""
+
+    def __array__(self, dtype=None):
+        return values()
+
+
+class Lazy:
+    """A DataArray that is read anew each time."""
+
+    @property
+    def data(self):
+        return values()
+
+
+Lazy.__module__ = "xarray.core.dataarray"
+
+COPIED = {
+    "a list": (lambda: [[1.0, 2.0], [3.0, 4.0]], "builtins.list"),
+    "a number": (lambda: 3.0, "builtins.float"),
+    "an empty list": (list, "builtins.list"),
+    "an image": (lambda: peer("PIL.Image").new("L", (4, 2)), "PIL.Image.Image"),
+    "what reads": (Reads, f"{__name__}.Reads"),
+    "what reads unasked": (ReadsUnasked, f"{__name__}.ReadsUnasked"),
+    "a lazy DataArray": (Lazy, "xarray.core.dataarray.Lazy"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.parametrize("target", ["cpu", ZERO])
+@pytest.mark.parametrize("copy", [None, True])
+@pytest.mark.parametrize("name", COPIED)
+def test_the_copy_of_an_object_without_memory_to_share(name, copy, target, backend):  # C35
+    make, origin = COPIED[name]
+    x = make()
+    with pytest.raises(BufferError, match="no memory to share"):
+        bridge.asarray(x, copy=False)
+    plan = bridge.plan(x, target, copy=copy)
+    array = bridge.asarray(x)
+    rest = bridge.plan(array, target, copy=copy)
+    assert plan.origin == origin
+    assert plan.nbytes == array.nbytes + rest.nbytes
+    if array.size:
+        first = plan.steps.pop(0)
+        assert str(first) == (
+            f"read: cpu:0 -> cpu:0, {array.nbytes} bytes copied: "
+            f"{origin} has no memory that a tensor could share"
+        )
+    assert plan.steps == rest.steps
+    for move in (
+        lambda: bridge.to_device(x, target, copy=copy),
+        lambda: bridge.asarray(x, device=target, copy=copy),
+    ):
+        with bridge.trace() as trace:
+            moved = move()
+        assert moved.tolist() == array.tolist()
+        assert trace.nbytes == array.nbytes + rest.nbytes
+        assert str(trace.plans[0]) == bridge.explain(x, target, copy=copy)
+
+
+def test_the_copy_of_a_list_for_a_library():
+    plan = bridge.plan([1.0, 2.0], "cpu", like="numpy")
+    assert [step.kind for step in plan.steps] == ["read", "share", "as library"]
+    assert plan.nbytes == 16
+
+
+SHARED = {
+    "bytes": lambda: b"abcd",
+    "a bytearray": lambda: bytearray(4),
+    "an array": values,
+    "a subclass": lambda: values().view(type("Sub", (np.ndarray,), {})),
+    "torch": lambda: peer("torch").ones(3),
+    "a parameter": lambda: peer("torch").nn.Parameter(peer("torch").ones(3), requires_grad=False),
+    "jax": lambda: peer("jax").numpy.ones(3),
+    "a column": lambda: peer("pyarrow").array([1.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_memory_that_is_shared_is_not_called_read(name):
+    x = SHARED[name]()
+    assert [step.kind for step in bridge.plan(x, "cpu").steps] == ["share"]
+    with bridge.trace() as trace:
+        bridge.to_device(x, "cpu")
+    assert str(trace.plans[0]) == bridge.explain(x, "cpu")
+    assert trace.nbytes == 0
+
+
+def test_an_object_is_read_once_where_nobody_asks(backend):
+    """Only a plan or a trace asks twice."""
+    read = []
+
+    class Counted:
+        def __array__(self, dtype=None, copy=None):
+            read.append(copy)
+            return values()
+
+    with bridge.trace():
+        thread = threading.Thread(target=lambda: bridge.to_device(Counted(), "cpu"))
+        thread.start()
+        thread.join()
+    bridge.asarray(Counted(), device="cpu")
+    assert read == [None, None]
 
 
 def test_traces_nest_and_end(backend):

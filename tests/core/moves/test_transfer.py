@@ -254,6 +254,63 @@ def test_a_copy_of_a_readonly_tensor_is_writable():  # P25
     assert bridge.to_device(raw, "cpu").readonly
 
 
+EMPTY = {
+    "numpy": lambda dtype: np.frombuffer(b"", dtype).reshape(0, 3),
+    "a slice": lambda dtype: np.frombuffer(bytes(16), dtype)[:0],
+    "bfloat16": lambda dtype: bridge.from_dlpack(np.frombuffer(b"", "u2")).view("bfloat16"),
+    "bytes": lambda dtype: b"",
+    "jax": lambda dtype: peer("jax").numpy.zeros((0, 2), dtype),
+    "a capsule": lambda dtype: Producer((0, 3), flags=FLAG_READ_ONLY),
+    "on ext_dev": lambda dtype: bridge.from_dlpack(
+        Producer((0, 3), device=(12, 0), flags=FLAG_READ_ONLY)
+    ),
+    "padded": lambda dtype: Producer(
+        (0, 3), dtype=(0, 4, 1), flags=FLAG_READ_ONLY | FLAG_SUBBYTE_PADDED
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_copy_of_an_empty_readonly_tensor_is_writable(name, dtype):  # P25
+    x = EMPTY[name](dtype)
+    tensor = bridge.asarray(x)
+    assert tensor.readonly
+    copies = [
+        bridge.to_device(x, tensor.device, copy=True),
+        bridge.asarray(x, copy=True),
+        bridge.from_dlpack(tensor, copy=True),
+        bridge.from_dlpack(Exported(tensor.__dlpack__(max_version=(1, 3), copy=True), tensor)),
+    ]
+    for copy in copies:
+        assert not copy.readonly
+        assert (copy.shape, copy.dtype, copy.device) == (tensor.shape, tensor.dtype, tensor.device)
+        assert copy.is_padded == tensor.is_padded
+    with pytest.raises(BufferError, match="copy=True"):
+        bridge.copy_(tensor, copies[0])
+    bridge.copy_(copies[0], tensor)
+    assert bridge.to_device(x, tensor.device).readonly
+
+
+def test_a_copy_of_an_empty_tensor_needs_no_backend():
+    x = Producer((0, 3), device=(17, 0), flags=FLAG_READ_ONLY)
+    for take in (bridge.from_dlpack, bridge.asarray):
+        assert not take(x, copy=True).readonly
+
+
+class Exported:
+    """The producer of one capsule."""
+
+    def __init__(self, capsule, tensor):
+        self.capsule, self.device = capsule, tensor.__dlpack_device__()
+
+    def __dlpack__(self, **_keywords):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return self.device
+
+
 def on(device, array=None):
     return bridge.to_device(values((4, 6)) if array is None else array, device)
 

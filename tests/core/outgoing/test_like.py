@@ -425,6 +425,24 @@ def test_a_result_that_is_another_librarys_array_is_an_error():
         as_library(dlbridge.from_dlpack(aligned((4,))), other, None)
 
 
+def refused_comparison(self, other):
+    raise AssertionError("the operator of a library's array was called")
+
+
+@pytest.mark.parametrize("use", [dlbridge.to_device, dlbridge.explain])
+def test_no_operator_of_a_foreign_array_is_called(use):
+    """An object without from_dlpack is refused by its type; its == may give an array, or raise."""
+    foreign = type("Array", (), {"__module__": "awkward", "__eq__": refused_comparison})()
+    text = r"like=an awkward\.Array is neither a library's name"
+    with pytest.raises(TypeError, match=text):
+        use(np.zeros(2), "cpu", like=foreign)
+    with pytest.raises(TypeError, match=text):
+        dlbridge.from_dlpack(np.zeros(2), like=foreign)
+    for cls in (list, tuple):
+        with pytest.raises(TypeError, match="a list is no array"):
+            use(np.zeros(2), "cpu", like=cls)
+
+
 def test_c_names_of_types_are_tinygrads_business(monkeypatch):
     """Its float32 is called "float", which numpy calls float64."""
     stub = types.ModuleType("tinygrad")

@@ -366,6 +366,27 @@ def test_what_is_no_dtype_at_all(nothing):
         dtype(nothing)
 
 
+class Foreign:
+    """A dtype of a library that dlbridge does not know."""
+
+
+Foreign.__module__, Foreign.__qualname__ = "tensorstore", "dtype"
+
+
+@pytest.mark.parametrize(
+    ("nothing", "name"),
+    [
+        (Foreign(), r"a tensorstore\.dtype"),
+        (Foreign, r"the class tensorstore\.dtype"),
+        (3, "an int"),
+        (bytearray, "the class bytearray"),
+    ],
+)
+def test_what_is_no_dtype_is_named_with_its_module(nothing, name):
+    with pytest.raises(TypeError, match=f"^{name} is not a dtype: give a name"):
+        dtype(nothing)
+
+
 @pytest.mark.parametrize("pair", [(0, 8), (0, 8, 1, 1), ("0", 8, 1), (0, 8.0, 1), (0, None, 1), ()])
 def test_a_tuple_must_be_three_integers(pair):
     with pytest.raises(TypeError, match="three integers"):
