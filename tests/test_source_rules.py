@@ -22,8 +22,6 @@ GC_HOMES = {
 
 # A plain lock, where no finalizer may come and ask for it: each says why at its place.
 PLAIN_LOCKS = {
-    "backends/cuda/dlbridge_cuda/driver.py",
-    "backends/rocm/dlbridge_rocm/driver.py",
     "backends/vulkan/dlbridge_vulkan/locks.py",  # looks at the type only
 }
 

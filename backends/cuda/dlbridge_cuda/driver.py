@@ -39,7 +39,7 @@ MINIMUM_VERSION = 12000
 """The oldest driver API that has every function used here under its present
 name and layout (``cuDriverGetVersion``: 1000 * major + 10 * minor)."""
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may come while it is held
 guard = ForkGuard("CUDA")
 
 _CAPTURE = (

@@ -42,7 +42,7 @@ MINIMUM_VERSION = (5, 0)
 
 INVALID_VALUE, NOT_READY, NOT_SUPPORTED = 1, 600, 801
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may come while it is held
 guard = ForkGuard("HIP")
 
 _CAPTURE = (
