@@ -135,7 +135,10 @@ def _dtype_of(
     try:
         found = from_numpy(stored)
     except ExchangeError as exc:
-        raise FileError(f"{where}: {exc}") from exc
+        raise FileError(
+            f"{where}: {exc}. numpy reads it: array = numpy.load(path){of_archive}; change that "
+            "array as said, then dlbridge.asarray(array)"
+        ) from exc
     # The arrays of an archive may be of several types: there *wanted* is for raw memory.
     if member is None and wanted is not None and wanted is not found:
         raise FileError(

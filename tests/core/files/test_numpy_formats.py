@@ -218,6 +218,19 @@ def test_the_call_that_a_message_of_raw_memory_names_works(tmp_path):
                 assert found.tobytes() == array.tobytes()
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_the_way_out_of_big_endian_numbers_works(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    array = np.arange(3, dtype=">f4")
+    np.save(path, array) if suffix == ".npy" else np.savez(path, x=array)
+    said = refused(path)
+    assert "byte order" in said
+    given = {"numpy": np, "path": path, "dlbridge": bridge}
+    exec(re.search(r"array = numpy\.load\(\S*(?=;)", said).group(), given)
+    given["array"] = eval(re.search(r"array\.astype\(.*?\)\)", said).group(), given)
+    assert eval(re.search(r"dlbridge\.\S*", said).group(), given).tolist() == [0, 1, 2]
+
+
 def test_elements_of_four_bits_are_padded_in_numpy(tmp_path):
     ml_dtypes = peer("ml_dtypes")
     np.save(tmp_path / "a.npy", np.arange(4).astype(ml_dtypes.int4))
