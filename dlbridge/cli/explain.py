@@ -6,13 +6,19 @@ import argparse
 import importlib
 import importlib.util
 import json
+import re
 import sys
-from typing import Any
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
 
-from dlbridge import backends, device, empty, plan
+from dlbridge import ExchangeError, backends, device, dtype as as_dtype, empty, plan
 
 # Public functions use it in their messages; it has no public name.
 from dlbridge.core.values.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["add_arguments", "run"]
 
@@ -76,21 +82,53 @@ def _is_installed(library: str) -> bool:
 
 
 def _shape_of(text: str) -> tuple[int, ...]:
-    """``3x4``, ``3,4``, ``(3, 4)``, or nothing for no dimensions."""
-    parts = text.strip(" ()").replace("x", ",").split(",")
-    try:
-        return tuple([int(part) for part in parts if part.strip()])
-    except ValueError as exc:
-        raise ValueError(f"--shape {text!r} is not a shape: write 3x4 or 3,4") from exc
+    """``3x4``, ``3,4``, ``(3, 4)``, ``(3,)``, or nothing for no dimensions."""
+    inside = text.strip(" ()")
+    if not inside:
+        return ()
+    if _SHAPE.fullmatch(inside):
+        return tuple([int(extent) for extent in _EXTENT.findall(inside)])
+    raise ValueError(
+        f"--shape {text!r} is not a shape: write 3x4 or 3,4, with extents from 0 and of at most 18 "
+        "digits"
+    )
+
+
+_EXTENT = re.compile(r"[0-9]{1,18}")
+_SHAPE = re.compile(rf"{_EXTENT.pattern}(?: *[x,] *{_EXTENT.pattern})* *,?")
 
 
 def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
+    """An array of the library, or a tensor on the device; ValueError names the wrong option."""
+    make, kind = _maker(place, dtype)
+    try:
+        nbytes = as_dtype(kind).nbytes(prod(filter(None, shape)))  # as libraries count
+    except (ExchangeError, TypeError, ValueError) as exc:
+        # A library may have a function or a module of this name.
+        no_dtype = isinstance(exc, TypeError) and not isinstance(kind, str)
+        why = f"{place} has no dtype of this name" if no_dtype else exc
+        raise ValueError(
+            f"--dtype {dtype!r}: {why}; name a type that {place} has, such as float32"
+        ) from exc
+    make(())  # an error here is not about the shape
+    try:
+        if nbytes >= 1 << 63:  # XLA ends the process
+            raise OverflowError("no computer can address them")
+        return make(shape)
+    except Exception as exc:  # every library has its own
+        why = str(exc).partition("\n")[0]
+        raise ValueError(
+            f"--shape {'x'.join(map(str, shape))}: {place} cannot make an array of {nbytes} bytes "
+            f"({why}): choose fewer or smaller extents"
+        ) from exc
+
+
+def _maker(place: str, dtype: str) -> tuple[Callable[[tuple[int, ...]], Any], Any]:
+    """What makes an array of a shape there, and its dtype as the place calls it."""
     if place not in LIBRARIES:
-        return empty(shape, dtype, place)
-    if place == "tvm_ffi":
-        return importlib.import_module(place).from_dlpack(empty(shape, dtype))
+        return partial(empty, dtype=dtype, device=place), dtype
     library = importlib.import_module("jax.numpy" if place == "jax" else place)
-    kind = getattr(library, dtype, None)
-    if kind is None:
-        raise ValueError(f"{place} has no dtype {dtype!r}")
-    return library.zeros(shape, dtype=kind)
+    if place == "tvm_ffi":
+        return lambda shape: library.from_dlpack(empty(shape, dtype)), dtype
+    kind = getattr(library, dtype, None)  # None is no dtype
+    return partial(library.zeros, dtype=kind), kind

@@ -3,7 +3,7 @@
 For any driver, and for a library in Python over one:
 
 ==================  ==============================================================
-`limits`            the user's limit of freed memory that is kept
+`limits`            settings that are numbers: the limit of freed memory that is kept
 `status`            status codes and the exceptions that they become
 `fork`              a child of ``fork()`` is refused before the driver is touched
 `gate`              a library that no thread uses while Python ends; its exceptions

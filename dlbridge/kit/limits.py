@@ -1,12 +1,13 @@
-"""The user's limit of the freed memory that a backend keeps."""
+"""Settings that are numbers: the user's limit of the freed memory that a backend keeps."""
 
 from __future__ import annotations
 
+import math
 import os
 
 from dlbridge.errors import BackendUnavailable
 
-__all__ = ["pool_limit"]
+__all__ = ["pool_limit", "whole_number"]
 
 VARIABLE = "DLBRIDGE_POOL_LIMIT"
 
@@ -31,12 +32,47 @@ def pool_limit(default: int) -> int:
     dlbridge.errors.BackendUnavailable
         If the variable is not a number of bytes.
     """
-    text = os.environ.get(VARIABLE, "")
+    return whole_number(
+        VARIABLE,
+        default,
+        "a number of bytes, such as 268435456 (256 MiB), or to 0 to keep no freed memory",
+    )
+
+
+def whole_number(variable: str, default: int, choice: str, most: float = math.inf) -> int:
+    """The number from 0 on that a variable of the environment says.
+
+    Parameters
+    ----------
+    variable : str
+        Its name.
+    default : int
+        The number where it is not set, or empty.
+    choice : str
+        What it can be set to, for the message: "a number of bytes", for example.
+    most : float
+        The largest number that is accepted.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    dlbridge.errors.BackendUnavailable
+        If the variable is no such number.
+    """
+    text = os.environ.get(variable, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdigit()):
-        raise BackendUnavailable(
-            f"{VARIABLE} is {text!r}; set it to a number of bytes, such as 268435456 (256 MiB), "
-            "or to 0 to keep no freed memory"
-        )
-    return int(text)
+    cause = None
+    if text.isascii() and text.isdigit():
+        try:
+            number = int(text)
+        except ValueError as exc:  # Python reads at most 4300 digits
+            cause = exc
+        else:
+            if number <= most:
+                return number
+    raise BackendUnavailable(f"{variable} is {text!r}; set it to {choice}") from cause

@@ -12,6 +12,7 @@ import pytest
 from peers import peer
 
 from dlbridge.cli import demo, main
+from dlbridge.cli.explain import LIBRARIES
 from dlbridge.cli.timing import Row, side
 
 
@@ -123,6 +124,69 @@ def test_bad_input_is_one_line(arguments, message):
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+WRONG_SHAPES = ["x", "3x", "x3", "3xx4", "3,,4", ",", "-1", "2x-1", "1.5", "9" * 20, "9" * 5000]
+
+
+@pytest.mark.parametrize("shape", WRONG_SHAPES, ids=[shape[:20] for shape in WRONG_SHAPES])
+def test_explain_says_which_shapes_there_are(shape, capsys):
+    assert main(["explain", "numpy", "cpu", f"--shape={shape}"]) == 1
+    said = capsys.readouterr().err
+    assert f"--shape {shape!r} is not a shape: write 3x4 or 3,4, with extents from 0" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"), [("", "()"), ("()", "()"), ("(3,)", "(3,)"), ("3 x 4", "(3, 4)")]
+)
+def test_explain_takes_shapes_as_python_writes_them(shape, found, capsys):
+    assert main(["explain", "numpy", "cpu", "--shape", shape]) == 0
+    assert capsys.readouterr().out.startswith(f"float32 {found} from ")
+
+
+PLACES = ["numpy", "torch", "jax", "tvm_ffi", "cpu", "ext_dev:0"]
+
+
+@pytest.mark.parametrize(
+    "shape", ["99999999999999", "4000000000x4000000000", "4000000000x4000000000x0"]
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_explain_says_that_a_shape_is_too_large(place, shape):
+    if place in LIBRARIES:
+        peer(place)
+    done = run("explain", place, "cpu", "--shape", shape)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"dlbridge explain: --shape {shape}: ")
+    assert f"{place} cannot make" in last
+    assert last.endswith("choose fewer or smaller extents")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "dtype"),
+    [
+        ("numpy", "array"),
+        ("numpy", "ndarray"),
+        ("numpy", "object_"),
+        ("numpy", "no_such"),
+        ("torch", "nn"),
+        ("torch", "zeros"),
+        ("jax", "array"),
+        ("tvm_ffi", "array"),
+        ("cpu", "array"),
+        ("ext_dev:0", "object_"),
+    ],
+)
+def test_explain_names_the_dtype_that_is_none(place, dtype):
+    if place in LIBRARIES:
+        peer(place)
+    done = run("explain", place, "cpu", "--dtype", dtype)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"dlbridge explain: --dtype {dtype!r}: ")
+    assert "such as float32" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("places", [("torch", "cpu"), ("cpu", "torch")])

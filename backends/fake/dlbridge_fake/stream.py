@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from dlbridge.errors import DeviceError
+from dlbridge.kit.limits import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ class Stream:
         self.handle = next(_handles)
         self._outer: list[Stream | None] = []
         self._work: Queue | None = None
-        if delay := int(os.environ.get("DLBRIDGE_FAKE_DELAY_US", "0")):
+        if delay := whole_number("DLBRIDGE_FAKE_DELAY_US", 0, _CHOICE, _HOUR):
             self._work = SimpleQueue()
             # The thread refers to the queue and not to the stream. So a stream to
             # which nothing else refers is deleted, and its thread ends.
@@ -105,6 +106,11 @@ class Stream:
         if self._work is not None:
             self._work.put(None)
 
+
+_HOUR = 3_600_000_000
+"""Microseconds."""
+
+_CHOICE = f"a number of microseconds, up to {_HOUR} (an hour), such as 1000, or to 0 for no delay"
 
 _current = threading.local()
 _handles = itertools.count(0x5AFE_0000_0001)

@@ -300,3 +300,33 @@ def test_a_forked_child_is_told_that_the_threads_are_missing(delay, code):
     command = [sys.executable, "-c", FORK]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (code, "")
+
+
+SET = """
+import numpy as np
+import dlbridge
+try:
+    print(dlbridge.to_device(np.ones(3), "ext_dev:0", copy=True).tolist())
+except dlbridge.BackendUnavailable as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.parametrize(
+    "delay", ["-5", "abc", "nan", "1e30", "0.5", "3600000001", "9" * 30, "9" * 5000, "1_000"]
+)
+def test_a_delay_that_is_no_number_of_microseconds_is_refused(delay):
+    env = {**os.environ, "DLBRIDGE_FAKE_DELAY_US": delay}
+    command = [sys.executable, "-c", SET]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"DLBRIDGE_FAKE_DELAY_US is {delay!r}" in done.stdout
+    assert "microseconds" in done.stdout
+
+
+@pytest.mark.parametrize("delay", ["", "0", "100"])
+def test_a_delay_that_is_a_number_is_accepted(delay):
+    env = {**os.environ, "DLBRIDGE_FAKE_DELAY_US": delay}
+    command = [sys.executable, "-c", SET]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1.0, 1.0, 1.0]\n", "")

@@ -265,7 +265,8 @@ def load(
         is loaded at its first use.
     dtype : DTypeLike, optional
         For numpy's formats: the type of elements that were saved as raw memory,
-        such as ``"bfloat16"``, which numpy saves as ``|V2``.
+        such as ``"bfloat16"``, which numpy saves as ``|V2``. In a .npz file it is for
+        members of which the file does not say the type; files of `save` say it.
     raw : bool
         For GGUF: quantised tensors become their bytes, uint8. False: using one
         raises FileError.
@@ -289,7 +290,8 @@ def load(
         If the file cannot be opened or read.
     FileError
         If the file has none of these formats, contradicts itself, or has elements
-        that DLPack does not have. It is also a ValueError.
+        that DLPack does not have; in .npz and GGUF files, these are an error only when
+        they are used. It is also a ValueError.
     KeyError
         If one of *names* is not in the file.
     TypeError, ValueError

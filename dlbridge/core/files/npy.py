@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.values.dtypes import from_numpy
+from dlbridge.core.values.dtypes import check, dtype as as_dtype, from_numpy
 from dlbridge.errors import ExchangeError, FileError
 
 from .entries import DAMAGED, Entry, check_bounds, check_names, count_bytes, refuse
@@ -20,9 +20,20 @@ from .entries import DAMAGED, Entry, check_bounds, check_names, count_bytes, ref
 if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
+    Header = tuple[Any, tuple[int, ...], bool, int]
+    """numpy's dtype, the shape, whether the order is Fortran's, and the header's length."""
+
     from .source import Source
 
-__all__ = ["MAGIC", "ZIP_MAGICS", "make_header", "open_member", "read_npy", "read_npz"]
+__all__ = [
+    "MAGIC",
+    "ZIP_MAGICS",
+    "make_comment",
+    "make_header",
+    "open_member",
+    "read_npy",
+    "read_npz",
+]
 
 MAGIC = b"\x93NUMPY"
 ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
@@ -31,8 +42,11 @@ ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 LONGEST = 1 << 16
 """Bytes of a header. numpy's limit is 10,000, and its version 1 ends here."""
 
-_WIDTHS: dict[tuple[int, ...], int] = {(1, 0): 2, (2, 0): 4}
-"""Bytes of the header's length, by the version of the format."""
+_WIDTHS: dict[tuple[int, ...], int] = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
+"""Bytes of the header's length, by the version of the format.
+
+Version 3 differs from 2 in the letters of the names of fields, which dlbridge never uses.
+"""
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 """What stands before each member of an archive: its last two numbers are lengths."""
@@ -44,7 +58,8 @@ _MOST_DEFLATED = 1032
 def read_npy(source: Source, dtype: DType | None) -> Entry:
     """The array of a .npy file; *dtype* says what raw memory in it is."""
     first = source.read(0, LONGEST + 12)
-    entry = _read(source.path, "", first, dtype)
+    header = _parse(source.path, first)
+    entry = _entry(source.path, "", header, *_dtype_of(source.path, header[0], dtype, None))
     check_bounds(source.path, entry.offset, entry.nbytes, source.size)
     rest = source.size - entry.offset - entry.nbytes
     if rest:
@@ -55,16 +70,14 @@ def read_npy(source: Source, dtype: DType | None) -> Entry:
     return entry
 
 
-def _read(where: str, name: str, first: bytes, wanted: DType | None) -> Entry:
-    """The array whose header *first* begins with; the offset counts from there."""
-    stored, shape, fortran, offset = _parse(where, first)
-    # The arrays of an archive have names, and may be of several types.
-    dtype, padded = _dtype_of(where, stored, wanted if not name or _is_raw(stored) else None)
+def _entry(where: str, name: str, header: Header, dtype: DType, padded: bool) -> Entry:
+    """The array of *header*; the offset counts from the beginning of that."""
+    _, shape, fortran, offset = header
     nbytes = count_bytes(where, dtype, shape, padded=padded)
     return Entry(name, dtype, shape, offset, nbytes, fortran and len(shape) > 1, padded)
 
 
-def _parse(where: str, first: bytes) -> tuple[Any, tuple[int, ...], bool, int]:
+def _parse(where: str, first: bytes) -> Header:
     """The type, shape and order of a header, and its length."""
     from numpy.lib import format as npy
 
@@ -75,8 +88,8 @@ def _parse(where: str, first: bytes) -> tuple[Any, tuple[int, ...], bool, int]:
     width = _WIDTHS.get(version)
     if width is None:
         raise FileError(
-            f"{where}: version {version} of .npy is for names of fields, or unknown; save each "
-            "field by itself"
+            f"{where}: version {version} of .npy is not known here; save the array again by "
+            "numpy.save"
         )
     length = int.from_bytes(first[8 : 8 + width], "little")
     if length > LONGEST or 8 + width + length > len(first):
@@ -103,20 +116,31 @@ _HARMLESS = re.compile(rb"""'[^']*'|"[^"]*"|True|False|\d+L?|[\s:,]""")
 """What a header has of texts, numbers and what stands between them."""
 
 
-def _dtype_of(where: str, stored: Any, wanted: DType | None) -> tuple[DType, bool]:
-    """The dtype of elements that numpy calls *stored*, and whether they are padded."""
+def _dtype_of(
+    where: str, stored: Any, wanted: DType | None, member: str | None
+) -> tuple[DType, bool]:
+    """The dtype of elements that numpy calls *stored*, and whether they are padded.
+
+    *member* is the name of the array in an archive; None: it is that of a .npy file.
+    """
+    of_archive = "" if member is None else f"[{member!r}]"
     if stored.hasobject:
         raise FileError(
             f"{where}: it holds Python objects, which dlbridge never unpickles: the file could run "
-            "any code. If you trust it, use numpy.load(allow_pickle=True), and save numbers"
+            f"any code. If you trust it, use numpy.load(path, allow_pickle=True){of_archive}, and "
+            "save numbers"
         )
     if _is_raw(stored):
-        return _raw(where, stored.itemsize, wanted)
+        return _raw(where, stored.itemsize, wanted, member)
     try:
         found = from_numpy(stored)
     except ExchangeError as exc:
-        raise FileError(f"{where}: {exc}") from exc
-    if wanted is not None and wanted is not found:
+        raise FileError(
+            f"{where}: {exc}. numpy reads it: array = numpy.load(path){of_archive}; change that "
+            "array as said, then dlbridge.asarray(array)"
+        ) from exc
+    # The arrays of an archive may be of several types: there *wanted* is for raw memory.
+    if member is None and wanted is not None and wanted is not found:
         raise FileError(
             f"{where}: it holds {found}, not {wanted}: leave dtype= out, and use "
             "Tensor.view(dtype) to read the same bytes in another way"
@@ -125,21 +149,32 @@ def _dtype_of(where: str, stored: Any, wanted: DType | None) -> tuple[DType, boo
 
 
 def _is_raw(stored: Any) -> bool:
-    """Whether numpy has kept the size of the elements only."""
-    return stored.kind == "V" and stored.fields is None and stored.subdtype is None
+    """Whether numpy has kept the size of the elements only, and dlbridge has types of that size."""
+    plain = stored.kind == "V" and stored.fields is None and stored.subdtype is None
+    return plain and 0 < stored.itemsize <= _MOST_LANES
 
 
-def _raw(where: str, itemsize: int, wanted: DType | None) -> tuple[DType, bool]:
+_MOST_LANES = (1 << 16) - 1
+"""Of a vector of bytes, the last type that can be named for raw memory."""
+
+_EXAMPLES = {1: "float8_e4m3fn", 2: "bfloat16"}
+"""Types that numpy writes as raw memory, by their size."""
+
+
+def _raw(where: str, itemsize: int, wanted: DType | None, member: str | None) -> tuple[DType, bool]:
     """The dtype of elements of which numpy has kept the size only."""
+    example = _EXAMPLES.get(itemsize, f"uint8x{itemsize}")
+    names = "" if member is None else f"names=[{member!r}], "
+    call = f"load(path, {names}dtype={example!r}), for example"
     if wanted is None:
         raise FileError(
             f"{where}: elements of {itemsize} bytes of raw memory: numpy does not write the names "
-            "of ml_dtypes' types. Say what they are: load(path, dtype='bfloat16'), for example"
+            f"of ml_dtypes' types. Say what they are: {call}"
         )
     if wanted.itemsize != itemsize:
         raise FileError(
             f"{where}: elements of {itemsize} bytes, and {wanted} has {wanted.itemsize}: name a "
-            "dtype of the same size"
+            f"dtype of the same size: {call}"
         )
     return wanted, wanted.is_subbyte  # in numpy each takes a byte
 
@@ -172,30 +207,60 @@ def _member(
         raise FileError(f"{where}: it is encrypted; decrypt the archive first")
     if info.compress_type == zipfile.ZIP_STORED:
         begin = _begin(source, info, where)
-        entry = _read(where, name, source.read(begin, min(LONGEST + 12, info.file_size)), dtype)
-        entry = replace(entry, offset=begin + entry.offset)
-        end = begin + info.file_size
+        first = source.read(begin, min(LONGEST + 12, info.file_size))
     elif info.compress_type == zipfile.ZIP_DEFLATED:
         if info.file_size > _MOST_DEFLATED * (info.compress_size + 1):
             raise FileError(
                 f"{where}: {info.compress_size} bytes cannot hold the {info.file_size} that the "
                 f"archive says: {DAMAGED}"
             )
+        begin = 0
         with archive.open(info) as stream:
             first = stream.read(min(LONGEST + 12, info.file_size))
-        entry = replace(_read(where, name, first, dtype), member=info.filename)
-        end = info.file_size
     else:
         raise FileError(
             f"{where}: compressed by method {info.compress_type}, which numpy does not write; save "
             "it again by numpy.savez_compressed"
         )
-    if entry.offset + entry.nbytes != end:
+    header = _parse(where, first)
+    stored = header[0]
+    try:
+        found = _dtype_of(where, stored, _commented(info.comment, stored.itemsize) or dtype, name)
+    except FileError as exc:  # an error when it is used: the other members can be loaded
+        return Entry(name, _BYTE, (), begin, 0, problem=str(exc))
+    entry = _entry(where, name, header, *found)
+    left = info.file_size - entry.offset
+    if entry.nbytes != left:
         raise FileError(
             f"{where}: {entry.dtype} {entry.shape} takes {entry.nbytes} bytes, and the member has "
-            f"{end - entry.offset} after its header: {DAMAGED}"
+            f"{left} after its header: {DAMAGED}"
         )
-    return entry
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        return replace(entry, member=info.filename)
+    return replace(entry, offset=begin + entry.offset)
+
+
+_BYTE = as_dtype("uint8")
+
+_COMMENT = b"dtype="
+"""What the comment of a member in a `save`'s archive begins with; numpy reads no comments."""
+
+
+def make_comment(dtype: DType) -> bytes:
+    """The comment of a member whose header does not say that its elements are *dtype*."""
+    return _COMMENT + str(dtype).encode()
+
+
+def _commented(comment: bytes, itemsize: int) -> DType | None:
+    """The dtype that the comment of a member names; None if it names none of that size."""
+    if not comment.startswith(_COMMENT):
+        return None
+    try:
+        named = as_dtype(comment.removeprefix(_COMMENT).decode())
+        found = check(named.code, named.bits, named.lanes)
+    except (ExchangeError, TypeError, ValueError):  # anybody can write a comment
+        return None
+    return found if found.itemsize == itemsize else None
 
 
 def _begin(source: Source, info: zipfile.ZipInfo, where: str) -> int:

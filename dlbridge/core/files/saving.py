@@ -233,6 +233,8 @@ def _numpy(path: str, named: dict[str, Tensor]) -> Writer:
     for name, info in members.items():
         if info.filename != f"{name}.npy" or len(name.encode()) > 1 << 15:
             raise ValueError(f"{path}: {name!r} cannot be the name of a member of an archive")
+        if types[name].startswith("|V"):
+            info.comment = npy.make_comment(named[name].dtype)
 
     def write(file: Any, report: Report) -> None:
         archive = _Archive(file, "w", zipfile.ZIP_STORED)

@@ -56,7 +56,8 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
     device : DeviceLike, mapping or None
         The device of all tensors. Or a mapping of old devices to new ones, as in
         ``{"cuda:0": "opencl:0"}``: a name without a number means all devices of that
-        name, and tensors of other devices go where they go without the block. None:
+        name, and tensors of other devices go where they go without the block. Old
+        devices need not be here, nor their backends. None:
         the device that they were pickled on; it is an error if it is not here.
 
     Yields
@@ -67,7 +68,10 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
     Raises
     ------
     BackendUnavailable, ExchangeError, ValueError
-        If a device that is named here cannot be used.
+        If a device that is named here cannot be used, or an old one has no name that a
+        device can have.
+    TypeError
+        If a device is none, or the name of an old one is not a str.
 
     Examples
     --------
@@ -79,7 +83,7 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
     """
     places: Device | Mapping[str, Device] | None
     if isinstance(device, Mapping):
-        places = {old: find_device(new) for old, new in device.items()}
+        places = {_old(name): find_device(new) for name, new in device.items()}
     else:
         places = None if device is None else find_device(device)
     # The dictionary of this thread: a generator that a signal handler has interrupted may end
@@ -91,6 +95,19 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
         yield
     finally:
         mine["places"], mine["strict"] = before
+
+
+def _old(name: object) -> str:
+    """*name*, if a pickle can name its device so; it need not be known here."""
+    if isinstance(name, str):
+        _, index = split(name)
+        if index is None or (isinstance(index, int) and index >= 0):
+            return name
+    kind = ValueError if isinstance(name, str) else TypeError
+    raise kind(
+        f"{name!r} is not a device that a tensor was pickled on: write 'name' or 'name:index', as "
+        "in 'cuda:0'"
+    )
 
 
 def unpickle(

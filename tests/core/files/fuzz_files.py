@@ -59,6 +59,8 @@ def seeds(folder: Path) -> dict[str, bytes]:
     for name, save in (("npz", np.savez), ("npz compressed", np.savez_compressed)):
         save(folder / "seed.npz", **arrays)
         made[name] = (folder / "seed.npz").read_bytes()
+    bridge.save(folder / "seed.npz", {"a": arrays["a"], "h": bridge.ones(7, "bfloat16")})
+    made["npz of save"] = (folder / "seed.npz").read_bytes()
     pairs = struct.pack("<Q17sII", 17, b"general.alignment", 4, 32)
     pairs += struct.pack("<Q1sIIQQ2sQ2s", 1, b"t", 9, 8, 2, 2, b"ab", 2, b"cd")
     tensors = [("x", (4, 2), GGUF_F32, 0), ("y", (64,), GGUF_Q4_0, 32), ("z", (3,), 24, 96)]

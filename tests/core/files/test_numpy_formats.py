@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 import zipfile
@@ -103,6 +104,133 @@ def test_raw_memory_needs_its_type(tmp_path):
     assert (file["x"].tolist(), file["y"].dtype) == ([0, 1, 2, 3], "float64")
 
 
+def test_what_save_wrote_loads_in_one_call(tmp_path):
+    ml_dtypes = peer("ml_dtypes")
+    arrays = {
+        "single": np.ones(2, "f4"),
+        "half": bridge.full((2, 3), 1.5, "bfloat16"),
+        "quarter": bridge.ones(2, "float8_e4m3fn"),
+        "other quarter": bridge.ones(2, "float8_e5m2"),
+        "four bits": np.ones(4, ml_dtypes.int4),
+        "vector": bridge.zeros(3, "float32x2"),
+    }
+    bridge.save(tmp_path / "a.npz", arrays)
+    arrays = {name: bridge.asarray(array) for name, array in arrays.items()}
+    file = bridge.load(tmp_path / "a.npz", names=True)
+    for name, array in arrays.items():
+        assert file.describe(name) == (array.dtype, array.shape)
+        assert bytes(file[name].tobytes()) == bytes(array.tobytes())
+    # One dtype= is for members of which the file does not say the type.
+    file = bridge.load(tmp_path / "a.npz", dtype="bfloat16")
+    assert [file[name].dtype for name in arrays] == [array.dtype for array in arrays.values()]
+
+
+def test_numpy_reads_an_archive_that_says_its_types(tmp_path):
+    ml_dtypes = peer("ml_dtypes")
+    bridge.save(tmp_path / "a.npz", {"x": np.ones(2), "h": bridge.ones(3, "bfloat16")})
+    with np.load(tmp_path / "a.npz") as found:
+        assert list(found) == ["x", "h"]
+        assert found["h"].dtype == "V2"
+        assert found["h"].view(ml_dtypes.bfloat16).tolist() == [1, 1, 1]
+
+
+def commented(path, comment):
+    """A .npz file with the member h of two raw elements of two bytes, and that comment."""
+    info = zipfile.ZipInfo("h.npy")
+    info.comment = comment
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr(info, npy_bytes(np.array([b"ab", b"cd"], "V2")))
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        b"dtype=float32",
+        b"dtype=no_such_type",
+        b"dtype=",
+        b"dtype=\xff\xfe",
+        b"words",
+        b"dtype=U",
+        b"dtype=bool16",
+    ],
+)
+def test_a_comment_that_names_no_type_of_that_size_says_nothing(comment, tmp_path):
+    commented(tmp_path / "a.npz", comment)
+    with pytest.raises(bridge.FileError, match="raw memory"):
+        bridge.load(tmp_path / "a.npz")["h"]
+    assert bridge.load(tmp_path / "a.npz", dtype="bfloat16")["h"].tobytes() == b"abcd"
+
+
+OTHERS = {
+    "labels": np.array(["a", "b"]),
+    "days": np.zeros(2, "datetime64[s]"),
+    "objects": np.array([{}], object),
+    "big-endian": np.ones(2, ">f4"),
+    "fields": np.zeros(2, [("a", "i4")]),
+    "fields of other names": np.zeros(2, [("\u03b1", "i4")]),
+    "raw": np.zeros(2, "V2"),
+}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_member_that_cannot_be_used_is_an_error_when_it_is_used(name, compressed, tmp_path):
+    path = tmp_path / "a.npz"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, of its version 3
+        (np.savez_compressed if compressed else np.savez)(
+            path, **{"x": np.ones(2, "f4"), name: OTHERS[name], "y": np.zeros(3)}
+        )
+    file = bridge.load(path)
+    assert list(file) == ["x", name, "y"]
+    assert (file["x"].tolist(), file["y"].tolist()) == ([1, 1], [0, 0, 0])
+    assert bridge.load(path, names=["x"])["x"].tolist() == [1, 1]
+    assert bridge.load(path, names=["y"], dtype="float8_e4m3fn")["y"].tolist() == [0, 0, 0]
+    for use in (
+        lambda: file[name],
+        lambda: file.describe(name),
+        lambda: bridge.load(path, names=["x", name]),
+        lambda: bridge.load(path, names=True),
+    ):
+        with pytest.raises(bridge.FileError, match=rf"a\.npz: member '{name}\.npy'"):
+            use()
+
+
+def refused(path, *arguments, **named):
+    with pytest.raises(bridge.FileError) as caught:
+        dict(bridge.load(path, *arguments, **named))
+    return str(caught.value)
+
+
+def test_the_call_that_a_message_of_raw_memory_names_works(tmp_path):
+    """Types of several sizes in one archive, as numpy writes them: one call for each."""
+    path = tmp_path / "a.npz"
+    for size in (1, 2, 3, 4, 8, 16, 100):
+        array = np.frombuffer(bytes(range(size)) * 2, f"V{size}")
+        np.savez(path, n=np.ones(2), h=array, e=np.zeros(3, "V7"))
+        np.save(tmp_path / "a.npy", array)
+        for here in (path, tmp_path / "a.npy"):
+            for given in ({}, {"dtype": "float32x13"}):
+                said = refused(here, **given)
+                call = re.search(r"load\(path, .*?\)", said).group()
+                found = eval(f"bridge.{call}", {"bridge": bridge, "path": here})
+                found = found["h"] if here is path else found
+                assert found.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_the_way_out_of_big_endian_numbers_works(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    array = np.arange(3, dtype=">f4")
+    np.save(path, array) if suffix == ".npy" else np.savez(path, x=array)
+    said = refused(path)
+    assert "byte order" in said
+    given = {"numpy": np, "path": path, "dlbridge": bridge}
+    exec(re.search(r"array = numpy\.load\(\S*(?=;)", said).group(), given)
+    given["array"] = eval(re.search(r"array\.astype\(.*?\)\)", said).group(), given)
+    assert eval(re.search(r"dlbridge\.\S*", said).group(), given).tolist() == [0, 1, 2]
+
+
 def test_elements_of_four_bits_are_padded_in_numpy(tmp_path):
     ml_dtypes = peer("ml_dtypes")
     np.save(tmp_path / "a.npy", np.arange(4).astype(ml_dtypes.int4))
@@ -133,7 +261,7 @@ def test_objects_are_never_unpickled(suffix, tmp_path, capfd):
     path = tmp_path / f"a{suffix}"
     (np.save if suffix == ".npy" else np.savez)(path, array)
     with pytest.raises(bridge.FileError, match="never unpickles"):
-        bridge.load(path)
+        dict(bridge.load(path))
     assert capfd.readouterr().out == ""
 
 

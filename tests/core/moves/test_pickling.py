@@ -221,6 +221,23 @@ def test_a_device_that_is_not_here_is_refused_when_the_block_begins():
         raise AssertionError
 
 
+NO_NAMES = ["", ":", "cpu:", "1x", "a b", "../x", "cuda:x", "cuda:-1"]
+
+
+@pytest.mark.parametrize("old", [*NO_NAMES, 1, None, ("cuda", 0), bridge.device("cuda:0")])
+def test_an_old_device_that_no_pickle_can_name_is_refused(old):
+    kind = ValueError if isinstance(old, str) else TypeError
+    rule = "write 'name' or 'name:index', as in 'cuda:0'"
+    with pytest.raises(kind, match=rule) as caught, bridge.unpickle_to({old: "cpu"}):
+        raise AssertionError
+    assert repr(old) in str(caught.value)
+
+
+def test_an_old_device_of_a_backend_that_is_not_here():
+    with bridge.unpickle_to({"no_such_backend": "cpu"}):
+        assert str(pickle.loads(elsewhere("no_such_backend:0")).device) == "cpu:0"
+
+
 @pytest.mark.parametrize("name", ["", ":", "cpu:", "1x", "a b", "../x"])
 def test_a_name_that_no_device_can_have_is_a_broken_pickle(name):
     with pytest.raises(ValueError, match="not a valid device"):
