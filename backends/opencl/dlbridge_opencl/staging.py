@@ -15,7 +15,7 @@ import numpy as np
 import pyopencl as cl
 
 from . import devices, queues
-from .forking import inherited
+from .forking import in_child, inherited, never_released
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,19 +29,25 @@ THRESHOLD = 256 << 10
 """Bytes above which a copy goes through pinned memory. Drivers have a fast way for small ones."""
 
 
+# Mappings that the driver did not unmap. pyopencl's destructor would ask it again, and an
+# exception in a destructor of C++ ends the process.
+_refused: list[np.ndarray[Any, Any]] = never_released([])
+
+
 class _Piece:
-    """Pinned memory, and the last command that uses it."""
+    """Pinned memory, and the last command that uses it. It is unmapped when it is dropped."""
 
     def __init__(self, context: cl.Context, queue: cl.CommandQueue) -> None:
         flags = cl.mem_flags
         self.buffer = cl.Buffer(context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, size=PIECE)
         # It stays mapped: no kernel uses the buffer, it is only a source and target for the bus.
         both = cl.map_flags.READ | cl.map_flags.WRITE
+        self._queue = queue
+        self.last: cl.Event | None = None
         self.array: np.ndarray[Any, Any]
         self.array, _ = cl.enqueue_map_buffer(
             queue, self.buffer, both, 0, (PIECE,), np.uint8, is_blocking=True
         )
-        self.last: cl.Event | None = None
 
     def wait(self) -> None:
         """Wait for the last command, after which the host may use the memory."""
@@ -49,12 +55,27 @@ class _Piece:
             self.last.wait()
             self.last = None
 
+    def __del__(self) -> None:
+        array = getattr(self, "array", None)
+        if array is None:  # it could not be mapped
+            return
+        events: list[cl.Event] = []
+        try:
+            if not in_child():
+                self.wait()
+                events.extend(map(cl.MemoryMap.release, [array.base], [self._queue]))
+        except cl.Error:  # as of a lost context
+            pass
+        finally:
+            if not events:
+                _refused.append(array)
+
 
 _Pair = tuple[_Piece, _Piece]
 
 # A copy takes a pair, or makes one if other threads use them all, and puts it back.
-# A pair whose copy failed is not put back.
-_unused: dict[tuple[int, cl.Context], deque[_Pair]] = inherited({})
+# A pair whose copy failed is not put back. At its end the process keeps them.
+_unused: dict[tuple[int, cl.Context], deque[_Pair]] = never_released(inherited({}))
 
 
 def is_worth_it(device_id: int) -> bool:

@@ -439,3 +439,26 @@ def test_the_conformance_kit_on_other_drivers(script, kind, shared):
         timeout=300,
         **KIT[kind],
     )
+
+
+STAGED = """
+import gc
+import numpy as np
+import dlbridge as bridge
+
+x = np.arange(3_000_000)
+t = bridge.to_device(x, "opencl:0", copy=True)
+opencl = bridge.backend("opencl")
+if {trim}:
+    opencl.trim(0)  # releases the pinned memory
+    gc.collect()
+assert (bridge.to_device(t, "cpu").numpy() == x).all()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("status", [0, -34])
+@pytest.mark.parametrize("trim", [False, True])
+def test_pinned_memory_that_the_driver_does_not_unmap(script, trim, status):
+    """As of a lost context. pyopencl's destructor would try again, and end the process."""
+    assert script(STAGED.format(trim=trim), unified=0, gpu=1, refuse_unmap=status) == "done\n"
