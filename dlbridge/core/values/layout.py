@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["compact_strides", "is_compact", "merge", "reach"]
+__all__ = ["are_whole_steps", "compact_strides", "is_compact", "merge", "reach"]
 
 
 def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -27,6 +27,14 @@ def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
             if stride != step:
                 return False
             step *= extent
+    return True
+
+
+def are_whole_steps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether byte *strides* are whole elements; where no element has a neighbour, any are."""
+    for extent, step in zip(shape, strides, strict=False):
+        if step % itemsize and extent > 1:
+            return 0 in shape
     return True
 
 
