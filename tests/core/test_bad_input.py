@@ -152,6 +152,13 @@ CHANGED = [
     ([float("nan")], "float4_e2m1fn", "nan"),
     ([2**63 + 1, -1], None, r"9223372036854775809 at \[0\]"),
     ([2**53 + 1, 1.5], None, r"9007199254740993 at \[0\]"),
+    # The other sign, with the same bits or with more of them.
+    ([np.int64(-1)], "uint64", r"-1 at \[0\]"),
+    ([1, np.int8(-1)], "uint64", r"-1 at \[1\]"),
+    ([np.int8(-1)], "uint8", r"-1 at \[0\]"),
+    ([np.array([5, -1])], "uint64", r"-1 at \[0, 1\]"),
+    ([np.array([2**63], "u8")], "int64", r"9223372036854775808 at \[0, 0\]"),
+    ([np.array([200], "u1")], "int8", r"200 at \[0, 0\]"),
 ]
 
 
@@ -174,12 +181,26 @@ KEPT = [
     ([1 + 2j], "complex64", [1 + 2j]),
     ([2**60, 1.5], None, [2.0**60, 1.5]),
     ([], "int8", []),
+    ([np.int8(-1), np.uint8(200)], "int16", [-1, 200]),
+    ([np.array([2**63 - 1], "u8")], "int64", [[2**63 - 1]]),
+    ([np.array([-1, 2**65], object)], "float64", [[-1, 2.0**65]]),
+    ([np.array([-1, 3], object)], "int8", [[-1, 3]]),
+    ([np.complex64(-1)], "int8", [-1]),
 ]
 
 
 @pytest.mark.parametrize(("numbers", "dtype", "values"), KEPT, ids=str)
 def test_numbers_that_a_type_has(numbers, dtype, values):
     assert bridge.asarray(numbers, dtype=dtype).tolist() == values
+
+
+def test_the_sign_of_small_types():
+    """The types of ml_dtypes have another kind than numpy's integers."""
+    ml_dtypes = peer("ml_dtypes")
+    with pytest.raises(ValueError, match=r"-1 at \[0, 0\]"):
+        bridge.asarray([np.array([-1], ml_dtypes.int4)], dtype="uint8")
+    assert bridge.asarray([np.array([7], ml_dtypes.int4)], dtype="uint8").tolist() == [[7]]
+    assert bridge.asarray([ml_dtypes.bfloat16(-1)], dtype="int8").tolist() == [-1]
 
 
 FLOATS = [code.name[3:].lower() for code in bridge.DLDataTypeCode if "Float" in code.name[3:]]

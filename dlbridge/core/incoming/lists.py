@@ -182,6 +182,9 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
 
 def _changed_whole(plain: Array, made: Array) -> Array:
     changed: Array = made.astype(plain.dtype) != plain
+    if plain.dtype.kind in "iuV":  # V: integers of ml_dtypes, too
+        # The same bits are another number where only one of the types has a sign.
+        changed |= (made < 0) != (plain < 0)
     return changed
 
 
