@@ -152,6 +152,9 @@ CHANGED = [
     ([float("nan")], "float4_e2m1fn", "nan"),
     ([2**63 + 1, -1], None, r"9223372036854775809 at \[0\]"),
     ([2**53 + 1, 1.5], None, r"9007199254740993 at \[0\]"),
+    # A NaN beside it, in either part.
+    ([2**53 + 1, float("nan")], None, r"9007199254740993 at \[0\]"),
+    ([complex(0, float("nan")), 2**53 + 1], None, r"9007199254740993 at \[1\]"),
     # The other sign, with the same bits or with more of them.
     ([np.int64(-1)], "uint64", r"-1 at \[0\]"),
     ([1, np.int8(-1)], "uint64", r"-1 at \[1\]"),
@@ -180,6 +183,7 @@ KEPT = [
     ([float("inf")], "float16", [float("inf")]),
     ([1 + 2j], "complex64", [1 + 2j]),
     ([2**60, 1.5], None, [2.0**60, 1.5]),
+    ([2**60, float("inf")], None, [2.0**60, float("inf")]),
     ([], "int8", []),
     ([np.int8(-1), np.uint8(200)], "int16", [-1, 200]),
     ([np.array([2**63 - 1], "u8")], "int64", [[2**63 - 1]]),
@@ -192,6 +196,17 @@ KEPT = [
 @pytest.mark.parametrize(("numbers", "dtype", "values"), KEPT, ids=str)
 def test_numbers_that_a_type_has(numbers, dtype, values):
     assert bridge.asarray(numbers, dtype=dtype).tolist() == values
+
+
+def test_exact_integers_beside_a_nan():
+    made = bridge.asarray([2**60, float("nan")]).tolist()
+    assert made[0] == 2**60
+    assert made[1] != made[1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_half_floats_in_a_list_warn_of_nothing():
+    assert bridge.asarray([np.float16(1.5), np.float16("inf")]).tolist() == [1.5, float("inf")]
 
 
 def test_the_sign_of_small_types():

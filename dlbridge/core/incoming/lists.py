@@ -40,8 +40,8 @@ def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Arra
         kind = plain.dtype.kind
         if kind not in "biufc":
             _require_numbers(x, plain, None)
-        if kind in "fc" and plain.size and np.abs(plain).max() >= _EXACT:
-            # numpy makes floats of integers that no integer type holds together.
+        if kind in "fc" and plain.itemsize >= 8 and (np.abs(plain) >= _EXACT).any():
+            # numpy makes float64 of integers that no integer type holds together.
             whole = np.asarray(x, object)
             both = zip(whole.flat, plain.flat, strict=True)
             lost = [_is_other_integer(value, made) for value, made in both]
