@@ -209,6 +209,21 @@ def test_half_floats_in_a_list_warn_of_nothing():
     assert bridge.asarray([np.float16(1.5), np.float16("inf")]).tolist() == [1.5, float("inf")]
 
 
+def test_complex_numbers_of_ml_dtypes():
+    if not hasattr(peer("ml_dtypes"), "complex32"):
+        pytest.skip("complex32 is new in ml_dtypes 0.6")
+    assert bridge.asarray([1 + 2j, 3], dtype="complex32").tolist() == [1 + 2j, 3]
+    assert bridge.full(2, 1 + 2j, "complex32").tolist() == [1 + 2j] * 2
+    half = bridge.asarray([1 + 2j], dtype="complex32").numpy()
+    assert bridge.asarray([half], dtype="complex64").tolist() == [[1 + 2j]]
+    for number in (1e9 + 2j, 1 + 1e9j):
+        with pytest.raises(ValueError, match="cannot become complex32"):
+            bridge.asarray([number], dtype="complex32")
+    for wanted in ("float32", "bfloat16", "int8"):
+        with pytest.raises(ValueError, match=r"at \[0, 0\] cannot become"):
+            bridge.asarray([half], dtype=wanted)
+
+
 def test_the_sign_of_small_types():
     """The types of ml_dtypes have another kind than numpy's integers."""
     ml_dtypes = peer("ml_dtypes")

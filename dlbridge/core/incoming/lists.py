@@ -201,7 +201,7 @@ def _changed_float(plain: Array, made: Array) -> Array:
     changed = np.isnan(before) != np.isnan(after)
     changed |= finite & ~(np.isfinite(after) & (np.abs(before) <= limit))
     changed |= np.isinf(before) & (before != after)
-    if made.dtype.kind != "c":
+    if made.dtype.kind not in "cW":  # W: complex32 of ml_dtypes
         changed[..., 1] = before[..., 1] != 0
     either: Array = changed.any(-1)
     return either
