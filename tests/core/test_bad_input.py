@@ -10,10 +10,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from dlbridge_fake import Array
 from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.tensor import array_tensor, memory
+from dlbridge.core.values.layout import shares_places
 
 
 def test_a_tensor_is_not_made_by_calling_its_class():
@@ -304,6 +306,70 @@ def test_no_copy_into_elements_that_share_memory():
     assert not base.any()
     bridge.copy_(np.ndarray((1, 3), "f8", base, strides=(0, 8)), np.ones((1, 3)))
     assert base.all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        *(((3, 2), (1, 1)), ((2, 3), (1, 1)), ((3, 1, 2), (1, 9, 1)), ((4, 4), (3, 1))),
+        *(((3, 2), (1, -1)), ((2, 2, 2), (3, 2, 1)), ((1000, 1000), (999, 1))),
+    ],
+    ids=str,
+)
+def test_no_copy_into_windows_that_overlap(device, shape, strides):
+    memory = bridge.zeros(1 << 20, "uint8", device)
+    operand = memory[10:].operand()
+    where = 0, operand.data, operand.byte_offset, "uint8", shape, strides
+    native = bridge.protocol.NativeArray(*where, False, memory)
+    if device == "cpu":
+        target = np.ndarray(shape, "u1", memory.numpy(), 10, strides)
+    else:
+        target = bridge.asarray(Array(native), device=device)
+    with pytest.raises(bridge.ExchangeError, match=r"share one place in memory.*windows"):
+        bridge.copy_(target, np.ones(shape, "u1"))
+    assert not bridge.to_device(memory, "cpu").numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        *(((2, 2), (3, 2)), ((2, 2), (-2, 3)), ((3, 4), (4, 3)), ((1, 3), (1, 1))),
+        *(((3, 0), (0, 0)), ((2, 2, 3), (9, 6, 5)), ((999, 1000), (1000, 999))),
+        *(((3, 4), (1, 3)), ((2, 3), (-3, 1)), ((2, 2, 2, 2), (8, 1, 4, 2))),
+    ],
+    ids=str,
+)
+def test_windows_that_do_not_overlap_are_written(shape, strides):
+    """Whatever the order of their strides, each element has a place of its own."""
+    memory = np.zeros(1 << 21, "u1")
+    target = np.ndarray(shape, "u1", memory, 10, strides)
+    source = np.random.default_rng(1).integers(1, 255, shape, "u1")
+    bridge.copy_(target, source)
+    assert np.array_equal(target, source)
+    assert np.count_nonzero(memory) == source.size
+
+
+def test_more_elements_than_numpy_can_describe_overlap():
+    assert shares_places((2,) * 64, (1,) * 64)
+    assert shares_places((1 << 40, 1 << 40), (2, 2))
+    assert not shares_places((1 << 40, 1 << 20), (1 << 21, 2))
+
+
+def test_which_strides_overlap():
+    """The decision is that of all offsets, one by one."""
+    random = np.random.default_rng(7)
+    both = [0, 0]
+    for _ in range(3000):
+        ndim = int(random.integers(1, 5))
+        shape = tuple(map(int, random.integers(1, 6, ndim)))
+        strides = tuple(map(int, random.integers(-20, 21, ndim)))
+        index = np.indices(shape).reshape(ndim, -1)
+        offsets = np.asarray(strides) @ index
+        wanted = len(set(offsets.tolist())) < offsets.size
+        assert shares_places(shape, strides) is wanted, (shape, strides)
+        both[wanted] += 1
+    assert min(both) > 300
 
 
 @pytest.mark.parametrize("alignment", ["a", None, 1.5, True])
