@@ -37,6 +37,13 @@ def test_an_index_that_no_dimension_has(index):
         bridge.zeros((2, 3))[index]
 
 
+@pytest.mark.parametrize("shape", [np.array([2, 3]), range(2, 4), (np.int8(2), 3), [2, -1]])
+def test_a_shape_of_any_integers(shape):
+    """As `zeros` takes it."""
+    assert bridge.ones(6).reshape(shape).shape == (2, 3)
+    assert bridge.ones(6).reshape(np.array(6)).shape == (6,)
+
+
 def test_only_minus_one_is_inferred():
     t = bridge.zeros((2, 3))
     assert t.reshape(-1, 2).shape == (3, 2)
