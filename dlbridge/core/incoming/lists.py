@@ -73,6 +73,12 @@ def _read_rectangle(x: Any, read: Callable[[Any], Array]) -> tuple[Any, Array]:
             "64 dimensions"
         ) from exc
     except ValueError as exc:
+        if "maximum number of dimension" in str(exc):
+            raise ValueError(
+                "the lists in the list are deeper than the 64 dimensions that a tensor has at "
+                "most; make one flat list of the numbers, and fewer dimensions of that: "
+                f"asarray(flat).reshape(shape) ({exc})"
+            ) from exc
         if "inhomogeneous" not in str(exc):
             raise
         raise ValueError(
