@@ -23,6 +23,7 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
 from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.layout import shares_places
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import Error, ExchangeError
 
@@ -748,7 +749,9 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         If *dst* or *src* is not accepted by `asarray`.
     ExchangeError
         If *dst* is read-only, has no memory of its own (a list), or has elements
-        that share memory. It is also a BufferError.
+        that share memory: of a broadcast view, of windows that overlap. (Strides of
+        many dimensions for which that cannot be decided in milliseconds are not
+        refused.) It is also a BufferError.
 
     Examples
     --------
@@ -773,13 +776,11 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
             f"{target!r} is read-only and cannot be copied into; copy into a copy of it: "
             f"t = dlbridge.to_device(x, '{into.device}', copy=True), then copy_(t, source)"
         )
-    if not into.contiguous and any(
-        extent > 1 and not step for extent, step in zip(into.shape, into.strides, strict=True)
-    ):
+    if not into.contiguous and shares_places(into.shape, into.strides):
         raise ExchangeError(
             f"{target!r} has strides {into.strides}: several elements share one place in memory "
-            "(a broadcast view), and only the last value written there would remain; copy into "
-            "the tensor that it is a view of"
+            "(a broadcast view, or windows that overlap), and only the last value written there "
+            "would remain; copy into the tensor that it is a view of"
         )
     if progress is None:  # without the block a copy of 4 KiB takes 1 us less
         copy_elements(into, given)

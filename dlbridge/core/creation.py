@@ -213,7 +213,8 @@ def full(
         The number. Each lane of a vector type gets it.
     dtype : DTypeLike, optional
         The type of an element. None: bool, int64, float32 or complex64, by the type
-        of *fill_value*, or the type of a scalar of numpy.
+        of *fill_value* (uint64 for an integer from 2**63 on), or the type of a scalar
+        of numpy.
 
     Returns
     -------
@@ -284,6 +285,8 @@ def _usual_dtype(value: Any) -> DTypeLike:
         return dtype
     for kind, name in _USUAL:
         if isinstance(value, kind):
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                return asarray(value).dtype  # uint64, or an error with the way out
             return name
     raise TypeError(
         f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, int, "

@@ -10,10 +10,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from dlbridge_fake import Array
 from peers import peer
 
 import dlbridge as bridge
 from dlbridge.core.tensor import array_tensor, memory
+from dlbridge.core.values.layout import shares_places
 
 
 def test_a_tensor_is_not_made_by_calling_its_class():
@@ -33,6 +35,13 @@ def test_a_tensor_is_not_made_by_calling_its_class():
 def test_an_index_that_no_dimension_has(index):
     with pytest.raises(IndexError, match=rf"index {index} is out of bounds"):
         bridge.zeros((2, 3))[index]
+
+
+@pytest.mark.parametrize("shape", [np.array([2, 3]), range(2, 4), (np.int8(2), 3), [2, -1]])
+def test_a_shape_of_any_integers(shape):
+    """As `zeros` takes it."""
+    assert bridge.ones(6).reshape(shape).shape == (2, 3)
+    assert bridge.ones(6).reshape(np.array(6)).shape == (6,)
 
 
 def test_only_minus_one_is_inferred():
@@ -152,6 +161,16 @@ CHANGED = [
     ([float("nan")], "float4_e2m1fn", "nan"),
     ([2**63 + 1, -1], None, r"9223372036854775809 at \[0\]"),
     ([2**53 + 1, 1.5], None, r"9007199254740993 at \[0\]"),
+    # A NaN beside it, in either part.
+    ([2**53 + 1, float("nan")], None, r"9007199254740993 at \[0\]"),
+    ([complex(0, float("nan")), 2**53 + 1], None, r"9007199254740993 at \[1\]"),
+    # The other sign, with the same bits or with more of them.
+    ([np.int64(-1)], "uint64", r"-1 at \[0\]"),
+    ([1, np.int8(-1)], "uint64", r"-1 at \[1\]"),
+    ([np.int8(-1)], "uint8", r"-1 at \[0\]"),
+    ([np.array([5, -1])], "uint64", r"-1 at \[0, 1\]"),
+    ([np.array([2**63], "u8")], "int64", r"9223372036854775808 at \[0, 0\]"),
+    ([np.array([200], "u1")], "int8", r"200 at \[0, 0\]"),
 ]
 
 
@@ -173,13 +192,54 @@ KEPT = [
     ([float("inf")], "float16", [float("inf")]),
     ([1 + 2j], "complex64", [1 + 2j]),
     ([2**60, 1.5], None, [2.0**60, 1.5]),
+    ([2**60, float("inf")], None, [2.0**60, float("inf")]),
     ([], "int8", []),
+    ([np.int8(-1), np.uint8(200)], "int16", [-1, 200]),
+    ([np.array([2**63 - 1], "u8")], "int64", [[2**63 - 1]]),
+    ([np.array([-1, 2**65], object)], "float64", [[-1, 2.0**65]]),
+    ([np.array([-1, 3], object)], "int8", [[-1, 3]]),
+    ([np.complex64(-1)], "int8", [-1]),
 ]
 
 
 @pytest.mark.parametrize(("numbers", "dtype", "values"), KEPT, ids=str)
 def test_numbers_that_a_type_has(numbers, dtype, values):
     assert bridge.asarray(numbers, dtype=dtype).tolist() == values
+
+
+def test_exact_integers_beside_a_nan():
+    made = bridge.asarray([2**60, float("nan")]).tolist()
+    assert made[0] == 2**60
+    assert made[1] != made[1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_half_floats_in_a_list_warn_of_nothing():
+    assert bridge.asarray([np.float16(1.5), np.float16("inf")]).tolist() == [1.5, float("inf")]
+
+
+def test_complex_numbers_of_ml_dtypes():
+    if not hasattr(peer("ml_dtypes"), "complex32"):
+        pytest.skip("complex32 is new in ml_dtypes 0.6")
+    assert bridge.asarray([1 + 2j, 3], dtype="complex32").tolist() == [1 + 2j, 3]
+    assert bridge.full(2, 1 + 2j, "complex32").tolist() == [1 + 2j] * 2
+    half = bridge.asarray([1 + 2j], dtype="complex32").numpy()
+    assert bridge.asarray([half], dtype="complex64").tolist() == [[1 + 2j]]
+    for number in (1e9 + 2j, 1 + 1e9j):
+        with pytest.raises(ValueError, match="cannot become complex32"):
+            bridge.asarray([number], dtype="complex32")
+    for wanted in ("float32", "bfloat16", "int8"):
+        with pytest.raises(ValueError, match=r"at \[0, 0\] cannot become"):
+            bridge.asarray([half], dtype=wanted)
+
+
+def test_the_sign_of_small_types():
+    """The types of ml_dtypes have another kind than numpy's integers."""
+    ml_dtypes = peer("ml_dtypes")
+    with pytest.raises(ValueError, match=r"-1 at \[0, 0\]"):
+        bridge.asarray([np.array([-1], ml_dtypes.int4)], dtype="uint8")
+    assert bridge.asarray([np.array([7], ml_dtypes.int4)], dtype="uint8").tolist() == [[7]]
+    assert bridge.asarray([ml_dtypes.bfloat16(-1)], dtype="int8").tolist() == [-1]
 
 
 FLOATS = [code.name[3:].lower() for code in bridge.DLDataTypeCode if "Float" in code.name[3:]]
@@ -253,6 +313,70 @@ def test_no_copy_into_elements_that_share_memory():
     assert not base.any()
     bridge.copy_(np.ndarray((1, 3), "f8", base, strides=(0, 8)), np.ones((1, 3)))
     assert base.all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        *(((3, 2), (1, 1)), ((2, 3), (1, 1)), ((3, 1, 2), (1, 9, 1)), ((4, 4), (3, 1))),
+        *(((3, 2), (1, -1)), ((2, 2, 2), (3, 2, 1)), ((1000, 1000), (999, 1))),
+    ],
+    ids=str,
+)
+def test_no_copy_into_windows_that_overlap(device, shape, strides):
+    memory = bridge.zeros(1 << 20, "uint8", device)
+    operand = memory[10:].operand()
+    where = 0, operand.data, operand.byte_offset, "uint8", shape, strides
+    native = bridge.protocol.NativeArray(*where, False, memory)
+    if device == "cpu":
+        target = np.ndarray(shape, "u1", memory.numpy(), 10, strides)
+    else:
+        target = bridge.asarray(Array(native), device=device)
+    with pytest.raises(bridge.ExchangeError, match=r"share one place in memory.*windows"):
+        bridge.copy_(target, np.ones(shape, "u1"))
+    assert not bridge.to_device(memory, "cpu").numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        *(((2, 2), (3, 2)), ((2, 2), (-2, 3)), ((3, 4), (4, 3)), ((1, 3), (1, 1))),
+        *(((3, 0), (0, 0)), ((2, 2, 3), (9, 6, 5)), ((999, 1000), (1000, 999))),
+        *(((3, 4), (1, 3)), ((2, 3), (-3, 1)), ((2, 2, 2, 2), (8, 1, 4, 2))),
+    ],
+    ids=str,
+)
+def test_windows_that_do_not_overlap_are_written(shape, strides):
+    """Whatever the order of their strides, each element has a place of its own."""
+    memory = np.zeros(1 << 21, "u1")
+    target = np.ndarray(shape, "u1", memory, 10, strides)
+    source = np.random.default_rng(1).integers(1, 255, shape, "u1")
+    bridge.copy_(target, source)
+    assert np.array_equal(target, source)
+    assert np.count_nonzero(memory) == source.size
+
+
+def test_more_elements_than_numpy_can_describe_overlap():
+    assert shares_places((2,) * 64, (1,) * 64)
+    assert shares_places((1 << 40, 1 << 40), (2, 2))
+    assert not shares_places((1 << 40, 1 << 20), (1 << 21, 2))
+
+
+def test_which_strides_overlap():
+    """The decision is that of all offsets, one by one."""
+    random = np.random.default_rng(7)
+    both = [0, 0]
+    for _ in range(3000):
+        ndim = int(random.integers(1, 5))
+        shape = tuple(map(int, random.integers(1, 6, ndim)))
+        strides = tuple(map(int, random.integers(-20, 21, ndim)))
+        index = np.indices(shape).reshape(ndim, -1)
+        offsets = np.asarray(strides) @ index
+        wanted = len(set(offsets.tolist())) < offsets.size
+        assert shares_places(shape, strides) is wanted, (shape, strides)
+        both[wanted] += 1
+    assert min(both) > 300
 
 
 @pytest.mark.parametrize("alignment", ["a", None, 1.5, True])

@@ -54,6 +54,15 @@ def test_the_type_follows_the_number(value, name):
     assert (str(made.dtype), made.tolist()) == (name, [value, value])
 
 
+def test_integers_that_only_an_unsigned_type_has_are_of_that_type():
+    """As `asarray` does it."""
+    made = bridge.full(2, 2**63)
+    assert (str(made.dtype), made.tolist()) == ("uint64", [2**63] * 2)
+    assert bridge.full(2, 2**63).dtype is bridge.asarray(2**63).dtype
+    assert str(bridge.full(2, 2**63 - 1).dtype) == "int64"
+    assert str(bridge.full(2, -(2**63)).dtype) == "int64"
+
+
 def test_the_type_of_a_scalar_of_numpy():
     assert str(bridge.full(2, np.int16(3)).dtype) == "int16"
     assert str(bridge.full(2, np.float64(3)).dtype) == "float64"

@@ -257,6 +257,67 @@ CASES = {
 }
 
 
+CASES |= {
+    "an integer that no type has, as the number": (
+        lambda: bridge.full(3, 2**64),
+        ValueError,
+        r"the integer 18446744073709551616 is beyond every integer type.*pass dtype='float64'",
+    ),
+    "a tensor that has no item, as the number": (
+        lambda: (peer("ml_dtypes"), bridge.full(3, bridge.ones((), "int4"))),
+        bridge.ExchangeError,
+        r"^fill_value is a Tensor of int4.*number.*astype\(fill_value, 'float32'\)\.item\(\)",
+    ),
+    "numbers as a type that numpy does not have": (
+        lambda: bridge.asarray([1, 2, 3, 4], dtype="float4_e2m1fn_x2"),
+        bridge.ExchangeError,
+        r"no vector types.*dlbridge\.asarray\(raw\)\.view\('float4_e2m1fnx2'\)",
+    ),
+    "a text as the new shape": (
+        lambda: bridge.ones(4).reshape("a"),
+        TypeError,
+        r"^shape 'a' is not an integer, or integers: .*; pass .*t\.reshape\(2, -1\)",
+    ),
+    "no new shape": (
+        lambda: bridge.ones(4).reshape(None),
+        TypeError,
+        r"^shape None is not an integer, or integers: .*; pass .*t\.reshape\(2, -1\)",
+    ),
+    "an empty text as the new shape": (
+        lambda: bridge.ones(1).reshape(""),
+        TypeError,
+        r"^shape '' is not an integer",
+    ),
+    "a float in the new shape": (
+        lambda: bridge.ones(4).reshape(2.0, 2),
+        TypeError,
+        r"^shape \(2\.0, 2\) is not an integer, or integers",
+    ),
+    "None as a backend": (
+        lambda: bridge.backend(None),
+        TypeError,
+        r"^the name of a backend is a text, such as 'cpu', not None; dlbridge\.backends\(\)",
+    ),
+    "a Device as a backend": (
+        lambda: bridge.backend(bridge.device("cpu")),
+        TypeError,
+        r"^the name of a backend is a text",
+    ),
+    "lists deeper than a tensor": (
+        lambda: bridge.asarray(nested(65)),
+        ValueError,
+        r"deeper than the 64 dimensions that a tensor has at most; .*reshape",
+    ),
+}
+
+
+def nested(depth):
+    made = 1
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_message_says_what_to_do(name):
     call, error, message = CASES[name]

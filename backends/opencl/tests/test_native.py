@@ -53,6 +53,16 @@ def test_views_have_offset_and_strides(opencl, queue):
     assert contents(opencl, array, 8) == host[1, 1:3].tobytes()
 
 
+def test_byte_strides_that_are_no_whole_elements(queue):
+    """They were rounded down, and the elements were others."""
+    bytes_ = cl.array.to_device(queue, np.arange(32, dtype="u1"))
+    x = cl.array.Array(queue, (4,), np.int32, data=bytes_.base_data, strides=(6,))
+    with pytest.raises(
+        ExchangeError, match=r"pyopencl.*\(6,\) are not multiples of the item size 4"
+    ):
+        bridge.to_device(x, "cpu")
+
+
 def test_the_owner_keeps_the_memory(opencl, queue):
     host = np.arange(1000, dtype="f4")
     array = opencl.from_native(cl.array.to_device(queue, host))

@@ -19,6 +19,7 @@ from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, type_names
 from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.layout import are_whole_steps
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import NativeArray, SupportsNative
 
@@ -314,6 +315,13 @@ def import_native(
 def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
     """The Tensor of a backend's description of *x*."""
     dtype = as_dtype(array.dtype)
-    strides = array.strides and tuple(step // dtype.itemsize for step in array.strides)
+    strides = array.strides
+    if strides:
+        if not are_whole_steps(array.shape, strides, dtype.itemsize):
+            raise ExchangeError(
+                f"{origin_of(x)}: byte strides {strides} are not multiples of the item size "
+                f"{dtype.itemsize}, which DLPack counts in; make a compact copy of it before"
+            )
+        strides = tuple(step // dtype.itemsize for step in strides)
     memory = Memory(device, array.data, origin_of(x), array.owner)
     return make_tensor(memory, array.offset, dtype, array.shape, strides, readonly=array.readonly)

@@ -19,6 +19,7 @@ from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import DType, dtype as as_dtype, from_numpy
+from dlbridge.core.values.layout import are_whole_steps
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import SupportsForeignData
 
@@ -220,14 +221,14 @@ def _strides(strides: object, shape: tuple[int, ...], itemsize: int) -> tuple[in
         )
     if 0 in shape:
         return None
-    # A dimension of one element has no neighbours, so its stride may be anything.
-    steps = tuple(0 if extent == 1 else step for extent, step in zip(shape, steps, strict=True))
-    if any(step % itemsize for step in steps):
+    if not are_whole_steps(shape, steps, itemsize):
         raise ExchangeError(
             f"__cuda_array_interface__: byte strides {strides!r} are not multiples of the item "
             f"size {itemsize}, which DLPack counts in"
         )
-    return tuple(step // itemsize for step in steps)
+    # A dimension of one element has no neighbours, so its stride may be anything.
+    pairs = zip(shape, steps, strict=True)
+    return tuple(0 if extent == 1 else step // itemsize for extent, step in pairs)
 
 
 def _stream(interface: dict[str, Any]) -> int | None:

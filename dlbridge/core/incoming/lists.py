@@ -40,8 +40,8 @@ def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Arra
         kind = plain.dtype.kind
         if kind not in "biufc":
             _require_numbers(x, plain, None)
-        if kind in "fc" and plain.size and np.abs(plain).max() >= _EXACT:
-            # numpy makes floats of integers that no integer type holds together.
+        if kind in "fc" and plain.itemsize >= 8 and (np.abs(plain) >= _EXACT).any():
+            # numpy makes float64 of integers that no integer type holds together.
             whole = np.asarray(x, object)
             both = zip(whole.flat, plain.flat, strict=True)
             lost = [_is_other_integer(value, made) for value, made in both]
@@ -73,6 +73,12 @@ def _read_rectangle(x: Any, read: Callable[[Any], Array]) -> tuple[Any, Array]:
             "64 dimensions"
         ) from exc
     except ValueError as exc:
+        if "maximum number of dimension" in str(exc):
+            raise ValueError(
+                "the lists in the list are deeper than the 64 dimensions that a tensor has at "
+                "most; make one flat list of the numbers, and fewer dimensions of that: "
+                f"asarray(flat).reshape(shape) ({exc})"
+            ) from exc
         if "inhomogeneous" not in str(exc):
             raise
         raise ValueError(
@@ -182,6 +188,9 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
 
 def _changed_whole(plain: Array, made: Array) -> Array:
     changed: Array = made.astype(plain.dtype) != plain
+    if plain.dtype.kind in "iuV":  # V: integers of ml_dtypes, too
+        # The same bits are another number where only one of the types has a sign.
+        changed |= (made < 0) != (plain < 0)
     return changed
 
 
@@ -198,7 +207,7 @@ def _changed_float(plain: Array, made: Array) -> Array:
     changed = np.isnan(before) != np.isnan(after)
     changed |= finite & ~(np.isfinite(after) & (np.abs(before) <= limit))
     changed |= np.isinf(before) & (before != after)
-    if made.dtype.kind != "c":
+    if made.dtype.kind not in "cW":  # W: complex32 of ml_dtypes
         changed[..., 1] = before[..., 1] != 0
     either: Array = changed.any(-1)
     return either

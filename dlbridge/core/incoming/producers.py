@@ -271,7 +271,9 @@ def _by_numpy(capsule: Any, readable: Readable, cls: type) -> Tensor | None:
     once.capsule = capsule
     try:
         array = np.from_dlpack(once)
-    except (ValueError, RuntimeError):  # it is still in the capsule
+    except (ValueError, RuntimeError) as exc:  # it is still in the capsule
+        if is_from_handler(exc.__traceback__):
+            raise
         restore(readable)
         return None
     if not array.flags.forc:
@@ -289,6 +291,8 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
     try:
         return x.__dlpack__(max_version=DLPACK_VERSION, **streams, **wanted)
     except TypeError as first:
+        if is_from_handler(first.__traceback__):
+            raise
         if wanted.get("copy") is False and "dl_device" in wanted:
             raise ExchangeError(
                 f"{origin_of(x)} on {source} cannot be brought to the CPU without a copy: its "
@@ -297,10 +301,12 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
         try:
             return x.__dlpack__(**streams)
         except TypeError as second:
+            if is_from_handler(second.__traceback__):
+                raise
             raise second from first
-    except (BufferError, ValueError):
+    except (BufferError, ValueError) as exc:
         # If the producer does not copy to the CPU, we do.
-        if "dl_device" not in wanted or "copy" in wanted:
+        if "dl_device" not in wanted or "copy" in wanted or is_from_handler(exc.__traceback__):
             raise
         stream = consumer_stream(source)
         again = {} if stream is None else {"stream": stream}

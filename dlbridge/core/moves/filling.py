@@ -12,6 +12,7 @@ from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import pack_bits
 from dlbridge.core.values.suggestions import with_article
+from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span, SupportsFill
 
 from .allocate import allocate
@@ -45,7 +46,16 @@ def pattern_of(value: Any, dtype: DType) -> bytes:
 
 def _scalar(value: Any) -> Any:
     """The Python number of a scalar of numpy, for example."""
-    number = value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
+    number = value
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        try:
+            number = value.item()
+        except ExchangeError as exc:
+            raise ExchangeError(
+                f"fill_value is {with_article(type(value).__name__)} of {value.dtype}, whose "
+                "item() is refused; pass a Python number, such as "
+                "dlbridge.astype(fill_value, 'float32').item()"
+            ) from exc
     if not isinstance(number, (bool, int, float, complex)):
         raise TypeError(
             f"fill_value is {with_article(type(value).__name__)}, not a number; give a bool, "

@@ -185,12 +185,24 @@ def _run(
                 progress(sum(moved), total)
     finally:
         waiting.clear()
-        for helper in helpers:
-            helper.join()
+        _join_all(helpers.copy())
     if errors:
         raise errors[0]
     if helpers and progress is not None:
         progress(total, total)
+
+
+def _join_all(running: list[threading.Thread]) -> None:
+    """Wait for every thread, also after a Ctrl-C: they still write to the user's memory."""
+    interruption: BaseException | None = None
+    while running:
+        try:
+            running[-1].join()
+            running.pop()
+        except BaseException as exc:
+            interruption = exc
+    if interruption is not None:
+        raise interruption
 
 
 def _move_each(move: Move, waiting: deque[tuple[Array, Array]]) -> Iterator[int]:

@@ -140,6 +140,8 @@ def backend(name: str) -> Backend:
 
     Raises
     ------
+    TypeError
+        If *name* is no str.
     BackendUnavailable
         If it is not installed or cannot run here. A failure is not remembered:
         the next call tries again.
@@ -154,6 +156,11 @@ def backend(name: str) -> Backend:
     found = LOADED.get(name)
     if found is not None:
         return found
+    if not isinstance(name, str):
+        raise TypeError(
+            f"the name of a backend is a text, such as 'cpu', not {name!r}; dlbridge.backends() "
+            "lists them"
+        )
     with _locks.setdefault(name, threading.RLock()):
         if name not in LOADED:
             # A signal handler in this thread may have loaded it meanwhile: there is one.

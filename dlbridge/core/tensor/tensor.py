@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -55,6 +55,19 @@ def _produce() -> Callable[..., object]:
     from dlbridge.core.outgoing.producer import produce
 
     return produce
+
+
+def _sizes(shape: Any, error: TypeError) -> tuple[int, ...]:
+    """The extents in *shape*, which is no tuple of integers, as the *error* says."""
+    if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes)):
+        try:
+            return tuple(map(operator.index, shape))
+        except TypeError as exc:
+            error = exc
+    raise TypeError(
+        f"shape {shape!r:.80} is not an integer, or integers: {error}; pass the extents, as in "
+        "t.reshape(2, -1)"
+    ) from error
 
 
 class _ExchangeTable:
@@ -121,7 +134,8 @@ class Tensor(TensorMetadata):
         Parameters
         ----------
         *shape : int or tuple of int
-            The new extents, in elements; one may be -1 and is inferred.
+            The new extents, in elements; one may be -1 and is inferred. Any sequence of
+            integers is taken, too.
 
         Returns
         -------
@@ -130,6 +144,8 @@ class Tensor(TensorMetadata):
 
         Raises
         ------
+        TypeError
+            If *shape* is not of integers.
         ValueError
             Where the numbers of elements differ.
         ExchangeError
@@ -141,7 +157,10 @@ class Tensor(TensorMetadata):
         (3, 2)
         """
         sizes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        sizes = tuple(map(operator.index, sizes))
+        try:
+            sizes = tuple(map(operator.index, sizes))
+        except TypeError as exc:
+            sizes = _sizes(shape[0] if len(shape) == 1 else shape, exc)
         if any(size < -1 for size in sizes):
             raise ValueError(f"cannot reshape {self.shape} to {sizes}: only -1 is inferred")
         try:

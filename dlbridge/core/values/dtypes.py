@@ -581,7 +581,10 @@ def _find_numpy(ours: DType) -> np.dtype[Any]:
     if ours.name in _NUMPY_OWN:
         found = np.dtype(ours.name)
     else:
-        way_out = "take the raw bytes: tensor.tobytes()"
+        way_out = (
+            "use the raw bytes: t.tobytes() of a tensor t gives them, and "
+            f"dlbridge.asarray(raw).view('{ours}') takes them"
+        )
         if ours.lanes != 1:
             raise ExchangeError(f"numpy has no vector types, so none for {ours}: {way_out}")
         try:

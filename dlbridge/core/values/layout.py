@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
 
-__all__ = ["compact_strides", "is_compact", "merge", "reach"]
+__all__ = ["are_whole_steps", "compact_strides", "is_compact", "merge", "reach", "shares_places"]
 
 
 def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -30,6 +32,14 @@ def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def are_whole_steps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether byte *strides* are whole elements; where no element has a neighbour, any are."""
+    for extent, step in zip(shape, strides, strict=False):
+        if step % itemsize and extent > 1:
+            return 0 in shape
+    return True
+
+
 def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     """The lowest element and one past the highest, counted from the first element."""
     low = high = 0
@@ -41,6 +51,47 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
         else:
             low += (extent - 1) * stride
     return low, high + 1
+
+
+def shares_places(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements have one place in memory.
+
+    The answer is exact. In a layout of many dimensions for which that would take
+    long, it is no.
+    """
+    if 0 in shape:
+        return False
+    axes = [(abs(step), n) for n, step in zip(shape, strides, strict=True) if n > 1]
+    axes.sort()
+    within = 0
+    for step, extent in axes:
+        if step <= within:
+            return _meet_somewhere(axes)
+        within += step * (extent - 1)
+    return False
+
+
+def _meet_somewhere(axes: Sequence[tuple[int, int]]) -> bool:
+    """The answer of numpy's solver, for dimensions of (stride, extent)."""
+    import numpy as np
+
+    strides, shape = zip(*axes, strict=True)
+    if prod(shape) > reach(shape, strides)[1]:
+        return True  # more elements than places, and maybe more than numpy can describe
+    # Bytes stand for the elements; only addresses are compared.
+    whole = np.lib.stride_tricks.as_strided(np.empty(1, "u1"), shape, strides)
+    for _ in axes:
+        # If elements meet that differ in this dimension, then two do of which one is at its start.
+        with suppress(np.exceptions.TooHardError):
+            # (The stubs know two of the numbers only.)
+            if np.shares_memory(whole[:1], whole[1:], max_work=_MAX_WORK):  # type: ignore[arg-type]
+                return True
+        whole = whole[0]
+    return False
+
+
+_MAX_WORK = 10_000
+"""Candidates that numpy's solver looks at for one dimension: some milliseconds."""
 
 
 def merge(

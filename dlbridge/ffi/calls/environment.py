@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlbridge.core.outgoing.own_table import _managed_tensor_allocator as managed_tensor_allocator
 from dlbridge.core.plugins.streams import use_stream as use_backend_stream
 from dlbridge.core.public import public_in
-from dlbridge.core.values.devices import Device, device
+from dlbridge.core.values.devices import device
 from dlbridge.errors import BackendUnavailable
 
 from .._lib import C, address, ffi
@@ -23,7 +23,6 @@ __all__ = [
     "get_raw_stream",
     "restore_stream",
     "set_stream",
-    "swap_stream",
     "use_raw_stream",
     "use_stream",
     "use_torch_stream",
@@ -35,26 +34,20 @@ _MAX_TYPE: Final = 1 << 10
 _MAX_INDEX: Final = 1 << 16
 
 
-def set_stream(where: Device, stream: int) -> int:
-    """Set the stream of *where* in this thread's environment; the one before."""
-    if where.type >= _MAX_TYPE or where.index >= _MAX_INDEX:
-        raise ValueError(
-            f"{where} is outside the environment's table of devices (1024 types, 65536 ids)"
-        )
-    return address(swap_stream(where.type, where.index, stream))
+def set_stream(device_type: int, device_id: int, stream: int) -> None:
+    """Set the stream of a device in this thread's environment.
 
-
-def swap_stream(device_type: int, device_id: int, stream: int) -> Any:
-    """Set the stream of a device in this thread's environment; the pointer that was there."""
-    before = ffi.new("void **")
-    if C.TVMFFIEnvSetStream(device_type, device_id, ffi.cast("void *", stream), before):
+    Who wants to put the one before back has to read it first: after an interruption it is known
+    then, whether it was replaced or not.
+    """
+    if C.TVMFFIEnvSetStream(device_type, device_id, ffi.cast("void *", stream), ffi.NULL):
         raise raised()
-    return before[0]
 
 
 def restore_stream(device_type: int, device_id: int, before: Any) -> None:
-    """Put back what `swap_stream` returned. Cannot fail: the place exists since then."""
-    C.TVMFFIEnvSetStream(device_type, device_id, before, ffi.NULL)
+    """Put back what ``TVMFFIEnvGetStream`` gave."""
+    if C.TVMFFIEnvSetStream(device_type, device_id, before, ffi.NULL):
+        raised()  # takes the error away: `set_stream` failed, too, and has replaced nothing
 
 
 @public_in("dlbridge.ffi")
@@ -119,13 +112,18 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
             f"stream must be an int or a ctypes.c_void_p, not {type(stream).__name__}; "
             "use_stream takes the stream objects of a device's ecosystem"
         )
-    thread, before = threading.get_ident(), set_stream(where, handle)
+    if where.type >= _MAX_TYPE or where.index >= _MAX_INDEX:
+        raise ValueError(
+            f"{where} is outside the environment's table of devices (1024 types, 65536 ids)"
+        )
+    thread, before = threading.get_ident(), C.TVMFFIEnvGetStream(where.type, where.index)
     try:
+        set_stream(where.type, where.index, handle)
         yield
     finally:
         # Where a signal handler's exception cuts a generator off, it may end in another thread.
         if threading.get_ident() == thread:
-            set_stream(where, before)
+            restore_stream(where.type, where.index, before)
 
 
 @public_in("dlbridge.ffi")

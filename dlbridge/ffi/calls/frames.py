@@ -23,7 +23,7 @@ from .._lib import C, address, ffi, py
 from ..values.errors import drop_untaken, interrupted, raised, untaken
 from ..values.tensors import name_argument
 from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, pack, release, unpack
-from .environment import restore_stream, swap_stream
+from .environment import restore_stream, set_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -169,15 +169,16 @@ def on_streams(
                 continue
             known = before.get((device_type, device_id))
             if known is None:
-                previous = swap_stream(device_type, device_id, handle)
+                # Noted before it is replaced: an interruption may come between the two.
+                previous = C.TVMFFIEnvGetStream(device_type, device_id)
                 before[device_type, device_id] = (handle, previous)
+                set_stream(device_type, device_id, handle)
             elif known[0] != handle:
                 # Another library's stream on the same device: the callee works on the first.
                 _order(Device.of(device_type, device_id), known[0], handle)
         return C.TVMFFIFunctionCall(pointer, first, count, result)  # type: ignore[no-any-return]
     finally:
         for (device_type, device_id), (_handle, previous) in before.items():
-            # Cannot fail: the place exists since it was set above.
             restore_stream(device_type, device_id, previous)
 
 

@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 from peers import peer
+from raw_producer import Producer
 
 import dlbridge as bridge
 from dlbridge.core import prepared
@@ -234,5 +235,71 @@ def test_a_signal_handlers_exception_is_no_refusal(make, monkeypatch):
     try:
         with pytest.raises(Refused):
             convert(x)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def interrupted_producer(error, moments, device=(1, 0)):
+    """A producer whose method is interrupted by *error* in the calls of these numbers."""
+
+    class Own(error):
+        """What the handler raises."""
+
+    class Interrupted:
+        calls = 0
+
+        def __dlpack_device__(self):
+            return device
+
+        def __dlpack__(self, **keywords):
+            self.calls += 1
+            if self.calls in moments:
+                signal.raise_signal(signal.SIGTERM)
+            if self.calls < max(moments):
+                raise TypeError("an old one, without these keywords")
+            return np.arange(3.0).__dlpack__()
+
+    return Own, Interrupted()
+
+
+@pytest.mark.parametrize(
+    ("error", "moments", "device"),
+    [
+        (TypeError, {1}, (1, 0)),
+        (TypeError, {2}, (1, 0)),
+        (BufferError, {1}, (2, 0)),
+        (ValueError, {1}, (2, 0)),
+    ],
+)
+def test_an_exception_of_a_handler_in_a_producer_is_no_refusal(error, moments, device):
+    """The producer was asked again, and no exception arrived."""
+    own, x = interrupted_producer(error, moments, device)
+
+    def handler(_number, _frame):
+        raise own
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(own) as caught:
+            producers.import_producer(x, bridge.device("cpu"), None, None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert x.calls == max(moments)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_an_exception_of_a_handler_in_numpys_reading_is_no_refusal(error, monkeypatch):
+    class Own(error):
+        """What the handler raises."""
+
+    def handler(_number, _frame):
+        raise Own
+
+    monkeypatch.setattr(np, "from_dlpack", handled)
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(Own):
+            producers.import_producer(Producer((3,)), None, None, None)
     finally:
         signal.signal(signal.SIGTERM, before)

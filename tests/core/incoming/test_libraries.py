@@ -17,6 +17,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
+from dlbridge_fake import Array
 from peers import peer
 from raw_producer import Producer
 
@@ -288,6 +289,26 @@ def test_an_object_of_a_backends_package_loads_that_backend_only():
         print({DRIVERS})
     """
     assert run(script) == "[]"
+
+
+def test_byte_strides_of_an_object_of_a_backend_that_are_no_whole_elements():
+    """They were rounded down, and the elements were others."""
+    memory = bridge.to_device(np.arange(64, dtype="u1"), "ext_dev:0")
+
+    def described(shape, strides):
+        where = 0, memory.operand().data, 0, "int32", shape, strides
+        return Array(bridge.protocol.NativeArray(*where, False, memory))
+
+    for take in (bridge.asarray, lambda x: bridge.to_device(x, "cpu")):
+        for shape, strides in [((4,), (6,)), ((2, 3), (-5, 4))]:
+            with pytest.raises(
+                bridge.ExchangeError, match=r"Array.*not multiples of the item size 4.*copy"
+            ):
+                take(described(shape, strides))
+    # Where no element has a neighbour they may be anything.
+    values = np.arange(64, dtype="u1").view("i4")
+    assert bridge.asarray(described((1, 3), (6, 8))).tolist() == [values[:6:2].tolist()]
+    assert bridge.asarray(described((4, 0), (6, 4))).shape == (4, 0)
 
 
 # Memory that a library lends ---------------------------------------------------------------

@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 import types
+from collections import deque
 
 import numpy as np
 import pytest
@@ -484,3 +485,36 @@ def test_ctrl_c_between_chunks():
 def test_importing_it_does_not_import_numpy():
     script = "import sys, dlbridge.core.moves.within_host; assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_interruptions_while_another_thread_copies(monkeypatch):
+    """Each of them may come while the first is being handled; then nobody copies any more."""
+    main, holding, go_on = threading.main_thread(), threading.Event(), threading.Event()
+    join, joins = threading.Thread.join, []
+
+    def move(target, source):
+        if threading.current_thread() is main:
+            assert holding.wait(10)
+            raise KeyboardInterrupt("in the copy")
+        holding.set()
+        assert go_on.wait(10)
+        target[...] = source
+
+    def interrupted_join(thread, timeout=None):
+        joins.append(thread)
+        if len(joins) < 3:
+            raise KeyboardInterrupt("in the join")
+        go_on.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted_join)
+    target = np.zeros(4)
+    waiting = deque((target[i : i + 1], np.ones(1)) for i in range(4))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pack._run(move, waiting, 32, 2, None)
+        assert len(joins) == 3
+        assert not joins[0].is_alive()
+    finally:
+        go_on.set()
+    assert target.sum() == 1

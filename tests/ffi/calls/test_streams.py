@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+
 import pytest
 from producers import DEVICES, STREAMS, PlainTensor, StreamTensor, TableTensor, streams
 
@@ -119,6 +122,67 @@ def test_use_stream_without_a_backend(look):
         assert handle == 0x99
         assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0x99
     assert ffi.get_raw_stream(dlbridge.Device.of(8, 0)) == 0
+
+
+def interrupted_at_each_step(function, last_line, work):
+    """Do *work*, with an interruption before one instruction of *function*, then before another.
+
+    *last_line* is the first line of it that is left alone. How often that was.
+    """
+    code = function.__code__
+    lines, first = inspect.getsourcelines(function)
+    last = first + next(number for number, line in enumerate(lines) if last_line in line)
+    done = []
+
+    def steps_until(wanted):
+        count = 0
+
+        def local(frame, event, _argument):
+            nonlocal count
+            if event == "opcode" and (frame.f_lineno or last) < last:
+                count += 1
+                if count > wanted:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return local
+
+        def trace(frame, _event, _argument):
+            if frame.f_code is not code:
+                return None
+            frame.f_trace_opcodes = True
+            return local
+
+        return trace
+
+    while True:
+        before = sys.gettrace()
+        sys.settrace(steps_until(len(done)))
+        try:
+            work()
+        except KeyboardInterrupt:
+            done.append(streams())
+        else:
+            return done
+        finally:
+            sys.settrace(before)
+
+
+def test_an_interruption_before_the_call_leaves_no_stream(look):
+    tensors = TableTensor((2, 0)), TableTensor((2, 1)), TableTensor((2, 0))
+    left = interrupted_at_each_step(frames.on_streams, "finally:", lambda: look(*tensors))
+    assert len(left) > 30
+    assert left == [{}] * len(left)
+
+
+def test_an_interruption_on_entering_a_block_leaves_no_stream():
+    def work():
+        with ffi.use_raw_stream("cuda:0", 0x77):
+            pass
+
+    function = inspect.unwrap(ffi.use_raw_stream)
+    left = interrupted_at_each_step(function, "finally:", work)
+    assert len(left) > 15
+    assert left == [{}] * len(left)
 
 
 class Recorder:
