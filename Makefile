@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 BACKENDS := fake opencl vulkan webgpu cuda rocm
 # Its libraries are 2.8 GB (dpctl and Intel's CPU runtime 1.5, dpnp 1.3): for tests only.
 LARGE := oneapi
-# Three processes at a time, each with its own test files: many wait for programs that they start.
-PARALLEL := -n 3 --dist loadfile
+# Three processes at a time, each with its own test files or classes: many wait for programs that
+# they start.
+PARALLEL := -n 3 --dist loadscope
 PYTEST := $(BIN)/python -m pytest -q
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
