@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
     from .core.incoming.places import device_of as device_of
     from .core.moves.host_views import HostView as HostView
-    from .core.moves.plans import Plan as Plan, Step as Step
+    from .core.moves.steps import Plan as Plan, Step as Step
     from .core.moves.traces import Trace as Trace, trace as trace
     from .core.moves.unpickling import unpickle_to as unpickle_to
     from .core.plugins.listing import devices as devices
@@ -97,7 +97,7 @@ _PUBLIC = {
     "core.incoming.cuda_array_interface": "from_cuda_array_interface",
     "core.incoming.places": "device_of",
     "core.moves.host_views": "HostView",
-    "core.moves.plans": "Plan Step",
+    "core.moves.steps": "Plan Step",
     "core.moves.traces": "Trace trace",
     "core.moves.unpickling": "unpickle_to",
     "core.plugins.listing": "devices",

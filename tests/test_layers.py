@@ -66,7 +66,7 @@ core.incoming.array_likes core.incoming.places
 core.moves core.moves.regions core.moves.transposed core.moves.within_host
 core.moves.host_and_device
 core.moves.between_devices core.moves.copies core.moves.progress core.moves.memory_imports
-core.moves.plans core.moves.traces core.moves.allocate core.moves.filling core.moves.transfer
+core.moves.steps core.moves.plans core.moves.traces core.moves.allocate core.moves.filling core.moves.transfer
 core.moves.host_views core.moves.pickling core.moves.unpickling core.moves.printing
 core.moves.shared_blocks core.moves.device_blocks core.moves.shared_places core.moves.shared_tensors
 

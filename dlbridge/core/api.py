@@ -11,8 +11,9 @@ from dlbridge.core.incoming.importers import IMPORTERS, find_importer
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.moves.allocate import check_alignment
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.plans import Step, plan_by_library, plan_move
+from dlbridge.core.moves.plans import plan_by_library, plan_move
 from dlbridge.core.moves.progress import reporter
+from dlbridge.core.moves.steps import Step
 from dlbridge.core.moves.traces import is_recording
 from dlbridge.core.moves.transfer import aligned, move, run
 from dlbridge.core.outgoing.like import as_library, library_step
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from dlbridge_vulkan import VulkanArray
     from dlbridge_webgpu import WebGPUArray
 
-    from dlbridge.core.moves.plans import Plan
+    from dlbridge.core.moves.steps import Plan
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.typing import (
         ArrayClassModule,

@@ -15,7 +15,8 @@ from dlbridge.core.moves.allocate import allocate
 from dlbridge.core.moves.copies import copy_elements
 from dlbridge.core.moves.host_and_device import packed_bytes
 from dlbridge.core.moves.host_views import host_view
-from dlbridge.core.moves.plans import Plan, plan_move, why_no_host_view
+from dlbridge.core.moves.plans import plan_move, why_no_host_view
+from dlbridge.core.moves.steps import Plan
 from dlbridge.core.moves.traces import record
 from dlbridge.core.moves.transfer import run
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array

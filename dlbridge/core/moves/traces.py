@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import TRACES
 
-from .plans import Plan
+from .steps import Plan
 
 __all__ = ["Trace", "is_recording", "record", "trace"]
 

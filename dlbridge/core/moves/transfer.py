@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
 
-    from .plans import Plan
+    from .steps import Plan
     from .within_host import Progress
 
     _Place = tuple[Tensor, Operand]
