@@ -401,7 +401,9 @@ Lazy.__module__ = "xarray.core.dataarray"
 
 
 @pytest.mark.parametrize(
-    "convert", [np.array, bridge.asarray, lambda x: peer("torch").tensor(x)], ids=str
+    "convert",
+    [np.array, bridge.asarray, lambda x: peer("torch").tensor(x)],
+    ids=["numpy", "dlbridge", "torch"],
 )
 def test_data_that_is_read_anew_each_time_is_not_shared(convert):  # C35
     x = Lazy(lambda: convert([0.0, 1.0, 2.0]))
