@@ -127,7 +127,8 @@ def test_use_stream_without_a_backend(look):
 def interrupted_at_each_step(function, last_line, work):
     """Do *work*, with an interruption before one instruction of *function*, then before another.
 
-    *last_line* is the first line of it that is left alone. How often that was.
+    *last_line* is the first line of it that is left alone. How often that was. CPython from 3.12
+    on tells of lines only, where a trace function asks for instructions.
     """
     code = function.__code__
     lines, first = inspect.getsourcelines(function)
@@ -139,7 +140,7 @@ def interrupted_at_each_step(function, last_line, work):
 
         def local(frame, event, _argument):
             nonlocal count
-            if event == "opcode" and (frame.f_lineno or last) < last:
+            if event in ("opcode", "line") and (frame.f_lineno or last) < last:
                 count += 1
                 if count > wanted:
                     sys.settrace(None)
@@ -170,7 +171,7 @@ def interrupted_at_each_step(function, last_line, work):
 def test_an_interruption_before_the_call_leaves_no_stream(look):
     tensors = TableTensor((2, 0)), TableTensor((2, 1)), TableTensor((2, 0))
     left = interrupted_at_each_step(frames.on_streams, "finally:", lambda: look(*tensors))
-    assert len(left) > 30
+    assert len(left) > 10
     assert left == [{}] * len(left)
 
 
@@ -181,7 +182,7 @@ def test_an_interruption_on_entering_a_block_leaves_no_stream():
 
     function = inspect.unwrap(ffi.use_raw_stream)
     left = interrupted_at_each_step(function, "finally:", work)
-    assert len(left) > 15
+    assert len(left) > 4
     assert left == [{}] * len(left)
 
 
