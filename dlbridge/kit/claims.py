@@ -34,7 +34,8 @@ def uninterrupted(work: Callable[[], object]) -> None:
     That is in a thread of its own: Python runs handlers in the main thread only. The exception
     of a handler that comes meanwhile is raised when *work* is done. It takes about 0.1 ms.
     """
-    if threading.get_ident() != threading.main_thread().ident:
+    # While the interpreter ends, a thread begins and does nothing.
+    if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
         work()
         return
     raised: list[BaseException] = []

@@ -135,7 +135,7 @@ class Stager:
         self._spare = [] if spare is None else spare
         self._device_id = device_id
         self._free: dict[Plan, list[Ring]] = {}  # list methods are atomic
-        self._unknown: list[Ring] = []
+        self._unknown: list[Ring] = []  # a DMA may use them
         self._helpers = Helpers()
 
     def to_device(self, target: int, source: int, nbytes: int, stream: int, plan: Plan) -> None:
@@ -168,22 +168,25 @@ class Stager:
         stream behind work that waits for the other.
         """
         free = self._free.setdefault(plan, [])
-        held = _Held(free, self._unknown)
-        while not held:
-            try:
-                held.take()
-            except IndexError:
-                uninterrupted(lambda: free.append(self._make_ring(plan)))
-        ring = held[0]
+        held: list[Ring] = []
+        home = free
         try:
-            work(ring)
+            # A ring comes and goes by one step of C: no signal handler's exception loses one.
+            while not held:
+                try:
+                    held.extend(starmap(free.pop, [()]))
+                except IndexError:
+                    uninterrupted(lambda: free.append(self._make_ring(plan)))
+            work(held[0])
         except BaseException:
-            if not ring.has_all_events:
+            if held and not held[0].has_all_events:
+                home = self._unknown  # if this wait is cut off: one for the device ends captures
                 self._driver.wait_for_stream(stream)
-                ring.has_all_events = True
+                held[0].has_all_events = True
+                home = free
             raise
         finally:
-            held.give_back()  # its events tell the next user which DMA still runs
+            home.extend(held)  # its events tell the next user which DMA still runs
 
     def _make_ring(self, plan: Plan) -> Ring:
         try:
@@ -249,30 +252,3 @@ class Stager:
         ring.wait_for_dma(slot)
         job = emptied[slot] = Job(target + start, ring.chunks[slot], size)
         self._helpers.put(job)
-
-
-class _Held(list[Ring]):
-    """The ring of one copy. It comes from the free ones and goes back there in one step of C.
-
-    So an exception of a signal handler neither loses a ring nor gives one to two copies. A ring
-    without all of its events goes to the unknown ones: the wait for its DMA was cut off, and a
-    wait for the device would end captures.
-    """
-
-    def __init__(self, free: list[Ring], unknown: list[Ring]) -> None:
-        super().__init__()
-        self._free = free
-        self._unknown = unknown
-
-    def take(self) -> None:
-        """Take one; IndexError if none is free."""
-        self.extend(starmap(self._free.pop, [()]))
-
-    def give_back(self) -> None:
-        """Give it back, if it has not been."""
-        for ring in list(self):
-            rings = self._free if ring.has_all_events else self._unknown
-            rings.extend(starmap(self.pop, [()] * len(self)))
-
-    def __del__(self) -> None:
-        self.give_back()

@@ -243,13 +243,15 @@ class ThreadTests(PublicCase):
 
         thread = threading.Thread(target=work, daemon=True)  # a deadlock must not hang pytest
         threshold = gc.get_threshold()
-        # Young objects only: otherwise collections visit everything that pytest has imported.
-        gc.set_threshold(1, 1_000_000, 1_000_000)
+        gc.collect()
+        gc.freeze()  # otherwise each collection visits everything that pytest has imported
+        gc.set_threshold(1)
         try:
             thread.start()
             thread.join(self.patience)
         finally:
             gc.set_threshold(*threshold)
+            gc.unfreeze()
         assert not thread.is_alive(), "deadlock: a finalizer waits for a lock of its own thread"
         gc.collect()
         device.synchronize()

@@ -7,11 +7,14 @@ elements in another order (``transposed.py``), and two threads for what is large
 
 from __future__ import annotations
 
-import threading
+import sys
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.plugins.cpu import usable_cores
 
 from .transposed import opencv_transpose, pieces, unit_axis, way_to_transpose
@@ -162,6 +165,10 @@ def _run(
     """Copy all that are *waiting*, in this thread and *threads* - 1 others."""
     moved: list[int] = []
     errors: list[BaseException] = []
+    # Not `threading.Thread`: an exception in its `start` or `join` leaves it running, unknown.
+    begun: list[int] = []
+    ended: list[None] = []
+    news: SimpleQueue[None] = SimpleQueue()
 
     def help_along() -> None:
         try:
@@ -169,40 +176,47 @@ def _run(
                 moved.append(nbytes)  # noqa: PERF402 - the other threads look at it
         except BaseException as exc:
             errors.append(exc)
+        finally:
+            ended.append(None)
+            news.put(None)
 
-    helpers = []
     try:
-        for _ in range(threads - 1):
-            helper = threading.Thread(target=help_along, name="dlbridge copy")
-            try:
-                helper.start()
-            except RuntimeError:
-                break  # the process may start no more (its limit, or its end): without help
-            helpers.append(helper)
+        if threads > 1 and not sys.is_finalizing():
+            _start(help_along, threads - 1, begun)
         for nbytes in _move_each(move, waiting):
             moved.append(nbytes)
-            if progress is not None and (waiting or not helpers):
+            if progress is not None and (waiting or not begun):
                 progress(sum(moved), total)
     finally:
         waiting.clear()
-        _join_all(helpers.copy())
+        _wait_for_all(begun, ended, news)
     if errors:
         raise errors[0]
-    if helpers and progress is not None:
+    if begun and progress is not None:
         progress(total, total)
 
 
-def _join_all(running: list[threading.Thread]) -> None:
+def _start(work: Callable[[], None], count: int, begun: list[int]) -> None:
+    """Start threads; *begun* has those that run, whatever happens."""
+    try:
+        begun.extend(map(start_new_thread, [work] * count, [()] * count))
+    except RuntimeError as exc:  # the process may start no more (its limit, or its end)
+        if is_from_handler(exc.__traceback__):
+            raise
+
+
+def _wait_for_all(begun: list[int], ended: list[None], news: SimpleQueue[None]) -> None:
     """Wait for every thread, also after a Ctrl-C: they still write to the user's memory."""
-    interruption: BaseException | None = None
-    while running:
+    interruptions: list[BaseException] = []
+    while len(ended) < len(begun):
         try:
-            running[-1].join()
-            running.pop()
+            news.get(timeout=0.05)  # an exception may have come after it, so not for ever
+        except Empty:
+            pass
         except BaseException as exc:
-            interruption = exc
-    if interruption is not None:
-        raise interruption
+            interruptions.append(exc)
+    if interruptions:
+        raise interruptions.pop()
 
 
 def _move_each(move: Move, waiting: deque[tuple[Array, Array]]) -> Iterator[int]:
