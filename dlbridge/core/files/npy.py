@@ -151,21 +151,26 @@ def _dtype_of(
 def _is_raw(stored: Any) -> bool:
     """Whether numpy has kept the size of the elements only, and dlbridge has types of that size."""
     plain = stored.kind == "V" and stored.fields is None and stored.subdtype is None
-    return plain and 0 < stored.itemsize <= _MOST_LANES
+    return plain and bool(_example(stored.itemsize))
 
-
-_MOST_LANES = (1 << 16) - 1
-"""Of a vector of bytes, the last type that can be named for raw memory."""
 
 _EXAMPLES = {1: "float8_e4m3fn", 2: "bfloat16"}
 """Types that numpy writes as raw memory, by their size."""
 
 
+def _example(itemsize: int) -> str:
+    """A type of that many bytes; empty if there is none."""
+    for bits in (8, 16, 32, 64):
+        lanes, rest = divmod(8 * itemsize, bits)
+        if not rest and 0 < lanes < 1 << 16:
+            return _EXAMPLES.get(itemsize, f"uint{bits}x{lanes}")
+    return ""
+
+
 def _raw(where: str, itemsize: int, wanted: DType | None, member: str | None) -> tuple[DType, bool]:
     """The dtype of elements of which numpy has kept the size only."""
-    example = _EXAMPLES.get(itemsize, f"uint8x{itemsize}")
     names = "" if member is None else f"names=[{member!r}], "
-    call = f"load(path, {names}dtype={example!r}), for example"
+    call = f"load(path, {names}dtype={_example(itemsize)!r}), for example"
     if wanted is None:
         raise FileError(
             f"{where}: elements of {itemsize} bytes of raw memory: numpy does not write the names "

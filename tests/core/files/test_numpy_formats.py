@@ -389,3 +389,20 @@ def test_names_that_an_archive_cannot_have(tmp_path):
         with pytest.raises(ValueError, match="cannot be the name"):
             bridge.save(tmp_path / "a.npz", {name: np.ones(2)})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["float32x20000", "uint16x65535"])
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_vectors_of_more_bytes_than_there_are_lanes(tmp_path, name, suffix):
+    path = tmp_path / f"wide.{suffix}"
+    t = bridge.empty((2,), name)
+    bridge.save(path, {"a": t} if suffix == "npz" else t)
+    loaded = bridge.load(path, dtype=name)
+    back = loaded["a"] if suffix == "npz" else loaded
+    assert back.dtype == name
+    assert back.tobytes() == t.tobytes()
+    if suffix == "npz":
+        assert bridge.load(path)["a"].dtype == name
+    else:
+        with pytest.raises(bridge.FileError, match="dtype='uint16x"):
+            bridge.load(path)
