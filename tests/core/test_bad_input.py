@@ -202,6 +202,24 @@ KEPT = [
 ]
 
 
+def test_small_types_of_several_libraries_in_a_list():
+    ml_dtypes = peer("ml_dtypes")
+    int4, float8, wider = ml_dtypes.int4, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+    with pytest.raises(ValueError, match=r"the value -3 at \[1\] cannot become uint8"):
+        bridge.asarray([np.uint8(2), int4(-3)], dtype="uint8")
+    assert bridge.asarray([np.uint8(2), int4(3)], dtype="uint8").tolist() == [2, 3]
+    for numbers in (
+        [np.uint8(255), float8(2)],
+        [np.int8(127), wider(2)],
+        [np.uint8(255), ml_dtypes.float8_e4m3b11fnuz(1)],
+    ):
+        with pytest.raises(ValueError, match="common type"):
+            bridge.asarray(numbers)
+    assert bridge.asarray([np.uint8(16), float8(2)]).tolist() == [16, 2]
+    assert bridge.asarray([int4(-3), int4(2)]).tolist() == [-3, 2]
+    assert bridge.asarray([float8(1.5), float8(2)]).tolist() == [1.5, 2]
+
+
 @pytest.mark.parametrize(("numbers", "dtype", "values"), KEPT, ids=str)
 def test_numbers_that_a_type_has(numbers, dtype, values):
     assert bridge.asarray(numbers, dtype=dtype).tolist() == values

@@ -40,8 +40,10 @@ def array_of(x: Any, wanted: DType | None, read: Callable[[Any], Array]) -> Arra
         kind = plain.dtype.kind
         if kind not in "biufc":
             _require_numbers(x, plain, None)
-        if kind in "fc" and plain.itemsize >= 8 and (np.abs(plain) >= _EXACT).any():
-            # numpy makes float64 of integers that no integer type holds together.
+        wide = kind in "fc" and plain.itemsize >= 8 and (np.abs(plain) >= _EXACT).any()
+        if wide or (kind in "fV" and plain.itemsize == 1):
+            # numpy makes float64 of integers that no integer type holds together, and a float
+            # of 8 bits of small integers beside such a float.
             whole = np.asarray(x, object)
             both = zip(whole.flat, plain.flat, strict=True)
             lost = [_is_other_integer(value, made) for value, made in both]
@@ -121,9 +123,13 @@ _NUMBERS = {bool, int, float, complex}
 def _is_other_integer(value: Any, made: Any) -> bool:
     """Whether *value* is an integer, Python's or an array's, and *made* of it is not the same."""
     try:
-        return operator.index(value) != int(made.real)
+        whole = operator.index(value)
     except TypeError:  # no integer
         return False
+    try:
+        return whole != int(made.real)
+    except (OverflowError, ValueError):  # it has become an infinity or nan
+        return True
 
 
 _WAY_OUT = "change it before, in the way you mean: numpy.asarray(x).astype(...)"
@@ -187,6 +193,10 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
 
 
 def _changed_whole(plain: Array, made: Array) -> Array:
+    import numpy as np
+
+    if plain.dtype.kind == "O":  # scalars of several libraries: as numbers of Python
+        plain = np.frompyfunc(lambda v: v.item() if isinstance(v, np.generic) else v, 1, 1)(plain)
     changed: Array = made.astype(plain.dtype) != plain
     if plain.dtype.kind in "iuV":  # V: integers of ml_dtypes, too
         # The same bits are another number where only one of the types has a sign.
