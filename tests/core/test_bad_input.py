@@ -44,6 +44,12 @@ def test_a_shape_of_any_integers(shape):
     assert bridge.ones(6).reshape(np.array(6)).shape == (6,)
 
 
+@pytest.mark.parametrize("shape", [{2, 3}, {2: 0, 3: 0}])
+def test_a_shape_has_an_order(shape):
+    with pytest.raises(TypeError, match="pass the extents"):
+        bridge.ones(6).reshape(shape)
+
+
 def test_only_minus_one_is_inferred():
     t = bridge.zeros((2, 3))
     assert t.reshape(-1, 2).shape == (3, 2)

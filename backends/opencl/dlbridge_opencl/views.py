@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import contextmanager
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -201,7 +202,7 @@ def _unmap(device_id: int, view: _Mapped) -> None:
         try:
             view.events.extend(map(cl.MemoryMap.release, view.to_release, [view.queue]))
         finally:
-            if not view.events:
+            if not view.events and not length_hint(view.to_release):
                 _refused.append(view.mapping)
         view.queue.flush()
 

@@ -100,9 +100,11 @@ def unpickle_to(device: DeviceLike | Mapping[str, DeviceLike] | None) -> Iterato
 def _old(name: object) -> str:
     """*name*, if a pickle can name its device so; it need not be known here."""
     if isinstance(name, str):
-        _, index = split(name)
-        if index is None or (isinstance(index, int) and index >= 0):
+        backend, index = split(name)
+        if index is None:
             return name
+        if isinstance(index, int) and index >= 0:
+            return f"{backend}:{index}"
     kind = ValueError if isinstance(name, str) else TypeError
     raise kind(
         f"{name!r} is not a device that a tensor was pickled on: write 'name' or 'name:index', as "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -59,7 +59,7 @@ def _produce() -> Callable[..., object]:
 
 def _sizes(shape: Any, error: TypeError) -> tuple[int, ...]:
     """The extents in *shape*, which is no tuple of integers, as the *error* says."""
-    if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes)):
+    if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes, Set, Mapping)):
         try:
             return tuple(map(operator.index, shape))
         except TypeError as exc:

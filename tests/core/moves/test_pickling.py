@@ -236,6 +236,8 @@ def test_an_old_device_that_no_pickle_can_name_is_refused(old):
 def test_an_old_device_of_a_backend_that_is_not_here():
     with bridge.unpickle_to({"no_such_backend": "cpu"}):
         assert str(pickle.loads(elsewhere("no_such_backend:0")).device) == "cpu:0"
+    with bridge.unpickle_to({"no_such_backend:00": "cpu"}):
+        assert str(pickle.loads(elsewhere("no_such_backend:0")).device) == "cpu:0"
 
 
 @pytest.mark.parametrize("name", ["", ":", "cpu:", "1x", "a b", "../x"])
