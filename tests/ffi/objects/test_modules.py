@@ -245,7 +245,18 @@ def test_symbol_that_is_null():
         ((1 << 64) + 5, ValueError, "0x10000000000000005 is not the address of a C function"),
         (0, ValueError, "is NULL"),
     ],
-    ids="float str bytes bool None pointer integer negative large null".split(),
+    ids=[
+        "float",
+        "str",
+        "bytes",
+        "bool",
+        "None",
+        "pointer",
+        "integer",
+        "negative",
+        "large",
+        "null",
+    ],
 )
 def test_symbols_that_are_no_functions(symbol, error, says):
     """A call of such a symbol would end the process."""
