@@ -435,6 +435,26 @@ def test_register_by_class_name(cls, registered):
             pass
 
 
+def test_what_cannot_be_registered(cls, registered):
+    """Objects of such a class would fail later, or read what is not theirs."""
+    before = cls("TestIntPair")
+    for wrong in (type("Plain", (), {}), 5, lambda: None):
+        with pytest.raises(TypeError, match=r"Object"):
+            ffi.register_object("testing.TestIntPair")(wrong)
+    bases = [ffi.Array, ffi.List, ffi.Map, ffi.Dict, ffi.Function, ffi.Error]
+    for base in bases:
+        wrong = type("Wrong", (base,), {})
+        with pytest.raises(
+            TypeError, match=rf"Wrong.*testing\.TestIntPair.*derives from {base.__name__}"
+        ):
+            ffi.register_object("testing.TestIntPair")(wrong)
+        assert not hasattr(wrong, "a")
+    with pytest.raises(TypeError, match=r"ffi\.List.*derives from Array"):
+        ffi.register_object("ffi.List")(type("Wrong", (ffi.Array,), {}))
+    assert cls("TestIntPair") is before
+    assert type(before(1, 2)) is before
+
+
 def test_object_without_a_handle_is_refused(echo):
     class Empty(ffi.Object):
         pass
