@@ -18,7 +18,17 @@ from ..calls.frames import call_with_gil
 from ..calls.registry import builtin
 from ..calls.schemas import annotation_of, parse, signature_of
 from ..values.errors import raised
-from ..values.words import ByteArray, Handle, pack, text_of, unpack, view
+from ..values.words import (
+    LAST_INDEX,
+    OBJECT_BEGIN,
+    ByteArray,
+    Handle,
+    pack,
+    release,
+    text_of,
+    unpack,
+    view,
+)
 from ..values.wrappers import handle_of, type_index_of
 from .elements import Members
 
@@ -92,9 +102,16 @@ class Field:
             return self
         handle = self._object(holder)
         out = ffi.new("int64_t[2]")
-        if self._get(handle + self._offset, address(out)):
-            raise raised()
-        return unpack(out[0], out[1])
+        try:
+            failed = self._get(handle + self._offset, address(out))
+            owner = Handle if OBJECT_BEGIN <= out[0] <= LAST_INDEX else int
+            if failed:
+                raise raised()
+        except BaseException:  # its own, or a Ctrl-C that came meanwhile
+            release(out[0], out[1])
+            raise
+        # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
+        return unpack(out[0], owner(out[1]))
 
     def __set__(self, holder: Object, value: Any) -> None:
         if not self.writable:

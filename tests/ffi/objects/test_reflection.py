@@ -15,6 +15,7 @@ from dlbridge import Device, dtype as as_dtype, ffi
 from dlbridge.ffi.dataclasses import c_class
 from dlbridge.ffi.objects import classes
 from dlbridge.ffi.objects.typeinfo import Field, info_of
+from dlbridge.ffi.values.words import use_count
 
 
 @pytest.fixture
@@ -276,6 +277,28 @@ def test_class_of_every_registered_type(testing):
 def test_types_of_plain_values_have_no_class(key):
     with pytest.raises(ValueError, match="plain value"):
         ffi.object_class(key)
+
+
+def test_reading_a_field_that_is_interrupted(monkeypatch):
+    """The value was made already when the signal came: its reference is given back."""
+    value = ffi.List([1])
+    thing = ffi.VisitInterrupt(value)
+    field = type(thing).value
+    real = field._get
+
+    def interrupted(*places):
+        real(*places)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(field, "_get", interrupted)
+    before = use_count(value._handle)
+    for _ in range(10):
+        with pytest.raises(KeyboardInterrupt):
+            thing.value
+    assert use_count(value._handle) == before
+    monkeypatch.undo()
+    assert thing.value is value
+    assert use_count(value._handle) == before
 
 
 def test_field_of_another_type(cls):
