@@ -6,6 +6,7 @@ import os
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import did_you_mean
@@ -391,6 +392,8 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     try:
         module: Module = call_with_gil(builtin("ffi.ModuleLoadFromFile"), str(file))
     except RuntimeError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
         if _is_missing(file, exc):
             raise _no_file(file, "; the system's loader does not find it, either") from exc
         raise RuntimeError(_why_not(file, exc)) from exc

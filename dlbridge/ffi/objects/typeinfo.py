@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import with_article
 
@@ -119,6 +120,8 @@ class Field:
         try:
             self._set(self._object(holder), value)
         except TypeError as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
             raise TypeError(f"field {self.name!r} of {self.owner}: {exc}") from exc
 
     def _set(self, handle: Handle, value: Any) -> None:
