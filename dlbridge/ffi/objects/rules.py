@@ -91,6 +91,12 @@ def _numpy_bool_rule(cls: type) -> Packer | None:
     return scalars.pack_bool if numpy is not None and issubclass(cls, numpy.bool_) else None
 
 
+def _numpy_float_rule(cls: type) -> Packer | None:
+    # Their __float__ is of C, and always succeeds.
+    numpy = sys.modules.get("numpy")
+    return scalars.pack_float if numpy is not None and issubclass(cls, numpy.floating) else None
+
+
 EXACT: Final[Mapping[type, Packer]] = {
     type(None): scalars.pack_none,
     int: scalars.pack_int,
@@ -119,6 +125,7 @@ RULES: Final[tuple[Callable[[type], Packer | None], ...]] = (
     _numpy_bool_rule,
     _subclasses(numbers.Integral, scalars.pack_int),
     _subclasses(float, scalars.pack_float),
+    _numpy_float_rule,
     _subclasses(numbers.Real, scalars.pack_real),
     _subclasses(str, _pack_text),
     _subclasses((bytes, bytearray), scalars.pack_bytes),  # type: ignore[arg-type]
