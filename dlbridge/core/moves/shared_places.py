@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING, TypeAlias
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
@@ -27,6 +29,19 @@ Layout: TypeAlias = tuple[int, DType, tuple[int, ...], tuple[int, ...] | None, i
 """Byte offset in the block, dtype, shape, strides, flags, and whether it is read-only."""
 
 _CPU = Device.of(1, 0)
+
+# Held during one import of a block. It is reentrant, as a finalizer inside may share memory, too.
+_importing = threading.RLock()
+
+
+def _renew_lock() -> None:
+    # A thread that held it does not exist in the child.
+    global _importing
+    _importing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def check_target(mapping: Mapping, target: Device) -> None:
@@ -83,10 +98,14 @@ def _import(mapping: Mapping, target: Device) -> HostImportMemory:
     known = recall(mapping.imports, target)
     if known is not None:
         return known
-    check_target(mapping, target)
-    made = operand_of(move(_whole(mapping), target, False)).memory
-    assert isinstance(made, HostImportMemory)  # nothing else uses host memory without a copy
-    remember(mapping.imports, target, made)
+    with _importing:
+        known = recall(mapping.imports, target)  # another thread may have imported it meanwhile
+        if known is not None:
+            return known
+        check_target(mapping, target)
+        made = operand_of(move(_whole(mapping), target, False)).memory
+        assert isinstance(made, HostImportMemory)  # nothing else uses host memory without a copy
+        remember(mapping.imports, target, made)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import device
 from dlbridge.errors import BackendUnavailable
 
-from .._lib import C, address, ffi
+from .._lib import C, ffi
 from ..values.errors import raised
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
 # the highest that was set; beyond any real device it would only take memory.
 _MAX_TYPE: Final = 1 << 10
 _MAX_INDEX: Final = 1 << 16
+_MAX_HANDLE: Final = sys.maxsize * 2 + 1
 
 
 def set_stream(device_type: int, device_id: int, stream: int) -> None:
@@ -70,7 +72,7 @@ def get_raw_stream(device_like: Any) -> int:
     0
     """
     where = device(device_like)
-    return address(C.TVMFFIEnvGetStream(where.type, where.index))
+    return int(ffi.cast("uintptr_t", C.TVMFFIEnvGetStream(where.type, where.index)))
 
 
 def _handle(stream: object) -> int | None:
@@ -99,6 +101,8 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
     ------
     TypeError
         If *stream* is not a native handle.
+    ValueError
+        If it is an int that no pointer has.
 
     Examples
     --------
@@ -111,6 +115,11 @@ def use_raw_stream(device_like: Any, stream: int | ctypes.c_void_p) -> Iterator[
         raise TypeError(
             f"stream must be an int or a ctypes.c_void_p, not {type(stream).__name__}; "
             "use_stream takes the stream objects of a device's ecosystem"
+        )
+    if not 0 <= handle <= _MAX_HANDLE:
+        raise ValueError(
+            f"{handle:#x} is not a stream's native handle, which is a pointer: give an int from 0 "
+            f"to {_MAX_HANDLE:#x}"
         )
     if where.type >= _MAX_TYPE or where.index >= _MAX_INDEX:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
 
@@ -270,6 +271,8 @@ class KeywordFunction(Function):
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
             raise TypeError(f"{exc}; the function takes {signature}") from None
         for given, name in zip(bound.arguments, signature.parameters, strict=False):
             if given != name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import did_you_mean
 
@@ -77,7 +78,9 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     function = wrap(handle, C.kTVMFFIFunction, Function)
     try:
         text = call_with_gil(builtin("ffi.GetGlobalFuncMetadata"), name) or ""
-    except RuntimeError:
+    except RuntimeError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
         text = ""  # another thread has just removed the name; the function is ours
     if '"arg_names"' in text or "DLTensor*" in text:
         return described(function, parse(text), name)
@@ -209,7 +212,9 @@ def _published(function: Any) -> dict[str, Any]:
 
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
         return metadata
     if all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
         metadata["arg_names"] = [parameter.name for parameter in parameters]

@@ -14,7 +14,7 @@ from .entries import Entry
 if TYPE_CHECKING:
     from ..values.words import Handle
 
-__all__ = ["from_mlir_symbol", "from_symbol"]
+__all__ = ["check_symbol", "from_mlir_symbol", "from_symbol"]
 
 
 def from_symbol(symbol: int, keep_alive: object) -> Handle:
@@ -22,7 +22,7 @@ def from_symbol(symbol: int, keep_alive: object) -> Handle:
 
     ValueError if that is NULL.
     """
-    _check(symbol)
+    check_symbol(symbol)
     entry = ffi.cast("TVMFFISafeCallType", symbol)
     if keep_alive is None:
         handle = made(new_place(), C.TVMFFIFunctionCreate, ffi.NULL, entry, ffi.NULL)[1]
@@ -39,11 +39,12 @@ def from_mlir_symbol(symbol: int, keep_alive: object) -> Handle:
     Its argument is an array of pointers to what a TVMFFISafeCallType takes, and
     to its result (MLIR's ``llvm.emit_c_interface``). ValueError if *symbol* is NULL.
     """
-    _check(symbol)
+    check_symbol(symbol)
     return _entry.function((ffi.cast("void(*)(void **)", symbol), keep_alive))
 
 
-def _check(symbol: int) -> None:
+def check_symbol(symbol: int) -> None:
+    """TypeError or ValueError unless *symbol* can be the address of a C function."""
     if not isinstance(symbol, int) or isinstance(symbol, bool):
         raise TypeError(
             f"the address of a C function is an int, not {symbol!r}: int(ffi.cast('intptr_t', f)) "

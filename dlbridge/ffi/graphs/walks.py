@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
@@ -638,6 +639,8 @@ def _takes_mode(function: Callable[..., Any]) -> bool:
 
     try:
         inspect.signature(function).bind(None, None, None)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
         return False
     return True

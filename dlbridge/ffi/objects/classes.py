@@ -20,7 +20,7 @@ from .sequences import Array, List
 from .typeinfo import Field, Method, TypeInfo, index_of, info_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from inspect import Signature
 
 __all__ = ["class_of", "index_of_class", "object_class", "register_object"]
@@ -39,6 +39,10 @@ _classes: dict[int, type[Object]] = {
     C.kTVMFFIList: List,
     C.kTVMFFIDict: Dict,
 }
+_OF_A_LAYOUT: Final[Mapping[type[Object], int]] = {
+    cls: index for index, cls in _classes.items() if cls is not Object
+}
+"""Classes that read the memory of their objects by themselves, and the type that has it."""
 _generated: set[type[Object]] = set()
 
 
@@ -136,6 +140,9 @@ def register_object(type_key: Any = None) -> Any:
 
     Raises
     ------
+    TypeError
+        If the class is no subclass of `Object`, or one of a class, such as `Array`,
+        whose objects the type's are not.
     ValueError
         If the type is not registered.
 
@@ -154,6 +161,7 @@ def register_object(type_key: Any = None) -> Any:
     def register(cls: _Class) -> _Class:
         key = cls.__name__ if type_key is None else type_key
         index = _object_index(key)
+        _check(cls, info_of(index))
         _import_home(key)  # else its import would replace *cls* later
         before = _classes.get(index)
         _classes[index] = _equip(cls, info_of(index))
@@ -164,6 +172,22 @@ def register_object(type_key: Any = None) -> Any:
         return cls
 
     return register
+
+
+def _check(cls: Any, info: TypeInfo) -> None:
+    """TypeError unless *cls* can be the class of the type's objects."""
+    if not isinstance(cls, type) or not issubclass(cls, Object):
+        raise TypeError(
+            f"{cls!r} cannot be the class of {info.type_key}: it is no subclass of "
+            "dlbridge.ffi.Object; derive it from that class"
+        )
+    for base, index in _OF_A_LAYOUT.items():
+        if issubclass(cls, base) and index not in (info.type_index, *info.ancestors):
+            raise TypeError(
+                f"{cls!r} cannot be the class of {info.type_key}: it derives from {base.__name__}, "
+                f"and the type does not derive from {info_of(index).type_key}; derive the class "
+                "from dlbridge.ffi.Object"
+            )
 
 
 def _doc(info: TypeInfo) -> str:

@@ -8,6 +8,7 @@ import threading
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.tensor.tensor import Tensor
 
 from ..values.errors import Error
@@ -98,14 +99,19 @@ class Container(Object):
 
         try:
             bounded(self)
-        except ValueError:
-            pass  # what contains itself the library prints as "..."
-        except RecursionError:  # the library would take minutes, or overflow the stack
+        except ValueError as exc:  # it contains itself, which the library prints as "..."
+            if is_from_handler(exc.__traceback__):
+                raise
+        except RecursionError as exc:  # the library would take minutes, or overflow the stack
+            if is_from_handler(exc.__traceback__):
+                raise
             name = type(self).__name__
             return f"<{name} of size {len(self)}, nested more than {MAX_DEPTH} levels deep>"
         try:
             return self._call("ffi.ReprPrint")  # type: ignore[no-any-return]
-        except ValueError:  # of a complex tensor, whose dtype the library cannot print
+        except ValueError as exc:  # of a complex tensor, whose dtype the library cannot print
+            if is_from_handler(exc.__traceback__):
+                raise
             return self._python_repr()
 
     def __len__(self) -> int:

@@ -6,15 +6,17 @@ import os
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import did_you_mean
 
-from .._lib import address, py
+from .._lib import address, ffi, py
 from ..calls.frames import call_with_gil
 from ..calls.functions import Function, described
 from ..calls.registry import builtin, list_global_func_names
 from ..calls.schemas import parse
+from ..calls.symbols import check_symbol
 from ..values.errors import raised
 from ..values.wrappers import Object
 from .classes import register_object
@@ -75,6 +77,12 @@ class Module(Object):
     __slots__ = ("__dict__",)
 
     entry_name = "main"
+
+    def _ask(self, question: str, name: str, query_imports: bool) -> Any:
+        """The library's answer about the function *name*; None for a name with a NUL."""
+        if isinstance(name, str) and "\0" in name:
+            return None  # C would look for what is before the NUL
+        return self._call(question, name, query_imports)
 
     # All calls hold the GIL: loading registers functions and types in tables
     # that have no lock, and import lists have none either.
@@ -150,7 +158,7 @@ class Module(Object):
         """
         if not isinstance(name, str):
             raise TypeError(f"a function's name is a str, not {type(name).__name__}")
-        function = self._call("ffi.ModuleGetFunction", name, query_imports)
+        function = self._ask("ffi.ModuleGetFunction", name, query_imports)
         if function is None:
             raise AttributeError(_no_function(name, self._exported()), name=name, obj=self)
         file = vars(self).get("_path")
@@ -177,7 +185,7 @@ class Module(Object):
         >>> ffi.system_lib().implements_function("no_such_function")
         False
         """
-        return self._call("ffi.ModuleImplementsFunction", name, query_imports)  # type: ignore[no-any-return]
+        return bool(self._ask("ffi.ModuleImplementsFunction", name, query_imports))
 
     def get_function_metadata(
         self, name: str, query_imports: bool = False
@@ -203,8 +211,8 @@ class Module(Object):
         >>> list(module.get_function_metadata("testing_dll_schema_id_int"))
         ['type_schema']
         """
-        text = self._call("ffi.ModuleGetFunctionMetadata", name, query_imports)
-        return parse(text) or None
+        text = self._ask("ffi.ModuleGetFunctionMetadata", name, query_imports)
+        return parse(text or "") or None
 
     def get_function_doc(self, name: str, query_imports: bool = False) -> str | None:
         """The documentation of the function *name*.
@@ -226,7 +234,7 @@ class Module(Object):
         >>> ffi.system_lib().get_function_doc("no_such_function") is None
         True
         """
-        return self._call("ffi.ModuleGetFunctionDoc", name, query_imports) or None
+        return self._ask("ffi.ModuleGetFunctionDoc", name, query_imports) or None
 
     @property
     def kind(self) -> str:
@@ -384,6 +392,8 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     try:
         module: Module = call_with_gil(builtin("ffi.ModuleLoadFromFile"), str(file))
     except RuntimeError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
         if _is_missing(file, exc):
             raise _no_file(file, "; the system's loader does not find it, either") from exc
         raise RuntimeError(_why_not(file, exc)) from exc
@@ -395,6 +405,8 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
 
 def _no_function(name: str, known: list[str]) -> str:
     """The message for a *name* that is not among the *known* ones, as far as those are known."""
+    if "\0" in name:
+        return f"a function's name is text without NUL, not {name!r}; give what is before the NUL"
     listed = ", ".join(known[:_LISTED])
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     return (
@@ -471,8 +483,10 @@ def register_system_lib_symbol(name: str, symbol: Any) -> None:
 
     Raises
     ------
+    TypeError
+        If *symbol* is something else.
     ValueError
-        If *symbol* is NULL, or *name* cannot be the name of a C symbol.
+        If *symbol* is NULL or no address, or *name* cannot be the name of a C symbol.
 
     Examples
     --------
@@ -483,12 +497,18 @@ def register_system_lib_symbol(name: str, symbol: Any) -> None:
     >>> ffi.system_lib("docs.")["nothing"]() is None
     True
     """
-    if not isinstance(symbol, int):
-        symbol = address(immortal(symbol))
-    if not symbol:
-        raise ValueError(f"the symbol for {name!r} is NULL")
+    at = address(symbol) if _is_function_pointer(symbol) else symbol
+    check_symbol(at)
     if not isinstance(name, str) or "\0" in name:
         raise ValueError(f"the name of a C symbol is text without NUL, not {name!r}")
     full = name if name.startswith(SYMBOL_PREFIX) else SYMBOL_PREFIX + name
-    if py.TVMFFIEnvModRegisterSystemLibSymbol(full.encode(), symbol):
+    if at is not symbol:
+        immortal(symbol)
+    if py.TVMFFIEnvModRegisterSystemLibSymbol(full.encode(), at):
         raise raised()
+
+
+def _is_function_pointer(symbol: Any) -> bool:
+    """Whether *symbol* is a cffi pointer to a function, or a ``void *``, which may be one."""
+    kind = ffi.typeof(symbol) if isinstance(symbol, ffi.CData) else None
+    return kind is not None and (kind.kind == "function" or kind == ffi.typeof("void *"))

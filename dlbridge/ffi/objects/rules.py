@@ -50,6 +50,17 @@ def _protocol(name: str, packer: Any) -> Any:
     return rule
 
 
+def _number_protocol(name: str, convert: Callable[[Any, type, str], tuple[int, int]]) -> Any:
+    """A rule for classes with the method *name*, whose result *convert* makes a word of."""
+
+    def rule(cls: type) -> Packer | None:
+        if not defines(cls, name):
+            return None
+        return lambda value, _keep: convert(getattr(value, name)(), cls, name)
+
+    return rule
+
+
 def _subclasses(base: type, packer: Packer) -> Any:
     return lambda cls: packer if issubclass(cls, base) else None
 
@@ -71,13 +82,19 @@ def _pack_text(value: str, keep: Temporaries) -> tuple[int, int]:
     return scalars.pack_str(str.__getitem__(value, slice(None)), keep)
 
 
-def _pack_cuda_stream(value: tuple[int, int], keep: Temporaries) -> tuple[int, int]:
-    return scalars.pack_opaque_pointer(value[1], keep)  # (protocol version, handle)
+def _cuda_stream(found: tuple[int, int], cls: type, name: str) -> tuple[int, int]:
+    return scalars.method_pointer(found[1], cls, name)  # (protocol version, handle)
 
 
 def _numpy_bool_rule(cls: type) -> Packer | None:
     numpy = sys.modules.get("numpy")
     return scalars.pack_bool if numpy is not None and issubclass(cls, numpy.bool_) else None
+
+
+def _numpy_float_rule(cls: type) -> Packer | None:
+    # Their __float__ is of C, and always succeeds.
+    numpy = sys.modules.get("numpy")
+    return scalars.pack_float if numpy is not None and issubclass(cls, numpy.floating) else None
 
 
 EXACT: Final[Mapping[type, Packer]] = {
@@ -104,20 +121,22 @@ RULES: Final[tuple[Callable[[type], Packer | None], ...]] = (
     peer_rule,
     _protocol("__tvm_ffi_object__", pack),
     tensor_rule,
-    _protocol("__cuda_stream__", _pack_cuda_stream),
+    _number_protocol("__cuda_stream__", _cuda_stream),
     _numpy_bool_rule,
     _subclasses(numbers.Integral, scalars.pack_int),
-    _subclasses(numbers.Real, scalars.pack_float),
+    _subclasses(float, scalars.pack_float),
+    _numpy_float_rule,
+    _subclasses(numbers.Real, scalars.pack_real),
     _subclasses(str, _pack_text),
     _subclasses((bytes, bytearray), scalars.pack_bytes),  # type: ignore[arg-type]
     shape_rule,
     sequence_rule,
     mapping_rule,
     _subclasses(ctypes.c_void_p, scalars.pack_opaque_pointer),
-    _protocol("__tvm_ffi_opaque_ptr__", scalars.pack_opaque_pointer),
+    _number_protocol("__tvm_ffi_opaque_ptr__", scalars.method_pointer),
     _dtype_rule,
     _protocol("__tvm_ffi_int__", scalars.pack_int),
-    _protocol("__tvm_ffi_float__", scalars.pack_float),
+    _number_protocol("__tvm_ffi_float__", scalars.method_float),
     _protocol("__tvm_ffi_value__", pack),
     error_rule,
     callable_rule,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import with_article
 
@@ -18,7 +19,17 @@ from ..calls.frames import call_with_gil
 from ..calls.registry import builtin
 from ..calls.schemas import annotation_of, parse, signature_of
 from ..values.errors import raised
-from ..values.words import ByteArray, Handle, pack, text_of, unpack, view
+from ..values.words import (
+    LAST_INDEX,
+    OBJECT_BEGIN,
+    ByteArray,
+    Handle,
+    pack,
+    release,
+    text_of,
+    unpack,
+    view,
+)
 from ..values.wrappers import handle_of, type_index_of
 from .elements import Members
 
@@ -92,9 +103,16 @@ class Field:
             return self
         handle = self._object(holder)
         out = ffi.new("int64_t[2]")
-        if self._get(handle + self._offset, address(out)):
-            raise raised()
-        return unpack(out[0], out[1])
+        try:
+            failed = self._get(handle + self._offset, address(out))
+            owner = Handle if OBJECT_BEGIN <= out[0] <= LAST_INDEX else int
+            if failed:
+                raise raised()
+        except BaseException:  # its own, or a Ctrl-C that came meanwhile
+            release(out[0], out[1])
+            raise
+        # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
+        return unpack(out[0], owner(out[1]))
 
     def __set__(self, holder: Object, value: Any) -> None:
         if not self.writable:
@@ -102,6 +120,8 @@ class Field:
         try:
             self._set(self._object(holder), value)
         except TypeError as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
             raise TypeError(f"field {self.name!r} of {self.owner}: {exc}") from exc
 
     def _set(self, handle: Handle, value: Any) -> None:

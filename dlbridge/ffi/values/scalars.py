@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import operator
 import struct
 from typing import Any, Final
 
+from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
+from dlbridge.core.values.suggestions import with_article
 
 from .._lib import C, address, ffi, has
 from .words import (
@@ -27,6 +31,8 @@ __all__ = [
     "big_int",
     "heap_bytes",
     "heap_str",
+    "method_float",
+    "method_pointer",
     "pack_bool",
     "pack_bytes",
     "pack_device",
@@ -35,6 +41,7 @@ __all__ = [
     "pack_int",
     "pack_none",
     "pack_opaque_pointer",
+    "pack_real",
     "pack_str",
     "pack_unchanged",
     "short_texts",
@@ -119,6 +126,34 @@ def pack_float(value: Any, _keep: Temporaries) -> tuple[int, int]:
     return _FLOAT, _to_word(_from_double(value))[0]
 
 
+def pack_real(value: Any, _keep: Temporaries) -> tuple[int, int]:
+    """A real number of another class than float, as a double."""
+    cls = type(value)
+    return _real(value, f"the {cls.__module__}.{cls.__qualname__}")
+
+
+def method_float(found: Any, cls: type, name: str) -> tuple[int, int]:
+    """What the method *name* of a *cls* gave, as a double."""
+    return _real(found, f"what {cls.__name__}.{name} gave, {with_article(type(found).__name__)},")
+
+
+def _real(value: Any, what: str) -> tuple[int, int]:
+    try:
+        # Not float(), which reads text; nor the struct alone, which hides the error of __float__.
+        number = math.ldexp(value, 0)
+    except OverflowError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        raise OverflowError(
+            f"{what} is too large for a 64-bit float ({exc}); pass an int, or the number as text"
+        ) from exc
+    except TypeError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        raise TypeError(f"{what} is no real number ({exc}); give a float") from exc
+    return _FLOAT, _to_word(_from_double(number))[0]
+
+
 def pack_str(value: str, keep: Temporaries) -> tuple[int, int]:
     """Text as UTF-8: inline up to 7 bytes, else a String object.
 
@@ -158,6 +193,22 @@ def pack_bytes(value: Any, keep: Temporaries) -> tuple[int, int]:
 def pack_opaque_pointer(value: Any, _keep: Temporaries) -> tuple[int, int]:
     """A pointer that is only passed on: an integer, or a `ctypes.c_void_p`."""
     return C.kTVMFFIOpaquePtr, signed(getattr(value, "value", value) or 0)
+
+
+def method_pointer(found: Any, cls: type, name: str) -> tuple[int, int]:
+    """What the method *name* of a *cls* gave, as a pointer that is only passed on."""
+    rule = "a pointer is an int of 64 bits, or a ctypes.c_void_p; give one of these"
+    try:
+        word = operator.index(getattr(found, "value", found) or 0)
+    except TypeError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        raise TypeError(
+            f"{cls.__name__}.{name} gave {with_article(type(found).__name__)}: {rule}"
+        ) from exc
+    if not -(1 << 63) <= word < 1 << 64:
+        raise ValueError(f"{cls.__name__}.{name} gave {word:#x}: {rule}")
+    return C.kTVMFFIOpaquePtr, signed(word)
 
 
 def pack_dtype(value: DType, _keep: Temporaries) -> tuple[int, int]:

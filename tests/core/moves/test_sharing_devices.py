@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -14,7 +16,7 @@ from other_process import Other
 from scripts import run_script
 
 import dlbridge as bridge
-from dlbridge.core.moves import shared_blocks
+from dlbridge.core.moves import shared_blocks, shared_places
 from dlbridge.core.moves.shared_tensors import receive
 from dlbridge.errors import ExchangeError
 
@@ -95,6 +97,26 @@ def test_from_a_device_and_to_another(device):
     again = bridge.share(here[1:], device)
     assert (again.data_ptr(), again.byte_offset) == (t.data_ptr(), t.byte_offset + 1024)
     assert (values(t)[0] == 7).all()
+
+
+def test_two_threads_import_a_block_once(device, monkeypatch):
+    """The second waits for the first: two imports of the same bytes would be undefined."""
+    real, imports, both = shared_places.move, [], threading.Event()
+
+    def slow_move(*arguments):
+        imports.append(arguments)
+        if len(imports) == 2:
+            both.set()
+        both.wait(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(shared_places, "move", slow_move)
+    t = bridge.share(VALUES, "cpu")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(bridge.share, [t, t], [device, device])
+    assert len(imports) == 1
+    assert first.data_ptr() == second.data_ptr()
+    imports.clear()
 
 
 def test_what_to_device_makes_of_shared_memory(device, other):

@@ -7,9 +7,18 @@ microseconds in which the first is being handled are not what a person does.
 from __future__ import annotations
 
 import ast
+import importlib.util
+import inspect
+import signal
 import sys
 
 import pytest
+
+from dlbridge import ffi
+from dlbridge.ffi import _lib
+from dlbridge.ffi.calls import registry
+from dlbridge.ffi.graphs import bounds
+from dlbridge.ffi.objects import containers, modules, typeinfo
 
 STORM = """
 import gc, random, signal, sys, time
@@ -112,3 +121,88 @@ def test_an_interruption_leaves_nothing_behind(run_script, work, error):
         if not any(left):
             return
     pytest.fail(f"{left} left behind by {signals} signals")
+
+
+def _keywords(_first, _second):
+    """A function that can be called by keywords."""
+
+
+def _call_with_keywords():
+    ffi.register_global_func("test.keywords", _keywords, override=True)
+    ffi.get_global_func("test.keywords")(1, _second=2)
+
+
+TREATED = {
+    # name: where the signal comes, the exceptions that are treated there, what the user does
+    "repr, bounded": (bounds, "bounded", (ValueError, RecursionError), lambda: repr(NESTED)),
+    "repr, printed": (containers.Container, "_call", (ValueError,), lambda: repr(NESTED)),
+    "get_global_func": (
+        registry,
+        "call_with_gil",
+        (RuntimeError,),
+        lambda: ffi.get_global_func("ffi.Array"),
+    ),
+    "register_global_func": (
+        inspect,
+        "signature",
+        (TypeError, ValueError),
+        lambda: ffi.register_global_func("test.published", _keywords, override=True),
+    ),
+    "structural_mutate": (
+        inspect,
+        "signature",
+        (TypeError, ValueError),
+        lambda: ffi.structural_mutate([1], (int, lambda value, _mode: value)),
+    ),
+    "load_module": (
+        modules,
+        "call_with_gil",
+        (RuntimeError,),
+        lambda: ffi.load_module(ffi.library_path),
+    ),
+    "the library's place": (
+        importlib.util,
+        "find_spec",
+        (ValueError,),
+        lambda: list(_lib._candidates()),
+    ),
+    "field": (
+        typeinfo.Field,
+        "_set",
+        (TypeError,),
+        lambda: setattr(_pair(), "v_i64", 5),
+    ),
+    "keywords": (inspect.Signature, "bind", (TypeError,), _call_with_keywords),
+}
+NESTED = ffi.Array([[1]])
+
+
+def _pair():
+    return ffi.object_class("testing.TestObjectBase")(v_i64=3)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs a POSIX signal")
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, (_, _, kinds, _) in TREATED.items() for kind in kinds]
+)
+def test_an_exception_of_a_handler_is_not_treated(testing, monkeypatch, name, kind):
+    """It is of a class that means something else where the signal comes."""
+    assert testing("nop")  # the library is loaded
+    home, attribute, _, work = TREATED[name]
+    monkeypatch.delenv(_lib.ENVIRONMENT, raising=False)
+    error = kind("of the handler")
+
+    def handler(_number, _frame):
+        raise error
+
+    def interrupted(*_arguments, **_keywords):
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(home, attribute, interrupted)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(kind) as caught:
+            work()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value is error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import sys
 
@@ -115,6 +116,25 @@ def test_bad_streams():
         ffi.use_raw_stream(far, 1),
     ):
         pass
+
+
+@pytest.mark.parametrize("handle", [-1, 1 << 64, (1 << 64) + 5, 1 << 200], ids=hex)
+@pytest.mark.parametrize("use", [ffi.use_raw_stream, ffi.use_stream])
+def test_handles_that_no_stream_has(use, handle):
+    """C would take the low 64 bits, which are another stream."""
+    where = "cuda:0" if use is ffi.use_raw_stream else "vpi:0"
+    message = r"-?0x[0-9a-f]+ is not a stream's native handle"
+    with pytest.raises(ValueError, match=message), use(where, handle):
+        pass
+    assert ffi.get_raw_stream(where) == 0
+
+
+@pytest.mark.parametrize("handle", [(1 << 64) - 1, 1 << 63, 5], ids=hex)
+def test_handles_are_not_negative(handle):
+    with ffi.use_raw_stream("cuda:0", handle):
+        assert ffi.get_raw_stream("cuda:0") == handle
+    with ffi.use_raw_stream("cuda:0", ctypes.c_void_p(handle)):
+        assert ffi.get_raw_stream("cuda:0") == handle
 
 
 def test_use_stream_without_a_backend(look):

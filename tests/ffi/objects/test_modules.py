@@ -231,6 +231,58 @@ def test_symbol_that_is_null():
         ffi.register_system_lib_symbol("dlbridge.test.null", cffi.NULL)
 
 
+@pytest.mark.parametrize(
+    ("symbol", "error", "says"),
+    [
+        (1.5, TypeError, "is an int, not 1.5"),
+        ("a", TypeError, "is an int, not 'a'"),
+        (b"a", TypeError, "is an int, not b'a'"),
+        (True, TypeError, "is an int, not True"),
+        (None, TypeError, "is an int, not None"),
+        (cffi.new("int *"), TypeError, "is an int, not <cdata"),
+        (cffi.cast("int", 5), TypeError, "is an int, not <cdata"),
+        (-1, ValueError, "-0x1 is not the address of a C function"),
+        ((1 << 64) + 5, ValueError, "0x10000000000000005 is not the address of a C function"),
+        (0, ValueError, "is NULL"),
+    ],
+    ids=[
+        "float",
+        "str",
+        "bytes",
+        "bool",
+        "None",
+        "pointer",
+        "integer",
+        "negative",
+        "large",
+        "null",
+    ],
+)
+def test_symbols_that_are_no_functions(symbol, error, says):
+    """A call of such a symbol would end the process."""
+    with pytest.raises(error, match=says):
+        ffi.register_system_lib_symbol("dlbridge.test.no_symbol", symbol)
+    assert not ffi.system_lib("dlbridge.test.").implements_function("no_symbol")
+
+
+def test_a_void_pointer_is_a_symbol():
+    ffi.register_system_lib_symbol("dlbridge.test.void", cffi.cast("void *", add_two))
+    assert ffi.system_lib("dlbridge.test.")["void"](1) == 3
+
+
+@pytest.mark.parametrize("name", ["answer\0", "answer\0zz", "\0"])
+def test_names_with_a_nul_are_no_functions(module, name):
+    """C would look for what is before the NUL."""
+    assert not hasattr(module, name)
+    with pytest.raises(
+        AttributeError, match=r"a function's name is text without NUL, not '.*\\x00"
+    ):
+        module.get_function(name)
+    assert module.implements_function(name) is False
+    assert module.get_function_metadata(name) is None
+    assert module.get_function_doc(name) is None
+
+
 def test_register_and_load_in_threads(run_script, library):  # 4.2: the tables have no lock
     code, output = run_script(f"""
         import threading, time

@@ -15,6 +15,7 @@ from dlbridge import Device, dtype as as_dtype, ffi
 from dlbridge.ffi.dataclasses import c_class
 from dlbridge.ffi.objects import classes
 from dlbridge.ffi.objects.typeinfo import Field, info_of
+from dlbridge.ffi.values.words import use_count
 
 
 @pytest.fixture
@@ -278,6 +279,28 @@ def test_types_of_plain_values_have_no_class(key):
         ffi.object_class(key)
 
 
+def test_reading_a_field_that_is_interrupted(monkeypatch):
+    """The value was made already when the signal came: its reference is given back."""
+    value = ffi.List([1])
+    thing = ffi.VisitInterrupt(value)
+    field = type(thing).value
+    real = field._get
+
+    def interrupted(*places):
+        real(*places)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(field, "_get", interrupted)
+    before = use_count(value._handle)
+    for _ in range(10):
+        with pytest.raises(KeyboardInterrupt):
+            thing.value
+    assert use_count(value._handle) == before
+    monkeypatch.undo()
+    assert thing.value is value
+    assert use_count(value._handle) == before
+
+
 def test_field_of_another_type(cls):
     # At its place another type has something else, or nothing.
     pair, thing = cls("TestIntPair")(1, 2), cls("TestObjectDerived")({}, [])
@@ -433,6 +456,26 @@ def test_register_by_class_name(cls, registered):
         @ffi.register_object
         class Unheard(ffi.Object):
             pass
+
+
+def test_what_cannot_be_registered(cls, registered):
+    """Objects of such a class would fail later, or read what is not theirs."""
+    before = cls("TestIntPair")
+    for wrong in (type("Plain", (), {}), 5, lambda: None):
+        with pytest.raises(TypeError, match=r"Object"):
+            ffi.register_object("testing.TestIntPair")(wrong)
+    bases = [ffi.Array, ffi.List, ffi.Map, ffi.Dict, ffi.Function, ffi.Error]
+    for base in bases:
+        wrong = type("Wrong", (base,), {})
+        with pytest.raises(
+            TypeError, match=rf"Wrong.*testing\.TestIntPair.*derives from {base.__name__}"
+        ):
+            ffi.register_object("testing.TestIntPair")(wrong)
+        assert not hasattr(wrong, "a")
+    with pytest.raises(TypeError, match=r"ffi\.List.*derives from Array"):
+        ffi.register_object("ffi.List")(type("Wrong", (ffi.Array,), {}))
+    assert cls("TestIntPair") is before
+    assert type(before(1, 2)) is before
 
 
 def test_object_without_a_handle_is_refused(echo):

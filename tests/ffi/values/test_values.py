@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fractions
 import gc
+import re
 import sys
 import weakref
 
@@ -178,6 +179,72 @@ def test_protocols(echo):  # 2.2
     assert echo(AsPointer()).value == 0x77
     assert echo(AsObject()) is echo
     assert echo(Stream()).value == 0x99
+
+
+class AsPointer:
+    def __init__(self, word):
+        self.word = word
+
+    def __tvm_ffi_opaque_ptr__(self):
+        return self.word
+
+
+class AsStream(AsPointer):
+    def __cuda_stream__(self):
+        return (0, self.word)
+
+
+@pytest.mark.parametrize("cls", [AsPointer, AsStream])
+def test_pointers_of_protocols(echo, cls):
+    assert echo(cls(np.uint32(5))).value == 5
+    assert echo(cls((1 << 64) - 1)).value == (1 << 64) - 1
+    assert echo(cls(-1)).value == (1 << 64) - 1
+    assert echo(cls(ctypes.c_void_p(5))).value == 5
+    assert echo(cls(0)).value is None
+
+
+@pytest.mark.parametrize(
+    ("word", "error", "said"),
+    [
+        (1 << 70, ValueError, "0x400000000000000000"),
+        (-1 << 64, ValueError, "-0x10000000000000000"),
+        ("x", TypeError, "a str"),
+        (1.5, TypeError, "a float"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("cls", "name"), [(AsPointer, "__tvm_ffi_opaque_ptr__"), (AsStream, "__cuda_stream__")]
+)
+def test_pointers_that_do_not_fit(echo, cls, name, word, error, said):
+    what = re.escape(f"{cls.__name__}.{name} gave {said}: a pointer is an int of 64 bits")
+    with pytest.raises(error, match=what):
+        echo(cls(word))
+
+
+class AsFloat:
+    def __init__(self, number):
+        self.number = number
+
+    def __tvm_ffi_float__(self):
+        return self.number
+
+
+@pytest.mark.parametrize("large", [10**400, -(10**400)], ids=["positive", "negative"])
+def test_numbers_too_large_for_a_float(echo, large):
+    with pytest.raises(OverflowError, match=r"the fractions\.Fraction is too large for a 64-bit"):
+        echo(fractions.Fraction(large))
+    with pytest.raises(OverflowError, match=r"AsFloat\.__tvm_ffi_float__ gave, an int, is too la"):
+        echo(AsFloat(large))
+
+
+def test_a_float_protocol_takes_numbers_only(echo):
+    assert echo(AsFloat(3)) == 3.0
+    assert echo(AsFloat(fractions.Fraction(1, 4))) == 0.25
+    assert str(echo(AsFloat(-0.0))) == "-0.0"
+    with pytest.raises(
+        TypeError, match=r"AsFloat\.__tvm_ffi_float__ gave, a str, is no real number"
+    ):
+        echo(AsFloat("3"))
 
 
 def test_subclasses_of_plain_types(echo):
