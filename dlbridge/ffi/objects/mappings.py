@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from itertools import chain, cycle, repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from .._lib import C, address, ffi, py
+from ..calls.registry import builtin
 from ..values.errors import raised
-from ..values.words import OBJECT_BEGIN, Temporaries, unpack
+from ..values.words import HEADER, OBJECT_BEGIN, Temporaries, unpack
 from ..values.wrappers import handle_of
 from . import containers
 from .containers import Container
-from .elements import ANY_SIZE, Packed, build, method, owned
+from .elements import ANY_SIZE, Packed, build, decode, method
 
 if TYPE_CHECKING:
     from ..values.words import Packer, Same
@@ -44,6 +46,23 @@ def _pairs(values: Any) -> list[Any]:
     return list(chain.from_iterable((key, value) for key, value in pairs))
 
 
+def _without_collector(steps: Iterator[Any]) -> bool:
+    """``any(steps)`` with the collector paused, in one call of C code.
+
+    A fork in another thread finds the collector as it was before or as it is afterwards.
+    """
+    if not gc.isenabled():
+        return any(steps)
+    try:
+        # `iter(f, None)` calls *f*, which returns None, and is at its end.
+        paused: Iterator[bool] = iter(gc.disable, None)
+        resumed: Iterator[bool] = iter(gc.enable, None)
+        return list(chain(paused, map(any, [steps]), resumed)) == [True]
+    except BaseException:
+        gc.enable()
+        raise
+
+
 class _Mapping(Container, Mapping[_K, _V_co]):
     """The common part of Map and Dict."""
 
@@ -55,33 +74,44 @@ class _Mapping(Container, Mapping[_K, _V_co]):
     def _snapshot(self) -> list[Any]:
         """Keys and values one after the other, as they are now.
 
-        The library's iterator is good while nothing changes. Our lock keeps our
-        threads away, the GIL (C code alone runs the loop) everybody's, and a
-        paused collector the finalizers of this thread.
+        The library's iterator is good while nothing changes. It is made and asked in one
+        call of C code, in which the GIL keeps out all other threads, this thread's
+        signal handlers and, as the collector is paused, its finalizers.
         """
-        with containers.changing:
-            enabled = gc.isenabled()
-            try:
-                gc.disable()
-                words = self._words()
-            finally:
-                if enabled:
-                    gc.enable()
-        del words[4::6], words[4::5]  # what the third command answers
-        return owned(words)
-
-    def _words(self) -> list[int]:
-        """What the library's iterator answers, two words for each result."""
+        handle = handle_of(self)
+        this = ffi.new("int64_t[2]", [self._index, handle])
+        size_of, iterator_of = map(
+            builtin, (f"{self._name}Size", f"{self._name}ForwardIterFunctor")
+        )
+        call, now = py.TVMFFIFunctionCall, ffi.new("int64_t[4]")  # the size, and another result
         size = len(self)
-        if not size:  # an iterator at its end must not be asked
-            return []
-        functor = method(f"{self._name}ForwardIterFunctor", self._index, handle_of(self))[1]
-        results = ffi.new("int64_t[]", 6 * size)
-        places = range(address(results), address(results) + 3 * ANY_SIZE * size, ANY_SIZE)
-        calls = map(py.TVMFFIFunctionCall, repeat(functor), cycle(_COMMANDS), repeat(1), places)
-        if any(calls):
-            raise raised()
-        return ffi.unpack(results, 6 * size)  # type: ignore[no-any-return]
+        while size:  # an iterator at its end must not be asked
+            # C writes into the memory of an Array, which owns all of it, whatever comes.
+            # Its last element is the iterator.
+            results = build("ffi.Array", [0] * (2 * size + 1))
+            data = ffi.cast("TVMFFISeqCell *", results + HEADER).data
+            functor = ffi.cast("int64_t *", data) + 4 * size
+            keys = range(address(data), address(functor), 2 * ANY_SIZE)
+            values = range(address(data) + ANY_SIZE, address(functor), 2 * ANY_SIZE)
+            others = repeat(address(now + 2))
+            steps = chain(
+                map(call, [size_of], [address(this)], [1], [address(now)]),
+                map(size.__ne__, map(itemgetter(1), [now])),
+                map(call, [iterator_of], [address(this)], [1], [address(functor)]),
+                map(
+                    call,
+                    map(itemgetter(1), repeat(functor)),
+                    cycle(_COMMANDS),
+                    repeat(1),
+                    chain.from_iterable(zip(keys, values, others, strict=False)),
+                ),
+            )
+            if not _without_collector(steps):
+                return decode(data, 2 * size)
+            if now[1] == size:
+                raise raised()
+            size = now[1]  # it has changed meanwhile
+        return []
 
     def _nested(self) -> list[Any]:
         return self._snapshot()[1::2]
