@@ -361,6 +361,63 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
             return default[0]
         raise KeyError(key)
 
+    @overload
+    def setdefault(self: Dict[_K, _V | None], key: _K, default: None = None) -> _V | None: ...
+    @overload
+    def setdefault(self, key: _K, default: _V) -> _V: ...
+    def setdefault(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
+        """The value for *key*; if there is none, *default* becomes it.
+
+        Parameters
+        ----------
+        key : object
+            The key, converted as an argument is.
+        default : object, optional
+            The new value, converted as an argument is.
+
+        Returns
+        -------
+        object
+            The value that was there, or *default* as it was given.
+
+        Examples
+        --------
+        >>> table = ffi.Dict({"a": 1})
+        >>> table.setdefault("a", 2), table.setdefault("b", 2)
+        (1, 2)
+        """
+        place, item = Packed(key), Packed(default)
+        with containers.changing:
+            found = self._find(place)
+            if found is None:
+                self._call("ffi.DictSetItem", place, item)
+                return default
+        return unpack(*found)
+
+    def popitem(self) -> tuple[_K, _V]:
+        """Remove and return the first pair.
+
+        Returns
+        -------
+        tuple
+            The key and the value.
+
+        Raises
+        ------
+        KeyError
+            If the Dict is empty.
+
+        Examples
+        --------
+        >>> ffi.Dict({"a": 1}).popitem()
+        ('a', 1)
+        """
+        with containers.changing:
+            pairs = self._snapshot()
+            if not pairs:
+                raise KeyError("popitem from an empty Dict")
+            return pairs[0], self.pop(pairs[0])
+
     def clear(self) -> None:
         """Remove everything."""
         with containers.changing:

@@ -439,6 +439,8 @@ def test_changing_a_dict():
         values.pop("a", 1, 2)
     values.clear()
     assert values == {}
+    with pytest.raises(KeyError, match="empty"):
+        values.popitem()
 
 
 def test_dict_changed_while_it_is_iterated():
@@ -448,6 +450,62 @@ def test_dict_changed_while_it_is_iterated():
         values[key + 1000] = key
         del values[key]
     assert len(values) == 100
+
+
+def test_remove_of_a_list_that_changes_meanwhile():
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+        def __eq__(self, other):
+            if len(values) == 3:
+                values.pop(0)
+            return self.name == other.name
+
+        __hash__ = None
+
+    first, second = Named("a"), Named("b")
+    values = ffi.List([1, first, second])
+    values.remove(Named("a"))
+    assert len(values) == 1
+    assert values[0] is second
+    with pytest.raises(ValueError, match="not in the List"):
+        values.remove(1)
+
+
+def test_setdefault_of_a_dict_that_changes_meanwhile():
+    class Value:
+        def __tvm_ffi_value__(self):
+            values["k"] = 1
+            return 2
+
+    values = ffi.Dict()
+    assert values.setdefault("k", Value()) == 1
+    assert values == {"k": 1}
+
+
+def test_popitem_in_two_threads(run_script):
+    code, output = run_script("""
+        import sys, threading, time
+        sys.setswitchinterval(1e-6)
+        def work():
+            start.wait()
+            try:
+                for _ in range(5):
+                    found.append(table.popitem())
+            except KeyError as error:
+                errors.append(error)
+        errors, end = [], time.monotonic() + 2
+        while time.monotonic() < end:
+            table, found, start = ffi.Dict({i: -i for i in range(10)}), [], threading.Barrier(2)
+            threads = [threading.Thread(target=work) for _ in range(2)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            if not errors:
+                assert sorted(found) == [(i, -i) for i in range(10)], found
+        print(len(errors))
+    """)
+    assert (code, output) == (0, "0\n")
 
 
 def test_a_signal_handler_changes_a_dict_that_is_listed(run_script):
