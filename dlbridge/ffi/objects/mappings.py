@@ -12,7 +12,7 @@ from .._lib import C, address, ffi, py
 from ..calls.registry import builtin
 from ..values.errors import raised
 from ..values.words import HEADER, OBJECT_BEGIN, Temporaries, unpack
-from ..values.wrappers import handle_of
+from ..values.wrappers import MovedObject, handle_of
 from . import containers
 from .containers import Container
 from .elements import ANY_SIZE, Packed, build, decode, method
@@ -44,6 +44,16 @@ def _pairs(values: Any) -> list[Any]:
     """Keys and values of a mapping, or of pairs, one after the other."""
     pairs = values.items() if isinstance(values, Mapping) else values
     return list(chain.from_iterable((key, value) for key, value in pairs))
+
+
+def _packed_key(key: Any) -> Packed:
+    """A key that is passed twice: to find its value, and to change it."""
+    if type(key) is MovedObject:
+        name = type(key.moved).__name__
+        raise TypeError(
+            f"the result of _move() cannot be the key of a Dict; pass the {name} itself"
+        )
+    return Packed(key)
 
 
 def _without_collector(steps: Iterator[Any]) -> bool:
@@ -305,7 +315,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
         return cls._make(_DICT, build("ffi.Dict", _pairs(input_dict)))
 
     def __setitem__(self, key: _K, value: _V) -> None:
-        place, item = Packed(key), Packed(value)
+        place, item = _packed_key(key), Packed(value)
         with containers.changing:
             # The value that goes lives until C++ is done: its finalizer may look at this Dict.
             before = self._find(place)
@@ -350,7 +360,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
         """
         if len(default) > 1:
             raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
-        place = Packed(key)
+        place = _packed_key(key)
         with containers.changing:
             found = self._find(place)
             if found is not None:
@@ -386,7 +396,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
         >>> table.setdefault("a", 2), table.setdefault("b", 2)
         (1, 2)
         """
-        place, item = Packed(key), Packed(default)
+        place, item = _packed_key(key), Packed(default)
         with containers.changing:
             found = self._find(place)
             if found is None:

@@ -443,6 +443,24 @@ def test_changing_a_dict():
         values.popitem()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table, key: table.__setitem__(key, 1),
+        lambda table, key: table.setdefault(key, 1),
+        lambda table, key: table.pop(key, None),
+    ],
+    ids=["set", "setdefault", "pop"],
+)
+def test_a_moved_key_of_a_dict_is_refused(change):
+    # The key is passed twice: to find the value that goes, and to change it.
+    key, table = ffi.List([1]), ffi.Dict({"a": 1})
+    with pytest.raises(TypeError, match=r"_move\(\).*pass the List itself"):
+        change(table, key._move())
+    assert key == [1]
+    assert table == {"a": 1}
+
+
 def test_dict_changed_while_it_is_iterated():
     # The library's own iterator would go on in freed memory.
     values = ffi.Dict({i: i for i in range(100)})
