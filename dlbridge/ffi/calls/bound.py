@@ -12,7 +12,7 @@ from dlbridge.errors import ExchangeError
 from .._lib import C, ffi
 from ..values.errors import drop_untaken, interrupted, raised, untaken
 from ..values.tensors import name_argument
-from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, unpack
+from ..values.words import LAST_INDEX, OBJECT_BEGIN, Handle, Temporaries, unpack, untrack
 from .frames import abandon, failure, new_memory, on_streams, owner_of_result, pack_frame
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
     *silent*: the function is known to return nothing, so no result is looked at.
     """
     count = len(bound)
-    pointer = ffi.gc(ffi.cast("void *", function), lambda _pointer, _function=function: None)
+    pointer = ffi.cast("void *", function)
     # Lists and no variables: see call._HEAD.
-    packed = [*_pack(bound)]
+    packed = [*_pack(function, bound)]
     result = ffi.new("TVMFFIAny *")
     words = memoryview(ffi.buffer(result)).cast("B").cast("q")
     busy = [False]  # whether a call uses the place for the result
@@ -82,7 +82,7 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
     inside = [False]  # whether this thread, which has the lock, is replacing already
 
     def call_silent() -> None:
-        arguments, call_c = packed
+        arguments, call_c, _kept = packed  # kept while C uses them, also if they are replaced
         try:
             if call_c(pointer, arguments, count, result):
                 raise raised()
@@ -96,7 +96,7 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
             drop_untaken()
 
     def call() -> Any:
-        arguments, call_c = packed
+        arguments, call_c, _kept = packed  # kept while C uses them, also if they are replaced
         # One statement without a call: no other thread comes between reading and writing.
         taken, busy[0] = busy[0], True
         if taken:
@@ -137,7 +137,7 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
             try:
                 changed = [*bound]
                 changed[index] = value
-                packed[:] = _pack(changed)
+                packed[:] = _pack(function, changed)
                 bound[:] = changed
             finally:
                 inside[0] = False
@@ -165,10 +165,13 @@ def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
     return unpack(words[0], owner(words[1]))  # in line, as in `frames.call`
 
 
-def _pack(bound: list[Any]) -> tuple[Any, Callable[[Any, Any, int, Any], int]]:
-    """The packed arguments of a bound call, and what to call the function with.
+def _pack(
+    function: Handle, bound: list[Any]
+) -> tuple[Any, Callable[[Any, Any, int, Any], int], tuple[Any, ...]]:
+    """The packed arguments of a bound call, what to call *function* with, and what these need.
 
-    The memory to which the arguments point lives as long as they do.
+    The third is kept by plain references: the collector has `ffi.gc` give up what it
+    keeps before the finalizers of a cycle, which may make the call.
     """
     keep = Temporaries()
     try:
@@ -176,10 +179,10 @@ def _pack(bound: list[Any]) -> tuple[Any, Callable[[Any, Any, int, Any], int]]:
     except ExchangeError as exc:
         name_argument(exc, bound)
         raise
-    keep.extend(bound)  # an object is packed as its address
-    # A call in another thread may still use the old arguments while they are
-    # replaced: C's own pointer must keep everything alive.
-    arguments = ffi.gc(first, lambda _first, _words=words, _keep=keep: None)
+    for handle in (function, *keep):
+        if isinstance(handle, Handle):
+            untrack(handle)
+    kept = (words, keep, function, *bound)  # an object is packed as its address
     if keep.streams:
-        return arguments, partial(on_streams, keep.streams)
-    return arguments, C.TVMFFIFunctionCall
+        return first, partial(on_streams, keep.streams), kept
+    return first, C.TVMFFIFunctionCall, kept

@@ -17,7 +17,6 @@ from ..values.words import (
     Temporaries,
     pack,
     release,
-    unpack,
     view,
 )
 
@@ -32,7 +31,6 @@ __all__ = [
     "decode",
     "method",
     "nested",
-    "owned",
     "pack_packed",
 ]
 
@@ -113,11 +111,6 @@ def nested(data: Any, size: int) -> list[Any]:
     """Like `decode`, but empty where all values are plain: 2 us for a thousand."""
     kinds = ffi.buffer(data, ANY_SIZE * size)[:][::ANY_SIZE] if size else b""
     return [] if kinds == kinds.translate(None, _NESTED) else decode(data, size)
-
-
-def owned(words: Sequence[int]) -> list[Any]:
-    """The values of TVMFFIAny given as pairs of words, whose references are taken over."""
-    return list(map(unpack, words[::2], words[1::2]))
 
 
 def _alike(values: Sequence[Any], keep: Temporaries) -> tuple[int, array[int]] | None:

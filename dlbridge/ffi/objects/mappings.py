@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from itertools import chain, cycle, repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from .._lib import C, address, ffi, py
+from ..calls.registry import builtin
 from ..values.errors import raised
-from ..values.words import OBJECT_BEGIN, Temporaries, unpack
-from ..values.wrappers import handle_of
+from ..values.words import HEADER, OBJECT_BEGIN, Temporaries, unpack
+from ..values.wrappers import MovedObject, handle_of
 from . import containers
 from .containers import Container
-from .elements import ANY_SIZE, Packed, build, method, owned
+from .elements import ANY_SIZE, Packed, build, decode, method
 
 if TYPE_CHECKING:
     from ..values.words import Packer, Same
@@ -44,6 +46,33 @@ def _pairs(values: Any) -> list[Any]:
     return list(chain.from_iterable((key, value) for key, value in pairs))
 
 
+def _packed_key(key: Any) -> Packed:
+    """A key that is passed twice: to find its value, and to change it."""
+    if type(key) is MovedObject:
+        name = type(key.moved).__name__
+        raise TypeError(
+            f"the result of _move() cannot be the key of a Dict; pass the {name} itself"
+        )
+    return Packed(key)
+
+
+def _without_collector(steps: Iterator[Any]) -> bool:
+    """``any(steps)`` with the collector paused, in one call of C code.
+
+    A fork in another thread finds the collector as it was before or as it is afterwards.
+    """
+    if not gc.isenabled():
+        return any(steps)
+    try:
+        # `iter(f, None)` calls *f*, which returns None, and is at its end.
+        paused: Iterator[bool] = iter(gc.disable, None)
+        resumed: Iterator[bool] = iter(gc.enable, None)
+        return list(chain(paused, map(any, [steps]), resumed)) == [True]
+    except BaseException:
+        gc.enable()
+        raise
+
+
 class _Mapping(Container, Mapping[_K, _V_co]):
     """The common part of Map and Dict."""
 
@@ -55,33 +84,44 @@ class _Mapping(Container, Mapping[_K, _V_co]):
     def _snapshot(self) -> list[Any]:
         """Keys and values one after the other, as they are now.
 
-        The library's iterator is good while nothing changes. Our lock keeps our
-        threads away, the GIL (C code alone runs the loop) everybody's, and a
-        paused collector the finalizers of this thread.
+        The library's iterator is good while nothing changes. It is made and asked in one
+        call of C code, in which the GIL keeps out all other threads, this thread's
+        signal handlers and, as the collector is paused, its finalizers.
         """
-        with containers.changing:
-            enabled = gc.isenabled()
-            try:
-                gc.disable()
-                words = self._words()
-            finally:
-                if enabled:
-                    gc.enable()
-        del words[4::6], words[4::5]  # what the third command answers
-        return owned(words)
-
-    def _words(self) -> list[int]:
-        """What the library's iterator answers, two words for each result."""
+        handle = handle_of(self)
+        this = ffi.new("int64_t[2]", [self._index, handle])
+        size_of, iterator_of = map(
+            builtin, (f"{self._name}Size", f"{self._name}ForwardIterFunctor")
+        )
+        call, now = py.TVMFFIFunctionCall, ffi.new("int64_t[4]")  # the size, and another result
         size = len(self)
-        if not size:  # an iterator at its end must not be asked
-            return []
-        functor = method(f"{self._name}ForwardIterFunctor", self._index, handle_of(self))[1]
-        results = ffi.new("int64_t[]", 6 * size)
-        places = range(address(results), address(results) + 3 * ANY_SIZE * size, ANY_SIZE)
-        calls = map(py.TVMFFIFunctionCall, repeat(functor), cycle(_COMMANDS), repeat(1), places)
-        if any(calls):
-            raise raised()
-        return ffi.unpack(results, 6 * size)  # type: ignore[no-any-return]
+        while size:  # an iterator at its end must not be asked
+            # C writes into the memory of an Array, which owns all of it, whatever comes.
+            # Its last element is the iterator.
+            results = build("ffi.Array", [0] * (2 * size + 1))
+            data = ffi.cast("TVMFFISeqCell *", results + HEADER).data
+            functor = ffi.cast("int64_t *", data) + 4 * size
+            keys = range(address(data), address(functor), 2 * ANY_SIZE)
+            values = range(address(data) + ANY_SIZE, address(functor), 2 * ANY_SIZE)
+            others = repeat(address(now + 2))
+            steps = chain(
+                map(call, [size_of], [address(this)], [1], [address(now)]),
+                map(size.__ne__, map(itemgetter(1), [now])),
+                map(call, [iterator_of], [address(this)], [1], [address(functor)]),
+                map(
+                    call,
+                    map(itemgetter(1), repeat(functor)),
+                    cycle(_COMMANDS),
+                    repeat(1),
+                    chain.from_iterable(zip(keys, values, others, strict=False)),
+                ),
+            )
+            if not _without_collector(steps):
+                return decode(data, 2 * size)
+            if now[1] == size:
+                raise raised()
+            size = now[1]  # it has changed meanwhile
+        return []
 
     def _nested(self) -> list[Any]:
         return self._snapshot()[1::2]
@@ -275,7 +315,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
         return cls._make(_DICT, build("ffi.Dict", _pairs(input_dict)))
 
     def __setitem__(self, key: _K, value: _V) -> None:
-        place, item = Packed(key), Packed(value)
+        place, item = _packed_key(key), Packed(value)
         with containers.changing:
             # The value that goes lives until C++ is done: its finalizer may look at this Dict.
             before = self._find(place)
@@ -320,7 +360,7 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
         """
         if len(default) > 1:
             raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
-        place = Packed(key)
+        place = _packed_key(key)
         with containers.changing:
             found = self._find(place)
             if found is not None:
@@ -330,6 +370,63 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
         if default:
             return default[0]
         raise KeyError(key)
+
+    @overload
+    def setdefault(self: Dict[_K, _V | None], key: _K, default: None = None) -> _V | None: ...
+    @overload
+    def setdefault(self, key: _K, default: _V) -> _V: ...
+    def setdefault(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
+        """The value for *key*; if there is none, *default* becomes it.
+
+        Parameters
+        ----------
+        key : object
+            The key, converted as an argument is.
+        default : object, optional
+            The new value, converted as an argument is.
+
+        Returns
+        -------
+        object
+            The value that was there, or *default* as it was given.
+
+        Examples
+        --------
+        >>> table = ffi.Dict({"a": 1})
+        >>> table.setdefault("a", 2), table.setdefault("b", 2)
+        (1, 2)
+        """
+        place, item = _packed_key(key), Packed(default)
+        with containers.changing:
+            found = self._find(place)
+            if found is None:
+                self._call("ffi.DictSetItem", place, item)
+                return default
+        return unpack(*found)
+
+    def popitem(self) -> tuple[_K, _V]:
+        """Remove and return the first pair.
+
+        Returns
+        -------
+        tuple
+            The key and the value.
+
+        Raises
+        ------
+        KeyError
+            If the Dict is empty.
+
+        Examples
+        --------
+        >>> ffi.Dict({"a": 1}).popitem()
+        ('a', 1)
+        """
+        with containers.changing:
+            pairs = self._snapshot()
+            if not pairs:
+                raise KeyError("popitem from an empty Dict")
+            return pairs[0], self.pop(pairs[0])
 
     def clear(self) -> None:
         """Remove everything."""

@@ -37,6 +37,14 @@ def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
 
 
+def _word(handle: Handle, place: int) -> bytes:
+    """The element at *place* as C has it; empty where there is none."""
+    cell = _cell(handle)
+    if place >= cell.size:
+        return b""
+    return bytes(ffi.buffer(ffi.cast("char *", cell.data) + ANY_SIZE * place, ANY_SIZE))
+
+
 class _Sequence(Container, Sequence[_T_co]):
     """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
@@ -401,6 +409,40 @@ class List(_Sequence[_T], MutableSequence[_T]):
             if not len(self):
                 raise IndexError("pop from empty List")
             return self._call("ffi.ListPop", self._position(index))  # type: ignore[no-any-return]
+
+    def remove(self, value: _T) -> None:
+        """Remove the first element that equals *value*.
+
+        Parameters
+        ----------
+        value : object
+            It is compared by type and value: 1.0 does not equal 1.
+
+        Raises
+        ------
+        ValueError
+            If *value* is not there.
+
+        Examples
+        --------
+        >>> l = ffi.List(["a", "b", "a"])
+        >>> l.remove("a")
+        >>> l
+        ["b", "a"]
+        """
+        wanted = convert(value)
+        while True:
+            held = self._held()
+            items = decode(_cell(held).data, _cell(held).size)
+            # Without the lock: a comparison may run code of the elements.
+            place = next((i for i, item in enumerate(items) if same(item, wanted)), None)
+            if place is None:
+                raise ValueError(f"{value!r} is not in the {type(self).__name__}")
+            with containers.changing:
+                # Objects are the same at the same address, as *held* keeps them.
+                if _word(self._held(), place) == _word(held, place):
+                    self._call("ffi.ListPop", place)
+                    return
 
     def clear(self) -> None:
         """Remove all elements."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from .._lib import C, ffi
-from ..values.words import HEADER, Handle, Temporaries
+from ..values.words import HEADER, Handle, Temporaries, untrack
 from .elements import build
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def _pack_shape(value: Any, keep: Temporaries) -> tuple[int, int]:
     if not isinstance(handle, Handle):
         handle = build("ffi.Shape", tuple(value), keep)
         if isinstance(value, Shape):
+            untrack(handle)
             value._object = handle
     keep.append(handle)
     return _SHAPE, handle
@@ -79,5 +80,6 @@ def shape_of(owned: Handle, _index: int) -> Shape:
     """A Shape object as a tuple, which keeps it and passes it again."""
     cell = ffi.cast("TVMFFIShapeCell *", owned + HEADER)
     shape = tuple.__new__(Shape, ffi.unpack(cell.data, cell.size) if cell.size else ())
+    untrack(owned)
     shape._object = owned
     return shape

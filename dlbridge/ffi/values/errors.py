@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import os
 import threading
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
@@ -52,6 +53,19 @@ __all__ = [
 ]
 
 _MAX_CAUSES: Final = 32
+
+# An update of a backtrace frees the text that another thread may be reading.
+_backtraces = threading.RLock()
+
+
+def _renew_lock() -> None:
+    # A thread that held it does not exist in the child.
+    global _backtraces
+    _backtraces = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 _Exception = TypeVar("_Exception", bound=type[BaseException])
 
@@ -172,7 +186,7 @@ class Error(Object):
     @property
     def backtrace(self) -> str:
         """Python-style lines, most recent call first."""
-        return text_of(_cell(self._handle).backtrace)
+        return _backtrace(_cell(self._handle))
 
     @property
     def cause(self) -> Error | None:
@@ -206,7 +220,8 @@ class Error(Object):
         """
         text, cell = ByteArray(backtrace), _cell(self._handle)
         handle = ffi.cast("void *", self._handle)
-        cell.update_backtrace(handle, text.pointer, C.kTVMFFIBacktraceUpdateModeReplace)
+        with _backtraces:
+            cell.update_backtrace(handle, text.pointer, C.kTVMFFIBacktraceUpdateModeReplace)
 
     def py_error(self) -> BaseException:
         """The error as a Python exception.
@@ -305,6 +320,11 @@ def _cell(handle: Any) -> Any:
     return ffi.cast("TVMFFIErrorCell *", handle + HEADER)
 
 
+def _backtrace(cell: Any) -> str:
+    with _backtraces:
+        return text_of(cell.backtrace)
+
+
 def _member(pointer: Any) -> Any:
     """The value of a borrowed object in an error's cell; None for NULL."""
     if not pointer:
@@ -323,7 +343,7 @@ def _exception(handle: Any, causes: int) -> BaseException:
     exception.__tvm_ffi_error__ = borrow(handle, C.kTVMFFIError, Error)  # type: ignore[attr-defined]
     if cell.cause_chain and causes:
         exception.__cause__ = _exception(address(cell.cause_chain), causes - 1)
-    return exception.with_traceback(traceback_of(text_of(cell.backtrace)))
+    return exception.with_traceback(traceback_of(_backtrace(cell)))
 
 
 def _instance(kind: str, message: str) -> BaseException:

@@ -6,6 +6,7 @@ import collections
 import collections.abc
 import copy
 import gc
+import os
 import pickle
 import sys
 import weakref
@@ -19,6 +20,7 @@ from stream_backend import Streams, installed
 import dlbridge
 from dlbridge import ffi
 from dlbridge.ffi.objects.containers import tensors_in
+from dlbridge.ffi.values.words import use_count
 
 VALUES = [None, True, 7, 2**70, 1.5, "short", "a longer string", b"bytes of some length", b""]
 SEQUENCES = [ffi.Array, ffi.List]
@@ -437,6 +439,26 @@ def test_changing_a_dict():
         values.pop("a", 1, 2)
     values.clear()
     assert values == {}
+    with pytest.raises(KeyError, match="empty"):
+        values.popitem()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table, key: table.__setitem__(key, 1),
+        lambda table, key: table.setdefault(key, 1),
+        lambda table, key: table.pop(key, None),
+    ],
+    ids=["set", "setdefault", "pop"],
+)
+def test_a_moved_key_of_a_dict_is_refused(change):
+    # The key is passed twice: to find the value that goes, and to change it.
+    key, table = ffi.List([1]), ffi.Dict({"a": 1})
+    with pytest.raises(TypeError, match=r"_move\(\).*pass the List itself"):
+        change(table, key._move())
+    assert key == [1]
+    assert table == {"a": 1}
 
 
 def test_dict_changed_while_it_is_iterated():
@@ -446,6 +468,160 @@ def test_dict_changed_while_it_is_iterated():
         values[key + 1000] = key
         del values[key]
     assert len(values) == 100
+
+
+def test_remove_of_a_list_that_changes_meanwhile():
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+        def __eq__(self, other):
+            if len(values) == 3:
+                values.pop(0)
+            return self.name == other.name
+
+        __hash__ = None
+
+    first, second = Named("a"), Named("b")
+    values = ffi.List([1, first, second])
+    values.remove(Named("a"))
+    assert len(values) == 1
+    assert values[0] is second
+    with pytest.raises(ValueError, match="not in the List"):
+        values.remove(1)
+
+
+def test_setdefault_of_a_dict_that_changes_meanwhile():
+    class Value:
+        def __tvm_ffi_value__(self):
+            values["k"] = 1
+            return 2
+
+    values = ffi.Dict()
+    assert values.setdefault("k", Value()) == 1
+    assert values == {"k": 1}
+
+
+def test_popitem_in_two_threads(run_script):
+    code, output = run_script("""
+        import sys, threading, time
+        sys.setswitchinterval(1e-6)
+        def work():
+            start.wait()
+            try:
+                for _ in range(5):
+                    found.append(table.popitem())
+            except KeyError as error:
+                errors.append(error)
+        errors, end = [], time.monotonic() + 2
+        while time.monotonic() < end:
+            table, found, start = ffi.Dict({i: -i for i in range(10)}), [], threading.Barrier(2)
+            threads = [threading.Thread(target=work) for _ in range(2)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            if not errors:
+                assert sorted(found) == [(i, -i) for i in range(10)], found
+        print(len(errors))
+    """)
+    assert (code, output) == (0, "0\n")
+
+
+def test_a_signal_handler_changes_a_dict_that_is_listed(run_script):
+    # The library's own iterator would go on in freed memory.
+    code, output = run_script("""
+        import signal, sys
+        def change(*_):
+            for key in range(3000):
+                table[1000 + key] = [key]
+            for key in range(3000):
+                del table[1000 + key]
+            table["new"] = 1
+        signal.signal(signal.SIGUSR1, change)
+        last, turn = 1, 0
+        while last >= turn:  # a signal before each line in turn
+            turn, last = turn + 1, 0
+            table = ffi.Dict({key: [key] for key in range(60)})
+            def local(frame, event, arg):
+                global last
+                last += 1
+                if last == turn:
+                    signal.raise_signal(signal.SIGUSR1)
+                return local
+            def trace(frame, event, arg):
+                return local if frame.f_code.co_filename.endswith("mappings.py") else None
+            sys.settrace(trace)
+            try:
+                found = list(table.items())
+            finally:
+                sys.settrace(None)
+            expected = [(key, [key]) for key in range(60)]
+            assert found in (expected, [*expected, ("new", 1)]), found
+        assert turn > 10, turn
+        print("end")
+    """)
+    assert (code, output) == (0, "end\n")
+
+
+def test_an_interrupted_listing_of_a_mapping_leaves_no_reference():
+    values = ffi.Map({key: ffi.Array([key]) for key in range(5)})
+    places, last, turn = (f"ffi{os.sep}objects", f"ffi{os.sep}values"), 1, 0
+
+    def local(frame, event, _argument):
+        nonlocal last
+        last += event == "line"
+        if last == turn:
+            raise KeyboardInterrupt
+        return local
+
+    def trace(frame, _event, _argument):
+        # No signal handler comes between the `try` of `shared` and the call in it.
+        if frame.f_code.co_name == "shared":
+            return None
+        return local if any(place in frame.f_code.co_filename for place in places) else None
+
+    before = sys.gettrace()
+    while last >= turn:  # an interruption before each line in turn
+        turn, last = turn + 1, 0
+        try:
+            sys.settrace(trace)
+            list(values.values())
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        gc.collect()
+        assert gc.isenabled()
+        assert [use_count(value._handle) for value in values.values()] == [2] * 5, turn
+    assert turn > 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_while_a_mapping_is_listed_leaves_the_collector_on(run_script):
+    code, output = run_script("""
+        import gc, os, sys, threading, warnings
+        warnings.simplefilter("ignore")
+        values = ffi.Map({key: key for key in range(50)})
+        def work():
+            while not stop:
+                list(values)
+        stop, off = False, 0
+        sys.setswitchinterval(1e-5)
+        thread = threading.Thread(target=work)
+        thread.start()
+        for _ in range(100):
+            child = os.fork()
+            if not child:
+                os._exit(0 if gc.isenabled() else 7)
+            off += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        stop = True
+        thread.join()
+        assert gc.isenabled()
+        gc.disable()
+        list(values)
+        assert not gc.isenabled()
+        print(off)
+    """)
+    assert (code, output) == (0, "0\n")
 
 
 def test_maps_do_not_change():

@@ -372,3 +372,36 @@ def test_system_exit_from_a_callback(run_script):
         testing("apply")(leave)
     """)
     assert code == 7
+
+
+def test_a_backtrace_that_is_read_while_it_is_updated(run_script):
+    code, output = run_script("""
+        import os, sys, threading, time
+        sys.setswitchinterval(1e-6)
+        texts = ["a" * 100, "b" * 2000000, "c" * 500000]
+        error = ffi.Error("ValueError", "message", texts[0])
+        stop = False
+        def write():
+            turn = 0
+            while not stop:
+                error.update_backtrace(texts[turn % 3])
+                turn += 1
+        thread = threading.Thread(target=write)
+        thread.start()
+        wrong, end = 0, time.monotonic() + 2
+        while time.monotonic() < end:
+            wrong += error.backtrace not in texts
+            wrong += error.__reduce__()[1][2] not in texts
+            error.py_error()
+        if hasattr(os, "fork"):  # the thread may be in the middle of an update
+            for _ in range(20):
+                child = os.fork()
+                if not child:
+                    len(error.backtrace)
+                    os._exit(0)
+                os.waitpid(child, 0)
+        stop = True
+        thread.join()
+        print(wrong)
+    """)
+    assert (code, output) == (0, "0\n")
