@@ -17,8 +17,8 @@ from ..calls.frames import call
 from ..calls.registry import builtin, get_global_func
 from ..objects.classes import index_of_class
 from ..objects.shapes import Shape
-from ..values.wrappers import MovedObject, Object
-from .bounds import Seen, bounded
+from ..values.wrappers import Object
+from .bounds import Seen, checked
 from .comparison import register_if_known
 
 __all__ = [
@@ -447,7 +447,7 @@ def structural_walk(
     [1, 2]
     """
     entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
-    return _run("ffi.StructuralWalk", bounded(root), *entries, _order(order))  # type: ignore[no-any-return]
+    return _run("ffi.StructuralWalk", checked(root), *entries, _order(order))  # type: ignore[no-any-return]
 
 
 @public_in("dlbridge.ffi")
@@ -508,7 +508,7 @@ def structural_map(
     (10, ("x", 20))
     """
     entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
-    return _run("ffi.StructuralMap", _bounded(root), *entries, _order(order))
+    return _run("ffi.StructuralMap", checked(root), *entries, _order(order))
 
 
 @public_in("dlbridge.ffi")
@@ -564,8 +564,7 @@ def _descend(name: str, root: Any, entries: Any) -> Any:
 
 def _bounded(value: Any) -> Any:
     """*value*, which does not contain itself. Parts of what runs were looked at before."""
-    bounded(value.moved if isinstance(value, MovedObject) else value, _running.seen)
-    return value
+    return checked(value, _running.seen)
 
 
 def _order(order: str | WalkOrder) -> int:
