@@ -410,9 +410,10 @@ class Convertible(ffi.ObjectConvertible):
 def attempt(function, *arguments, **keywords):
     try:
         function(*arguments, **keywords)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RuntimeError) as error:
         print(type(error).__name__, error)
 """
+TOO_DEEP = "RuntimeError what the callbacks return or change is nested too deep"
 REFUSED = "ValueError a List contains itself"
 
 
@@ -477,3 +478,40 @@ def test_readonly_tensors_are_hashed():
     assert ffi.structural_hash(ffi.readonly(array)) == expected
     assert ffi.structural_hash([ffi.readonly(array)]) == ffi.structural_hash([array.copy()])
     assert ffi.structural_walk(ffi.readonly([array])) is None
+
+
+@pytest.mark.parametrize(
+    ("walk", "root", "callback", "error"),
+    [
+        ("map", "[1]", "(ffi.Array, lambda value: [value])", TOO_DEEP),
+        ("map", "[1]", "(int, lambda value: [value])", TOO_DEEP),
+        ("map", "[1]", "(int, lambda value: endless)", REFUSED),
+        ("map", "[1]", "(int, lambda value: ffi.readonly(endless))", REFUSED),
+        ("walk", "[ffi.List()]", "(ffi.List, lambda v: v.append(ffi.List()))", TOO_DEEP),
+        ("walk", "[ffi.List()]", "(ffi.List, lambda v: v.append(v))", REFUSED),
+    ],
+)
+def test_what_a_callback_makes_is_looked_at_before_it_is_walked(
+    run_script, walk, root, callback, error
+):
+    code, output = run_script(
+        ENDLESS + f"attempt(ffi.structural_{walk}, {root}, {callback}, order='pre')\n",
+        prelude="",
+    )
+    assert code == 0, output
+    assert output.startswith(error)
+
+
+def test_pre_order_goes_as_deep_as_is_allowed():
+    root, seen = ffi.Map(), []
+    for _ in range(MAX_DEPTH - 2):
+        root = ffi.Map({1: root})
+    ffi.structural_walk(root, (ffi.Map, lambda value: seen.append(1)), order="pre")
+    assert len(seen) == MAX_DEPTH - 1
+
+
+def test_pre_order_map_of_many_values():
+    many = ["x"] * 10_000
+    found = ffi.structural_map(many, (str, lambda value: [1, 2]), order="pre")
+    assert len(found) == 10_000
+    assert found[9_999] == ffi.Array([1, 2])
