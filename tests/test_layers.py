@@ -89,8 +89,8 @@ ffi.values.backtraces ffi.values.errors ffi.values.tensors ffi.values.ready_tens
 ffi.calls ffi.calls.environment ffi.calls.frames ffi.calls.unrolled ffi.calls.bound
 ffi.calls.entries ffi.calls.symbols ffi.calls.callbacks
 ffi.calls.schemas ffi.calls.functions ffi.calls.registry
-ffi.objects ffi.objects.elements ffi.objects.containers ffi.objects.conversion
-ffi.objects.sequences ffi.objects.shapes ffi.objects.mappings ffi.objects.peers
+ffi.objects ffi.objects.elements ffi.objects.peers ffi.objects.containers
+ffi.objects.conversion ffi.objects.sequences ffi.objects.shapes ffi.objects.mappings
 ffi.objects.typeinfo ffi.objects.classes ffi.objects.records ffi.objects.exported
 ffi.objects.modules ffi.objects.results ffi.objects.rules
 ffi.graphs ffi.graphs.bounds ffi.graphs.comparison ffi.graphs.walks ffi.graphs.json_text

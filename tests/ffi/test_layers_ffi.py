@@ -30,8 +30,8 @@ calls.entries calls.symbols calls.callbacks
 calls.schemas calls.functions calls.registry
 
 objects
-objects.elements objects.containers objects.conversion objects.sequences objects.shapes
-objects.mappings objects.peers objects.typeinfo objects.classes objects.records
+objects.elements objects.peers objects.containers objects.conversion objects.sequences
+objects.shapes objects.mappings objects.typeinfo objects.classes objects.records
 objects.exported objects.modules objects.results objects.rules
 
 graphs

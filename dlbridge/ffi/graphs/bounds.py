@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.values.suggestions import with_article
 
+from ..objects.elements import Checked
 from ..objects.mappings import Dict, Map
 from ..objects.sequences import Array, List
-from ..values.wrappers import Object
+from ..values.wrappers import MovedObject, Object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Seen", "bounded"]
+__all__ = ["Seen", "bounded", "checked"]
 
 MAX_DEPTH: Final = 2000
 """Levels that are passed on to C++: a tenth of what was seen to crash with 8 MiB of stack."""
@@ -86,3 +87,17 @@ def bounded(value: Any, seen: Seen | None = None) -> Any:  # anybody's: the valu
             if path:
                 path[-1][2] = max(path[-1][2], below + 1)
     return value
+
+
+def checked(value: Any, seen: Seen | None = None) -> Any:
+    """An argument for C: *value*, which is `bounded` in the form that C will see.
+
+    An object of ours is looked at now, any other value when it is packed: only then is it
+    known what it becomes (`readonly`, ``asobject``, a container of tvm_ffi).
+    """
+    if isinstance(value, Object):
+        return bounded(value, seen)
+    if isinstance(value, MovedObject):
+        bounded(value.moved, seen)
+        return value
+    return Checked(value, lambda found: bounded(found, seen))

@@ -11,7 +11,7 @@ from ..calls.registry import builtin, get_global_func
 from ..objects.classes import register_object
 from ..objects.typeinfo import get_registered_type_keys
 from ..values.wrappers import Object
-from .bounds import bounded
+from .bounds import bounded, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ def structural_hash(
     True
     """
     found = call_with_gil(
-        builtin("ffi.StructuralHash"), bounded(value), map_free_vars, skip_tensor_content
+        builtin("ffi.StructuralHash"), checked(value), map_free_vars, skip_tensor_content
     )
     return found & _UNSIGNED  # type: ignore[no-any-return]
 
@@ -119,7 +119,7 @@ def get_first_structural_mismatch(
 
 
 def _compare(name: str, lhs: Any, rhs: Any, *options: bool) -> Any:
-    return call_with_gil(builtin(name), bounded(lhs), bounded(rhs), *options)
+    return call_with_gil(builtin(name), checked(lhs), checked(rhs), *options)
 
 
 def register_if_known(type_key: str) -> Callable[[type[Object]], Any]:
@@ -151,7 +151,7 @@ class StructuralKey(Object):
 
     def __init__(self, key: Any) -> None:
         make = get_global_func("ffi.StructuralKey")
-        self.__init_handle_by_constructor__(make, bounded(key))  # type: ignore[attr-defined]
+        self.__init_handle_by_constructor__(make, checked(key))  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return self.hash_i64  # type: ignore[attr-defined, no-any-return]
@@ -159,4 +159,6 @@ class StructuralKey(Object):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StructuralKey):
             return NotImplemented
-        return call_with_gil(builtin("ffi.StructuralKeyEqual"), self, other)  # type: ignore[no-any-return]
+        # Looked at again: a List in a key may have changed since the key was made.
+        keys = bounded(self), bounded(other)
+        return call_with_gil(builtin("ffi.StructuralKeyEqual"), *keys)  # type: ignore[no-any-return]

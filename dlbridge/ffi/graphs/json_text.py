@@ -11,7 +11,7 @@ from ..calls.frames import call_with_gil
 from ..calls.registry import builtin
 from ..objects.typeinfo import index_of, info_of
 from ..values.words import OBJECT_BEGIN
-from .bounds import MAX_DEPTH, bounded
+from .bounds import MAX_DEPTH, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ def to_json_graph_str(obj: Any, metadata: dict[str, Any] | None = None) -> str:
     >>> ffi.serialization.from_json_graph_str(text)
     (1, "two")
     """
-    return call_with_gil(builtin("ffi.ToJSONGraphString"), bounded(obj), metadata)  # type: ignore[no-any-return]
+    return call_with_gil(builtin("ffi.ToJSONGraphString"), checked(obj), metadata)  # type: ignore[no-any-return]
 
 
 @public_in("dlbridge.ffi.serialization")

@@ -14,12 +14,15 @@ from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
 
 from .._lib import C, ffi
+from ..calls.callbacks import make_watched_function
 from ..calls.frames import call
 from ..calls.registry import builtin, get_global_func
 from ..objects.classes import index_of_class
+from ..objects.mappings import Map
+from ..objects.sequences import Array
 from ..objects.shapes import Shape
-from ..values.wrappers import MovedObject, Object
-from .bounds import Seen, bounded
+from ..values.wrappers import Object
+from .bounds import Seen, bounded, checked
 from .comparison import register_if_known
 
 __all__ = [
@@ -448,7 +451,9 @@ def structural_walk(
     [1, 2]
     """
     entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
-    return _run("ffi.StructuralWalk", bounded(root), *entries, _order(order))  # type: ignore[no-any-return]
+    if not _order(order):
+        entries = _watch(entries, _walked)
+    return _run("ffi.StructuralWalk", checked(root), *entries, _order(order))  # type: ignore[no-any-return]
 
 
 @public_in("dlbridge.ffi")
@@ -509,7 +514,9 @@ def structural_map(
     (10, ("x", 20))
     """
     entries = _entries(callbacks), _entries(with_def_region_kind, kinds=True)
-    return _run("ffi.StructuralMap", _bounded(root), *entries, _order(order))
+    if not _order(order):
+        entries = _watch(entries, _mapped)
+    return _run("ffi.StructuralMap", checked(root), *entries, _order(order))
 
 
 @public_in("dlbridge.ffi")
@@ -565,8 +572,51 @@ def _descend(name: str, root: Any, entries: Any) -> Any:
 
 def _bounded(value: Any) -> Any:
     """*value*, which does not contain itself. Parts of what runs were looked at before."""
-    bounded(value.moved if isinstance(value, MovedObject) else value, _running.seen)
-    return value
+    return checked(value, _running.seen)
+
+
+_STACK: Final = 3 << 20
+"""Bytes of stack between callbacks of one walk: MAX_DEPTH levels take up to 2.9 MB on x86-64."""
+
+_Entries = list[tuple[int, Any]]
+
+
+def _watch(entries: tuple[_Entries, _Entries], look: Callable[[Any, Any], Any]) -> Any:
+    """The *entries* of a walk in pre-order, where C++ descends into what a callback leaves.
+
+    *look* gets the value and the result of each call, and returns what C++ gets. How deep
+    C++ is, its stack says: it may descend into one result after the other.
+    """
+    first: list[int] = []
+
+    def watched(function: Callable[..., Any]) -> Any:
+        def enter(place: int, value: Any, *kind: int) -> Any:
+            if not first:
+                first.append(place)
+            if first[0] - place > _STACK:
+                raise RecursionError(
+                    "what the callbacks return or change is nested too deep, perhaps without "
+                    "end: the library calls them for the parts of it, too. Use order='post'"
+                )
+            return look(value, function(value, *kind))
+
+        return make_watched_function(enter)
+
+    return tuple([(index, watched(function)) for index, function in part] for part in entries)
+
+
+def _walked(value: Any, result: Any) -> Any:
+    """The result of a walk's callback, which may have changed a List, a Dict or an object."""
+    if isinstance(value, Object) and not isinstance(value, (Array, Map)):
+        bounded(value)
+    return result
+
+
+def _mapped(value: Any, result: Any) -> Any:
+    """The result of a map's callback, to be looked at."""
+    if result is value and isinstance(value, (Array, Map)):
+        return result  # as it was
+    return checked(result)
 
 
 def _order(order: str | WalkOrder) -> int:

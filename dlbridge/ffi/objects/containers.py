@@ -12,9 +12,10 @@ from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.tensor.tensor import Tensor
 
 from ..values.errors import Error
-from ..values.words import Handle, Temporaries, native_type_index, pack, unpack, view
+from ..values.words import Handle, Temporaries, pack, unpack, view
 from ..values.wrappers import Object, handle_of, new_wrapper, pack_object
 from .elements import Members, method
+from .peers import pack_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -198,8 +199,7 @@ def tensors_in(value: Container) -> list[Tensor]:
 
 def _pack_peer_container(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A container of the tvm_ffi package, which is the same object for us."""
-    handle = value.__chandle__()
-    ours = view(native_type_index(handle), handle)
+    ours = view(*pack_peer(value, keep))
     keep.append(ours)
     return _pack_container(ours, keep)
 

@@ -11,6 +11,7 @@ from ..calls.registry import builtin
 from ..values.errors import raised
 from ..values.words import (
     HEADER,
+    INDEX_MASK,
     LAST_INDEX,
     OBJECT_BEGIN,
     Handle,
@@ -21,9 +22,10 @@ from ..values.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
+    "Checked",
     "Members",
     "Packed",
     "build",
@@ -31,6 +33,7 @@ __all__ = [
     "decode",
     "method",
     "nested",
+    "pack_checked",
     "pack_packed",
 ]
 
@@ -62,6 +65,31 @@ class Packed:
 def pack_packed(value: Packed, _keep: Temporaries) -> tuple[int, int]:
     """The words that were made ahead; the caller keeps *value*."""
     return value.words
+
+
+class Checked:
+    """A value that *look* gets as C will see it, when it is packed; what *look* raises is raised.
+
+    Where packing it takes too many levels, *look* gets the value itself before that is raised.
+    """
+
+    __slots__ = ("look", "value")
+
+    def __init__(self, value: Any, look: Callable[[Any], Any]) -> None:
+        self.value: Any = value
+        self.look: Callable[[Any], Any] = look
+
+
+def pack_checked(value: Checked, keep: Temporaries) -> tuple[int, int]:
+    """The value, looked at."""
+    try:
+        tag, payload = pack(value.value, keep)
+    except RecursionError:
+        value.look(value.value)
+        raise
+    if tag & INDEX_MASK >= OBJECT_BEGIN and tag != C.kTVMFFITensor:
+        value.look(view(tag, payload))
+    return tag, payload
 
 
 def decode(data: Any, size: int) -> list[Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..values.words import Packer
     from ..values.wrappers import Object
 
-__all__ = ["hand_over", "peer_rule"]
+__all__ = ["hand_over", "pack_peer", "peer_rule"]
 
 _HAND_OVER: Final = "dlbridge.ffi.hand_over"
 
@@ -26,7 +26,8 @@ _handed: dict[int, Object] = {}
 _keys = count()
 
 
-def _pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
+def pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
+    """An object of the tvm_ffi package; ValueError if it was moved away."""
     handle = value.__chandle__()
     if not handle:
         raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
@@ -35,7 +36,7 @@ def _pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
 
 def peer_rule(cls: type) -> Packer | None:
     """tvm_ffi's own objects are what they are to C."""
-    return _pack_peer if defines(cls, "__chandle__") else None
+    return pack_peer if defines(cls, "__chandle__") else None
 
 
 def hand_over(value: Object) -> Any:

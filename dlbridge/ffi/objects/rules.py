@@ -21,7 +21,7 @@ from ..values.words import defines, pack
 from ..values.wrappers import object_rule
 from .containers import container_rule
 from .conversion import convertible_rule
-from .elements import Packed, pack_packed
+from .elements import Checked, Packed, pack_checked, pack_packed
 from .mappings import mapping_rule
 from .peers import peer_rule
 from .sequences import sequence_rule
@@ -110,6 +110,7 @@ EXACT: Final[Mapping[type, Packer]] = {
     Device: scalars.pack_device,
     scalars.Unchanged: scalars.pack_unchanged,
     Packed: pack_packed,
+    Checked: pack_checked,
     ReadOnlyArgument: pack_reading,
 }
 """Packers of exactly these classes; subclasses go by `RULES`."""

@@ -14,6 +14,8 @@ __all__ = ["backtrace_of", "traceback_of"]
 
 # The frames of cffi between Python and C, which are left out.
 _PASSAGE: Final = frozenset({"cdata_call", "cffistatic_ffi_call"})
+_LAST_LINE: Final = (1 << 31) - 1
+"""The largest line number of a traceback: CPython keeps it in a C int."""
 _FRAME: Final = r'\s*File "(.+?)", line (\d+), in (.+)'
 
 
@@ -25,7 +27,8 @@ def traceback_of(backtrace: str) -> TracebackType | None:
         if match and match[3] not in _PASSAGE:
             file, number, function = match.groups()
             frame = _frame(file, function)
-            traceback = TracebackType(traceback, frame, -1, int(number))
+            line_number = int(number) if len(number) < 10 else _LAST_LINE
+            traceback = TracebackType(traceback, frame, -1, line_number)
     return traceback
 
 

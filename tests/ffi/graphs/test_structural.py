@@ -9,6 +9,7 @@ import types
 
 import numpy as np
 import pytest
+from peers import peer
 
 import dlbridge
 from dlbridge import ffi
@@ -397,3 +398,120 @@ def test_parts_of_the_root_are_looked_at_once(monkeypatch):
     root = ffi.Array([ffi.Array([n]) for n in range(20)])
     ffi.structural_visit(root, (ffi.Array, lambda value, visitor: visitor.default_visit(value)))
     assert len(looked) == 21
+
+
+ENDLESS = """
+from dlbridge import ffi
+endless = ffi.List()
+endless.append(endless)
+class Convertible(ffi.ObjectConvertible):
+    def asobject(self):
+        return endless
+def attempt(function, *arguments, **keywords):
+    try:
+        function(*arguments, **keywords)
+    except (ValueError, RuntimeError) as error:
+        print(type(error).__name__, error)
+"""
+TOO_DEEP = "RuntimeError what the callbacks return or change is nested too deep"
+REFUSED = "ValueError a List contains itself"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["ffi.readonly(endless)", "[ffi.readonly(endless)]", "Convertible()", "{1: Convertible()}"],
+)
+def test_what_becomes_a_list_that_contains_itself_is_refused(run_script, value):
+    """C sees another value than the argument: the list."""
+    code, output = run_script(
+        ENDLESS
+        + f"""
+attempt(ffi.structural_hash, {value})
+attempt(ffi.structural_equal, {value}, {value})
+attempt(ffi.StructuralKey, {value})
+attempt(ffi.structural_walk, {value})
+attempt(ffi.structural_map, {value})
+attempt(ffi.serialization.to_json_graph_str, {value})
+attempt(ffi.structural_visit, [1], (ffi.Array, lambda v, visitor: visitor.visit({value})))
+attempt(ffi.structural_mutate, [1], (ffi.Array, lambda v, run: run.default_mutate({value})))
+""",
+        prelude="",
+    )
+    assert (code, output.splitlines()) == (0, [REFUSED] * 8)
+
+
+@pytest.mark.parametrize("value", ["theirs", "[theirs]"])
+def test_a_list_of_tvm_ffi_that_contains_itself_is_refused(run_script, value):
+    peer("tvm_ffi")
+    code, output = run_script(
+        "import sys; sys.modules['torch'] = None; import tvm_ffi\n"
+        + ENDLESS
+        + f"""
+theirs = tvm_ffi.List([1])
+theirs.append(theirs)
+attempt(ffi.structural_hash, {value})
+""",
+        prelude="",
+    )
+    assert (code, output.strip()) == (0, REFUSED)
+
+
+def test_keys_that_contain_themselves_later_are_not_compared(run_script):
+    code, output = run_script(
+        ENDLESS
+        + """
+a, b = ffi.List(), ffi.List()
+one, other = ffi.StructuralKey(a), ffi.StructuralKey(b)
+a.append(a)
+b.append(b)
+attempt(lambda: one == other)
+""",
+        prelude="",
+    )
+    assert (code, output.strip()) == (0, REFUSED)
+
+
+def test_readonly_tensors_are_hashed():
+    array = np.arange(3.0)
+    expected = ffi.structural_hash(array)
+    array.flags.writeable = False
+    assert ffi.structural_hash(ffi.readonly(array)) == expected
+    assert ffi.structural_hash([ffi.readonly(array)]) == ffi.structural_hash([array.copy()])
+    assert ffi.structural_walk(ffi.readonly([array])) is None
+
+
+@pytest.mark.parametrize(
+    ("walk", "root", "callback", "error"),
+    [
+        ("map", "[1]", "(ffi.Array, lambda value: [value])", TOO_DEEP),
+        ("map", "[1]", "(int, lambda value: [value])", TOO_DEEP),
+        ("map", "[1]", "(int, lambda value: endless)", REFUSED),
+        ("map", "[1]", "(int, lambda value: ffi.readonly(endless))", REFUSED),
+        ("walk", "[ffi.List()]", "(ffi.List, lambda v: v.append(ffi.List()))", TOO_DEEP),
+        ("walk", "[ffi.List()]", "(ffi.List, lambda v: v.append(v))", REFUSED),
+    ],
+)
+def test_what_a_callback_makes_is_looked_at_before_it_is_walked(
+    run_script, walk, root, callback, error
+):
+    code, output = run_script(
+        ENDLESS + f"attempt(ffi.structural_{walk}, {root}, {callback}, order='pre')\n",
+        prelude="",
+    )
+    assert code == 0, output
+    assert output.startswith(error)
+
+
+def test_pre_order_goes_as_deep_as_is_allowed():
+    root, seen = ffi.Map(), []
+    for _ in range(MAX_DEPTH - 2):
+        root = ffi.Map({1: root})
+    ffi.structural_walk(root, (ffi.Map, lambda value: seen.append(1)), order="pre")
+    assert len(seen) == MAX_DEPTH - 1
+
+
+def test_pre_order_map_of_many_values():
+    many = ["x"] * 10_000
+    found = ffi.structural_map(many, (str, lambda value: [1, 2]), order="pre")
+    assert len(found) == 10_000
+    assert found[9_999] == ffi.Array([1, 2])

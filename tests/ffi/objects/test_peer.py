@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import textwrap
 
 import numpy as np
 import pytest
@@ -291,3 +292,20 @@ def test_prev_api_is_walked():  # 2.3: neither the version nor prev_api is looke
 
 def test_pointer_results(echo):
     assert isinstance(echo(ctypes.c_void_p(8)), ctypes.c_void_p)
+
+
+@pytest.mark.parametrize("take", ["ffi.convert", "ffi.structural_hash"])
+def test_a_moved_container_of_tvm_ffi_is_refused(run_script, take):
+    peer("tvm_ffi")
+    code, output = run_script(
+        f"""
+        array = tvm_ffi.Array([1, 2])
+        tvm_ffi.get_global_func("ffi.Array")(array._move())
+        try:
+            {take}(array)
+        except ValueError as error:
+            print(error)
+        """,
+        prelude=textwrap.dedent(ORDERS["tvm_ffi first"]),
+    )
+    assert (code, output.strip()) == (0, "the Array was moved into a call and is empty now")

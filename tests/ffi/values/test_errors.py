@@ -72,6 +72,15 @@ def test_class_with_another_constructor(testing):
         testing("test_raise_error")("TwoArguments", "only one")
 
 
+@pytest.mark.parametrize("line", ["4294967296", "2147483648", "9" * 5000])
+def test_a_large_line_number_does_not_replace_the_error(line):
+    error = ffi.Error("ValueError", "the message", f'  File "k.cc", line {line}, in f\n')
+    found = error.py_error()
+    assert type(found) is ValueError
+    assert str(found) == "the message"
+    assert found.__traceback__.tb_lineno == 2**31 - 1
+
+
 def test_backtrace_of_cpp_is_in_the_traceback(testing):
     with pytest.raises(ValueError, match="no") as caught:
         testing("test_raise_error")("ValueError", "no")
