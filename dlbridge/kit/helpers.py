@@ -20,6 +20,10 @@ _memmove = ctypes.memmove
 """The function itself, and none of Python's, which a signal handler could enter."""
 
 
+_MOST = (os.cpu_count() or 1) + 4
+"""Threads."""
+
+
 class Job:
     """One memcpy, done once: by a helper, or by its owner if no helper has begun it.
 
@@ -88,7 +92,7 @@ class Helpers:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         # Both are taken from by `pop`, which is one step.
         self._idle: list[None] = []
-        self._to_start: list[None] = [None] * ((os.cpu_count() or 1) + 4)
+        self._to_start: list[None] = [None] * _MOST
 
     def put(self, job: Job) -> None:
         """Have *job* done soon. Where no thread can be started its owner does it, in `Job.wait`."""
@@ -100,7 +104,7 @@ class Helpers:
 
     def close(self) -> None:
         """End the threads; there are no jobs any more."""
-        for _ in range((os.cpu_count() or 1) + 4 - len(self._to_start)):
+        for _ in range(_MOST - len(self._to_start)):
             self._jobs.put(None)
 
     def _start(self) -> None:

@@ -1,7 +1,6 @@
 """Opening the driver, and what each refusal becomes."""
 
 import re
-import threading
 
 import pytest
 from cuda_support import memory, python
@@ -178,19 +177,3 @@ def test_the_identity_of_a_device(cuda):
         assert re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", device.pci)
     assert len({device.uuid for device in found}) == len(found)
     assert bridge.device("cuda:0").same_device("cuda_host") is bridge.device("cuda_host:0")
-
-
-def test_a_signal_handler_may_ask_while_the_driver_opens(fake):
-    """It may use dlbridge in the middle of what it has interrupted."""
-    from dlbridge_cuda import driver
-
-    counts = []
-
-    def ask():
-        with driver._lock:
-            counts.append(driver.device_count())
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(20)
-    assert len(counts) == 1

@@ -16,6 +16,7 @@ import pyopencl as cl
 
 from . import devices, queues
 from .forking import in_child, inherited, never_released
+from .mappings import Mapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,11 +30,6 @@ THRESHOLD = 256 << 10
 """Bytes above which a copy goes through pinned memory. Drivers have a fast way for small ones."""
 
 
-# Mappings that the driver did not unmap. pyopencl's destructor would ask it again, and an
-# exception in a destructor of C++ ends the process.
-_refused: list[np.ndarray[Any, Any]] = never_released([])
-
-
 class _Piece:
     """Pinned memory, and the last command that uses it. It is unmapped when it is dropped."""
 
@@ -42,12 +38,12 @@ class _Piece:
         self.buffer = cl.Buffer(context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, size=PIECE)
         # It stays mapped: no kernel uses the buffer, it is only a source and target for the bus.
         both = cl.map_flags.READ | cl.map_flags.WRITE
-        self._queue = queue
         self.last: cl.Event | None = None
         self.array: np.ndarray[Any, Any]
         self.array, _ = cl.enqueue_map_buffer(
             queue, self.buffer, both, 0, (PIECE,), np.uint8, is_blocking=True
         )
+        self._mapping = Mapping(self.array.base, queue)
 
     def wait(self) -> None:
         """Wait for the last command, after which the host may use the memory."""
@@ -56,19 +52,18 @@ class _Piece:
             self.last = None
 
     def __del__(self) -> None:
-        array = getattr(self, "array", None)
-        if array is None:  # it could not be mapped
+        mapping = getattr(self, "_mapping", None)
+        if mapping is None:  # it could not be mapped
             return
-        events: list[cl.Event] = []
         try:
             if not in_child():
                 self.wait()
-                events.extend(map(cl.MemoryMap.release, [array.base], [self._queue]))
+                mapping.unmap()
         except cl.Error:  # as of a lost context
             pass
         finally:
-            if not events:
-                _refused.append(array)
+            if not mapping.events:
+                mapping.keep()
 
 
 _Pair = tuple[_Piece, _Piece]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import contextmanager
-from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,8 @@ from dlbridge.errors import Error, ExchangeError
 from . import devices, queues, sharing
 from .driver import Call
 from .errors import translated
-from .forking import in_child, inherited, never_released
+from .forking import in_child, inherited
+from .mappings import Mapping
 from .memory import buffer_of
 
 if TYPE_CHECKING:
@@ -44,28 +44,10 @@ def _lock(data: int) -> threading.RLock:
     return _locks[data // 64 % len(_locks)]  # handles are addresses of structures
 
 
-class _Mapped:
-    """A mapping, the queue on which it was made, and how far it is unmapped."""
-
-    __slots__ = ("events", "mapping", "queue", "to_release")
-
-    def __init__(self, mapping: cl.MemoryMap, queue: cl.CommandQueue) -> None:
-        self.mapping = mapping
-        self.queue = queue
-        # It gives the mapping once.
-        self.to_release = iter([mapping])
-        # Of the command that unmaps it, once that is given.
-        self.events: list[cl.Event] = []
-
-
 # Data, address, and a number: several views of one region have the same address, and
 # are as many mappings.
-_mapped: dict[tuple[int, int, int], _Mapped] = inherited({})
+_mapped: dict[tuple[int, int, int], Mapping] = inherited({})
 _numbers = itertools.count()
-
-# Mappings that the driver did not unmap. pyopencl's destructor would ask it again, and an
-# exception in a destructor of C++ ends the process.
-_refused: list[cl.MemoryMap] = never_released([])
 
 
 def host_view_refusal(device_id: int, data: int) -> str:
@@ -89,11 +71,11 @@ def host_view(span: Span, writable: bool, stream: int) -> int:
     buffer = buffer_of(data, offset, nbytes)
     _finish_work(device_id, buffer, stream)
     queue = queues.service(device_id, buffer.context)
-    view: _Mapped | None = None
+    view: Mapping | None = None
     try:
         with _lock(data):
             array, event = _map(device_id, queue, buffer, offset, nbytes, writable)
-            view = _Mapped(array.base, queue)
+            view = Mapping(array.base, queue)
         address: int = array.__array_interface__["data"][0]
         key = data, address, next(_numbers)
         _wait(device_id, event)
@@ -113,7 +95,7 @@ def release_host_view(span: Span, address: int, stream: int) -> None:
     Waiting makes what the host wrote visible to work on any queue, also of users.
     """
     device_id, data, _, _ = span
-    taken: list[_Mapped] = []
+    taken: list[Mapping] = []
     try:
         _release(taken, device_id, data, address)
     except BaseException:
@@ -122,7 +104,7 @@ def release_host_view(span: Span, address: int, stream: int) -> None:
         raise
 
 
-def _release(taken: list[_Mapped], device_id: int, data: int, address: int) -> None:
+def _release(taken: list[Mapping], device_id: int, data: int, address: int) -> None:
     """See `release_host_view`. *taken* gets the view: a second call does the rest."""
     if in_child():
         return  # the mapping belongs to the parent process
@@ -151,7 +133,7 @@ def mapped(
     queue = queues.service(device_id, buffer.context)
     with _lock(data):
         array, event = _map(device_id, queue, buffer, offset, nbytes, writable=False)
-        view = _Mapped(array.base, queue)
+        view = Mapping(array.base, queue)
     try:
         _wait(device_id, event)
         yield array.data
@@ -191,19 +173,10 @@ def _map(
         raise translated(exc, "mapping for the host") from exc
 
 
-def _unmap(device_id: int, view: _Mapped) -> None:
-    """Unmap *view*, unless an earlier call has done so. Its events say when that is over.
-
-    `MemoryMap.release` must not be called twice: it asks the driver each time, and PoCL 3.1
-    then takes another mapping of the same address for this one (measured).
-    """
+def _unmap(device_id: int, view: Mapping) -> None:
+    """Unmap *view*, unless an earlier call has done so. Its events say when that is over."""
     with devices.device(device_id).lock, Call():
-        # One step: only C code runs between taking the mapping and storing the event.
-        try:
-            view.events.extend(map(cl.MemoryMap.release, view.to_release, [view.queue]))
-        finally:
-            if not view.events and not length_hint(view.to_release):
-                _refused.append(view.mapping)
+        view.unmap()
         view.queue.flush()
 
 

@@ -1,7 +1,5 @@
 """The exception for each refusal of the runtime, and bad pointers."""
 
-import threading
-
 import pytest
 from rocm_support import memory
 
@@ -48,19 +46,3 @@ def test_a_bad_pointer(fake, rocm, address):
         rocm.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), 0)
         rocm.synchronize(0, 0)
         assert into == b"still here"
-
-
-def test_a_signal_handler_may_ask_while_the_driver_opens(fake):
-    """It may use dlbridge in the middle of what it has interrupted."""
-    from dlbridge_rocm import driver
-
-    counts = []
-
-    def ask():
-        with driver._lock:
-            counts.append(driver.device_count())
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(20)
-    assert len(counts) == 1
