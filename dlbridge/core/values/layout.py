@@ -56,8 +56,7 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 def shares_places(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two elements have one place in memory.
 
-    The answer is exact. In a layout of many dimensions for which that would take
-    long, it is no.
+    No, too, for layouts of many dimensions where the exact answer would take seconds.
     """
     if 0 in shape:
         return False
