@@ -143,9 +143,9 @@ class StreamOrder:
             If a graph would have to wait for work outside it.
         """
         driver = self._driver
-        on = driver.all_threads(on)
         if stream == on:
             return
+        on = driver.all_threads(on)
         with driver.at(driver.place(device_id)):
             driver.require_stream(stream, device_id)
             driver.require_stream(on, device_id)
@@ -158,7 +158,10 @@ class StreamOrder:
                 driver.wait_for_stream(on)
                 return
             try:
-                driver.wait_event(stream, event)
+                # The record itself is an action of *on*, which it orders after every thread's
+                # default stream; that a synchronisation alone does so is written nowhere.
+                if stream != on:
+                    driver.wait_event(stream, event)
             finally:
                 # A wait takes the record that it finds; the event may be recorded again at once.
                 self._events.give_back(place, event)

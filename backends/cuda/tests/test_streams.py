@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from cuda_support import Gate, gate, memory, own_context, read, slow, stream
+from cuda_support import Gate, at, call, gate, memory, own_context, read, slow, stream
 
 import dlbridge
 from dlbridge.protocol import Span
@@ -135,6 +135,17 @@ def test_synchronize_the_per_thread_stream_of_another_thread(cuda):
     assert closed.is_open
 
 
+def test_the_default_stream_waits_for_the_per_thread_one_before_another_device_reads(two_devices):
+    """cuStreamSynchronize of the legacy stream is not said to wait for other default streams."""
+    source = dlbridge.full(N, NEW[0], "uint8", "cuda:0")
+    tensor = dlbridge.full(N, OLD[0], "uint8", "cuda:0")
+    slow(2)
+    with dlbridge.use_stream("cuda:0", 2):
+        dlbridge.copy_(tensor, source)
+    moved = dlbridge.to_device(tensor, "cuda:1")
+    assert bytes(dlbridge.to_device(moved, "cpu").numpy()) == NEW
+
+
 # Through the tensors ------------------------------------------------------------
 
 
@@ -205,3 +216,30 @@ def test_events_of_a_context_that_may_go_are_not_kept(fake, cuda):
         assert events_alive(fake) == alive
         assert set(events._unused) - kept <= {primary(0)}
     call("cuCtxDestroy", own)
+
+
+# The driver itself ------------------------------------------------------------
+
+
+def test_a_wait_keeps_the_record_that_it_found(cuda):
+    """CUDA driver API, cuStreamWaitEvent: the most recent record at the time of this call."""
+    with stream() as first, stream() as second, stream() as waiting, at(0):
+        event = call("cuEventCreate", 2)
+        with gate(first) as work:
+            call("cuEventRecord", event, first)
+            call("cuStreamWaitEvent", waiting, event, 0)
+            call("cuEventRecord", event, second)
+            slow(second)  # time in which a wait that looks at the later record would end
+            call("cuStreamSynchronize", second)
+            call("cuEventSynchronize", event)  # the later record
+            assert is_busy(waiting)
+            work.open()
+            call("cuStreamSynchronize", waiting)
+            assert not is_busy(first)
+
+
+def is_busy(handle):
+    """Whether the stream has work that is not done."""
+    from dlbridge_cuda.driver import cu
+
+    return cu.cuStreamQuery(handle)[0] == cu.CUresult.CUDA_ERROR_NOT_READY

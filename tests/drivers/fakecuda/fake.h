@@ -56,9 +56,15 @@ struct CUmemPoolHandle_st {
   size_t kept;  // bytes freed and not given back
 };
 
+// One call of cuEventRecord: a wait keeps the one that it found, whatever is recorded later.
+typedef struct Record {
+  int parts;       // streams whose work it is still behind; 0: done
+  int references;  // the event's and the queued operations'; under the lock
+} Record;
+
 struct CUevent_st {
   CUcontext context;
-  unsigned long long recorded, done;
+  Record *record;        // the last one; NULL before the first
   CUstream captured_in;  // a captured event, until it is recorded outside a capture
 };
 
@@ -69,8 +75,7 @@ typedef struct Operation {
   unsigned long long sequence;
   char *target, *source;
   size_t nbytes, target_pitch, source_pitch, height, target_plane, source_plane, depth;
-  CUevent event;
-  unsigned long long generation;
+  Record *record;
   CUhostFn function;
   void *argument;
   int value;

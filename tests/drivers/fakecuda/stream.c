@@ -254,23 +254,33 @@ API cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
                                   .argument = argument});
 }
 
-typedef struct {
-  int left;
-  unsigned long long generation;
-} Parts;
+static void forget(Record *record) {
+  if (record && !--record->references) free(record);
+}
 
 static void run_record(Operation *o) {
   pthread_mutex_lock(&lock);
-  if (o->event->done < o->generation) o->event->done = o->generation;
+  o->record->parts--;
+  forget(o->record);
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
 }
 
 static void run_wait(Operation *o) {
   pthread_mutex_lock(&lock);
-  while (o->event->done < o->generation) pthread_cond_wait(&changed, &lock);
+  while (o->record->parts) pthread_cond_wait(&changed, &lock);
+  forget(o->record);
   pthread_mutex_unlock(&lock);
 }
+
+static void set_record(CUevent event, Record *record) {
+  record->references++;
+  forget(event->record);
+  event->record = record;
+  event->captured_in = NULL;
+}
+
+static int is_pending(CUevent event) { return event->record && event->record->parts; }
 
 API cuEventCreate(CUevent *event, unsigned flags) {
   WITH_CONTEXT;
@@ -294,22 +304,15 @@ API cuEventRecord(CUevent event, CUstream stream) {
     event->captured_in = stream;
     return CUDA_SUCCESS;
   }
+  Record *record = calloc(1, sizeof *record);
+  *record = (Record){.parts = 1, .references = 2};  // the operation's, and ours
+  CUresult result = push(stream, (Operation){.run = run_record, .record = record});
   pthread_mutex_lock(&lock);
-  event->captured_in = NULL;
-  Operation operation = {.run = run_record, .event = event, .generation = ++event->recorded};
+  if (result) forget(record);  // nothing was queued
+  else set_record(event, record);
+  forget(record);
   pthread_mutex_unlock(&lock);
-  return push(stream, operation);
-}
-
-static void run_part(Operation *o) {
-  pthread_mutex_lock(&lock);
-  Parts *parts = o->argument;
-  if (!--parts->left) {
-    if (o->event->done < parts->generation) o->event->done = parts->generation;
-    free(parts);
-  }
-  pthread_cond_broadcast(&changed);
-  pthread_mutex_unlock(&lock);
+  return result;
 }
 
 // Behind all work of the context, that of destroyed streams too; it ends captures in any mode.
@@ -319,22 +322,18 @@ API cuCtxRecordEvent(CUcontext context, CUevent event) {
   if (result) return result;
   if (event->context != context) return CUDA_ERROR_INVALID_HANDLE;
   pthread_mutex_lock(&lock);
-  event->captured_in = NULL;
-  Parts *parts = calloc(1, sizeof *parts);
-  parts->generation = ++event->recorded;
+  Record *record = calloc(1, sizeof *record);
   for (CUstream s = streams; s; s = s->next) {
     if (s->context != context || !s->first) continue;
     Operation *new = calloc(1, sizeof *new);
-    *new = (Operation){.run = run_part, .event = event, .argument = parts};
+    *new = (Operation){.run = run_record, .record = record};
     new->sequence = ++queued;
     s->last->next = new;
     s->last = new;
-    parts->left++;
+    record->parts++;
+    record->references++;
   }
-  if (!parts->left) {
-    event->done = parts->generation;
-    free(parts);
-  }
+  set_record(event, record);
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
   return CUDA_SUCCESS;
@@ -355,9 +354,10 @@ API cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }
   pthread_mutex_lock(&lock);
-  Operation operation = {.run = run_wait, .event = event, .generation = event->recorded};
+  Record *record = is_pending(event) ? event->record : NULL;
+  if (record) record->references++;
   pthread_mutex_unlock(&lock);
-  return push(stream, operation);
+  return record ? push(stream, (Operation){.run = run_wait, .record = record}) : CUDA_SUCCESS;
 }
 
 API cuEventQuery(CUevent event) {
@@ -365,7 +365,7 @@ API cuEventQuery(CUevent event) {
   CUresult refused = unsafe_during_capture();
   if (refused) return refused;
   pthread_mutex_lock(&lock);
-  int pending = event->done < event->recorded;
+  int pending = is_pending(event);
   pthread_mutex_unlock(&lock);
   return pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
@@ -375,7 +375,10 @@ API cuEventSynchronize(CUevent event) {
   CUresult refused = unsafe_during_capture();
   if (refused) return refused;
   pthread_mutex_lock(&lock);
-  while (event->done < event->recorded) pthread_cond_wait(&changed, &lock);
+  Record *record = event->record;
+  if (record) record->references++;
+  while (record && record->parts) pthread_cond_wait(&changed, &lock);
+  forget(record);
   pthread_mutex_unlock(&lock);
   return CUDA_SUCCESS;
 }
