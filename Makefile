@@ -1,4 +1,4 @@
-# Every target does its own set-up: Python 3.10+ and make are all it takes.
+# Every target does its own set-up: Python 3.11+ and make are all it takes.
 
 PYTHON ?= python3
 VENV := .venv
@@ -81,7 +81,7 @@ test-backends: $(VENV)/.test
 test-all: test-pythons
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
 
-# The core on the oldest and the newest other CPython from 3.10 up that is here.
+# The core on the oldest and the newest other CPython from 3.11 up that is here.
 test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
 

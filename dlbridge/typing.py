@@ -98,18 +98,25 @@ class _JaxDevice(Protocol):
     def local_hardware_id(self) -> int | None: ...
 
 
-DeviceLike: TypeAlias = Union[  # noqa: UP007 - `|` of a string and a class fails on Python 3.10
-    str, Device, DLDeviceType, int, tuple[int, int], SupportsDLPackDevice, _TorchDevice, _JaxDevice
-]
+DeviceLike: TypeAlias = (
+    str
+    | Device
+    | DLDeviceType
+    | int
+    | tuple[int, int]
+    | SupportsDLPackDevice
+    | _TorchDevice
+    | _JaxDevice
+)
 """A device, as ``"opencl:0"``, a `Device`, ``(type, index)``, a device of torch or jax."""
 
-NestedNumbers: TypeAlias = Union[bool, int, float, complex, Sequence["NestedNumbers"]]  # noqa: UP007 - as above
+NestedNumbers: TypeAlias = bool | int | float | complex | Sequence["NestedNumbers"]
 """A Python number, or nested sequences of them."""
 
-Number: TypeAlias = Union[bool, int, float, complex]  # noqa: UP007 - as above
+Number: TypeAlias = bool | int | float | complex
 """What `Tensor.item` returns; the dtype decides which."""
 
-NestedLists: TypeAlias = Union[Number, list["NestedLists"]]  # noqa: UP007 - as above
+NestedLists: TypeAlias = Number | list["NestedLists"]
 """What `Tensor.tolist` returns, with one level of lists for each dimension."""
 
 
@@ -127,9 +134,9 @@ class _SupportsDLPackDataType(Protocol):
 
 
 # `type`: the scalar types of numpy, jax and ml_dtypes have no class in common.
-DTypeLike: TypeAlias = Union[  # noqa: UP007 - as above
-    str, DType, type, tuple[int, int, int], _ForeignDType, _SupportsDLPackDataType
-]
+DTypeLike: TypeAlias = (
+    str | DType | type | tuple[int, int, int] | _ForeignDType | _SupportsDLPackDataType
+)
 """A dtype, as ``"float32"``, a `DType`, ``float``, ``numpy.float32``, ``torch.float32``."""
 
 
@@ -152,14 +159,14 @@ arrays, Vulkan buffers), which have no type in common. So a type checker accepts
 any object, and `asarray` raises TypeError for those that it does not take.
 """
 
-StreamLike: TypeAlias = Union[int, SupportsCUDAStream, object]  # noqa: UP007 - as above
+StreamLike: TypeAlias = int | SupportsCUDAStream | object
 """A stream, as an integer by the rules of the device, or the ecosystem's own object.
 
 (torch.cuda.Stream, cupy.cuda.Stream, cuda.core streams, pyopencl queues: they
 have no type in common.)
 """
 
-ProgressLike: TypeAlias = Union[bool, Callable[[int, int], None], None]  # noqa: UP007 - as above
+ProgressLike: TypeAlias = bool | Callable[[int, int], None] | None
 """True for a progress bar, or a function that is called with ``(done, total)`` in bytes."""
 
 _P = ParamSpec("_P")

@@ -1,4 +1,4 @@
-"""Run the core's tests on the oldest and the newest CPython from 3.10 up that this machine has.
+"""Run the core's tests on the oldest and the newest CPython from 3.11 up that this machine has.
 
 Each gets a virtual environment of its own (.venv-3.12 and so on) with what the
 core's tests need; the peers are tested where their wheels install, by `make
@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDEST = (3, 10)
+OLDEST = (3, 11)
 ROOMS = [
     "tests/safety",
     "tests/core/test_implementation_details.py",
@@ -69,7 +69,7 @@ def library() -> dict[str, str]:
 
 def interpreters() -> dict[tuple[int, int], str]:
     """CPythons by version: on the path, and those that pyenv has."""
-    candidates = [shutil.which(f"python3.{minor}") for minor in range(10, 20)]
+    candidates = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     candidates += [str(path) for path in sorted(pyenv.glob("3.*/bin/python"))]
     found = {}

@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ def heading(peers: dict[str, Any]) -> list[str]:
         "Written by `make bench-gpu` (`backends/cuda/bench_gpu.py`, which says how it measures).",
         "Goals: pageable at least 2.0 of torch, pinned at least 0.97 of the plain copy.",
         "",
-        f"{datetime.now(timezone.utc):%Y-%m-%d}; {info['name']}, {info['driver']}, "
+        f"{datetime.now(UTC):%Y-%m-%d}; {info['name']}, {info['driver']}, "
         f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}; "
         f"Python {platform.python_version()}, dlbridge {dlbridge.__version__}"
         + (f", {versions}" if versions else ""),

@@ -97,7 +97,7 @@ def version_of(library: str) -> str:
     from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
     package = library.partition(".")[0]
-    # Most have the module's name (cuda-core, mlx); CPython 3.10 finds few others.
+    # Most have the module's name (cuda-core, mlx), and this is the quick way.
     for name in (library.replace(".", "-"), package):
         try:
             return version(name)

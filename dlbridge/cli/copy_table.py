@@ -101,7 +101,7 @@ class CopyTable:
         return HEAD.format(
             title=self.title,
             name=self.name,
-            date=datetime.datetime.now(datetime.timezone.utc).date(),
+            date=datetime.datetime.now(datetime.UTC).date(),
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan"),
             device=self.device,

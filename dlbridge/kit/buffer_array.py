@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from dlbridge.protocol import NativeArray
 
 __all__ = ["BufferArray"]
-
-Self = TypeVar("Self", bound="BufferArray")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +27,7 @@ class BufferArray:
     owner: object = field(default=None, repr=False)
 
     @classmethod
-    def over(cls: type[Self], buffer: Any, array: NativeArray, **more: Any) -> Self:
+    def over(cls, buffer: Any, array: NativeArray, **more: Any) -> Self:
         """What ``to_native`` returns for *array*, whose memory *buffer* is; it keeps the owner.
 
         *more* is what a subclass has beside.

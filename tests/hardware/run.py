@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -183,7 +183,7 @@ def describe(folder: Path) -> None:
 def run(command: Command, log: Path) -> None:
     """One command: what it prints goes to the screen and to the file."""
     seconds, words, variables = command
-    head = f"\n$ {' '.join(words)}\n# {datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC\n"
+    head = f"\n$ {' '.join(words)}\n# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n"
     start = time.monotonic()
     with log.open("a") as file:
         file.write(head)

@@ -78,7 +78,7 @@ def by_pyright(script, folder):
         "include": [script.name],
         "extraPaths": [PACKAGES],
         "typeCheckingMode": "standard",
-        "pythonVersion": "3.10",
+        "pythonVersion": "3.11",
     }
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     done = run([tool, "--outputjson", "--pythonpath", sys.executable], folder)

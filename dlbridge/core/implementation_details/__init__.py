@@ -70,7 +70,7 @@ DETAILS: Final = (
         "`__call__` is what C finds on the class, and can be called there",
         "`ArrayTensor.__dlpack__` is numpy's bound C method, so np.from_dlpack calls C only; "
         "MLX takes only what can be called on the class",
-        "CPython 3.10",
+        "CPython 3.11",
         "core/tensor/array_tensor.py: ArrayTensor",
         "tests/core/test_implementation_details.py::"
         "test_the_method_of_the_instance_is_found_before_that_of_the_class",
@@ -79,7 +79,7 @@ DETAILS: Final = (
         "`_ctypes.PyObj_FromPtr` gives the object at an address",
         "the exchange table gets PyObject pointers; `py_object.from_address` takes ten times as "
         "long",
-        "CPython 3.10",
+        "CPython 3.11",
         "core/implementation_details/python_api.py: object_at",
         "tests/core/test_implementation_details.py::test_object_at",
     ),
@@ -94,7 +94,7 @@ DETAILS: Final = (
         "the first member of a capsule is its pointer",
         "a numpy array is lent to a call with the struct in its capsule; to ask "
         "`PyCapsule_GetPointer` takes three times as long",
-        "CPython 3.10",
+        "CPython 3.11",
         "core/implementation_details/capsules.py: address_in",
         "tests/core/test_implementation_details.py::test_the_address_in_a_capsule",
     ),
@@ -103,24 +103,23 @@ DETAILS: Final = (
         "arguments",
         "a Ctrl-C that arrives while C runs is raised at the first instruction of the callback, "
         "which then cannot report it to C",
-        "CPython 3.10, cffi 2.0",
+        "CPython 3.11, cffi 2.0",
         "core/implementation_details/callbacks.py: c_callback",
         "tests/core/test_implementation_details.py::"
         "test_an_interrupted_callback_is_run_again_with_its_arguments",
     ),
     Detail(
-        "a signal that came before a call is noticed at RESUME, or in CPython 3.10 before the "
-        "first instruction",
+        "a signal that came before a call is noticed at RESUME",
         "a backend's `free` that has not begun is called again, and no other",
-        "CPython 3.10",
+        "CPython 3.11",
         "core/implementation_details/handlers.py: is_cut_at_entry",
         "tests/core/test_implementation_details.py::test_a_function_that_was_cut_at_its_entry",
     ),
     Detail(
-        "a function without a call and without a jump runs to its end, whatever signals come; "
+        "a function without a call and without a loop runs to its end, whatever signals come; "
         "one that a signal meets at its first instruction has not begun",
         "deleters that C calls late change their tables in one step, once",
-        "CPython 3.10, cffi 2.0",
+        "CPython 3.11, cffi 2.0",
         "ffi/_lib.py: destructor",
         "tests/ffi/calls/test_interrupts.py::test_an_interruption_leaves_nothing_behind",
     ),
@@ -128,21 +127,21 @@ DETAILS: Final = (
         "the frame of a generator that never ran has no caller, and a code object may be given "
         "another file and name",
         "backtraces of C++ are shown as lines of a Python traceback",
-        "CPython 3.10",
+        "CPython 3.11",
         "ffi/values/backtraces.py: traceback_of",
         "tests/ffi/values/test_errors.py::test_backtrace_of_cpp_is_in_the_traceback",
     ),
     Detail(
         "the class of a function object may be replaced by one with the same slots",
         "a function takes keywords if its metadata names them",
-        "CPython 3.10",
+        "CPython 3.11",
         "ffi/calls/functions.py: described",
         "tests/ffi/calls/test_functions.py::test_keywords_where_the_metadata_names_them",
     ),
     Detail(
         "`PyThreadState_SetAsyncExc` takes a class, and raises what calling the class returns",
         "the exception of a signal handler is raised after C has returned, as the same object",
-        "CPython 3.10",
+        "CPython 3.11",
         "core/implementation_details/handlers.py: raise_when_dropped",
         "tests/core/test_implementation_details.py::"
         "test_an_interrupted_callback_is_run_again_with_its_arguments",
@@ -150,14 +149,14 @@ DETAILS: Final = (
     Detail(
         "the class of an instance may be replaced by one with the same slots",
         "each use of an expired tensor raises, through all references to it",
-        "CPython 3.10",
+        "CPython 3.11",
         "core/tensor/expired.py: expirer",
         "tests/core/moves/test_edges.py::test_the_tensor_of_an_ended_view_says_so",
     ),
     Detail(
         "`sys.getrefcount` of a carrier counts the arrays and capsules made from it",
         "a host view refuses to end while something still uses its memory",
-        "CPython 3.10",
+        "CPython 3.11",
         "core/moves/host_views.py: HostView",
         "tests/core/test_implementation_details.py::"
         "test_references_of_an_array_are_counted_at_once",
@@ -177,7 +176,7 @@ DETAILS: Final = (
         "``__del__`` may be replaced by a method of C",
         "no thread may be in a ``__del__`` of ours when Python ends: CPython before 3.14 ends "
         "the thread there, which aborts the process if a destructor of C++ is below",
-        "CPython 3.10",
+        "CPython 3.11",
         "core/implementation_details/finalizers.py: end_finalizers",
         "tests/core/test_implementation_details.py::test_finalizers_end_before_the_process_does",
     ),

@@ -7,7 +7,7 @@ import ctypes
 __all__ = ["address_in"]
 
 # `pointer` is the first member of PyCapsule behind PyObject_HEAD (CPython's
-# Objects/capsule.c, 3.10 to 3.14).
+# Objects/capsule.c, 3.11 to 3.14).
 _POINTER_AT = object.__basicsize__
 _read = ctypes.c_size_t.from_address
 

@@ -84,18 +84,15 @@ def _has_handler(frames: list[FrameType]) -> bool:
 def is_cut_at_entry(traceback: TracebackType | None) -> bool:
     """Whether the function at *traceback* was interrupted before any of its own code ran.
 
-    A signal that arrived before the call is noticed at the function's first
-    instruction: CPython 3.10 has not begun one then, and later versions are at RESUME.
+    A signal that arrived before the call is noticed at the instruction RESUME.
     """
     if traceback is None:
         return False
-    if _RESUME is None:
-        return traceback.tb_lasti < 0
     opcodes = traceback.tb_frame.f_code.co_code[::2]
     return traceback.tb_lasti <= 2 * opcodes.find(_RESUME)
 
 
-_RESUME = opmap.get("RESUME")  # none in CPython 3.10
+_RESUME = opmap["RESUME"]
 
 
 def handlers_exception(

@@ -141,5 +141,5 @@ def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
         )
     common = math.gcd(dtype.bits, 8)
     nbytes = dtype.bits // common
-    word = np.uint8 if nbytes == 1 else np.uint64
+    word: Any = np.uint8 if nbytes == 1 else np.uint64
     return word, nbytes, np.arange(8 // common, dtype=word) * word(dtype.bits)

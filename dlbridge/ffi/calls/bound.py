@@ -109,7 +109,6 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
             if isinstance(exc, SystemError):
                 raise interrupted(exc) from None
             raise
-        # CPython 3.10 runs handlers of signals at jumps, which are all in here.
         try:
             if failed:
                 raise failure(words)

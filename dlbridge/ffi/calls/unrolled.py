@@ -38,13 +38,12 @@ def make(ready):
             return call(self._pointer, ({names}, *rest))
         # One statement without a call: no other thread, signal handler or trace
         # function comes between reading and writing. (A list and no variable:
-        # CPython 3.10 writes a traced frame's variables back, bpo-30744.)
+        # CPython before 3.13 writes a traced frame's variables back, bpo-30744.)
         frame, ready[0] = ready[0], None
         if frame is None:
             frame = new_frame()
         words, doubles, arguments, result, tensors, keep = frame
         lent = 0  # how many of `tensors`
-        # CPython 3.10 runs handlers of signals at jumps, which are all in here.
         try:
 """
 _ARGUMENT = """\

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.tensor.tensor import Tensor
@@ -40,8 +40,6 @@ def _renew_lock() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
-_Self = TypeVar("_Self", bound="Container")
-
 
 class Container(Object):
     """The common part of the library's four containers: equality, hash, repr and copies.
@@ -57,7 +55,7 @@ class Container(Object):
         __class_getitem__ = classmethod(GenericAlias)
 
     @classmethod
-    def _make(cls: type[_Self], index: int, handle: Handle) -> _Self:
+    def _make(cls, index: int, handle: Handle) -> Self:
         """The wrapper of a new object of type *index*."""
         return new_wrapper(handle, index, cls)
 
@@ -129,7 +127,7 @@ class Container(Object):
         bounded(self)
         return type(self), (content,)
 
-    def __deepcopy__(self: _Self, _memo: Any = None) -> _Self:
+    def __deepcopy__(self, _memo: Any = None) -> Self:
         return self._call("ffi.DeepCopy")  # type: ignore[no-any-return]
 
 

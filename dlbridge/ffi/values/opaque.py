@@ -17,10 +17,10 @@ __all__ = ["make_opaque", "opaque_value", "pack_opaque", "with_owner"]
 
 # Objects that C has, by address, and the number of references that it has to each.
 #
-# Nothing below makes a call or a jump while it changes them, and each change is one
-# line, so that neither a thread nor a Ctrl-C nor a trace function comes between
-# (CPython 3.10 runs handlers of signals at jumps too). A deleter that makes no call
-# also leaves an exception alone that is pending in its caller (measured; docs/safety.md).
+# Nothing below makes a call or a loop while it changes them, and each change is one
+# line, so that neither a thread nor a Ctrl-C nor a trace function comes between.
+# A deleter that makes no call also leaves an exception alone that is pending in its
+# caller (measured; docs/safety.md).
 # Only numbers are made: memory that is allocated for a container may start a collection,
 # and a multiplication of numbers runs handlers of signals.
 _kept: Final[dict[int, Any]] = {0: None}
@@ -30,7 +30,7 @@ _counts: Final[defaultdict[int, int]] = defaultdict(int, {0: 0})
 def _drop(key: int, _kept: dict[int, Any] = _kept, _counts: dict[int, int] = _counts) -> None:
     # While C has further references, key 0 is deleted instead. It is always there.
     # fmt: off
-    _counts[key] -= 1; del _kept[key & -(not _counts[key])], _counts[key & -(not _counts[key])]; _kept[0], _counts[0] = None, 0  # noqa: E501, E702
+    _counts[key] -= 1; gone = 0 if _counts[key] else key; del _kept[gone], _counts[gone]; _kept[0], _counts[0] = None, 0  # noqa: E501, E702
     # fmt: on
 
 

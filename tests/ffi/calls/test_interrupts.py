@@ -10,7 +10,6 @@ import ast
 import importlib.util
 import inspect
 import signal
-import sys
 
 import pytest
 
@@ -106,21 +105,14 @@ print([wrong[:2], [a - b for a, b in zip(after, before)], signals, waiting])
 )
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "Alarm"])
 def test_an_interruption_leaves_nothing_behind(run_script, work, error):
-    """On CPython 3.10 one of some thousand signals may leave one function (docs/safety.md#open).
-
-    There the storm is repeated if something was left, and what is left twice is a failure.
-    """
     script = STORM.replace("{work}", work).replace("{error}", error)
-    for _ in range(1 if sys.version_info >= (3, 11) else 2):
-        code, output = run_script(script, prelude="", timeout=60)
-        assert code == 0, output
-        # Before that, Python prints the exceptions that met a destructor.
-        wrong, left, signals, waiting = ast.literal_eval(output.splitlines()[-1])
-        assert not wrong
-        assert waiting * 200 <= signals  # an error may wait in its thread until the next call
-        if not any(left):
-            return
-    pytest.fail(f"{left} left behind by {signals} signals")
+    code, output = run_script(script, prelude="", timeout=60)
+    assert code == 0, output
+    # Before that, Python prints the exceptions that met a destructor.
+    wrong, left, signals, waiting = ast.literal_eval(output.splitlines()[-1])
+    assert not wrong
+    assert waiting * 200 <= signals  # an error may wait in its thread until the next call
+    assert not any(left), f"{left} left behind by {signals} signals"
 
 
 def _keywords(_first, _second):
