@@ -25,7 +25,7 @@ kit.places
 kit.capture kit.events kit.pointers kit.regions kit.consumers
 kit.streams kit.memory
 kit.pool kit.pinned kit.staging
-kit.tuning kit.host_copies
+kit.host_copies
 kit.backend
 kit.device_backend kit.host_backend
 kit

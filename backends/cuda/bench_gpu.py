@@ -198,22 +198,6 @@ def heading(peers: dict[str, Any]) -> list[str]:
     ]
 
 
-def staging_plans() -> list[str]:
-    """The plans that measurements chose for pageable copies."""
-    from dlbridge_cuda.backends import host_copies
-
-    lines = ["## How pageable memory was staged", ""]
-    for (device, to_host), plan in sorted(host_copies.tuning.measured().items()):
-        how = (
-            f"{plan.threads} threads, chunks of {size_text(plan.chunk)}"
-            if plan.threads
-            else "by the driver itself"
-        )
-        way = "to the host" if to_host else "to the device"
-        lines.append(f"- device {device}, {way}: {how}")
-    return [*lines, ""]
-
-
 def size_text(nbytes: int) -> str:
     """``64 KiB``."""
     for unit in ("B", "KiB", "MiB"):
@@ -245,7 +229,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for pinned in (False, True):
         for to_device in (True, False):
             lines += table(pinned, to_device, sizes, peers)
-    lines += staging_plans()
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     chosen.output.write_text("\n".join(lines))
     print(f"written: {chosen.output}")

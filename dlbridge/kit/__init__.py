@@ -35,8 +35,7 @@ make complete backends from it. Each part is a module of its own and can be used
 `pointers`          where an address lives
 `regions`           strided copies as the fewest calls
 `helpers`           threads that do nothing but memcpy
-`staging`           pageable memory through a ring of pinned chunks
-`tuning`            the fastest way to stage, measured once
+`staging`           pageable memory to the device through a ring of pinned chunks
 `host_copies`       copies between host and device: direct or staged
 `backend`           the members that all these backends share
 `device_backend`    a complete backend for device memory

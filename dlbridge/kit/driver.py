@@ -174,17 +174,6 @@ class StreamDriver(ABC):
         """
         return LastingStream(self.all_threads(stream), device_id)
 
-    def create_stream(self) -> int:
-        """A new stream of this place, which is not ordered with the default stream.
-
-        `tuning` alone needs it.
-        """
-        raise NotImplementedError
-
-    def destroy_stream(self, stream: int) -> None:
-        """Destroy a stream of `create_stream`; its work goes on."""
-        raise NotImplementedError
-
     @abstractmethod
     def wait_for_stream(self, stream: int) -> None:
         """Block until the work on *stream* is done, without ending any capture."""

@@ -1,9 +1,9 @@
-"""Pageable memory, copied through a ring of pinned chunks that several threads fill.
+"""Pageable memory, copied to a device through a ring of pinned chunks that several threads fill.
 
 A driver's own pageable copies are one thread's memcpy; here several threads copy the next
 chunks while the DMA engine moves the last. Only the calling thread talks to the driver: the
 helpers do nothing but memcpy, so the stream's order, also that of a default stream of its own,
-is the caller's. The sizes of chunks and rings are chosen in `tuning`.
+is the caller's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import ExitStack
 from ctypes import c_uint64
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dlbridge.errors import DeviceMemoryError, Error
 
@@ -20,13 +20,7 @@ from .claims import uninterrupted
 from .driver import StreamDriver
 from .helpers import Helpers, Job, cancel_all
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["ARENA", "DIRECT", "NoRing", "Plan", "Ring", "Stager"]
-
-ARENA = 32 << 20
-"""Bytes of pinned memory that every ring of `tuning.CANDIDATES` fits in."""
+__all__ = ["PLAN", "NoRing", "Plan", "Ring", "Stager"]
 
 
 class Plan(NamedTuple):
@@ -35,7 +29,7 @@ class Plan(NamedTuple):
     chunk: int
     """Bytes in each chunk."""
     threads: int
-    """Helper threads; with 0 nothing is staged."""
+    """Helper threads, at least 1."""
 
     @property
     def slots(self) -> int:
@@ -43,7 +37,9 @@ class Plan(NamedTuple):
         return 2 * self.threads
 
 
-DIRECT = Plan(0, 0)
+PLAN = Plan(4 << 20, 4)
+"""The fastest of six on an H100 with 16 cores: of 1 to 8 threads, and chunks of 1 to 4 MiB
+(docs/benchmarks/cuda-gpu.md)."""
 
 
 class NoRing(DeviceMemoryError):
@@ -64,29 +60,18 @@ class Ring:
         The device whose streams use the ring.
     plan : Plan
         How many chunks, and how large.
-    spare : list of int
-        As for `Stager`.
     """
 
-    def __init__(self, driver: StreamDriver, device_id: int, plan: Plan, spare: list[int]) -> None:
+    def __init__(self, driver: StreamDriver, device_id: int, plan: Plan) -> None:
         self.plan = plan
         self.events: list[Any] = []
         self.has_all_events = True
         """False from before a DMA is queued until its event is recorded."""
         self._driver = driver
-        self._spare = spare
         with driver.at(driver.place(device_id)), driver.relaxed():
-            size = plan.chunk * plan.slots
-            self._is_spare = size <= ARENA and bool(spare)
-            if self._is_spare:
-                try:
-                    self._memory = spare.pop()
-                except IndexError:  # another thread was faster
-                    self._is_spare = False
-            if not self._is_spare:
-                cell = c_uint64()
-                driver.allocate_pinned(size, cell)
-                self._memory = cell.value
+            size, cell = plan.chunk * plan.slots, c_uint64()
+            driver.allocate_pinned(size, cell)
+            self._memory = cell.value
             try:
                 for _ in range(plan.slots):
                     self.events.append(driver.create_event())
@@ -98,10 +83,7 @@ class Ring:
     def close(self) -> None:
         """Free the chunks; the thread is in the device's place, and no DMA runs."""
         with self._driver.relaxed(), ExitStack() as cleanup:  # each, also if another fails
-            if self._is_spare:
-                self._spare.append(self._memory)
-            else:
-                cleanup.callback(self._driver.free_pinned, self._memory, [])
+            cleanup.callback(self._driver.free_pinned, self._memory, [])
             for event in self.events:
                 cleanup.callback(self._driver.destroy_event, event)
 
@@ -111,12 +93,12 @@ class Ring:
         self.has_all_events = True
 
     def wait_for_dma(self, slot: int) -> None:
-        """Block until the DMA engine no longer reads or writes *slot*."""
+        """Block until the DMA engine no longer reads *slot*."""
         self._driver.wait_for_event(self.events[slot])
 
 
 class Stager:
-    """Staged copies to and from the memory of one device.
+    """Staged copies to the memory of one device.
 
     Parameters
     ----------
@@ -124,73 +106,58 @@ class Stager:
         The driver.
     device_id : int
         The device of the streams that the copies are queued on.
-    spare : list of int
-        Pinned memory, each of `ARENA` bytes, that rings take before they allocate, and give back.
+    plan : Plan, optional
+        How many chunks each ring has, and how large.
     """
 
-    def __init__(
-        self, driver: StreamDriver, device_id: int, spare: list[int] | None = None
-    ) -> None:
+    def __init__(self, driver: StreamDriver, device_id: int, plan: Plan = PLAN) -> None:
         self._driver = driver
-        self._spare = [] if spare is None else spare
         self._device_id = device_id
-        self._free: dict[Plan, list[Ring]] = {}  # list methods are atomic
+        self._plan = plan
+        self._free: list[Ring] = []  # list methods are atomic
         self._unknown: list[Ring] = []  # a DMA may use them
         self._helpers = Helpers()
 
-    def to_device(self, target: int, source: int, nbytes: int, stream: int, plan: Plan) -> None:
+    def to_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy host bytes at *source* to *target*, in the order of *stream*.
 
         *source* has been read on return; the last chunks may still be moving.
         The thread is in the device's place.
-        """
-        self._with_ring(plan, stream, lambda ring: self._fill(ring, target, source, nbytes, stream))
-
-    def to_host(self, target: int, source: int, nbytes: int, stream: int, plan: Plan) -> None:
-        """Copy device bytes at *source* to host *target*; all there on return."""
-        self._with_ring(
-            plan, stream, lambda ring: self._drain(ring, target, source, nbytes, stream)
-        )
-
-    def close(self) -> None:
-        """Give everything back; no copy runs, and the thread is in the device's place."""
-        with ExitStack() as cleanup:  # each, also if another fails
-            for rings in (*self._free.values(), self._unknown):
-                for ring in rings:
-                    cleanup.callback(ring.close)
-            self._free.clear()
-            cleanup.callback(self._helpers.close)
-
-    def _with_ring(self, plan: Plan, stream: int, work: Callable[[Ring], None]) -> None:
-        """Run *work*, whose DMA is on *stream*, with a ring that nobody else uses.
 
         Copies never wait for one another's ring: one of them may stand in a
         stream behind work that waits for the other.
         """
-        free = self._free.setdefault(plan, [])
         held: list[Ring] = []
-        home = free
+        home = self._free
         try:
             # A ring comes and goes by one step of C: no signal handler's exception loses one.
             while not held:
                 try:
-                    held.extend(starmap(free.pop, [()]))
+                    held.extend(starmap(self._free.pop, [()]))
                 except IndexError:
-                    uninterrupted(lambda: free.append(self._make_ring(plan)))
-            work(held[0])
+                    uninterrupted(lambda: self._free.append(self._make_ring()))
+            self._fill(held[0], target, source, nbytes, stream)
         except BaseException:
             if held and not held[0].has_all_events:
                 home = self._unknown  # if this wait is cut off: one for the device ends captures
                 self._driver.wait_for_stream(stream)
                 held[0].has_all_events = True
-                home = free
+                home = self._free
             raise
         finally:
             home.extend(held)  # its events tell the next user which DMA still runs
 
-    def _make_ring(self, plan: Plan) -> Ring:
+    def close(self) -> None:
+        """Give everything back; no copy runs, and the thread is in the device's place."""
+        with ExitStack() as cleanup:  # each, also if another fails
+            for ring in (*self._free, *self._unknown):
+                cleanup.callback(ring.close)
+            self._free.clear()
+            cleanup.callback(self._helpers.close)
+
+    def _make_ring(self) -> Ring:
         try:
-            return Ring(self._driver, self._device_id, plan, self._spare)
+            return Ring(self._driver, self._device_id, self._plan)
         except Error as exc:
             raise NoRing(str(exc)) from exc
 
@@ -220,35 +187,3 @@ class Stager:
         ring.has_all_events = False
         self._driver.copy_from_host(target + start, ring.chunks[slot], size, stream)
         ring.record(slot, stream)
-
-    def _drain(self, ring: Ring, target: int, source: int, nbytes: int, stream: int) -> None:
-        moving: deque[tuple[int, int, int]] = deque()
-        emptied: dict[int, Job] = {}  # slot -> its copy to the target
-        try:
-            for index, start in enumerate(range(0, nbytes, ring.plan.chunk)):
-                slot = index % ring.plan.slots
-                size = min(ring.plan.chunk, nbytes - start)
-                job = emptied.get(slot)
-                if job is not None:
-                    job.wait()
-                else:  # the ring's last user may have left it with a DMA on another stream
-                    ring.wait_for_dma(slot)
-                ring.has_all_events = False
-                self._driver.copy_to_host(ring.chunks[slot], source + start, size, stream)
-                ring.record(slot, stream)
-                moving.append((slot, start, size))
-                if len(moving) > ring.plan.threads:
-                    self._empty(ring, target, emptied, *moving.popleft())
-            while moving:
-                self._empty(ring, target, emptied, *moving.popleft())
-            for job in emptied.values():
-                job.wait()
-        finally:  # after a failure: no helper still writes to the target
-            cancel_all(emptied.values())
-
-    def _empty(
-        self, ring: Ring, target: int, emptied: dict[int, Job], slot: int, start: int, size: int
-    ) -> None:
-        ring.wait_for_dma(slot)
-        job = emptied[slot] = Job(target + start, ring.chunks[slot], size)
-        self._helpers.put(job)

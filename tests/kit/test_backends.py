@@ -7,11 +7,10 @@ import pytest
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.device_backend import DeviceBackend
 from dlbridge.kit.host_backend import HostBackend
-from dlbridge.kit.host_copies import SMALL, HostCopies, StagedCopies
+from dlbridge.kit.host_copies import DIRECT, HostCopies, StagedCopies
 from dlbridge.kit.pool import PoolMemory
-from dlbridge.kit.staging import DIRECT, Plan, Stager
+from dlbridge.kit.staging import Plan, Stager
 from dlbridge.kit.streams import StreamRules
-from dlbridge.kit.tuning import DEFAULT, SAMPLE, Tuning
 from dlbridge.protocol import Span
 from dlbridge.testing import side
 
@@ -42,49 +41,22 @@ def address(buffer):
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("nbytes", [1, 4096, 4097, 50_000])
-def test_a_ring_copies_both_ways(driver, nbytes, threads):
+def test_a_ring_copies_to_the_device(driver, nbytes, threads):
     content = bytes(index * 7 % 251 for index in range(nbytes))
-    source, middle, target = bytearray(content), bytearray(nbytes), bytearray(nbytes)
-    stager, plan = Stager(driver, 0), Plan(4096, threads)
-    stager.to_device(address(middle), address(source), nbytes, 1, plan)
-    assert middle == content
-    stager.to_host(address(target), address(middle), nbytes, 1, plan)
+    source, target = bytearray(content), bytearray(nbytes)
+    stager = Stager(driver, 0, Plan(4096, threads))
+    stager.to_device(address(target), address(source), nbytes, 1)
     assert target == content
     stager.close()
     assert not driver.live
 
 
-def test_the_plan_for_host_memory(driver):
+def test_what_is_staged(driver):
     staged = StagedCopies(driver)
-    assert staged.plan(0, 64, SMALL, to_host=False) == DIRECT
-    assert staged.plan(0, 64, SMALL + 1, to_host=False) == DEFAULT
+    assert not staged.is_staged(0, 64, DIRECT)
+    assert staged.is_staged(0, 64, DIRECT + 1)
     driver.kinds[64] = "host"
-    assert staged.plan(0, 64, SMALL + 1, to_host=False) == DIRECT
-
-
-def test_a_measurement_is_made_once(driver, monkeypatch):
-    tuning, asked = Tuning(driver), []
-    monkeypatch.setattr(tuning, "measure", lambda *args: asked.append(args) or DIRECT)
-    assert tuning.plan(0, SAMPLE - 1, True) == DEFAULT
-    assert [tuning.plan(0, SAMPLE, True) for _ in range(3)] == [DIRECT] * 3
-    assert asked == [(0, True)]
-    assert tuning.measured() == {(0, True): DIRECT}
-
-
-def test_a_handlers_exception_at_the_claim_does_not_end_measuring(driver, monkeypatch):
-    """The claim was never given back, and every later copy used the default."""
-
-    class Interrupted(dict):
-        def setdefault(self, key, value):
-            super().setdefault(key, value)
-            raise KeyboardInterrupt
-
-    tuning = Tuning(driver)
-    monkeypatch.setattr(tuning, "measure", lambda *_args: DIRECT)
-    tuning._claims = Interrupted()  # private: chance seldom lets a signal come there
-    with pytest.raises(KeyboardInterrupt):
-        tuning.plan(0, SAMPLE, True)
-    assert tuning._claims == {}
+    assert not staged.is_staged(0, 64, DIRECT + 1)
 
 
 def test_the_members_of_a_device_backend(driver, sim):

@@ -152,12 +152,6 @@ class GPU(StreamDriver):
         # driver API, "Stream synchronization behavior").
         return LEGACY if stream == PER_THREAD else stream
 
-    def create_stream(self) -> int:
-        return int(call("cuStreamCreate", cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
-
-    def destroy_stream(self, stream: int) -> None:
-        call("cuStreamDestroy", stream)
-
     def wait_for_stream(self, stream: int) -> None:
         with relaxed():
             call("cuStreamSynchronize", stream)

@@ -1,6 +1,4 @@
-"""Graph capture beside staging and measuring, and the simulated driver's own rules."""
-
-import threading
+"""Graph capture beside staging, and the simulated driver's own rules."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from suite.rig import GLOBAL, capture
 
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.staging import Plan, Stager
-from dlbridge.protocol import Span
 
 
 def test_staging_goes_on(cuda, mode):
@@ -18,7 +15,7 @@ def test_staging_goes_on(cuda, mode):
     from dlbridge_cuda.gpu import gpu
 
     source = np.arange(9000, dtype="u1")
-    stager = Stager(gpu, 0)
+    stager = Stager(gpu, 0, Plan(1024, 2))
     with (
         stream() as captured,
         stream() as own,
@@ -26,39 +23,10 @@ def test_staging_goes_on(cuda, mode):
         capture(captured, mode),
         current(primary(0)),
     ):
-        stager.to_device(data, source.ctypes.data, source.nbytes, own, Plan(1024, 2))
+        stager.to_device(data, source.ctypes.data, source.nbytes, own)
         assert read(cuda, data, source.nbytes, own) == source.tobytes()
     with current(primary(0)):
         stager.close()
-
-
-def test_measuring_goes_on(cuda, mode, monkeypatch):
-    """Nor is the first large copy of another thread, which measures with memory of its own."""
-    from dlbridge_cuda.backends import host_copies
-
-    from dlbridge.kit.tuning import SAMPLE
-
-    measured = {}
-    monkeypatch.setattr(host_copies.tuning, "_measured", measured)
-    source, failures = bytes(SAMPLE), []
-
-    def other(data, own):
-        try:
-            cuda.copy_from_host(Span(0, data, 0, len(source)), memoryview(source), own)
-        except Exception as exc:
-            failures.append(exc)
-
-    with (
-        stream() as captured,
-        stream() as own,
-        memory(cuda, len(source)) as data,
-        capture(captured, mode),
-    ):
-        thread = threading.Thread(target=other, args=(data, own))
-        thread.start()
-        thread.join()
-    assert failures == []
-    assert list(measured) == [(0, False)]
 
 
 def test_host_waits_go_on(fake, cuda, mode):

@@ -57,8 +57,6 @@ FREE = f"{MEMORY}test_free_waits_for_the_work_on_it"
 HOST = f"{MEMORY}test_the_host_waits_for_the_device"
 ROOM = f"{MEMORY}test_no_room_waits_for_frees_on_the_way"
 WAY_IN = f"{STAGING}test_chunks_wait_for_the_dma_that_reads_them"
-WAY_OUT = f"{STAGING}test_to_host_waits_for_earlier_work"
-EMPTYING = f"{STAGING}test_chunks_wait_for_the_helpers_that_empty_them"
 EXTERNAL = "test_external.py::"
 ROCM = "../../rocm/tests/"
 
@@ -87,21 +85,14 @@ SHOWN_BY = {
         "pool.PoolMemory.trim:self.driver.wait_event": ROOM,
         "staging.Ring.record:self._driver.record_event": WAY_IN,
         "staging.Ring.wait_for_dma:self._driver.wait_for_event": WAY_IN,
-        "staging.Stager._drain:ring.record": WAY_OUT,
-        "staging.Stager._drain:ring.wait_for_dma": f"{STAGING}test_the_way_out_waits_for_the_dma_of_the_way_in",
-        "staging.Stager._drain:cancel_all": f"{STAGING}test_a_failure_on_the_way_out",
-        "staging.Stager._drain:job.wait": EMPTYING,
-        "staging.Stager._drain:job.wait#2": f"{STAGING}test_without_helpers_the_caller_copies_itself",
-        "staging.Stager._empty:ring.wait_for_dma": WAY_OUT,
         "staging.Stager._fill:ring.wait_for_dma": WAY_IN,
         "staging.Stager._fill:cancel_all": f"{STAGING}test_no_helper_works_on_after_a_failure",
         "staging.Stager._send:ring.record": WAY_IN,
         "staging.Stager._send:job.wait": f"{STAGING}test_dmas_wait_for_the_helpers",
-        "staging.Stager._with_ring:self._driver.wait_for_stream": f"{STAGING}test_a_dma_that_no_event_tells_of",
+        "staging.Stager.to_device:self._driver.wait_for_stream": f"{STAGING}test_a_dma_that_no_event_tells_of",
         "streams.StreamOrder.synchronize:driver.wait_for_event": PER_THREAD,
         "streams.StreamOrder.synchronize:driver.wait_for_stream": SYNCHRONIZE,
         "streams.StreamOrder.wait:driver.wait_event": ORDER,
-        "tuning.Tuning.seconds:driver.wait_for_stream": f"{STAGING}test_a_measurement_lasts_until_the_copy_is_done",
     },
     "dlbridge_cuda": {
         "backends.ManagedMemory.release:self.wait_before_free": FREE,

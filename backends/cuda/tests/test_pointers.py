@@ -29,14 +29,15 @@ def test_what_is_staged(fake, cuda, cuda_host, cuda_managed):
     from dlbridge_cuda.backends import host_copies
     from dlbridge_cuda.contexts import current, primary
 
-    from dlbridge.kit.staging import DIRECT
+    from dlbridge.kit.host_copies import DIRECT
 
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
     with current(primary(0)):
-        assert host_copies.plan(0, data, 1 << 20, to_host=False) != DIRECT
+        assert host_copies.is_staged(0, data, DIRECT + 1)
+        assert not host_copies.is_staged(0, data, DIRECT)
         for backend in (cuda, cuda_host, cuda_managed):
             with memory(backend, 64) as address:
-                assert host_copies.plan(0, address, 1 << 20, to_host=False) == DIRECT
+                assert not host_copies.is_staged(0, address, DIRECT + 1)
         fake.attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES", 1)
-        assert host_copies.plan(0, data, 1 << 20, to_host=False) == DIRECT
+        assert not host_copies.is_staged(0, data, DIRECT + 1)
     del buffer

@@ -3,16 +3,18 @@
 Copies from and to the host block until the host's memory is no longer needed.
 Measured on PoCL 3.1 and Oclgrind from 64 bytes to 64 MiB: a blocking
 clEnqueueWriteBuffer is as fast as one that is waited for later, and as map,
-memcpy and unmap, or faster. Devices with memory of their own: see `staging`.
+memcpy and unmap, or faster. On an H100 it was faster than copies through pinned
+memory (docs/opencl.md, "Speed").
 """
 
 from __future__ import annotations
 
+import numpy as np
 import pyopencl as cl
 
 from dlbridge.protocol import Span
 
-from . import devices, staging
+from . import devices
 from .commands import plain, run
 from .driver import call, read_buffer, write_buffer
 from .memory import buffer_of
@@ -22,15 +24,15 @@ from .views import mapped
 __all__ = ["copy", "copy_from_host", "copy_to_host", "fill"]
 
 CHUNK = 16 << 20
-"""Bytes that a copy between contexts maps at a time: some drivers hold a second
-copy of mapped memory."""
+"""Bytes of host memory that a copy between contexts uses at a time. Some drivers hold
+a second copy of memory that is mapped."""
 
 
 def copy_from_host(target: Span, source: memoryview, stream: int) -> None:
     """Copy the bytes of *source* to *target*; *source* is not needed after the return."""
     device_id, data, offset, nbytes = target
     found = plain(target, stream)
-    if found is not None and (nbytes <= staging.THRESHOLD or not staging.is_worth_it(device_id)):
+    if found is not None:
         ours, owned = found
         doing = "copying from the host"
         call(doing, write_buffer, ours.queue, owned.buffer, source, offset, None, True)
@@ -38,10 +40,7 @@ def copy_from_host(target: Span, source: memoryview, stream: int) -> None:
     buffer = buffer_of(data, offset, nbytes)
 
     def enqueue(queue: cl.CommandQueue) -> None:
-        if nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
-            staging.upload(device_id, queue, buffer, offset, source)
-        else:
-            cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=True)
+        cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=True)
 
     run(device_id, stream, "copying from the host", (buffer,), enqueue, blocks=True)
 
@@ -50,7 +49,7 @@ def copy_to_host(source: Span, into: memoryview, stream: int) -> None:
     """Copy to the host; done on return."""
     device_id, data, offset, nbytes = source
     found = plain(source, stream)
-    if found is not None and (nbytes <= staging.THRESHOLD or not staging.is_worth_it(device_id)):
+    if found is not None:
         ours, owned = found
         doing = "copying to the host"
         call(doing, read_buffer, ours.queue, owned.buffer, into, offset, None, True)
@@ -58,10 +57,7 @@ def copy_to_host(source: Span, into: memoryview, stream: int) -> None:
     buffer = buffer_of(data, offset, nbytes)
 
     def enqueue(queue: cl.CommandQueue) -> None:
-        if nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
-            staging.download(device_id, queue, buffer, offset, into)
-        else:
-            cl.enqueue_copy(queue, into, buffer, src_offset=offset, is_blocking=True)
+        cl.enqueue_copy(queue, into, buffer, src_offset=offset, is_blocking=True)
 
     run(device_id, stream, "copying to the host", (buffer,), enqueue, blocks=True)
 
@@ -97,26 +93,15 @@ def copy(target: Span, source: Span, stream: int) -> None:
         run(device_id, stream, "copying on the device", (into, origin), enqueue)
         return
     synchronize(device_id, stream)  # the core has ordered the source's work before it
-
-    def copy_part(start: int, part: memoryview) -> None:
-        span = Span(device_id, data, offset + start, part.nbytes)
-        copy_from_host(span, part, stream)
-
-    if devices.device(source.device_id).shares_memory:
-        for start in range(0, nbytes, CHUNK):
-            size = min(CHUNK, nbytes - start)
-            with mapped(source.device_id, origin, source.offset + start, size) as part:
-                copy_part(start, part)
-        return
-
-    def read(reading: cl.CommandQueue) -> None:
-        staging.read(
-            source.device_id,
-            reading,
-            origin,
-            source.offset,
-            nbytes,
-            lambda start, part: copy_part(start, part.data),
-        )
-
-    run(source.device_id, 0, "copying between contexts", (origin,), read, blocks=True)
+    shared = devices.device(source.device_id).shares_memory
+    between = np.empty(min(CHUNK, nbytes), "u1").data
+    for start in range(0, nbytes, CHUNK):
+        size = min(CHUNK, nbytes - start)
+        here = source._replace(offset=source.offset + start, nbytes=size)
+        there = Span(device_id, data, offset + start, size)
+        if shared:
+            with mapped(source.device_id, origin, here.offset, size) as part:
+                copy_from_host(there, part, stream)
+        else:
+            copy_to_host(here, between[:size], 0)
+            copy_from_host(there, between[:size], stream)

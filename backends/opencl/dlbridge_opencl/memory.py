@@ -12,7 +12,7 @@ import pyopencl as cl
 
 from dlbridge.errors import Error, ExchangeError
 
-from . import devices, forking, handles, queues, sharing, staging
+from . import devices, forking, handles, queues, sharing
 from .driver import Call
 from .errors import no_room, translated
 from .forking import inherited
@@ -284,7 +284,7 @@ def release_freed(chosen: devices.Device) -> None:
 
 
 def trim(device_id: int) -> None:
-    """Release the unused buffers of the device, and its idle pinned memory.
+    """Release the unused buffers of the device.
 
     The driver gives up their memory when the commands on them are done.
     """
@@ -295,7 +295,6 @@ def trim(device_id: int) -> None:
             pool = _pools.get(device_id)
             if pool is not None:
                 pool.clear()
-            staging.release_unused(device_id)
     except cl.Error as exc:
         raise translated(exc, f"giving back what opencl:{device_id} keeps") from exc
 

@@ -10,7 +10,7 @@ import pyopencl as cl
 from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.protocol import Region, Span
 
-from . import devices, staging
+from . import devices
 from .commands import run
 from .copies import copy_from_host, copy_to_host
 from .memory import buffer_of
@@ -194,10 +194,7 @@ def _gather(source: Span, region: Region, into: memoryview, stream: int) -> None
         packed = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=into.nbytes)
         dense = packed_strides(shape, run_nbytes)
         copy_region(device_id, queue, packed, 0, dense, origin, offset, strides, shape, run_nbytes)
-        if into.nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
-            staging.download(device_id, queue, packed, 0, into)
-        else:
-            cl.enqueue_copy(queue, into, packed, is_blocking=True)
+        cl.enqueue_copy(queue, into, packed, is_blocking=True)
 
     run(device_id, stream, "copying a region to the host", (origin,), enqueue, blocks=True)
 
@@ -212,12 +209,8 @@ def _scatter(target: Span, region: Region, runs: np.ndarray[Any, Any], stream: i
     shape, strides, run_nbytes = region
 
     def enqueue(queue: cl.CommandQueue) -> None:
-        flags = cl.mem_flags.READ_WRITE
-        if runs.nbytes > staging.THRESHOLD and staging.is_worth_it(device_id):
-            packed = cl.Buffer(queue.context, flags, size=runs.nbytes)
-            staging.upload(device_id, queue, packed, 0, runs.data)
-        else:
-            packed = cl.Buffer(queue.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=runs)
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        packed = cl.Buffer(queue.context, flags, hostbuf=runs)
         dense = packed_strides(shape, run_nbytes)
         copy_region(device_id, queue, into, offset, strides, packed, 0, dense, shape, run_nbytes)
         queue.flush()

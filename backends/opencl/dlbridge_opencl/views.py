@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import contextmanager
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,7 @@ from dlbridge.errors import Error, ExchangeError
 from . import devices, queues, sharing
 from .driver import Call
 from .errors import translated
-from .forking import in_child, inherited
-from .mappings import Mapping
+from .forking import in_child, inherited, never_released
 from .memory import buffer_of
 
 if TYPE_CHECKING:
@@ -44,9 +44,39 @@ def _lock(data: int) -> threading.RLock:
     return _locks[data // 64 % len(_locks)]  # handles are addresses of structures
 
 
+# What the driver did not unmap. pyopencl's destructor would ask it again, and an exception in a
+# destructor of C++ ends the process.
+_kept: list[cl.MemoryMap] = never_released([])
+
+
+class _Mapping:
+    """A mapping, the queue for the command that unmaps it, and the event of that command."""
+
+    __slots__ = ("_mapped", "_to_release", "events", "queue")
+
+    def __init__(self, mapped: cl.MemoryMap, queue: cl.CommandQueue) -> None:
+        self._mapped = mapped
+        self._to_release = iter([mapped])  # gives it once
+        self.queue = queue
+        self.events: list[cl.Event] = []
+
+    def unmap(self) -> None:
+        """Give the command, unless an earlier call has done so; cl.Error if the driver refuses.
+
+        `MemoryMap.release` must not be called twice: it asks the driver each time, and PoCL 3.1
+        then takes another mapping of the same address for this one (measured).
+        """
+        # One step: only C code runs between taking the mapping and storing the event.
+        try:
+            self.events.extend(map(cl.MemoryMap.release, self._to_release, [self.queue]))
+        finally:
+            if not self.events and not length_hint(self._to_release):
+                _kept.append(self._mapped)
+
+
 # Data, address, and a number: several views of one region have the same address, and
 # are as many mappings.
-_mapped: dict[tuple[int, int, int], Mapping] = inherited({})
+_mapped: dict[tuple[int, int, int], _Mapping] = inherited({})
 _numbers = itertools.count()
 
 
@@ -71,11 +101,11 @@ def host_view(span: Span, writable: bool, stream: int) -> int:
     buffer = buffer_of(data, offset, nbytes)
     _finish_work(device_id, buffer, stream)
     queue = queues.service(device_id, buffer.context)
-    view: Mapping | None = None
+    view: _Mapping | None = None
     try:
         with _lock(data):
             array, event = _map(device_id, queue, buffer, offset, nbytes, writable)
-            view = Mapping(array.base, queue)
+            view = _Mapping(array.base, queue)
         address: int = array.__array_interface__["data"][0]
         key = data, address, next(_numbers)
         _wait(device_id, event)
@@ -95,7 +125,7 @@ def release_host_view(span: Span, address: int, stream: int) -> None:
     Waiting makes what the host wrote visible to work on any queue, also of users.
     """
     device_id, data, _, _ = span
-    taken: list[Mapping] = []
+    taken: list[_Mapping] = []
     try:
         _release(taken, device_id, data, address)
     except BaseException:
@@ -104,7 +134,7 @@ def release_host_view(span: Span, address: int, stream: int) -> None:
         raise
 
 
-def _release(taken: list[Mapping], device_id: int, data: int, address: int) -> None:
+def _release(taken: list[_Mapping], device_id: int, data: int, address: int) -> None:
     """See `release_host_view`. *taken* gets the view: a second call does the rest."""
     if in_child():
         return  # the mapping belongs to the parent process
@@ -133,7 +163,7 @@ def mapped(
     queue = queues.service(device_id, buffer.context)
     with _lock(data):
         array, event = _map(device_id, queue, buffer, offset, nbytes, writable=False)
-        view = Mapping(array.base, queue)
+        view = _Mapping(array.base, queue)
     try:
         _wait(device_id, event)
         yield array.data
@@ -173,7 +203,7 @@ def _map(
         raise translated(exc, "mapping for the host") from exc
 
 
-def _unmap(device_id: int, view: Mapping) -> None:
+def _unmap(device_id: int, view: _Mapping) -> None:
     """Unmap *view*, unless an earlier call has done so. Its events say when that is over."""
     with devices.device(device_id).lock, Call():
         view.unmap()

@@ -341,7 +341,7 @@ for _ in range(40):
     context = cl.Context([own.device])
     assert tell(context.int_ptr, gone, None) == 0
     with bridge.use_stream("opencl:0", cl.CommandQueue(context)):
-        there = bridge.to_device(here[::3], "opencl:0", copy=True)  # a kernel, and pinned memory
+        there = bridge.to_device(here[::3], "opencl:0", copy=True)  # a kernel
         array = there.to_native()
         del there, array
     del context
@@ -352,7 +352,7 @@ print(layer.layer_get(b"contexts_gone"))
 
 
 def test_a_gpu_keeps_few_contexts_of_the_users(script, opencl):
-    """Pinned memory and programs keep theirs alive, too: each takes some of a GPU's memory."""
+    """Programs keep theirs alive, too: each takes some of a GPU's memory."""
     if "OpenCL 3" not in opencl.device_info(0)["version"]:
         pytest.skip("clSetContextDestructorCallback is of OpenCL 3.0")
     assert int(script(DESTROYED, unified=0, gpu=1)) >= 40 - 16

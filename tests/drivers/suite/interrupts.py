@@ -33,7 +33,7 @@ def strike(*_):
 armed, device, name = False, {device!r}, {name!r}
 pages = np.frombuffer(mmap.mmap(-1, 1 << 14), "u1")
 x = np.arange(10_000, dtype="f4")
-large = np.arange(300_000, dtype="f4")  # through the ring of pinned chunks
+large = np.arange(5_000_000, dtype="f4")  # on CUDA through the ring of pinned chunks
 # Not the exceptions that Python drops in destructors: it prints them.
 sys.unraisablehook = lambda args: None if args.exc_type is Struck else sys.__unraisablehook__(args)
 
