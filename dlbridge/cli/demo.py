@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dlbridge as bridge
-from dlbridge.errors import BackendUnavailable, Error
+from dlbridge.errors import Error
 from dlbridge.protocol import Span, SupportsDemo
+
+from ..diagnosis.trials import FAILED, Trial, try_devices, way_out
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 RADIUS = 5  # pixels
+
+SAID = {
+    "unavailable": "not usable here",
+    "fails": "listed, but its driver fails",
+    "broken": "broken",
+}
+"""The states of devices that do not work."""
 
 
 @dataclass
@@ -40,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``demo``."""
     parser.add_argument("photo", nargs="?", help="a picture; matplotlib's portrait by default")
     parser.add_argument("--output", default="demo.png", help="the picture to write (demo.png)")
+    parser.add_argument(
+        "--expect",
+        default="",
+        metavar="NAMES",
+        help="backends, such as opencl,vulkan: one that is absent or fails makes the demo fail",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,16 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     expected = box_blur(photo)
     print(f"photograph: {photo.shape[1]} x {photo.shape[0]}, {photo.nbytes} bytes")
     results = [Result("photograph", photo, ""), Result("numpy", expected, "numpy")]
-    broken = []
-    for name in bridge.backends():
-        try:
-            count = bridge.backend(name).device_count()
-            results.extend([_on_device(name, index, photo) for index in range(count)])
-        except BackendUnavailable as exc:
-            print(f"\n{name}: not usable here: {exc}")
-        except Exception as exc:  # a broken backend must not hide the others
-            broken.append(name)
-            print(f"\n{name}: broken: {type(exc).__name__}: {exc}")
+    states = _everywhere(photo, results)
     if importlib.util.find_spec("torch") is not None:
         results.append(_in_torch(photo))
     wrong = [result.place for result in results[1:] if not _same(result.image, expected)]
@@ -66,9 +74,39 @@ def run(arguments: argparse.Namespace) -> int:
     if wrong:
         raise Error(f"these differ from numpy's: {', '.join(wrong)}")
     print("every result equals numpy's, byte by byte")
+    broken = [device for device, state in states.items() if state == "broken"]
     if broken:
-        raise Error(f"these backends are broken: {', '.join(broken)}")
+        raise Error(f"these are broken: {', '.join(broken)}")
+    for name in filter(None, arguments.expect.split(",")):
+        of_it = {state for device, state in states.items() if device.partition(":")[0] == name}
+        if of_it != {"works"}:
+            raise Error(f"{name} is expected, and is absent or fails")
     return 0
+
+
+def _everywhere(photo: Image, results: list[Result]) -> dict[str, str]:
+    """Add each device's result to *results*; the states of all devices (`Trial.state`).
+
+    A device that its driver lists and cannot use is no failure of the demo.
+    """
+    states: dict[str, str] = {}
+    names = bridge.backends()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # which wait for processes
+        tried = list(zip(names, threads.map(try_devices, names), strict=True))
+    for name, trials in tried:
+        for trial in trials:
+            found, device = trial, trial.what.partition(" ")[0]
+            if trial.state == "works":
+                try:
+                    results.append(_on_device(device, photo))
+                except Exception as exc:  # a broken backend must not hide the others
+                    found = Trial(trial.what, "broken", f"{type(exc).__name__}: {exc}")
+            states[device] = found.state
+            if found.state != "works":
+                print(f"\n{found.what}: {SAID[found.state]}: {found.said}")
+            if found.state in FAILED:
+                print(f"  leave it out: {way_out(name)}")
+    return states
 
 
 def _photo(path: str | None) -> Image:
@@ -123,14 +161,14 @@ def _box_sum(values: Any) -> Any:
     return values
 
 
-def _on_device(name: str, index: int, photo: Image) -> Result:
+def _on_device(device: str, photo: Image) -> Result:
     """The photograph moved to a device, filtered there if its backend can, and moved back.
 
     Public names only, so that it can serve as an example: `Tensor.operand` gives
     what a kernel needs of a tensor on any device.
     """
+    name, _, index = device.partition(":")
     plugin = bridge.backend(name)
-    device = f"{name}:{index}"
     print(f"\n{device}")
     names: tuple[str, ...]
     with bridge.trace() as moves:
@@ -141,7 +179,7 @@ def _on_device(name: str, index: int, photo: Image) -> Result:
             # they keep the memory alive.
             read, written = source.operand(), target.operand()
             image_in, image_out = (
-                Span(index, operand.data, operand.byte_offset, operand.nbytes)
+                Span(int(index), operand.data, operand.byte_offset, operand.nbytes)
                 for operand in (read, written)
             )
             plugin.box_blur(image_out, image_in, photo.shape, RADIUS, written.stream)

@@ -126,6 +126,9 @@ def check_settings(chosen: Mapping[str, str]) -> Iterator[Finding]:
 
 def _check_chosen(what: str, value: str) -> Iterator[Finding]:
     wanted = {part.strip() for part in value.split(",")}
+    if value.strip().startswith("-"):
+        yield Finding("ok", what, "these backends are left out")
+        return
     absent = sorted(wanted - set(backends()))
     for name in absent:
         remedy = HINTS.get(name, "take it out of DLBRIDGE_BACKENDS")

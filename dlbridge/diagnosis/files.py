@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ from .findings import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["check_device_files", "check_opencl_drivers", "check_vulkan_drivers"]
+__all__ = ["check_device_files", "check_opencl_drivers", "check_vulkan_drivers", "driver_files"]
 
 DEVICES = {
     "/dev/nvidia[0-9]*": "ask the administrator of this machine for access to the GPU",
@@ -36,8 +37,7 @@ def check_device_files(patterns: Mapping[str, str] = DEVICES) -> Iterator[Findin
 def check_opencl_drivers(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """A finding for each file that names an OpenCL driver (an ICD)."""
     chosen = environment.get("OCL_ICD_VENDORS", "")
-    folder = Path(chosen or "/etc/OpenCL/vendors")
-    files = [folder] if folder.suffix == ".icd" else sorted(folder.glob("*.icd"))
+    files = _opencl_files(chosen)
     if chosen and not files:
         yield Finding(
             "problem",
@@ -47,6 +47,11 @@ def check_opencl_drivers(environment: Mapping[str, str] = os.environ) -> Iterato
         )
     for file in files:
         yield _opencl_driver(file)
+
+
+def _opencl_files(chosen: str) -> list[Path]:
+    folder = Path(chosen or "/etc/OpenCL/vendors")
+    return [folder] if folder.suffix == ".icd" else sorted(folder.glob("*.icd"))
 
 
 def _opencl_driver(file: Path) -> Finding:
@@ -105,3 +110,24 @@ def _vulkan_driver(file: Path) -> Finding:
     if len(library.parts) > 1 and not (file.parent / library).exists():
         return _without_library(file, library)
     return Finding("ok", str(file), f"names {library}")
+
+
+def driver_files(name: str) -> tuple[str, list[Path]]:
+    """The files by which the loader of the backend *name* finds drivers, and its variable for one.
+
+    The variable, set to such a file, makes the loader use that driver alone.
+    """
+    if name == "opencl":
+        files = _opencl_files(os.environ.get("OCL_ICD_VENDORS", ""))
+        # pyopencl's own loader lists the drivers of wheels, too.
+        found = importlib.util.find_spec("pyopencl")
+        for folder in (found and found.submodule_search_locations) or []:
+            files.extend(sorted(Path(folder, ".libs").glob("*.icd")))
+        return "OCL_ICD_VENDORS", files
+    if name == "vulkan":
+        named = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES")
+        if named:
+            return "VK_DRIVER_FILES", [Path(file) for file in named.split(os.pathsep)]
+        folders = map(Path, VULKAN_FOLDERS)
+        return "VK_DRIVER_FILES", [file for one in folders for file in sorted(one.glob("*.json"))]
+    return "", []

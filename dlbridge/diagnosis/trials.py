@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import signal
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from .device_trial import MARK
+from .files import driver_files
 from .findings import Finding
 
-__all__ = ["PEERS", "try_backend", "try_peer", "try_script"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "FAILED",
+    "PEERS",
+    "Trial",
+    "try_backend",
+    "try_devices",
+    "try_peer",
+    "try_script",
+    "way_out",
+]
 
 LIMIT = 120
 """Seconds for one trial: the first start of a large library from a slow disk takes a minute."""
-
-_BACKEND = """
-import sys
-import dlbridge as bridge
-name = sys.argv[1]
-try:
-    devices = bridge.devices(name)
-except bridge.BackendUnavailable as exc:
-    print(f"unavailable: {exc}")
-    sys.exit()
-for device in devices:
-    sent = bytes(range(256)) * 64
-    there = bridge.to_device(sent, device, copy=True)
-    bridge.synchronize(device)
-    if bridge.to_device(there, "cpu", copy=True).tobytes() != sent:
-        sys.exit(f"{device} gave other bytes back than it was sent")
-    del there
-print(f"{len(devices)} device{'s' * (len(devices) != 1)}, memory went there and back")
-"""
 
 _PEER = """
 import sys
@@ -53,16 +51,71 @@ PEERS = {
 """Distribution -> the library's name in ``like=``. Those that need a GPU are not tried."""
 
 
+FAILED = ("fails", "broken")
+"""The states of a `Trial` in which a device is not to be used."""
+
+
+class Trial(NamedTuple):
+    """What became of one device, or of a backend whose devices could not be listed."""
+
+    what: str
+    """``"opencl:0 (its name, its platform)"``, or ``"opencl"``."""
+    state: Literal["works", "unavailable", "fails", "broken"]
+    """*fails*: the driver refuses, or ends the process. *broken*: wrong results, or an exception
+    that no driver is said to be the cause of."""
+    said: str
+
+
+@functools.cache
+def try_devices(name: str, setting: str = "") -> tuple[Trial, ...]:
+    """Try the backend *name*: move memory to each device and back, build kernels and run them.
+
+    With *setting*, ``"VARIABLE=value"``, as if the environment had it. The result is kept.
+    """
+    variable, _, value = setting.partition("=")
+    environment = {variable: value} if setting else {}
+    found: dict[str, Trial] = {}
+    while True:
+        ended = _run(
+            ["-m", "dlbridge.diagnosis.device_trial", name, str(len(found))], LIMIT, environment
+        )
+        state = ""
+        for line in ended.output.splitlines():
+            if line.startswith(MARK):
+                what, state, said = json.loads(line.removeprefix(MARK))
+                # Of a device with which the process ends there is one line, without a state.
+                found[what] = Trial(what, state or "fails", _one_line(said if state else ended.how))
+        if ended.well:
+            return tuple(found.values())
+        if state or not found:
+            return (*found.values(), Trial(name, "fails", _one_line(ended.how)))
+
+
+def way_out(name: str) -> str:
+    """A setting, tried, that leaves the drivers out for which devices of *name* fail.
+
+    ``"VARIABLE=value"``: the first driver that works alone, or else no device of that backend.
+    """
+    variable, files = driver_files(name)
+    for file in files:
+        setting = f"{variable}={file}"
+        if {trial.state for trial in try_devices(name, setting)} == {"works"}:
+            return setting
+    return f"DLBRIDGE_BACKENDS=-{name}"
+
+
 def try_backend(name: str) -> Finding:
-    """Load the backend *name*, and move bytes to each of its devices and back."""
-    failed, said = try_script(_BACKEND, name)
+    """Try each device of the backend *name* (`try_devices`)."""
+    trials = try_devices(name)
+    failing = [trial for trial in trials if trial.state in FAILED]
     what = f"backend {name}"
-    if failed:
-        remedy = f"the driver, or the package of {name}, is at fault: update it, or leave it out "
-        return Finding("problem", what, said, f"{remedy}by DLBRIDGE_BACKENDS (without {name})")
-    reason = said.removeprefix("unavailable: ")
-    if reason != said:
-        return Finding("note", what, f"not usable here: {reason}")
+    if failing:
+        said = "; ".join(f"{trial.what}: {trial.said}" for trial in failing)
+        remedy = f"update the driver, or the package of {name}; or leave it out: {way_out(name)}"
+        return Finding("problem", what, said, remedy)
+    if any(trial.state == "unavailable" for trial in trials):
+        return Finding("note", what, f"not usable here: {trials[0].said}")
+    said = f"{len(trials)} device{'s' * (len(trials) != 1)}, memory went there and back"
     return Finding("ok", what, said)
 
 
@@ -82,23 +135,39 @@ def try_peer(distribution: str) -> Finding:
 
 def try_script(source: str, *arguments: str, limit: float = LIMIT) -> tuple[bool, str]:
     """Whether a script failed in a Python of its own, and its last line, or how it ended."""
+    ended = _run(["-c", source, *arguments], limit)
+    if ended.well:
+        return False, _last_line(ended.output) or "did nothing"
+    return True, ended.how
+
+
+class _Ended(NamedTuple):
+    well: bool
+    how: str
+    output: str
+
+
+def _run(arguments: list[str], limit: float, environment: Mapping[str, str] = {}) -> _Ended:
+    """What became of a Python of its own."""
     # The modules that this process sees, wherever it has them from.
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", source, *arguments],
-            env={**os.environ, "PYTHONPATH": paths},
+            [sys.executable, *arguments],
+            env={**os.environ, "PYTHONPATH": paths, **environment},
             capture_output=True,
             text=True,
             errors="replace",
             timeout=limit,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return True, f"did not end within {limit:g} s"
-    if done.returncode == 0:
-        return False, _last_line(done.stdout) or "did nothing"
-    return True, f"{_ending(done.returncode)}: {_last_line(done.stderr)}".rstrip(": ")
+    except subprocess.TimeoutExpired as exc:
+        printed = exc.stdout.decode(errors="replace") if isinstance(exc.stdout, bytes) else ""
+        return _Ended(False, f"did not end within {limit:g} s", printed)
+    # Before a driver ends the process, it says why; an exception has its last line.
+    last = done.stderr.strip().splitlines()[-3 if done.returncode < 0 else -1 :]
+    how = f"{_ending(done.returncode)}: {'; '.join(last)}".rstrip(": ")
+    return _Ended(done.returncode == 0, how, done.stdout)
 
 
 def _ending(code: int) -> str:
@@ -113,3 +182,9 @@ def _ending(code: int) -> str:
 
 def _last_line(text: str) -> str:
     return text.strip().splitlines()[-1] if text.strip() else ""
+
+
+def _one_line(text: str) -> str:
+    """The beginning of *text*, such as a compiler's messages, without its line breaks."""
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:400]} ..."

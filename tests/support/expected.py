@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+from working import why_left_out
 
 import dlbridge
 from dlbridge.errors import BackendUnavailable
@@ -23,6 +24,7 @@ def backend_or_skip(name: str) -> Any:
     try:
         return dlbridge.backend(name)
     except BackendUnavailable as exc:
+        reason = why_left_out(name) or str(exc)
         if expected(name):
-            raise
-        return pytest.skip(str(exc))
+            raise BackendUnavailable(reason) from exc
+        return pytest.skip(reason)

@@ -15,6 +15,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "drivers")]  # for cu
 pytest.register_assert_rewrite("suite")  # and all of its modules
 
 from cuda_support import CudaRig  # noqa: E402
+from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from suite import (  # noqa: E402
     fixtures,
     rig as rigs,

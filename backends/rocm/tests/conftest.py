@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "drivers")]  # for rocm_support, suite
 pytest.register_assert_rewrite("suite")  # and all of its modules
 
+from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from rocm_support import RocmRig  # noqa: E402
 from suite import (  # noqa: E402
     fixtures,

@@ -25,6 +25,8 @@ sys.path.insert(0, str(HERE.parents[2] / "tests" / "support"))
 
 from expected import backend_or_skip, expected as is_expected  # noqa: E402 - found by that
 from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
+from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
+from working import leave_out  # noqa: E402
 
 TEMPORARY = tempfile.TemporaryDirectory(prefix="dlbridge-vulkan-")
 LOG = Path(TEMPORARY.name) / "validation.txt"
@@ -104,6 +106,7 @@ def _prepare() -> bool:
     return True
 
 
+leave_out("vulkan")
 VALIDATED = _prepare()
 
 

@@ -12,6 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"
 import peers
 from expected import backend_or_skip
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
+from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from working import leave_out
+
+
+def pytest_configure():
+    leave_out("webgpu")
 
 
 @pytest.fixture

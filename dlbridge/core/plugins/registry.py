@@ -85,7 +85,8 @@ def backends() -> list[str]:
     """Return the names of the installed and registered backends; imports none of them.
 
     The environment variable ``DLBRIDGE_BACKENDS`` restricts them to a list of
-    names, separated by commas.
+    names, separated by commas. If it begins with a minus, as ``-opencl,-vulkan``
+    does, it names those that are left out.
 
     Returns
     -------
@@ -315,7 +316,7 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
     if not _allowed(name):
         raise BackendUnavailable(
             f"backend {name!r} is switched off by DLBRIDGE_BACKENDS="
-            f"{os.environ['DLBRIDGE_BACKENDS']!r}; add it there or unset the variable"
+            f"{os.environ['DLBRIDGE_BACKENDS']!r}; change or unset the variable"
         )
     if name in _registered:
         return owner(name), lambda: _registered[name]
@@ -343,7 +344,12 @@ def _built_in() -> type[Backend]:
 
 def _allowed(name: str) -> bool:
     chosen = os.environ.get("DLBRIDGE_BACKENDS")
-    return chosen is None or name in [part.strip() for part in chosen.split(",")]
+    if chosen is None:
+        return True
+    parts = [part.strip() for part in chosen.split(",")]
+    if parts[0].startswith("-"):
+        return f"-{name}" not in parts
+    return name in parts
 
 
 def _distribution(entry_point: EntryPoint) -> str:
