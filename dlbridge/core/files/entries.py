@@ -105,17 +105,17 @@ def check_names(where: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def check_overlaps(where: str, entries: Iterable[Entry]) -> None:
-    """FileError if two tensors have bytes of the file in common."""
-    last: Entry | None = None
-    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
-        if last is not None and entry.offset < last.offset + last.nbytes:
+def check_overlaps(where: str, spans: Iterable[tuple[str, int, int]]) -> None:
+    """FileError if two parts of a file have bytes in common; each is its name, begin and end."""
+    last, reached = "", 0
+    for name, begin, end in sorted(spans, key=lambda span: span[1:]):
+        if begin < reached:
             raise FileError(
-                f"{where}: tensor {entry.name!r} begins at byte {entry.offset}, inside the tensor "
-                f"{last.name!r}, which ends at {last.offset + last.nbytes}: {DAMAGED}"
+                f"{where}: {name} begins at byte {begin}, inside {last}, which ends at {reached}: "
+                f"{DAMAGED}"
             )
-        if entry.nbytes:
-            last = entry
+        if end > begin:
+            last, reached = name, end
 
 
 _OF_THE_SYSTEM = OSError | MemoryError | RecursionError | SystemError

@@ -143,7 +143,8 @@ def read_gguf(source: Source, *, raw: bool) -> list[Entry]:
         if entry.offset % alignment:
             raise FileError(f"{where}: it lies at no multiple of {alignment} bytes: {DAMAGED}")
         check_bounds(where, entry.offset, entry.nbytes, source.size)
-    check_overlaps(source.path, entries)
+    spans = [(f"the tensor {it.name!r}", it.offset, it.offset + it.nbytes) for it in entries]
+    check_overlaps(source.path, spans)
     return entries
 
 

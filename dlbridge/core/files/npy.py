@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.values.dtypes import check, dtype as as_dtype, from_numpy
 from dlbridge.errors import ExchangeError, FileError
 
-from .entries import DAMAGED, Entry, check_bounds, check_names, count_bytes, refuse
+from .entries import (
+    DAMAGED,
+    Entry,
+    check_bounds,
+    check_names,
+    check_overlaps,
+    count_bytes,
+    refuse,
+)
 
 if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
@@ -49,7 +57,13 @@ Version 3 differs from 2 in the letters of the names of fields, which dlbridge n
 """
 
 _LOCAL = struct.Struct("<4s5H3L2H")
-"""What stands before each member of an archive: its last two numbers are lengths."""
+"""The local header of a member. Source: APPNOTE.TXT 6.3.10 of PKWARE, section 4.3.7."""
+
+_STREAMED, _UTF8 = 1 << 3, 1 << 11
+"""Flags of a member: its sizes follow its bytes; its name is UTF-8."""
+
+_ZIP64, _IN_ZIP64 = 1, 0xFFFFFFFF
+"""The extra field of long sizes, and what stands where they would be."""
 
 _MOST_DEFLATED = 1032
 """Bytes that deflate can make of one; a member that says more lies about its size."""
@@ -192,14 +206,28 @@ def read_npz(source: Source, dtype: DType | None) -> list[Entry]:
     path = source.path
     try:
         with zipfile.ZipFile(source.stream()) as archive:
-            check_names(path, [each.filename for each in archive.infolist()])
-            return [_member(source, archive, each, dtype) for each in archive.infolist()]
+            infos = archive.infolist()
+            check_names(path, [each.filename for each in infos])
+            begins = [_begin(source, each) for each in infos]
+            spans = [
+                (f"the member {info.filename!r}", info.header_offset, _end(info, begin))
+                for info, begin in zip(infos, begins, strict=True)
+            ]
+            check_overlaps(path, [*spans, ("the directory", archive.start_dir, source.size)])
+            return [
+                _member(source, archive, info, begin, dtype)
+                for info, begin in zip(infos, begins, strict=True)
+            ]
     except Exception as exc:
         refuse(exc, f"{path}: the archive cannot be read")
 
 
 def _member(
-    source: Source, archive: zipfile.ZipFile, info: zipfile.ZipInfo, dtype: DType | None
+    source: Source,
+    archive: zipfile.ZipFile,
+    info: zipfile.ZipInfo,
+    begin: int,
+    dtype: DType | None,
 ) -> Entry:
     where = f"{source.path}: member {info.filename!r}"
     name = info.filename.removesuffix(".npy")
@@ -211,7 +239,8 @@ def _member(
     if info.flag_bits & 1:
         raise FileError(f"{where}: it is encrypted; decrypt the archive first")
     if info.compress_type == zipfile.ZIP_STORED:
-        begin = _begin(source, info, where)
+        if info.file_size != info.compress_size:
+            raise FileError(f"{where}: not compressed, and of two sizes: {DAMAGED}")
         first = source.read(begin, min(LONGEST + 12, info.file_size))
     elif info.compress_type == zipfile.ZIP_DEFLATED:
         if info.file_size > _MOST_DEFLATED * (info.compress_size + 1):
@@ -268,18 +297,43 @@ def _commented(comment: bytes, itemsize: int) -> DType | None:
     return found if found.itemsize == itemsize else None
 
 
-def _begin(source: Source, info: zipfile.ZipInfo, where: str) -> int:
-    """Where the bytes of a member without compression begin in the file."""
+def _begin(source: Source, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of a member begin in the file; FileError unless both headers say the same."""
+    where = f"{source.path}: member {info.filename!r}"
     # zipfile computes it from what the archive says of itself: it may be negative.
     local = source.read(info.header_offset, _LOCAL.size) if info.header_offset >= 0 else b""
     if len(local) < _LOCAL.size or not local.startswith(ZIP_MAGICS[0]):
         raise FileError(f"{where}: it is not where the archive says: {DAMAGED}")
-    name, extra = _LOCAL.unpack(local)[-2:]
-    begin: int = info.header_offset + _LOCAL.size + name + extra
-    if info.file_size != info.compress_size:
-        raise FileError(f"{where}: not compressed, and of two sizes: {DAMAGED}")
-    check_bounds(where, begin, info.file_size, source.size)
-    return begin
+    _, _, flags, method, _, _, _, packed, size, length, more = _LOCAL.unpack(local)
+    rest = source.read(info.header_offset + _LOCAL.size, length + more)
+    name = rest[:length].decode("utf-8" if info.flag_bits & _UTF8 else "cp437")
+    theirs = (info.orig_filename, info.compress_type, info.file_size, info.compress_size)
+    ours = (name, method, *_long_sizes(rest[length:], size, packed))
+    if flags & _STREAMED:  # it was written before its sizes were known
+        ours = (*ours[:2], *theirs[2:])
+    if ours != theirs:
+        raise FileError(
+            f"{where}: the directory says (name, method, size, compressed size) {theirs}, and the "
+            f"member's own header {ours}: {DAMAGED}"
+        )
+    return info.header_offset + _LOCAL.size + length + more
+
+
+def _long_sizes(extra: bytes, *sizes: int) -> list[int]:
+    """The sizes of a local header; those of more than 32 bits stand in a field of *extra*."""
+    field = b""
+    while len(extra) >= 4 and not field:
+        kind, length = struct.unpack_from("<2H", extra)
+        if kind == _ZIP64:
+            field = extra[4 : 4 + length]
+        extra = extra[4 + length :]
+    numbers = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
+    return [next(numbers, size) if size == _IN_ZIP64 else size for size in sizes]
+
+
+def _end(info: zipfile.ZipInfo, begin: int) -> int:
+    """Where a member ends that begins at byte *begin*; what follows streamed ones is 12 or more."""
+    return begin + info.compress_size + (12 if info.flag_bits & _STREAMED else 0)
 
 
 def open_member(source: Source, entry: Entry) -> Any:

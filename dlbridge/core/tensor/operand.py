@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.numpy_arrays import address_of
@@ -112,6 +112,12 @@ class Operand:
 
     def __init__(self) -> None:
         raise TypeError("an Operand is not made by calling its class; use tensor.operand()")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an Operand can be neither pickled nor copied: its address and its stream are those"
+            " of this process, and it keeps the memory; send the tensor, and call operand() of it"
+        )
 
     @property
     def strides(self) -> tuple[int, ...]:

@@ -212,7 +212,7 @@ class Device:
         raise AttributeError(f"a Device is a value: {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Device.of, (int(self.type), self.index, self.name)
+        return Device, (int(self.type), self.index, self.name)  # cloudpickle cannot name Device.of
 
     def __eq__(self, other: object) -> bool:
         """Whether *other* is this device, or a text that names it by number."""

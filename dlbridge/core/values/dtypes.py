@@ -213,7 +213,7 @@ class DType:
         raise AttributeError(f"a DType is a value: {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DType.of, (self.code, self.bits, self.lanes)
+        return DType, (self.code, self.bits, self.lanes)  # cloudpickle cannot name DType.of
 
     def __eq__(self, other: object) -> bool:
         """Whether `dtype` of *other* is this type."""

@@ -340,6 +340,41 @@ def sizes_changed(raw, place, value):
     return raw
 
 
+def header_changed(raw, place, value, form="<I"):
+    """The archive with another number in the local header of its first member."""
+    struct.pack_into(form, raw, raw.index(b"PK\x03\x04") + place, value)
+    return raw
+
+
+def second_points_to(raw, offset):
+    """The archive whose second member lies at *offset*, as its directory says."""
+    struct.pack_into("<I", raw, raw.rindex(b"PK\x01\x02") + 42, offset)
+    return raw
+
+
+def inside(compression):
+    """An archive in an array of an archive: the directory names a member of each."""
+    inner = archive([("b.npy", GOOD)], compression)
+    padded = np.frombuffer(bytes(inner), "u1")
+    raw = archive([("a.npy", npy_bytes(padded)), ("b.npy", GOOD)])
+    raw = second_points_to(raw, raw.index(b"PK\x03\x04", 4))
+    if compression:
+        second = raw.rindex(b"PK\x01\x02")
+        raw[second + 10 : second + 28] = inner[inner.index(b"PK\x01\x02") + 10 :][:18]
+    return raw
+
+
+def in_the_directory():
+    """A member whose bytes go on into the directory: the comment there ends the array."""
+    with zipfile.ZipFile(stream := io.BytesIO(), "w") as made:
+        made.writestr("a.npy", GOOD[:-8])
+        made.comment = b"-" * 8
+    raw = bytearray(stream.getvalue())
+    for at in (raw.index(b"PK\x03\x04") + 18, raw.index(b"PK\x01\x02") + 20):
+        struct.pack_into("<2I", raw, at, len(GOOD), len(GOOD))
+    return raw
+
+
 def cut_before(raw):
     """The archive with a longer directory than it has: zipfile counts backwards from its end."""
     at = raw.index(b"PK\x05\x06") + 16
@@ -359,6 +394,14 @@ ARCHIVES = {
     "two sizes": sizes_changed(archive([("a.npy", GOOD)]), 24, len(GOOD) + 1),
     "too small": sizes_changed(archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), 24, len(GOOD) - 1),
     "a bomb": sizes_changed(archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), 24, 2**31),
+    "two members at one place": second_points_to(archive([("a.npy", GOOD), ("b.npy", GOOD)]), 0),
+    "another name in its own header": header_changed(archive([("a.npy", GOOD)]), 30, ord("b"), "B"),
+    "another method in its own header": header_changed(archive([("a.npy", GOOD)]), 8, 8, "H"),
+    "another size in its own header": header_changed(archive([("a.npy", GOOD)]), 22, 5),
+    "another compressed size in its own header": header_changed(
+        archive([("a.npy", GOOD)], zipfile.ZIP_DEFLATED), 18, 5
+    ),
+    "a longer header than its own": header_changed(archive([("a.npy", GOOD)]), 28, 60000, "H"),
     "less than its header says": archive([("a.npy", GOOD[:-1])]),
     "more than its header says": archive([("a.npy", GOOD + b"1")]),
     "encrypted": bytearray(archive([("a.npy", GOOD)])),
@@ -371,6 +414,40 @@ def test_an_archive_that_lies_is_refused(lie, tmp_path):
     (tmp_path / "a.npz").write_bytes(ARCHIVES[lie])
     with pytest.raises(bridge.FileError, match=r"a\.npz"):
         bridge.load(tmp_path / "a.npz")
+
+
+OVERLAPS = {
+    "a member inside another": inside(zipfile.ZIP_STORED),
+    "a compressed member inside another": inside(zipfile.ZIP_DEFLATED),
+    "a member that goes on into the directory": in_the_directory(),
+}
+
+
+@pytest.mark.parametrize("lie", OVERLAPS)
+def test_members_that_share_bytes_are_refused(lie, tmp_path):
+    (tmp_path / "a.npz").write_bytes(OVERLAPS[lie])
+    with pytest.raises(bridge.FileError, match=r"begins at byte \d+, inside the member 'a.npy'"):
+        bridge.load(tmp_path / "a.npz")
+
+
+def test_members_that_were_streamed(tmp_path):
+    """Their sizes follow their bytes; the header before them has none."""
+
+    class Pipe(io.RawIOBase):
+        def writable(self):
+            return True
+
+        def write(self, data):
+            written.extend(data)
+            return len(data)
+
+    written = bytearray()
+    with zipfile.ZipFile(Pipe(), "w") as made:
+        for name in ("a.npy", "ü.npy"):
+            made.writestr(name, GOOD)
+    assert written[6] & 8
+    (tmp_path / "a.npz").write_bytes(written)
+    assert bridge.load(tmp_path / "a.npz")["ü"].tolist() == list(range(100))
 
 
 def test_damage_inside_a_compressed_member_is_found(tmp_path):
