@@ -187,7 +187,7 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
         return
     index = tuple(map(int, np.argwhere(changed)[0]))
     raise ValueError(
-        f"the value {plain[index]} {_at(index)}cannot become {name} without being changed; "
+        f"the value {plain[index]!s:.80} {_at(index)}cannot become {name} without being changed; "
         f"{_WAY_OUT}"
     )
 
