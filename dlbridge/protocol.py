@@ -518,6 +518,8 @@ class NativeArray(NamedTuple):
     *dtype* is a dtype string (``"float32"``, ``"bfloat16"``, ``"uint8"``);
     *shape* is in elements; *strides* in bytes, None for C order; *owner* is the
     object that keeps *data* alive. *stream* is for `SupportsNative.to_native` only.
+    Elements below a byte (``"int4"``) take a byte each where *strides* are given, and are
+    packed where these are None; `SupportsNative.to_native` never gets packed ones.
     """
 
     device_id: int

@@ -426,7 +426,7 @@ def test_extents_that_cannot_be(shape):
     [
         ("type_code(42)_8", "type code 42 is not in"),
         ("void", "64 bits, not 0"),
-        ("int0", "bits, not 0"),
+        ((0, 0, 1), "bits, not 0"),
         ((2, 7, 1), "16 or 32 or 64 bits, not 7"),
         ((2, 32, 0), "lanes must be at least 1"),
     ],

@@ -162,8 +162,13 @@ def _dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes  # noqa: F401 - registers bfloat16 and the small floats
 
         return np.dtype(name)
-    except (ImportError, TypeError) as exc:
+    except ImportError as exc:
         raise ExchangeError(
             f"opencl: a pyopencl array of {name} needs numpy to know {name}: "
             "pip install ml_dtypes, or take a view as unsigned integers"
+        ) from exc
+    except TypeError as exc:
+        raise ExchangeError(
+            f"opencl: a pyopencl array has elements of numpy and ml_dtypes, and neither has {name}; "
+            "take a view as a type of one lane, or as unsigned integers: t.view('uint8').to_native()"
         ) from exc

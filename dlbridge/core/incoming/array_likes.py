@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.libraries.library import origin_of
@@ -324,4 +325,7 @@ def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
             )
         strides = tuple(step // dtype.itemsize for step in strides)
     memory = Memory(device, array.data, origin_of(x), array.owner)
-    return make_tensor(memory, array.offset, dtype, array.shape, strides, readonly=array.readonly)
+    # Packed elements have no strides in bytes.
+    flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte and strides is not None else 0
+    shape, readonly = array.shape, array.readonly
+    return make_tensor(memory, array.offset, dtype, shape, strides, readonly=readonly, flags=flags)

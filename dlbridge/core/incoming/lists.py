@@ -187,7 +187,7 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
         return
     index = tuple(map(int, np.argwhere(changed)[0]))
     raise ValueError(
-        f"the value {plain[index]} {_at(index)}cannot become {name} without being changed; "
+        f"the value {plain[index]!s:.80} {_at(index)}cannot become {name} without being changed; "
         f"{_WAY_OUT}"
     )
 
@@ -196,8 +196,9 @@ def _changed_whole(plain: Array, made: Array) -> Array:
     import numpy as np
 
     if plain.dtype.kind == "O":  # scalars of several libraries: as numbers of Python
-        plain = np.frompyfunc(lambda v: v.item() if isinstance(v, np.generic) else v, 1, 1)(plain)
-    changed: Array = made.astype(plain.dtype) != plain
+        item = np.frompyfunc(lambda v: v.item() if isinstance(v, np.generic) else v, 1, 1)
+        plain = np.asarray(item(plain), object)  # of one number numpy gives no array
+    changed: Array = np.asarray(made.astype(plain.dtype) != plain)
     if plain.dtype.kind in "iuV":  # V: integers of ml_dtypes, too
         # The same bits are another number where only one of the types has a sign.
         changed |= (made < 0) != (plain < 0)

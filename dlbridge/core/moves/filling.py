@@ -16,7 +16,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span, SupportsFill
 
 from .allocate import allocate
-from .copies import copy_elements
+from .copies import bytes_of, copy_elements
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
@@ -79,14 +79,13 @@ def fill(tensor: Tensor, pattern: bytes) -> None:
     if operand.device is _CPU:
         _write(operand, pattern)
         return
-    flat = tensor.reshape(-1)
     # A multiple of 8 elements: those below a byte are cut between whole bytes only.
     count = max(BLOCK * 8 // (operand.dtype.bits * operand.dtype.lanes) & ~7, 8)
-    block = allocate(_CPU, operand.dtype, (min(count, operand.size),))
-    _write(operand_of(block), pattern)
-    for start in range(0, operand.size, count):
-        part = operand_of(flat[start : start + count])
-        copy_elements(part, operand_of(block[: part.size]))
+    block = operand_of(allocate(_CPU, operand.dtype, (min(count, operand.size),)))
+    _write(block, pattern)
+    for start in range(0, operand.nbytes, block.nbytes):
+        length = min(block.nbytes, operand.nbytes - start)
+        copy_elements(bytes_of(operand, start, length), bytes_of(block, 0, length))
 
 
 def _filled_by_device(operand: Operand, value: int) -> bool:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.implementation_details.numpy_arrays import address_of
-from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.devices import Device
 
 from .copies import copy_elements
-from .host_and_device import packed_bytes
+from .host_and_device import packed_bytes, restore
 from .transfer import copy_to_host, to_compact_host
 
 if TYPE_CHECKING:
@@ -21,8 +17,6 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
 
 __all__ = ["SHARED_BYTES", "reduce", "tobytes"]
-
-_CPU = Device.of(1, 0)
 
 SHARED_BYTES = 1000
 """Bytes up to this length may be an object that others have too, so they are never written."""
@@ -39,11 +33,7 @@ def tobytes(tensor: Tensor) -> bytes:
     import numpy as np
 
     raw = bytes(operand.nbytes)
-    memory = Memory(_CPU, address_of(np.frombuffer(raw, "u1")), "bytes", raw)
-    flags = operand.flags & FLAG_SUBBYTE_PADDED
-    copy_elements(
-        operand_of(make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)), operand
-    )
+    copy_elements(restore(np.frombuffer(raw, "u1"), operand), operand)
     return raw
 
 

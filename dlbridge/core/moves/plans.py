@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.dlpack.requests import check_copy
 from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.units import bytes_text
 from dlbridge.errors import BackendUnavailable, ExchangeError
@@ -66,6 +67,8 @@ def plan_move(
         if unaligned:
             plan.steps.clear()
             _plan_steps(plan, operand, unaligned)
+    if not operand.contiguous and operand.dtype.is_subbyte and not operand.padded and plan.copies:
+        require_compact(operand)  # before a driver is called
     if not may_copy:
         for step in plan.steps:
             if step.nbytes:

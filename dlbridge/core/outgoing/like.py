@@ -23,7 +23,7 @@ from dlbridge.core.values.layout import is_compact
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import Error, ExchangeError
 
-from .native import to_native
+from .native import check_whole_elements, to_native
 
 if TYPE_CHECKING:
     from dlbridge.core.libraries.library import Library
@@ -108,6 +108,7 @@ def _is_backend(like: object, device: Device) -> bool:
 
 def _native_step(name: str, tensor: Tensor, copy: bool | None, *, fresh: bool) -> tuple[bool, str]:
     """See `library_step`; for an object of the backend *name*."""
+    check_whole_elements(tensor)
     library = _NATIVE.get(name)
     reason = "" if library is None or not tensor.size else _why_copy(library, tensor, fresh=fresh)
     if reason and copy is False:
@@ -137,6 +138,8 @@ def _step(
     relabelled = device.is_host and device.type not in library.host_types
     if not _can_be_on(library, _CPU if relabelled else device):
         raise ExchangeError(f"{library.name} has no arrays on {device}; {_way_to(library)}")
+    if library.make is native_object:
+        check_whole_elements(tensor)
     if library.check is not None:
         library.check(tensor)
     reason = "" if not tensor.size else _why_copy(library, tensor, fresh=fresh)

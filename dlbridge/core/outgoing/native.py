@@ -15,9 +15,20 @@ from dlbridge.protocol import NativeArray, SupportsNative
 if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
 
-__all__ = ["to_native"]
+__all__ = ["check_whole_elements", "to_native"]
 
 _CPU = Device.of(1, 0)
+
+
+def check_whole_elements(tensor: Tensor) -> None:
+    """ExchangeError for packed elements: who counts a native object's bytes would leave them."""
+    dtype = tensor.dtype
+    if dtype.is_subbyte and not tensor.is_padded:
+        raise ExchangeError(
+            f"{dtype} elements are packed: {tensor.size} of them are {tensor.nbytes} bytes, and "
+            "work on an object of that shape would go beyond; t.view('uint8') has the bytes, and "
+            "dlbridge.astype(t.to_device('cpu'), 'float32') the numbers"
+        )
 
 
 def to_native(tensor: Tensor) -> object:
@@ -29,6 +40,7 @@ def to_native(tensor: Tensor) -> object:
     plugin = backend_of(device)
     if not supports(plugin, SupportsNative):
         raise ExchangeError(f"the backend of {device} has no native objects; use DLPack")
+    check_whole_elements(tensor)
     if operand.size:
         operand.access()  # the work that its user queues comes after our last work on it
     size = operand.dtype.itemsize

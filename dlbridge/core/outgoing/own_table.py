@@ -4,7 +4,8 @@ The functions are callbacks that C keeps for ever, so they, the table, its
 capsule and the capsule's name each have one deliberate extra reference. A
 failing callback cannot leave a Python exception behind (ctypes and cffi clear
 it), so what could fail is refused when a Tensor is made: exporting one that
-exists does not fail. Source: dlpack.h 1.3, struct DLPackExchangeAPI.
+exists does not fail, except that nobody can borrow padded elements below a byte.
+Source: dlpack.h 1.3, struct DLPackExchangeAPI.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.capsules import ManagedTensor, read_managed
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
-from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
+from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import (
@@ -223,6 +224,8 @@ def _managed_tensor_to_py_object(address: int, out: Any) -> int:
 @c_callback("int(intptr_t, DLTensor *)")
 def _dltensor_from_py_object(identity: int, out: Any) -> int:
     tensor = object_at(identity)
+    if tensor._flags & FLAG_SUBBYTE_PADDED:
+        return -1  # a DLTensor has no flags: it would say that they are packed
     # Borrowed: valid as long as the tensor, which keeps the struct. With the true
     # strides, negative ones too: who only borrows the memory may write to it.
     shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)

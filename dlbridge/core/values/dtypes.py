@@ -134,7 +134,8 @@ class DType:
     `dlbridge.dtype` accepts (``t.dtype == "float32"``). ``str(d)`` is the name
     in numpy, ml_dtypes and TVM-FFI, which `dlbridge.dtype` accepts. Any numbers
     that fit the struct make a `DType`; a tensor of a type that ``dlpack.h``
-    does not list is refused when it is made or imported.
+    does not list is refused when it is made or imported, and `dlbridge.dtype`
+    does not take a name such as ``"float8"`` or ``"int9"``.
 
     Parameters
     ----------
@@ -219,6 +220,8 @@ class DType:
         """Whether `dtype` of *other* is this type."""
         if other is self or other is None or isinstance(other, DType):
             return other is self
+        if type(other) is str and other == self.name:  # `dtype` may not take the name
+            return True
         anything: Any = other
         try:
             return dtype(anything) is self
@@ -345,9 +348,8 @@ def check(code: int, bits: int, lanes: int = 1) -> DType:
         )
     if bits not in widths:
         name = DLDataTypeCode(code).name
-        choice = " or ".join(str(width) for width in sorted(widths))
         raise ExchangeError(
-            f"{given}: {name} comes in {choice} bits, not {bits:d} (dlpack.h 1.3,"
+            f"{given}: {name} comes in {_widths_text(code)} bits, not {bits:d} (dlpack.h 1.3,"
             " DLDataTypeCode); convert the elements, or export them as unsigned integers"
         )
     if lanes == 0:
@@ -443,6 +445,9 @@ def _from_name(text: str) -> DType:
     """The DType of a name: by our own table first, then by numpy."""
     numbers = _parse(text)
     if numbers is not None:
+        code, bits, _ = numbers
+        if "(" not in text and text != "void" and bits not in _WIDTHS[code]:
+            raise _no_width(text, code)
         return DType.of(*numbers)
     import numpy as np
 
@@ -455,6 +460,20 @@ def _from_name(text: str) -> DType:
             " 'int4', 'float32x4')"
         ) from error
     return from_numpy(theirs)
+
+
+def _no_width(text: str, code: int) -> TypeError:
+    """The error for a known word with bits that it does not come in: "float8", "int0"."""
+    word = next(word for word, its_code in _WORDS.items() if its_code == code)
+    number = text[len(word) :].partition("x")[0]
+    near = [repr(name) for name in _SMALL_FLOATS if name.startswith(f"{word}{number}_")]
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    widths = _widths_text(code)
+    return TypeError(f"{text!r} is not the name of a dtype: {word} comes in {widths} bits{meant}")
+
+
+def _widths_text(code: int) -> str:
+    return " or ".join(str(width) for width in sorted(_WIDTHS[code]))
 
 
 def _usual_names() -> list[str]:
