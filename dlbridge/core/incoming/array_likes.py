@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.libraries.hidden_state import is_arrow_only
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.plugins.failures import fail
@@ -59,7 +60,8 @@ def import_anything(
         importer = None if copy is False else IMPORTERS.get(cls) or find_importer(cls)
         if importer is not None:
             return importer(x)
-        return import_producer(x, None, False if copy is False else None, None)
+        strict = False if copy is False else None
+        return from_arrow(x, copy) if is_arrow_only(x) else import_producer(x, None, strict, None)
     if cls in BUILTIN:
         return _from_buffer_or_numbers(x, wanted, copy)
     refuse_class(x)
@@ -93,7 +95,9 @@ def is_copied(x: Any, device: DeviceLike | None = None) -> bool:
     That is so where copy=False is refused. To ask may read *x* once more, so it is for plans
     and traces. Copies that a DLPack producer makes are its own, and not known here.
     """
-    if hasattr(type(x), "__dlpack__") or type(x).__name__ == "PyCapsule":
+    if type(x).__name__ == "PyCapsule":
+        return False
+    if hasattr(type(x), "__dlpack__") and not is_arrow_only(x):
         return False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import has given them

@@ -1,16 +1,19 @@
-"""Arrow's PyCapsule interface: a column of numbers as a one-dimensional Tensor, without a copy.
+"""Arrow's PyCapsule interface: a column of numbers, or of lists of one length, as a Tensor.
 
 Source: "The Arrow C data interface", "The Arrow C stream interface" and "The
 Arrow PyCapsule Interface" (arrow.apache.org/docs/format). Only the producer's
-callbacks are called here, with the GIL held; none of ours is given away.
+callbacks are called here, with the GIL held; none of ours is given away. Nothing
+that a struct says is believed before it is checked.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.capsules import capsule_pointer
+from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
@@ -118,70 +121,168 @@ def is_arrow(x: Any) -> bool:
 def from_arrow(x: Any, copy: bool | None) -> Tensor:
     """The Tensor of the column *x*: read-only, as Arrow's arrays are immutable.
 
-    Several chunks, and bools, which Arrow packs in bits, need a copy. ExchangeError
-    for null values and for types that DLPack does not have.
+    Lists of one length become further dimensions. Several chunks, and bools, which Arrow packs
+    in bits, need a copy. ExchangeError for null values, for types that DLPack does not have and
+    for structs that break Arrow's rules.
     """
     schema, chunks = _array_of(x) if hasattr(type(x), "__arrow_c_array__") else _stream_of(x)
-    layout = schema.format.decode()
-    if (layout not in _FORMATS and layout != _BOOLS) or schema.dictionary:
-        raise ExchangeError(
-            f"the Arrow type {layout!r} of the {origin_of(x)} is not a plain number, which DLPack "
-            "needs; cast it (dates and times: to int64), or pass one column of a table"
-        )
-    for chunk in chunks:
-        _refuse_nulls(x, chunk)
-    if layout != _BOOLS and len(chunks) == 1:
-        return _over(chunks[0], layout, origin_of(x))
+    layout, widths = _layout_of(x, schema)
+    runs = [_checked(x, chunk, layout, widths) for chunk in chunks]
+    if layout != _BOOLS and len(runs) == 1:
+        return _over(runs[0], layout, origin_of(x))
     if copy is False:
-        what = "packed bools" if layout == _BOOLS else f"{len(chunks)} chunks"
+        what = "packed bools" if layout == _BOOLS else f"{len(runs)} chunks"
         raise ExchangeError(
             f"the {origin_of(x)} has {what}, which come out by a copy, and copy=False forbids it; "
             "pass copy=None"
         )
-    return _joined(chunks, layout, origin_of(x))
+    return _joined(runs, layout, widths, origin_of(x))
 
 
-def _over(chunk: _OwnArray, layout: str, origin: str) -> Tensor:
-    """The Tensor on the values of *chunk*, which it keeps alive."""
+class _Run(NamedTuple):
+    """The elements of a chunk, checked: those of *shape* from the *first* on in the buffer *data*.
+
+    *chunk* keeps them alive.
+    """
+
+    data: int
+    first: int
+    shape: tuple[int, ...]
+    chunk: _OwnArray
+
+
+def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
+    """The format of the numbers, and the lengths of the lists around them."""
+    widths: list[int] = []
+    layout = _format(x, schema)
+    while (width := layout.removeprefix("+w:")) != layout:
+        if not width.isdecimal() or not width.isascii() or len(widths) >= MAX_NDIM:
+            raise _broken(x, f"its format is {layout!r} at depth {len(widths)}")
+        if schema.metadata:
+            raise ExchangeError(
+                f"the Arrow lists of the {origin_of(x)} have metadata, which may give them another "
+                "shape; pass their storage (x.storage), reshaped"
+            )
+        widths.append(int(width))
+        schema = _child(x, schema, _Schema)
+        layout = _format(x, schema)
+    if (layout not in _FORMATS and layout != _BOOLS) or schema.dictionary:
+        kind = getattr(x, "type", None) or getattr(x, "dtype", None) or repr(layout)
+        raise ExchangeError(
+            f"the Arrow type {kind} of the {origin_of(x)} is not a plain number, which DLPack "
+            "needs; cast it (dates and times: to int64), decode a dictionary, or pass one column "
+            "of a table"
+        )
+    return layout, tuple(widths)
+
+
+def _format(x: Any, schema: _Schema) -> str:
+    if schema.format is None:
+        raise _broken(x, "its format is NULL")
+    return str(schema.format.decode(errors="replace"))
+
+
+def _checked(x: Any, chunk: _OwnArray, layout: str, widths: tuple[int, ...]) -> _Run:
+    """What *chunk* says, if it is possible, and none of its values is null."""
+    start, count = 0, chunk.length
+    node: _Array = chunk
+    for width in (*widths, None):
+        _check_node(x, node, is_list=width is not None)
+        if start + count > node.length:
+            raise _broken(x, f"its lists have {node.length} elements and use {start + count}")
+        start += node.offset
+        _refuse_nulls(x, node, start, count)
+        if width is not None:
+            node = _child(x, node, _Array)
+            start, count = start * width, count * width
+    data = node.buffers[1] or 0
+    bits = 1 if layout == _BOOLS else 8 * as_dtype(_FORMATS[layout]).itemsize
+    if count and not data:
+        raise _broken(x, f"it has {count} values and its data is NULL")
+    if data + (start + count) * bits // 8 >= 1 << 63:
+        raise _broken(x, f"{count} values from {data:#x} on reach beyond all memory")
+    return _Run(data, start, (chunk.length, *widths), chunk)
+
+
+def _check_node(x: Any, node: _Array, *, is_list: bool) -> None:
+    """Raise ExchangeError if the numbers in *node* break the rules of its layout."""
+    buffers, children = (1, 1) if is_list else (2, 0)
+    if node.length < 0 or node.offset < 0:
+        raise _broken(x, f"its length is {node.length} and its offset {node.offset}")
+    if node.length + node.offset >= 1 << 60:
+        raise _broken(x, f"offset {node.offset} and length {node.length} reach beyond all memory")
+    if not -1 <= node.null_count <= node.length:
+        raise _broken(x, f"its null_count is {node.null_count} and its length {node.length}")
+    if node.n_buffers != buffers or node.n_children != children or node.dictionary:
+        raise _broken(
+            x,
+            f"its schema needs n_buffers {buffers} and n_children {children} without a dictionary, "
+            f"and the array has {node.n_buffers} and {node.n_children}"
+            + (" and a dictionary" if node.dictionary else ""),
+        )
+    if not node.buffers:
+        raise _broken(x, "its buffers are NULL")
+    if node.null_count > 0 and not node.buffers[0]:
+        raise _broken(x, f"its null_count is {node.null_count} and its validity bitmap NULL")
+
+
+def _child(x: Any, parent: Any, cls: type[Any]) -> Any:
+    """The one child, of *cls*, of a list."""
+    child = None
+    if parent.n_children == 1 and parent.children:
+        child = ctypes.c_void_p.from_address(parent.children).value
+    if not child:
+        raise _broken(
+            x, f"it has lists with n_children {parent.n_children}, or a child that is NULL"
+        )
+    found = cls.from_address(child)
+    if not found.release:
+        raise _broken(x, "a child of its lists is released")
+    return found
+
+
+def _broken(x: Any, why: str) -> ExchangeError:
+    return ExchangeError(f"the Arrow array of the {origin_of(x)}: {why}; its producer is broken")
+
+
+def _over(run: _Run, layout: str, origin: str) -> Tensor:
+    """The Tensor on the values of *run*, whose chunk it keeps alive."""
     dtype = as_dtype(_FORMATS[layout])
-    data = chunk.buffers[1] or 0
-    memory = Memory(_CPU, data, origin, chunk)
-    offset = chunk.offset * dtype.itemsize
-    return make_tensor(memory, offset, dtype, (chunk.length,), readonly=True)
+    memory = Memory(_CPU, run.data, origin, run.chunk)
+    return make_tensor(memory, run.first * dtype.itemsize, dtype, run.shape, readonly=True)
 
 
-def _joined(chunks: list[_OwnArray], layout: str, origin: str) -> Tensor:
+def _joined(runs: list[_Run], layout: str, widths: tuple[int, ...], origin: str) -> Tensor:
     """A Tensor on a copy of all values."""
     import numpy as np
 
     if layout == _BOOLS:
-        parts = [_unpacked(chunk) for chunk in chunks]
-        return wrap_array(np.concatenate(parts) if parts else np.zeros(0, bool))
-    parts = [_over(chunk, layout, origin).numpy() for chunk in chunks]
-    return wrap_array(np.concatenate(parts) if parts else np.zeros(0, _FORMATS[layout]))
+        parts = [_bits(run.data, run.first, prod(run.shape)).reshape(run.shape) for run in runs]
+        kind = "bool"
+    else:
+        parts = [_over(run, layout, origin).numpy() for run in runs]
+        kind = _FORMATS[layout]
+    return wrap_array(np.concatenate(parts) if parts else np.zeros((0, *widths), kind))
 
 
-def _unpacked(chunk: _OwnArray) -> Any:
+def _bits(address: int, first: int, count: int) -> Any:
+    """*count* bools of a bitmap, from the *first* on."""
     import numpy as np
 
-    if not chunk.length:
+    if not count:
         return np.zeros(0, bool)
-    count = (chunk.offset + chunk.length + 7) // 8
-    packed = np.frombuffer((ctypes.c_uint8 * count).from_address(chunk.buffers[1]), "u1")
+    skipped, within = divmod(first, 8)
+    held: Any = (ctypes.c_uint8 * ((within + count + 7) // 8)).from_address(address + skipped)
+    packed: Any = np.frombuffer(held, "u1")
     bits = np.unpackbits(packed, bitorder="little")
-    return bits[chunk.offset : chunk.offset + chunk.length].astype(bool)
+    return bits[within : within + count].view(bool)
 
 
-def _refuse_nulls(x: Any, chunk: _OwnArray) -> None:
-    """Raise ExchangeError if a value of *chunk* is null. The producer may not have counted them."""
-    if chunk.null_count == 0 or not chunk.length or not chunk.buffers[0]:
+def _refuse_nulls(x: Any, node: _Array, start: int, count: int) -> None:
+    """Raise ExchangeError if one of the values is null. The producer may not have counted them."""
+    if node.null_count == 0 or not node.buffers[0]:
         return
-    import numpy as np
-
-    count = (chunk.offset + chunk.length + 7) // 8
-    packed = np.frombuffer((ctypes.c_uint8 * count).from_address(chunk.buffers[0]), "u1")
-    valid = np.unpackbits(packed, bitorder="little")[chunk.offset : chunk.offset + chunk.length]
-    missing = int(chunk.length - valid.sum())
+    missing = count - int(_bits(node.buffers[0], start, count).sum())
     if missing:
         raise ExchangeError(
             f"the {origin_of(x)} has {missing} null value{'s' if missing > 1 else ''}, which "
@@ -190,7 +291,10 @@ def _refuse_nulls(x: Any, chunk: _OwnArray) -> None:
 
 
 def _array_of(x: Any) -> tuple[_OwnSchema, list[_OwnArray]]:
-    schema, array = x.__arrow_c_array__()
+    pair = x.__arrow_c_array__()
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise _broken(x, f"__arrow_c_array__ returned {type(pair).__name__}, not two capsules")
+    schema, array = pair
     return (
         _taken(_OwnSchema(), schema, b"arrow_schema"),
         [_taken(_OwnArray(), array, b"arrow_array")],
@@ -201,6 +305,8 @@ def _stream_of(x: Any) -> tuple[_OwnSchema, list[_OwnArray]]:
     stream = _taken(_OwnStream(), x.__arrow_c_stream__(), b"arrow_array_stream")
     schema = _OwnSchema()
     _call(x, stream, stream.get_schema, schema)
+    if not schema.release:
+        raise _broken(x, "its stream gives a schema that is released")
     chunks: list[_OwnArray] = []
     while True:
         chunk = _OwnArray()
@@ -210,9 +316,12 @@ def _stream_of(x: Any) -> tuple[_OwnSchema, list[_OwnArray]]:
         chunks.append(chunk)
 
 
-def _call(x: Any, stream: _OwnStream, function: int, out: _Owned) -> None:
+def _call(x: Any, stream: _OwnStream, function: int | None, out: _Owned) -> None:
+    if not function:
+        raise _broken(x, "its stream has no get_schema or no get_next")
     at = ctypes.addressof(stream)
     if _GET(function)(at, ctypes.addressof(out)) != 0:
+        out.release = None  # nothing was given
         text = _LAST_ERROR(stream.get_last_error)(at) if stream.get_last_error else None
         why = text.decode(errors="replace") if text else "it gives no reason"
         raise ExchangeError(f"the Arrow stream of the {origin_of(x)} failed: {why}")

@@ -6,6 +6,7 @@ memory where that is possible; it raises ExchangeError for values that would cha
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.values.suggestions import with_article
@@ -116,8 +117,21 @@ def expose_polars(x: Any, copy: bool | None) -> Any:
 
 
 def expose_pyarrow(x: Any, copy: bool | None) -> Any:
-    """The array itself; of a table or record batch a matrix of its columns, which is a copy."""
-    if not hasattr(x, "columns"):
+    """The array itself; of a table or record batch a matrix of its columns, which is a copy.
+
+    Of chunks of tensors, one array: Arrow's interface does not say their shape.
+    """
+    library = sys.modules.get("pyarrow.lib")
+    if library is not None and isinstance(x, library.ChunkedArray):
+        if not isinstance(x.type, library.FixedShapeTensorType):
+            return x
+        if copy is False and x.num_chunks > 1:
+            raise ExchangeError(
+                f"the {origin_of(x)} has {x.num_chunks} chunks, which come out by a copy, and "
+                "copy=False forbids it; pass copy=None"
+            )
+        return x.chunk(0) if x.num_chunks == 1 else x.combine_chunks()
+    if library is None or not isinstance(x, (library.Table, library.RecordBatch)):
         return x
     _require_one_type(x, x.schema.types)
     nulls = sum(column.null_count for column in x.columns)

@@ -16,6 +16,7 @@ from dlbridge.errors import ExchangeError
 from .library import origin_of
 
 __all__ = [
+    "is_arrow_only",
     "refuse_dali",
     "refuse_dask",
     "refuse_jax",
@@ -173,34 +174,52 @@ def refuse_paddle(x: Any) -> None:
 
 def refuse_pyarrow(x: Any) -> None:
     """Arrays with null values, and those of types that its ``__dlpack__`` refuses."""
-    if getattr(x, "null_count", 0):
-        raise ExchangeError(
-            f"the {origin_of(x)} has {x.null_count} null values, which DLPack cannot carry; pass "
-            "x.fill_null(value)"
-        )
+    if not _is_array_of_pyarrow(x):
+        return  # a table, a tensor, chunks: what they are asked for looks at the values
     inside = x.storage.flatten() if hasattr(x, "to_numpy_ndarray") else x
-    if getattr(inside, "null_count", 0):
+    for who, column, way_out in (
+        (f"{origin_of(x)} has", x, "x.fill_null(value)"),
+        (
+            f"tensors in the {origin_of(x)} have",
+            inside,
+            "x.storage.flatten().fill_null(value), reshaped",
+        ),
+    ):
+        if column.null_count:
+            raise ExchangeError(
+                f"the {who} {column.null_count} null "
+                f"value{'s' if column.null_count > 1 else ''}, which DLPack cannot carry; pass "
+                f"{way_out}"
+            )
+    if is_arrow_only(x):
+        if str(x.type) == "bool":
+            raise ExchangeError(
+                f"the {origin_of(x)} packs bools into bits, which DLPack has not; "
+                "dlbridge.asarray(x) makes a copy of them in bytes, as x.cast('uint8') does"
+            )
         raise ExchangeError(
-            f"the tensors in the {origin_of(x)} have {inside.null_count} null values, which "
-            "DLPack cannot carry; pass x.storage.flatten().fill_null(value), reshaped"
-        )
-    if not hasattr(type(x), "__dlpack__"):
-        return  # a table, a tensor, chunks
-    kind = str(x.type)
-    if kind == "bool":
-        raise ExchangeError(
-            f"the {origin_of(x)} packs bools into bits, which DLPack has not; pass x.cast('uint8')"
-        )
-    if not kind.startswith(_NUMBERS_OF_ARROW):
-        raise ExchangeError(
-            f"the {origin_of(x)} of {kind} holds no plain numbers, which DLPack needs; cast it "
-            "(dates and times: x.cast('int64')), or pass the array inside (x.storage, x.flatten(), "
+            f"the {origin_of(x)} of {x.type} holds no plain numbers, which DLPack needs; "
+            "dlbridge.asarray(x) takes lists of one length; cast others (dates and times: "
+            "x.cast('int64')), or pass the array inside (x.storage, x.flatten(), "
             "x.dictionary_decode())"
         )
 
 
-# Of the extension types pyarrow exports the tensors of a fixed shape.
-_NUMBERS_OF_ARROW = ("int", "uint", "float", "double", "halffloat", "extension")
+def is_arrow_only(x: Any) -> bool:
+    """Whether *x* is an array of pyarrow that it exports by Arrow's interface, not by DLPack."""
+    return (
+        _is_array_of_pyarrow(x)
+        and not hasattr(x, "to_numpy_ndarray")
+        and not str(x.type).startswith(_NUMBERS_OF_ARROW)
+    )
+
+
+def _is_array_of_pyarrow(x: Any) -> bool:
+    library = sys.modules.get("pyarrow.lib")
+    return library is not None and isinstance(x, library.Array)
+
+
+_NUMBERS_OF_ARROW = ("int", "uint", "float", "double", "halffloat")
 
 
 def refuse_warp(x: Any) -> None:

@@ -1,0 +1,142 @@
+"""Arrow's structs: what is right is taken, what is wrong is refused in words, and all is released
+once. They go in within a process of its own, which must not die of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import arrow_structs
+import numpy as np
+import pytest
+from peers import peer
+
+import dlbridge as bridge
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    done = subprocess.run(
+        [sys.executable, arrow_structs.__file__],
+        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+VALUES = {
+    "plain": [0, 1, 2, 3],
+    "offset": [2, 3, 4, 5],
+    "no elements, no data": [],
+    "bitmap of valid values, not counted": [2, 3],
+    "bitmap NULL, not counted": [0, 1, 2, 3],
+    "bools": [False, True, True],
+    "lists": [[3, 4], [5, 6]],
+    "lists of lists": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
+    "lists of nothing": [[], []],
+    "null in a list that is not used": [[2, 3]],
+    "stream": [0, 1, 2, 3, 3, 4, 5, 6],
+    "stream of lists": [[0, 1], [2, 3], [4, 5], [6, 7]],
+}
+
+
+@pytest.mark.parametrize("name", arrow_structs.RIGHT)
+def test_right_structs(verdicts, name):
+    error, values, once, releases = verdicts[name]
+    assert (error, values) == (None, VALUES[name])
+    assert once
+    assert releases == (4 if "stream" in name else 2)
+
+
+@pytest.mark.parametrize(("name", "said"), arrow_structs.WRONG)
+def test_wrong_structs(verdicts, name, said):
+    error, text, once, _ = verdicts[name]
+    assert error == "ExchangeError", text
+    assert said in text
+    assert once
+
+
+def lists(pyarrow):
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(range(12), pyarrow.float32()), 3)
+
+
+def pictures(pyarrow):
+    kind = pyarrow.fixed_shape_tensor(pyarrow.int32(), (2, 3))
+    storage = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(range(12), pyarrow.int32()), 6)
+    return pyarrow.ExtensionArray.from_storage(kind, storage)
+
+
+ARRAYS = {
+    "int": lambda pyarrow: pyarrow.array([1, 2]),
+    "bool": lambda pyarrow: pyarrow.array([True, False, True])[1:],
+    "bool8": lambda pyarrow: pyarrow.ExtensionArray.from_storage(
+        pyarrow.bool8(), pyarrow.array([1, 0], pyarrow.int8())
+    ),
+    "lists": lambda pyarrow: lists(pyarrow)[1:],
+    "pictures": lambda pyarrow: pictures(pyarrow)[1:],
+    "text": lambda pyarrow: pyarrow.array(["a"]),
+    "time": lambda pyarrow: pyarrow.array([1], pyarrow.timestamp("s")),
+    "dictionary": lambda pyarrow: pyarrow.array(["a"]).dictionary_encode(),
+    "lists of many lengths": lambda pyarrow: pyarrow.array([[1], [2, 3]]),
+    "null": lambda pyarrow: pyarrow.array([True, None]),
+    "nulls": lambda pyarrow: pyarrow.nulls(3),
+    "null list": lambda pyarrow: pyarrow.array([[1], None], pyarrow.list_(pyarrow.int8(), 1)),
+    "null in a list": lambda pyarrow: pyarrow.array([[1, None]], pyarrow.list_(pyarrow.int8(), 2)),
+}
+
+
+def seen(x, copy):
+    try:
+        tensor = bridge.asarray(x, copy=copy)
+    except BufferError as exc:
+        return str(exc).replace("pyarrow.lib." + type(x).__name__, "ARRAY")
+    return str(tensor.dtype), tensor.shape, tensor.tolist(), tensor.readonly
+
+
+@pytest.mark.parametrize("copy", [None, False])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_and_its_one_chunk_agree(name, copy):
+    pyarrow = peer("pyarrow")
+    array = ARRAYS[name](pyarrow)
+    assert seen(array, copy) == seen(pyarrow.chunked_array([array]), copy)
+
+
+def test_chunks_of_lists():
+    pyarrow = peer("pyarrow")
+    embeddings, images = lists(pyarrow), pictures(pyarrow)
+    values = np.arange(12).reshape(4, 3).tolist()
+    one = bridge.asarray(pyarrow.chunked_array([embeddings]), copy=False)
+    assert one.data_ptr() == embeddings.values.buffers()[1].address
+    assert (one.tolist(), one.readonly) == (values, True)
+    assert bridge.asarray(pyarrow.chunked_array([embeddings, embeddings])).tolist() == values * 2
+    chunks = pyarrow.chunked_array([images, images])
+    assert bridge.asarray(chunks).shape == (4, 2, 3)
+    with pytest.raises(BufferError, match=r"2 chunks.*copy=False"):
+        bridge.asarray(chunks, copy=False)
+
+
+def test_classes_of_others_in_a_module_below_pyarrow():
+    class Below:
+        __module__ = "pyarrow.below"
+        columns = (1,)
+
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(3)
+
+    class Producer(Below):
+        __module__ = "pyarrow.below"
+
+        def __dlpack__(self, **keywords):
+            return np.arange(3).__dlpack__(**keywords)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    for x in (Below(), Producer()):
+        assert bridge.asarray(x).tolist() == [0, 1, 2]
