@@ -66,7 +66,7 @@ def apply(testing):
 def run_script(tmp_path):
     """Run a script in a process of its own, with `testing` defined; ``(code, output)``."""
 
-    def run(source, *, prelude=LOAD_TESTING, timeout=60, env=None):
+    def run(source, *, prelude=LOAD_TESTING, timeout=600, env=None):
         script = tmp_path / "script.py"
         script.write_text(prelude + textwrap.dedent(source))
         done = subprocess.run(

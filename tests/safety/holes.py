@@ -52,7 +52,7 @@ def storm(work: Callable[[], object], kind: type[BaseException]) -> collections.
         except BaseException as error:
             wrong[type(error).__name__] += 1
 
-    wrong["signals"] = interrupted(counted, kind, SECONDS)
+    interrupted(counted, kind, int(500 * SECONDS))
     gc.collect()
     return wrong
 
@@ -148,7 +148,6 @@ def lost_exceptions() -> str:
     nop = tvm_ffi.get_global_func("testing.nop")
     tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
     wrong = storm(lambda: nop(tensor, tensor, tensor), Alarm)
-    del wrong["signals"]
     return f"wrong: {dict(wrong)}" if wrong else "closed"
 
 

@@ -9,7 +9,7 @@ import pytest
 from peers import peer
 from scripts import run_script
 
-# Signals after many different times; the work must leave nothing behind.
+# As many exceptions as a test wants, after many different times; the work must leave nothing behind.
 PRELUDE = """
 import gc, signal, sys, time
 import numpy as np
@@ -28,15 +28,14 @@ def turn(work, delay):
         work()
     signal.setitimer(signal.ITIMER_REAL, 0)
     time.sleep(0)  # a signal that came just before is raised here
-def storm(work, seconds):
-    heard, end, delay = 0, time.monotonic() + seconds, 0
-    while time.monotonic() < end:
+def storm(work, times):
+    heard, delay = 0, 0
+    while heard < times:
         delay = (delay + 7) % 1999
         try:  # around a call: CPython 3.13 leaves out the jump of a loop inside the block
             turn(work, 20e-6 + delay * 1e-6)
         except Raised:
             heard += 1
-    return heard
 """
 
 
@@ -68,14 +67,14 @@ def work():
         kept = bridge.from_dlpack(ready)  # its deleter is Python, and is not to be interrupted
     finally:
         importing = False
-heard = storm(work, 6)
+storm(work, 2000)
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 gc.collect()
 alive = sum(bool(p.alive) for p in producers)
-print(heard > 100, len(deleted_twice), alive)
+print(len(deleted_twice), alive)
 """
     )
-    assert out == "True 0 0\n"
+    assert out == "0 0\n"
 
 
 @pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
@@ -91,12 +90,12 @@ nop = tvm_ffi.get_global_func("testing.nop")
 tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
 def work():
     nop(tensor, tensor, tensor)
-heard = storm(work, 5)
+storm(work, 2000)
 gc.collect()
-print(heard > 100, len(table._lent))
+print(len(table._lent))
 """
     )
-    assert out == "True 0\n"
+    assert out == "0\n"
 
 
 @pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
@@ -110,14 +109,12 @@ bridge.empty(3, "bfloat16", {device!r})
 before = plugin.live_allocations()
 def work():
     bridge.empty(3, "bfloat16", {device!r})
-heard = storm(work, 5)
+storm(work, 2000)
 gc.collect()
-print(heard, plugin.live_allocations() - before)
+print(plugin.live_allocations() - before)
 """
     )
-    heard, lost = map(int, out.split())
-    assert heard > 100
-    assert lost == 0, "the backend had it, and nobody else"
+    assert out == "0\n", "the backend had it, and nobody else"
 
 
 @pytest.mark.parametrize("export", ["t.__dlpack__(max_version=(1, 3))", "t.__dlpack__()"])
@@ -132,14 +129,12 @@ def work():
     for _ in range(10):
         {export}
 work()
-heard = storm(work, 4)
+storm(work, 2000)
 gc.collect()
-print(heard, len(_loans))
+print(len(_loans))
 """
     )
-    heard, kept = map(int, out.split())
-    assert heard > 100
-    assert kept == 0
+    assert out == "0\n"
 
 
 def half_made_classes():
@@ -248,13 +243,13 @@ t, inside = bridge.zeros(3), threading.Event()
 def hold():
     with table._sharing:
         inside.set()
-        time.sleep(60)
+        threading.Event().wait()
 threading.Thread(target=hold, daemon=True).start()
 inside.wait()
 child = os.fork()
 if not child:
     os._exit(len(tvm_ffi.from_dlpack(t).shape))
-end = time.monotonic() + 30
+end = time.monotonic() + 100
 while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
     if time.monotonic() > end:
         os.kill(child, 9)

@@ -13,8 +13,8 @@ class Alarm(Exception):
     """An exception that is no KeyboardInterrupt."""
 
 
-def interrupted(work: Callable[[], object], exception: type[BaseException], seconds: float) -> int:
-    """Do *work* again and again while signals come; how many exceptions have arrived."""
+def interrupted(work: Callable[[], object], exception: type[BaseException], times: int) -> None:
+    """Do *work* again and again while signals come, until *times* exceptions have arrived."""
 
     def handler(*_: object) -> None:
         raise exception
@@ -28,12 +28,11 @@ def interrupted(work: Callable[[], object], exception: type[BaseException], seco
         time.sleep(0)
 
     signal.signal(signal.SIGALRM, handler)
-    heard, delay, end = 0, 0, time.monotonic() + seconds
-    while time.monotonic() < end:
+    heard, delay = 0, 0
+    while heard < times:
         delay = (delay + 7) % 1999
         try:
             turn(20e-6 + delay * 1e-6)
         except exception:
             heard += 1
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    return heard

@@ -15,7 +15,7 @@ SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 
 
-def run_script(source: str, *, timeout: float = 120, env: dict[str, str] | None = None) -> str:
+def run_script(source: str, *, timeout: float = 600, env: dict[str, str] | None = None) -> str:
     """What the script prints; AssertionError if it ends by a signal, an error, or not in time."""
     paths = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
     # A process in the background may be started with SIGINT ignored, and hands that on.

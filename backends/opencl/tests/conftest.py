@@ -106,7 +106,7 @@ def script(layer, simulated):
     if simulated:
         pytest.skip("these switches are for a driver that works in threads of its own")
 
-    def run(code, timeout=120, **switches):
+    def run(code, timeout=600, **switches):
         environment = {f"LAYER_{name}": str(value) for name, value in switches.items()}
         done = subprocess.run(
             [sys.executable, "-c", code],

@@ -47,7 +47,7 @@ print("devices:", count)
 
 def test_the_users_context_is_used():
     done = subprocess.run(
-        [sys.executable, "-c", OWN], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", OWN], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "devices: " in done.stdout

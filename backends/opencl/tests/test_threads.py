@@ -20,7 +20,7 @@ t = bridge.to_device(np.arange(4096.0), "opencl:0", copy=True)
 views, end = [0] * 4, time.monotonic() + 4
 
 def look(number):
-    while time.monotonic() < end:
+    while not views[number] or time.monotonic() < end:
         with t[number * 8 :].host_view() as host:
             assert host.numpy()[0] == number * 8
         views[number] += 1
@@ -32,13 +32,12 @@ for thread in threads:
     thread.join()
 from dlbridge_opencl import views as inside
 assert not inside._mapped, inside._mapped
-print(sum(views))
 """
 
 
 def test_host_views_of_one_tensor_in_several_threads(script, shared):
     """PoCL crashes if two threads map and unmap one buffer at once."""
-    assert int(script(VIEWS, timeout=60)) > 0
+    script(VIEWS)
 
 
 def test_a_view_of_every_thread_is_given_back(opencl, make, shared):
@@ -77,21 +76,21 @@ def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate,
         target=lambda: given.append(opencl.host_view(Span(0, memory.data, 0, 64), False, stream))
     )
     look.start()
-    look.join(0.2)
+    look.join(0.2)  # on a busy machine a view that does not wait may come later, unseen
     assert not given, "it did not wait for the kernel"
     taken = []
 
     def finalizer():  # takes the lock and finds no view of this address
         opencl.release_host_view(Span(0, memory.data, 0, 1), 12345, 0)
         lock = views._lock(memory.data)
-        taken.append(lock.acquire(timeout=5))
+        taken.append(lock.acquire(timeout=100))
         lock.release()
 
     other = threading.Thread(target=finalizer)
     other.start()
-    other.join(10)
+    other.join(100)
     gate.open()
-    look.join(10)
+    look.join()
     assert taken == [True]
     opencl.release_host_view(Span(0, memory.data, 0, 1), given[0], stream)
 
@@ -135,8 +134,7 @@ armed, heard = False, 0
 
 def loop():
     global armed, heard
-    end = time.monotonic() + 4
-    while time.monotonic() < end:
+    while heard < 1000:
         owner = Owner()
         try:
             armed = True
@@ -149,7 +147,6 @@ def loop():
 signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
 loop()
 signal.setitimer(signal.ITIMER_REAL, 0)
-assert heard > 100, heard
 assert opencl.live_allocations() == 0, (opencl.live_allocations(), heard)
 print(heard)
 """
@@ -157,11 +154,11 @@ print(heard)
 
 def test_a_ctrl_c_loses_no_memory(script):
     """Where the owner exists before: `allocate` records the buffer as its last step."""
-    script(STORM.replace("{what}", "allocate"), timeout=60)
+    script(STORM.replace("{what}", "allocate"))
 
 
 def test_a_ctrl_c_loses_no_imported_memory(script, shared):
-    script(STORM.replace("{what}", "import_"), timeout=60)
+    script(STORM.replace("{what}", "import_"))
 
 
 LOCKED = """
@@ -183,8 +180,7 @@ def interrupt(signum, frame):
 
 signal.signal(signal.SIGALRM, interrupt)
 signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
-end = time.monotonic() + 4
-while time.monotonic() < end:
+while heard < 1000:
     try:
         armed = True
         while True:
@@ -200,7 +196,7 @@ def copy():
 
 thread = threading.Thread(target=copy, daemon=True)
 thread.start()
-thread.join(10)
+thread.join(100)
 """
 
 
@@ -215,7 +211,7 @@ def test_a_ctrl_c_leaves_no_driver_locked(opencl):
     if "Oclgrind" not in platforms:
         pytest.skip("no driver here is for one thread at a time")
     done = subprocess.run(
-        [sys.executable, "-c", LOCKED], capture_output=True, text=True, check=False, timeout=90
+        [sys.executable, "-c", LOCKED], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.stdout.endswith("not locked\n"), done.stdout + done.stderr
 

@@ -86,7 +86,7 @@ def run(code):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
 
 

@@ -38,8 +38,8 @@ works = {
     "copy": lambda: bridge.to_device(tensor, "webgpu:0", copy=True),
 }
 signal.signal(signal.SIGALRM, strike)
-pick, end, heard = random.Random(SEED), time.monotonic() + 5, 0
-while time.monotonic() < end:
+pick, heard = random.Random(SEED), 0
+while heard < 500:
     work = works[pick.choice(list(works))]
     try:
         try:
@@ -54,7 +54,6 @@ while time.monotonic() < end:
         heard += 1
 bridge.copy_(tensor, x)
 assert (bridge.to_device(tensor, "cpu", copy=True).numpy() == x).all()
-assert heard > 100, heard
 print("the end")
 """
 
@@ -68,7 +67,7 @@ def test_a_storm_of_signals_hangs_nothing(webgpu, seed):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
 

@@ -11,6 +11,7 @@ import sys
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -210,9 +211,9 @@ def _wait_for_all(begun: list[int], ended: list[None], news: SimpleQueue[None]) 
     interruptions: list[BaseException] = []
     while len(ended) < len(begun):
         try:
-            news.get(timeout=0.05)  # an exception may have come after it, so not for ever
-        except Empty:
-            pass
+            while len(ended) < len(begun):  # here too: a signal handler may raise at its jump
+                with suppress(Empty):
+                    news.get(timeout=0.05)  # an exception may have come after it, so not for ever
         except BaseException as exc:
             interruptions.append(exc)
     if interruptions:

@@ -411,8 +411,8 @@ def once(copy, delay):
 def interrupt(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
-heard, end, delay = 0, time.monotonic() + 1.5, 0
-while time.monotonic() < end:
+heard, delay = 0, 0
+while heard < 200:
     delay = (delay + 7) % 1999
     try:
         once(delay % 2 == 0 or None, 20e-6 + delay * 3e-6)
@@ -420,7 +420,7 @@ while time.monotonic() < end:
         heard += 1
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 gc.collect()
-print(heard > 20, live() - before, len(os.listdir("/proc/self/fd")) - fds)
+print(live() - before, len(os.listdir("/proc/self/fd")) - fds)
 """
 LIVE = {
     "opencl:0": "from dlbridge_opencl.memory import live_allocations as live",
@@ -433,7 +433,7 @@ LIVE = {
 def test_a_ctrl_c_at_any_moment_leaks_nothing(device):
     backend_or_skip(device.partition(":")[0])
     out = run_script(INTERRUPTED.format(device=device, live=LIVE[device]))
-    assert out == "True 0 0\n"
+    assert out == "0 0\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

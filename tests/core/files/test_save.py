@@ -194,8 +194,8 @@ def once(delay):
 def interrupt(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
-heard, end, delay = 0, time.monotonic() + 1.5, 0
-while time.monotonic() < end:
+heard, delay = 0, 0
+while heard < 200:
     delay = (delay + 7) % 1999
     try:
         once(20e-6 + delay * 5e-6)
@@ -207,9 +207,9 @@ while time.monotonic() < end:
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 del found
 gc.collect()
-print(heard > 10, os.listdir(folder.name), len(os.listdir("/proc/self/fd")) - fds)
+print(os.listdir(folder.name), len(os.listdir("/proc/self/fd")) - fds)
 """)
-    assert out == "True ['a.safetensors'] 0\n"
+    assert out == "['a.safetensors'] 0\n"
 
 
 def test_errors_name_the_path_that_was_given(tmp_path):

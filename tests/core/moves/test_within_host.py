@@ -9,6 +9,7 @@ import threading
 import time
 import types
 from collections import deque
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -386,10 +387,13 @@ def test_an_error_in_progress_ends_the_copy_and_its_threads(tiny_limits):
 
 
 def test_an_error_in_the_other_thread_is_raised_here(tiny_limits, monkeypatch):
+    begun = threading.Event()
+
     def move(target, source):
         if threading.current_thread() is not threading.main_thread():
+            begun.set()
             raise MemoryError("no room for a strip")
-        time.sleep(0.01)  # leaves some pieces to the other
+        assert begun.wait(60)  # leaves a piece to the other
 
     monkeypatch.setattr(transposed, "_copy_by_element", move)
     with pytest.raises(MemoryError, match="no room for a strip"):
@@ -447,16 +451,23 @@ def test_bad_input():
 
 
 def test_other_threads_run_meanwhile():
+    """A thread that waits for the GIL gets it during a copy, or never."""
     source = np.zeros(64 * MIB, "u1")
     target = np.empty_like(source)
-    worker = threading.Thread(target=lambda: [copy_host(target, source) for _ in range(20)])
-    worker.start()
-    steps = 0
-    while worker.is_alive():
-        time.sleep(0.001)
-        steps += 1
-    worker.join()
-    assert steps > 20  # with the GIL held, one per copy at the most
+    go, ran = threading.Event(), []
+    thread = threading.Thread(target=lambda: ran.append(go.wait()))
+    thread.start()
+    interval, end = sys.getswitchinterval(), time.monotonic() + 60
+    sys.setswitchinterval(1000)  # nobody takes the GIL from this thread
+    try:
+        go.set()
+        while not ran and time.monotonic() < end:
+            copy_host(target, source)
+        during = list(ran)
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert during == [True]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends itself SIGINT")
@@ -488,37 +499,54 @@ def test_importing_it_does_not_import_numpy():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")
-def test_interruptions_while_another_thread_copies():
+def test_interruptions_while_another_thread_copies(monkeypatch):
     """Each of them may come while the first is being handled; then nobody copies any more."""
-    main, ended, holding, left = threading.main_thread(), [], threading.Event(), [1, 2, 3]
+    main, ended, over = threading.main_thread(), [], threading.Event()
+    strikes, waits = SimpleQueue(), SimpleQueue()
 
     class Struck(Exception):
         pass
 
     def strike(*_):
-        if left:
-            left.pop()
-            raise Struck
+        strikes.put(None)
+        raise Struck
+
+    class News(SimpleQueue):
+        """Says when the main thread waits for the other."""
+
+        def get(self, **keywords):
+            waits.put(None)
+            return super().get(**keywords)
 
     def move(target, source):
         if threading.current_thread() is main:
-            assert holding.wait(10)
+            while not over.wait(0.01):  # the first strike comes here, or sooner
+                pass
             return
-        holding.set()
-        time.sleep(0.3)
-        target[...] = source
-        ended.append(time.monotonic())
+        try:
+            for _ in range(3):
+                signal.pthread_kill(main.ident, signal.SIGALRM)
+                strikes.get(timeout=60)
+                while not waits.empty():
+                    waits.get()
+                if over.is_set():
+                    return  # nobody waited for this copy
+                waits.get(timeout=60)
+            target[...] = source
+            ended.append(None)
+        finally:
+            over.set()
 
     target = np.zeros(4)
     waiting = deque((target[i : i + 1], np.ones(1)) for i in range(2))
+    monkeypatch.setattr(pack, "SimpleQueue", News)
     before = signal.signal(signal.SIGALRM, strike)
-    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.05)
     try:
         with pytest.raises(Struck):
             pack._run(move, waiting, 16, 2, None)
+        done = len(ended)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        over.set()
         signal.signal(signal.SIGALRM, before)
-    assert not left
-    assert len(ended) == 1
+    assert done == 1
     assert target.sum() == 1

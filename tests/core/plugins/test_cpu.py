@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -115,13 +116,13 @@ def test_copies_release_the_gil(cpu, call):
     thread = threading.Thread(target=lambda: ran.append(gate.wait()))
     thread.start()
     function, interval = getattr(cpu, call), sys.getswitchinterval()
-    sys.setswitchinterval(60)  # nobody takes the GIL from this thread
+    end = time.monotonic() + 60
+    sys.setswitchinterval(1000)  # nobody takes the GIL from this thread
     try:
         gate.set()
-        for _ in range(500):  # a busy machine may not wake it at once
+        while not ran and time.monotonic() < end:  # a busy machine may not wake it at once
             function(*arguments)
-            if during := list(ran):
-                break
+        during = list(ran)
     finally:
         sys.setswitchinterval(interval)
         thread.join()

@@ -67,8 +67,7 @@ for work in works * 2:
 before = live()
 signal.signal(signal.SIGALRM, strike)
 pick, heard = random.Random(4), 0
-end = time.monotonic() + 60
-while heard < {strikes} and time.monotonic() < end:
+while heard < {strikes}:
     work = pick.choice(works)
     try:
         try:
@@ -84,7 +83,7 @@ while heard < {strikes} and time.monotonic() < end:
 live()
 for work in works:
     work()
-print("heard", heard >= {strikes} // 4, "left", live() - before)
+print("left", live() - before)
 """
 
 
@@ -103,7 +102,7 @@ def storm(name, works):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "is not freed" not in done.stderr, done.stderr[-3000:]
@@ -113,12 +112,9 @@ def storm(name, works):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")
 def test_signals_lose_no_memory(fake, kind):
     """375 of 644 exceptions in a loop of allocations had left their memory behind."""
-    assert (
-        storm(f"{kind.name}:0", ["allocate", "aligned", "round_trip", "staged"])
-        == "heard True left 0"
-    )
+    assert storm(f"{kind.name}:0", ["allocate", "aligned", "round_trip", "staged"]) == "left 0"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")
 def test_signals_leave_no_page_locked(fake):
-    assert storm(f"{rig().host}:0", ["in_place"]) == "heard True left 0"
+    assert storm(f"{rig().host}:0", ["in_place"]) == "left 0"

@@ -148,7 +148,7 @@ class Gate:
 def gate(on, device_id=0):
     """A closed `Gate` in the stream *on*; open at the end in any case."""
     closed = Gate(on, device_id)
-    watchdog = threading.Timer(20, closed.open)  # who waits by mistake fails, and does not hang
+    watchdog = threading.Timer(100, closed.open)  # who waits by mistake fails, and does not hang
     watchdog.start()
     try:
         yield closed
@@ -261,7 +261,7 @@ def python(code, simulated=True, **environment):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
         env={**os.environ, **environment},
     )
 

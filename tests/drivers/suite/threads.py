@@ -93,5 +93,5 @@ def test_a_signal_handler_may_ask_while_the_driver_opens(fake):
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(100)
     assert len(counts) == 1

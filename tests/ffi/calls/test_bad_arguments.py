@@ -154,7 +154,7 @@ class Waits:
     def __tvm_ffi_value__(self):
         thread = threading.Thread(target=self._change, daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(100)
         self.changed = not thread.is_alive()
         return "packed"
 

@@ -64,8 +64,7 @@ def handler(_number, frame):
 signal.signal(signal.SIGALRM, handler)
 wrong, waiting = [], 0
 start = time.perf_counter(); work(); took = min(time.perf_counter() - start, 1e-4)
-end = time.monotonic() + 1.5
-while time.monotonic() < end:
+while signals < 1000:
     signal.setitimer(signal.ITIMER_REAL, 5e-6 + random.random() * 2 * took)
     try:
         try:
@@ -79,7 +78,6 @@ while time.monotonic() < end:
 work()  # takes the error of a call that was cut off last, which the thread still has
 gc.collect()
 after = len(_callables), len(_kept), sys.getrefcount(t), sys.getrefcount(f), sys.getrefcount(n)
-assert signals > 100, signals
 print([wrong[:2], [a - b for a, b in zip(after, before)], signals, waiting])
 """
 
@@ -106,7 +104,7 @@ print([wrong[:2], [a - b for a, b in zip(after, before)], signals, waiting])
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "Alarm"])
 def test_an_interruption_leaves_nothing_behind(run_script, work, error):
     script = STORM.replace("{work}", work).replace("{error}", error)
-    code, output = run_script(script, prelude="", timeout=60)
+    code, output = run_script(script, prelude="")
     assert code == 0, output
     # Before that, Python prints the exceptions that met a destructor.
     wrong, left, signals, waiting = ast.literal_eval(output.splitlines()[-1])

@@ -327,8 +327,8 @@ def test_ctrl_c_in_a_long_call(run_script):  # 4.6
         f = testing("run_check_signal")
         # Longer than the script may take: what does not hear the signal fails by that.
         for call in (lambda: f(600), f.bind(600), lambda: testing("apply")(f, 600)):
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
                 call()
             except KeyboardInterrupt as exc:
                 print(type(exc).__name__)
