@@ -169,6 +169,6 @@ def _dtype(name: str) -> np.dtype[Any]:
         ) from exc
     except TypeError as exc:
         raise ExchangeError(
-            f"opencl: pyopencl arrays have elements of numpy and ml_dtypes, and neither has {name}; "
+            f"opencl: pyopencl arrays have elements of numpy and ml_dtypes, which have no {name}; "
             "take a view as a type of one lane, or as integers: t.view('uint8').to_native()"
         ) from exc
