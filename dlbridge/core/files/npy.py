@@ -316,7 +316,7 @@ def _begin(source: Source, info: zipfile.ZipInfo) -> int:
             f"{where}: the directory says (name, method, size, compressed size) {theirs}, and the "
             f"member's own header {ours}: {DAMAGED}"
         )
-    return info.header_offset + _LOCAL.size + length + more
+    return int(info.header_offset + _LOCAL.size + length + more)
 
 
 def _long_sizes(extra: bytes, *sizes: int) -> list[int]:
