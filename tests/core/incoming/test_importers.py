@@ -143,9 +143,11 @@ def test_what_numpy_refuses_keeps_its_type(monkeypatch):
     def refuse(_capsule):
         raise ValueError("a newer numpy may refuse more")
 
-    producers.import_from_host(jax_of("bfloat16"))  # asks numpy's for its destructor, once
+    arrays = jax_of("bfloat16"), tvm_ffi_of("float8_e5m2")
+    for x in arrays:
+        producers.import_from_host(x)  # asks for numpy's destructor, once
     monkeypatch.setattr(np, "from_dlpack", refuse)
-    for x in (jax_of("bfloat16"), tvm_ffi_of("float8_e5m2")):
+    for x in arrays:
         t = producers.import_from_host(x)
         assert t.dtype.name == str(x.dtype)
         assert t.tobytes() == bridge.from_dlpack(torch_of(t.dtype.name)).tobytes()
