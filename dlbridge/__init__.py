@@ -10,7 +10,7 @@ The functions that most programs need::
     print(bridge.explain(torch_tensor, "opencl:0"))
 
 Importing it loads no library, no backend and no framework. Source: DLPack
-(``dlpack.h`` 1.3), the array API standard 2024.12 and the TVM-FFI C API.
+(``dlpack.h`` 1.3), the array API standard 2025.12 and the TVM-FFI C API.
 """
 
 from __future__ import annotations

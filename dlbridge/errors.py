@@ -36,7 +36,7 @@ class Error(Exception):
 class ExchangeError(Error, BufferError):
     """A tensor cannot be exported, imported, or moved as requested.
 
-    It is a `BufferError`, as the array API standard requires (2024.12,
+    It is a `BufferError`, as the array API standard requires (2025.12,
     ``__dlpack__``).
 
     Examples

@@ -309,7 +309,7 @@ class SupportsStreams(Protocol):
         """The handle for what a caller passed as ``stream=``; -1: do not order.
 
         Takes None (the default stream), integers by the device's rules
-        (array API 2024.12, ``__dlpack__``), and the ecosystem's own stream
+        (array API 2025.12, ``__dlpack__``), and the ecosystem's own stream
         objects. ValueError for integers that the device's rules forbid,
         TypeError for an object that is not a stream, a bool included. A stream
         that is not known here, or is another device's, is refused as well or

@@ -38,7 +38,7 @@ __all__ = [
 
 @runtime_checkable
 class SupportsDLPackDevice(Protocol):
-    """An object that names a DLPack device (array API 2024.12, ``__dlpack_device__``)."""
+    """An object that names a DLPack device (array API 2025.12, ``__dlpack_device__``)."""
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         """Return ``(device_type, device_id)``."""
@@ -46,7 +46,7 @@ class SupportsDLPackDevice(Protocol):
 
 @runtime_checkable
 class SupportsDLPack(SupportsDLPackDevice, Protocol):
-    """A DLPack producer (array API 2024.12): numpy, torch, jax, cupy, tvm_ffi and other arrays."""
+    """A DLPack producer (array API 2025.12): numpy, torch, jax, cupy, tvm_ffi and other arrays."""
 
     # Producers have different keywords, so this accepts any. dlbridge calls old
     # producers without keywords.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlbridge.core.incoming.array_likes import import_anything
 from dlbridge.core.incoming.places import device_of
 from dlbridge.core.libraries.descriptions import KNOWN
+from dlbridge.core.libraries.hidden_state import is_readonly_torch
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import find_device, supports
@@ -308,7 +309,8 @@ def _is_own(x: Any, own: Library | str) -> bool:
     """Whether *x* is an array, or an object of the ecosystem, that the function takes."""
     if isinstance(own, str):
         return _backend_of_object(x) == own
-    return is_array_of(own, type(x))
+    cls = type(x)
+    return is_array_of(own, cls) and (own.keeps_readonly or not is_readonly_torch(cls))
 
 
 def _origin_of(x: Any) -> _Origin | None:

@@ -245,7 +245,7 @@ def from_dlpack(
 
     Notes
     -----
-    Source: array API 2024.12, ``from_dlpack``; dlpack.h 1.3.
+    Source: array API 2025.12, ``from_dlpack``; dlpack.h 1.3.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from .events import EventPool
 __all__ = ["NO_ORDER", "StreamOrder", "StreamRules"]
 
 NO_ORDER = -1
-"""The ``stream=-1`` with which nothing is ordered (array API 2024.12, ``__dlpack__``)."""
+"""The ``stream=-1`` with which nothing is ordered (array API 2025.12, ``__dlpack__``)."""
 
 
 @dataclass(frozen=True)

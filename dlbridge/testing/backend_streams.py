@@ -20,7 +20,7 @@ FORBIDDEN_STREAMS = {
     "cuda_managed": [0, -2],
     "rocm": [1, 2, -2],
 }
-"""Integers that the array API (2024.12, ``__dlpack__``) forbids."""
+"""Integers that the array API (2025.12, ``__dlpack__``) forbids."""
 
 
 class StreamTests(BackendCase):

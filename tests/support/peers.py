@@ -1,7 +1,7 @@
 """The other libraries that tests run beside: imported, or their tests skipped.
 
 Only some Pythons have their wheels. ``DLBRIDGE_EXPECT=peers`` says that this
-one has: a missing peer is a failure then.
+one has: a missing peer is a failure then; ``newest`` that they are the newest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from expected import expected
 
-__all__ = ["peer"]
+__all__ = ["peer", "readonly_torch"]
 
 
 def peer(name: str) -> Any:
@@ -26,3 +26,14 @@ def peer(name: str) -> Any:
         if expected("peers"):
             pytest.fail(f"DLBRIDGE_EXPECT=peers, but {name} cannot be imported: {error}")
         pytest.skip(f"{name} is not installed here", allow_module_level=True)
+
+
+def readonly_torch() -> Any:
+    """torch's class for memory that is only read, which torch before 2.15 does not have.
+
+    An older torch skips the whole module, or fails it if the newest peers are expected.
+    """
+    found = getattr(peer("torch").utils.dlpack, "ReadOnlyTensorWrapper", None)
+    if found is None and expected("newest"):
+        pytest.fail("DLBRIDGE_EXPECT=newest, but torch is older than 2.15")
+    return found or pytest.skip("torch is older than 2.15", allow_module_level=True)

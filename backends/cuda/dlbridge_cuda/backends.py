@@ -27,7 +27,7 @@ from .raw import give, take_back
 
 __all__ = ["CUDA", "CUDAHost", "CUDAManaged", "ManagedMemory", "host_copies"]
 
-# The values are those of ``__dlpack__`` (array API 2024.12).
+# The values are those of ``__dlpack__`` (array API 2025.12).
 _RULES = StreamRules(
     "CUDA",
     default=LEGACY,

@@ -26,7 +26,7 @@ _CUDA_ONLY = (
     "means a default stream of CUDA, and is forbidden for ROCm: pass 0 or None (the default "
     "stream), or a stream handle"
 )
-# The values are those of ``__dlpack__`` for ROCm (array API 2024.12).
+# The values are those of ``__dlpack__`` for ROCm (array API 2025.12).
 _RULES = StreamRules(
     "HIP",
     default=0,

@@ -1,4 +1,4 @@
-"""The arguments of ``__dlpack__``, checked by the rules of the array API standard 2024.12."""
+"""The arguments of ``__dlpack__``, checked by the rules of the array API standard 2025.12."""
 
 from __future__ import annotations
 

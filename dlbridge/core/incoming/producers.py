@@ -1,6 +1,6 @@
 """Import of any library's tensor: by exchange table, by ``__dlpack__``, or from a capsule.
 
-Source: array API 2024.12, ``from_dlpack``; dlpack.h 1.3. Imported structs are
+Source: array API 2025.12, ``from_dlpack``; dlpack.h 1.3. Imported structs are
 always validated; claims of a producer are never trusted.
 """
 

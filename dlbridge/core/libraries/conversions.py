@@ -34,6 +34,7 @@ __all__ = [
     "to_pillow",
     "to_polars",
     "to_pyarrow",
+    "to_readonly_torch",
     "to_tensorflow",
     "to_tinygrad",
     "to_usm",
@@ -61,6 +62,13 @@ def to_jax(tensor: Tensor) -> Any:
         # arrays are immutable, so it is given the memory without that mark.
         tensor = writable(tensor)
     return jax.dlpack.from_dlpack(tensor)
+
+
+def to_readonly_torch(tensor: Tensor) -> Any:
+    """``torch.utils.dlpack.ReadOnlyTensorWrapper``; without it torch ignores READ_ONLY."""
+    import torch
+
+    return torch.utils.dlpack.ReadOnlyTensorWrapper(torch.from_dlpack(tensor))
 
 
 def refuse_narrowing(tensor: Tensor) -> None:

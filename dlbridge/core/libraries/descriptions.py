@@ -11,7 +11,7 @@ from dlbridge.core.values.devices import DLDeviceType
 from . import conversions as out, exposures, hidden_state as hidden
 from .library import Library
 
-__all__ = ["KNOWN"]
+__all__ = ["KNOWN", "READONLY_TORCH"]
 
 _CPU = DLDeviceType.kDLCPU
 _CUDA = DLDeviceType.kDLCUDA
@@ -259,3 +259,10 @@ KNOWN = {
     )
 }
 """By the name that ``like=`` uses. mpi4py is not here: it has no arrays of its own."""
+
+READONLY_TORCH = KNOWN["torch"]._replace(
+    arrays=("torch.utils.dlpack.ReadOnlyTensorWrapper",),
+    make=out.to_readonly_torch,
+    keeps_readonly=True,
+)
+"""torch's class for memory that must not be written (torch 2.15), which `like=` may name."""

@@ -17,6 +17,8 @@ from .library import origin_of
 
 __all__ = [
     "is_arrow_only",
+    "is_readonly_torch",
+    "plain_torch",
     "refuse_dali",
     "refuse_dask",
     "refuse_jax",
@@ -37,11 +39,27 @@ def refuse_masks(x: Any) -> None:
         raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
 
 
+def is_readonly_torch(cls: type) -> bool:
+    """Whether *cls* is torch's ReadOnlyTensorWrapper (torch 2.15), or a class under it."""
+    wrapper = getattr(sys.modules.get("torch.utils.dlpack"), "ReadOnlyTensorWrapper", None)
+    return wrapper is not None and issubclass(cls, wrapper)
+
+
+def plain_torch(x: Any) -> Any:
+    """The ``torch.Tensor`` in a ReadOnlyTensorWrapper, which allows DLPack's methods only."""
+    torch = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(torch.Tensor)
+
+
 def refuse_torch(x: Any) -> None:
     """Gradients, lazy signs, and layouts that have no plain memory."""
     torch = sys.modules["torch"]
     if not isinstance(x, torch.Tensor):
         return
+    readonly = is_readonly_torch(type(x))
+    if readonly:
+        x = plain_torch(x)
     if x.is_meta or type(x).__name__ == "FakeTensor":
         raise ExchangeError(
             f"the {origin_of(x)} is a meta or fake tensor: it has a shape and no memory; make "
@@ -73,7 +91,8 @@ def refuse_torch(x: Any) -> None:
             "dtype=x.dtype) in its place"
         )
     try:
-        x.data_ptr()
+        # data_ptr() copies memory that is copied on write; what is only read need not be.
+        x.untyped_storage() if readonly else x.data_ptr()
     except RuntimeError as exc:
         raise ExchangeError(
             "the torch tensor has no memory of its own: it stands for a value in a function that "

@@ -15,7 +15,8 @@ from dlbridge.core.plugins.registry import HINTS, owner
 from dlbridge.core.values.suggestions import did_you_mean, with_article
 from dlbridge.errors import BackendError
 
-from .descriptions import KNOWN
+from .descriptions import KNOWN, READONLY_TORCH
+from .hidden_state import is_readonly_torch
 from .library import Library, is_array_of
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
 
 
 def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor], Any]]:
-    library = library_of(cls)
+    library = READONLY_TORCH if is_readonly_torch(cls) else library_of(cls)
     if library is not None and is_array_of(library, cls):
         if library.make is not None:
             return library, library.make

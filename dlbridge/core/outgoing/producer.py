@@ -1,6 +1,6 @@
 """The producer's side of the standard: the checks, order and copies of ``__dlpack__``.
 
-Source: array API 2024.12, ``__dlpack__`` and ``__dlpack_device__``; dlpack.h 1.3.
+Source: array API 2025.12, ``__dlpack__`` and ``__dlpack_device__``; dlpack.h 1.3.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class CPU:
         _check_device(device_id)
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
-        """0 for None and -1 for -1, the only streams of the CPU in the array API 2024.12."""
+        """0 for None and -1 for -1, the only streams of the CPU in the array API 2025.12."""
         _check_device(device_id)
         if stream is None:
             return 0

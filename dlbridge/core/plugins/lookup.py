@@ -150,7 +150,7 @@ def device(obj: DeviceLike, index: int | None = None) -> Device:
     ----------
     obj : DeviceLike
         A `Device`; a string (``"cuda:1"``, ``"cuda"`` for its first device,
-        ``"type21:0"``, ``"opencl:Intel"`` where the backend finds devices by
+        ``"type99:0"``, ``"opencl:Intel"`` where the backend finds devices by
         name); a DLDeviceType; ``(type, index)``, two integers; a device of torch, jax or
         tvm_ffi; or an object with ``__dlpack_device__()``.
     index : int, optional

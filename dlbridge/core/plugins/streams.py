@@ -113,7 +113,7 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
     device : DeviceLike
         The device of the stream; `dlbridge.device` says what is accepted.
     stream : StreamLike or None
-        An integer by the rules of the device (array API 2024.12,
+        An integer by the rules of the device (array API 2025.12,
         ``__dlpack__``), or a stream object of torch, cupy or cuda.core, or a
         pyopencl queue. It must exist until the block ends. None: the default.
 
@@ -243,7 +243,7 @@ def chosen_streams() -> dict[Device, int]:
 def consumer_stream(device: Device) -> int | None:
     """The stream that we, as a consumer, pass to ``__dlpack__(stream=)``; None: no stream.
 
-    The values for CUDA and ROCm are those of the array API 2024.12: the default
+    The values for CUDA and ROCm are those of the array API 2025.12: the default
     stream of CUDA is 1, because 0 is ambiguous there. The array API has no
     values for other devices, so their producers get none.
     """

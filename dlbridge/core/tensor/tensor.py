@@ -201,14 +201,14 @@ class Tensor(TensorMetadata):
 
     @property
     def mT(self) -> Tensor:
-        """The transpose of the last two dimensions, of a stack of matrices (array API 2024.12)."""
+        """The transpose of the last two dimensions, of a stack of matrices (array API 2025.12)."""
         if self.ndim < 2:
             raise ValueError(f"mT is for 2 dimensions and more, this tensor has {self.ndim}")
         return self.transpose(*range(self.ndim - 2), self.ndim - 1, self.ndim - 2)
 
     @property
     def T(self) -> Tensor:
-        """The transpose of a matrix (array API 2024.12)."""
+        """The transpose of a matrix (array API 2025.12)."""
         if self.ndim != 2:
             raise ValueError(f"T is for 2 dimensions, this tensor has {self.ndim}; use transpose()")
         return self.transpose()
@@ -444,17 +444,17 @@ class Tensor(TensorMetadata):
         return bool(self.item())
 
     def __float__(self) -> float:
-        """Return the only element as a float, for ``float(t)`` (array API 2024.12)."""
+        """Return the only element as a float, for ``float(t)`` (array API 2025.12)."""
         number: Any = self.item()
         return float(number)
 
     def __int__(self) -> int:
-        """Return the only element as an int, for ``int(t)`` (array API 2024.12)."""
+        """Return the only element as an int, for ``int(t)`` (array API 2025.12)."""
         number: Any = self.item()
         return int(number)
 
     def __complex__(self) -> complex:
-        """Return the only element as a complex, for ``complex(t)`` (array API 2024.12)."""
+        """Return the only element as a complex, for ``complex(t)`` (array API 2025.12)."""
         return complex(self.item())
 
     def __index__(self) -> int:
@@ -485,7 +485,7 @@ class Tensor(TensorMetadata):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:  # a PyCapsule, a type without a name before Python 3.13
-        """Return a capsule for one consumer (array API 2024.12).
+        """Return a capsule for one consumer (array API 2025.12).
 
         Parameters
         ----------
@@ -507,7 +507,7 @@ class Tensor(TensorMetadata):
         return _produce()(self, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return ``(device_type, device_id)`` as plain ints (array API 2024.12)."""
+        """Return ``(device_type, device_id)`` as plain ints (array API 2025.12)."""
         return self.device.dlpack
 
     @property
@@ -596,7 +596,7 @@ class Tensor(TensorMetadata):
         copy: bool | None = None,
         like: Any = None,
     ) -> object:
-        """Return the tensor on *device* (array API 2024.12); see `dlbridge.to_device`.
+        """Return the tensor on *device* (array API 2025.12); see `dlbridge.to_device`.
 
         Parameters
         ----------

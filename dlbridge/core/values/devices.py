@@ -29,8 +29,9 @@ __all__ = ["DLDeviceType", "Device", "UnknownName", "device", "split", "type_nam
 class DLDeviceType(IntEnum):
     """The kind of a device, as a number: DLDeviceType of ``dlpack.h`` 1.3.
 
+    The numbers from 19 to 21 are in DLPack's main branch only, and not released.
     Any int32 is accepted: a number that ``dlpack.h`` does not list becomes a
-    member named ``type21``, which equals the number. A member also equals its name
+    member named ``type99``, which equals the number. A member also equals its name
     in TVM-FFI, as ``device.type`` is text there; its hash is that of the number, so
     look it up in dictionaries by number.
 
@@ -38,8 +39,8 @@ class DLDeviceType(IntEnum):
     --------
     >>> bridge.DLDeviceType(2).name
     'kDLCUDA'
-    >>> bridge.DLDeviceType(21).name
-    'type21'
+    >>> bridge.DLDeviceType(99).name
+    'type99'
     >>> bridge.device("cuda").type == "cuda", bridge.device("cuda").type == 2
     (True, True)
     """
@@ -60,6 +61,10 @@ class DLDeviceType(IntEnum):
     kDLHexagon = 16
     kDLMAIA = 17
     kDLTrn = 18
+    # Not released: dlpack.h of DLPack's main branch, 2026-11.
+    kDLTPU = 19
+    kDLTPUHost = 20
+    kDLAscend = 21
 
     @classmethod
     def _missing_(cls, value: object) -> DLDeviceType | None:
@@ -105,6 +110,9 @@ _TYPES: Final = {
     "hexagon": DLDeviceType.kDLHexagon,
     "maia": DLDeviceType.kDLMAIA,
     "trn": DLDeviceType.kDLTrn,
+    "tpu": DLDeviceType.kDLTPU,
+    "tpu_host": DLDeviceType.kDLTPUHost,
+    "ascend": DLDeviceType.kDLAscend,
 }
 """TVM-FFI's names, which are those of the backends."""
 
@@ -124,7 +132,7 @@ class Device:
 
     Equal devices are one object. ``str(d)`` is ``"cuda:0"``, which
     `dlbridge.device` accepts. A type that ``dlpack.h`` does not list is named
-    ``"type21"``, unless a name is given.
+    ``"type99"``, unless a name is given.
 
     A device also equals its text (``t.device == "cuda:0"``); ``"cuda"`` is the first one.
     Names that only a backend understands (``"opencl:Intel"``) are not looked up, and equal
@@ -264,7 +272,7 @@ class Device:
 
     @property
     def dlpack(self) -> tuple[int, int]:
-        """``(type, index)`` as plain ints, for ``dl_device=`` (array API 2024.12)."""
+        """``(type, index)`` as plain ints, for ``dl_device=`` (array API 2025.12)."""
         return int(self.type), self.index
 
     @property

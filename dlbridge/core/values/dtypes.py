@@ -38,7 +38,8 @@ __all__ = [
 class DLDataTypeCode(IntEnum):
     """The kind of a dtype, as a number: DLDataTypeCode of ``dlpack.h`` 1.3.
 
-    A number that ``dlpack.h`` does not list becomes a member named
+    kDLBcomplex is in DLPack's main branch only, and not released: its name is known, and its
+    tensors are refused. A number that ``dlpack.h`` does not list becomes a member named
     ``type_code(42)``, which equals the number.
 
     Examples
@@ -65,6 +66,7 @@ class DLDataTypeCode(IntEnum):
     kDLFloat6_e2m3fn = 15
     kDLFloat6_e3m2fn = 16
     kDLFloat4_e2m1fn = 17
+    kDLBcomplex = 18  # not released: dlpack.h of DLPack's main branch, 2026-11
 
     @classmethod
     def _missing_(cls, value: object) -> DLDataTypeCode | None:
@@ -84,11 +86,12 @@ _WORDS: Final = {
     "bfloat": DLDataTypeCode.kDLBfloat,
     "complex": DLDataTypeCode.kDLComplex,
     "bool": DLDataTypeCode.kDLBool,
+    "bcomplex": DLDataTypeCode.kDLBcomplex,
 }
 """Codes whose names end in the bits: ``int8``, ``complex64``."""
 
 _SMALL_FLOATS: Final = {
-    code.name[3:].lower(): (code, int(code.name[8])) for code in DLDataTypeCode if code >= 7
+    code.name[3:].lower(): (code, int(code.name[8])) for code in DLDataTypeCode if 7 <= code <= 17
 }
 """Codes with one width each, by name: ``float8_e4m3fn`` is kDLFloat8_e4m3fn, 8 bits."""
 
@@ -111,6 +114,11 @@ _WIDTHS: Final[dict[int, frozenset[int]]] = {
 }
 """Bits that an exchange accepts, by code (``dlpack.h`` 1.3, DLDataTypeCode and
 the examples at DLDataType)."""
+
+_KNOWN_LATER: Final = {
+    int(DLDataTypeCode.kDLBcomplex): " (kDLBcomplex is in DLPack's main branch, not released)"
+}
+"""What to say of codes that are named already, and whose tensors no release describes."""
 
 _NUMPY_OWN: Final = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
@@ -343,8 +351,9 @@ def check(code: int, bits: int, lanes: int = 1) -> DType:
     widths = _WIDTHS.get(code)
     if widths is None:
         raise ExchangeError(
-            f"{given}: type code {code:d} is not in dlpack.h 1.3, so the elements have no known"
-            " meaning; export them as unsigned integers of the same size instead"
+            f"{given}: type code {code:d} is not in dlpack.h 1.3"
+            f"{_KNOWN_LATER.get(code, ', so the elements have no known meaning')};"
+            " export them as unsigned integers of the same size instead"
         )
     if bits not in widths:
         name = DLDataTypeCode(code).name
@@ -563,7 +572,7 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
         found = fill_numpy_dtypes().get(np_dtype)
     if found is None and np_dtype.type.__module__ == "ml_dtypes" and np_dtype.isnative:
         numbers = _parse(np_dtype.name)
-        if numbers is not None:
+        if numbers is not None and numbers[0] not in _KNOWN_LATER:
             found = NUMPY_DTYPES[np_dtype] = DType.of(*numbers)
     if found is None:
         raise ExchangeError(f"numpy dtype {np_dtype!r} cannot be exchanged: {_obstacle(np_dtype)}")

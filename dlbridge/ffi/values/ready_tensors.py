@@ -19,6 +19,7 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.capsules import address_in
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.libraries.hidden_state import is_readonly_torch
 
 from .._lib import C, address, destructor, ffi
 from .words import HEADER, Handle, untrack
@@ -153,8 +154,8 @@ def lender_of(cls: type) -> Lender | None:
         capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
         return _lend_numpy if _managed_at(address_in(capsule)).tensor.strides else None
     torch = sys.modules.get("torch")
-    if torch is not None and issubclass(cls, torch.Tensor):
-        # A DLTensor has no flags. torch has no read-only tensors; others may have.
+    if torch is not None and issubclass(cls, torch.Tensor) and not is_readonly_torch(cls):
+        # A DLTensor has no flags; all other tensors of torch may be written.
         table = table_of(cls)
         if table is not None and table.fill_view is not None:
             return _torch_lender(torch.Tensor.is_neg, table.fill_view)

@@ -20,6 +20,7 @@ from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.incoming.array_likes import import_native, is_of_backend
+from dlbridge.core.libraries.hidden_state import is_readonly_torch, plain_torch
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.outgoing.like import as_library
@@ -89,7 +90,7 @@ def tensor_rule(cls: type) -> Packer | None:
         return _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
-        return _torch_packer(table)
+        return _torch_packer(table, declared=is_readonly_torch(cls))
     return _table_packer(table)
 
 
@@ -168,14 +169,16 @@ def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
     return _TENSOR, handle
 
 
-def _table_packer(table: ForeignTable) -> Packer:
+def _table_packer(table: ForeignTable, *, declared: bool = False) -> Packer:
+    """*declared*: by the class itself the user says that the tensor is only read."""
+
     def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
         try:
             owner = table.receive(value)
         except BufferError:
             return _pack_producer(value, keep)
         head = ffi.cast(_WORDS, owner.managed_address)
-        if head[_FLAGS] & _FLAG_READ_ONLY and not keep.reading:
+        if head[_FLAGS] & _FLAG_READ_ONLY and not (declared or keep.reading):
             raise _read_only(value)
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
         if head[0] != DLPACK_VERSION[0]:  # libtvm_ffi does not look
@@ -204,12 +207,13 @@ def _stream_for(device: Device, producers: Callable[[], int]) -> int:
     return chosen
 
 
-def _torch_packer(table: ForeignTable) -> Packer:
-    pack_by_table = _table_packer(table)
+def _torch_packer(table: ForeignTable, *, declared: bool) -> Packer:
+    pack_by_table = _table_packer(table, declared=declared)
 
     def pack_torch(value: Any, keep: Temporaries) -> tuple[int, int]:
         # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
-        if value.is_conj() or value.is_neg():
+        plain = plain_torch(value) if declared else value
+        if plain.is_conj() or plain.is_neg():
             raise ExchangeError(
                 "the torch tensor is lazily conjugated or negated, which a kernel does not see; "
                 "pass x.resolve_conj().resolve_neg()"
@@ -408,7 +412,7 @@ def converter(like: Any) -> Callable[[Any], Any]:
     *like* is a class whose type has an exchange table (``torch.Tensor``), any
     other class of a library, or a library's name.
     """
-    if isinstance(like, type):
+    if isinstance(like, type) and not is_readonly_torch(like):  # its table makes plain tensors
         table = table_of(like)
         if table is not None:
             return lambda value: _wrapped(value, table) if isinstance(value, Tensor) else value

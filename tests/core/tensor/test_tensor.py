@@ -381,7 +381,7 @@ def test_copy_and_deepcopy(pair):
     assert t.tolist() == a.tolist()
 
 
-# Numbers (array API 2024.12: __float__, __int__, __complex__, __index__) -------
+# Numbers (array API 2025.12: __float__, __int__, __complex__, __index__) -------
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])

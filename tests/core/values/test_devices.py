@@ -45,16 +45,20 @@ own_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True).filter
 # -- The value -----------------------------------------------------------------
 
 
+NOT_RELEASED = {19: "kDLTPU", 20: "kDLTPUHost", 21: "kDLAscend"}
+"""dlpack.h of DLPack's main branch, 2026-11."""
+
+
 def test_types_are_those_of_the_header():
     elements = {int(value): name for value, name in ffi.typeof("DLDeviceType").elements.items()}
-    assert {int(type): type.name for type in DLDeviceType} == elements
+    assert {int(type): type.name for type in DLDeviceType} == elements | NOT_RELEASED
 
 
 def test_the_enum_of_types_is_open():  # C18
-    type = DLDeviceType(21)
-    assert (type, type.name, repr(type)) == (21, "type21", "<DLDeviceType.type21: 21>")
-    assert pickle.loads(pickle.dumps(type)) == 21
-    assert {21: "found"}[type] == "found"
+    type = DLDeviceType(99)
+    assert (type, type.name, repr(type)) == (99, "type99", "<DLDeviceType.type99: 99>")
+    assert pickle.loads(pickle.dumps(type)) == 99
+    assert {99: "found"}[type] == "found"
     with pytest.raises(ValueError, match="nonsense"):
         DLDeviceType("nonsense")
 
@@ -73,7 +77,7 @@ def test_every_type_has_its_name(name):  # P2
     assert type(found.dlpack_device_type()) is int
 
 
-@pytest.mark.parametrize("type", [0, 5, 6, 19, 21, 99, -1])
+@pytest.mark.parametrize("type", [0, 5, 6, 22, 99, -1])
 def test_an_unknown_type_is_a_device_like_any_other(type):  # C18
     found = Device.of(type, 2)
     assert found.dlpack == (type, 2)
@@ -154,7 +158,7 @@ def test_what_the_cpu_may_read_and_what_is_an_address():
         ((-(2**31) - 1, 0), "two int32"),
         ((1, 2**31), "two int32"),
         ((12, 0, "cuda"), "'cuda' means device type 2, not 12"),
-        ((22, 0, "type21"), "'type21' means device type 21, not 22"),
+        ((22, 0, "type99"), "'type99' means device type 99, not 22"),
         ((12, 0, "a:b"), "'a:b' is not a device name"),
         ((12, 0, ""), "'' is not a device name"),
         ((12, 0, "9x"), "'9x' is not a device name"),
