@@ -23,6 +23,7 @@ from dlbridge.core._cdefs import ffi as our_ffi
 from dlbridge.core.implementation_details import DETAILS
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.capsules import address_in
+from dlbridge.core.implementation_details import finalizers
 from dlbridge.core.implementation_details.finalizers import end_finalizers
 from dlbridge.core.implementation_details.handlers import handlers_cause, is_cut_at_entry
 from dlbridge.core.implementation_details.numpy_arrays import address_of
@@ -359,13 +360,14 @@ class Deleter:
         self.ended.append(time.monotonic())
 
 
-def test_finalizers_end_before_the_process_does():
+def test_finalizers_end_before_the_process_does(monkeypatch):
+    monkeypatch.setattr(finalizers, "_LONGEST_WAIT", 1000)
     held = [Deleter()]
     begun, go_on, ended = held[0].begun, held[0].go_on, held[0].ended
     dropping = threading.Thread(target=held.clear)
     dropping.start()
     begun.wait()
-    threading.Timer(0.1, go_on.set).start()
+    threading.Timer(0.1, go_on.set).start()  # no verdict: who does not wait may come later, unseen
     end_finalizers(Deleter)
     assert ended
     dropping.join()

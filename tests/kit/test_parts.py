@@ -140,7 +140,7 @@ def test_one_thread_at_a_time_is_inside(gate):
     def begin():
         threads.append(threading.Thread(target=gate.run, args=("second", order.append, "second")))
         threads[0].start()
-        entered.wait(0.05)  # on a busy machine the other may come later, and is not seen if wrong
+        entered.wait(0.05)  # no verdict: who does not wait may come later, unseen
 
     gate.run("first", first)
     threads[0].join()

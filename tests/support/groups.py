@@ -24,10 +24,10 @@ MARK = "DLBRIDGE_TEST_GROUP"
 def run_group(
     program: Path,
     *arguments: object,
-    timeout: float = 150,
+    timeout: float = 900,
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
-    patience: float = 5,
+    patience: float = 100,
 ) -> str:
     """What *program* prints; AssertionError if it ends with an error, or leaves a process behind.
 

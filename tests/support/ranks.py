@@ -22,7 +22,7 @@ ROOT = SUPPORT.parents[1]
 @cache
 def _why_no_mpi() -> str:
     try:
-        done = _run(1, ["-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"], 60, {})
+        done = _run(1, ["-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"], 300, {})
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if (done.returncode, done.stdout) == (0, "1\n") else done.stderr or done.stdout
@@ -41,7 +41,7 @@ def run_ranks(
     ranks: int,
     program: Path,
     *arguments: str,
-    timeout: float = 240,
+    timeout: float = 600,
     env: dict[str, str] | None = None,
 ) -> str:
     """What *program* prints on *ranks* ranks; AssertionError if one ends with an error."""
@@ -77,7 +77,7 @@ def _run(
     except BaseException:
         os.killpg(process.pid, signal.SIGTERM)  # mpiexec ends its ranks
         try:
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()

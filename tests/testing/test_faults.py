@@ -63,6 +63,8 @@ def kit(monkeypatch):
 
     def run(fault, first=None):
         monkeypatch.setenv("DLBRIDGE_TEST_FAULT", fault)
+        # Of a fault that hangs the test must fail soon; a sound backend may be slow.
+        monkeypatch.setenv("DLBRIDGE_TEST_PATIENCE", "8" if first else "120")
         if late(fault):
             monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "1")
         for name in ("faulty", "ext_dev"):

@@ -280,7 +280,7 @@ def test_a_call_on_such_a_queue_waits_for_its_turn(oneapi):
         oneapi.synchronize(0, 0)  # a finalizer of the same thread may come
         thread.start()
         entered.wait()
-        thread.join(0.1)  # on a busy machine one that does not wait may be later, unseen
+        thread.join(0.1)  # no verdict: who does not wait may come later, unseen
         done.append("first")
     thread.join()
     assert done == ["first", "other"]

@@ -241,13 +241,11 @@ class Gate:
     def holds(self, call):
         """What *call* gives; it must not come back before the gate opens.
 
-        The time is what a call that does not wait has to show that: one that
-        does wait is never too slow or too fast for it.
         """
         given = []
         thread = threading.Thread(target=lambda: given.append(call()))
         thread.start()
-        thread.join(0.2)
+        thread.join(0.2)  # no verdict: a call that does not wait may come later, unseen
         waits = thread.is_alive()
         self.open()
         thread.join()

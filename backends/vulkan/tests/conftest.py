@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import cffi
 import pytest
 
 from dlbridge.protocol import Span
@@ -197,19 +198,85 @@ def turns(scale):
     return find
 
 
-@pytest.fixture(scope="session")
-def delay(scale, turns):
-    """``delay(backend, data)``: work of 100 ms or more on *data*, which it leaves as it is.
+class Gate:
+    """A submission that waits for the host: what is queued after it is not done before `open`."""
 
-    Of *times* as long, if asked for.
+    def __init__(self, queue):
+        from dlbridge_vulkan.handles import Handles
+        from dlbridge_vulkan.library import constant, ffi, load, struct
+
+        self.queue, self.handles = queue, Handles()
+        kind = struct(
+            "VkSemaphoreTypeCreateInfo", semaphoreType=constant("VK_SEMAPHORE_TYPE_TIMELINE")
+        )
+        info = struct("VkSemaphoreCreateInfo", pNext=kind)
+        self.semaphore = self.handles.create(queue.device, "Semaphore", info)
+        value, where = ffi.new("uint64_t[1]", [1]), ffi.new("VkPipelineStageFlags[1]")
+        where[0] = constant("VK_PIPELINE_STAGE_ALL_COMMANDS_BIT")
+        order = struct(
+            "VkTimelineSemaphoreSubmitInfo", waitSemaphoreValueCount=1, pWaitSemaphoreValues=value
+        )
+        info = struct(
+            "VkSubmitInfo",
+            pNext=order,
+            waitSemaphoreCount=1,
+            pWaitSemaphores=self.semaphore,
+            pWaitDstStageMask=where,
+        )
+        with queue.lock:
+            assert load().vkQueueSubmit(queue.handle, 1, info, 0) == 0
+        self.is_open = False
+
+    def open(self):
+        """By vkSignalSemaphore, which dlbridge does not call and so does not declare."""
+        from dlbridge_vulkan.library import ffi, load
+
+        if self.is_open:
+            return
+        self.is_open, declared = True, cffi.FFI()
+        declared.cdef("typedef struct { int type; void *next; uint64_t semaphore, value; } Info;")
+        info = declared.new("Info *", [1000207005, declared.NULL, int(self.semaphore[0]), 1])
+        found = load().vkGetDeviceProcAddr(self.queue.device, b"vkSignalSemaphore")
+        device, function = (int(ffi.cast("uintptr_t", it)) for it in (self.queue.device, found))
+        assert declared.cast("int (*)(uintptr_t, Info *)", function)(device, info) == 0
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """``gate(backend)``: a closed `Gate`, open at the end of the test whatever happens."""
+    made = []
+
+    def close(backend, device_id=0):
+        made.append(Gate(backend.devices[device_id].queue))
+        return made[-1]
+
+    yield close
+    for each in made:
+        each.open()
+        each.queue.finish()
+        each.handles.destroy()
+
+
+@pytest.fixture
+def delay(scale, gate, monkeypatch):
+    """``delay(backend, data)``: work on *data*, which it leaves as it is.
+
+    It is done when somebody waits for the queue, and not before.
     """
+    from dlbridge_vulkan.queue import Queue
 
-    def run_delay(backend, data, times=1, device_id=0):
-        rounds, repeats = turns(backend, device_id)
-        if repeats == 1:
-            return scale(backend, data, 1, 1.0, min(times * rounds, (1 << 32) - 1), 1, device_id)
-        return scale(backend, data, 1, 1.0, rounds, times * repeats, device_id)
+    gates, wait = [], Queue.wait
 
+    def opening(queue, value, seconds=None):
+        for each in gates if not queue.done(value) else ():
+            each.open()
+        return wait(queue, value, seconds)
+
+    def run_delay(backend, data, device_id=0):
+        gates.append(gate(backend, device_id))
+        return scale(backend, data, 1, 1.0, 1, 1, device_id)
+
+    monkeypatch.setattr(Queue, "wait", opening)
     return run_delay
 
 

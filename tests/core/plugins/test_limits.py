@@ -327,7 +327,7 @@ def test_a_fork_while_another_thread_completes_a_unit():
     taken.wait()
     child = os.fork()
     if not child:
-        signal.alarm(10)
+        signal.alarm(100)
         plugin.copy_from_host(Span(0, data, 1, 2), memoryview(b"ab"), 0)
         os._exit(0)
     _, status = os.waitpid(child, 0)

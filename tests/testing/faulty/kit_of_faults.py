@@ -1,5 +1,6 @@
 """The kit, for the backend that plugin_faulty.py chooses; test_faults.py runs it."""
 
+import os
 import threading
 import time
 
@@ -13,7 +14,7 @@ class TestFaulty(BackendTests):
     name = "faulty"
     max_nbytes = (1 << 24) + 4096  # an offset that does not fit into 24 bits
     allocations = 400
-    patience = 8
+    patience = int(os.environ["DLBRIDGE_TEST_PATIENCE"])
     child_setup = "import os; os.environ['DLBRIDGE_TEST_CHILD'] = '1'"
 
     def make_stream(self, backend, device_id):
