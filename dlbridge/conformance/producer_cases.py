@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.core._cdefs import ffi
+from dlbridge.core.values.devices import plain_number
 
 from .cases import Table, export, first_address, refusal, version_argument
 from .producer import name_of
@@ -43,9 +44,10 @@ def _(subject: Subject) -> str:
     _capsule, managed = export(array)  # the struct lives as long as the capsule
     device = managed.dl_tensor.device
     exported = int(ffi.cast("int32_t *", ffi.addressof(device))[0]), int(device.device_id)
-    if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in pair):
+    numbers = tuple(map(plain_number, pair))
+    if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in numbers):
         raise Fail(f"{pair!r} is not a tuple of two ints")
-    if tuple(map(int, pair)) != exported:
+    if numbers != exported:
         raise Fail(f"{pair!r}, and the struct says {exported}")
     return str(exported)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dlbridge.core.values.devices import plain_number
+
 from .structs import DLPACK_VERSION
 
 __all__ = ["check_copy", "check_device", "check_host_stream", "check_version"]
@@ -40,7 +42,7 @@ def check_version(max_version: object) -> tuple[int, int] | None:
 def check_device(dl_device: object) -> tuple[int, int]:
     """*dl_device* as two plain ints. TypeError if it is not a device."""
     if isinstance(dl_device, (tuple, list)) and len(dl_device) == 2:
-        kind, index = dl_device
+        kind, index = plain_number(dl_device[0]), plain_number(dl_device[1])
         if isinstance(kind, int) and isinstance(index, int):
             return int(kind), int(index)
     raise TypeError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dlbridge.core.public import public
@@ -22,7 +22,15 @@ from .suggestions import with_article
 if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike
 
-__all__ = ["DLDeviceType", "Device", "UnknownName", "device", "split", "type_names"]
+__all__ = [
+    "DLDeviceType",
+    "Device",
+    "UnknownName",
+    "device",
+    "plain_number",
+    "split",
+    "type_names",
+]
 
 
 @public
@@ -454,10 +462,20 @@ def _from_text(text: str, device_type: int | None) -> tuple[Device, bool]:
     return Device.of(known, selector or 0, name), selector is not None
 
 
+def plain_number(part: Any) -> Any:
+    """A part of ``(type, index)``: of a member of an Enum its value; None for a bool, no number.
+
+    In the array API the pair is ``tuple[Enum, int]``, and the Enum is any library's own.
+    """
+    if isinstance(part, Enum) and not isinstance(part, int):
+        part = part.value
+    return None if isinstance(part, bool) else part
+
+
 def _from_pair(pair: Any) -> Device:
     """``(type, index)``: TypeError where they are not integers, ValueError where not two."""
     try:
-        numbers = [operator.index(number) for number in pair]
+        numbers = [operator.index(plain_number(number)) for number in pair]
     except TypeError as error:
         name = pair[0] if isinstance(pair, tuple) and pair and isinstance(pair[0], str) else ""
         hint = f"; with a name, write one text: {f'{name}:{pair[-1]}'!r}" if name else ""

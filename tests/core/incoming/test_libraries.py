@@ -7,6 +7,7 @@ a class with the same behaviour, and in ``tests/peers`` by the library itself.
 from __future__ import annotations
 
 import ctypes
+import enum
 import gc
 import subprocess
 import sys
@@ -211,6 +212,86 @@ class SaysNone(Producer):
 @pytest.mark.parametrize("keywords", [{}, {"copy": False}, {"device": "cpu"}])
 def test_a_cpu_device_without_a_number(keywords):
     assert bridge.from_dlpack(SaysNone((2,)), **keywords).shape == (2,)
+
+
+class Numbers(enum.IntEnum):
+    CPU = 1
+
+
+class Members(enum.Enum):
+    """The standard's type: ``tuple[Enum, int]``."""
+
+    CPU = 1
+
+
+class NoNumbers(enum.Enum):
+    FLOAT = 2.5
+    TEXT = "cpu"
+    YES = True
+
+
+@bridge.accepts("numpy")
+def _doubled(x):
+    return x + x
+
+
+def _passed(x):
+    return bridge.ffi.get_global_func("ffi.Array")(x)
+
+
+WAYS_IN = {
+    "from_dlpack": bridge.from_dlpack,
+    "from_dlpack(device=)": lambda x: bridge.from_dlpack(x, device="cpu"),
+    "asarray": bridge.asarray,
+    "asarray of a list": lambda x: bridge.asarray([x, x]),
+    "to_device": lambda x: bridge.to_device(x, "cpu"),
+    "to_device(like=)": lambda x: bridge.to_device(x, "cpu", like="numpy"),
+    "plan": lambda x: bridge.plan(x, "cpu"),
+    "copy_": lambda x: bridge.copy_(bridge.zeros(2, "float32"), x),
+    "astype": lambda x: bridge.astype(x, "int8"),
+    "empty_like": bridge.empty_like,
+    "share": bridge.share,
+    "device_of": bridge.device_of,
+    "device": bridge.device,
+    "device=": lambda x: bridge.zeros(2, device=x),
+    "a pair": lambda x: bridge.device(x.__dlpack_device__()),
+    "accepts": _doubled,
+    "ffi.from_dlpack": bridge.ffi.from_dlpack,
+    "ffi, an element": lambda x: bridge.ffi.Array([x]),
+    "ffi, an argument": _passed,
+}
+
+
+def says(pair):
+    class Says(Producer):
+        def __dlpack_device__(self):
+            return pair
+
+    return Says((2,))
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize("kind", [Numbers.CPU, Members.CPU])
+def test_the_type_of_a_device_may_be_an_enum_of_any_library(kind, way):
+    WAYS_IN[way](says((kind, 0)))
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize(
+    "pair",
+    [(1.0, 0), (1, 0.0), (True, 0), (1, False), *((kind, 0) for kind in NoNumbers), ("cpu", 0)],
+    ids=repr,
+)
+def test_other_numbers_are_refused(pair, way):  # C8
+    with pytest.raises(TypeError, match=r"two int"):
+        WAYS_IN[way](says(pair))
+
+
+def test_a_consumer_may_ask_with_an_enum():
+    t = bridge.zeros(2, "bfloat16")
+    assert "dltensor" in repr(t.__dlpack__(dl_device=(Members.CPU, 0)))
+    with pytest.raises(TypeError, match=r"two ints"):
+        t.__dlpack__(dl_device=(NoNumbers.YES, 0))
 
 
 def test_other_devices_need_their_number():  # C8
