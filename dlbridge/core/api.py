@@ -734,6 +734,8 @@ def explain(
 def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> None:
     """Copy the elements of *src* into the memory of *dst*: same shape, same dtype.
 
+    Elements below a byte are packed or unpacked where the two are stored differently.
+
     Parameters
     ----------
     dst, src : ArrayLike
@@ -753,6 +755,11 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         that share memory: of a broadcast view, of windows that overlap. (Strides of
         many dimensions for which that cannot be decided in milliseconds are not
         refused.) It is also a BufferError.
+
+    Notes
+    -----
+    A packed *dst* may end within a byte whose other bits are of elements beside it. They
+    keep their values, but threads must not write such neighbours at the same time.
 
     Examples
     --------

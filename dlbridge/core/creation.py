@@ -313,7 +313,8 @@ def empty_like(
     x : ArrayLike
         Everything that `asarray` takes.
     dtype : DTypeLike, optional
-        The type of an element; that of *x* if None.
+        The type of an element; that of *x* if None. Elements below a byte are packed,
+        also where those of *x* take a byte each.
     device : DeviceLike, optional
         The device of the memory; that of *x* if None.
     alignment : int

@@ -183,6 +183,18 @@ class MoveTests(PublicCase):
         dlbridge.copy_(tensor[to], tensor[at])
         assert np.array_equal(on_host(tensor), want)
 
+    def test_elements_below_a_byte(self, where: str) -> None:
+        """A copy into packed elements leaves those that it shares its last byte with."""
+        tensor = dlbridge.full(8, 7, "uint4", where)
+        dlbridge.copy_(tensor[2:5], dlbridge.full(3, 1, "uint4"))
+        dlbridge.copy_(tensor[6:7], tensor[2:3])
+        assert tensor.tobytes() == b"\x77\x11\x71\x71"
+        dlbridge.copy_(tensor[:3], [2, 3, 4])  # padded elements, a byte each
+        assert tensor.tobytes() == b"\x32\x14\x71\x71"
+        padded = dlbridge.to_device(np.zeros(8, dlbridge.dtype("uint4").numpy), where, copy=True)
+        dlbridge.copy_(padded[1:6], tensor[2:7])
+        assert padded.tolist() == [0, 4, 1, 1, 7, 1, 0, 0]
+
     def test_a_copy_is_one(self, where: str) -> None:
         """copy=True on the same device gives new memory with the same content."""
         tensor = dlbridge.to_device(numbers((100,)), where, copy=True)

@@ -213,6 +213,19 @@ class NativeTests(PublicCase):
         gc.collect()
         assert not on_host(dlbridge.asarray(native)).any()
 
+    def test_native_elements_below_a_byte(self, backend: Any, where: str) -> None:
+        """Packed ones are refused: work on the shape would go beyond. Padded ones stay padded."""
+        self.need(backend, SupportsNative)
+        packed = dlbridge.full(5, 3, "uint4", where)
+        for give in (packed.to_native, packed[:2].to_native):
+            assert unless_refused(give, "packed") is None
+        padded = dlbridge.to_device(dlbridge.asarray([1, 2, 3], dtype="uint4"), where, copy=True)
+        native = unless_refused(padded.to_native)
+        if native is not None:
+            again = dlbridge.asarray(native)
+            assert again.is_padded
+            assert again.tolist() == [1, 2, 3]
+
     @pytest.mark.parametrize(
         "index",
         [np.s_[2:], np.s_[:, 2:5], np.s_[1::2, 1::3], np.s_[3], np.s_[2, 3], np.s_[3:3]],

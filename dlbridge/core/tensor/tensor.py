@@ -254,6 +254,11 @@ class Tensor(TensorMetadata):
         check(new.code, new.bits, new.lanes)
         old = self.dtype
         if new.bits * new.lanes == old.bits * old.lanes:
+            if new.lanes != old.lanes and self.is_padded:
+                raise ExchangeError(
+                    f"view({new}) of padded {old} elements: dlpack.h does not say whether each "
+                    "lane is padded; view('uint8') shows the bytes"
+                )
             return self._view(self._array.view(carrier_dtype(new)), new)
         from .resized_views import view_resized
 

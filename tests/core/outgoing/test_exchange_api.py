@@ -25,7 +25,7 @@ import dlbridge
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack import foreign_tables as exchange
 from dlbridge.core.dlpack.foreign_tables import NAMES, ForeignTable, table_of
-from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 from dlbridge.core.outgoing import own_table as table
 
 FLOATS = np.arange(6, dtype="float32")
@@ -386,6 +386,11 @@ def test_borrowed():  # X7
     # and the owned kind of export is still a copy
     managed = OURS.export(backwards)
     assert managed.fields.strides == (1,)
+    # A DLTensor cannot say that elements are padded.
+    four = dlbridge.asarray([1, 2], dtype="int4")
+    assert borrow(four, address(tensor)) == -1
+    assert OURS.export(four).fields.flags & FLAG_SUBBYTE_PADDED
+    assert borrow(dlbridge.full(2, 1, "int4"), address(tensor)) == 0
 
 
 def test_current_work_stream():  # X8, X10
