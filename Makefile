@@ -64,7 +64,7 @@ $(VENV)/.docs: $(VENV)/.test
 setup: $(VENV)/.test
 
 demo: $(VENV)/.base
-	$(BIN)/python -m dlbridge demo $(PHOTO)
+	$(BIN)/python -m dlbridge demo $(PHOTO) $(if $(EXPECT),--expect $(EXPECT))
 
 # At the end, what this machine lacks for the tests that were skipped.
 test: $(VENV)/.test

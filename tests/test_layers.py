@@ -99,7 +99,7 @@ ffi
 
 dlbridge
 
-diagnosis diagnosis.display diagnosis.findings diagnosis.report diagnosis.files diagnosis.trials
+diagnosis diagnosis.display diagnosis.findings diagnosis.report diagnosis.files diagnosis.device_trial diagnosis.trials
 diagnosis.checks
 
 conformance.subject conformance.producer conformance.cases

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 import dlbridge as bridge
-from dlbridge.errors import BackendUnavailable, DeviceError
+from dlbridge.errors import BackendError, BackendUnavailable, Error
 from dlbridge.protocol import Span, SupportsDemo, SupportsDeviceInfo
 
 __all__ = ["MARK", "main"]
@@ -42,7 +42,7 @@ def main(name: str, first: int) -> None:
             wrong = _wrong(place)
             _say(what, "broken" if wrong else "works", wrong)
         except Exception as exc:  # as above
-            said = str(exc) if isinstance(exc, DeviceError) else f"{type(exc).__name__}: {exc}"
+            said = str(exc) if isinstance(exc, Error) else f"{type(exc).__name__}: {exc}"
             _say(what, _state(exc), said)
 
 
@@ -51,10 +51,10 @@ def _say(what: str, state: str = "", said: str = "") -> None:
 
 
 def _state(exc: Exception) -> str:
-    """Whose fault an exception is: DeviceError says what a driver refused."""
+    """Whose fault an exception is: the backend translates what its driver refuses."""
     if isinstance(exc, BackendUnavailable):
         return "unavailable"
-    return "fails" if isinstance(exc, DeviceError) else "broken"
+    return "fails" if isinstance(exc, Error) and not isinstance(exc, BackendError) else "broken"
 
 
 def _wrong(device: str) -> str:

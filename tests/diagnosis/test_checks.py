@@ -79,6 +79,7 @@ def test_a_device_that_this_user_may_not_open(tmp_path, monkeypatch):
     [
         ("DLBRIDGE_BACKEND", "cpu", "problem", "did you mean 'DLBRIDGE_BACKENDS'"),
         ("DLBRIDGE_BACKENDS", "cpu", "ok", "only these"),
+        ("DLBRIDGE_BACKENDS", "-opencl,-vulkan", "ok", "are left out"),
         ("DLBRIDGE_BACKENDS", "ext_dev", "problem", "leaves out cpu"),
         ("DLBRIDGE_BACKENDS", "cpu,metal", "problem", "'metal', which is not installed"),
         ("DLBRIDGE_TVM_FFI_LIB", "/nowhere.so", "problem", "does not exist"),
@@ -153,6 +154,7 @@ def test_a_backend_that_crashes_ends_its_trial_only(action, state, said, tmp_pat
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[dlbridge.backends]\nbad = broken_plugin:Broken\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    trials.try_devices.cache_clear()
     found = trials.try_backend("bad")
     assert (found.state, said in found.said) == (state, True)
 

@@ -51,6 +51,10 @@ def translated(exc: cl.Error, doing: str, *, allocating: bool = False) -> Error:
     code = exc.code
     name = cl.status_code.to_string(code, "status %d")
     text = f"opencl: {doing}: {exc.routine}: {name} ({code})"
+    # What the compiler said stands after a line about the device.
+    log = str(exc).partition("\n\nBuild on ")[2].partition("\n\n")[2]
+    if log:
+        text = f"{text}: {log}"
     memory = ALLOCATING if allocating else MEMORY
     if code in memory:
         return DeviceMemoryError(f"{text}: {memory[code]}")

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("vulkan")
+
 START = """
 import struct
 from dlbridge_vulkan import Vulkan

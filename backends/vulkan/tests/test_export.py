@@ -114,6 +114,7 @@ def test_what_a_driver_says_of_such_buffers(exporting, monkeypatch, features, sa
     assert bool(says) == bool(refusal)
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_the_environment_asks_for_it(run_python):
     code = """
 import dlbridge as bridge

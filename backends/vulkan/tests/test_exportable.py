@@ -152,6 +152,7 @@ def test_its_end_waits_for_the_work(sharing, delay):
     sharing.free(0, imported, 0)
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_without_the_environment(run_python):
     """DLBRIDGE_VULKAN_EXPORT is about all tensors; shared memory needs no word of it."""
     code = """

@@ -130,6 +130,7 @@ def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
         vulkan.free(0, data, 0)
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_an_import_that_was_freed_is_freed(pages):
     """The validation layer would name its buffer or its memory, left in a closed device."""
     from dlbridge_vulkan import Vulkan

@@ -11,6 +11,7 @@ import dlbridge
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_importing_opens_no_library(run_python):
     """Nothing of Vulkan is mapped before the backend is called."""
     code = (
@@ -30,6 +31,7 @@ def test_no_loader(monkeypatch):
         library.load()
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_no_driver(run_python, tmp_path):
     """A loader without a driver is unavailable, not broken."""
     driver = tmp_path / "driver.json"

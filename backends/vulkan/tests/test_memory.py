@@ -56,7 +56,7 @@ def test_the_tightest_range_is_taken():
 
 
 @pytest.fixture
-def own():
+def own(vulkan):
     """A backend of the test's own, whose device is closed at the end."""
     backend = Vulkan()
     yield backend

@@ -140,14 +140,13 @@ def test_a_sub_byte_type_of_jax_goes_by_the_protocol():
 def test_what_numpy_refuses_keeps_its_type(monkeypatch):
     """A relabelled struct that numpy does not take is given its own type again."""
 
-    def refuse(_capsule):
+    def refuse(x, take=np.from_dlpack):
+        if type(x).__module__.startswith("dlbridge.core.dlpack"):  # a question, not this array
+            return take(x)
         raise ValueError("a newer numpy may refuse more")
 
-    arrays = jax_of("bfloat16"), tvm_ffi_of("float8_e5m2")
-    for x in arrays:
-        producers.import_from_host(x)  # asks for numpy's destructor, once
     monkeypatch.setattr(np, "from_dlpack", refuse)
-    for x in arrays:
+    for x in (jax_of("bfloat16"), tvm_ffi_of("float8_e5m2")):
         t = producers.import_from_host(x)
         assert t.dtype.name == str(x.dtype)
         assert t.tobytes() == bridge.from_dlpack(torch_of(t.dtype.name)).tobytes()

@@ -166,6 +166,14 @@ def test_environment_restricts(monkeypatch, chosen):
         registry.backend("outdated")
 
 
+def test_environment_leaves_out(monkeypatch):
+    every = registry.backends()
+    monkeypatch.setenv("DLBRIDGE_BACKENDS", "-outdated, -shared")
+    assert registry.backends() == [name for name in every if name not in ("outdated", "shared")]
+    with pytest.raises(BackendUnavailable, match="'outdated' is switched off by DLBRIDGE_BACKENDS"):
+        registry.backend("outdated")
+
+
 def test_empty_environment_allows_none(monkeypatch):
     monkeypatch.setenv("DLBRIDGE_BACKENDS", "")
     assert registry.backends() == []
