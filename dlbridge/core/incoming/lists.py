@@ -186,9 +186,9 @@ def _refuse(plain: Array, changed: Array, name: str) -> None:
     if not changed.any():
         return
     index = tuple(map(int, np.argwhere(changed)[0]))
+    value = f"{plain[index]}"
     raise ValueError(
-        f"the value {plain[index]!s:.80} {_at(index)}cannot become {name} without being changed; "
-        f"{_WAY_OUT}"
+        f"the value {value:.80} {_at(index)}cannot become {name} without being changed; {_WAY_OUT}"
     )
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.capsules import ManagedTensor, read_managed
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
-from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
+from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import (
@@ -58,7 +58,7 @@ class Shared:
     `_lent`, whose value, the loan, is a cffi handle that keeps the tensor alive.
     """
 
-    __slots__ = ("owner", "queued_on", "strides", "structs", "template")
+    __slots__ = ("is_padded", "owner", "queued_on", "strides", "structs", "template")
 
     def __init__(self, tensor: Tensor, flags: int = 0) -> None:
         # The memory whose consumers must be ordered; the CPU's is ready.
@@ -68,6 +68,7 @@ class Shared:
         # a consumer's destructor may drop the last loan, and nothing may release the GIL there.
         self.owner = own_export_of(tensor, flags)
         self.template = self.owner.pointer
+        self.is_padded = tensor.is_padded
         described = self.template.dl_tensor
         if not described.strides and described.ndim:  # numpy 2.2, if they are compact
             self.strides = described.strides = ffi.new("int64_t[]", tensor.strides)
@@ -224,11 +225,11 @@ def _managed_tensor_to_py_object(address: int, out: Any) -> int:
 @c_callback("int(intptr_t, DLTensor *)")
 def _dltensor_from_py_object(identity: int, out: Any) -> int:
     tensor = object_at(identity)
-    if tensor._flags & FLAG_SUBBYTE_PADDED:
-        return -1  # a DLTensor has no flags: it would say that they are packed
     # Borrowed: valid as long as the tensor, which keeps the struct. With the true
     # strides, negative ones too: who only borrows the memory may write to it.
     shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
+    if shared.is_padded:
+        return -1  # a DLTensor has no flags: it would say that they are packed
     if shared.queued_on is not None:
         order_consumer_on_current_stream(shared.queued_on)
     out[0] = shared.template.dl_tensor
