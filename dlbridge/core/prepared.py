@@ -93,7 +93,7 @@ def _upload(cls: type, target: Device) -> Callable[[Any], Any] | None:
             array, dtype = x, NATIVE_DTYPES.get(x.dtype)
         else:
             tensor = importer(x)
-            if not isinstance(tensor, NumpyTensor):
+            if type(tensor) is Tensor:
                 return None  # on a device, or empty
             array, dtype = carrier_of(tensor), tensor.dtype
         if dtype is None or not 0 < array.nbytes <= limit or not array.flags.c_contiguous:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.tensor.array_tensor import (
-    ArrayTensor,
     label_array,
     label_plain,
+    new_array_tensor,
     wrap_array,
     wrap_plain,
 )
@@ -54,7 +54,7 @@ def _from_numpy(x: Any) -> Tensor:
     # Most arrays are `carray`. Not `farray`: numpy sets that for strided arrays, too.
     plain = flags.carray or (flags.forc and flags.behaved)
     if plain and array.dtype in NATIVE_DTYPES and array.size:
-        tensor = ArrayTensor()
+        tensor = new_array_tensor()
         tensor._array = array
         tensor.numpy_export = array.__dlpack__
         return tensor
@@ -84,7 +84,7 @@ def _torch_importer(cls: type) -> Callable[[Any], Tensor]:
                 if not array.size:
                     return wrap_array(array)
                 # torch has no negative strides: `wrap_array` would do the same.
-                tensor = ArrayTensor()
+                tensor = new_array_tensor()
                 tensor._array = array
                 tensor.numpy_export = array.__dlpack__
                 return tensor

@@ -44,7 +44,9 @@ class HostView:
     While the block is open, work of dlbridge on the device's memory raises
     BufferError, in any thread: copies, `Tensor.operand`, kernels and calls that
     get the tensor or a part of it. It does not wait, because the block may
-    itself wait for the thread that does the work, and neither would go on. Work
+    itself wait for the thread that does the work, and neither would go on.
+    `Tensor.tolist`, `Tensor.item` and ``print`` work: they read through a view of
+    their own, and see what was written through this one. Work
     that other libraries queue, on memory that they got before, is not noticed:
     it neither waits nor fails.
 

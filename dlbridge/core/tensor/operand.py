@@ -202,7 +202,7 @@ def operand_of(tensor: Tensor) -> Operand:
     is_native = type(tensor) is ArrayTensor  # read here: its property costs a call
     dtype = operand.dtype = NATIVE_DTYPES[array.dtype] if is_native else tensor._dtype
     operand.flags = tensor._flags
-    if isinstance(tensor, NumpyTensor):
+    if is_native or isinstance(tensor, NumpyTensor):
         operand.device = _CPU
         operand.data = address_of(array)
         operand.byte_offset = 0

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.implementation_details.numpy_arrays import address_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     _Array = TypeVar("_Array", bound=SupportsDLPack)
     Array = np.ndarray[Any, Any]
 
-__all__ = ["TRACES", "Tensor"]
+__all__ = ["TRACES", "Tensor", "refuse_call"]
 
 
 TRACES: list[object] = []
@@ -68,6 +68,14 @@ def _sizes(shape: Any, error: TypeError) -> tuple[int, ...]:
         f"shape {shape!r:.80} is not an integer, or integers: {error}; pass the extents, as in "
         "t.reshape(2, -1)"
     ) from error
+
+
+def refuse_call(cls: type) -> NoReturn:
+    """TypeError, which says how a tensor is made."""
+    raise TypeError(
+        f"a {cls.__name__} is not made by calling its class: dlbridge.from_dlpack and "
+        "asarray make one from another library's array, empty and zeros a new one"
+    )
 
 
 class _ExchangeTable:
@@ -111,10 +119,7 @@ class Tensor(TensorMetadata):
     __c_dlpack_exchange_api__: _ExchangeTable = _ExchangeTable()
 
     def __init__(self, *_arguments: object, **_keywords: object) -> None:
-        raise TypeError(
-            f"a {type(self).__name__} is not made by calling its class: dlbridge.from_dlpack and "
-            "asarray make one from another library's array, empty and zeros a new one"
-        )
+        refuse_call(type(self))
 
     def __jax_array__(self) -> jax.Array:
         """Return it as a jax array: jax.numpy looks for this method (``jnp.asarray(t)``)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import re
 import sys
 import threading
@@ -10,6 +11,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from expected import backend_or_skip
 
 import dlbridge as bridge
 from dlbridge.core.plugins.registry import LOADED
@@ -60,6 +62,55 @@ def test_work_in_the_block_is_refused(tensor, work, in_thread):
     assert "after its block" in error
     work(tensor)
     assert not open_views
+
+
+READS = {
+    "tolist": lambda t: t.tolist(),
+    "item": lambda t: [t[i].item() for i in range(6)],
+    "str": str,
+    "another view": lambda t: bridge.to_device(t, "cpu").tolist(),
+    "from_dlpack": lambda t: bridge.from_dlpack(t, device="cpu").tolist(),
+}
+COPIES = {
+    "copy=True": lambda t: bridge.to_device(t, "cpu", copy=True).tolist(),
+    "tobytes": lambda t: np.frombuffer(t.tobytes(), "f4").tolist(),
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)).tolist(),
+}
+
+
+@pytest.fixture(params=["ext_dev:0", "opencl:0", "vulkan:0"])
+def on_device(request):
+    backend_or_skip(request.param.partition(":")[0])
+    if request.param == "ext_dev:0":
+        return request.getfixturevalue("tensor")
+    return bridge.to_device(np.arange(6, dtype="f4"), request.param)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_reads_in_the_block_see_what_was_written_there(on_device, read):
+    """They read through a view of their own, of the same memory."""
+    t = on_device
+    with t.host_view() as h:
+        for first in (9, 1):
+            h.numpy()[...] = [first, 8, 7, 6, 5, 4]
+            expected = bridge.asarray([first, 8, 7, 6, 5, 4], dtype="f4")
+            assert read(t) == read(expected)
+            assert str(t[::-1]) == str(t.to_device("cpu")[::-1]) == str(expected[::-1])
+            assert t[4:1:-2].tolist() == [5, 7]
+    assert t.tolist() == [1, 8, 7, 6, 5, 4]
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+def test_copies_in_the_block_see_what_was_written_or_are_refused(on_device, copy):
+    with on_device.host_view() as h:
+        h.numpy()[...] = [9, 8, 7, 6, 5, 4]
+        try:
+            found = copy(on_device)
+        except BufferError as error:
+            assert "is open; do the work after its block" in str(error)  # noqa: PT017
+        else:
+            assert found == [9, 8, 7, 6, 5, 4]
+    assert copy(on_device) == [9, 8, 7, 6, 5, 4]
 
 
 def test_other_memory_is_not_concerned(tensor):

@@ -440,3 +440,59 @@ def test_the_method_takes_what_the_function_takes():
     assert type(tensor.to_device(tensor.device, like="numpy")) is np.ndarray
     with pytest.raises(bridge.ExchangeError, match="copy=False"):
         bridge.ones(3, device=EXT).to_device("cpu", copy=False)
+
+
+# Classes that are not called ---------------------------------------------------------
+
+KINDS = {
+    "of numpy's types": lambda: bridge.zeros(3),
+    "of others": lambda: bridge.zeros(3, "bfloat16"),
+    "without elements": lambda: bridge.zeros(0),
+    "on a device": lambda: bridge.zeros(3, device="ext_dev:1"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: type(t)(),
+        lambda t: type(t)([1, 2]),
+        lambda t: type(t)(shape=3),
+        lambda t: type("Mine", (type(t),), {})(),
+        lambda _: bridge.Tensor(),
+    ],
+)
+def test_a_call_of_the_class_says_how_tensors_are_made(kind, call):
+    with pytest.raises(TypeError, match=r"not made by calling its class: dlbridge\.from_dlpack"):
+        call(KINDS[kind]())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_are_whole(kind):
+    t = KINDS[kind]()
+    for again in (copy.copy(t), copy.deepcopy(t)):
+        assert type(again) is type(t)
+        assert again.tobytes() == t.tobytes()
+        assert again.device is t.device
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_made_without_the_class_is_not_used(kind):
+    """`object.__new__` makes what no class can prevent: it has no memory, and no use of it ends well."""
+    for unfinished in (object.__new__(type(KINDS[kind]())), bridge.Tensor.__new__(bridge.Tensor)):
+        for use in (
+            bridge.from_dlpack,
+            bridge.asarray,
+            bridge.ffi.from_dlpack,
+            np.from_dlpack,
+            copy.copy,
+            repr,
+            bytes,
+            lambda x: bridge.to_device(x, "cpu", copy=True),
+            lambda x: bridge.ffi.Array([x]),
+            lambda x: x.operand(),
+            lambda x: x.host_view(),
+        ):
+            with pytest.raises((AttributeError, TypeError)):
+                use(unfinished)
