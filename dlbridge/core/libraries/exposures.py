@@ -32,6 +32,8 @@ def expose_xarray(x: Any, _copy: bool | None) -> Any:
 
 def expose_openvino(x: Any, _copy: bool | None) -> Any:
     """Numpy's view of an openvino Tensor: it keeps the tensor alive."""
+    if not hasattr(x, "element_type"):
+        return x
     name = x.element_type.get_type_name()
     if x.element_type.bitwidth < 8 or name == "string":
         raise ExchangeError(
@@ -99,7 +101,7 @@ def expose_polars(x: Any, copy: bool | None) -> Any:
     """The series itself, which exports Arrow; a matrix of a DataFrame's columns."""
     if type(x).__name__ == "LazyFrame":
         raise ExchangeError(f"{with_article(origin_of(x))} has no values yet; pass x.collect()")
-    if not hasattr(x, "columns"):
+    if not hasattr(x, "get_columns"):
         return x
     _require_one_type(x, x.dtypes)
     if any(column.null_count() for column in x.get_columns()):
