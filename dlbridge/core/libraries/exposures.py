@@ -77,12 +77,21 @@ def expose_pandas(x: Any, copy: bool | None) -> Any:
         raise ExchangeError(
             f"pandas keeps {dtype} in no plain memory; convert it to numbers (x.astype)"
         )
-    if copy is False:
+    import numpy as np
+
+    values = x.to_numpy(dtype=plain)
+    # A series gives what it calls read-only to `np.asarray` alone.
+    again = np.asarray(x) if values.ndim == 1 else x.to_numpy(dtype=plain)
+    if np.may_share_memory(values, again):
+        if not again.flags.writeable:
+            values = values[...]
+            values.flags.writeable = False
+    elif copy is False and values.size:
         raise ExchangeError(
             f"the values of {dtype} come out of pandas by a copy, and copy=False forbids it; "
             "pass copy=None"
         )
-    return x.to_numpy(dtype=plain)
+    return values
 
 
 def _values(x: Any, copy: bool | None) -> Any:

@@ -85,7 +85,7 @@ def test_no_address_for_elements(address):  # I16
     ids=stable,
 )
 def test_elements_that_no_memory_has(wrong):  # I16
-    with pytest.raises(BufferError, match="any machine|wraps around"):
+    with pytest.raises(BufferError, match=r"any machine|wraps around"):
         parse(good(**wrong))
 
 
