@@ -59,7 +59,7 @@ _OPENVINO_SMALL = {
 
 def expose_pandas(x: Any, copy: bool | None) -> Any:
     """The values of a pandas object, all of one type and none of them missing."""
-    if not hasattr(x, "dtype") and not hasattr(x, "dtypes"):
+    if not hasattr(x, "to_numpy") or not (hasattr(x, "dtype") or hasattr(x, "dtypes")):
         return x  # no array: a group, a single time
     dtypes = list(x.dtypes) if getattr(x, "ndim", 1) == 2 else [x.dtype]
     _require_one_type(x, dtypes)
