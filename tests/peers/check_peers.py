@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import weakref
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -187,6 +188,46 @@ def test_null_values_and_mixed_columns():
         bridge.asarray([column])
     with pytest.raises(BufferError, match="several types"):
         bridge.asarray([library.DataFrame({"a": [2**60 + 1], "b": [1.5]})])
+
+
+def test_what_pandas_calls_read_only_stays_so():
+    pandas = needs("pandas")
+    column = pandas.Series([1, 2, 3], dtype="Int64")
+    series = {
+        "Int64": column,
+        "slice": column[1:],
+        "boolean": pandas.Series([True, False], dtype="boolean"),
+        "index": pandas.Index([1, 2, 3], dtype="Int64"),
+        "frame": pandas.DataFrame({"a": column}),
+        "plain": pandas.Series([1, 2, 3]),
+        "plain frame": pandas.DataFrame({"a": [1, 2], "b": [3, 4]}),
+    }
+    arrays = {"array": column.array, "plain array": pandas.Series([1, 2, 3]).array}
+    if find_spec("pyarrow") is not None:
+        series["arrow"] = pandas.Series([1, 2, 3], dtype="int64[pyarrow]")
+        series["array of arrow"] = series["arrow"].array
+    for name, x in {**series, **arrays}.items():
+        tensor = bridge.asarray(x)
+        assert bridge.asarray(x, copy=False).data_ptr() == tensor.data_ptr(), name
+        assert "no copy" in str(bridge.explain(x, "cpu")), name
+        if name in series:
+            with pytest.raises(BufferError, match="read-only"):
+                bridge.copy_(tensor, tensor.tolist())
+            assert not bridge.to_device(x, "cpu", like="numpy").flags.writeable, name
+            if find_spec("torch") is not None:  # torch has no read-only tensors
+                given = bridge.to_device(x, "cpu", like="torch")
+                assert given.data_ptr() != tensor.data_ptr(), name
+
+
+def test_what_comes_out_of_pandas_by_a_copy_is_writable_and_said():
+    pandas = needs("pandas")
+    column = pandas.Series([1, 2, 3], dtype="Int64")
+    apart = pandas.DataFrame({"a": column, "b": column})
+    assert not bridge.asarray(apart).readonly
+    assert "48 bytes copied" in str(bridge.explain(apart, "cpu"))
+    with pytest.raises(BufferError, match=r"by a copy.*copy=False"):
+        bridge.asarray(apart, copy=False)
+    assert bridge.asarray(column[:0], copy=False).shape == (0,)
 
 
 def test_sparse_arrays_are_named():

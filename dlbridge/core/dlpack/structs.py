@@ -6,11 +6,12 @@ Source: dlpack.h 1.3, DLTensor, DLManagedTensor, DLManagedTensorVersioned.
 from __future__ import annotations
 
 import struct
+from math import prod
 from typing import Any, Final, NamedTuple
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.values.dtypes import DType, check
-from dlbridge.core.values.layout import compact_strides, reach
+from dlbridge.core.values.layout import compact_strides, reach, why_impossible
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES
 
@@ -81,20 +82,21 @@ def read_fields(pointer: Any) -> Fields:
     steps = _int64s(strides, ndim) if strides else compact_strides(extents)
     low, high = reach(extents, steps)
     if high:
-        _check_span(data, device_type, byte_offset, (high - low) * dtype.itemsize)
-        if ndim and _count(extents) * dtype.itemsize >= 1 << 63:
+        size = dtype.itemsize
+        _check_span(data, device_type, byte_offset, low * size, high * size)
+        if ndim and prod(extents) * size >= 1 << 63:
             raise ExchangeError(f"shape {extents} of {dtype} has more bytes than 63 bits can count")
     return Fields(data, device_type, device_id, dtype, extents, steps, byte_offset, flags)
 
 
-def _check_span(data: int, device_type: int, byte_offset: int, nbytes: int) -> None:
-    """Raise ExchangeError for a tensor that has elements and a NULL pointer."""
-    if nbytes >= 1 << 63:
-        raise ExchangeError(f"the strides span {nbytes} bytes, more than 63 bits can count")
-    if device_type in ADDRESS_DEVICES and not data:
+def _check_span(data: int, device_type: int, byte_offset: int, low: int, high: int) -> None:
+    """Raise ExchangeError for elements that no memory can have."""
+    is_address = device_type in ADDRESS_DEVICES
+    if is_address and not data:
         raise ExchangeError("a DLTensor with elements whose data is NULL")
-    if data + byte_offset >= 1 << 64:
-        raise ExchangeError(f"data {data:#x} + byte_offset {byte_offset} wraps around")
+    why = why_impossible(data if is_address else 0, byte_offset, low, high)
+    if why:
+        raise ExchangeError(f"a DLTensor with {why}")
 
 
 def _extents(address: int, ndim: int) -> tuple[int, ...]:
@@ -109,10 +111,3 @@ def _extents(address: int, ndim: int) -> tuple[int, ...]:
 
 def _int64s(address: int, count: int) -> tuple[int, ...]:
     return tuple(ffi.unpack(ffi.cast(_INT64, address), count)) if count else ()
-
-
-def _count(extents: tuple[int, ...]) -> int:
-    count = 1
-    for extent in extents:
-        count *= extent
-    return count

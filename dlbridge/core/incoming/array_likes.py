@@ -16,7 +16,7 @@ from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import find_device, supports
 from dlbridge.core.plugins.registry import LOADED, backend, known_backends, packages_of
-from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
+from dlbridge.core.tensor.array_tensor import check_array, make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, type_names
@@ -132,7 +132,9 @@ def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> 
     import numpy as np
 
     try:
-        return wrap_array(np.asarray(view))
+        array = np.asarray(view)
+        check_array(array, f"the buffer of {origin_of(x)}")
+        return wrap_array(array)
     except (NotImplementedError, ValueError) as exc:
         way_out = "; pass x.contents" if hasattr(x, "contents") else ""
         raise TypeError(
@@ -166,13 +168,19 @@ def _by_interface(x: Any, copy: bool | None) -> np.ndarray[Any, Any]:
     except (TypeError, ValueError, OverflowError) as exc:
         if is_from_handler(exc.__traceback__):
             raise
+        said = interface if isinstance(interface, dict) else {}
+        fields = ", ".join(f"{key} {said[key]}" for key in _FIELDS if key in said)
         raise ExchangeError(
-            f"{origin_of(x)} has an __array_interface__ that numpy cannot read: {exc}; correct it "
-            "in that class"
+            f"{origin_of(x)} has an __array_interface__ that numpy cannot read ({fields}): {exc}; "
+            "correct it in that class"
         ) from exc
+    check_array(array, f"the __array_interface__ of {origin_of(x)}")
     if isinstance(interface, dict) and not isinstance(interface.get("data"), tuple):
         _check_length(x, interface, array)
     return array
+
+
+_FIELDS = ("shape", "typestr", "strides", "data", "offset")
 
 
 def _check_length(x: Any, interface: dict[str, Any], array: np.ndarray[Any, Any]) -> None:

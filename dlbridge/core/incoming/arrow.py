@@ -19,6 +19,7 @@ from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.layout import MAX_NBYTES, why_impossible
 from dlbridge.errors import ExchangeError
 
 if TYPE_CHECKING:
@@ -199,8 +200,10 @@ def _checked(x: Any, chunk: _OwnArray, layout: str, widths: tuple[int, ...]) -> 
     bits = 1 if layout == _BOOLS else 8 * as_dtype(_FORMATS[layout]).itemsize
     if count and not data:
         raise _broken(x, f"it has {count} values and its data is NULL")
-    if data + (start + count) * bits // 8 >= 1 << 63:
-        raise _broken(x, f"{count} values from {data:#x} on reach beyond all memory")
+    end = (count * bits + 7) // 8
+    why = why_impossible(data, start * bits // 8, 0, end) if count else ""
+    if why:
+        raise _broken(x, f"it has {why}")
     return _Run(data, start, (chunk.length, *widths), chunk)
 
 
@@ -209,7 +212,7 @@ def _check_node(x: Any, node: _Array, *, is_list: bool) -> None:
     buffers, children = (1, 1) if is_list else (2, 0)
     if node.length < 0 or node.offset < 0:
         raise _broken(x, f"its length is {node.length} and its offset {node.offset}")
-    if node.length + node.offset >= 1 << 60:
+    if node.length + node.offset >= MAX_NBYTES:
         raise _broken(x, f"offset {node.offset} and length {node.length} reach beyond all memory")
     if not -1 <= node.null_count <= node.length:
         raise _broken(x, f"its null_count is {node.null_count} and its length {node.length}")

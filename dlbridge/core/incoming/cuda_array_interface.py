@@ -19,7 +19,7 @@ from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import DType, dtype as as_dtype, from_numpy
-from dlbridge.core.values.layout import are_whole_steps
+from dlbridge.core.values.layout import are_whole_steps, compact_strides, reach, why_impossible
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import SupportsForeignData
 
@@ -151,6 +151,10 @@ def parse(interface: object, dtype: Any = None) -> Interface:
     kind = _dtype(interface, dtype)
     data, readonly = _data(interface["data"], empty=0 in shape)
     strides = _strides(interface.get("strides"), shape, kind.itemsize)
+    low, high = reach(shape, compact_strides(shape) if strides is None else strides)
+    why = why_impossible(data, 0, low * kind.itemsize, high * kind.itemsize)
+    if why:
+        raise ExchangeError(f"__cuda_array_interface__: {why}")
     return Interface(data, readonly, shape, strides, kind, _stream(interface))
 
 

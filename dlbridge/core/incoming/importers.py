@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dlbridge.core.dlpack.capsules import is_plain_host
+from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.tensor.array_tensor import (
     label_array,
@@ -19,6 +21,7 @@ from dlbridge.core.tensor.array_tensor import (
 )
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES, carrier_dtype, native_dtypes
 from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.layout import MAX_NBYTES
 
 from .producers import import_from_host, import_producer
 
@@ -145,23 +148,32 @@ def _tvm_ffi_importer(cls: type) -> Callable[[Any], Tensor]:
     def from_tvm_ffi(x: Any) -> Tensor:
         array: Any = None
         try:
-            array = from_dlpack(x)
+            # tvm_ffi keeps what a stranger's struct says. numpy reads a shape that is NULL, and
+            # looks neither at device_id and byte_offset nor at products that overflow; where
+            # data is NULL, it allocates.
+            if is_plain_host(x.__dlpack__(max_version=DLPACK_VERSION)):
+                array = from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as exc:
             if is_from_handler(exc.__traceback__):
                 raise
         if array is None:  # inside `except` it would take 1 us more
             return import_from_host(x)
         flags = array.flags
-        # numpy allocates where the pointer is NULL, and does not look for strides
-        # whose product overflows.
-        if flags.carray and not flags.owndata and array.size and array.dtype in NATIVE_DTYPES:
+        if (
+            flags.carray
+            and not flags.owndata
+            and 0 < array.nbytes < MAX_NBYTES
+            and array.dtype in NATIVE_DTYPES
+        ):
             return wrap_plain(array, cls)
         return import_producer(x, None, None, None)
 
     import numpy as np
 
     from_dlpack = np.from_dlpack
-    return from_tvm_ffi
+    sample = sys.modules["tvm_ffi"].from_dlpack(np.zeros(1))
+    versioned = "versioned" in repr(sample.__dlpack__(max_version=DLPACK_VERSION))
+    return from_tvm_ffi if versioned else import_from_host
 
 
 _MAKERS = {

@@ -24,13 +24,13 @@ from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.plugins.streams import consumer_stream, current_use, normalized, order, wait
 from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.array_tensor import label_array, wrap_array
+from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
 from dlbridge.core.tensor.consumers import order_consumer
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType, plain_number
 from dlbridge.core.values.dtypes import check
-from dlbridge.core.values.layout import reach
+from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 from dlbridge.protocol import SupportsStreams
 
@@ -276,10 +276,8 @@ def _by_numpy(capsule: Any, readable: Readable, cls: type) -> Tensor | None:
             raise
         restore(readable)
         return None
-    if not array.flags.forc:
-        low, high = reach(array.shape, array.strides)
-        if high - low >= 1 << 63:
-            raise ExchangeError(f"byte strides {array.strides} span more than 63 bits can count")
+    if not array.flags.forc or array.nbytes >= MAX_NBYTES:
+        check_array(array, f"the tensor of {cls.__module__}.{cls.__qualname__}")
     _, _, own, relabelled = readable
     if relabelled:
         return label_array(array, check(*own, 1), 0, cls)
@@ -325,7 +323,7 @@ def device_of_producer(x: Any) -> Device:
             kind, index = plain_number(kind), plain_number(index)
         if isinstance(kind, int):
             # paddle 3.3 says (kDLCPU, None), which numpy takes, too
-            if kind == _CPU_TYPE and (isinstance(index, int) or pair[1] is None):
+            if kind == _CPU_TYPE and (pair[1] is None or (isinstance(index, int) and index >= 0)):
                 return _CPU
             if isinstance(index, int):
                 return Device.of(int(kind), int(index))

@@ -32,6 +32,8 @@ def expose_xarray(x: Any, _copy: bool | None) -> Any:
 
 def expose_openvino(x: Any, _copy: bool | None) -> Any:
     """Numpy's view of an openvino Tensor: it keeps the tensor alive."""
+    if not hasattr(x, "element_type"):
+        return x
     name = x.element_type.get_type_name()
     if x.element_type.bitwidth < 8 or name == "string":
         raise ExchangeError(
@@ -57,7 +59,7 @@ _OPENVINO_SMALL = {
 
 def expose_pandas(x: Any, copy: bool | None) -> Any:
     """The values of a pandas object, all of one type and none of them missing."""
-    if not hasattr(x, "dtype") and not hasattr(x, "dtypes"):
+    if not hasattr(x, "to_numpy") or not (hasattr(x, "dtype") or hasattr(x, "dtypes")):
         return x  # no array: a group, a single time
     dtypes = list(x.dtypes) if getattr(x, "ndim", 1) == 2 else [x.dtype]
     _require_one_type(x, dtypes)
@@ -75,12 +77,21 @@ def expose_pandas(x: Any, copy: bool | None) -> Any:
         raise ExchangeError(
             f"pandas keeps {dtype} in no plain memory; convert it to numbers (x.astype)"
         )
-    if copy is False:
+    import numpy as np
+
+    values = x.to_numpy(dtype=plain)
+    # A series gives what it calls read-only to `np.asarray` alone.
+    again = np.asarray(x) if values.ndim == 1 else x.to_numpy(dtype=plain)
+    if np.may_share_memory(values, again):
+        if not again.flags.writeable:
+            values = values[...]
+            values.flags.writeable = False
+    elif copy is False and values.size:
         raise ExchangeError(
             f"the values of {dtype} come out of pandas by a copy, and copy=False forbids it; "
             "pass copy=None"
         )
-    return x.to_numpy(dtype=plain)
+    return values
 
 
 def _values(x: Any, copy: bool | None) -> Any:
@@ -99,7 +110,7 @@ def expose_polars(x: Any, copy: bool | None) -> Any:
     """The series itself, which exports Arrow; a matrix of a DataFrame's columns."""
     if type(x).__name__ == "LazyFrame":
         raise ExchangeError(f"{with_article(origin_of(x))} has no values yet; pass x.collect()")
-    if not hasattr(x, "columns"):
+    if not hasattr(x, "get_columns"):
         return x
     _require_one_type(x, x.dtypes)
     if any(column.null_count() for column in x.get_columns()):

@@ -54,8 +54,8 @@ def plain_torch(x: Any) -> Any:
 
 def refuse_torch(x: Any) -> None:
     """Gradients, lazy signs, and layouts that have no plain memory."""
-    torch = sys.modules["torch"]
-    if not isinstance(x, torch.Tensor):
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
         return
     readonly = is_readonly_torch(type(x))
     if readonly:
@@ -124,7 +124,8 @@ def refuse_jax(x: Any) -> None:
 
 def _refuse_values_of_jax(x: Any) -> None:
     """Tracers, sparse arrays and references."""
-    if isinstance(x, sys.modules["jax"].core.Tracer):
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.core.Tracer):
         raise ExchangeError(
             f"{with_article(origin_of(x))} stands for a value in a function that is being "
             "traced, and has no "

@@ -11,6 +11,7 @@ from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, from_numpy
+from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.errors import ExchangeError
 
 from .carriers import (
@@ -35,6 +36,7 @@ __all__ = [
     "ArrayTensor",
     "NumpyTensor",
     "build",
+    "check_array",
     "label_array",
     "label_plain",
     "make_tensor",
@@ -195,6 +197,26 @@ def _check_strides(array: Array) -> None:
         raise ExchangeError(
             f"byte strides {array.strides} are not multiples of the item size {array.itemsize}, "
             "which DLPack counts in; make a compact copy: numpy.ascontiguousarray(x)"
+        )
+
+
+def check_array(array: Array, origin: str) -> None:
+    """Raise ExchangeError if no memory has the elements of *array*, as *origin* described them.
+
+    numpy does not look at that.
+    """
+    if not array.size:
+        return
+    if array.flags.forc:
+        low, high = 0, array.nbytes
+    else:
+        low, high = reach(array.shape, array.strides)
+        high += array.itemsize - 1
+    address = address_of(array)
+    why = why_impossible(address, 0, low, high) if address else "elements whose data is NULL"
+    if why:
+        raise ExchangeError(
+            f"{origin} has shape {array.shape} and byte strides {array.strides}: {why}"
         )
 
 

@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 
-__all__ = ["are_whole_steps", "compact_strides", "is_compact", "merge", "reach", "shares_places"]
+__all__ = [
+    "MAX_NBYTES",
+    "are_whole_steps",
+    "compact_strides",
+    "is_compact",
+    "merge",
+    "reach",
+    "shares_places",
+    "why_impossible",
+]
+
+MAX_NBYTES = 1 << 57
+"""The bytes of the largest address space that processors have today."""
 
 
 def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -51,6 +63,26 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
         else:
             low += (extent - 1) * stride
     return low, high + 1
+
+
+def why_impossible(address: int, byte_offset: int, low: int, high: int) -> str:
+    """Why no memory has the bytes from *low* to *high*, counted from the first element; or "".
+
+    That element is *byte_offset* behind *address*, which is 0 for a handle. Whoever describes
+    memory may lie; what no machine can have is seen here, for every way in.
+    """
+    first = address + byte_offset
+    if byte_offset >= MAX_NBYTES or high - low >= MAX_NBYTES:
+        return (
+            f"elements that span {high - low} bytes from byte_offset {byte_offset} on, more than "
+            "the memory of any machine"
+        )
+    if address and not 0 < first + low < first + high <= 1 << 64:
+        return (
+            f"elements at {first + low:#x} to {first + high:#x} (data {address:#x}, byte_offset "
+            f"{byte_offset}), which wraps around"
+        )
+    return ""
 
 
 def shares_places(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -157,7 +157,10 @@ def lender_of(cls: type) -> Lender | None:
     if torch is not None and issubclass(cls, torch.Tensor) and not is_readonly_torch(cls):
         # A DLTensor has no flags; all other tensors of torch may be written.
         table = table_of(cls)
-        if table is not None and table.fill_view is not None:
+        own = table_of(torch.Tensor)
+        if table is None or own is None or table.address != own.address:
+            return None  # structs of a stranger, which are checked
+        if table.fill_view is not None:
             return _torch_lender(torch.Tensor.is_neg, table.fill_view)
     return None
 

@@ -2,15 +2,19 @@
 with tests/support on the path.
 
 Every struct goes in by every way: as a producer, as a capsule, through another
-library's exchange table, and through ours. It is refused with one of three
-errors or accepted, and its deleter runs exactly once. What is about to be tried
-is written to the file NOTE first, for the case that the process dies of it.
+library's exchange table, through ours, as an argument of the FFI, by tvm_ffi; and
+what it says goes in by the interfaces that can say it. It is refused with one of
+three errors or accepted, by all ways alike, and its deleter runs exactly once. What
+is about to be tried is written to the file NOTE first, for the case that the process
+dies of it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
+import re
 import sys
 import time
 from collections import Counter
@@ -19,14 +23,20 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
+import arrow_structs
+import numpy as np
+import tvm_ffi
 from hypothesis import HealthCheck, given, seed, settings, strategies as st
-from raw_producer import Producer, address, deleted_twice, new_capsule
+from raw_producer import COMPACT, Producer, address, deleted_twice, new_capsule
 
 import dlbridge
+import dlbridge.ffi
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME, table_of
+from dlbridge.core.incoming.cuda_array_interface import parse
 from dlbridge.core.plugins import registry
-from dlbridge.core.values.layout import reach
+from dlbridge.core.values.dtypes import check
+from dlbridge.core.values.layout import MAX_NBYTES, reach
 
 REFUSALS = (BufferError, TypeError, ValueError)
 
@@ -111,15 +121,158 @@ for _name, _function in (
 Tabled.__dlpack_c_exchange_api__ = new_capsule(address(_table), CAPSULE_NAME)
 
 
+class Unread:
+    """A producer whose structs nobody else reads, as those of tvm_ffi, jax and torch."""
+
+    def __init__(self, raw):
+        self.raw = raw
+
+    def __dlpack__(self, **keywords):
+        return self.raw.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.raw.says
+
+
+Unread.__module__ = "tvm_ffi.of_a_test"
+
 WAYS = {
+    "capsule": lambda raw: dlbridge.from_dlpack(raw.capsule()),
     "producer": dlbridge.from_dlpack,
+    "unread": lambda raw: dlbridge.from_dlpack(Unread(raw)),
     "asarray": dlbridge.asarray,
     "no copy": lambda raw: dlbridge.from_dlpack(raw, copy=False),
     "to the cpu": lambda raw: dlbridge.from_dlpack(raw, device="cpu", copy=False),
-    "capsule": lambda raw: dlbridge.from_dlpack(raw.capsule()),
     "their table": lambda raw: dlbridge.from_dlpack(Tabled()),
     "our table": lambda raw: table_of(dlbridge.Tensor).wrap(raw.build()),
+    "ffi": dlbridge.ffi.convert,
+    "ffi by table": lambda raw: dlbridge.ffi.convert(Tabled()),
+    "tvm_ffi": lambda raw: dlbridge.from_dlpack(by_tvm_ffi(raw)),
 }
+ONLY_SAFER = {"no copy", "to the cpu", "ffi", "ffi by table", "tvm_ffi", "our table"}
+"""Ways that may refuse more: libtvm_ffi has rules of its own, and copy=False forbids copies."""
+
+
+class RefusedThere(BufferError):
+    """tvm_ffi has not taken the struct."""
+
+
+def by_tvm_ffi(raw):
+    try:
+        return tvm_ffi.from_dlpack(raw)
+    except Exception as exc:
+        raise RefusedThere("data") from exc
+
+
+class Buffer(ctypes.Structure):
+    """Py_buffer of CPython's pybuffer.h."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_view_of = ctypes.pythonapi.PyMemoryView_FromBuffer
+_view_of.restype = ctypes.py_object
+
+
+def by_buffer(said):
+    shape, strides = (
+        (ctypes.c_int64 * len(said.shape))(*part) for part in (said.shape, said.steps)
+    )
+    form = np.lib.format.descr_to_dtype(said.typestr).char.encode()
+    fields = Buffer(
+        buf=said.address,
+        len=prod(said.shape) * said.itemsize,
+        itemsize=said.itemsize,
+        ndim=len(said.shape),
+        format=form,
+        shape=ctypes.addressof(shape),
+        strides=ctypes.addressof(strides),
+    )
+    return dlbridge.asarray(_view_of(ctypes.byref(fields)))
+
+
+class Interface:
+    def __init__(self, said):
+        self.__array_interface__ = said.interface()
+
+
+class Said:
+    """What a struct says, where the interfaces can say it, too; strides in bytes."""
+
+    def __init__(self, raw):
+        dtype = check(*raw.dtype)
+        theirs = dtype.numpy
+        self.typestr, self.itemsize = theirs.str, theirs.itemsize
+        self.shape, self.address = raw.shape, raw.data + raw.byte_offset
+        self.compact = raw.strides is None or raw.strides == COMPACT
+        steps = self.compact_steps() if self.compact else raw.strides[: len(raw.shape)]
+        self.steps = tuple(step * self.itemsize for step in steps)
+
+    def compact_steps(self):
+        return [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
+
+    def interface(self):
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.typestr,
+            "data": (self.address, False),
+            "strides": self.steps,
+        }
+
+
+INTERFACES = {
+    "array interface": lambda said: dlbridge.asarray(Interface(said)),
+    "cuda array interface": lambda said: parse(said.interface()),
+    "buffer": by_buffer,
+    "arrow": lambda said: dlbridge.asarray(
+        arrow_structs.Node(
+            length=said.shape[0],
+            buffers=[None, said.address],
+            schema={"format": ARROW[said.typestr[1:]]},
+        )
+    ),
+}
+ARROW = {"f4": b"f", "f8": b"g", "i4": b"i", "i8": b"l", "u1": b"C", "i2": b"s", "u8": b"L"}
+
+
+def interfaces_for(raw):
+    """Names of the interfaces that can say what *raw* does, and what they get."""
+    if raw.version is not None and raw.version[0] != 1:
+        return {}, None
+    if raw.device != (1, 0) or raw.null_shape or raw.ndim not in (None, len(raw.shape)):
+        return {}, None
+    if prod(raw.shape) == 0 or raw.byte_offset >= MAX_NBYTES or raw.flags & 4:
+        return {}, None
+    if not raw.data and raw.byte_offset:  # an interface has the sum only
+        return {}, None
+    try:
+        said = Said(raw)
+    except BufferError:
+        return {}, None
+    if len(raw.shape) > 64 or said.typestr[1] not in "fiu":
+        return {}, None
+    names = {"cuda array interface"}
+    if all(-(2**63) <= step < 2**63 for step in said.steps):  # of C
+        names.add("array interface")
+        whole = said.address, prod(said.shape) * said.itemsize
+        if max(whole) < 2**63 and min(said.shape, default=1) > 0 and raw.data:
+            names.add("buffer")
+    if len(said.shape) == 1 and said.compact and said.typestr[1:] in ARROW:
+        names.add("arrow")
+    return {name: INTERFACES[name] for name in names}, said
 
 
 def inside(tensor, raw):
@@ -164,30 +317,74 @@ def use(tensor, raw):
             act()
 
 
+NAMED = re.compile(
+    r"ndim|shape|extent|stride|dtype|bits|lane|code|device|byte_offset|data|DLPack|padded|ids|type"
+    r"|length|offset|dimension|address|copy|backend|memory"
+)
+
+
+def take_one(way, take, given, raw, outcomes):
+    """The class and text of the error of *take*, or None if it accepts *given*, which is used."""
+    before = raw.exported
+    refusal = None
+    try:
+        tensor = take(given)
+    except REFUSALS as exc:
+        refusal = type(exc), str(exc)
+    else:
+        outcomes["accepted"] += 1
+        if isinstance(tensor, dlbridge.Tensor):
+            with suppress(*REFUSALS):
+                use(tensor, raw)
+        del tensor
+    outcomes[way] += raw.exported - before
+    if refusal is None:
+        return None
+    outcomes["refused"] += 1
+    # (A callback of cffi cannot hand an exception on, so our table has no words.)
+    assert way == "our table" or NAMED.search(refusal[1]), f"{way} names no field: {refusal}"
+    return refusal
+
+
 def one(description, outcomes):
     """One tensor by every way."""
     if prod(max(abs(extent), 1) for extent in description["shape"]) >= 2**63:
         description = {"strides": None, **description}  # no compact ones could be written down
     raw = Producer(**description)
     Tabled.raw = raw
+    found = {}
     for way, take in WAYS.items():
-        if raw.version is None and "table" in way:
-            continue  # tables know one struct only
-        before = raw.exported
-        try:
-            tensor = take(raw)
-        except REFUSALS:
-            outcomes["refused"] += 1
-        else:
-            outcomes["accepted"] += 1
-            with suppress(*REFUSALS):
-                use(tensor, raw)
-            del tensor
-        outcomes[way] += raw.exported - before
+        if (raw.version is None and "table" in way) or (raw.version and way == "tvm_ffi"):
+            continue  # tables know one struct only; tvm_ffi tells the version, and then asks again
+        if way == "tvm_ffi" and (raw.ndim is not None or raw.null_shape):
+            continue  # it reads the shape itself
+        found[way] = take_one(way, take, raw, raw, outcomes)
+    ways, said = interfaces_for(raw)
+    for way, take in ways.items():
+        found[way] = take_one(way, take, said, raw, outcomes)
+        outcomes[way] += 1
+    agree(found, raw)
     if raw.alive:
         gc.collect()
     assert raw.alive == 0, f"{raw.alive} tensors of {description} leaked"
     assert not deleted_twice
+
+
+def agree(found, raw):
+    """All ways give the verdict that the bare capsule gets, unless there is a reason."""
+    first = found.pop("capsule")
+    assert first is None or first[0] is dlbridge.ExchangeError, first
+    for way, refusal in found.items():
+        if way in {"producer", "unread", "asarray", "no copy", "to the cpu", "ffi", "tvm_ffi"}:
+            if raw.says != raw.device:
+                continue  # refused for what __dlpack_device__ says
+            if way == "to the cpu" and raw.device[0] != 1:
+                continue
+        else:
+            assert refusal is None or issubclass(refusal[0], BufferError), f"{way}: {refusal}"
+        if refusal is not None and first is None and way in ONLY_SAFER:
+            continue
+        assert (refusal is None) == (first is None), f"a capsule: {first}; {way}: {refusal}"
 
 
 def main(seconds, note):

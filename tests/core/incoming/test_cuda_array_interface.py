@@ -74,6 +74,21 @@ def test_no_address_for_elements(address):  # I16
         parse(good(data=(address, False)))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"strides": (1 << 60, 4)},
+        {"shape": (1 << 60, 4)},
+        {"data": ((1 << 64) - 4, False)},
+        {"data": (64, False), "strides": (-128, 4)},
+    ],
+    ids=stable,
+)
+def test_elements_that_no_memory_has(wrong):  # I16
+    with pytest.raises(BufferError, match=r"any machine|wraps around"):
+        parse(good(**wrong))
+
+
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_old_versions_are_taken_to_work_on_the_default_stream(version):  # I17
     old = {**without("stream"), "version": version}

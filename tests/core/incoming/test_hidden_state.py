@@ -185,6 +185,30 @@ def test_arrow_arrays():
 # Other ways to hold numbers
 
 
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"strides": (1 << 62,)}, "more than the memory of any machine"),
+        ({"strides": (-(1 << 60),)}, "more than the memory of any machine"),
+        ({"shape": (1 << 58,)}, "more than the memory of any machine"),
+        ({"data": (0, False)}, "data is NULL"),
+        ({"data": ((1 << 64) - 8, False)}, "wraps around"),
+        ({"data": (8, False), "strides": (-8,)}, "wraps around"),
+        ({"data": (-8, False)}, "wraps around"),
+        ({"strides": (1 << 64,)}, r"numpy cannot read \(shape \(4,\).*strides \(18446744"),
+    ],
+    ids=str,
+)
+def test_array_interfaces_that_no_memory_has(wrong, match):
+    class Impossible:
+        def __init__(self):
+            good = {"version": 3, "shape": (4,), "typestr": "<i8", "data": (1 << 20, False)}
+            self.__array_interface__ = {**good, **wrong}
+
+    with pytest.raises(BufferError, match=match):
+        bridge.asarray(Impossible())
+
+
 class Interface:
     """``__array_interface__`` only."""
 

@@ -231,6 +231,12 @@ def test_what_is_no_producer():  # C7
         ((), ValueError),
         ((1,), ValueError),
         ((1, 0, 1), ValueError),
+        ((1.0, 0), TypeError),
+        ((1, 0.0), TypeError),
+        ((True, 0), TypeError),
+        ((2, True), TypeError),
+        (("1", "0"), TypeError),
+        ((1, -1), ValueError),
         ((2, -1), ValueError),
         ((1 << 40, 0), ValueError),
     ],
@@ -421,6 +427,33 @@ def test_devices_that_there_are_not():  # C20
         dlbridge.to_device(dlbridge.from_dlpack(raw), "cpu")
     raw = Producer((2,), device=(2, -1), says=(2, 0), data=0x1234)
     refused(raw, match="device_id -1")
+    raw = floats(device=(1, -1), says=(1, 0))
+    refused(raw, match="device_id -1")
+
+
+@pytest.mark.parametrize("byte_offset", [(1 << 64) - 8, 1 << 63, 1 << 60, 1 << 57])
+def test_byte_offsets_that_no_memory_has(byte_offset, version, dtype):  # C24, C25
+    raw = Producer((2,), byte_offset=byte_offset, version=version, dtype=dtype)
+    refused(raw, match=f"byte_offset {byte_offset}")
+    tensor = peer("tvm_ffi").from_dlpack(Producer((2,), byte_offset=byte_offset, version=None))
+    with pytest.raises(BufferError, match=f"byte_offset {byte_offset}"):
+        dlbridge.from_dlpack(tensor)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"device": (1, -1)}, "ids count from 0"),
+        ({"null_shape": True}, "shape is NULL"),
+        ({"shape": (1 << 60,)}, "more than the memory of any machine"),
+        ({"data": 0}, "data is NULL"),
+    ],
+    ids=str,
+)
+def test_strangers_structs_in_tensors_of_tvm_ffi(wrong, match):  # C8, C23, C24
+    tensor = peer("tvm_ffi").from_dlpack(Producer(**{"shape": (2, 3), "version": None, **wrong}))
+    with pytest.raises((BufferError, ValueError), match=match):
+        dlbridge.from_dlpack(tensor)
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 2, 3), (3, 0), ()])
@@ -492,6 +525,8 @@ def test_corrupt_structs(wrong, match, version, dtype):  # C23
         ((1 << 21, 1 << 21, 1 << 21), (0, 0, 0)),
         ((3,), (1 << 62,)),
         ((2, 2), (1 << 61, -(1 << 61))),
+        ((2,), (1 << 57,)),
+        ((1 << 57,), None),
     ],
     ids=str,
 )
