@@ -198,7 +198,7 @@ def test_a_buffer_of_an_odd_size(webgpu, device):
     bridge.copy_(tensor[1:3], np.array([7, 8], "uint8"))
     assert on_host(tensor[:4]).tolist() == [0, 7, 8, 0]
     with pytest.raises(
-        ExchangeError, match="outside of the whole units of 4 bytes.* in a buffer of 6"
+        ExchangeError, match=r"outside of the whole units of 4 bytes.* in a buffer of 6"
     ):
         on_host(tensor)
     with pytest.raises(ExchangeError, match="outside of the whole units"):
