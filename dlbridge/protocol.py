@@ -171,27 +171,10 @@ class Region(NamedTuple):
 
 
 class Facts:
-    """Attributes by which a backend may say what its copies need; the values are the defaults.
+    """What a backend may say of its copies; the values are the defaults.
 
     A backend sets those that differ, on the class or on the instance before its
     ``__init__`` ends; it need not inherit this class.
-    """
-
-    copy_alignment: int = 1
-    """Bytes, a power of two, such as 4 for WebGPU.
-
-    Every span that is copied or filled then begins at a multiple of it and is as
-    long as a multiple of it, and so does every part of a `Region`: dlbridge
-    allocates such a number of bytes, and completes what a copy lacks at both ends
-    by reading and writing back whole units, under a lock for each device. Where
-    ``data`` is an address, the address counts, otherwise the offset. Views for
-    the host, and what users run themselves, are not affected.
-    """
-
-    max_copy_nbytes: int | None = None
-    """The most bytes of one copy or fill; dlbridge cuts longer ones. None for no limit.
-
-    For a strided copy, ``nbytes`` of each `Span` counts: the gaps between the runs, too.
     """
 
     host_copies_block: bool = False
@@ -272,10 +255,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class SupportsAllocateFromHost(Protocol):
-    """A backend that makes memory together with its content, faster than one after the other.
-
-    dlbridge does not ask a backend that declares limits of its copies (`Facts`).
-    """
+    """A backend that makes memory together with its content, faster than one after the other."""
 
     def allocate_from_host_limit(self, device_id: int) -> int:
         """Up to how many bytes that is faster on the device, 0 if it never is; always the same."""

@@ -13,7 +13,7 @@ __all__ = ["ThroughHost"]
 class ThroughHost(ABC, Facts):
     """``SupportsCopy``: inside a device by `copy_inside`, between two through host memory.
 
-    All bytes of one copy are in host memory at once; with ``max_copy_nbytes`` these are few.
+    All bytes of one copy are in host memory at once.
     """
 
     @abstractmethod

@@ -13,10 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlbridge import backend as load_backend
-
-# How the core keeps a backend's declared limits (`Facts`) has no public name: users never
-# see it.
-from dlbridge.core.plugins.limits import limited, padded
 from dlbridge.errors import BackendUnavailable
 from dlbridge.protocol import ADDRESS_DEVICES, Region, Span, SupportsCopy, SupportsStreams
 
@@ -51,13 +47,11 @@ def side(
 class DeviceUnderTest:
     """One device of the backend, with allocations that are freed at the end of the test.
 
-    All copies of the kit are made by its methods, within the limits that the backend
-    declares (`dlbridge.protocol.Facts`).
+    All copies of the kit are made by its methods.
     """
 
     def __init__(self, backend: Any, device_id: int, stream: int | None = None) -> None:
         self.backend = backend  # Any: `need` has checked the capabilities that are used
-        self._copies: Any = limited(backend)
         self.device_id = device_id
         self.stream = backend.current_stream(device_id) if stream is None else stream
         self._live: list[int] = []
@@ -75,8 +69,7 @@ class DeviceUnderTest:
 
     def allocate(self, nbytes: int, alignment: int = 256) -> int:
         """New memory, freed by `free` or `close`."""
-        size = padded(self.backend, nbytes)
-        data: int = self.backend.allocate(self.device_id, size, alignment, self.stream)
+        data: int = self.backend.allocate(self.device_id, nbytes, alignment, self.stream)
         self._live.append(data)
         return data
 
@@ -100,19 +93,19 @@ class DeviceUnderTest:
 
     def upload(self, data: int, offset: int, source: memoryview) -> None:
         """Enqueue a copy of all bytes of *source* to the device."""
-        self._copies.copy_from_host(self.span(data, offset, len(source)), source, self.stream)
+        self.backend.copy_from_host(self.span(data, offset, len(source)), source, self.stream)
 
     def download(self, data: int, offset: int, into: memoryview) -> None:
         """Enqueue a copy of ``len(into)`` bytes to the host."""
-        self._copies.copy_to_host(self.span(data, offset, len(into)), into, self.stream)
+        self.backend.copy_to_host(self.span(data, offset, len(into)), into, self.stream)
 
     def copy(self, target: Span, source: Span) -> None:
         """Enqueue a copy on the device, or from another device."""
-        self._copies.copy(target, source, self.stream)
+        self.backend.copy(target, source, self.stream)
 
     def fill(self, data: int, offset: int, nbytes: int, value: int) -> None:
         """Enqueue a fill with one byte value."""
-        self._copies.fill(self.span(data, offset, nbytes), value, self.stream)
+        self.backend.fill(self.span(data, offset, nbytes), value, self.stream)
 
     def host_view(self, span: Span, writable: bool = False) -> int:
         """The host address of the bytes."""
@@ -132,16 +125,16 @@ class DeviceUnderTest:
     ) -> None:
         """Enqueue a copy of runs of bytes; one of the sides may be host memory."""
         if isinstance(target, memoryview):
-            self._copies.copy_strided_to_host(
+            self.backend.copy_strided_to_host(
                 source, source_region, target[: target_region.extent], target_region, self.stream
             )
         elif isinstance(source, memoryview):
             host = source[: source_region.extent]
-            self._copies.copy_strided_from_host(
+            self.backend.copy_strided_from_host(
                 target, target_region, host, source_region, self.stream
             )
         else:
-            self._copies.copy_strided(target, target_region, source, source_region, self.stream)
+            self.backend.copy_strided(target, target_region, source, source_region, self.stream)
 
     def write(self, data: int, offset: int, content: bytes) -> None:
         """Copy *content* (read-only, as many sources are) to the device, and wait."""

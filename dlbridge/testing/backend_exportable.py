@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlbridge.core.plugins.limits import padded
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import (
     SupportsAllocateExportable,
@@ -35,9 +34,8 @@ class _Block:
     def __init__(self, device: DeviceUnderTest) -> None:
         backend: Any = device.backend
         self.device, self.backend = device, backend
-        nbytes = padded(backend, NBYTES)
         self.live: list[int] = [
-            backend.allocate_exportable(device.device_id, nbytes, device.stream)
+            backend.allocate_exportable(device.device_id, NBYTES, device.stream)
         ]
         self.data = self.live[0]
 
@@ -136,8 +134,7 @@ class ExportableTests(BackendCase):
         exported = blocks[1].export()
         data, _ = blocks[1].open(exported)
         os.close(exported.fd)
-        nbytes = exported.nbytes - exported.nbytes % padded(device.backend, 1)
-        device.write(data, 0, b"\x5a" * nbytes)
+        device.write(data, 0, b"\x5a" * exported.nbytes)
         seen = [device.read(block.data, 0, NBYTES) for block in blocks]
         for block in blocks:
             block.close()

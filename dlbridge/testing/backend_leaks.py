@@ -32,7 +32,7 @@ from dlbridge.protocol import (
 
 from .backend_base import PAGES, DeviceUnderTest
 from .backend_moves import PublicCase, numbers, on_host
-from .backend_refusals import NEEDS, Calls
+from .backend_refusals import NEEDS, PART, Calls
 
 if TYPE_CHECKING:
     import mmap
@@ -273,7 +273,7 @@ class LeakTests(PublicCase):
         data = device.filled(bytes(calls.nbytes))
         bad = [Span(backend.device_count() + 3, data, 0, calls.nbytes)]
         if backend.device_type not in ADDRESS_DEVICES:  # else nobody knows where memory ends
-            bad.append(device.span(data, calls.part, calls.nbytes))
+            bad.append(device.span(data, PART, calls.nbytes))
         names = [
             name for name, needs in NEEDS.items() if needs is None or isinstance(backend, needs)
         ]

@@ -12,7 +12,6 @@ import pytest
 
 import dlbridge
 from dlbridge.core.plugins import registry
-from dlbridge.core.plugins.limits import limited
 
 from .backend_base import BackendCase, random_bytes
 
@@ -68,9 +67,8 @@ def count_frees(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
             count[data] += 1
         free(device_id, data, stream)
 
-    for each in {id(used): used for used in (backend, limited(backend))}.values():
-        monkeypatch.setattr(each, "allocate", counting_allocate)
-        monkeypatch.setattr(each, "free", counting_free)
+    monkeypatch.setattr(backend, "allocate", counting_allocate)
+    monkeypatch.setattr(backend, "free", counting_free)
     if allocate_from_host is not None:
         monkeypatch.setattr(backend, "allocate_from_host", counting_allocate_from_host)
     return count

@@ -13,7 +13,6 @@ import dlbridge
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import (
     ADDRESS_DEVICES,
-    Facts,
     Region,
     Span,
     SupportsCopy,
@@ -27,10 +26,10 @@ from dlbridge.protocol import (
 from .backend_base import DeviceUnderTest, random_bytes
 from .backend_moves import PublicCase, numbers, on_host
 
-__all__ = ["NEEDS", "Calls", "RefusalTests"]
+__all__ = ["NEEDS", "PART", "Calls", "RefusalTests"]
 
-PARTS = 32
-"""The memory that the operations must not leave has so many parts, which every device can copy."""
+PARTS, PART = 32, 4
+"""The memory that the operations must not leave has so many parts, of so many bytes each."""
 
 OUTSIDE = [(1, 32), (32, 2), (0, 33), (-1, 10), (1 << 40, 2), ((1 << 62) - 2, 4)]
 """Offset and length, in parts."""
@@ -41,9 +40,7 @@ class Calls:
 
     def __init__(self, device: DeviceUnderTest) -> None:
         self.device = device
-        self.unit: int = getattr(device.backend, "copy_alignment", Facts.copy_alignment)
-        self.part = max(self.unit, 4)
-        self.nbytes = PARTS * self.part
+        self.nbytes = PARTS * PART
         self.other = device.allocate(2 * self.nbytes)
 
     def upload(self, span: Span) -> None:
@@ -97,8 +94,8 @@ class Calls:
         return self.device.span(self.other, 0, span.nbytes)
 
     def two_runs(self, span: Span) -> Region:
-        """The first and the last unit of *span*, which are those that can be copied."""
-        return Region((2,), (span.nbytes - self.unit,), self.unit)
+        """The first and the last byte of *span*."""
+        return Region((2,), (span.nbytes - 1,), 1)
 
 
 NEEDS = {
@@ -193,7 +190,7 @@ class RefusalTests(PublicCase):
         content = b"d" * calls.nbytes
         data = device.filled(content)
         for offset, length in OUTSIDE:
-            span = device.span(data, calls.part * offset, calls.part * length)
+            span = device.span(data, PART * offset, PART * length)
             with pytest.raises(Error):
                 getattr(calls, operation)(span)
             device.synchronize()

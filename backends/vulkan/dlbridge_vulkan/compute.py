@@ -22,12 +22,10 @@ from .arguments import (
 from .device import Device
 from .errors import AFTER_FORK, check
 from .handles import Handles
-from .interface import check_elements, check_entry, elements_of
 from .library import constant, ffi, struct
 from .live import Live
 from .queue import NEVER
-from .requirements import check_layout
-from .spirv import writable_bindings
+from .spirv import Module
 
 __all__ = ["Kernel"]
 
@@ -55,14 +53,13 @@ class Kernel:
     ) -> None:
         spirv = module_of(spirv)
         check_module(device, spirv, buffers, push_nbytes)
-        check_entry(spirv, entry)
-        check_layout(spirv, entry, buffers, push_nbytes)
+        declared = Module(spirv)
+        declared.check(entry, buffers, push_nbytes)
         self.device = device
         self._live = live
         self.buffers = buffers
         self.push_nbytes = push_nbytes
-        self._writable = writable_bindings(spirv)
-        self._elements = elements_of(spirv)
+        self._writable = declared.writable_bindings()
         self._closed = False
         self._calls: set[object] = set()
         """The calls that are under way."""
@@ -184,9 +181,8 @@ class Kernel:
             If the number of tensors, of groups or of bytes in *push* does not
             match the kernel or the device's limits.
         ExchangeError
-            If the device cannot bind a tensor; if a tensor is read-only and the
-            module does not mark its binding ``NonWritable``; or if its elements are not
-            those of the binding, where the module says what it holds.
+            If the device cannot bind a tensor, or if a tensor is read-only and the
+            module does not mark its binding ``NonWritable``.
         DeviceError
             If the kernel or its device is closed, or the process has forked.
 
@@ -197,7 +193,6 @@ class Kernel:
         """
         bindings = [binding_of(tensor, self.device, self._live) for tensor in tensors]
         check_readonly(tensors, self._writable)
-        check_elements(tensors, self._elements)
         self.run(bindings, groups, push)
 
     def run(self, bindings: Sequence[Binding], groups: int | Sequence[int], push: bytes) -> int:

@@ -15,8 +15,6 @@ _cdefs              C declarations, generated
 errors locks        what VkResults mean; the one lock
 library             the loader
 spirv strided       reading modules; cutting regions
-interface           entry points, and what buffers hold
-requirements        what an entry point needs of the layout
 hostcopy handles    moving bytes on the host; what an owner destroys
 instance owners     the physical devices; what dropped objects leave
 memory_types fd_memory  which memory for what, and for other drivers

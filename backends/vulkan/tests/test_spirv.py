@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 from dlbridge_vulkan import demo, strided_kernel
-from dlbridge_vulkan.spirv import writable_bindings
+from dlbridge_vulkan.spirv import Module
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
@@ -20,6 +20,10 @@ layout(set = 0, binding = 1) {first} buffer B {{ {second} float b; {third} float
 layout(set = 0, binding = 2) buffer C {{ float d[]; }} many[2];
 void main() {{ many[0].d[0] = a[0] + b + c[0]; {body} }}
 """
+
+
+def writable_bindings(spirv):
+    return Module(spirv).writable_bindings()
 
 
 def module(*instructions):

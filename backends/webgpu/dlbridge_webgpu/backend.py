@@ -26,7 +26,6 @@ class WebGPU(SingleQueue, ThroughHost):
     api = 1
     device_type = 15  # kDLWebGPU
     name = "webgpu"
-    copy_alignment, max_copy_nbytes = 4, PIECE
     host_copies_block = True
 
     def __init__(self) -> None:
@@ -64,11 +63,17 @@ class WebGPU(SingleQueue, ThroughHost):
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Write to the buffer; wgpu has read *source* on return."""
-        self._on(target.device_id, "copying from the host", Slot.write, (target,), source)
+        for part, size in self._pieces(target):
+            start = part.offset - target.offset
+            bytes_ = source[start : start + size]
+            self._on(target.device_id, "copying from the host", Slot.write, (part,), bytes_)
 
     def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
         """Read from the buffer; done on return."""
-        self._on(source.device_id, "copying to the host", Slot.read, (source,), into)
+        for part, size in self._pieces(source):
+            start = part.offset - source.offset
+            bytes_ = into[start : start + size]
+            self._on(source.device_id, "copying to the host", Slot.read, (part,), bytes_)
 
     def synchronize(self, device_id: int, stream: int) -> None:
         """Block until the queue is empty."""
@@ -76,11 +81,22 @@ class WebGPU(SingleQueue, ThroughHost):
 
     def copy_inside(self, target: Span, source: Span, stream: int) -> None:
         """Copy on the device."""
-        self._on(target.device_id, "copying", Slot.copy, (target, source), source.nbytes)
+        sources = self._pieces(source)
+        for (there, size), (here, _) in zip(self._pieces(target), sources, strict=True):
+            self._on(target.device_id, "copying", Slot.copy, (there, here), size)
 
     def fill(self, target: Span, value: int, stream: int) -> None:
         """Clear on the device, or write the byte from the host."""
-        self._on(target.device_id, "filling", Slot.fill, (target,), target.nbytes, value)
+        for part, size in self._pieces(target):
+            self._on(target.device_id, "filling", Slot.fill, (part,), size, value)
+
+    def _pieces(self, span: Span) -> list[tuple[Span, int]]:
+        """The parts of a span, each at most a `PIECE`, and their bytes; itself if not longer."""
+        if span.nbytes <= PIECE:
+            return [(span, span.nbytes)]
+        self._buffers.at(span)  # before the first part is copied
+        sizes = [(at, min(PIECE, span.nbytes - at)) for at in range(0, span.nbytes, PIECE)]
+        return [(Span(*span[:2], span.offset + at, size), size) for at, size in sizes]
 
     def from_native(self, obj: Any) -> NativeArray | None:
         """The description of a `WebGPUArray`, or of the bytes of a GPUBuffer; None for others."""
@@ -101,6 +117,7 @@ class WebGPU(SingleQueue, ThroughHost):
         self._gate.guard.check()
         if array.data:
             buffer = self._buffers.at(Span(*array[:3], 0))
+            self._slots[array.device_id].asked.pop(buffer, None)  # whose bytes are all the user's
         else:
             buffer = self._on(array.device_id, "making an empty buffer", Slot.create, (), 0)
         return WebGPUArray.over(buffer, array, device=buffer._device)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
-from dlbridge.errors import DeviceMemoryError
+from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.kit.callbacks import Callback
 
-__all__ = ["PIECE", "Place", "Slot", "one_per_gpu"]
+__all__ = ["PIECE", "UNIT", "Place", "Slot", "one_per_gpu"]
 
 Place: TypeAlias = tuple[Any, int]  # a buffer, and an offset in it, in bytes
 
 PIECE = 16 << 20  # bytes of one copy, and of writes that wgpu may keep until they are done
+UNIT = 4  # bytes: WebGPU copies and clears whole ones
 
 
 def one_per_gpu(adapters: list[Any]) -> list[Any]:
@@ -24,12 +26,17 @@ def one_per_gpu(adapters: list[Any]) -> list[Any]:
 
 
 class Slot:
-    """What a device number stands for. One thread at a time calls the methods."""
+    """What a device number stands for. One thread at a time calls the methods.
+
+    A unit of which only some bytes are written is read first: no other thread comes between.
+    """
 
     def __init__(self, adapter: Any, device: Any = None) -> None:
         self.adapter, self.device = adapter, device
         self.lost = ""  # how the loss showed itself
         self.pipeline: Any = None
+        self.asked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """How many bytes of a buffer were asked for: what is behind them is nobody's."""
         self._staging: Any = None
         self._unfinished = 0
 
@@ -42,17 +49,34 @@ class Slot:
             )
 
     def create(self, nbytes: int) -> Any:
-        """A new buffer for shaders and copies."""
-        if nbytes > self.device.limits["max-buffer-size"]:
+        """A new buffer of whole units for shaders and copies."""
+        size = nbytes + -nbytes % UNIT
+        if size > self.device.limits["max-buffer-size"]:
             raise DeviceMemoryError(f"webgpu: {nbytes} bytes are too many for one buffer")
-        return self.device.create_buffer(size=nbytes, usage="STORAGE | COPY_SRC | COPY_DST")
+        buffer = self.device.create_buffer(size=size, usage="STORAGE | COPY_SRC | COPY_DST")
+        self.asked[buffer] = nbytes
+        return buffer
 
     def submit(self, encoder: Any) -> None:
         """Submit what was recorded. ``finish`` raises if the device is lost; ``submit`` aborts."""
         self.device.queue.submit([encoder.finish()])
 
     def copy(self, target: Place, source: Place, nbytes: int) -> None:
-        """Submit a copy."""
+        """Submit a copy of at most a `PIECE`; through the host what is not whole units there."""
+        _check_units(target, nbytes)
+        _check_units(source, nbytes)
+        first, whole, last = _parts(target[1], nbytes)
+        if (target[1] - source[1]) % UNIT:
+            first, whole, last = nbytes, 0, 0
+        for start, size in ((0, first), (first + whole, last)):
+            if size:
+                content = memoryview(bytearray(size))
+                self.read(_at(source, start), content)
+                self.write(_at(target, start), content)
+        if whole:
+            self._copy_units(_at(target, first), _at(source, first), whole)
+
+    def _copy_units(self, target: Place, source: Place, nbytes: int) -> None:
         encoder = self.device.create_command_encoder()
         if target[0] is source[0]:  # wgpu does not copy inside one buffer
             between = self.device.create_buffer(size=nbytes, usage="COPY_SRC | COPY_DST"), 0
@@ -63,7 +87,7 @@ class Slot:
 
     def fill(self, target: Place, nbytes: int, value: int) -> None:
         """Submit a clear, or write at most a `PIECE` of the byte *value*."""
-        if value:
+        if value or target[1] % UNIT or nbytes % UNIT:
             self.write(target, memoryview(bytes([value]) * nbytes))
         else:
             encoder = self.device.create_command_encoder()
@@ -72,6 +96,26 @@ class Slot:
 
     def write(self, target: Place, source: memoryview) -> None:
         """Write at most a `PIECE`; wgpu keeps a copy of *source* until a later submission."""
+        _check_units(target, len(source))
+        first, whole, last = _parts(target[1], len(source))
+        if first:
+            self._write_inside(target, source[:first])
+        if whole:
+            self._write_units(_at(target, first), source[first : first + whole])
+        if last:
+            self._write_inside(_at(target, first + whole), source[first + whole :])
+
+    def _write_inside(self, target: Place, source: memoryview) -> None:
+        """Write some bytes of one unit."""
+        buffer, offset = target
+        before = offset % UNIT
+        content = memoryview(bytearray(UNIT))
+        if before or self.asked.get(buffer) != offset + len(source):
+            self.read((buffer, offset - before), content)
+        content[before : before + len(source)] = source
+        self._write_units((buffer, offset - before), content)
+
+    def _write_units(self, target: Place, source: memoryview) -> None:
         self.device.queue.write_buffer(*target, source)
         self._unfinished += max(len(source), PIECE // 256)  # small ones cost memory, too
         if self._unfinished >= PIECE:
@@ -81,10 +125,14 @@ class Slot:
         """Read at most a `PIECE`, after all other work; wgpu's wait could hang."""
         from wgpu.backends.wgpu_native import ffi, lib
 
-        staging = self._staging or self.device.create_buffer(size=PIECE, usage="COPY_DST|MAP_READ")
+        before = source[1] % UNIT
+        nbytes = before + len(into) + -(before + len(into)) % UNIT
+        _check_units(source, len(into))
+        usage = "COPY_DST|MAP_READ"
+        staging = self._staging or self.device.create_buffer(size=PIECE + 2 * UNIT, usage=usage)
         self._staging = None  # an exception may leave it mapped
-        encoder, memory, nbytes = self.device.create_command_encoder(), staging._internal, len(into)
-        encoder.copy_buffer_to_buffer(*source, staging, 0, nbytes)
+        encoder, memory = self.device.create_command_encoder(), staging._internal
+        encoder.copy_buffer_to_buffer(*_at(source, -before), staging, 0, nbytes)
         self.submit(encoder)
         mapped = Callback(partial(ffi.callback, "WGPUBufferMapCallback"))
         info = {"mode": lib.WGPUCallbackMode_AllowProcessEvents, "callback": mapped.pointer}
@@ -92,7 +140,8 @@ class Slot:
         status, *_ = mapped.wait(partial(lib.wgpuDevicePoll, self.device._internal, 0, ffi.NULL))
         if status != lib.WGPUMapAsyncStatus_Success:  # to read would end the process
             raise RuntimeError(f"wgpu does not map a buffer: status {status}")
-        into[:] = ffi.buffer(lib.wgpuBufferGetConstMappedRange(memory, 0, nbytes), nbytes)
+        mapped_bytes = ffi.buffer(lib.wgpuBufferGetConstMappedRange(memory, 0, nbytes), nbytes)
+        into[:] = memoryview(mapped_bytes)[before : before + len(into)]
         lib.wgpuBufferUnmap(memory)
         self._staging, self._unfinished = staging, 0
 
@@ -100,3 +149,24 @@ class Slot:
         """Block until all work is done, by a read: wgpu's own call for that fails (0.32)."""
         last = self.device.create_buffer(size=4, usage="COPY_SRC")
         self.read((last, 0), memoryview(bytearray(4)))
+
+
+def _at(place: Place, start: int) -> Place:
+    return place[0], place[1] + start
+
+
+def _check_units(place: Place, nbytes: int) -> None:
+    """ExchangeError if the unit of the last byte is not whole in the buffer."""
+    buffer, end = place[0], place[1] + nbytes
+    if end + -end % UNIT > buffer.size:
+        raise ExchangeError(
+            f"webgpu: byte {end - 1} is outside of the whole units of {UNIT} bytes, which WebGPU "
+            f"copies, in a buffer of {buffer.size}; make the buffer's size a multiple of {UNIT}"
+        )
+
+
+def _parts(offset: int, nbytes: int) -> tuple[int, int, int]:
+    """Bytes before the first whole unit, in whole units, and behind the last one."""
+    first = min(-offset % UNIT, nbytes)
+    last = (nbytes - first) % UNIT
+    return first, nbytes - first - last, last

@@ -197,8 +197,13 @@ def test_a_buffer_of_an_odd_size(webgpu, device):
     tensor = bridge.asarray(device.create_buffer(size=6, usage="STORAGE|COPY_SRC|COPY_DST"))
     bridge.copy_(tensor[1:3], np.array([7, 8], "uint8"))
     assert on_host(tensor[:4]).tolist() == [0, 7, 8, 0]
-    with pytest.raises(ExchangeError, match="outside the 6"):
+    with pytest.raises(
+        ExchangeError, match=r"outside of the whole units of 4 bytes.* in a buffer of 6"
+    ):
         on_host(tensor)
+    with pytest.raises(ExchangeError, match="outside of the whole units"):
+        bridge.copy_(tensor, np.ones(6, "uint8"))
+    assert on_host(tensor[:4]).tolist() == [0, 7, 8, 0]  # nothing was written
 
 
 def test_strides_and_offset_travel(webgpu):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_webgpu.devices import PIECE
+from dlbridge_webgpu.devices import PIECE, Slot
 
 import dlbridge as bridge
 
@@ -29,6 +30,92 @@ def test_more_than_a_piece(webgpu, nbytes):
     bridge.copy_(tensor[3:], source[: nbytes - 3])
     assert np.array_equal(on_host(tensor)[3:], source[: nbytes - 3])
     assert not on_host(bridge.zeros(nbytes, "uint8", "webgpu:0")).any()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the backend does: reads, and writes of whole units, with their bytes."""
+    seen = []
+
+    def noting(name, kind):
+        function = getattr(Slot, name)
+
+        def noted(self, place, host):
+            seen.append((kind, len(host)))
+            function(self, place, host)
+
+        monkeypatch.setattr(Slot, name, noted)
+
+    noting("read", "read")
+    noting("_write_units", "write")
+    return seen
+
+
+def test_a_whole_tensor_is_written_without_a_read(webgpu, calls):
+    """What is behind it in its buffer is nobody's; until the buffer is given to the user."""
+    tensor = bridge.to_device(np.arange(10, dtype="u1"), "webgpu:0")
+    assert calls == [("write", 8), ("write", 4)]
+    native = tensor.to_native()
+    whole = bridge.asarray(native.buffer)
+    assert whole.shape == (12,)
+    bridge.copy_(whole, np.full(12, 7, "u1"))
+    calls.clear()
+    bridge.copy_(tensor, np.zeros(10, "u1"))
+    assert calls == [("write", 8), ("read", 4), ("write", 4)]
+    assert on_host(whole).tolist() == [0] * 10 + [7, 7]
+
+
+def test_copies_into_the_middle_keep_the_neighbours(webgpu):
+    """From the host and on the device, at any two offsets; fills, too."""
+    chance, seen = random.Random(1), 0
+    want, other = (np.frombuffer(chance.randbytes(77), "u1").copy() for _ in "12")
+    there = bridge.to_device(want, "webgpu:0")
+    on = [other, bridge.to_device(other, "webgpu:0")]
+    operand = there.operand()
+    for turn in range(120):
+        nbytes = chance.choice([1, 2, 3, 4, 5, 8, 13, 30])
+        to, start = chance.randrange(77 - nbytes), chance.randrange(77 - nbytes)
+        if turn % 3 == 2:
+            value = chance.choice([0, 9])
+            webgpu.fill(bridge.protocol.Span(0, operand.data, to, nbytes), value, 0)
+            want[to : to + nbytes] = value
+        else:
+            start = chance.choice([start, to])
+            bridge.copy_(there[to : to + nbytes], on[turn % 3][start : start + nbytes])
+            want[to : to + nbytes] = other[start : start + nbytes]
+        assert (on_host(there) == want).all(), (turn, to, start, nbytes)
+        part = slice(start, start + nbytes)
+        assert (on_host(there[part]) == want[part]).all()
+        seen += 1
+    assert seen == 120
+
+
+def test_threads_that_write_parts_of_one_unit(webgpu, monkeypatch):
+    """Each of four threads writes its own bytes of every unit, while others are between."""
+    read = Slot.read
+
+    def slow(self, source, into):
+        read(self, source, into)
+        threading.Event().wait(0.001)  # others come, if they can
+
+    monkeypatch.setattr(Slot, "read", slow)
+    there = bridge.to_device(np.zeros(64, "u1"), "webgpu:0")
+    failures = []
+
+    def work(number):
+        try:
+            for at in range(number, 64, 4):
+                bridge.copy_(there[at : at + 1], np.array([number + 1], "u1"))
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert (on_host(there) == np.tile(np.arange(1, 5), 16)).all()
 
 
 def test_the_host_may_write_again_when_an_upload_returns(webgpu):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.limits import LIMITED, LimitedCopies
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import HostImportMemory, Memory
@@ -71,10 +70,7 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
         elif progress is None and len(flat) <= UNREPORTED:  # most copies
             span = _span((device.index, target.data, target.byte_offset, len(flat)))
             try:
-                if LIMITED and target.is_new and isinstance(plugin, LimitedCopies):
-                    plugin.copy_from_host_to_new(span, flat, stream)
-                else:
-                    plugin.copy_from_host(span, flat, stream)
+                plugin.copy_from_host(span, flat, stream)
             except Exception as exc:
                 fail(exc, device.name, "copy_from_host")
         else:

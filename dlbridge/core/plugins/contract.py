@@ -136,13 +136,6 @@ def _check_facts(plugin: object, name: str, who: str) -> None:
     def refuse(fact: str, value: object, rule: str) -> None:
         raise BackendError(f"{who}: backend {name!r}: {fact} is {value!r}; it is {rule}")
 
-    unit = getattr(plugin, "copy_alignment", Facts.copy_alignment)
-    if not _is_int(unit) or unit < 1 or unit & (unit - 1):
-        refuse("copy_alignment", unit, "a number of bytes, a power of two")
-    most = getattr(plugin, "max_copy_nbytes", Facts.max_copy_nbytes)
-    if most is not None and (not _is_int(most) or most < unit):
-        rule = f"None, or a number of bytes, at least copy_alignment ({unit})"
-        refuse("max_copy_nbytes", most, rule)
     blocks = getattr(plugin, "host_copies_block", Facts.host_copies_block)
     if not isinstance(blocks, bool):
         refuse("host_copies_block", blocks, "True or False")

@@ -18,7 +18,6 @@ from dlbridge.errors import BackendUnavailable, DeviceNotFound, ExchangeError
 from dlbridge.protocol import Backend, SupportsDeviceInfo, SupportsDeviceNames
 
 from .failures import fail
-from .limits import LIMITED, limited
 from .registry import LOADED, backend, backends
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def supports(plugin: object, capability: type[_Capability]) -> TypeGuard[_Capabi
 
 
 def backend_of(device: Device) -> Backend:
-    """The backend of *device*, as the core uses it: a `LimitedCopies` if it has limits.
+    """The backend of *device*.
 
     BackendUnavailable or BackendError if it cannot be loaded.
     ExchangeError if it does not have the index, or is for another type.
@@ -55,8 +54,6 @@ def backend_of(device: Device) -> Backend:
     if known is not None and LOADED.get(device.name) is known:
         return known
     plugin = backend(device.name)
-    if known is not None and LIMITED.get(id(plugin)) is known:
-        return known
     if plugin.device_type != device.type:
         raise ExchangeError(
             f"backend {device.name!r} is for device type {plugin.device_type}, not {device.type:d}"
@@ -71,8 +68,8 @@ def backend_of(device: Device) -> Backend:
             f"there is no {device}: backend {device.name!r} has {count} "
             f"device{'s' if count != 1 else ''} here, counted from 0{listed}"
         )
-    used = _usable[device] = limited(plugin)
-    return used
+    _usable[device] = plugin
+    return plugin
 
 
 def _listed(plugin: Backend, name: str, count: int) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.finalizers import end_finalizers
 from dlbridge.core.implementation_details.handlers import is_cut_at_entry
 from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.limits import LIMITED, padded
 from dlbridge.errors import BackendError
 from dlbridge.protocol import Span
 
@@ -123,8 +122,6 @@ class AllocatedMemory(Memory):
     def allocate(self, nbytes: int, alignment: int) -> None:
         """Take *nbytes* > 0 bytes from the backend."""
         index, stream = self.device.index, self.last_use.handle
-        if LIMITED:  # no backend here has limits, mostly
-            nbytes = padded(self.backend, nbytes)
         taken = self._taken
         try:
             taken.extend(map(self.backend.allocate, [index], [nbytes], [alignment], [stream]))
@@ -154,7 +151,6 @@ class AllocatedMemory(Memory):
     def allocate_exportable(self, backend: SupportsAllocateExportable, nbytes: int) -> None:
         """Take *nbytes* > 0 bytes that other processes can have from the backend."""
         index, stream = self.device.index, self.last_use.handle
-        nbytes = padded(self.backend, nbytes)
         try:
             self._taken.extend(map(backend.allocate_exportable, [index], [nbytes], [stream]))
         except Exception as exc:

@@ -12,7 +12,6 @@ from peers import peer
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendError, DeviceMemoryError
-from dlbridge.protocol import SupportsAllocateFromHost
 
 NAME = "made_with_content"
 DEVICE = f"{NAME}:0"
@@ -195,20 +194,6 @@ def test_progress_is_reported(plugin):
     bridge.to_device(np.ones(3), DEVICE, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(24, 24)]
     assert plugin.calls == {"allocate": 1, "copy": 1}
-
-
-@pytest.mark.parametrize(("fact", "value"), [("copy_alignment", 4), ("max_copy_nbytes", 64)])
-def test_a_backend_with_limits_is_not_asked(monkeypatch, fact, value):
-    monkeypatch.setitem(registry._registered, NAME, type("Limited", (Makes,), {fact: value}))
-    plugin = bridge.backend(NAME)
-    assert isinstance(plugin, SupportsAllocateFromHost)
-    try:
-        array = np.arange(33, dtype="u1")
-        for _ in range(2):
-            assert (there(bridge.to_device(array, DEVICE)) == array).all()
-        assert plugin.calls == {"allocate": 2, "copy": 2 if fact == "max_copy_nbytes" else 4}
-    finally:
-        registry.LOADED.pop(NAME, None)
 
 
 def test_memory_in_place_comes_first(plugin, monkeypatch):

@@ -144,16 +144,6 @@ def test_more_parameters_with_defaults_are_the_backends_own_affair(load):
 @pytest.mark.parametrize(
     ("facts", "match"),
     [
-        ({"copy_alignment": 3}, "copy_alignment is 3; .* a power of two"),
-        ({"copy_alignment": 0}, "copy_alignment is 0"),
-        ({"copy_alignment": "4"}, "copy_alignment is '4'"),
-        ({"copy_alignment": True}, "copy_alignment is True"),
-        ({"max_copy_nbytes": 0}, "max_copy_nbytes is 0; .*at least copy_alignment .1."),
-        (
-            {"copy_alignment": 8, "max_copy_nbytes": 4},
-            "max_copy_nbytes is 4; .*at least copy_alignment .8.",
-        ),
-        ({"max_copy_nbytes": 1.5}, "max_copy_nbytes is 1.5"),
         ({"host_copies_block": 1}, "host_copies_block is 1; it is True or False"),
         ({"max_strided_ndim": "2"}, "max_strided_ndim is '2'; .* dimensions, at least 1"),
         ({"max_strided_ndim": 0}, "max_strided_ndim is 0"),
@@ -171,7 +161,7 @@ def test_every_fact_is_checked(load):
     declared = {name for name in vars(protocol.Facts) if not name.startswith("_")}
     for contract in (protocol.Backend, *capabilities()):
         declared |= {name for name, function in members(contract).items() if function is None}
-    assert {"copy_alignment", "api", "max_strided_ndim"} < declared
+    assert {"host_copies_block", "api", "max_strided_ndim"} <= declared
     for name in declared:
         with pytest.raises(BackendError, match=name):
             load(**{name: "no such value"})
