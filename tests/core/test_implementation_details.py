@@ -20,10 +20,9 @@ from raw_producer import OldProducer, Producer, struct_in
 
 import dlbridge as bridge
 from dlbridge.core._cdefs import ffi as our_ffi
-from dlbridge.core.implementation_details import DETAILS
+from dlbridge.core.implementation_details import DETAILS, finalizers
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.capsules import address_in
-from dlbridge.core.implementation_details import finalizers
 from dlbridge.core.implementation_details.finalizers import end_finalizers
 from dlbridge.core.implementation_details.handlers import handlers_cause, is_cut_at_entry
 from dlbridge.core.implementation_details.numpy_arrays import address_of

@@ -239,9 +239,7 @@ class Gate:
         self.closed = []
 
     def holds(self, call):
-        """What *call* gives; it must not come back before the gate opens.
-
-        """
+        """What *call* gives; it must not come back before the gate opens."""
         given = []
         thread = threading.Thread(target=lambda: given.append(call()))
         thread.start()

@@ -171,7 +171,8 @@ def test_ctrl_c_is_answered_while_waiting(vulkan, tensors, scale, gate):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job's ignores it
     try:
         with pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+            # On a busy machine the wait may not have begun.
+            threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()  # no verdict
             vulkan.synchronize(0, 0)
     finally:
         signal.signal(signal.SIGINT, before)
