@@ -10,9 +10,15 @@ os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import hypothesis
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
 from working import leave_out
+
+# A busy machine is no reason to fail.
+unhurried = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("unhurried", deadline=None, suppress_health_check=unhurried)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_configure():

@@ -43,7 +43,7 @@ def main() -> int:
         rooms = MORE if version == OLDEST else ROOMS
         print(f"CPython {version[0]}.{version[1]}", flush=True)
         code = subprocess.run(
-            [environment(version, python), "tests/again.py", "-q", *PARALLEL, *rooms],
+            [environment(version, python), "-m", "pytest", "-q", *PARALLEL, *rooms],
             cwd=ROOT,
             env={
                 **os.environ,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,55 @@ def test_backends_state_the_version_of_the_contract_as_a_number():
                 found[f"{path}:{cls.lineno}"] = values.get("api")
     assert len(found) >= 9
     assert set(found.values()) == {"1"}
+
+
+TESTS = sorted(
+    path
+    for folder in ("tests", "backends/*/tests", "dlbridge/testing", "dlbridge/conformance")
+    for place in ROOT.glob(folder)
+    for path in place.rglob("*.py")
+    if path != Path(__file__) and "hardware" not in path.parts
+)
+LIMIT = re.compile(
+    r"\btimeout=([\d.]+)|(?<!Event\(\))\.(?:join|wait|poll|result)\(([\d.]+)\)"
+    r"|\b(?:alarm|Timer)\(([\d.]+)|^SECONDS = ([\d.]+)"
+)
+CLOCK = re.compile(r"\bassert\b.*\b(?:monotonic|perf_counter|time|process_time)\(\)")
+
+
+def judged_by_a_clock(text: str) -> list[str]:
+    """Lines whose limit a slow machine may reach, or that compare times; scripts in strings too.
+
+    ``while not event.wait(0.01)`` looks again. ``threading.Event().wait(0.01)`` is a pause.
+    """
+    return [
+        line.strip()
+        for line in text.splitlines()
+        if "# no verdict" not in line and not line.lstrip().startswith("while not")
+        if CLOCK.search(line)
+        or any(0 < float(next(filter(None, found))) < 60 for found in LIMIT.findall(line))
+    ]
+
+
+def test_no_verdict_depends_on_a_clock():
+    """CONTRIBUTING.md has the rule, and what may say ``# no verdict``."""
+    found = {str(path): judged_by_a_clock(path.read_text(encoding="utf-8")) for path in TESTS}
+    assert len(found) > 300
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "thread.join(20)",
+        "assert done.wait(0.3)",
+        "subprocess.run(command, timeout=30)",
+        "signal.alarm(10)",
+        "threading.Timer(0.1, go.set).start()",
+        "SECONDS = 40",
+        "assert time.monotonic() - begin < 10",
+    ],
+)
+def test_each_clock_is_seen(line):
+    assert judged_by_a_clock(line) == [line]
+    assert judged_by_a_clock(f"{line}  # no verdict: a fault may come later, unseen") == []

@@ -614,7 +614,7 @@ def forks(pick: random.Random, device: str) -> None:
     calmly(_fork, way, Shared.tensors.copy())
 
 
-CHILD_SECONDS = float(os.environ.get("DLBRIDGE_STORM_CHILD_SECONDS", "40"))
+CHILD_SECONDS = float(os.environ.get("DLBRIDGE_STORM_CHILD_SECONDS", "200"))
 
 
 def _fork(way: str, tensors: dict[str, Any]) -> None:

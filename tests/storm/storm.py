@@ -73,7 +73,7 @@ def simulated_drivers() -> bool:
     return True
 
 
-def storm(seed: int, seconds: float, *options: str, patience: float = 90) -> Outcome:
+def storm(seed: int, seconds: float, *options: str, patience: float = 300) -> Outcome:
     """Run one storm; an empty list of findings if all was well."""
     worker = [str(HERE / "worker.py"), f"--seed={seed}", f"--seconds={seconds}"]
     command = [sys.executable, *worker, f"--patience={patience}", *options]
@@ -112,7 +112,7 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Abort *process* and its children: faulthandler writes where they are. Their output."""
     os.killpg(process.pid, signal.SIGABRT)
     try:
-        return process.communicate(timeout=20)
+        return process.communicate(timeout=60)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return process.communicate()

@@ -100,7 +100,7 @@ class Storm:
     def work(self, seed: str, rows: list[Any], run: Callable[..., None]) -> None:
         """Do random operations until the storm ends; *run* does one."""
         pick = random.Random(seed)
-        while not self.stopping:
+        while not self.stopping or (sum(self.done.values()) <= 20 and not self.findings):
             row, device = self.choose(pick, rows)
             try:
                 if row.calm and not self.everything:

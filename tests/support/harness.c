@@ -2,11 +2,12 @@
  * seen, tensors that are released late, and a C caller of exchange tables. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <unistd.h>
 
 typedef struct DLManagedTensorVersioned {
   uint32_t major, minor;
@@ -49,17 +50,25 @@ int harness_delete_in_thread(void *managed) {
   return failed ? failed : pthread_join(thread, NULL);
 }
 
+static atomic_int goes, calls;
+
 static void *delete_late(void *managed) {
-  struct timespec moment = {0, 200 * 1000 * 1000};
-  nanosleep(&moment, NULL);
+  while (!goes) usleep(1000);
   fputs("late thread calls\n", stderr);
+  calls = 1;
   return delete_now(managed);
 }
 
-/* By a thread that wakes up while the interpreter is being taken down. */
+/* By a thread that wakes up while the interpreter is being taken down: in `harness_let_go`. */
 int harness_delete_late(void *managed) {
   pthread_t thread;
   return pthread_create(&thread, NULL, delete_late, managed) || pthread_detach(thread);
+}
+
+void harness_let_go(void) {
+  goes = 1;
+  while (!calls) usleep(1000);
+  usleep(200 * 1000); /* a deleter that crashes does so now, but on a busy machine */
 }
 
 /* As a consumer does that has just refused the tensor; Python's own functions. */

@@ -168,11 +168,16 @@ def test_ctrl_c_is_answered_while_waiting(vulkan, tensors, scale, gate):
     closed = gate(vulkan)
     value = scale(vulkan, tensors.new(4), 1, 1.0)
     main = threading.main_thread().ident
+
+    def wait_for_it():
+        # On a busy machine the wait may not have begun.
+        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()  # no verdict
+        vulkan.synchronize(0, 0)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job's ignores it
     try:
         with pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
-            vulkan.synchronize(0, 0)
+            wait_for_it()
     finally:
         signal.signal(signal.SIGINT, before)
     assert not vulkan.devices[0].queue.done(value)

@@ -11,13 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from elements import NAMES, bits_of, numpy_of, reference, result_bits, tensor_of
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from peers import peer
 
 import dlbridge as bridge
 
 
-@settings(deadline=None)  # the first call imports, and the machine may be busy
 @given(
     st.sampled_from([(7, 11, 5), (40, 9), (301,), (2, 3, 4, 5)]),
     st.data(),

@@ -149,7 +149,7 @@ def test_bytes_are_those_of_numpy(kind, ways, request):  # P26
     if ways == "opencv":
         copied = request.getfixturevalue("opencv")
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.data())
     def check(data):
         target, source = data.draw(layouts(kind))

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 from expected import backend_or_skip
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from peers import peer
 
 import dlbridge as bridge
@@ -68,7 +68,6 @@ def test_every_pair_as_numpy_does(first, second):
     assert view.tobytes() == expected.tobytes()
 
 
-@settings(deadline=None)  # the first call imports, and the machine may be busy
 @given(
     st.sampled_from(["uint8", "int16", "float32", "complex64"]),
     st.sampled_from(["uint8", "int16", "float32", "complex64"]),

@@ -141,9 +141,24 @@ CUresult push(CUstream handle, Operation operation) {
   return CUDA_SUCCESS;
 }
 
+// Threads of the caller that wait now, for whatever.
+static int waiting;
+CONTROL int fake_cuda_waiting(void) {
+  pthread_mutex_lock(&lock);
+  int now = waiting;
+  pthread_mutex_unlock(&lock);
+  return now;
+}
+
+static void wait_for_change(void) {
+  waiting++;
+  pthread_cond_wait(&changed, &lock);
+  waiting--;
+}
+
 void drain(CUstream stream) {
   pthread_mutex_lock(&lock);
-  while (stream->first) pthread_cond_wait(&changed, &lock);
+  while (stream->first) wait_for_change();
   pthread_mutex_unlock(&lock);
 }
 
@@ -155,7 +170,7 @@ static int context_is_busy(CUcontext context) {
 
 void synchronize_context(CUcontext context) {
   pthread_mutex_lock(&lock);
-  while (context_is_busy(context)) pthread_cond_wait(&changed, &lock);
+  while (context_is_busy(context)) wait_for_change();
   pthread_mutex_unlock(&lock);
 }
 
@@ -377,7 +392,7 @@ API cuEventSynchronize(CUevent event) {
   pthread_mutex_lock(&lock);
   Record *record = event->record;
   if (record) record->references++;
-  while (record && record->parts) pthread_cond_wait(&changed, &lock);
+  while (record && record->parts) wait_for_change();
   forget(record);
   pthread_mutex_unlock(&lock);
   return CUDA_SUCCESS;

@@ -328,7 +328,7 @@ def test_ctrl_c_in_a_long_call(run_script):  # 4.6
         # Longer than the script may take: what does not hear the signal fails by that.
         for call in (lambda: f(600), f.bind(600), lambda: testing("apply")(f, 600)):
             try:
-                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()  # no verdict
                 call()
             except KeyboardInterrupt as exc:
                 print(type(exc).__name__)
