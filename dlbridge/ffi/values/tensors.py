@@ -90,11 +90,12 @@ def tensor_rule(cls: type) -> Packer | None:
         return _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
-<<<<<<< HEAD
-        return _torch_packer(table, declared=is_readonly_torch(cls))
-=======
-        return _torch_packer(table, is_own=table.address == _address_of_table(torch.Tensor))
->>>>>>> f2aecd3 (One set of rules for every way in: what no memory can have is refused alike)
+        own = table_of(torch.Tensor)
+        return _torch_packer(
+            table,
+            declared=is_readonly_torch(cls),
+            is_own=own is not None and table.address == own.address,
+        )
     return _table_packer(table)
 
 
@@ -173,18 +174,11 @@ def _pack_numpy(value: Any, keep: Temporaries) -> tuple[int, int]:
     return _TENSOR, handle
 
 
-<<<<<<< HEAD
-def _table_packer(table: ForeignTable, *, declared: bool = False) -> Packer:
-    """*declared*: by the class itself the user says that the tensor is only read."""
-=======
-def _address_of_table(cls: type) -> int:
-    table = table_of(cls)
-    return 0 if table is None else table.address
+def _table_packer(table: ForeignTable, *, declared: bool = False, is_own: bool = False) -> Packer:
+    """*declared*: by the class itself the user says that the tensor is only read.
 
-
-def _table_packer(table: ForeignTable, *, is_checked: bool = False) -> Packer:
-    """The packer for classes with *table*, whose structs are checked unless they are right."""
->>>>>>> f2aecd3 (One set of rules for every way in: what no memory can have is refused alike)
+    *is_own*: the table is torch's, whose structs are right; others are checked.
+    """
 
     def pack_by_table(value: Any, keep: Temporaries) -> tuple[int, int]:
         try:
@@ -197,7 +191,7 @@ def _table_packer(table: ForeignTable, *, is_checked: bool = False) -> Packer:
         device_type, device_id = head[_DEVICE], head[_DEVICE + 1]
         if head[0] != DLPACK_VERSION[0]:  # libtvm_ffi does not look
             raise ExchangeError(f"the tensor comes by DLPack {head[0]}, libtvm_ffi speaks 1")
-        if not is_checked:
+        if not is_own:
             read_managed(owner.managed_address)
         handle = _tensor_object(owner)
         keep.append(handle)
@@ -223,13 +217,8 @@ def _stream_for(device: Device, producers: Callable[[], int]) -> int:
     return chosen
 
 
-<<<<<<< HEAD
-def _torch_packer(table: ForeignTable, *, declared: bool) -> Packer:
-    pack_by_table = _table_packer(table, declared=declared)
-=======
-def _torch_packer(table: ForeignTable, *, is_own: bool) -> Packer:
-    pack_by_table = _table_packer(table, is_checked=is_own)
->>>>>>> f2aecd3 (One set of rules for every way in: what no memory can have is refused alike)
+def _torch_packer(table: ForeignTable, *, declared: bool, is_own: bool) -> Packer:
+    pack_by_table = _table_packer(table, declared=declared, is_own=is_own)
 
     def pack_torch(value: Any, keep: Temporaries) -> tuple[int, int]:
         # A gradient does not hinder reading the memory; a lazy sign or conjugation does.
