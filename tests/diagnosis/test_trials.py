@@ -10,7 +10,7 @@ from pathlib import Path
 
 import not_run
 import pytest
-from expected import backend_or_skip, expected
+from expected import backend_or_skip, compiler_or_skip
 from peers import peer
 
 from dlbridge.diagnosis import files, trials
@@ -21,15 +21,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def false_driver(tmp_path_factory):
     """The ICD file of false_driver/driver.c, in a folder of its own."""
-    if shutil.which("gcc") is None:
-        assert not expected("peers"), "DLBRIDGE_EXPECT=peers, but there is no C compiler"
-        pytest.skip("needs a C compiler")
+    gcc = compiler_or_skip()
     peer("dlbridge_opencl")
     folder = tmp_path_factory.mktemp("vendors")
     source = Path(__file__).parent / "false_driver" / "driver.c"
     library = folder / "libfalse.so"
     flags = ["-std=gnu17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror"]
-    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+    subprocess.run([gcc, *flags, "-o", library, source], check=True)
     (folder / "a_false.icd").write_text(str(library))
     return folder / "a_false.icd"
 

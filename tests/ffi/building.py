@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from expected import compiler_or_skip
+
 from dlbridge import ffi
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -14,7 +16,8 @@ INCLUDE = Path(ffi.library_path).parents[1] / "include"
 def build(source: Path, folder: Path) -> Path:
     """The shared library made of *source*, in *folder*."""
     library = folder / f"{source.stem}.so"
-    compiler = ["gcc"] if source.suffix == ".c" else ["g++", "-std=c++17"]
+    cpp = source.suffix != ".c"
+    compiler = [compiler_or_skip("g++" if cpp else "gcc"), *["-std=c++17"] * cpp]
     flags = ["-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Wall", "-Werror", f"-I{INCLUDE}"]
     subprocess.run([*compiler, *flags, source, "-o", library], check=True)
     return library

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from expected import backend_or_skip
+from expected import backend_or_skip, compiler_or_skip
 
 from dlbridge import ffi
 
@@ -23,6 +23,8 @@ FILE = re.compile(r"^(?:/\*|//) (\S+?):?(?: |$)", re.MULTILINE)
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """A folder in which the document's kernels are written and its shell blocks were run."""
+    compiler_or_skip("gcc")
+    compiler_or_skip("g++")
     folder = tmp_path_factory.mktemp("docs")
     shell = ["set -eu"]
     for language, _mark, text in BLOCK.findall(DOCUMENT):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from working import why_left_out
 import dlbridge
 from dlbridge.errors import BackendUnavailable
 
-__all__ = ["backend_or_skip", "expected"]
+__all__ = ["backend_or_skip", "compiler_or_skip", "expected"]
 
 
 def expected(name: str) -> bool:
@@ -28,3 +29,11 @@ def backend_or_skip(name: str) -> Any:
         if expected(name):
             raise BackendUnavailable(reason) from exc
         return pytest.skip(reason)
+
+
+def compiler_or_skip(name: str = "gcc") -> str:
+    """The path of the compiler *name*, or a skip (a failure if ``peers`` are expected)."""
+    found = shutil.which(name)
+    if found is None and expected("peers"):
+        pytest.fail(f"DLBRIDGE_EXPECT=peers, but there is no {name}")
+    return found or pytest.skip(f"needs a C compiler: there is no {name}")

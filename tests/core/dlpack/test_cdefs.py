@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from expected import compiler_or_skip
 from peers import peer
 
 from dlbridge.core._cdefs import ffi
@@ -33,10 +34,7 @@ def library():
 
 @pytest.fixture
 def compiler():
-    found = shutil.which("gcc") or shutil.which("cc")
-    if found is None:
-        pytest.skip("no C compiler here")
-    return found
+    return compiler_or_skip()
 
 
 def test_declarations_are_fresh():
