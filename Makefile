@@ -84,6 +84,7 @@ test-all: test-pythons
 # The core on the oldest and the newest other CPython from 3.11 up that is here.
 test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
+	$(BIN)/python tests/pythons.py --lowest
 
 # The peers with CUDA: pip counts torch's CPU build as torch, so that goes first.
 gpu-peers: $(VENV)/.test
