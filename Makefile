@@ -18,7 +18,7 @@ NOT_RUN := $(abspath $(VENV))/not-run
 # All tests but those that need hardware, or minutes each.
 ALL := -m 'not gpu and not amd and not stress'
 
-.PHONY: help setup demo test test-all test-core test-backends test-pythons test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
+.PHONY: help setup demo test test-all test-core test-backends test-pythons test-lowest test-newest test-nightly gpu-peers test-gpu test-amd stress lint format bench bench-write bench-gpu docs site wheels storm clean
 
 help:
 	@echo "make demo     a photograph through every backend of this machine"
@@ -84,12 +84,16 @@ test-backends: $(VENV)/.test
 
 # What tests the tests, too: each wait taken out of a backend in turn, each call
 # of a driver failed in turn; and the oldest and newest CPython here.
-test-all: test-pythons
+test-all: test-pythons test-lowest
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
 
 # The core on the oldest and the newest other CPython from 3.11 up that is here.
 test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
+
+# The core with the lowest versions that pyproject.toml allows.
+test-lowest: $(VENV)/.test
+	$(BIN)/python tests/pythons.py --lowest
 
 # The newest release of everything, in an environment of its own; then with the numpy and torch of
 # tonight. The headers of the `cdefs` extra are of one version, so that extra stays out.

@@ -3,8 +3,10 @@
 Each gets a virtual environment of its own (.venv-3.12 and so on) with what the
 core's tests need; the peers are tested where their wheels install, by `make
 test-core`. On the oldest those of the core, of calls and of safety run, on the newest those that
-depend on the interpreter: signals, threads, exits, leaks and its implementation details.
-`--all` takes those between, too.
+depend on the interpreter: signals, threads, exits, leaks and its implementation details; and with
+the newest peers (several GB with torch) those that meet them.
+`--all` takes those between, too; `--lowest` only this one, with the lowest versions that
+pyproject.toml allows, and all tests of the core.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -26,12 +30,16 @@ ROOMS = [
     "tests/ffi/calls",
 ]
 MORE = ["tests/core", "tests/ffi/calls", "tests/safety"]
+WITH_PEERS = ["tests/core/libraries", "tests/core/incoming", "tests/ffi/values"]
+PEERS = [".[peers]", "pyopencl"]
 PARALLEL = ["-n", "3", "--dist", "loadfile"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
 
 
 def main() -> int:
     """Test each; the exit code of the first that fails."""
+    if "--lowest" in sys.argv:
+        return run(lowest(), ["tests/core"], "ext_dev,mpi")
     others = {
         version: python
         for version, python in sorted(interpreters().items())
@@ -40,22 +48,27 @@ def main() -> int:
     for version, python in others.items():
         if version not in (min(others), max(others)) and "--all" not in sys.argv:
             continue
-        rooms = MORE if version == OLDEST else ROOMS
+        rooms, expect = MORE if version == OLDEST else ROOMS, "ext_dev,mpi"
         print(f"CPython {version[0]}.{version[1]}", flush=True)
-        code = subprocess.run(
-            [environment(version, python), "-m", "pytest", "-q", *PARALLEL, *rooms],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                **library(),
-                "DLBRIDGE_EXPECT": "ext_dev,mpi",
-                "DLBRIDGE_FUZZ_SECONDS": "5",
-            },
-            check=False,
-        ).returncode
+        inside = environment(version, python)
+        if version == max(others):
+            if has_peers(inside):
+                rooms, expect = [*rooms, *WITH_PEERS], f"{expect},peers,newest"
+            elif "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+                return 1
+        code = run(inside, rooms, expect)
         if code:
             return code
     return 0
+
+
+def run(python: str, rooms: list[str], expect: str) -> int:
+    """The exit code of pytest with *rooms*, where *expect* must be there."""
+    variables = {**library(), "DLBRIDGE_EXPECT": expect, "DLBRIDGE_FUZZ_SECONDS": "5"}
+    command = [python, "-m", "pytest", "-q", *PARALLEL, *rooms]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **variables}, check=False
+    ).returncode
 
 
 def library() -> dict[str, str]:
@@ -85,13 +98,41 @@ def interpreters() -> dict[tuple[int, int], str]:
 
 def environment(version: tuple[int, int], python: str) -> str:
     """The interpreter of the environment for *version*, made if it is not there."""
-    folder = ROOT / f".venv-{version[0]}.{version[1]}"
+    return made(ROOT / f".venv-{version[0]}.{version[1]}", python, [])
+
+
+def lowest() -> str:
+    """The interpreter of the environment with the lowest versions that are allowed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    bounds = (re.match(r"([\w.-]+)>=([\w.]+)", each) for each in wanted)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.writelines(f"{bound[1]}=={bound[2]}\n" for bound in bounds if bound)
+        constraints.flush()
+        return made(ROOT / ".venv-lowest", sys.executable, ["-c", constraints.name])
+
+
+def has_peers(inside: str) -> bool:
+    """Whether the newest peers are in the environment of *inside*, or install there."""
+    done = Path(inside).parent.parent / ".peers"
+    if not done.exists() or done.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
+        install = [inside, "-m", "pip", "install", "-q", "-U", *PEERS]
+        if subprocess.run(install, cwd=ROOT, check=False).returncode:
+            print("the newest peers do not install here: their tests do not run", flush=True)
+            return False
+        done.touch()
+    return True
+
+
+def made(folder: Path, python: str, constraints: list[str]) -> str:
+    """The interpreter of the environment in *folder*, of *python* where it must be made."""
     inside = folder / "bin" / "python"
     done = folder / ".test"
     if not done.exists() or done.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
         subprocess.run([python, "-m", "venv", folder], check=True)
         subprocess.run([inside, "-m", "pip", "install", "-q", "-U", "pip"], check=True)
-        install = [inside, "-m", "pip", "install", "-q", "-e", ".[test]", "-e", "backends/fake"]
+        install = [inside, "-m", "pip", "install", "-q", *constraints, "-e", ".[test]"]
+        install += ["-e", "backends/fake"]
         subprocess.run(install, cwd=ROOT, check=True)
         done.touch()
     return str(inside)

@@ -173,7 +173,7 @@ def wrap_array(array: Array, producer: type | None = None) -> Tensor:
         dtype = from_numpy(array.dtype)
         flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte else 0
         return label_array(array.view(carrier_dtype(dtype)), dtype, flags, producer)
-    # numpy does not export negative strides, on which torch aborts, nor empty
+    # numpy does not export negative strides, on which torch 2.13 aborts, nor empty
     # tensors, which must have a NULL pointer. Size-1 dimensions may have any
     # strides (measured).
     if array.size and (array.flags.forc or min(array.strides) >= 0):

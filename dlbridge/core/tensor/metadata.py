@@ -238,7 +238,7 @@ def release_shared(tensor: TensorMetadata) -> None:
 def has_negative_strides(tensor: TensorMetadata) -> bool:
     """Whether a stride is negative.
 
-    torch <= 2.13 aborts the process on negative strides, and a producer does not
+    torch 2.13 aborts the process on negative strides, and a producer does not
     know its consumer, so such tensors are exported as a copy.
     """
     steps = tensor._array.strides

@@ -118,7 +118,7 @@ REFUSED = [
     (lambda t: t.reshape(8, 12)[:, :8].view("uint64"), "96 bits apart.*copy=True"),
     (lambda t: t.reshape(96)[2:94].view("float32"), "multiple of 4 bytes.*2 past one.*copy=True"),
     (lambda t: t.reshape(96)[1:13].view("float32x3"), "multiple of 4 bytes.*1 past one"),
-    (lambda t: t.view("float31"), "31"),
+    (lambda t: t.view(bridge.DType.of(2, 31)), "31"),
 ]
 
 
