@@ -11,14 +11,24 @@ import numpy as np
 import pytest
 
 import dlbridge
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins import registry
+from dlbridge.core.tensor.array_tensor import label_array
 
 from .backend_base import BackendCase, random_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DTYPES", "MoveTests", "PublicCase", "count_frees", "numbers", "on_host"]
+__all__ = [
+    "DTYPES",
+    "MoveTests",
+    "PublicCase",
+    "count_frees",
+    "numbers",
+    "on_host",
+    "padded_tensor",
+]
 
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -29,6 +39,11 @@ DTYPES = [
 def numbers(shape: tuple[int, ...], dtype: str = "float32") -> Any:
     """An array whose neighbouring elements differ."""
     return np.arange(int(np.prod(shape)) + 1)[1:].reshape(shape).astype(dtype)
+
+
+def padded_tensor(codes: list[int]) -> Any:
+    """A tensor of uint4 on the CPU whose elements take a byte each, without ml_dtypes."""
+    return label_array(np.array(codes, "u1"), dlbridge.dtype("uint4"), FLAG_SUBBYTE_PADDED)
 
 
 def on_host(tensor: Any) -> Any:
@@ -187,11 +202,11 @@ class MoveTests(PublicCase):
         dlbridge.copy_(tensor[2:5], dlbridge.full(3, 1, "uint4"))
         dlbridge.copy_(tensor[6:7], tensor[2:3])
         assert tensor.tobytes() == b"\x77\x11\x71\x71"
-        dlbridge.copy_(tensor[:3], [2, 3, 4])  # padded elements, a byte each
+        dlbridge.copy_(tensor[:3], padded_tensor([2, 3, 4]))
         assert tensor.tobytes() == b"\x32\x14\x71\x71"
-        padded = dlbridge.to_device(np.zeros(8, dlbridge.dtype("uint4").numpy), where, copy=True)
+        padded = dlbridge.to_device(padded_tensor([0] * 8), where, copy=True)
         dlbridge.copy_(padded[1:6], tensor[2:7])
-        assert padded.tolist() == [0, 4, 1, 1, 7, 1, 0, 0]
+        assert padded.tobytes() == bytes([0, 4, 1, 1, 7, 1, 0, 0])
 
     def test_a_copy_is_one(self, where: str) -> None:
         """copy=True on the same device gives new memory with the same content."""

@@ -16,7 +16,7 @@ from dlbridge.errors import Error
 from dlbridge.protocol import ADDRESS_DEVICES, NativeArray, SupportsNative
 
 from .backend_base import DeviceUnderTest, random_bytes
-from .backend_moves import DTYPES, PublicCase, numbers, on_host
+from .backend_moves import DTYPES, PublicCase, numbers, on_host, padded_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,12 +219,12 @@ class NativeTests(PublicCase):
         packed = dlbridge.full(5, 3, "uint4", where)
         for give in (packed.to_native, packed[:2].to_native):
             assert unless_refused(give, "packed") is None
-        padded = dlbridge.to_device(dlbridge.asarray([1, 2, 3], dtype="uint4"), where, copy=True)
+        padded = dlbridge.to_device(padded_tensor([1, 2, 3]), where, copy=True)
         native = unless_refused(padded.to_native)
         if native is not None:
             again = dlbridge.asarray(native)
             assert again.is_padded
-            assert again.tolist() == [1, 2, 3]
+            assert again.tobytes() == bytes([1, 2, 3])
 
     @pytest.mark.parametrize(
         "index",

@@ -397,6 +397,12 @@ class NativeElsewhere(Fake):
         return type(description)(**{**vars(description), "offset": 4})
 
 
+class NativeWithoutStrides(Fake):
+    def from_native(self, obj):
+        found = super().from_native(obj)
+        return found and found._replace(strides=None)
+
+
 class BoolsAreIntegers(Fake):
     def normalize_stream(self, device_id, stream):
         return int(stream) if isinstance(stream, int) else super().normalize_stream(0, stream)
@@ -612,6 +618,7 @@ CASES = [
     ("test_native_round_trip", Fake, NativeElsewhere, {}),
     ("test_native_of_nothing", Fake, NothingIsFlat, {}),
     ("test_native_views", Fake, NativeElsewhere, {"index": slice(2, None)}),
+    ("test_native_elements_below_a_byte", Fake, NativeWithoutStrides, {}),
     ("test_strangers_are_not_native", Fake, NativeForEverything, {}),
     ("test_work_on_one_stream_is_in_order", Fake, OneBehind, {}),
     ("test_free_waits_for_queued_work", Fake, OneMemoryForAll, {}),
@@ -625,6 +632,7 @@ CASES = [
     ("test_strided_both_ways", Fake, ReadsFromTheStart, {"index": slice(1, None)}),
     ("test_copy_into_a_view", Fake, OffsetIgnored, {"index": slice(2, 4)}),
     ("test_bytes_around_a_copy_stay", Fake, OneByteTooMany, {}),
+    ("test_elements_below_a_byte", Fake, OneByteTooMany, {}),
     (
         "test_copy_inside_a_tensor",
         Fake,
