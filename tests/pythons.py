@@ -31,7 +31,7 @@ ROOMS = [
 ]
 MORE = ["tests/core", "tests/ffi/calls", "tests/safety"]
 WITH_PEERS = ["tests/core/libraries", "tests/core/incoming", "tests/ffi/values"]
-PEERS = [".[peers]", "pyopencl"]
+PEERS = [".[peers]", "-e", "backends/opencl"]
 PARALLEL = ["-n", "3", "--dist", "loadfile"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
 

@@ -58,7 +58,7 @@ def to_jax(tensor: Tensor) -> Any:
     import jax.dlpack
 
     if tensor.readonly:
-        # jax asks for legacy capsules, which cannot carry READ_ONLY. Its own
+        # jax before 0.12 asks for legacy capsules, which cannot carry READ_ONLY. Its own
         # arrays are immutable, so it is given the memory without that mark.
         tensor = writable(tensor)
     return jax.dlpack.from_dlpack(tensor)

@@ -527,7 +527,7 @@ def _from_torch(text: str) -> DType:
     """The DType of a ``torch.dtype``, from its ``str``."""
     name = text.removeprefix("torch.")
     numbers = _parse(name)
-    if numbers is None:  # bits8, quint4x2 and the like
+    if numbers is None or numbers[0] in _KNOWN_LATER:  # bits8, quint4x2 and the like
         raise ExchangeError(
             f"{text} has no DLPack type (torch refuses to export it too): exchange its raw"
             " values, tensor.view(torch.uint8) or tensor.int_repr() for a quantized one"

@@ -665,16 +665,19 @@ def test_to_device_and_explain_agree():
 
 
 @pytest.mark.parametrize(
-    "take",
+    ("take", "asks_jax"),
     [
-        lambda tensor: tensor.__dlpack__(),
-        lambda tensor: peer("jax.dlpack").from_dlpack(tensor),
+        (lambda tensor: tensor.__dlpack__(), False),
+        (lambda tensor: peer("jax.dlpack").from_dlpack(tensor), True),
     ],
     ids=["without max_version", "jax"],
 )
 @pytest.mark.parametrize("kind", ["f4", ml_dtypes.bfloat16], ids=["numpy's", "bfloat16"])
-def test_a_legacy_consumer_of_a_read_only_tensor_is_told_the_way(take, kind):  # P9
+def test_a_legacy_consumer_of_a_read_only_tensor_is_told_the_way(take, asks_jax, kind):  # P9
     tensor = dlbridge.from_dlpack(readonly(aligned((16,), kind)))
+    if asks_jax and int(peer("jax").__version__.split(".")[1]) >= 12:  # no legacy consumer
+        assert np.array_equal(take(tensor), tensor.numpy())
+        return
     with pytest.raises(ExchangeError, match=r"legacy capsule.*like='jax'"):
         take(tensor)
 
