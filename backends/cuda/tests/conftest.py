@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "drivers")]  # for cuda_support, suite
+TESTS = HERE.parents[2] / "tests"
+sys.path[:0] = map(str, (HERE, TESTS / "drivers", TESTS / "support"))  # for cuda_support, suite
 pytest.register_assert_rewrite("suite")  # and all of its modules
 
 from cuda_support import CudaRig  # noqa: E402

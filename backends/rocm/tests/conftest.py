@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "drivers")]  # for rocm_support, suite
+TESTS = HERE.parents[2] / "tests"
+sys.path[:0] = map(str, (HERE, TESTS / "drivers", TESTS / "support"))  # for rocm_support, suite
 pytest.register_assert_rewrite("suite")  # and all of its modules
 
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
