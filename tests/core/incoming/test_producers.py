@@ -443,7 +443,7 @@ def test_byte_offsets_that_no_memory_has(byte_offset, version, dtype):  # C24, C
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"device": (1, -1)}, "ids count from 0"),
+        ({"device": (1, -1)}, "counted from 0"),
         ({"null_shape": True}, "shape is NULL"),
         ({"shape": (1 << 60,)}, "more than the memory of any machine"),
         ({"data": 0}, "data is NULL"),
