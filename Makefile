@@ -26,6 +26,7 @@ help:
 	@echo "make test-all also other CPythons and the checks of the tests themselves; not stress, gpu, amd"
 	@echo "make setup    only installs what the tests need, into .venv"
 	@echo "make test-newest, make test-nightly   beside the newest releases; beside tonight's numpy and torch"
+	@echo "make test-lowest   the core with the lowest versions that are allowed"
 	@echo "make lint     ruff, mypy, the generated files and the workflows"
 	@echo "make format   ruff's corrections and its layout of the code"
 	@echo "make stress   the long tests: races, exits 100 of 100"
@@ -84,14 +85,15 @@ test-backends: $(VENV)/.test
 
 # What tests the tests, too: each wait taken out of a backend in turn, each call
 # of a driver failed in turn; and the oldest and newest CPython here.
-test-all: test-pythons test-lowest
+test-all: test-pythons
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
 
 # The core on the oldest and the newest other CPython from 3.11 up that is here.
 test-pythons: $(VENV)/.test
 	$(BIN)/python tests/pythons.py
 
-# The core with the lowest versions that pyproject.toml allows.
+# The core with the lowest versions that pyproject.toml allows: 10 minutes, each night
+# (.github/workflows/scheduled.yml).
 test-lowest: $(VENV)/.test
 	$(BIN)/python tests/pythons.py --lowest
 
