@@ -40,18 +40,15 @@ def main() -> int:
     """Test each; the exit code of the first that fails."""
     if "--lowest" in sys.argv:
         return run(lowest(), ["tests/core"], "ext_dev,mpi")
-    others = {
-        version: python
-        for version, python in sorted(interpreters().items())
-        if version != sys.version_info[:2]
-    }
-    for version, python in others.items():
-        if version not in (min(others), max(others)) and "--all" not in sys.argv:
+    found = interpreters()
+    ends = min(found), max(found)
+    for version, python in sorted(found.items()):
+        if version == sys.version_info[:2] or (version not in ends and "--all" not in sys.argv):
             continue
         rooms, expect = MORE if version == OLDEST else ROOMS, "ext_dev,mpi"
         print(f"CPython {version[0]}.{version[1]}", flush=True)
         inside = environment(version, python)
-        if version == max(others):
+        if version == max(found):
             if has_peers(inside):
                 rooms, expect = [*rooms, *WITH_PEERS], f"{expect},peers,newest"
             elif "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
