@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from .claims import Freed, Given
 from .devices import Devices
 from .driver import StreamDriver
 from .events import EventPool
-from .memory import Memory
+from .memory import Allocation, Memory
 from .places import puts_place_back
 from .streams import StreamOrder, StreamRules
 
@@ -59,6 +58,7 @@ class StreamBackend(Devices):
         self._rules = rules
         self._memory = memory
         self._order = StreamOrder(driver, events)
+        self._owned: dict[int, Allocation] = {}
 
     def device_count(self) -> int:
         """Number of devices."""
@@ -75,18 +75,26 @@ class StreamBackend(Devices):
 
     def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
         """Allocate *nbytes* bytes at a multiple of *alignment*."""
-        given = Given(self._memory, self.home(device_id), self.handle(stream))
-        self._memory.allocate_into(given, nbytes, alignment)
-        cell = given.cell
-        data = cell.value
-        cell.value = 0  # no call follows: the caller has the address
+        home = self.home(device_id)
+        return self.own(self._memory.allocate(home, nbytes, alignment, self.handle(stream)))
+
+    def own(self, allocation: Allocation) -> int:
+        """Keep *allocation* until `free`; its address."""
+        data = allocation.data
+        # No call comes between these lines: no handler's exception, and no other thread.
+        allocation.other = self._owned[data] if data in self._owned else None  # noqa: SIM401
+        self._owned[data] = allocation
         return data
 
     def free(self, device_id: int, data: int, stream: int) -> None:
         """Free *data* after the work on *stream*, and that of streams that waited meanwhile."""
-        freed = Freed((self._memory, device_id, data, stream))
-        freed[1], freed[3] = self.home(device_id), self.handle(stream)
-        self._memory.give_up(freed)
+        if data in self._owned:  # no call comes, as in `own`, before it is dropped
+            allocation = self._owned[data]
+            allocation.resource.stream = stream or self.driver.default_stream
+            if allocation.other is None:
+                del self._owned[data]
+            else:
+                self._owned[data] = allocation.other
 
     @puts_place_back
     def trim(self, device_id: int) -> None:

@@ -10,12 +10,13 @@ allocated.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import NamedTuple
 
 from .driver import LastingStream, StreamDriver, StreamState
 
-__all__ = ["Consumers", "Uses"]
+__all__ = ["Birth", "Consumers", "Uses"]
 
 _FEW = 256
 
@@ -30,12 +31,13 @@ class Uses(NamedTuple):
     """The other streams to wait for, and their numbers where the driver has such."""
 
 
-class _Birth(NamedTuple):
-    """When memory was allocated, and for which stream."""
+class Birth(NamedTuple):
+    """When memory was allocated, or imported."""
 
-    when: int
-    stream: int | None
-    number: int | None
+    when: int = 0
+    stream: int | None = None
+    """The stream that it was allocated for, and its unique number, if they are known."""
+    number: int | None = None
 
 
 class _Seen(NamedTuple):
@@ -62,27 +64,21 @@ class Consumers:
     ----------
     driver : StreamDriver
         Tells streams apart that had the same handle one after the other.
+    births : Callable
+        The births of all memory that is still there.
     """
 
-    def __init__(self, driver: StreamDriver) -> None:
+    def __init__(self, driver: StreamDriver, births: Callable[[], Iterable[Birth]] = tuple) -> None:
         self._driver = driver
+        self._births = births
         self._clock = count(1)  # next() is atomic
-        self._born: dict[int, _Birth] = {}
         self._seen: dict[tuple[int, LastingStream], _Seen] = {}  # by device and consumer
         self._limit = _FEW
         self._lock = threading.RLock()  # re-entered by a finalizer that frees
 
-    def begin(self, pointer: int, stream: int | None = None, number: int | None = None) -> None:
-        """Remember when *pointer* was allocated, or first imported.
-
-        Parameters
-        ----------
-        pointer : int
-            The memory.
-        stream, number : int or None
-            The stream that it was allocated for, and its unique number, if they are known.
-        """
-        self._born.setdefault(pointer, _Birth(next(self._clock), stream, number))
+    def birth(self, stream: int | None = None, number: int | None = None) -> Birth:
+        """That of memory which is allocated now."""
+        return Birth(next(self._clock), stream, number)
 
     def note(self, device_id: int, stream: int, home: int) -> None:
         """Note that memory of *device_id* may be used on *stream* from now on.
@@ -111,15 +107,15 @@ class Consumers:
             if len(self._seen) > self._limit:
                 self._forget()
 
-    def uses(self, device_id: int, pointer: int, stream: LastingStream) -> Uses:
-        """Find the streams, beside *stream*, that a free of *pointer* has to wait for.
+    def uses(self, device_id: int, birth: Birth, stream: LastingStream) -> Uses:
+        """Find the streams, beside *stream*, that the free of some memory has to wait for.
 
         Parameters
         ----------
         device_id : int
             Where the memory is.
-        pointer : int
-            An address that `begin` was told.
+        birth : Birth
+            When it came there.
         stream : LastingStream
             The stream in whose order it is freed.
 
@@ -128,23 +124,17 @@ class Consumers:
         Uses
             The streams, and the numbers that tell whether they are still the same ones.
         """
-        birth = self._born.get(pointer)
-        born = birth.when if birth else 0
-        own = {birth.number} if birth and birth.stream == stream.stream else set()
+        own = {birth.number} if birth.stream == stream.stream else set()
         others = []
         for (device, other), seen in self._seen.copy().items():
             if device != device_id:
                 continue
-            numbers = seen.numbers(born)
+            numbers = seen.numbers(birth.when)
             if other == stream:
                 own.update(numbers)
             else:
                 others += [(other, number) for number in numbers]
         return Uses(frozenset(number for number in own if number is not None), others)
-
-    def end(self, pointer: int) -> None:
-        """Forget *pointer*, which nobody uses any more."""
-        self._born.pop(pointer, None)
 
     def forget(self, device_id: int, consumer: LastingStream, number: int | None) -> None:
         """Drop a stream that was found destroyed, if its handle was not noted again."""
@@ -160,8 +150,7 @@ class Consumers:
 
     def _forget(self) -> None:
         """Drop what is older than all memory that is still there. Called under the lock."""
-        born = [birth.when for birth in list(self._born.values())]
-        oldest = min(born, default=next(self._clock))
+        oldest = min((birth.when for birth in self._births()), default=next(self._clock))
         for key, seen in self._seen.copy().items():
             if seen.when < oldest:
                 self._seen.pop(key, None)

@@ -7,7 +7,6 @@ import ctypes
 from dlbridge.protocol import Span
 
 from .backend import StreamBackend, address_of
-from .claims import Given
 from .driver import StreamDriver
 from .events import EventPool
 from .pinned import PinnedMemory
@@ -82,16 +81,12 @@ class HostBackend(StreamBackend):
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool
     ) -> tuple[int, int]:
-        """The page-locked import, and where the address is in it; until ``free``.
+        """The page-locked import, which begins at *address*; until ``free``.
 
         Locking costs more than one copy, so this is for memory that stays.
         """
-        given = Given(self._memory, self.home(device_id), self.driver.default_stream)
-        offset = self._memory.import_into(given, address, nbytes, readonly)
-        cell = given.cell
-        data = cell.value
-        cell.value = 0  # no call follows: the caller has the import
-        return data, offset
+        home = self.home(device_id)
+        return self.own(self._memory.import_host(home, address, nbytes, readonly)), 0
 
     @puts_place_back
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:

@@ -4,23 +4,68 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from ctypes import c_uint64
+from typing import Any
 
 from dlbridge.errors import DeviceMemoryError, Error
 
 from .capture import refuse_capture, refuse_disturbing
-from .claims import Freed, Given
-from .consumers import Consumers
+from .consumers import Birth, Consumers
 from .driver import ALL_STREAMS, LastingStream, StreamDriver, StreamState
 from .events import EventPool
 from .places import puts_place_back
+from .resources import Owner, Resources
 from .status import CaptureError, StreamGoneError
 
-__all__ = ["Memory"]
+__all__ = ["Allocation", "DriverMemory", "Memory"]
 
 _log = logging.getLogger(__name__)
+
+
+class DriverMemory:
+    """What a driver gave, and how far its free is.
+
+    Parameters
+    ----------
+    device_id : int
+        The device, counted from 0.
+    stream : int
+        The stream behind whose work it is freed.
+    """
+
+    pointer = property(lambda self: self.cell.value)
+    """What the driver gave; 0 while it has given nothing."""
+    is_plain = False
+    """Whether it is of no pool."""
+    made: Any = None
+    """What a subclass of `Memory` has to give back beside it."""
+    numbers: frozenset[int] | None = None
+    """Of the streams that had the handle of its stream; None until its free begins."""
+    consumers: list[tuple[LastingStream, int | None]]
+    """Streams whose work so far has no event yet."""
+
+    def __init__(self, device_id: int, stream: int) -> None:
+        self.device_id = device_id
+        self.stream = stream
+        self.cell = c_uint64()
+        self.codes: list[int] = []
+        """The statuses of the driver's calls that take it back: 0 is success in every API."""
+        self.birth = Birth()
+        self.events: list[tuple[Hashable, Any]] = []
+        """Behind the work of the other consumers."""
+
+
+class Allocation(Owner[DriverMemory]):
+    """Memory; dropped, it is freed behind the work on `stream`, and that of all consumers."""
+
+    __slots__ = ("data", "nbytes", "other")
+
+    data: int
+    nbytes: int
+    other: Allocation | None
+    """Another one at the same address: an import of the same memory of the host."""
 
 
 class Memory(ABC):
@@ -44,26 +89,26 @@ class Memory(ABC):
         self.driver = driver
         self.events = events
         self.name = name
-        self.consumers = Consumers(driver)
-        self._base: dict[int, int] = {}  # over-aligned pointer -> what the driver gave
-        self._freed: deque[Freed] = deque()
+        self.resources: Resources[DriverMemory] = Resources(self._give_back)
+        self.consumers = Consumers(
+            driver, lambda: [each.birth for each in self.resources.all() if each.pointer]
+        )
         self._said_lost = ""
         self._used: set[int] = set()  # the devices on which something was allocated
 
     @abstractmethod
-    def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
-        """Memory for work on *stream*, into *cell*; DeviceMemoryError if there is no room."""
+    def obtain(self, memory: DriverMemory, nbytes: int) -> None:
+        """Let the driver fill the cell of *memory*; DeviceMemoryError if there is no room."""
 
-    def obtain_after_trim(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
+    def obtain_after_trim(self, memory: DriverMemory, nbytes: int) -> None:
         """As `obtain`, which found no room before `trim`."""
-        self.obtain(device_id, nbytes, stream, cell)
+        self.obtain(memory, nbytes)
 
     @abstractmethod
-    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
-        """Free *pointer* behind the work on *stream*, or after waiting for it.
+    def release(self, memory: DriverMemory) -> None:
+        """Free *memory* behind the work on its stream, or after waiting for it.
 
-        After an exception of a signal handler it is called again; *codes* has the statuses of
-        the driver's calls that were made before.
+        After an exception it is called again, unless the last of ``memory.codes`` is 0.
         """
 
     def trim(self, device_id: int, stream: int) -> None:
@@ -73,22 +118,29 @@ class Memory(ABC):
         """
         self.driver.wait_for_stream(stream)
 
-    def is_shared(self, pointer: int) -> bool:
-        """Whether others go on using *pointer* after one free."""
-        return False
-
     @puts_place_back
-    def allocate_into(self, given: Given, nbytes: int, alignment: int) -> None:
-        """Allocate memory for work on the stream of *given*, into its cell.
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        obtain: Callable[[DriverMemory, int], None] | None = None,
+    ) -> Allocation:
+        """Allocate memory for work on *stream*.
 
         Parameters
         ----------
-        given : Given
-            Its device, counted from 0, and the handle of a stream that exists.
+        device_id : int
+            The device, counted from 0.
         nbytes : int
             At least 1.
         alignment : int
             A power of two, in bytes; the address is a multiple of it.
+        stream : int
+            The handle of a stream that exists.
+        obtain : Callable, optional
+            Is called in place of `obtain`, and of `obtain_after_trim`.
 
         Raises
         ------
@@ -97,70 +149,104 @@ class Memory(ABC):
         dlbridge.errors.ExchangeError
             While the stream is capturing.
         """
-        driver, device_id, stream, cell = self.driver, given.device_id, given.stream, given.cell
+        driver = self.driver
         with driver.at(driver.place(device_id)), driver.relaxed():
             driver.require_stream(stream, device_id)
             refuse_capture(driver, stream, "allocated")
             self.settle()
             self._used.add(device_id)
             number = driver.stream_id(stream, device_id)
-            self._obtain_or_make_room(device_id, nbytes, stream, cell)
-            self.consumers.begin(cell.value, stream, number)
-            if cell.value % alignment:  # 256 is what drivers give without being asked
-                given.give_up()
-                self._obtain_or_make_room(device_id, nbytes + alignment, stream, cell)
-                base = cell.value
-                pointer = -(-base // alignment) * alignment
-                self._base[pointer] = base
-                cell.value = pointer
-                self.consumers.begin(pointer, stream, number)
-            else:
-                self._base.pop(cell.value, None)  # of a free that was cut off
+            made = self._obtain(device_id, nbytes, stream, number, obtain)
+            if made.data % alignment:  # 256 is what drivers give without being asked
+                del made
+                made = self._obtain(device_id, nbytes + alignment, stream, number, obtain)
+                made.data += -made.data % alignment
+        return made
 
-    def give_up(self, freed: Freed) -> None:
-        """Free it once the work on its stream, and that of all consumers, is done.
+    def _obtain(
+        self, device_id: int, nbytes: int, stream: int, number: int | None, obtain: Any
+    ) -> Allocation:
+        memory = DriverMemory(device_id, stream)
+        made = Allocation(self.resources, memory)
+        try:
+            (obtain or self.obtain)(memory, nbytes)
+        except DeviceMemoryError:
+            self._make_room(device_id, stream)
+            try:
+                (obtain or self.obtain_after_trim)(memory, nbytes)
+            except DeviceMemoryError as exc:
+                free, total = self.driver.room()
+                raise DeviceMemoryError(
+                    f"no room for {nbytes} bytes of {self.name} memory (device {device_id} has "
+                    f"{free} of {total} bytes free); {exc}"
+                ) from exc
+        memory.birth = self.consumers.birth(stream, number)
+        made.data, made.nbytes = memory.pointer, nbytes
+        return made
+
+    def _make_room(self, device_id: int, stream: int) -> None:
+        """Finish the frees that are on the way.
+
+        Only streams with frees on them are waited for: a wait for the whole device ends every
+        capture of the context (CUDA programming guide, stream capture, "Prohibited and
+        Unhandled Operations"; CHECK_SUPPORTED_DURING_CAPTURE in AMD's code).
+        """
+        self.settle(wait=True)
+        self.trim(device_id, stream)
+
+    def settle(self, wait: bool = False) -> None:
+        """Free what can be freed now; failures are logged, for a finalizer has no caller.
+
+        Parameters
+        ----------
+        wait : bool
+            Block for the streams that still use the memory.
+        """
+        self.resources.sweep(wait=wait)
+
+    def _give_back(self, memory: DriverMemory, wait: bool = False) -> bool:
+        """Free *memory* once the work on its stream, and that of all consumers, is done.
 
         It raises nothing of its own. While one of the streams is capturing, the memory is kept
         until a later call: a free would become part of the graph, or end the capture.
         """
-        if self.driver.guard.in_child:
-            freed.clear()
-            return  # the parent's memory, which it will free itself
-        self._freed.append(freed)
-        self.settle()
+        if not (memory.pointer or memory.made) or memory.codes[-1:] == [0]:
+            return True
+        try:
+            if memory.numbers is None:
+                self._begin(memory)
+            return self._free(memory, wait)
+        except CaptureError:  # it began after we asked, or the driver refuses beside any
+            self._outlive(memory, later=True)
+            return False
+        except Error as exc:  # the memory is lost
+            self._report(memory.pointer, str(exc))  # its text: a record must not keep frames
+            with suppress(Error):
+                for place, event in memory.events:
+                    self.events.give_back(place, event)
+            return True
 
-    def put_back(self, freed: Freed) -> None:
-        """Keep *freed*, which was lost on its way, for the next call of `settle`."""
-        self._freed.append(freed)
-
-    def _begin(self, freed: Freed) -> None:
+    def _begin(self, memory: DriverMemory) -> None:
         """Find out which streams may still use the memory, and let them last."""
-        freed.codes, freed.events = [], []
-        freed[3] = self.driver.all_threads(freed.stream)  # this may run in another thread
-        given, own = freed.pointer, LastingStream(freed.stream, freed.device_id)
-        uses = self.consumers.uses(freed.device_id, given, own)
-        freed.numbers, freed.consumers = uses
-        base = self._base.get(given, given)
-        is_shared = self.is_shared(given)
-        freed[2], freed.has_begun = base, True  # no call comes between: it is not repeated
-        self._base.pop(given, None)
-        if not is_shared:
-            self.consumers.end(given)
-        if freed.stream != self.driver.default_stream:
-            self._outlive(freed)
+        memory.stream = self.driver.all_threads(memory.stream)  # this may be another thread
+        own = LastingStream(memory.stream, memory.device_id)
+        numbers, memory.consumers = self.consumers.uses(memory.device_id, memory.birth, own)
+        memory.numbers = numbers
+        if memory.stream != self.driver.default_stream:
+            self._outlive(memory)
 
     @puts_place_back
-    def _outlive(self, freed: Freed, later: bool = False) -> None:
+    def _outlive(self, memory: DriverMemory, later: bool = False) -> None:
         """Free on the default stream, which stays, if the free has to be made *later*."""
-        driver, device_id = self.driver, freed.device_id
+        driver, device_id = self.driver, memory.device_id
         with suppress(Error), driver.at(driver.place(device_id)), driver.relaxed():
-            lasting = driver.lasting(freed.stream, device_id)
-            if lasting.stream == freed.stream:
+            lasting = driver.lasting(memory.stream, device_id)
+            if lasting.stream == memory.stream:
                 return
-            runs = driver.stream_state(freed.stream) is StreamState.RUNS
-            if later or freed.consumers or not runs:
-                freed.consumers.append((lasting, None))
-                freed[3] = driver.default_stream
+            runs = driver.stream_state(memory.stream) is StreamState.RUNS
+            if later or memory.consumers or not runs:
+                memory.consumers.append((lasting, None))
+                memory.stream = driver.default_stream
 
     def give_back(self, device_id: int) -> None:
         """Give the system what was freed, as far as no work uses it any more.
@@ -180,35 +266,6 @@ class Memory(ABC):
                 refuse_disturbing(driver, stream)
                 self.trim(device_id, stream)
 
-    def settle(self, wait: bool = False) -> None:
-        """Free what can be freed now; failures are logged, for a finalizer has no caller.
-
-        Parameters
-        ----------
-        wait : bool
-            Block for the streams that still use the memory.
-        """
-        for _ in range(len(self._freed)):
-            try:
-                freed = self._freed.popleft()
-            except IndexError:  # another thread was faster
-                return
-            try:
-                if not freed.has_begun:
-                    self._begin(freed)
-                self._free(freed, wait)
-            except CaptureError:  # it began after we asked, or the driver refuses beside any
-                self._outlive(freed, later=True)
-            except Error as exc:
-                pointer = freed.pointer
-                freed.clear()  # the memory is lost
-                self._report(pointer, str(exc))  # its text: a record must not keep callers' frames
-                with suppress(Error):
-                    for place, event in freed.events:
-                        self.events.give_back(place, event)
-            if freed:
-                self._freed.append(freed)
-
     def wait_before_free(self, stream: int) -> None:
         """Block until the work on *stream* is done, or all work if it was destroyed.
 
@@ -221,59 +278,59 @@ class Memory(ABC):
             self.driver.wait_for_device()
 
     @puts_place_back
-    def _free(self, freed: Freed, wait: bool) -> None:
-        driver, device_id = self.driver, freed.device_id
+    def _free(self, memory: DriverMemory, wait: bool) -> bool:
+        driver, device_id = self.driver, memory.device_id
         with driver.at(driver.place(device_id)), driver.relaxed():
-            keeper = driver.keeper(freed.stream, device_id)  # held to the end of the function
+            keeper = driver.keeper(memory.stream, device_id)  # held to the end of the function
             if keeper is not None:
-                if driver.stream_state(freed.stream) is not StreamState.RUNS:
-                    return
-                self._finish_namesakes(freed)
-            elif freed.numbers:  # it existed: its work may still run
+                if driver.stream_state(memory.stream) is not StreamState.RUNS:
+                    return False
+                self._finish_namesakes(memory)
+            elif memory.numbers:  # it existed: its work may still run
                 driver.wait_for_device()
-                freed[3], freed.numbers = driver.default_stream, frozenset()
-            if not self._mark(freed, wait):
-                return
-            while freed.events:
-                place, event = freed.events[-1]
+                memory.stream, memory.numbers = driver.default_stream, frozenset()
+            if not self._mark(memory, wait):
+                return False
+            while memory.events:
+                place, event = memory.events[-1]
                 if wait or not (self.polls and driver.polls_events):
                     with suppress(StreamGoneError):  # then `release` waits for everything
-                        driver.wait_event(freed.stream, event)
+                        driver.wait_event(memory.stream, event)
                 elif not driver.is_event_done(event):
-                    return
-                freed.events.pop()
+                    return False
+                memory.events.pop()
                 self.events.give_back(place, event)
-            self.release(device_id, freed.pointer, freed.stream, freed.codes)
-            freed.clear()
+            self.release(memory)
+        return True
 
-    def _finish_namesakes(self, freed: Freed) -> None:
+    def _finish_namesakes(self, memory: DriverMemory) -> None:
         """Wait for all work if the handle of the free's stream was a destroyed stream's before.
 
         The work of that one may still run, and the new stream is not ordered after it.
         """
-        if not freed.numbers:
+        if not memory.numbers:
             return
         try:
-            number = self.driver.stream_id(freed.stream, freed.device_id)
+            number = self.driver.stream_id(memory.stream, memory.device_id)
         except StreamGoneError:
             return  # `release` waits for everything
-        gone = [each for each in freed.numbers if each != number]
+        gone = [each for each in memory.numbers if each != number]
         if gone:
             self.driver.wait_for_device()
-            freed.numbers -= frozenset(gone)
+            memory.numbers -= frozenset(gone)
             for each in gone:
                 self.consumers.forget(
-                    freed.device_id, LastingStream(freed.stream, freed.device_id), each
+                    memory.device_id, LastingStream(memory.stream, memory.device_id), each
                 )
 
-    def _mark(self, freed: Freed, wait: bool) -> bool:
+    def _mark(self, memory: DriverMemory, wait: bool) -> bool:
         """Put an event behind the work of each consumer; False while one is capturing.
 
         Where there is no room (*wait*), a capture may be ended by an event behind all streams.
         """
         driver = self.driver
-        while freed.consumers:
-            consumer, number = freed.consumers[-1]
+        while memory.consumers:
+            consumer, number = memory.consumers[-1]
             stream, home, place = consumer
             with driver.at(driver.place(home) if place is None else place):
                 try:
@@ -286,11 +343,11 @@ class Memory(ABC):
                     if number is not None and driver.stream_id(stream, home) != number:
                         raise StreamGoneError("its handle belongs to a new stream")
                     place = driver.place_of(stream, home) if place is None else place
-                    freed.events.append((place, self.events.record(place, stream)))
+                    memory.events.append((place, self.events.record(place, stream)))
                 except StreamGoneError:  # its work may still run, and nothing tells when it ends
                     driver.wait_for_device()
-                    self.consumers.forget(freed.device_id, consumer, number)
-            freed.consumers.pop()
+                    self.consumers.forget(memory.device_id, consumer, number)
+            memory.consumers.pop()
         return True
 
     def _report(self, pointer: int, why: str) -> None:
@@ -299,30 +356,3 @@ class Memory(ABC):
             return  # every free fails now, and the first one has said why
         self._said_lost = lost
         _log.error("%s memory at %#x is not freed: %s", self.name, pointer, why)
-
-    def _obtain_or_make_room(
-        self, device_id: int, nbytes: int, stream: int, cell: c_uint64
-    ) -> None:
-        try:
-            self.obtain(device_id, nbytes, stream, cell)
-            return
-        except DeviceMemoryError:
-            self._make_room(device_id, stream)
-        try:
-            self.obtain_after_trim(device_id, nbytes, stream, cell)
-        except DeviceMemoryError as exc:
-            free, total = self.driver.room()
-            raise DeviceMemoryError(
-                f"no room for {nbytes} bytes of {self.name} memory (device {device_id} has {free} "
-                f"of {total} bytes free); {exc}"
-            ) from exc
-
-    def _make_room(self, device_id: int, stream: int) -> None:
-        """Finish the frees that are on the way.
-
-        Only streams with frees on them are waited for: a wait for the whole device ends every
-        capture of the context (CUDA programming guide, stream capture, "Prohibited and
-        Unhandled Operations"; CHECK_SUPPORTED_DURING_CAPTURE in AMD's code).
-        """
-        self.settle(wait=True)
-        self.trim(device_id, stream)

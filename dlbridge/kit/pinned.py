@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import mmap
 import threading
-from ctypes import c_uint64
 
 from dlbridge.errors import Error, ExchangeError
 
-from .claims import Given, is_done
 from .driver import StreamDriver
 from .events import EventPool
-from .memory import Memory
+from .memory import Allocation, DriverMemory, Memory
 from .places import puts_place_back
 
 __all__ = ["PinnedMemory"]
 
 
-class _Import:
-    """Host memory that is used in place."""
+class _Pages:
+    """Host memory that is used in place, by one import or several."""
 
-    __slots__ = ("codes", "end", "users")
-
-    def __init__(self, end: int) -> None:
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
         self.end = end
-        self.users = 1
-        self.codes: list[int] = []  # of the driver's call that locks its pages; empty: not ours
+        self.users: set[DriverMemory] = set()
+        self.locked: list[int] = []  # statuses of the driver's calls that lock and unlock it
+        self.unlocked: list[int] = []
 
     @property
-    def is_ours(self) -> bool:
-        """Whether we have locked the pages."""
-        return is_done(self.codes)
+    def are_ours(self) -> bool:
+        """Whether we have locked them, and not unlocked."""
+        return self.locked[-1:] == [0] != self.unlocked[-1:]
 
 
 class PinnedMemory(Memory):
@@ -51,7 +49,7 @@ class PinnedMemory(Memory):
 
     def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
         super().__init__(driver, events, name)
-        self._imports: dict[int, _Import] = {}  # by the address where it begins
+        self._pages: set[_Pages] = set()  # that we have locked
         self._lock = threading.RLock()  # re-entered by a finalizer that frees
 
     def import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
@@ -76,7 +74,7 @@ class PinnedMemory(Memory):
     def _import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
         first = self.driver.locate(address, device_id).kind
         last = self.driver.locate(address + nbytes - 1, device_id).kind
-        ours = [(start, each.end) for start, each in self._imports.copy().items() if each.is_ours]
+        ours = [(each.start, each.end) for each in self._pages.copy() if each.are_ours]
         if any(start <= address and address + nbytes <= end for start, end in ours):
             return ""
         if any(start < address + nbytes and address < end for start, end in ours):
@@ -93,88 +91,65 @@ class PinnedMemory(Memory):
         return ""
 
     @puts_place_back
-    def import_into(self, given: Given, address: int, nbytes: int, readonly: bool) -> int:
+    def import_host(self, device_id: int, address: int, nbytes: int, readonly: bool) -> Allocation:
         """Use somebody's memory in place until it is freed, page-locked if it is not yet.
 
-        Returns
-        -------
-        int
-            How many bytes *address* is behind what the cell of *given* has then, and what is to
-            be freed: memory inside an import shares its lock.
+        Memory inside an import shares its lock.
 
         Raises
         ------
         dlbridge.errors.ExchangeError
             As `import_refusal` says, or if the driver refuses; the memory has to be copied then.
         """
-        device_id, cell = given.device_id, given.cell
+        driver, end = self.driver, address + nbytes
+        memory = DriverMemory(device_id, driver.default_stream)
+        made = Allocation(self.resources, memory)
         with self._lock:
             refusal = self._import_refusal(device_id, address, nbytes)
             if refusal:
                 raise ExchangeError(
                     f"the memory at {address:#x} cannot be used in place: {refusal}"
                 )
-            for start, each in self._imports.copy().items():
-                inside = each.is_ours and start <= address and address + nbytes <= each.end
-                # no call from here to the cell, so that no finalizer or handler comes between
-                if inside and start in self._imports:
-                    each.users += 1
-                    cell.value = start
-                    return address - start
-            is_ours = self.driver.locate(address, device_id).kind != "host"
-            self.consumers.begin(address)
-            made = _Import(address + nbytes)
-            if address in self._imports:  # as above
-                self._imports[address].users += 1
-                cell.value = address
-                return 0
-            self._imports[address] = made
-            cell.value = address  # from here on the destructor of *given* undoes it
-            if is_ours:
-                try:
-                    with self.driver.at(self.driver.place(device_id)), self.driver.relaxed():
-                        self.driver.lock_pages(device_id, address, nbytes, readonly, made.codes)
-                except Error as exc:
-                    given.give_up()
-                    if made.codes and made.codes[-1] in self.driver.cannot_lock:
-                        raise ExchangeError(
-                            f"the memory at {address:#x} cannot be page-locked in place ({exc}); "
-                            "copy it instead"
-                        ) from exc
-                    raise
-            return 0
+            around = [
+                each
+                for each in self._pages.copy()
+                if each.are_ours and each.start <= address and end <= each.end
+            ]
+            pages = memory.made = around[0] if around else _Pages(address, end)
+            pages.users.add(memory)
+            memory.birth = self.consumers.birth()
+            memory.cell.value = made.data = address
+            made.nbytes = nbytes
+            if around or driver.locate(address, device_id).kind == "host":
+                return made
+            self._pages.add(pages)
+            try:
+                with driver.at(driver.place(device_id)), driver.relaxed():
+                    driver.lock_pages(device_id, address, nbytes, readonly, pages.locked)
+            except Error as exc:
+                del made  # now, and not with the frames that the exception keeps
+                if pages.locked and pages.locked[-1] in driver.cannot_lock:
+                    raise ExchangeError(
+                        f"the memory at {address:#x} cannot be page-locked in place ({exc}); "
+                        "copy it instead"
+                    ) from exc
+                raise
+        return made
 
-    def is_shared(self, pointer: int) -> bool:
-        """Whether several imports share *pointer*."""
-        found = self._imports.get(pointer)
-        return found is not None and found.users > 1
-
-    def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
+    def obtain(self, memory: DriverMemory, nbytes: int) -> None:
         """New page-locked memory."""
-        self.driver.allocate_pinned(nbytes, cell)
+        self.driver.allocate_pinned(nbytes, memory.cell)
 
-    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
-        """Free or unlock *pointer*, after the work on *stream*."""
-        found = self._imports.get(pointer)
-        if not codes and (found is None or found.is_ours):
-            self.wait_before_free(stream)  # also if others remain, who do not know the stream
-        if found is None and (not codes or codes[0] >= 0):
-            if not is_done(codes):
-                self.driver.free_pinned(pointer, codes)
+    def release(self, memory: DriverMemory) -> None:
+        """Free *memory*, or let the last of its imports unlock it, after the work on its stream."""
+        self.wait_before_free(memory.stream)  # also if others remain, who do not know the stream
+        pages = memory.made
+        if pages is None:
+            self.driver.free_pinned(memory.pointer, memory.codes)
             return
         with self._lock:
-            if not codes and found is not None:
-                # Pages that somebody else has locked, he will unlock.
-                what = _NOTHING if found.users > 1 or not found.is_ours else _UNLOCK
-                # no call from here to the end, as above: *codes* says what is left to do
-                if found.users > 1:
-                    found.users -= 1
-                else:
-                    del self._imports[pointer]
-                codes.append(what)
-            if codes[0] == _UNLOCK and not is_done(codes):
-                self.driver.unlock_pages(pointer, codes)
-
-
-_NOTHING, _UNLOCK = -1, -2
-"""The first of the codes of an import: what is left to do. A driver has no such statuses."""
+            pages.users.discard(memory)
+            if not pages.users:
+                if pages.are_ours:
+                    self.driver.unlock_pages(pages.start, pages.unlocked)
+                self._pages.discard(pages)

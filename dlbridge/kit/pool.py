@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
-from ctypes import c_uint64
 from typing import Any
 
 from dlbridge.errors import Error
 
-from .claims import is_done
 from .driver import StreamDriver
 from .events import EventPool
-from .memory import Memory
+from .memory import DriverMemory, Memory
 from .status import CaptureError, NoPoolError, StreamGoneError
 
 __all__ = ["FREES_KEPT", "PoolMemory"]
@@ -40,58 +38,44 @@ class PoolMemory(Memory):
 
     def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
         super().__init__(driver, events, name)
-        self._plain: set[int] = set()  # what is not of a pool though the device has one
         # (device, stream) -> an event behind its last free. Not the streams themselves: a
         # destroyed one must not be waited for, and its handle may be another's.
         self._last_frees: dict[tuple[int, int], tuple[Hashable, Any]] = {}
 
-    def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
+    def obtain(self, memory: DriverMemory, nbytes: int) -> None:
         """Memory of the pool; plain memory while a capture forbids the pool's functions."""
-        pool = self.driver.pool(device_id)
+        pool = self.driver.pool(memory.device_id)
         if pool is not None:
             try:
-                self.driver.allocate_async(pool, nbytes, stream, cell)
-                self._plain.discard(cell.value)  # of a free that was cut off
+                self.driver.allocate_async(pool, nbytes, memory.stream, memory.cell)
                 return
             except (CaptureError, NoPoolError):  # ROCm refuses beside any stream's capture
                 pass
-        self._obtain_plain(device_id, nbytes, cell)
+        self._obtain_plain(memory, nbytes)
 
-    def obtain_after_trim(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
+    def obtain_after_trim(self, memory: DriverMemory, nbytes: int) -> None:
         """Memory of the pool; plain memory if that may have room where the pool finds none."""
         if self.driver.pools_find_all_room:
-            self.obtain(device_id, nbytes, stream, cell)
+            self.obtain(memory, nbytes)
         else:
-            self._obtain_plain(device_id, nbytes, cell)
+            self._obtain_plain(memory, nbytes)
 
-    def _obtain_plain(self, device_id: int, nbytes: int, cell: c_uint64) -> None:
-        has_pool = self.driver.pool(device_id) is not None
-        self.driver.allocate(nbytes, cell)
-        if has_pool:
-            self._plain.add(cell.value)
+    def _obtain_plain(self, memory: DriverMemory, nbytes: int) -> None:
+        memory.is_plain = True
+        self.driver.allocate(nbytes, memory.cell)
 
-    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
-        """Free behind the work on *stream*; without a pool, after waiting for it."""
-        is_plain = self.driver.pool(device_id) is None or pointer in self._plain
-        if not is_plain:
+    def release(self, memory: DriverMemory) -> None:
+        """Free behind the work on its stream; without a pool, after waiting for it."""
+        if not memory.is_plain:
             try:
-                if not is_done(codes):
-                    self.driver.free_async(pointer, stream, codes)
+                self.driver.free_async(memory.pointer, memory.stream, memory.codes)
             except StreamGoneError:
                 pass
             else:
-                self._remember(device_id, stream)
+                self._remember(memory.device_id, memory.stream)
                 return
-        if not is_done(codes):
-            self.wait_before_free(stream)
-            was_plain = pointer in self._plain
-            self._plain.discard(pointer)  # before another thread can be given the address
-            try:
-                self.driver.free(pointer, codes)
-            except BaseException:
-                if was_plain and not is_done(codes):
-                    self._plain.add(pointer)  # it will be tried again
-                raise
+        self.wait_before_free(memory.stream)
+        self.driver.free(memory.pointer, memory.codes)
 
     def trim(self, device_id: int, stream: int) -> None:
         """Wait for the frees on the way, then give the system what the pool keeps."""

@@ -161,7 +161,6 @@ def import_by_memory_type():
     from dlbridge_vulkan.library import ffi, struct
     from dlbridge_vulkan.memory_types import MemoryType
 
-    from dlbridge.kit.claims import Freed
     from dlbridge.protocol import ExportedMemory
 
     device = bridge.backend("vulkan").devices[needed("vulkan").index]
@@ -178,11 +177,11 @@ def import_by_memory_type():
             fd = ffi.new("int *", -1)
             check(device.get_memory_fd(device.pointer, info, fd), "vkGetMemoryFdKHR")
             try:
-                pointer, _ = memory.import_memory(0, ExportedMemory(fd[0], block.size, 0))
+                made = memory.import_memory(0, ExportedMemory(fd[0], block.size, 0))
             finally:
                 os.close(fd[0])
-            memory.give_up(Freed((memory, 0, pointer, 1)))
-            yield f"{what}: CUDA maps it at {pointer:#x}"
+            yield f"{what}: CUDA maps it at {made.data:#x}"
+            del made
         except bridge.Error as exc:
             yield f"{what}: REFUSED: {exc}"
         finally:

@@ -7,7 +7,6 @@ from itertools import count
 import pytest
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
-from dlbridge.kit.claims import Freed, Given
 from dlbridge.kit.driver import Location, StreamDriver, StreamState
 from dlbridge.kit.events import EventPool
 from dlbridge.kit.fork import ForkGuard
@@ -218,25 +217,21 @@ def events(driver):
 
 
 class Callers:
-    """What a backend does with memory of the kit, in one call each."""
+    """Memory of the kit by addresses, as a backend has it."""
 
     def allocate(self, device_id, nbytes, alignment, stream):
-        given = Given(self, device_id, stream)
-        self.allocate_into(given, nbytes, alignment)
-        return taken(given)
+        return self.own(super().allocate(device_id, nbytes, alignment, stream))
 
-    def free(self, device_id, pointer, stream):
-        self.give_up(Freed((self, device_id, pointer, stream)))
+    def own(self, allocation):
+        self.__dict__.setdefault("owned", {}).setdefault(allocation.data, []).append(allocation)
+        return allocation.data
+
+    def free(self, _device_id, data, stream):
+        self.owned[data][-1].resource.stream = stream
+        self.owned[data].pop()
 
     def import_host(self, device_id, address, nbytes, readonly):
-        given = Given(self, device_id, self.driver.default_stream)
-        offset = self.import_into(given, address, nbytes, readonly)
-        return taken(given), offset
-
-
-def taken(given):
-    pointer, given.cell.value = given.cell.value, 0
-    return pointer
+        return self.own(super().import_host(device_id, address, nbytes, readonly))
 
 
 class CallablePool(Callers, PoolMemory):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
-from ctypes import c_uint64
 
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.kit.claims import Given, is_done
 from dlbridge.kit.device_backend import DeviceBackend
 from dlbridge.kit.host_backend import HostBackend
 from dlbridge.kit.host_copies import StagedCopies
 from dlbridge.kit.host_views import HostViews
-from dlbridge.kit.memory import Memory
+from dlbridge.kit.memory import DriverMemory, Memory
 from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.streams import StreamRules
 from dlbridge.protocol import ExportedMemory, NativeArray
@@ -65,15 +63,20 @@ class CUDA(DeviceBackend):
     def memory_export_refusal(self, device_id: int, data: int) -> str:
         """Why the memory cannot be given to another driver; empty if it can."""
         self.check_device(device_id)
-        return self._device_memory.export_refusal(device_id, data)
-
-    # The next two are without `puts_place_back`: after its call of the method an exception of a
-    # signal handler would drop the result. They enter a place only where no handler runs.
+        allocation = self._owned.get(data)
+        if allocation is not None and allocation.resource.made is not None:
+            return ""
+        return (
+            "CUDA's memory was not allocated for other drivers; set DLBRIDGE_CUDA_EXPORT=1 "
+            "before the first use of CUDA"
+        )
 
     def export_memory(self, device_id: int, data: int) -> ExportedMemory:
         """A file descriptor for memory of ``DLBRIDGE_CUDA_EXPORT=1``, which the caller closes."""
-        self.check_device(device_id)
-        return self._device_memory.export_memory(device_id, data)
+        refusal = self.memory_export_refusal(device_id, data)
+        if refusal:
+            raise ExchangeError(f"the memory at {data:#x} cannot be exported: {refusal}")
+        return self._device_memory.export_memory(self._owned[data])
 
     def memory_import_refusal(self, device_id: int) -> str:
         """Empty: the driver is asked by the import itself."""
@@ -83,7 +86,7 @@ class CUDA(DeviceBackend):
     def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
         """The memory of another driver of the same GPU, in place; until ``free``."""
         self.check_device(device_id)
-        return self._device_memory.import_memory(device_id, memory)
+        return self.own(self._device_memory.import_memory(device_id, memory)), memory.offset
 
     def exportable_refusal(self, device_id: int) -> str:
         """Why the device has no memory for other processes; empty if it has."""
@@ -95,12 +98,8 @@ class CUDA(DeviceBackend):
         refusal = self.exportable_refusal(device_id)
         if refusal:
             raise ExchangeError(f"no memory for other processes: {refusal}")
-        given = Given(self._device_memory, device_id, self.handle(stream))
-        self._device_memory.allocate_exportable_into(given, nbytes)
-        cell = given.cell
-        data = cell.value
-        cell.value = 0  # no call follows: the caller has the address
-        return data
+        stream = self.handle(stream)
+        return self.own(self._device_memory.allocate_exportable(device_id, nbytes, stream))
 
     @puts_place_back
     def from_native(self, obj: object) -> NativeArray | None:
@@ -136,15 +135,15 @@ class CUDAHost(HostBackend):
 class ManagedMemory(Memory):
     """Memory that the driver moves between the host and every device."""
 
-    def obtain(self, device_id: int, nbytes: int, stream: int, cell: c_uint64) -> None:
+    def obtain(self, memory: DriverMemory, nbytes: int) -> None:
         """New managed memory."""
-        give("cuMemAllocManaged", cell, nbytes, int(cu.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL))
+        flags = int(cu.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
+        give("cuMemAllocManaged", memory.cell, nbytes, flags)
 
-    def release(self, device_id: int, pointer: int, stream: int, codes: list[int]) -> None:
-        """Free *pointer* after the work on *stream*."""
-        if not is_done(codes):
-            self.wait_before_free(stream)
-            take_back("cuMemFree", codes, pointer)
+    def release(self, memory: DriverMemory) -> None:
+        """Free *memory* after the work on its stream."""
+        self.wait_before_free(memory.stream)
+        take_back("cuMemFree", memory.codes, memory.pointer)
 
 
 class CUDAManaged(DeviceBackend, HostViews):

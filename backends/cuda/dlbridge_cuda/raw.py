@@ -22,19 +22,38 @@ if TYPE_CHECKING:
 __all__ = ["give", "take_back"]
 
 _POINTER, _SIZE, _FLAGS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
+_HANDLE = ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[str, Sequence[Any]]] = {
+    "cuDestroyExternalMemory": ("cuDestroyExternalMemory", [_POINTER]),
+    "cuExternalMemoryGetMappedBuffer": ("cuExternalMemoryGetMappedBuffer", [_POINTER] * 3),
+    "cuImportExternalMemory": ("cuImportExternalMemory", [_POINTER, _POINTER]),
+    "cuMemAddressFree": ("cuMemAddressFree", [_HANDLE, _SIZE]),
+    "cuMemAddressReserve": ("cuMemAddressReserve", [_POINTER, _SIZE, _SIZE, _HANDLE, _HANDLE]),
     "cuMemAlloc": ("cuMemAlloc_v2", [_POINTER, _SIZE]),
     "cuMemAllocFromPoolAsync": (
         "cuMemAllocFromPoolAsync",
         [_POINTER, _SIZE, _POINTER, _POINTER],
     ),
     "cuMemAllocManaged": ("cuMemAllocManaged", [_POINTER, _SIZE, _FLAGS]),
-    "cuMemFree": ("cuMemFree_v2", [ctypes.c_uint64]),
-    "cuMemFreeAsync": ("cuMemFreeAsync", [ctypes.c_uint64, _POINTER]),
+    "cuMemCreate": ("cuMemCreate", [_POINTER, _SIZE, _POINTER, _HANDLE]),
+    "cuMemExportToShareableHandle": (
+        "cuMemExportToShareableHandle",
+        [_POINTER, _HANDLE, _FLAGS, _HANDLE],
+    ),
+    "cuMemFree": ("cuMemFree_v2", [_HANDLE]),
+    "cuMemFreeAsync": ("cuMemFreeAsync", [_HANDLE, _POINTER]),
     "cuMemFreeHost": ("cuMemFreeHost", [_POINTER]),
     "cuMemHostAlloc": ("cuMemHostAlloc", [_POINTER, _SIZE, _FLAGS]),
     "cuMemHostRegister": ("cuMemHostRegister_v2", [_POINTER, _SIZE, _FLAGS]),
     "cuMemHostUnregister": ("cuMemHostUnregister", [_POINTER]),
+    "cuMemImportFromShareableHandle": (
+        "cuMemImportFromShareableHandle",
+        [_POINTER, _POINTER, _FLAGS],
+    ),
+    "cuMemMap": ("cuMemMap", [_HANDLE, _SIZE, _SIZE, _HANDLE, _HANDLE]),
+    "cuMemRelease": ("cuMemRelease", [_HANDLE]),
+    "cuMemSetAccess": ("cuMemSetAccess", [_HANDLE, _SIZE, _POINTER, _SIZE]),
+    "cuMemUnmap": ("cuMemUnmap", [_HANDLE, _SIZE]),
 }
 """Name -> the symbol in the library (``cuda.h``), the types of its parameters."""
 

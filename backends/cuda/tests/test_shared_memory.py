@@ -278,7 +278,7 @@ def counts():
     bridge.synchronize("cuda:0")
     gc.collect()
     bridge.synchronize("cuda:0")
-    return len(os.listdir("/proc/self/fd")), len(cuda._device_memory._exportable), live()
+    return len(os.listdir("/proc/self/fd")), len(cuda._device_memory.resources), live()
 
 before = counts()
 interrupted(lambda: bridge.share(values, "cuda:0"), {exception}, 500)

@@ -1,0 +1,161 @@
+"""One owner for each thing that a driver gives: nothing is lost, and nothing given back twice.
+
+The exception of a signal handler may come at every call of a Python function, and after every call
+of a C function; it may also cut off a destructor. Therefore:
+
+- An `Owner`, and an object that says what there is to give back (its *resource*), exist before the
+  driver is called. The driver writes into a cell of the resource, or `call` notes in C what it
+  returns.
+- The end of an owner is noted in C, and stays noted until the resource is back. What an exception
+  cuts off is done at the end of the next owner, or by the next `Resources.sweep`.
+- In a child of ``fork()`` nothing of its parent is given back, and at exit nothing at all: drivers
+  may be unloaded by then, and the system reclaims what they gave.
+
+Pipes, for example, which ``ffi`` opens and closes::
+
+    def close(cells):  # called again if an exception cuts it off
+        for cell in cells:
+            number, cell[0] = cell[0], -1
+            if number >= 0:
+                CLOSE(number)  # of C; no call, and so no handler, comes between these lines
+        return True
+
+    pipes = Resources(close)
+    owner = Owner(pipes, [ffi.new("int[1]", [-1]), ffi.new("int[1]", [-1])])
+    check(OPEN(*owner.resource))
+
+``release`` may also return False, for what is still in use: it is asked again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+from collections import deque
+from collections.abc import Callable
+from itertools import starmap
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet, ref
+
+__all__ = ["Owner", "Resources", "call"]
+
+R = TypeVar("R")
+
+
+def call(results: list[Any], function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call *function*, and add what it returns to *results* in the same step of C."""
+    results.extend(starmap(function, (arguments,)))
+    return results[-1]
+
+
+class _Life:
+    """What an owner alone refers to."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _End(ref[_Life]):
+    """Notes the end of a life, and knows what is to be given back then."""
+
+    __slots__ = ("resource",)
+
+    resource: Any
+
+
+class Resources(Generic[R]):
+    """Resources of one kind. Safe from any thread, finalizer and signal handler.
+
+    Parameters
+    ----------
+    release : Callable[..., bool]
+        Gives back what a resource says; False if it has to be asked again, later. It is called
+        for one resource by one thread at a time, and again after any exception that leaves it.
+        A finalizer may run it in the middle of any other call of the thread.
+    """
+
+    def __init__(self, release: Callable[..., bool]) -> None:
+        self._release = release
+        self._forget()
+        _all.add(self)
+
+    def _forget(self) -> None:
+        self._held: set[_End] = set()
+        self._ended: deque[_End] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def all(self) -> list[R]:
+        """What is not back yet."""
+        return [end.resource for end in self._held.copy()]
+
+    def enter(self, resource: R) -> object:
+        """An object; *resource* goes back when it has ended, at the next `sweep`."""
+        life = _Life()
+        end = _End(life, self._ended.append)
+        end.resource = resource
+        self._held.add(end)
+        return life
+
+    def sweep(self, **how: Any) -> None:
+        """Give back what has lost its owner; ``release`` gets *how* too."""
+        for _ in range(len(self._ended)):
+            taken: list[_End] = []
+            try:
+                try:
+                    call(taken, self._ended.popleft)
+                except IndexError:  # another thread was faster
+                    if not taken:
+                        return
+                    raise
+                if self._release(taken[0].resource, **how):
+                    self._held.discard(taken[0])
+                    taken.clear()
+            finally:
+                self._ended.extend(taken)
+
+
+class Owner(Generic[R]):
+    """The owner of one resource, which goes back when this is dropped.
+
+    Parameters
+    ----------
+    resources : Resources
+        The others of its kind.
+    resource : object
+        What there is to give back: nothing yet. It must not refer to this object.
+    """
+
+    __slots__ = ("__weakref__", "_life", "_resources", "resource")
+
+    def __init__(self, resources: Resources[R], resource: R) -> None:
+        self._resources = resources
+        self.resource = resource
+        self._life: object = resources.enter(resource)
+
+    def __del__(self) -> None:
+        resources = getattr(self, "_resources", None)  # none if __init__ was cut off
+        if resources is not None:
+            self._life = None
+            resources.sweep()
+
+
+_all: WeakSet[Resources[Any]] = WeakSet()
+
+
+def _after_fork() -> None:
+    for each in _all:
+        # A deliberate extra reference: the parent's objects may call the driver when they end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object((each._held, each._ended)))
+        each._forget()
+
+
+@atexit.register
+def _at_exit() -> None:
+    without_effect: Any = dict  # a function of C
+    Owner.__del__ = Resources.sweep = without_effect  # type: ignore[method-assign]
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)
