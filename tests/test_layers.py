@@ -20,7 +20,7 @@ protocol
 
 kit.status kit.limits kit.fork kit.devices kit.host_views kit.gate kit.callbacks kit.handles kit.single_queue kit.blur
 kit.through_host kit.buffer_array
-kit.driver kit.claims kit.helpers
+kit.resources kit.driver kit.helpers
 kit.places
 kit.capture kit.events kit.pointers kit.regions kit.consumers
 kit.streams kit.memory

@@ -5,6 +5,7 @@ For any driver, and for a library in Python over one:
 ==================  ==============================================================
 `limits`            settings that are numbers: the limit of freed memory that is kept
 `status`            status codes and the exceptions that they become
+`resources`         one owner for each thing that a driver gives, whatever is raised
 `fork`              a child of ``fork()`` is refused before the driver is touched
 `gate`              a library that no thread uses while Python ends; its exceptions
 `callbacks`         an answer by a callback from C, waited for without a lock
@@ -23,7 +24,6 @@ make complete backends from it. Each part is a module of its own and can be used
 
 ==================  ==============================================================
 `driver`            what the parts ask of a driver
-`claims`            memory between a driver and its owner, under signal handlers
 `places`            the thread's own place, put back after a signal handler's exception
 `capture`           what graph capture forbids, asked before anything is queued
 `events`            events that are used again

@@ -4,7 +4,7 @@ A subclass of `StreamDriver` names the driver's own functions; it holds no polic
 addresses and byte counts are integers; events and pools are whatever the driver uses.
 
 Functions that give memory write its address into a *cell*, and those that take it back put the
-status of the call into *codes*, both in C: `dlbridge.kit.claims` says why.
+status of the call into *codes*, both in C: `dlbridge.kit.resources` says why.
 """
 
 from __future__ import annotations

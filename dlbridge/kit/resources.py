@@ -50,9 +50,22 @@ def call(results: list[Any], function: Callable[..., Any], *arguments: Any) -> A
 
 
 class _Life:
-    """What an owner alone refers to."""
+    """What an owner alone refers to. Its end is noted before it drops `wake`."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "wake")
+
+    wake: object
+
+
+class _Wake:
+    """Gives back at once what has ended, unless an exception cuts it off."""
+
+    __slots__ = ("resources",)
+
+    resources: Resources[Any]
+
+    def __del__(self) -> None:
+        self.resources.sweep()
 
 
 class _End(ref[_Life]):
@@ -91,8 +104,9 @@ class Resources(Generic[R]):
         return [end.resource for end in self._held.copy()]
 
     def enter(self, resource: R) -> object:
-        """An object; *resource* goes back when it has ended, at the next `sweep`."""
-        life = _Life()
+        """An object; *resource* goes back when it has ended."""
+        life, wake = _Life(), _Wake()
+        life.wake, wake.resources = wake, self
         end = _End(life, self._ended.append)
         end.resource = resource
         self._held.add(end)
@@ -127,18 +141,15 @@ class Owner(Generic[R]):
         What there is to give back: nothing yet. It must not refer to this object.
     """
 
-    __slots__ = ("__weakref__", "_life", "_resources", "resource")
+    __slots__ = ("__weakref__", "_life", "resource")
 
     def __init__(self, resources: Resources[R], resource: R) -> None:
-        self._resources = resources
         self.resource = resource
         self._life: object = resources.enter(resource)
 
     def __del__(self) -> None:
-        resources = getattr(self, "_resources", None)  # none if __init__ was cut off
-        if resources is not None:
-            self._life = None
-            resources.sweep()
+        """Let an exception that waits to be raised come here, before the resource goes back."""
+        self._life = None
 
 
 _all: WeakSet[Resources[Any]] = WeakSet()
@@ -154,7 +165,7 @@ def _after_fork() -> None:
 @atexit.register
 def _at_exit() -> None:
     without_effect: Any = dict  # a function of C
-    Owner.__del__ = Resources.sweep = without_effect  # type: ignore[method-assign]
+    Owner.__del__ = _Wake.__del__ = Resources.sweep = without_effect  # type: ignore[method-assign]
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

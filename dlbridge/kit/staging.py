@@ -9,16 +9,16 @@ is the caller's.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
+from contextlib import suppress
 from ctypes import c_uint64
 from itertools import starmap
 from typing import Any, NamedTuple
 
 from dlbridge.errors import DeviceMemoryError, Error
 
-from .claims import uninterrupted
 from .driver import StreamDriver
 from .helpers import Helpers, Job, cancel_all
+from .resources import Owner, Resources, call
 
 __all__ = ["PLAN", "NoRing", "Plan", "Ring", "Stager"]
 
@@ -46,46 +46,46 @@ class NoRing(DeviceMemoryError):
     """There is no pinned memory for a ring, and nothing was copied."""
 
 
-class Ring:
+class _Chunks:
+    """What a driver gave for a ring."""
+
+    def __init__(self) -> None:
+        self.cell = c_uint64()
+        self.codes: list[int] = []
+        """The statuses of the driver's calls that take the memory back."""
+        self.events: list[Any] = []
+
+
+class Ring(Owner[_Chunks]):
     """The pinned chunks of one copy at a time, on one device, and their events.
 
     The memory is kept for the life of the process: page-locking costs as much as copying a few
-    times over. It is made where no signal handler comes (`claims.uninterrupted`).
+    times over.
 
     Parameters
     ----------
+    rings : Resources
+        Those of its device.
     driver : StreamDriver
-        The driver.
-    device_id : int
-        The device whose streams use the ring.
+        The driver; the thread is in the device's place.
     plan : Plan
         How many chunks, and how large.
     """
 
-    def __init__(self, driver: StreamDriver, device_id: int, plan: Plan) -> None:
+    __slots__ = ("_driver", "chunks", "events", "has_all_events", "plan")
+
+    def __init__(self, rings: Resources[_Chunks], driver: StreamDriver, plan: Plan) -> None:
+        super().__init__(rings, _Chunks())
         self.plan = plan
-        self.events: list[Any] = []
         self.has_all_events = True
         """False from before a DMA is queued until its event is recorded."""
         self._driver = driver
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            size, cell = plan.chunk * plan.slots, c_uint64()
+        size, cell, self.events = plan.chunk * plan.slots, self.resource.cell, self.resource.events
+        with driver.relaxed():
             driver.allocate_pinned(size, cell)
-            self._memory = cell.value
-            try:
-                for _ in range(plan.slots):
-                    self.events.append(driver.create_event())
-            except BaseException:
-                self.close()
-                raise
-        self.chunks = range(self._memory, self._memory + size, plan.chunk)
-
-    def close(self) -> None:
-        """Free the chunks; the thread is in the device's place, and no DMA runs."""
-        with self._driver.relaxed(), ExitStack() as cleanup:  # each, also if another fails
-            cleanup.callback(self._driver.free_pinned, self._memory, [])
-            for event in self.events:
-                cleanup.callback(self._driver.destroy_event, event)
+            for _ in range(plan.slots):
+                call(self.events, driver.create_event)
+        self.chunks = range(cell.value, cell.value + size, plan.chunk)
 
     def record(self, slot: int, stream: int) -> None:
         """Note that the DMA of *slot* is the last work on *stream* now."""
@@ -114,6 +114,7 @@ class Stager:
         self._driver = driver
         self._device_id = device_id
         self._plan = plan
+        self._rings: Resources[_Chunks] = Resources(self._give_back)
         self._free: list[Ring] = []  # list methods are atomic
         self._unknown: list[Ring] = []  # a DMA may use them
         self._helpers = Helpers()
@@ -135,7 +136,7 @@ class Stager:
                 try:
                     held.extend(starmap(self._free.pop, [()]))
                 except IndexError:
-                    uninterrupted(lambda: self._free.append(self._make_ring()))
+                    self._free.append(self._make_ring())
             self._fill(held[0], target, source, nbytes, stream)
         except BaseException:
             if held and not held[0].has_all_events:
@@ -149,17 +150,25 @@ class Stager:
 
     def close(self) -> None:
         """Give everything back; no copy runs, and the thread is in the device's place."""
-        with ExitStack() as cleanup:  # each, also if another fails
-            for ring in (*self._free, *self._unknown):
-                cleanup.callback(ring.close)
-            self._free.clear()
-            cleanup.callback(self._helpers.close)
+        self._free.clear()
+        self._unknown.clear()
+        self._helpers.close()
 
     def _make_ring(self) -> Ring:
         try:
-            return Ring(self._driver, self._device_id, self._plan)
+            return Ring(self._rings, self._driver, self._plan)
         except Error as exc:
             raise NoRing(str(exc)) from exc
+
+    def _give_back(self, chunks: _Chunks) -> bool:
+        """Free what a ring had, which no DMA uses any more."""
+        driver = self._driver
+        with suppress(Error), driver.at(driver.place(self._device_id)), driver.relaxed():
+            while chunks.events:
+                driver.destroy_event(chunks.events.pop())
+            if chunks.cell.value and chunks.codes[-1:] != [0]:
+                driver.free_pinned(chunks.cell.value, chunks.codes)
+        return True
 
     def _fill(self, ring: Ring, target: int, source: int, nbytes: int, stream: int) -> None:
         filling: deque[tuple[int, int, int, Job]] = deque()

@@ -1,4 +1,4 @@
-"""The kit's small parts: status, fork, capture, events, pointers, regions, streams, claims."""
+"""The kit's small parts: status, fork, capture, events, pointers, regions, streams."""
 
 import gc
 import random
@@ -7,22 +7,18 @@ import signal
 import subprocess
 import sys
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
 import cffi
 import pytest
-from scripts import run_script
 
 import dlbridge.kit
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
-from dlbridge.kit import claims
 from dlbridge.kit.backend import address_of, bytes_at
 from dlbridge.kit.callbacks import Callback
 from dlbridge.kit.capture import has_nothing_to_wait_for, refuse_capture, refuse_disturbing
-from dlbridge.kit.claims import uninterrupted
 from dlbridge.kit.driver import Location, StreamState
 from dlbridge.kit.fork import ForkGuard
 from dlbridge.kit.gate import Gate
@@ -567,66 +563,3 @@ def test_waits_are_events(driver, events):
     driver.streams[other].state = CAPTURED
     with pytest.raises(ExchangeError, match="waited for now"):
         order.synchronize(0, other)
-
-
-# claims: calls that no signal handler interrupts ----------------------------------------
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="sends itself signals")
-@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm", "RuntimeError"])
-def test_what_must_not_be_interrupted_is_done_whole(exception):
-    """Each exception arrives, after the work and once."""
-    said = run_script(f"""
-        from dlbridge.kit.claims import uninterrupted
-        from interrupted import Alarm, interrupted
-        begun, ended = [], []
-
-        def work():
-            begun.append(1)
-            sum(range(2000))
-            ended.append(1)
-
-        interrupted(lambda: uninterrupted(work), {exception}, 500)
-        print(len(begun) - len(ended))
-    """)
-    assert said == "0\n"
-
-
-def test_an_error_of_what_is_not_interrupted():
-    """It is raised in the caller's thread, and nothing keeps it then."""
-    kept = []
-
-    def work():
-        assert threading.current_thread() is not threading.main_thread()
-        error = DeviceError("the driver's")
-        kept.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
-
-    gc.disable()
-    try:
-        with pytest.raises(DeviceError, match="the driver's"):
-            uninterrupted(work)
-        assert kept[0]() is None
-    finally:
-        gc.enable()
-
-
-def test_another_thread_is_not_interrupted_anyway():
-    threads = []
-    with ThreadPoolExecutor(1) as pool:
-        mine = pool.submit(threading.get_ident).result()
-        pool.submit(uninterrupted, lambda: threads.append(threading.get_ident())).result()
-    assert threads == [mine]
-
-
-def test_no_thread_can_be_started_for_it(monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(claims, "start_new_thread", refuse)
-    done = []
-    uninterrupted(lambda: done.append(1))
-    assert done == [1]

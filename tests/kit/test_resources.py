@@ -138,7 +138,7 @@ def test_what_is_in_use_is_asked_for_again():
     assert len(kind) == 0
 
 
-def test_a_failed_release_is_made_again():
+def test_a_failed_release_is_made_again(monkeypatch):
     failures = [OSError("not now")]
 
     def release(_resource):
@@ -146,15 +146,37 @@ def test_a_failed_release_is_made_again():
             raise failures.pop()
         return True
 
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: printed.append(given.exc_type))
     kind = Resources(release)
-    life = kind.enter("x")
-    del life
+    owner = Owner(kind, "x")
     assert kind.all() == ["x"]
+    failures.append(OSError("not now either"))
+    del owner
+    assert (kind.all(), printed) == (["x"], [OSError])
     with pytest.raises(OSError, match="not now"):
         kind.sweep()
     assert kind.all() == ["x"]
     kind.sweep()
     assert kind.all() == []
+
+
+def test_an_exception_that_waits_is_raised_before():
+    """As that of a handler, at the first instruction of a destructor."""
+    released, cut = [], []
+
+    def trace(frame, _event, _argument):
+        if frame.f_code.co_name == "__del__" and not cut:
+            cut.append(1)
+            raise Struck
+
+    owner = Owner(Resources(lambda name: released.append(name) or True), "x")
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    sys.settrace(trace)
+    del owner
+    sys.settrace(None)
+    sys.unraisablehook = hook
+    assert (cut, released) == ([1], ["x"])
 
 
 def test_one_thread_at_a_time_releases_a_resource():
@@ -171,8 +193,7 @@ def test_one_thread_at_a_time_releases_a_resource():
 
     kind = Resources(release)
     lives = [kind.enter(name) for name in "ab"]
-    lives.clear()
-    threads = [threading.Thread(target=kind.sweep) for _ in range(2)]
+    threads = [threading.Thread(target=lives.pop) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
