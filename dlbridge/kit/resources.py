@@ -38,7 +38,7 @@ from itertools import starmap
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
-__all__ = ["Owner", "Resources", "call"]
+__all__ = ["FINALIZERS", "Owner", "Resources", "call"]
 
 R = TypeVar("R")
 
@@ -65,7 +65,9 @@ class _Wake:
     resources: Resources[Any]
 
     def __del__(self) -> None:
-        self.resources.sweep()
+        resources = getattr(self, "resources", None)  # none where __init__ was cut off
+        if resources is not None:
+            resources.sweep()
 
 
 class _End(ref[_Life]):
@@ -89,24 +91,34 @@ class Resources(Generic[R]):
 
     def __init__(self, release: Callable[..., bool]) -> None:
         self._release = release
-        self._forget()
+        self._begin()
         _all.add(self)
 
-    def _forget(self) -> None:
+    def _begin(self) -> None:
         self._held: set[_End] = set()
         self._ended: deque[_End] = deque()
 
+    def after_fork(self) -> None:
+        """In a child: forget what the parent's owners have."""
+        # A deliberate extra reference: the parent's objects may call the driver when they end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object((self._held, self._ended)))
+        self._begin()
+
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def waiting(self) -> int:
+        """How many have lost their owner, and are not back."""
+        return len(self._ended)
 
     def all(self) -> list[R]:
         """What is not back yet."""
         return [end.resource for end in self._held.copy()]
 
-    def enter(self, resource: R) -> object:
-        """An object; *resource* goes back when it has ended."""
-        life, wake = _Life(), _Wake()
-        life.wake, wake.resources = wake, self
+    def enter(self, resource: R) -> _Life:
+        """An object; *resource* goes back by the next `sweep` after its end."""
+        life = _Life()
         end = _End(life, self._ended.append)
         end.resource = resource
         self._held.add(end)
@@ -145,26 +157,30 @@ class Owner(Generic[R]):
 
     def __init__(self, resources: Resources[R], resource: R) -> None:
         self.resource = resource
-        self._life: object = resources.enter(resource)
+        life = resources.enter(resource)
+        life.wake = wake = _Wake()
+        wake.resources = resources
+        self._life: object = life
 
     def __del__(self) -> None:
         """Let an exception that waits to be raised come here, before the resource goes back."""
         self._life = None
 
 
+FINALIZERS = Owner, _Wake
+"""The classes whose ``__del__`` has no effect once the exit has begun."""
+
 _all: WeakSet[Resources[Any]] = WeakSet()
 
 
 def _after_fork() -> None:
     for each in _all:
-        # A deliberate extra reference: the parent's objects may call the driver when they end.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object((each._held, each._ended)))
-        each._forget()
+        each.after_fork()
 
 
 @atexit.register
 def _at_exit() -> None:
-    without_effect: Any = dict  # a function of C
+    without_effect: Any = dict  # of C
     Owner.__del__ = _Wake.__del__ = Resources.sweep = without_effect  # type: ignore[method-assign]
 
 

@@ -192,7 +192,7 @@ def test_one_thread_at_a_time_releases_a_resource():
         return True
 
     kind = Resources(release)
-    lives = [kind.enter(name) for name in "ab"]
+    lives = [Owner(kind, name) for name in "ab"]
     threads = [threading.Thread(target=lives.pop) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -24,6 +24,7 @@ from .errors import AFTER_FORK, check
 from .handles import Handles
 from .library import constant, ffi, struct
 from .live import Live
+from .locks import holds
 from .queue import NEVER
 from .spirv import Module
 
@@ -68,18 +69,14 @@ class Kernel:
         self._handles = Handles()
         self._owned = _Owned(device, self._handles, self._sets)
         device.reclaim()
-        self._key = device.kernels.enter(self, self._owned)
-        try:
-            self._build(spirv, entry)
-        except BaseException:
-            self._free()
-            raise
+        self._life: object = device.kernels.enter(self._owned)
+        self._build(spirv, entry)
 
     def close(self) -> None:
         """Free the kernel now; waits for its work.
 
-        A kernel that is dropped without this is freed when the next is made, or
-        the device is closed. If a call is under way, in another thread or in the code
+        A kernel that is dropped without this is freed when its work is done and the next is made,
+        or the device is closed. If a call is under way, in another thread or in the code
         that a finalizer has interrupted, the kernel is freed at the end of that call.
 
         Examples
@@ -92,8 +89,7 @@ class Kernel:
 
     def _free(self) -> None:
         self._owned.close()
-        self.device.kernels.leave(self._key)
-        self._key = None  # else the key would note this object's end
+        self._life = None
 
     def _build(self, spirv: bytes, entry: str) -> None:
         device = self.device.pointer
@@ -293,22 +289,21 @@ class _Owned:
         self._handles = handles
         self._sets = sets
 
-    def close(self) -> None:
-        """Wait for the kernel's work and destroy it; never raises, and may be repeated."""
+    def close(self, wait: bool = True) -> bool:
+        """Destroy it when the kernel's work is done, or *wait* for that; never raises."""
         device = self._device
-        if not device.alive:
-            self._handles.forget()  # closed with the device, or the parent process's
-            return
-        if not len(self._handles):
-            return
+        if not device.alive or not len(self._handles):
+            return True
         try:
+            if not wait and (holds(device.queue.lock) or not device.queue.done(self._last_use())):
+                return False
             device.queue.wait(self._last_use())
         except DeviceMemoryError:
             self._handles.forget()  # it may be in use still: better left than pulled away
-            return
         except DeviceError:
             pass  # a lost device has no work left
         self._handles.destroy()
+        return True
 
     def _last_use(self) -> int:
         # A set that an interrupted call has not put back may be in use.

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.kit.resources import Resources
 
 from .fd_memory import ADOPTED, ASK, FD_MEMORY, OPAQUE_FD, device_refusal
 from .handles import Handles
@@ -14,7 +15,6 @@ from .library import ffi, handle, load, struct
 from .locks import holds, is_reentrant
 from .memory import IN_SLICES, USAGE, Allocation, Heap, external
 from .memory_types import MemoryType
-from .owners import Owners
 from .queue import Queue
 from .staging import Staging
 
@@ -40,8 +40,8 @@ EXTENSIONS = (HOST_MEMORY, FD_MEMORY, "VK_KHR_portability_subset")
 class Closes(Protocol):
     """The Vulkan objects of something made for a device, to be destroyed before the device."""
 
-    def close(self) -> None:
-        """Wait for its work, and give back what is its own. Harmless when repeated."""
+    def close(self, wait: bool = True) -> bool:
+        """Give back what is its own when its work is done, or *wait* for that; False: not yet."""
 
 
 class Device:
@@ -78,8 +78,8 @@ class Device:
         self.queue = queue
         self.handles = handles
         self.lib = load()
-        self.kernels: Owners[Closes] = Owners()
-        self.imports: Owners[Closes] = Owners()
+        self.kernels: Resources[Closes] = Resources(_close_if_done)
+        self.imports: Resources[Closes] = Resources(_close)
         """Host memory in place."""
         self.host_pointer_properties = (
             self._function("vkGetMemoryHostPointerPropertiesEXT") if host_import else None
@@ -137,10 +137,8 @@ class Device:
         No tensor may be left on it; its kernels are closed.
         """
         self.tools.clear()
-        for owners in (self.kernels, self.imports):
-            for one in owners.all():
-                one.close()
-            owners.clear()
+        for one in (*self.kernels.all(), *self.imports.all()):
+            one.close()
         self.queue.finish()
         self.staging.close()
         self.queue.alive = False
@@ -151,9 +149,9 @@ class Device:
 
     def reclaim(self) -> None:
         """Close what dropped kernels and imports left; called before the next is made."""
-        for owners in (self.kernels, self.imports):
-            if owners.any_dropped and not holds(self.queue.lock):
-                owners.reclaim(_close)
+        if not holds(self.queue.lock):
+            self.kernels.sweep(wait=True)
+            self.imports.sweep()
 
     def trim(self) -> None:
         """Give the driver all blocks of memory that nothing uses, the staging ring's too."""
@@ -194,8 +192,11 @@ class Device:
 
 
 def _close(one: Closes) -> bool:
-    one.close()
-    return True
+    return one.close()
+
+
+def _close_if_done(one: Closes, wait: bool = False) -> bool:
+    return one.close(wait)
 
 
 def open_device(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.kit.resources import Owner, Resources
 
 from .device import Device, adopt_device, open_device
 from .errors import AFTER_FORK
@@ -54,8 +55,7 @@ class Devices:
         self.instance, version = create_instance()
         self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
         self._lock = package_lock()
-        self._making = False
-        self._unfinished: list[Handles] = []
+        self._made: Resources[Handles] = Resources(self._settle)
         self.forked = False
         _tables.add(self)
         atexit.register(self.finish)
@@ -110,28 +110,20 @@ class Devices:
     def _make(self, make: Callable[[Handles], Device]) -> Device:
         """Run *make*, whose device keeps the handles; the lock is held.
 
-        What an exception leaves of a device is destroyed, at the next call at the latest.
+        What an exception leaves of a device is destroyed.
         """
-        if not self._making:  # else this is a finalizer's call, in the middle of another
-            for left in self._unfinished.copy():
-                self._settle(left)
-        outer, self._making = self._making, True
+        owner = Owner(self._made, Handles())
         try:
-            handles = Handles()
-            self._unfinished.append(handles)
-            try:
-                return make(handles)
-            finally:
-                self._settle(handles)
+            return make(owner.resource)
         finally:
-            self._making = outer
+            del owner  # now, also if the exception keeps this frame
 
-    def _settle(self, handles: Handles) -> None:
+    def _settle(self, handles: Handles) -> bool:
         """Destroy *handles*, unless they belong to a device that has been entered."""
         devices = [entry.device for entry in self._entries]
         if not any(device is not None and device.handles is handles for device in devices):
             handles.destroy()
-        self._unfinished.remove(handles)
+        return True
 
     def find(self, name: str) -> int:
         """The device whose UUID is *name*, or the first whose name contains it."""

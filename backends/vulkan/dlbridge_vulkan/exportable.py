@@ -11,7 +11,7 @@ from .errors import check
 from .fd_import import memory_type_of
 from .fd_memory import OPAQUE_FD
 from .host_import import Imported
-from .library import ffi, load, struct
+from .library import load, struct
 from .memory import IN_SLICES, create_buffer, external
 
 __all__ = ["Exportable", "allocate"]
@@ -44,15 +44,11 @@ def allocate(device: Device, nbytes: int) -> Exportable:
         )
     made = Exportable(device)
     try:
-        try:
-            _allocate(made, nbytes)
-        except DeviceMemoryError:
-            if not [heap for heap in device.heaps if heap.make_room()]:
-                raise
-            _allocate(made, nbytes)
-    except BaseException:
-        made.release()
-        raise
+        _allocate(made, nbytes)
+    except DeviceMemoryError:
+        if not [heap for heap in device.heaps if heap.make_room()]:
+            raise
+        _allocate(made, nbytes)
     return made
 
 
@@ -67,11 +63,8 @@ def _allocate(made: Exportable, nbytes: int) -> None:
         allocationSize=size,
         memoryTypeIndex=memory_type_of(device, owned.buffer[0]),
     )
-    result = lib.vkAllocateMemory(device.pointer, info, ffi.NULL, owned.memory)
-    if result < 0:
-        owned.memory[0] = 0  # what a failed call leaves there is not defined
-    check(result, f"vkAllocateMemory of {size} bytes for other processes")
-    made.buffer, made.memory = owned.buffer[0], owned.memory[0]
+    made.memory = owned.allocate(info, f"vkAllocateMemory of {size} bytes for other processes")
+    made.buffer = owned.buffer[0]
     made.nbytes, made.size = whole, size
     check(lib.vkBindBufferMemory(device.pointer, made.buffer, made.memory, 0), "vkBindBufferMemory")
     made.describe()

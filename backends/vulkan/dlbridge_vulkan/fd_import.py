@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.resources import call
 from dlbridge.protocol import ExportedMemory
 
 from .device import Device
@@ -36,25 +36,15 @@ def import_fd(device: Device, memory: ExportedMemory) -> Imported:
     if refusal:
         raise ExchangeError(f"this memory cannot be a Vulkan buffer in place: {refusal}")
     made = Imported(device)
-    own: list[int] = []
-    codes: list[int] = []
     try:
-        _import(made, memory, own, codes)
+        _import(made, memory)
     except BaseException:
-        try:
-            _undo(made, memory, own, codes)
-        except BaseException:  # of a signal handler: nobody calls this again
-            _undo(made, memory, own, codes)
-            raise
+        made.release()  # while the caller's descriptor is open
         raise
     return made
 
 
-def _import(made: Imported, memory: ExportedMemory, own: list[int], codes: list[int]) -> None:
-    """Make the buffer. *own* gets a duplicate of the descriptor, *codes* what the driver says.
-
-    C code fills both, so that an exception of a signal handler loses neither.
-    """
+def _import(made: Imported, memory: ExportedMemory) -> None:
     lib, device = load(), made.device
     chain = external(OPAQUE_FD)
     size, _ = create_buffer(device.pointer, memory.nbytes, made.imported.buffer, chain)
@@ -63,38 +53,20 @@ def _import(made: Imported, memory: ExportedMemory, own: list[int], codes: list[
             f"{device.physical.name} needs {size} bytes behind a buffer of {memory.nbytes}, as "
             "many as there are"
         )
-    own.extend(map(os.dup, [memory.fd]))  # the driver takes it over, if it succeeds
-    source = struct("VkImportMemoryFdInfoKHR", handleType=OPAQUE_FD, fd=own[0])
+    made.imported.original = memory.fd
+    own = call(made.imported.file, os.dup, memory.fd)
+    source = struct("VkImportMemoryFdInfoKHR", handleType=OPAQUE_FD, fd=own)
     info = struct(
         "VkMemoryAllocateInfo",
         pNext=source,
         allocationSize=memory.nbytes,
         memoryTypeIndex=memory_type_of(device, made.imported.buffer[0]),
     )
-    cell = made.imported.memory
-    codes.extend(map(lib.vkAllocateMemory, [device.pointer], [info], [ffi.NULL], [cell]))
-    check(codes[0], f"vkAllocateMemory of {memory.nbytes} bytes of another driver's")
-    made.buffer, made.memory, made.nbytes = made.imported.buffer[0], cell[0], memory.nbytes
+    what = f"vkAllocateMemory of {memory.nbytes} bytes of another driver's"
+    made.memory = made.imported.allocate(info, what)
+    made.buffer, made.nbytes = made.imported.buffer[0], memory.nbytes
     check(lib.vkBindBufferMemory(device.pointer, made.buffer, made.memory, 0), "vkBindBufferMemory")
     made.describe()
-
-
-def _undo(made: Imported, memory: ExportedMemory, own: list[int], codes: list[int]) -> None:
-    """Give back what `_import` has made. Harmless when repeated."""
-    if codes != [0]:
-        made.imported.memory[0] = 0  # what a failed call leaves there is not defined
-        _close(own, memory.fd)
-    made.release()
-
-
-def _close(own: list[int], original: int) -> None:
-    """Close *own*, a duplicate of *original*, unless the driver has done so when it refused.
-
-    Vulkan leaves it to the caller then; lavapipe (Mesa 22.3) closes it all the same.
-    """
-    with suppress(OSError):
-        if own and os.path.sameopenfile(own[0], original):
-            list(map(os.close, map(own.pop, [0])))  # one step: it is closed once
 
 
 def memory_type_of(device: Device, buffer: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import os
 from contextlib import suppress
 from typing import Any
 
 from dlbridge.errors import DeviceError, Error, ExchangeError
+from dlbridge.kit.resources import call
 
 from .buffer import Buffer
 from .device import Device
@@ -67,39 +69,60 @@ def import_drawback(device: Device) -> str:
 class Import:
     """The objects of an imported buffer: a VkBuffer, and the import as a VkDeviceMemory."""
 
-    __slots__ = ("_device", "buffer", "memory", "queue")
+    __slots__ = ("_device", "buffer", "codes", "file", "last_use", "memory", "original", "queue")
 
     def __init__(self, device: Device) -> None:
         self._device = device.pointer
         self.queue = device.queue
         self.buffer = ffi.new("VkBuffer[1]")
         self.memory = ffi.new("VkDeviceMemory[1]")
+        self.codes: list[int] = []
+        """What the driver said to `allocate`: a failed call may leave anything in `memory`."""
+        self.file: list[int] = []
+        """A file descriptor that the driver takes over if `allocate` succeeds."""
+        self.original = -1
+        """What it is a duplicate of."""
+        self.last_use = NEVER
 
-    def close(self, last_use: int = NEVER) -> None:
-        """Wait for the value *last_use* of the queue, and end the import."""
-        if not (self.buffer[0] or self.memory[0]):
-            return
-        # After any other error than this it may be in use still, and stays.
-        with suppress(DeviceError):  # a lost device has no work left
-            self.queue.wait(last_use)
-        lib, null = load(), ffi.NULL
-        # Python runs no signal handler between taking a handle and destroying it.
-        destroy, free = lib.vkDestroyBuffer, lib.vkFreeMemory
-        buffer, self.buffer[0] = self.buffer[0], 0
-        destroy(self._device, buffer, null)
-        memory, self.memory[0] = self.memory[0], 0
-        free(self._device, memory, null)
+    def allocate(self, info: Any, what: str) -> int:
+        """The VkDeviceMemory of *info*."""
+        function = load().vkAllocateMemory
+        check(call(self.codes, function, self._device, info, ffi.NULL, self.memory), what)
+        return int(self.memory[0])
+
+    def close(self, wait: bool = True) -> bool:
+        """Wait for the value `last_use` of the queue, and end the import."""
+        if not self.queue.alive:
+            return True
+        lib, null, is_ours = load(), ffi.NULL, self.codes[-1:] == [0]
+        if self.buffer[0] or (is_ours and self.memory[0]):
+            # After any other error than this it may be in use still, and stays.
+            with suppress(DeviceError):  # a lost device has no work left
+                self.queue.wait(self.last_use)
+            # Python runs no signal handler between taking a handle and destroying it.
+            destroy, free = lib.vkDestroyBuffer, lib.vkFreeMemory
+            buffer, self.buffer[0] = self.buffer[0], 0
+            destroy(self._device, buffer, null)
+            if is_ours:
+                memory, self.memory[0] = self.memory[0], 0
+                free(self._device, memory, null)
+        if self.file and not is_ours:
+            # Vulkan leaves it to the caller then; lavapipe (Mesa 22.3) closes it all the same.
+            with suppress(OSError):
+                if os.path.sameopenfile(self.file[0], self.original):
+                    list(map(os.close, map(self.file.pop, [0])))  # one step: it is closed once
+        return True
 
 
 class Imported(Buffer):
     """A buffer on memory of the host, which its owner may take back after `release`."""
 
-    __slots__ = ("_import_key", "imported")
+    __slots__ = ("imported",)
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self.imported = Import(device)
-        self._import_key = device.imports.enter(self, self.imported)
+        self._life = device.imports.enter(self.imported)
 
     @property
     def words(self) -> int:
@@ -111,10 +134,11 @@ class Imported(Buffer):
 
         The owner of the memory may unmap it as soon as this returns.
         """
-        if self.queue.alive:
-            self.imported.close(NEVER if self.queue.shared else self.last_use)
-            self.device.imports.leave(self._import_key)
-            self._import_key = None  # else the key would note this object's end
+        if not self.queue.shared:
+            self.imported.last_use = self.last_use
+        self.imported.close()
+        self._life = None
+        self.device.imports.sweep()
 
 
 def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> Imported:
@@ -145,9 +169,6 @@ def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> 
         raise ExchangeError(
             f"this host memory cannot be a Vulkan buffer in place: {exc}; copy it instead"
         ) from exc
-    except BaseException:
-        made.release()
-        raise
     return made
 
 
@@ -171,12 +192,9 @@ def _import(made: Imported, address: int, nbytes: int) -> None:
         allocationSize=whole,
         memoryTypeIndex=_memory_type(device, made.imported.buffer[0], pointer),
     )
-    memory = made.imported.memory
-    result = lib.vkAllocateMemory(device.pointer, info, ffi.NULL, memory)
-    if result < 0:
-        memory[0] = 0  # what a failed call leaves there is not defined
-    check(result, f"vkAllocateMemory of {nbytes} bytes of host memory in place")
-    made.buffer, made.memory, made.nbytes = made.imported.buffer[0], memory[0], nbytes
+    what = f"vkAllocateMemory of {nbytes} bytes of host memory in place"
+    made.memory = made.imported.allocate(info, what)
+    made.buffer, made.nbytes = made.imported.buffer[0], nbytes
     check(lib.vkBindBufferMemory(device.pointer, made.buffer, made.memory, 0), "vkBindBufferMemory")
     # The address itself: coherent memory needs no mapping to be seen.
     made.mapped = address

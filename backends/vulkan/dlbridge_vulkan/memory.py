@@ -7,21 +7,19 @@ place and beginning at its byte 0, as TVM's convention wants it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
 from dlbridge.kit.limits import pool_limit
+from dlbridge.kit.resources import Resources
 
 from .blocks import Block
 from .errors import check
 from .library import constant, ffi, load, struct
 from .locks import holds, package_lock
 from .memory_types import MemoryType
-from .owners import Owners
 from .queue import Queue
 
 __all__ = ["IN_SLICES", "USAGE", "Allocation", "Heap", "Place", "create_buffer", "external"]
@@ -62,21 +60,20 @@ class Place:
         self.block: Block | None = None
         self.start = 0
         self.end = 0
-        self.last_use = 0
-        """The queue's value after which nothing uses it, once it is freed."""
+        self.last_use: int | None = None
+        """The queue's value after which nothing uses it, if that is known when it is freed."""
 
 
 class Allocation:
     """One VkBuffer and the memory behind it.
 
-    It is made empty; `Heap.allocate` makes the buffer into its `place`. So
-    whatever the driver has made is owned from the first moment, and goes back
-    when the allocation is released or dropped.
+    It is made empty; `Heap.allocate` makes the buffer into its `place`, which goes back when the
+    allocation is released or dropped.
     """
 
     __slots__ = (
         "__weakref__",
-        "_key",
+        "_life",
         "buffer",
         "cached",
         "heap",
@@ -91,9 +88,9 @@ class Allocation:
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.heap: Heap | None = None
-        """Where its place goes back to; None if it has nothing of a heap."""
         self.place = Place()
-        self._key: object = None
+        self._life: object = None
+        """While it has this, the place is its own (`Resources.enter`)."""
         self.buffer = 0
         self.memory = 0
         self.nbytes = 0
@@ -106,15 +103,8 @@ class Allocation:
 
     def enter(self, heap: Heap) -> None:
         """Belong to *heap* from now on."""
-        self.leave()
-        self.heap = heap
-        self._key = heap.owners.enter(self, self.place)
-
-    def leave(self) -> None:
-        """Belong to no heap: the place is on its way back."""
-        if self.heap is not None:
-            self.heap.owners.leave(self._key)
-            self._key = self.heap = None  # else the key would note this object's end
+        self.heap, self.place = heap, Place()
+        self._life = heap.resources.enter(self.place)
 
     def settle(self) -> None:
         """Block until no work uses it, so that the host may touch it."""
@@ -125,9 +115,15 @@ class Allocation:
             queue.wait(self.last_use)
 
     def release(self) -> None:
-        """Give it back once no work uses it; does not block. Harmless when repeated."""
-        if self.heap is not None and self.queue.alive:
-            self.heap.free(self)
+        """Give it back once no work uses it; does not block. Harmless when repeated.
+
+        Where others may submit to the queue, their work that is on it now counts as well.
+        """
+        if not self.queue.shared:
+            self.place.last_use = self.last_use
+        self._life = None
+        if self.heap is not None:
+            self.heap.collect()
 
     @property
     def start(self) -> int:
@@ -176,10 +172,7 @@ class Heap:
         self._busy = False
         """Whether the blocks are being changed, by the thread that holds the lock."""
         self._blocks: list[Block] = []
-        self._pending: deque[Place] = deque()
-        self._unmarked: deque[Place] = deque()
-        """Freed places that work of unknown submissions may use."""
-        self.owners: Owners[Place] = Owners()
+        self.resources: Resources[Place] = Resources(self._give_back)
 
     def allocate(self, into: Allocation, nbytes: int, alignment: int) -> None:
         """Make *into* a new buffer of *nbytes* bytes.
@@ -188,7 +181,7 @@ class Heap:
         for the place in the block where there is none. DeviceMemoryError if
         there is no room even after what is still in use by the queue was freed.
         """
-        self._mark()
+        self.collect()
         into.enter(self)
         into.nbytes = nbytes
         place = into.place
@@ -210,38 +203,37 @@ class Heap:
             "vkBindBufferMemory",
         )
 
-    def free(self, allocation: Allocation) -> None:
-        """Give *allocation* back once the queue is done with it. Waits for no device.
-
-        May run in a finalizer, and so in the middle of any other call of the
-        same thread: it is then only noted for the next call. Where others may
-        submit to the queue, their work that is on it now counts as well.
-        """
-        place = allocation.place
-        place.last_use = allocation.last_use
-        (self._unmarked if self._queue.shared else self._pending).append(place)
-        allocation.leave()
-        try:  # noqa: SIM105 - suppress() would take half as long as the call
-            self.collect()
-        except (DeviceError, DeviceMemoryError):
-            pass  # a finalizer must not raise
-
     def collect(self) -> None:
         """Take back what was freed and is no longer in use."""
+        self.resources.sweep()
+
+    def _give_back(self, place: Place) -> bool:
+        """Take *place* back if the queue is done with it. Waits for no device.
+
+        May run in a finalizer, and so in the middle of any other call of the same thread: not
+        while that changes the blocks.
+        """
+        queue = self._queue
+        if not queue.alive:
+            return True
         if holds(self._lock):
-            return
-        self._mark()
+            return False
+        try:
+            if place.last_use is None:
+                place.last_use = queue.mark()
+            if not queue.done(place.last_use):
+                return False
+        except (DeviceError, DeviceMemoryError):
+            return False
         with self._lock:
-            self._changing(self._collect)
+            self._changing(self._destroy, place)
+        return True
 
     def close(self) -> None:
         """Give everything back to the driver; nothing may be in use."""
         with self._lock:
-            for place in (*self._pending, *self._unmarked, *self.owners.all()):
+            for place in self.resources.all():
                 self._destroy(place)
-            self._pending.clear()
-            self._unmarked.clear()
-            self.owners.clear()
             while self._blocks:
                 self._blocks[-1].destroy()
                 self._blocks.pop()
@@ -260,41 +252,6 @@ class Heap:
             change(*arguments)
         finally:
             self._busy = False
-
-    def _mark(self) -> None:
-        """Have all work on the queue waited for where it is not known what used the memory.
-
-        That is so for a queue to which others submit, and for what was dropped.
-        """
-        if not (self._unmarked or self.owners.any_dropped) or holds(self._lock):
-            return
-        self.owners.reclaim(self._adopt)
-        unmarked = self._unmarked.copy()
-        value = self._queue.mark()
-        for place in unmarked:
-            place.last_use = value
-            self._pending.append(place)
-            with suppress(ValueError):  # another thread was faster: twice does no harm
-                self._unmarked.remove(place)
-
-    def _adopt(self, place: Place) -> bool:
-        self._unmarked.append(place)
-        return True
-
-    def _collect(self) -> None:
-        self._sweep()
-        queue, asked = self._queue, False
-        for _ in range(len(self._pending)):
-            place = self._pending[0]
-            if place.last_use > queue.reached and not asked:
-                queue.done(place.last_use)  # once: it learns how far the queue is
-                asked = True
-            # Taken out when it is destroyed: an error or an interrupt loses nothing.
-            if place.last_use <= queue.reached:
-                self._destroy(place)
-                self._pending.popleft()
-            else:
-                self._pending.rotate(-1)
 
     def _sweep(self) -> None:
         """Give back blocks whose making was interrupted."""
@@ -331,8 +288,7 @@ class Heap:
 
     def make_room(self) -> bool:
         """Wait for what was freed and give all empty blocks back; False if there was nothing."""
-        freed = self._pending or self._unmarked
-        if not freed and not any(block.empty for block in self._blocks):
+        if not self.resources.waiting and not any(block.empty for block in self._blocks):
             return False
         self._queue.finish()
         self.collect()
@@ -351,7 +307,7 @@ class Heap:
                 self._changing(self._find, into, size, alignment, step, need)
 
     def _find(self, into: Place, size: int, alignment: int, step: int, need: int) -> None:
-        self._collect()
+        self._sweep()
         fits = [
             (fit[0], index, fit)
             for index, block in enumerate(self._blocks)

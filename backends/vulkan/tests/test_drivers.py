@@ -314,11 +314,11 @@ def test_a_free_waits_for_work_of_others(vulkan, tensors, delay, monkeypatch):
     value = delay(vulkan, tensors.new(4))  # stands for theirs: `data` is not marked
     vulkan.free(0, data, 0)
     assert not queue.done(value)
-    assert place in heap._pending
+    assert place in heap.resources.all()
     assert place.last_use > value
     queue.finish()
     tensors.new(4)
-    assert place not in heap._pending
+    assert place not in heap.resources.all()
 
 
 def test_memory_is_not_given_out_again_while_others_use_it(vulkan, tensors, delay, monkeypatch):

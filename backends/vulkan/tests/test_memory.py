@@ -151,7 +151,7 @@ def fail(size):
 
 def freed(heap):
     """What was freed and has not gone back yet."""
-    return [*heap._pending, *heap._unmarked]
+    return [end.resource for end in heap.resources._ended]
 
 
 def test_free_waits_for_the_device_without_blocking(vulkan, tensors, delay):

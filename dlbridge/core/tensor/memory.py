@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.finalizers import end_finalizers
 from dlbridge.core.implementation_details.handlers import is_cut_at_entry
 from dlbridge.core.plugins.failures import fail
+from dlbridge.core.plugins.streams import StreamUse
 from dlbridge.errors import BackendError
+from dlbridge.kit.resources import FINALIZERS, Owner, Resources, call
 from dlbridge.protocol import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-    from dlbridge.core.plugins.streams import StreamUse
     from dlbridge.core.values.devices import Device
     from dlbridge.protocol import (
         Backend,
@@ -28,16 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AllocatedMemory", "HostImportMemory", "HostViewMemory", "ImportedMemory", "Memory"]
 
-_exiting = False
-
 
 @atexit.register
 def _at_exit() -> None:
-    # Drivers may be unloaded before the last tensor is dropped; the system
-    # reclaims the memory of both.
-    global _exiting
-    _exiting = True
-    end_finalizers(AllocatedMemory, _Taken, HostViewMemory)
+    end_finalizers(*FINALIZERS)
 
 
 class Memory:
@@ -58,35 +54,49 @@ class Memory:
         self.last_use: StreamUse | None = None
 
 
-class _Taken(list[Any]):
-    """The result of a backend's ``allocate``; given back when this is freed, or before."""
+class _Given:
+    """What a backend gave: at most one integer, and the member that takes it back."""
 
-    __slots__ = ("backend", "memory_index", "use")
+    __slots__ = ("backend", "member", "results", "use", "what")
 
-    backend: Backend
-    memory_index: int
-    use: StreamUse
+    def __init__(self, backend: object, member: str, what: object, use: StreamUse) -> None:
+        self.backend = backend
+        self.member = member
+        self.what = what
+        self.use = use
+        self.results: list[Any] = []
 
-    def give_back(self) -> None:
-        """Give the memory back, once: it leaves the list in the call that frees it.
 
-        `map` calls both from C, so no signal handler can run between the two.
-        """
-        if type(self[0]) is tuple:  # an import that a signal handler has cut off: data, offset
-            self[0] = self[0][0]
-        data = self[0]
-        free = map(self.backend.free, [self.memory_index], map(self.pop, [-1]), [self.use.handle])
+def _give_back(given: _Given) -> bool:
+    """Give it back, once: it leaves the list in the call that takes it.
+
+    `map` calls both from C, so no signal handler can run between the two.
+    """
+    results = given.results
+    if results:
+        if type(results[0]) is tuple:  # an import that was cut off: data, offset
+            results[0] = results[0][0]
+        data = results[0]
+        function = getattr(given.backend, given.member)
+        back = map(function, [given.what], map(results.pop, [-1]), [given.use.handle])
         try:
-            next(free)
+            next(back)
         except BaseException as exc:
-            if not _is_cut_at_entry(exc):
-                raise
-            self.backend.free(self.memory_index, data, self.use.handle)
+            if _is_cut_at_entry(exc):
+                results.append(data)
+                _give_back(given)
             raise
+    return True
 
-    def __del__(self) -> None:
-        if self and not _exiting:
-            self.give_back()
+
+class _OfBackends(Resources[_Given]):
+    """A backend says itself what a forked child may give back: all memory of the CPU, for one."""
+
+    def after_fork(self) -> None:
+        """Go on."""
+
+
+_given = _OfBackends(_give_back)
 
 
 def _is_cut_at_entry(error: BaseException) -> bool:
@@ -97,15 +107,17 @@ def _is_cut_at_entry(error: BaseException) -> bool:
 class AllocatedMemory(Memory):
     """Memory of a backend, which this object frees; `allocate` fills it.
 
-    The owner exists before the memory does: `list.extend` takes the result of
-    the backend in C, so that no signal handler can run between the two. The
-    exception of a signal handler may come at the first instruction of a
-    ``__del__``, and Python only prints it; then the list has a ``__del__`` too.
+    The owner exists before the memory does: `call` stores the result of the backend in C, so that
+    no signal handler can run between the two (`dlbridge.kit.resources`).
     """
 
-    __slots__ = ("_taken", "backend")
+    __slots__ = ("_owner", "backend")
 
-    last_use: StreamUse
+    def _set_last_use(self, use: StreamUse) -> None:
+        self._owner.resource.use = use
+
+    # It is known to the free.
+    last_use: StreamUse = property(attrgetter("_owner.resource.use"), _set_last_use)  # type: ignore[assignment]
 
     def __init__(
         self, backend: Backend, device: Device, use: StreamUse, origin: str, owner: object = None
@@ -114,17 +126,15 @@ class AllocatedMemory(Memory):
         self.data = 0
         self.origin = origin
         self.owner = owner
-        self.last_use = use
         self.backend: Backend = backend
-        self._taken = taken = _Taken()
-        taken.backend, taken.memory_index, taken.use = backend, device.index, use
+        self._owner = Owner(_given, _Given(backend, "free", device.index, use))
 
     def allocate(self, nbytes: int, alignment: int) -> None:
         """Take *nbytes* > 0 bytes from the backend."""
         index, stream = self.device.index, self.last_use.handle
-        taken = self._taken
+        taken = self._owner.resource.results
         try:
-            taken.extend(map(self.backend.allocate, [index], [nbytes], [alignment], [stream]))
+            call(taken, self.backend.allocate, index, nbytes, alignment, stream)
         except Exception as exc:
             fail(exc, self.device.name, "allocate")
         data = self.data = taken[0]
@@ -135,7 +145,7 @@ class AllocatedMemory(Memory):
         self, backend: SupportsAllocateFromHost, source: memoryview, alignment: int
     ) -> bool:
         """Take memory that holds *source* from the backend; False if it gives none in one step."""
-        index, stream, taken = self.device.index, self.last_use.handle, self._taken
+        index, stream, taken = self.device.index, self.last_use.handle, self._owner.resource.results
         try:
             made = map(backend.allocate_from_host, [index], [source], [alignment], [stream])
             taken.extend(filter(None, made))
@@ -151,31 +161,23 @@ class AllocatedMemory(Memory):
     def allocate_exportable(self, backend: SupportsAllocateExportable, nbytes: int) -> None:
         """Take *nbytes* > 0 bytes that other processes can have from the backend."""
         index, stream = self.device.index, self.last_use.handle
+        taken = self._owner.resource.results
         try:
-            self._taken.extend(map(backend.allocate_exportable, [index], [nbytes], [stream]))
+            self.data = call(taken, backend.allocate_exportable, index, nbytes, stream)
         except Exception as exc:
             fail(exc, self.device.name, "allocate_exportable")
-        self.data = self._taken[0]
         self._check_data("allocate_exportable")
 
     def _check_data(self, member: str) -> None:
         """BackendError if what *member* of the backend returned is not an integer for C."""
         data: object = self.data
         if not isinstance(data, int) or isinstance(data, bool) or not 0 < data < 1 << 64:
-            self._taken.clear()  # there is nothing that could be given back
+            self._owner.resource.results.clear()  # there is nothing that could be given back
             raise BackendError(
                 f"the backend of {self.device} returned {data!r} from {member}: data is an address "
                 "or a handle, an integer from 1 to 2**64 - 1 (dlbridge.protocol); report it to "
                 "the backend's authors"
             )
-
-    def __del__(self) -> None:
-        # Python sets a pending exception aside for __del__; a Python deleter
-        # that C calls would lose it.
-        taken = getattr(self, "_taken", None)  # none if a signal handler cut __init__ off
-        if taken and not _exiting:
-            taken.use = self.last_use
-            taken.give_back()
 
 
 class ImportedMemory(AllocatedMemory):
@@ -185,21 +187,21 @@ class ImportedMemory(AllocatedMemory):
 
     def import_memory(self, backend: SupportsMemoryImport, exported: ExportedMemory) -> int:
         """Import the memory that *exported* is in; the offset of its bytes in `data`."""
-        index = self.device.index
-        return self._take("import_memory", map(backend.import_memory, [index], [exported]))
+        return self._take("import_memory", backend.import_memory, exported)
 
-    def _take(self, member: str, made: Iterator[tuple[int, int]]) -> int:
-        """Take the result of *member* of the backend, which *made* calls; the offset in it."""
+    def _take(self, member: str, function: Callable[..., tuple[int, int]], *arguments: Any) -> int:
+        """Take the result of *function*, the *member* of the backend; the offset in it."""
+        taken = self._owner.resource.results
         try:
-            self._taken.extend(made)
+            call(taken, function, self.device.index, *arguments)
         except Exception as exc:
             fail(exc, self.device.name, member)
         try:
-            self.data, offset = self._taken[0]
+            self.data, offset = taken[0]
         except (TypeError, ValueError):
-            self.data, offset = self._taken[0], 0  # refused in the next line
+            self.data, offset = taken[0], 0  # refused in the next line
         self._check_data(member)
-        self._taken[0] = self.data
+        taken[0] = self.data
         return int(offset)
 
 
@@ -217,42 +219,15 @@ class HostImportMemory(ImportedMemory):
         self, backend: SupportsHostImport, address: int, nbytes: int, readonly: bool
     ) -> int:
         """Import *nbytes* bytes at *address*; their offset in `data`, in bytes."""
-        index = self.device.index
-        made = map(backend.import_host, [index], [address], [nbytes], [readonly])
-        offset = self._take("import_host", made)
+        offset = self._take("import_host", backend.import_host, address, nbytes, readonly)
         self.host_start = address - offset
         return offset
-
-
-class _TakenView(list[int]):
-    """The address of a host view; given back when this dies, or before."""
-
-    __slots__ = ("view",)
-
-    view: tuple[SupportsHostView, Span, int]
-
-    def give_back(self) -> None:
-        """Release the view, once, as `_Taken.give_back` does."""
-        backend, span, stream = self.view
-        address = self[0]
-        release = map(backend.release_host_view, [span], map(self.pop, [-1]), [stream])
-        try:
-            next(release)
-        except BaseException as exc:
-            if not _is_cut_at_entry(exc):
-                raise
-            backend.release_host_view(span, address, stream)
-            raise
-
-    def __del__(self) -> None:
-        if self and not _exiting:
-            self.give_back()
 
 
 class HostViewMemory(Memory):
     """A device's memory as host memory, until this object dies (`SupportsHostView`)."""
 
-    __slots__ = ("_taken", "backend", "span", "stream", "viewed")
+    __slots__ = ("_owner", "backend", "span", "stream", "viewed")
 
     span: Span
 
@@ -263,19 +238,13 @@ class HostViewMemory(Memory):
         self.backend: SupportsHostView = backend
         self.viewed: Memory = viewed
         self.stream: int = stream
-        self._taken = _TakenView()
 
     def map(self, offset: int, nbytes: int, writable: bool) -> None:
         """Make *nbytes* bytes from *offset* on addressable by the host, at `data`."""
         span = self.span = Span(self.viewed.device.index, self.viewed.data, offset, nbytes)
-        self._taken.view = self.backend, span, self.stream
+        given = _Given(self.backend, "release_host_view", span, StreamUse(handle=self.stream))
+        self._owner = Owner(_given, given)
         try:
-            self._taken.extend(map(self.backend.host_view, [span], [writable], [self.stream]))
+            self.data = call(given.results, self.backend.host_view, span, writable, self.stream)
         except Exception as exc:
             fail(exc, self.viewed.device.name, "host_view")
-        self.data = self._taken[0]
-
-    def __del__(self) -> None:
-        taken = getattr(self, "_taken", None)  # none if a signal handler cut __init__ off
-        if taken and not _exiting:
-            taken.give_back()

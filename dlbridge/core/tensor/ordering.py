@@ -48,7 +48,8 @@ def access(memory: Memory, plugin: Backend | None = None, *, viewing: bool = Fal
         if supports(plugin, SupportsStreams):
             order(plugin, device, now.handle, last.handle)
     now.used = True
-    memory.last_use = now
+    if last is not now:
+        memory.last_use = now
     return now.handle
 
 
