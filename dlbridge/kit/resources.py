@@ -13,18 +13,20 @@ of a C function; it may also cut off a destructor. Therefore:
 
 Pipes, for example, which ``ffi`` opens and closes::
 
-    def close(cells):  # called again if an exception cuts it off
-        for cell in cells:
-            number, cell[0] = cell[0], -1
+    PIPE, CLOSE = lib.pipe, lib.close  # `lib.pipe` itself runs Python code at its first use
+
+    def close(cell):  # called again if an exception cuts it off
+        for index in 0, 1:
+            number, cell[index] = cell[index], -1
             if number >= 0:
-                CLOSE(number)  # of C; no call, and so no handler, comes between these lines
+                CLOSE(number)  # no call, and so no handler, comes between these lines
         return True
 
     pipes = Resources(close)
-    owner = Owner(pipes, [ffi.new("int[1]", [-1]), ffi.new("int[1]", [-1])])
-    check(OPEN(*owner.resource))
+    owner = Owner(pipes, ffi.new("int[2]", [-1, -1]))
+    check(PIPE(owner.resource))
 
-``release`` may also return False, for what is still in use: it is asked again.
+The function may also return False, for what is still in use: it is asked again.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from itertools import starmap
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
-__all__ = ["FINALIZERS", "Owner", "Resources", "call"]
+__all__ = ["Owner", "Resources", "call"]
 
 R = TypeVar("R")
 
@@ -50,32 +52,18 @@ def call(results: list[Any], function: Callable[..., Any], *arguments: Any) -> A
 
 
 class _Life:
-    """What an owner alone refers to. Its end is noted before it drops `wake`."""
+    """What notes its end, where there is no `Owner`."""
 
-    __slots__ = ("__weakref__", "wake")
-
-    wake: object
+    __slots__ = ("__weakref__",)
 
 
-class _Wake:
-    """Gives back at once what has ended, unless an exception cuts it off."""
+class _End(ref[Any]):
+    """Notes an end, and knows what is to be given back then."""
 
-    __slots__ = ("resources",)
-
-    resources: Resources[Any]
-
-    def __del__(self) -> None:
-        resources = getattr(self, "resources", None)  # none where __init__ was cut off
-        if resources is not None:
-            resources.sweep()
-
-
-class _End(ref[_Life]):
-    """Notes the end of a life, and knows what is to be given back then."""
-
-    __slots__ = ("resource",)
+    __slots__ = ("resource", "resources")
 
     resource: Any
+    resources: Resources[Any]
 
 
 class Resources(Generic[R]):
@@ -116,21 +104,27 @@ class Resources(Generic[R]):
         """What is not back yet."""
         return [end.resource for end in self._held.copy()]
 
-    def enter(self, resource: R) -> _Life:
+    def enter(self, resource: R) -> object:
         """An object; *resource* goes back by the next `sweep` after its end."""
         life = _Life()
-        end = _End(life, self._ended.append)
-        end.resource = resource
-        self._held.add(end)
+        self.watch(life, resource)
         return life
+
+    def watch(self, life: object, resource: R) -> _End:
+        """Note the end of *life*."""
+        end = _End(life, self._ended.append)
+        end.resource, end.resources = resource, self
+        self._held.add(end)
+        return end
 
     def sweep(self, **how: Any) -> None:
         """Give back what has lost its owner; ``release`` gets *how* too."""
-        for _ in range(len(self._ended)):
+        ended = self._ended
+        for _ in range(len(ended)):
             taken: list[_End] = []
             try:
                 try:
-                    call(taken, self._ended.popleft)
+                    taken.extend(starmap(ended.popleft, _NO_ARGUMENTS))
                 except IndexError:  # another thread was faster
                     if not taken:
                         return
@@ -139,7 +133,10 @@ class Resources(Generic[R]):
                     self._held.discard(taken[0])
                     taken.clear()
             finally:
-                self._ended.extend(taken)
+                ended.extend(taken)
+
+
+_NO_ARGUMENTS = ((),)
 
 
 class Owner(Generic[R]):
@@ -153,22 +150,25 @@ class Owner(Generic[R]):
         What there is to give back: nothing yet. It must not refer to this object.
     """
 
-    __slots__ = ("__weakref__", "_life", "resource")
+    __slots__ = ("__weakref__", "_end", "resource")
 
     def __init__(self, resources: Resources[R], resource: R) -> None:
         self.resource = resource
-        life = resources.enter(resource)
-        life.wake = wake = _Wake()
-        wake.resources = resources
-        self._life: object = life
+        self._end: _End | None = resources.watch(self, resource)
 
     def __del__(self) -> None:
-        """Let an exception that waits to be raised come here, before the resource goes back."""
-        self._life = None
+        end = getattr(self, "_end", None)  # none if __init__ was cut off
+        if end is None:
+            return
+        resources = end.resources
+        # In a cycle the end is noted before, and another thread may have begun. In a child of
+        # fork() the parent's are not held.
+        if end() is self and end in resources._held and resources._release(end.resource):
+            resources._held.discard(end)
+            self._end = None  # so that it is not noted after this
+        if resources._ended:
+            resources.sweep()
 
-
-FINALIZERS = Owner, _Wake
-"""The classes whose ``__del__`` has no effect once the exit has begun."""
 
 _all: WeakSet[Resources[Any]] = WeakSet()
 
@@ -181,7 +181,7 @@ def _after_fork() -> None:
 @atexit.register
 def _at_exit() -> None:
     without_effect: Any = dict  # of C
-    Owner.__del__ = _Wake.__del__ = Resources.sweep = without_effect  # type: ignore[method-assign]
+    Owner.__del__ = Resources.sweep = without_effect  # type: ignore[method-assign]
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

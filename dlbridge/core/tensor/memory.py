@@ -11,7 +11,7 @@ from dlbridge.core.implementation_details.handlers import is_cut_at_entry
 from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.streams import StreamUse
 from dlbridge.errors import BackendError
-from dlbridge.kit.resources import FINALIZERS, Owner, Resources, call
+from dlbridge.kit.resources import Owner, Resources, call
 from dlbridge.protocol import Span
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ __all__ = ["AllocatedMemory", "HostImportMemory", "HostViewMemory", "ImportedMem
 
 @atexit.register
 def _at_exit() -> None:
-    end_finalizers(*FINALIZERS)
+    end_finalizers(Owner, Memory)
 
 
 class Memory:
@@ -52,6 +52,9 @@ class Memory:
         self.origin: str = origin
         self.owner: object = owner
         self.last_use: StreamUse | None = None
+
+    def __del__(self) -> None:
+        """Nothing. A handler's exception that waits is raised here, and not in `Owner.__del__`."""
 
 
 class _Given:

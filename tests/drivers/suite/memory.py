@@ -224,10 +224,10 @@ def test_a_free_that_a_capture_refuses_is_made_later(fake, kind, code):
 def test_a_free_that_fails_is_logged(fake, kind, caplog):
     """`free` may run in a finalizer, where nobody catches."""
     data = kind.allocate(0, 64, 256, default())
-    fake.fail("free", 1)
+    kind._owned[data].resource.cell.value = 0x1000  # private: no driver refuses what is right
     kind.free(0, data, default())
     settle()  # it may wait for streams that earlier tests used
-    assert f"memory at {data:#x} is not freed" in caplog.text
+    assert "memory at 0x1000 is not freed" in caplog.text
 
 
 @pytest.mark.parametrize("code", [214, 700, 710, 719])
