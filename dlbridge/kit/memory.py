@@ -39,7 +39,7 @@ class DriverMemory:
     """What the driver gave; 0 while it has given nothing."""
     is_plain = False
     """Whether it is of no pool."""
-    made: Any = None
+    parts: Any = None
     """What a subclass of `Memory` has to give back beside it."""
     numbers: frozenset[int] | None = None
     """Of the streams that had the handle of its stream; None until its free begins."""
@@ -210,7 +210,7 @@ class Memory(ABC):
         It raises nothing of its own. While one of the streams is capturing, the memory is kept
         until a later call: a free would become part of the graph, or end the capture.
         """
-        if not (memory.pointer or memory.made) or memory.codes[-1:] == [0]:
+        if not (memory.pointer or memory.parts) or memory.codes[-1:] == [0]:
             return True
         try:
             if memory.numbers is None:

@@ -115,7 +115,7 @@ class PinnedMemory(Memory):
                 for each in self._pages.copy()
                 if each.are_ours and each.start <= address and end <= each.end
             ]
-            pages = memory.made = around[0] if around else _Pages(address, end)
+            pages = memory.parts = around[0] if around else _Pages(address, end)
             pages.users.add(memory)
             memory.birth = self.consumers.birth()
             memory.cell.value = made.data = address
@@ -143,7 +143,7 @@ class PinnedMemory(Memory):
     def release(self, memory: DriverMemory) -> None:
         """Free *memory*, or let the last of its imports unlock it, after the work on its stream."""
         self.wait_before_free(memory.stream)  # also if others remain, who do not know the stream
-        pages = memory.made
+        pages = memory.parts
         if pages is None:
             self.driver.free_pinned(memory.pointer, memory.codes)
             return

@@ -64,7 +64,7 @@ class CUDA(DeviceBackend):
         """Why the memory cannot be given to another driver; empty if it can."""
         self.check_device(device_id)
         allocation = self._owned.get(data)
-        if allocation is not None and allocation.resource.made is not None:
+        if allocation is not None and allocation.resource.parts is not None:
             return ""
         return (
             "CUDA's memory was not allocated for other drivers; set DLBRIDGE_CUDA_EXPORT=1 "

@@ -59,7 +59,7 @@ class DeviceMemory(PoolMemory):
     def export_memory(self, allocation: Allocation) -> ExportedMemory:
         """A new file descriptor for memory that can be exported, which the caller closes."""
         memory, driver, cell = allocation.resource, self.driver, c_int(-1)
-        parts, offset = memory.made, allocation.data - memory.pointer
+        parts, offset = memory.parts, allocation.data - memory.pointer
         try:
             with driver.at(driver.place(memory.device_id)), driver.relaxed():
                 export = addressof(cell), parts.handle.value, _FILE, 0
@@ -74,26 +74,26 @@ class DeviceMemory(PoolMemory):
         """Free *memory*; the other driver may use an import anew after this, so it waits."""
         give_back = super()._give_back
         return give_back(memory, wait) or (
-            isinstance(memory.made, _OfOthers) and give_back(memory, True)
+            isinstance(memory.parts, _OfOthers) and give_back(memory, True)
         )
 
     def release(self, memory: DriverMemory) -> None:
         """Free behind the work on its stream; the end of an import waits for that work."""
-        if memory.made is None:
+        if memory.parts is None:
             super().release(memory)
         else:
             self.wait_before_free(memory.stream)
-            memory.made.end()
+            memory.parts.end()
 
 
 def _make(memory: DriverMemory, parts: _Parts, make: Callable[..., None], *arguments: Any) -> None:
     """Let *make* call the driver for *parts*, which become those of *memory*."""
-    memory.made = parts
+    memory.parts = parts
     try:
         make(*arguments)
     except Error:
         parts.end()
-        memory.made = None  # for another try
+        memory.parts = None  # for another try
         raise
     memory.cell.value = parts.address.value
 

@@ -55,7 +55,7 @@ class Devices:
         self.instance, version = create_instance()
         self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
         self._lock = package_lock()
-        self._made: Resources[Handles] = Resources(self._settle)
+        self._handles: Resources[Handles] = Resources(self._settle)
         self.forked = False
         _tables.add(self)
         atexit.register(self.finish)
@@ -112,7 +112,7 @@ class Devices:
 
         What an exception leaves of a device is destroyed.
         """
-        owner = Owner(self._made, Handles())
+        owner = Owner(self._handles, Handles())
         try:
             return make(owner.resource)
         finally:

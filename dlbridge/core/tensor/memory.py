@@ -57,7 +57,7 @@ class Memory:
         """Nothing. A handler's exception that waits is raised here, and not in `Owner.__del__`."""
 
 
-class _Given:
+class _BackendResource:
     """What a backend gave: at most one integer, and the member that takes it back."""
 
     __slots__ = ("backend", "member", "results", "use", "what")
@@ -70,36 +70,36 @@ class _Given:
         self.results: list[Any] = []
 
 
-def _give_back(given: _Given) -> bool:
+def _give_back(resource: _BackendResource) -> bool:
     """Give it back, once: it leaves the list in the call that takes it.
 
     `map` calls both from C, so no signal handler can run between the two.
     """
-    results = given.results
+    results = resource.results
     if results:
         if type(results[0]) is tuple:  # an import that was cut off: data, offset
             results[0] = results[0][0]
         data = results[0]
-        function = getattr(given.backend, given.member)
-        back = map(function, [given.what], map(results.pop, [-1]), [given.use.handle])
+        function = getattr(resource.backend, resource.member)
+        back = map(function, [resource.what], map(results.pop, [-1]), [resource.use.handle])
         try:
             next(back)
         except BaseException as exc:
             if _is_cut_at_entry(exc):
                 results.append(data)
-                _give_back(given)
+                _give_back(resource)
             raise
     return True
 
 
-class _OfBackends(Resources[_Given]):
+class _BackendResources(Resources[_BackendResource]):
     """A backend says itself what a forked child may give back: all memory of the CPU, for one."""
 
     def after_fork(self) -> None:
         """Go on."""
 
 
-_given = _OfBackends(_give_back)
+_resources = _BackendResources(_give_back)
 
 
 def _is_cut_at_entry(error: BaseException) -> bool:
@@ -130,7 +130,7 @@ class AllocatedMemory(Memory):
         self.origin = origin
         self.owner = owner
         self.backend: Backend = backend
-        self._owner = Owner(_given, _Given(backend, "free", device.index, use))
+        self._owner = Owner(_resources, _BackendResource(backend, "free", device.index, use))
 
     def allocate(self, nbytes: int, alignment: int) -> None:
         """Take *nbytes* > 0 bytes from the backend."""
@@ -245,9 +245,11 @@ class HostViewMemory(Memory):
     def map(self, offset: int, nbytes: int, writable: bool) -> None:
         """Make *nbytes* bytes from *offset* on addressable by the host, at `data`."""
         span = self.span = Span(self.viewed.device.index, self.viewed.data, offset, nbytes)
-        given = _Given(self.backend, "release_host_view", span, StreamUse(handle=self.stream))
-        self._owner = Owner(_given, given)
+        resource = _BackendResource(
+            self.backend, "release_host_view", span, StreamUse(handle=self.stream)
+        )
+        self._owner = Owner(_resources, resource)
         try:
-            self.data = call(given.results, self.backend.host_view, span, writable, self.stream)
+            self.data = call(resource.results, self.backend.host_view, span, writable, self.stream)
         except Exception as exc:
             fail(exc, self.viewed.device.name, "host_view")
