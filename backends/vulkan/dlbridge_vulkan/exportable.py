@@ -44,11 +44,15 @@ def allocate(device: Device, nbytes: int) -> Exportable:
         )
     made = Exportable(device)
     try:
-        _allocate(made, nbytes)
-    except DeviceMemoryError:
-        if not [heap for heap in device.heaps if heap.make_room()]:
-            raise
-        _allocate(made, nbytes)
+        try:
+            _allocate(made, nbytes)
+        except DeviceMemoryError:
+            if not [heap for heap in device.heaps if heap.make_room()]:
+                raise
+            _allocate(made, nbytes)
+    except BaseException:
+        made.release()
+        raise
     return made
 
 
