@@ -22,4 +22,4 @@ hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_configure():
-    leave_out("opencl", "vulkan")
+    leave_out("opencl", "vulkan", simulators=False)

@@ -189,6 +189,7 @@ def test_the_tests_of_such_a_driver_are_left_out(false_driver, tmp_path, expect)
     [
         ("opencl: opencl:0 (pthread, PoCL) fails: ended by SIGABRT", "opencl (its driver fails)"),
         ("backend 'opencl' is switched off by DLBRIDGE_BACKENDS='-opencl'", "OpenCL"),
+        ("opencl: opencl:0 (x, Oclgrind) is a simulator", "OpenCL (a simulator only)"),
         ("no Vulkan loader: tried libvulkan.so.1", "Vulkan"),
         ("the shim needs gcc", "a C compiler"),
         ("no program runs under mpiexec here: no mpiexec", "MPI"),

@@ -20,6 +20,8 @@ __all__ = ["needed", "pytest_terminal_summary", "table"]
 _FILE = os.environ.pop("TESTS_NOT_RUN", "")
 
 LACKS = (
+    (r"pyright", "pyright", "apt install nodejs npm"),
+    (r"^opencl: .* is a simulator", "OpenCL (a simulator only)", "apt install pocl-opencl-icd"),
     (
         r"^(opencl|vulkan): .* fails: ",
         "{} (its driver fails)",

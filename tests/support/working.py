@@ -18,10 +18,15 @@ _REASONS = "TESTS_LEAVE_OUT"
 """Environment variable, for the processes of pytest-xdist and of tests: backend -> why."""
 
 
-def leave_out(*names: str) -> None:
+SIMULATOR = ", Oclgrind)"
+"""The end of `Trial.what`: it is numbered last, so that it is device 0 where there is no other."""
+
+
+def leave_out(*names: str, simulators: bool = True) -> None:
     """Set the environment so that no driver is used of which a device of *names* fails.
 
-    The backend goes on with a driver that works, or is left out as a whole.
+    The backend goes on with a driver that works, or is left out as a whole; so it is without
+    *simulators*, where there is nothing else.
     """
     if _REASONS in os.environ:
         return
@@ -31,15 +36,21 @@ def leave_out(*names: str) -> None:
     reasons, without = {}, []
     for name, trials in tried.items():
         failing = [trial for trial in trials if trial.state in FAILED]
-        if not failing:
-            continue
-        variable, _, value = way_out(name).partition("=")
-        print(f"{failing[0].what}: {failing[0].said}\nthe tests run with {variable}={value}")
-        if variable == "DLBRIDGE_BACKENDS":
-            without.append(value)
-            reasons[name] = f"{name}: {failing[0].what} fails: {failing[0].said}"
-        else:
-            os.environ[variable] = value
+        reason = setting = ""
+        if failing:
+            setting = way_out(name)
+            print(f"{failing[0].what}: {failing[0].said}\nthe tests run with {setting}")
+            variable, _, value = setting.partition("=")
+            if variable == "DLBRIDGE_BACKENDS":
+                reason = f"{failing[0].what} fails: {failing[0].said}"
+            else:
+                os.environ[variable] = value
+        first = try_devices(name, setting)[0].what
+        if not reason and not simulators and first.endswith(SIMULATOR):
+            reason = f"{first} is a simulator"
+        if reason:
+            without.append(f"-{name}")
+            reasons[name] = f"{name}: {reason}"
     if without:
         os.environ["DLBRIDGE_BACKENDS"] = ",".join(without)
     os.environ[_REASONS] = json.dumps(reasons)

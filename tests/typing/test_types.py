@@ -82,7 +82,10 @@ def by_pyright(script, folder):
     }
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     done = run([tool, "--outputjson", "--pythonpath", sys.executable], folder)
-    report = json.loads(done.stdout)
+    try:
+        report = json.loads(done.stdout)
+    except json.JSONDecodeError:  # its wheel brings a downloader, which wants Node.js
+        absent(f"pyright does not run here ({done.stderr.strip()[-300:]}); Node.js")
     found, problems = {}, []
     for entry in report["generalDiagnostics"]:
         match = re.match(r'Type of ".*" is "(.*)"$', entry["message"], re.DOTALL)

@@ -83,6 +83,10 @@ class DLDeviceType(IntEnum):
         member._value_ = value
         return member
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type, tuple[int]]:
+        # CPython 3.11.2 pickles the name, by which such a member is not found.
+        return type(self), (int(self),)
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
             return _NAMES.get(int(self), self._name_) == other

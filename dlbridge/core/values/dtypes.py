@@ -77,6 +77,10 @@ class DLDataTypeCode(IntEnum):
         member._value_ = value
         return member
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type, tuple[int]]:
+        # CPython 3.11.2 pickles the name, by which such a member is not found.
+        return type(self), (int(self),)
+
 
 _WORDS: Final = {
     "int": DLDataTypeCode.kDLInt,
