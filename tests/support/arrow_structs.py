@@ -202,6 +202,9 @@ WRONG = {
     ("null_count without a bitmap", "null_count is 2 and its validity bitmap NULL"): lambda: Node(
         null_count=2
     ),
+    ("validity past all memory", "validity bitmap has elements at"): lambda: Node(
+        length=100, null_count=-1, buffers=[(1 << 64) - 8, AT]
+    ),
     ("a null, not counted", "1 null value,"): lambda: Node(null_count=-1, buffers=[BITMAP, AT]),
     ("n_buffers 1", "has 1 and 0"): lambda: Node(n_buffers=1),
     ("n_buffers 0", "has 0 and 0"): lambda: Node(n_buffers=0, buffers=None),

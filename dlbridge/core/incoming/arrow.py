@@ -116,7 +116,7 @@ class _OwnStream(_Stream, _Owned):
 def is_arrow(x: Any) -> bool:
     """Whether *x* exports an Arrow array, or a stream of them."""
     cls = type(x)
-    return hasattr(cls, "__arrow_c_array__") or hasattr(cls, "__arrow_c_stream__")
+    return any(getattr(cls, name, None) for name in ("__arrow_c_array__", "__arrow_c_stream__"))
 
 
 def from_arrow(x: Any, copy: bool | None) -> Tensor:
@@ -126,7 +126,7 @@ def from_arrow(x: Any, copy: bool | None) -> Tensor:
     in bits, need a copy. ExchangeError for null values, for types that DLPack does not have and
     for structs that break Arrow's rules.
     """
-    schema, chunks = _array_of(x) if hasattr(type(x), "__arrow_c_array__") else _stream_of(x)
+    schema, chunks = _array_of(x) if getattr(type(x), "__arrow_c_array__", None) else _stream_of(x)
     layout, widths = _layout_of(x, schema)
     runs = [_checked(x, chunk, layout, widths) for chunk in chunks]
     if layout != _BOOLS and len(runs) == 1:
@@ -283,9 +283,13 @@ def _bits(address: int, first: int, count: int) -> Any:
 
 def _refuse_nulls(x: Any, node: _Array, start: int, count: int) -> None:
     """Raise ExchangeError if one of the values is null. The producer may not have counted them."""
-    if node.null_count == 0 or not node.buffers[0]:
+    bitmap = node.buffers[0]
+    if node.null_count == 0 or not bitmap or not count:
         return
-    missing = count - int(_bits(node.buffers[0], start, count).sum())
+    why = why_impossible(bitmap, start // 8, 0, (start % 8 + count + 7) // 8)
+    if why:
+        raise _broken(x, f"its validity bitmap has {why}")
+    missing = count - int(_bits(bitmap, start, count).sum())
     if missing:
         raise ExchangeError(
             f"the {origin_of(x)} has {missing} null value{'s' if missing > 1 else ''}, which "

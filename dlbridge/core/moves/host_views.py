@@ -93,6 +93,12 @@ class HostView:
         expire_host_view(tensor)
         self._tensor = None
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a HostView can be neither pickled nor copied: it is the device's own memory, which "
+            "has one owner; send the tensor, or copy the elements (to_device(t, 'cpu', copy=True))"
+        )
+
     def __dlpack__(self, **keywords: Any) -> Any:  # a PyCapsule, without a name before 3.13
         """Return a capsule as `Tensor.__dlpack__` does, on the CPU."""
         return self._view().__dlpack__(**keywords)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.implementation_details.finalizers import end_finalizers
 from dlbridge.core.implementation_details.handlers import is_cut_at_entry
@@ -52,6 +52,12 @@ class Memory:
         self.origin: str = origin
         self.owner: object = owner
         self.last_use: StreamUse | None = None
+
+    def __reduce__(self) -> NoReturn:  # a second owner of `data` would free it again
+        raise TypeError(
+            f"memory of {self.device} can be neither pickled nor copied; send the tensor, which "
+            "sends its elements"
+        )
 
     def __del__(self) -> None:
         """Nothing. A handler's exception that waits is raised here, and not in `Owner.__del__`."""

@@ -459,7 +459,7 @@ def _from_name(text: str) -> DType:
     numbers = _parse(text)
     if numbers is not None:
         code, bits, _ = numbers
-        if "(" not in text and text != "void" and bits not in _WIDTHS[code]:
+        if "(" not in text and text != "void" and bits not in _WIDTHS.get(code, {bits}):
             raise _no_width(text, code)
         return DType.of(*numbers)
     import numpy as np

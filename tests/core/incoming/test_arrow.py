@@ -62,6 +62,12 @@ def test_wrong_structs(verdicts, name, said):
     assert once
 
 
+def test_a_class_without_the_methods_of_its_parent():
+    """None says that there is none, as in Python's data model."""
+    members = {"__arrow_c_array__": None, "__arrow_c_stream__": None}
+    assert bridge.asarray(type("Bytes", (bytearray,), members)(b"abc")).tolist() == [97, 98, 99]
+
+
 def lists(pyarrow):
     return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(range(12), pyarrow.float32()), 3)
 

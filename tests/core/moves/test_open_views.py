@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import re
@@ -24,6 +25,21 @@ def tensor(monkeypatch):
     monkeypatch.setenv("DLBRIDGE_FAKE_SHARED", "1")
     monkeypatch.delitem(LOADED, "ext_dev")  # the next one reads the variable
     return bridge.to_device(np.arange(6, dtype="f4"), "ext_dev:0")
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_host_view_is_neither_copied_nor_pickled(tensor, way):
+    """Its memory is of the device: a second owner would free it again, here or elsewhere."""
+    view = tensor.host_view()
+    with pytest.raises(TypeError, match=r"HostView can be neither .* send the tensor"):
+        way(view)
+    with view as h, pytest.raises(TypeError, match=r"HostView can be neither .* send the tensor"):
+        way(view)
+    with pytest.raises(TypeError, match="memory of ext_dev:0 can be neither"):
+        way(tensor.operand().memory)
+    del h
+    bridge.copy_(tensor, bridge.ones(6))
+    assert bridge.to_device(tensor, "cpu").tolist() == [1] * 6
 
 
 WORK = {

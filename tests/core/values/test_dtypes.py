@@ -281,6 +281,11 @@ def test_what_may_not_cross_names_the_rule(numbers, rule):  # C16
     assert "code={}, bits={}, lanes={}".format(*numbers) in str(caught.value)
 
 
+def test_the_name_of_a_type_that_is_not_released_is_known():  # C16
+    assert dtype("bcomplex32") is DType.of(18, 32)
+    assert dtype("float32") != "bcomplex32"
+
+
 @given(any_numbers)
 def test_whatever_passes_the_check_is_of_the_header(numbers):  # C16
     code, bits, lanes = numbers
