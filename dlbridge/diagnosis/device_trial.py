@@ -15,7 +15,7 @@ import dlbridge as bridge
 from dlbridge.errors import BackendError, BackendUnavailable, Error
 from dlbridge.protocol import Span, SupportsDemo, SupportsDeviceInfo
 
-__all__ = ["MARK", "main"]
+__all__ = ["MARK", "blurred", "main"]
 
 MARK = "trial: "
 """Begins the lines that are meant for `trials`: drivers write on standard output, too."""
@@ -77,17 +77,17 @@ def _wrong(device: str) -> str:
     )
     plugin.box_blur(image_out, image_in, SHAPE, RADIUS, written.stream)
     bridge.synchronize(device)
-    if bridge.to_device(target, "cpu", copy=True).tobytes() != _blurred(image):
+    if bridge.to_device(target, "cpu", copy=True).tobytes() != blurred(image, RADIUS):
         return "its kernels compute other values than numpy does"
     return ""
 
 
-def _blurred(image: np.ndarray) -> bytes:
+def blurred(image: np.ndarray, radius: int) -> bytes:
     """`SupportsDemo.box_blur`, pixel by pixel."""
     result = np.empty_like(image)
-    for y, x in np.ndindex(SHAPE[:2]):
-        rows, columns = (slice(max(n - RADIUS, 0), n + RADIUS + 1) for n in (y, x))
-        around = image[rows, columns].reshape(-1, SHAPE[2])
+    for y, x in np.ndindex(image.shape[:2]):
+        rows, columns = (slice(max(n - radius, 0), n + radius + 1) for n in (y, x))
+        around = image[rows, columns].reshape(-1, image.shape[2])
         result[y, x] = (around.sum(0, dtype="u4") + len(around) // 2) // len(around)
     return result.tobytes()
 

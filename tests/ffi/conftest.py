@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from expected import expected
 
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
@@ -21,7 +22,7 @@ try:
     assert ffi.version
 except LibraryUnavailable:
     # Where the library is expected, the tests themselves fail for want of it.
-    if "peers" not in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+    if not expected("peers"):
         collect_ignore_glob = ["test_*.py"]
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `producers`

@@ -13,9 +13,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from expected import backend_or_skip, expected
 from peers import peer
-
-import dlbridge as bridge
 
 ROOT = Path(__file__).resolve().parents[2]
 HUNDRED = 100
@@ -92,15 +91,10 @@ def usable(device: str) -> None:
     """Skip the test without the device; fail it if DLBRIDGE_EXPECT names it."""
     name, _, index = device.partition(":")
     if name == "oneapi":
-        if not INTEL.exists() and name not in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+        if not INTEL.exists() and not expected(name):
             pytest.skip("Intel's runtime is not installed")
         return  # it is looked for in the script, which says where the runtime is
-    try:
-        count = bridge.backend(name).device_count()
-    except bridge.BackendUnavailable as error:
-        if name in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
-            raise
-        pytest.skip(str(error))
+    count = backend_or_skip(name).device_count()
     if int(index or 0) >= count:
         pytest.skip(f"there are {count} devices of {name} here")
 

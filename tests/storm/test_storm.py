@@ -11,6 +11,7 @@ import re
 import time
 
 import pytest
+from expected import backend_or_skip
 from holes import HOLES
 from storm import storm
 
@@ -47,19 +48,11 @@ def options_of(hole):
 
 
 def usable(options):
-    """Skip where the storm's devices or libraries are missing, unless they are expected."""
-    expected = os.environ.get("DLBRIDGE_EXPECT", "").split(",")
-    import dlbridge as bridge
-
+    """Skip where the storm's devices are missing, unless they are expected."""
     for option in options:
         if option.startswith("--devices="):
             for name in {device.partition(":")[0] for device in option[10:].split(",")}:
-                try:
-                    bridge.backend(name)
-                except bridge.BackendUnavailable as error:
-                    if name in expected:
-                        raise
-                    pytest.skip(str(error))
+                backend_or_skip(name)
 
 
 @pytest.mark.stress

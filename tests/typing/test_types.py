@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from expected import expected
 
 import dlbridge as bridge
 from dlbridge import errors, protocol
@@ -27,7 +28,7 @@ LINE = re.compile(r"reveal_type\((.*)\)  # (\S.*)$")
 
 
 def absent(tool):
-    if "typing" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+    if expected("typing"):
         pytest.fail(f"DLBRIDGE_EXPECT=typing, but {tool} is not installed")
     pytest.skip(f"{tool} is not installed here")
 
@@ -98,7 +99,7 @@ def by_pyright(script, folder):
     return found
 
 
-def expected(script):
+def wanted_types(script):
     """Line -> the type that its comment names."""
     lines = script.read_text().splitlines()
     return {
@@ -133,12 +134,12 @@ CHECKERS = {"mypy": by_mypy, "pyright": by_pyright}
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_types_of_typical_calls(checker, name, tmp_path):
     if name.startswith("torch") and find_spec("torch") is None:
-        if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+        if expected("peers"):
             pytest.fail("DLBRIDGE_EXPECT=peers, but torch is not installed")
         pytest.skip("torch is not installed here")
     script = tmp_path / name
     shutil.copy(HERE / name, script)
-    wanted = expected(script)
+    wanted = wanted_types(script)
     assert len(wanted) >= 10
     found = CHECKERS[checker](script, tmp_path)
     assert found.keys() == wanted.keys()
@@ -158,7 +159,7 @@ def test_the_scripts_run(name):
         try:
             assert bridge.ffi.version
         except errors.LibraryUnavailable as exc:
-            if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
+            if expected("peers"):
                 raise
             pytest.skip(str(exc))
     done = run([sys.executable, str(HERE / name)], HERE)

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import cffi
@@ -153,7 +152,7 @@ def scale(scale_spirv):
     """``scale(backend, data, count, factor)``: values *= factor."""
     kernels = {}
 
-    def run_scale(backend, data, count, factor, rounds=1, repeats=1, device_id=0):
+    def run_scale(backend, data, count, factor, rounds=1, device_id=0):
         key = id(backend), device_id
         if key not in kernels:
             kernels[key] = backend.kernel(
@@ -161,41 +160,9 @@ def scale(scale_spirv):
             )
         binding = (backend.live.get(data), 0, 4 * count)
         push = struct.pack("=IIf", count, rounds, factor)
-        return kernels[key].run([binding], (-(-count // 64), repeats), push)
+        return kernels[key].run([binding], (-(-count // 64), 1), push)
 
     return run_scale
-
-
-@pytest.fixture(scope="session")
-def turns(scale):
-    """``turns(backend, device_id)``: the rounds and repeats of `scale` that take 100 ms or more.
-
-    lavapipe ends a loop after 65535 rounds, and runs the repeats one after the other.
-    A GPU is a thousand times faster and runs them at once, but its loops have no end.
-    """
-    known = {}
-
-    def measure(backend, device_id):
-        data = backend.allocate(device_id, 4, 4, 0)
-
-        def seconds(rounds):
-            start = time.perf_counter()
-            scale(backend, data, 1, 1.0, rounds, 1, device_id)
-            backend.synchronize(device_id, 0)
-            return time.perf_counter() - start
-
-        seconds(1)
-        few, many = seconds(60_000), seconds(6_000_000)
-        backend.free(device_id, data, 0)
-        return (int(6_000_000 * 0.15 / many), 1) if many > 4 * few else (60_000, 30)
-
-    def find(backend, device_id=0):
-        key = id(backend), device_id
-        if key not in known:
-            known[key] = *measure(backend, device_id), backend  # which keeps its id
-        return known[key][:2]
-
-    return find
 
 
 class Gate:
@@ -242,7 +209,7 @@ class Gate:
 
 
 @pytest.fixture
-def gate(monkeypatch):
+def gate():
     """``gate(backend)``: a closed `Gate`, open at the end of the test whatever happens."""
     made = []
 
@@ -274,7 +241,7 @@ def delay(scale, gate, monkeypatch):
 
     def run_delay(backend, data, device_id=0):
         gates.append(gate(backend, device_id))
-        return scale(backend, data, 1, 1.0, 1, 1, device_id)
+        return scale(backend, data, 1, 1.0, device_id=device_id)
 
     monkeypatch.setattr(Queue, "wait", opening)
     return run_delay

@@ -1,37 +1,28 @@
 """The conformance kit: on mapped memory, on a second device, on staged memory."""
 
-import struct
-from pathlib import Path
-
 import pytest
 from dlbridge_vulkan import Vulkan
 
 from dlbridge.testing import BackendTests
 
-SCALE = Path(__file__).parent / "shaders" / "scale.spv"
-
 
 class VulkanTests(BackendTests):
     name = "vulkan"
-    turns = None
+    delay = None
 
     @pytest.fixture(autouse=True)
-    def measured(self, turns):
-        type(self).turns = staticmethod(turns)
+    def delayed(self, delay):
+        type(self).delay = staticmethod(delay)
 
     def slow_work(self, backend, device_id, stream):
-        """A shader that multiplies by 1 for 100 ms or more."""
-        kernel = backend.kernel(SCALE.read_bytes(), buffers=1, push_nbytes=12, device_id=device_id)
+        """A shader that begins when somebody waits for the queue."""
         data = backend.allocate(device_id, 4, 4, 0)
-        rounds, repeats = self.turns(backend, device_id)
-        memory, push = (backend.live.get(data), 0, 4), struct.pack("=IIf", 1, rounds, 1.0)
-        value = kernel.run([memory], (1, repeats), push)
+        value = self.delay(backend, data, device_id)
         backend.free(device_id, data, stream)  # deferred until the shader is done
-        return kernel, value
+        return value
 
     def is_done(self, backend, device_id, stream, work):
-        kernel, value = work
-        return kernel.device.queue.done(value)
+        return backend.devices[device_id].queue.done(work)
 
 
 class TestMapped(VulkanTests):
