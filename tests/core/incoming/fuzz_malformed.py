@@ -270,7 +270,8 @@ def interfaces_for(raw):
         whole = said.address, prod(said.shape) * said.itemsize
         if max(whole) < 2**63 and min(said.shape, default=1) > 0 and raw.data:
             names.add("buffer")
-    if len(said.shape) == 1 and said.compact and said.typestr[1:] in ARROW:
+    fits_pointer = said.address < 2**64  # else Arrow's struct would hold another address
+    if len(said.shape) == 1 and said.compact and said.typestr[1:] in ARROW and fits_pointer:
         names.add("arrow")
     return {name: INTERFACES[name] for name in names}, said
 

@@ -151,7 +151,10 @@ def test_jax(tensor):
     for copy in (None, False):
         asked = Asked(tensor)
         made = answer(asked, lambda x, copy=copy: jax.from_dlpack(x, copy=copy))
-        assert asked.questions == ([{"stream": None}] if on_cpu(tensor) else [])
+        questions = [dict(each) for each in asked.questions]
+        for each in questions:
+            each.pop("max_version", None)  # from jax 0.12 on
+        assert questions == ([{"stream": None}] if on_cpu(tensor) else [])
         assert on_cpu(tensor) == (made is not None)
 
 

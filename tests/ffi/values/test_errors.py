@@ -413,4 +413,5 @@ def test_a_backtrace_that_is_read_while_it_is_updated(run_script):
         thread.join()
         print(wrong)
     """)
-    assert (code, output) == (0, "0\n")
+    # From CPython 3.12 on, a fork beside a thread is warned of.
+    assert (code, output.splitlines()[-1]) == (0, "0"), output
