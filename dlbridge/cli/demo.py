@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     broken = [device for device, state in states.items() if state == "broken"]
     if broken:
         raise Error(f"these are broken: {', '.join(broken)}")
-    for name in filter(None, arguments.expect.split(",")):
+    for name in filter(None, map(str.strip, arguments.expect.split(","))):
         of_it = {state for device, state in states.items() if device.partition(":")[0] == name}
         if of_it != {"works"}:
             raise Error(f"{name} is expected, and is absent or fails")

@@ -122,7 +122,8 @@ def driver_files(name: str) -> tuple[str, list[Path]]:
         # pyopencl's own loader lists the drivers of wheels, too.
         found = importlib.util.find_spec("pyopencl")
         for folder in (found and found.submodule_search_locations) or []:
-            files.extend(sorted(Path(folder, ".libs").glob("*.icd")))
+            wheels = sorted(Path(folder, ".libs").glob("*.icd"))
+            files.extend(sorted(wheels, key=lambda file: file.stem == "oclgrind"))  # a simulator
         return "OCL_ICD_VENDORS", files
     if name == "vulkan":
         named = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES")

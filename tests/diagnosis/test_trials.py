@@ -93,6 +93,20 @@ def test_it_hides_no_other_device(beside, monkeypatch):
     assert Path(value).read_text() != beside.read_text()
 
 
+def test_a_real_driver_is_proposed_before_a_simulator(monkeypatch, tmp_path):
+    """Of those that come with pyopencl as wheels."""
+    drivers = tmp_path / "pyopencl" / ".libs"
+    drivers.mkdir(parents=True)
+    (tmp_path / "pyopencl" / "__init__.py").touch()
+    for name in ("oclgrind", "pocl"):
+        (drivers / f"{name}.icd").touch()
+    monkeypatch.delitem(sys.modules, "pyopencl", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path))
+    _, found = files.driver_files("opencl")
+    assert [file.name for file in found] == ["pocl.icd", "oclgrind.icd"]
+
+
 def run(*arguments, **environment):
     return subprocess.run(
         [sys.executable, "-m", *arguments],
@@ -127,6 +141,7 @@ def test_the_demo_goes_on(beside, tmp_path):
     ("expect", "code", "said"),
     [
         ("cpu", 0, ""),
+        ("cpu, cpu", 0, ""),
         ("cpu,opencl", 1, "opencl is expected, and is absent or fails"),
         ("vulkan", 1, "vulkan is expected, and is absent or fails"),
     ],
@@ -175,13 +190,14 @@ def test_the_tests_of_such_a_driver_are_left_out(false_driver, tmp_path, expect)
         "TESTS_LEAVE_OUT": '{"opencl": "opencl: opencl:0 (False Device) fails: no program"}',
         "DLBRIDGE_BACKENDS": "-opencl",
     }
-    tests = "backends/opencl/tests/test_identity.py"
+    tests = f"backends/opencl/tests{'/test_identity.py' if expect else ''}"
     done = run("pytest", "-q", "-p", "no:cacheprovider", tests, **environment)
     assert done.returncode == (1 if expect else 0), done.stdout
     if expect:
         assert "BackendUnavailable: opencl: opencl:0 (False Device) fails" in done.stdout
     else:
         assert "not run here: opencl (its driver fails): " in done.stdout
+        assert "not run here: OpenCL" not in done.stdout  # those that were left out, by any way
 
 
 @pytest.mark.parametrize(
@@ -190,6 +206,8 @@ def test_the_tests_of_such_a_driver_are_left_out(false_driver, tmp_path, expect)
         ("opencl: opencl:0 (pthread, PoCL) fails: ended by SIGABRT", "opencl (its driver fails)"),
         ("backend 'opencl' is switched off by DLBRIDGE_BACKENDS='-opencl'", "OpenCL"),
         ("opencl: opencl:0 (x, Oclgrind) is a simulator", "OpenCL (a simulator only)"),
+        ("webgpu: webgpu:0 (llvmpipe) fails: no device", "webgpu (its driver fails)"),
+        ("oneapi: oneapi:0 fails: ended by SIGSEGV", "oneapi (its driver fails)"),
         ("no Vulkan loader: tried libvulkan.so.1", "Vulkan"),
         ("the shim needs gcc", "a C compiler"),
         ("no program runs under mpiexec here: no mpiexec", "MPI"),

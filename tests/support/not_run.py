@@ -23,7 +23,7 @@ LACKS = (
     (r"pyright", "pyright", "apt install nodejs npm"),
     (r"^opencl: .* is a simulator", "OpenCL (a simulator only)", "apt install pocl-opencl-icd"),
     (
-        r"^(opencl|vulkan): .* fails: ",
+        r"^(opencl|vulkan|webgpu|oneapi): .* fails: ",
         "{} (its driver fails)",
         "python -m dlbridge doctor says more",
     ),
@@ -86,8 +86,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _reason(report: Any) -> str:
     """Why a test, or a file of tests, was skipped."""
+    from working import why_left_out
+
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return str(text).removeprefix("Skipped: ")
+    text = str(text).removeprefix("Skipped: ")
+    off = re.search(r"backend '(\w+)' is switched off", text)
+    return (off and why_left_out(off[1])) or text
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ print("devices:", count)
 """
 
 
-def test_the_users_context_is_used():
+def test_the_users_context_is_used(opencl):
     done = subprocess.run(
         [sys.executable, "-c", OWN], capture_output=True, text=True, check=False, timeout=600
     )

@@ -30,7 +30,7 @@ print(bridge.to_device(batch, "opencl:0").tolist()[0][0][0][:2], bool(said))
     ["torch.from_dlpack(t)", "bridge.to_device(t, 'opencl:0', like='torch')"],
     ids=["from_dlpack", "like"],
 )
-def test_torch_has_no_opencl(use):
+def test_torch_has_no_opencl(opencl, use):
     """On the old code a segmentation fault, or memory of something else in the end."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", SCRIPT.format(use=use)],
