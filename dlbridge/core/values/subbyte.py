@@ -105,7 +105,12 @@ def pack_bits(codes: npt.ArrayLike, dtype: DTypeLike) -> bytes:
 
     kind = as_dtype(dtype)
     word, nbytes, shifts = _groups(kind)
-    given = np.asarray(codes)
+    try:
+        given = np.asarray(codes)
+    except RuntimeError:
+        if not hasattr(codes, "__dlpack__"):
+            raise
+        given = np.from_dlpack(codes)  # torch's ReadOnlyTensorWrapper allows DLPack's methods only
     if given.dtype.kind not in "ui" and given.size:
         raise TypeError(
             f"codes are unsigned bytes, not {given.dtype}: give array.view(numpy.uint8), which"

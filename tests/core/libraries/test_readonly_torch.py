@@ -81,6 +81,11 @@ def test_questions_about_it(x):
     assert "no copy" in str(bridge.explain(read_only, "cpu"))
 
 
+def test_its_elements_are_packed():
+    codes = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    assert bridge.pack_bits(ReadOnlyTensorWrapper(codes), "uint4") == b"!\x03"
+
+
 def test_memory_that_is_copied_on_write_is_not_copied(x):
     lazy = torch._lazy_clone(x)
     assert bridge.from_dlpack(ReadOnlyTensorWrapper(lazy)).tolist() == x.tolist()
