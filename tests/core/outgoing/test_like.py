@@ -9,6 +9,7 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
+from expected import backend_or_skip
 from peers import peer
 
 import dlbridge
@@ -498,6 +499,7 @@ def test_explain_refuses_what_to_device_refuses(like):
     array = aligned((4,))
     if like == "pyopencl":
         peer(like)
+        backend_or_skip("opencl")
         for function in (dlbridge.explain, dlbridge.to_device):
             with pytest.raises(
                 ExchangeError, match=r"no arrays on cpu:0; .*to_device\(t, 'opencl:0', like='py"
