@@ -107,10 +107,11 @@ def pack_bits(codes: npt.ArrayLike, dtype: DTypeLike) -> bytes:
     word, nbytes, shifts = _groups(kind)
     try:
         given = np.asarray(codes)
-    except RuntimeError:
-        if not hasattr(codes, "__dlpack__"):
+    except RuntimeError:  # torch's ReadOnlyTensorWrapper allows DLPack's methods only
+        array: Any = codes
+        if not hasattr(array, "__dlpack__"):
             raise
-        given = np.from_dlpack(codes)  # torch's ReadOnlyTensorWrapper allows DLPack's methods only
+        given = np.from_dlpack(array)
     if given.dtype.kind not in "ui" and given.size:
         raise TypeError(
             f"codes are unsigned bytes, not {given.dtype}: give array.view(numpy.uint8), which"
