@@ -173,7 +173,7 @@ def _import_by_table(table: ForeignTable, x: Any, stream: Any) -> Tensor:
     device = tensor.device
     if device.is_host:
         check_host_stream(stream)
-    else:
+    elif tensor.size or stream is not None:  # no work is queued on nothing
         _order_after(tensor, table.current_work_stream(device), stream)
     return tensor
 
