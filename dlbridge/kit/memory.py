@@ -51,7 +51,7 @@ class DriverMemory:
         self.stream = stream
         self.cell = c_uint64()
         self.codes: list[int] = []
-        """The statuses of the driver's calls that take it back: 0 is success in every API."""
+        """The statuses of the driver's calls that take it back, where 0 is success in every API."""
         self.birth = Birth()
         self.events: list[tuple[Hashable, Any]] = []
         """Behind the work of the other consumers."""
@@ -65,7 +65,7 @@ class Allocation(Owner[DriverMemory]):
     data: int
     nbytes: int
     other: Allocation | None
-    """Another one at the same address: an import of the same memory of the host."""
+    """Another one at the same address, as an import of the same memory of the host is."""
 
 
 class Memory(ABC):

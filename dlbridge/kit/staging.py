@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
 
 PLAN = Plan(4 << 20, 4)
-"""The fastest of six on an H100 with 16 cores: of 1 to 8 threads, and chunks of 1 to 4 MiB
+"""The fastest of six with 1 to 8 threads and chunks of 1 to 4 MiB, on an H100 with 16 cores
 (docs/benchmarks/cuda-gpu.md)."""
 
 
