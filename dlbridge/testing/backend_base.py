@@ -183,7 +183,7 @@ class BackendCase:
     """
 
     patience = 120
-    """Seconds until something that does not return is a deadlock; long, so that no slow machine fails."""
+    """Seconds until something that does not return is a deadlock; no slow machine needs them."""
 
     child_setup: str | None = ""
     """Python code that a new process runs before it uses the device.
