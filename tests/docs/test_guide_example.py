@@ -34,11 +34,13 @@ def test_it_is_short(example):
     assert len(example.splitlines()) < 200
 
 
-@pytest.mark.parametrize("name", ["webgpu", "oneapi"])
-def test_two_backends_are_as_short_as_it_says(name):
-    assert "less than 400 lines each, docstrings not counted" in GUIDE.read_text(encoding="utf-8")
+@pytest.mark.parametrize(("name", "lines"), [("webgpu", 400), ("oneapi", 320)])
+def test_two_backends_are_as_short_as_it_says(name, lines):
+    assert "less than 400 lines (WebGPU) and 320 lines (oneAPI)" in GUIDE.read_text(
+        encoding="utf-8"
+    )
     files = list((GUIDE.parents[1] / "backends" / name / f"dlbridge_{name}").glob("*.py"))
-    assert 0 < sum(lines_of_code(file.read_text(encoding="utf-8")) for file in files) < 400
+    assert 0 < sum(lines_of_code(file.read_text(encoding="utf-8")) for file in files) < lines
 
 
 def lines_of_code(source):

@@ -385,7 +385,8 @@ def test_system_exit_from_a_callback(run_script):
 
 def test_a_backtrace_that_is_read_while_it_is_updated(run_script):
     code, output = run_script("""
-        import os, sys, threading, time
+        import os, sys, threading, time, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread, from 3.12 on
         sys.setswitchinterval(1e-6)
         texts = ["a" * 100, "b" * 2000000, "c" * 500000]
         error = ffi.Error("ValueError", "message", texts[0])
@@ -413,5 +414,4 @@ def test_a_backtrace_that_is_read_while_it_is_updated(run_script):
         thread.join()
         print(wrong)
     """)
-    # From CPython 3.12 on, a fork beside a thread is warned of.
-    assert (code, output.splitlines()[-1]) == (0, "0"), output
+    assert (code, output) == (0, "0\n")
