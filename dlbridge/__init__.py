@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         plan as plan,
         to_device as to_device,
     )
-    from .core.casts.elements import astype as astype
+    from .core.casts import astype as astype
     from .core.creation import (
         empty as empty,
         empty_like as empty_like,
@@ -91,7 +91,7 @@ _PUBLIC = {
     "core.accepting": "accepts",
     "core.api": "asarray copy_ explain from_dlpack plan to_device",
     "core.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
-    "core.casts.elements": "astype",
+    "core.casts": "astype",
     "core.files.loading": "TensorFile load",
     "core.files.saving": "save",
     "core.incoming.cuda_array_interface": "from_cuda_array_interface",

@@ -76,8 +76,7 @@ core.outgoing.own_table core.outgoing.like
 
 core.prepared core.api core.creation core.accepting core.sharing
 
-core.casts core.casts.routes core.casts.ranges core.casts.tables core.casts.packing
-core.casts.converters core.casts.elements
+core.casts
 core.files core.files.entries core.files.source core.files.safetensors core.files.npy core.files.gguf
 core.files.placing core.files.loading core.files.writing core.files.saving
 dask

@@ -1,1 +1,0 @@
-"""Conversions between dtypes, in host memory."""
