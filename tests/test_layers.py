@@ -92,7 +92,7 @@ ffi.objects ffi.objects.elements ffi.objects.peers ffi.objects.containers
 ffi.objects.conversion ffi.objects.sequences ffi.objects.shapes ffi.objects.mappings
 ffi.objects.typeinfo ffi.objects.classes ffi.objects.records ffi.objects.exported
 ffi.objects.modules ffi.objects.results ffi.objects.rules
-ffi.graphs ffi.graphs.bounds ffi.graphs.comparison ffi.graphs.walks ffi.graphs.json_text
+ffi.graphs ffi.graphs.bounds ffi.graphs.comparison ffi.graphs.json_text
 ffi.dataclasses ffi.serialization ffi.structural
 ffi
 
@@ -149,7 +149,6 @@ LATE = {
     "ffi.objects.classes": {
         "ffi.graphs.comparison",
         "ffi.graphs.json_text",
-        "ffi.graphs.walks",
         "ffi.objects.modules",
     },
     "ffi.objects.containers": {"ffi.graphs.bounds"},

@@ -46,19 +46,6 @@ if TYPE_CHECKING:
         structural_equal as structural_equal,
         structural_hash as structural_hash,
     )
-    from .graphs.walks import (
-        DefRegionKind as DefRegionKind,
-        InplaceMode as InplaceMode,
-        StructuralMutator as StructuralMutator,
-        StructuralVisitor as StructuralVisitor,
-        VisitInterrupt as VisitInterrupt,
-        WalkOrder as WalkOrder,
-        WalkResult as WalkResult,
-        structural_map as structural_map,
-        structural_mutate as structural_mutate,
-        structural_visit as structural_visit,
-        structural_walk as structural_walk,
-    )
     from .objects.classes import object_class as object_class, register_object as register_object
     from .objects.conversion import (
         ObjectConvertible as ObjectConvertible,
@@ -143,19 +130,6 @@ _NAMES: Final = {
     """,
     ".graphs.comparison": """
         StructuralKey get_first_structural_mismatch structural_equal structural_hash
-    """,
-    ".graphs.walks": """
-        DefRegionKind
-        InplaceMode
-        StructuralMutator
-        StructuralVisitor
-        VisitInterrupt
-        WalkOrder
-        WalkResult
-        structural_map
-        structural_mutate
-        structural_visit
-        structural_walk
     """,
 }
 _MODULES: Final = ("dataclasses", "serialization", "structural")

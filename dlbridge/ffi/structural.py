@@ -1,4 +1,4 @@
-"""Structural comparison, walks and rewrites, by the name that tvm_ffi gives the module."""
+"""Structural comparison, by the name that tvm_ffi gives the module."""
 
 from __future__ import annotations
 
@@ -8,34 +8,10 @@ from .graphs.comparison import (
     structural_equal,
     structural_hash,
 )
-from .graphs.walks import (
-    DefRegionKind,
-    InplaceMode,
-    StructuralMutator,
-    StructuralVisitor,
-    VisitInterrupt,
-    WalkOrder,
-    WalkResult,
-    structural_map,
-    structural_mutate,
-    structural_visit,
-    structural_walk,
-)
 
 __all__ = [
-    "DefRegionKind",
-    "InplaceMode",
     "StructuralKey",
-    "StructuralMutator",
-    "StructuralVisitor",
-    "VisitInterrupt",
-    "WalkOrder",
-    "WalkResult",
     "get_first_structural_mismatch",
     "structural_equal",
     "structural_hash",
-    "structural_map",
-    "structural_mutate",
-    "structural_visit",
-    "structural_walk",
 ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.tensor.expired import expire_lent
 from dlbridge.errors import ExchangeError
 
-from .._lib import C, address, ffi, py
+from .._lib import C, ffi, py
 from ..values.errors import raised, set_raised, untaken
 from ..values.words import (
     INDEX_MASK,
@@ -19,7 +18,6 @@ from ..values.words import (
     defines,
     pack,
     release,
-    unpack,
     view,
 )
 from .entries import Entry
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..values.words import Packer
 
-__all__ = ["callable_rule", "make_function", "make_watched_function", "pack_callable"]
+__all__ = ["callable_rule", "make_function", "pack_callable"]
 
 _INT: Final[int] = C.kTVMFFIInt
 _LENT: Final[int] = C.kTVMFFIDLTensorPtr
@@ -127,28 +125,6 @@ _entry: Final = Entry(_callables, "int(intptr_t, int64_t *, int32_t, TVMFFIAny *
 def make_function(function: Callable[..., Any]) -> Handle:
     """A new function object that calls *function*, and keeps it alive."""
     return _entry.function(function)
-
-
-_watched: dict[int, Callable[..., Any]] = {}
-
-
-def _enter_watched(key: int, arguments: Any, count: int, result: Any) -> int:
-    """Like `_enter`; the callable gets the address of the result before its arguments."""
-    function, place = _watched[key], address(result)
-    return _enter(key, arguments, count, result, {key: partial(function, place)})
-
-
-_watched_entry: Final = Entry(
-    _watched, "int(intptr_t, int64_t *, int32_t, TVMFFIAny *)", _enter_watched
-)
-
-
-def make_watched_function(function: Callable[..., Any]) -> Any:
-    """A new Function that calls *function* with the address of the result, then the arguments.
-
-    C++ has the result on its stack, so that the address shows how deep it is.
-    """
-    return unpack(C.kTVMFFIFunction, _watched_entry.function(function))
 
 
 def pack_callable(value: Callable[..., Any], keep: Temporaries) -> tuple[int, int]:

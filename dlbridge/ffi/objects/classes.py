@@ -73,8 +73,6 @@ def _import_home(type_key: str) -> None:
         from . import modules  # noqa: F401  # registers Module
     elif type_key == "ffi.StructuralKey":
         from ..graphs import comparison  # noqa: F401  # registers StructuralKey
-    elif type_key in ("ffi.StructuralMutator", "ffi.StructuralVisitor", "ffi.VisitInterrupt"):
-        from ..graphs import walks  # noqa: F401  # registers the three
 
 
 def index_of_class(cls: type) -> int | None:

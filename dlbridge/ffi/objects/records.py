@@ -198,8 +198,9 @@ def asdict(obj: Any) -> dict[str, Any]:
 
     Examples
     --------
-    >>> ffi.dataclasses.asdict(ffi.VisitInterrupt([1, 2]))
-    {'value': [1, 2]}
+    >>> step = ffi.get_first_structural_mismatch([1], [2])[0]._to_steps()[0]
+    >>> ffi.dataclasses.asdict(step)["key"]
+    0
     """
     if isinstance(obj, type):
         raise TypeError("asdict() takes an object, not its class")
@@ -222,8 +223,8 @@ def astuple(obj: Any) -> tuple[Any, ...]:
 
     Examples
     --------
-    >>> ffi.dataclasses.astuple(ffi.VisitInterrupt(3))
-    (3,)
+    >>> ffi.dataclasses.astuple(ffi.get_first_structural_mismatch([1], [2])[0]._to_steps()[0])[-1]
+    0
     """
     if isinstance(obj, type):
         raise TypeError("astuple() takes an object, not its class")

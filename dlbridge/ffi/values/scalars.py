@@ -239,7 +239,7 @@ class Unchanged:
 
 
 UNCHANGED: Final = Unchanged()
-"""Returned by a callback of `structural_mutate` to leave its value as it is (kTVMFFIUnchanged)."""
+"""The value kTVMFFIUnchanged: rewrites of C++ take it from a callback that changes nothing."""
 
 
 def pack_unchanged(_value: Unchanged, _keep: Temporaries) -> tuple[int, int]:

@@ -22,9 +22,6 @@ testing("nop")
 holder = ffi.object_class("testing.TestDeepCopyEdges")(array, shared)
 holder.v_any = [holder, Thing(shared)]
 key, shape, moved = ffi.StructuralKey([1]), ffi.Shape((1, 2)), ffi.List([1])._move()
-visitors = []
-ffi.structural_visit([1], lambda value, visitor: visitors.append(visitor))
-ffi.structural_mutate([1], lambda value, mutator: (visitors.append(mutator), value)[1])
 
 @ffi.register_object("testing.TestIntPair")
 class Pair(ffi.Object):

@@ -138,12 +138,6 @@ TREATED = {
         (TypeError, ValueError),
         lambda: ffi.register_global_func("test.published", _keywords, override=True),
     ),
-    "structural_mutate": (
-        inspect,
-        "signature",
-        (TypeError, ValueError),
-        lambda: ffi.structural_mutate([1], (int, lambda value, _mode: value)),
-    ),
     "load_module": (
         modules,
         "call_with_gil",

@@ -282,7 +282,7 @@ def test_types_of_plain_values_have_no_class(key):
 def test_reading_a_field_that_is_interrupted(monkeypatch):
     """The value was made already when the signal came: its reference is given back."""
     value = ffi.List([1])
-    thing = ffi.VisitInterrupt(value)
+    thing = ffi.get_global_func("ffi.VisitInterrupt")(value)
     field = type(thing).value
     real = field._get
 
@@ -602,8 +602,7 @@ def test_objects_do_not_leak(cls):
             thing.add_i64(1), repr(thing), copy.copy(thing), copy.deepcopy(thing)
             pickle.loads(pickle.dumps(thing))
             cls("SchemaAllTypes").make_with(1, 2.0, text).append_int([1], 2)
-            ffi.structural_map([text, [text]], (str, lambda x: x + "!"))
-            ffi.structural_walk([text], (str, ffi.VisitInterrupt)).value
+            ffi.structural_hash([text, [text]]), ffi.structural_equal([text], text)
             refuse()
 
     work()

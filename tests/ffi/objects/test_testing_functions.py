@@ -249,7 +249,7 @@ MADE = {
     ),
     "testing.TestCxxNoAutoInit": lambda: make("testing.TestCxxNoAutoInit", x=1, y=2),
     "ffi.StructuralKey": lambda: ffi.StructuralKey([1, 2]),
-    "ffi.VisitInterrupt": lambda: ffi.VisitInterrupt("found"),
+    "ffi.VisitInterrupt": lambda: ffi.get_global_func("ffi.VisitInterrupt")("found"),
     "ffi.reflection.AccessPath": ffi.object_class("ffi.reflection.AccessPath")._root,
     "testing.SchemaAllTypes": lambda: ffi.object_class("testing.SchemaAllTypes").make_with(
         1, 2.0, "x"
@@ -297,8 +297,8 @@ NOT_MADE = {
     "const char*": "only an argument: test_callbacks.py",
     "TVMFFIByteArray*": "only an argument: test_callbacks.py",
     "ObjectRValueRef": "only an argument: test_callbacks.py",
-    "ffi.StructuralVisitor": "made by a running visit: test_structural.py",
-    "ffi.StructuralMutator": "made by a running rewrite: test_structural.py",
+    "ffi.StructuralVisitor": "made by a running visit, which is not called here",
+    "ffi.StructuralMutator": "made by a running rewrite, which is not called here",
     "testing.TestFrozenCxx": "registered as a key only",
 }
 
