@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 
-from dlbridge import info
+from dlbridge.core.plugins.registry import backends
 
 from ..diagnosis.display import shows_color
+from ..diagnosis.report import Info
+from ..diagnosis.trials import list_devices
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report."""
-    report = info()
+    report = Info(list_devices(backends()))
     if arguments.json:
         json.dump(report.as_dict(), sys.stdout, indent=2, default=str)
         print()

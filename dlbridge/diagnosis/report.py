@@ -14,7 +14,7 @@ from dlbridge.protocol import Backend, SupportsDeviceInfo
 
 from .display import columns, heading, value_text, wrapped
 
-__all__ = ["Info", "info", "packages", "settings"]
+__all__ = ["Info", "info", "packages", "report_of", "settings"]
 
 PACKAGES = (
     "cffi",
@@ -58,7 +58,7 @@ class Info:
     'usable'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backends: dict[str, dict[str, Any]]) -> None:
         from dlbridge import __version__
 
         self.dlbridge = __version__
@@ -67,7 +67,7 @@ class Info:
         self.packages = packages()
         self.tvm_ffi = _tvm_ffi()
         self.settings = settings()
-        self.backends = {name: _backend(name) for name in backends()}
+        self.backends = backends
 
     def __repr__(self) -> str:
         return self.text()
@@ -169,7 +169,7 @@ def info() -> Info:
     >>> print(bridge.info())  # doctest: +ELLIPSIS
     dlbridge ...
     """
-    return Info()
+    return Info({name: report_of(name) for name in backends()})
 
 
 def packages() -> dict[str, str]:
@@ -197,7 +197,8 @@ def _tvm_ffi() -> str:
         return f"not usable: {exc}"
 
 
-def _backend(name: str) -> dict[str, Any]:
+def report_of(name: str) -> dict[str, Any]:
+    """What `Info.backends` says about the backend *name*."""
     report: dict[str, Any] = {"owner": owner(name)}
     try:
         plugin = backend(name)

@@ -8,19 +8,22 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from dlbridge.core.plugins.registry import owner
 
 from .device_trial import MARK
 from .files import driver_files
 from .findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = [
     "FAILED",
     "PEERS",
     "Trial",
+    "list_devices",
     "try_backend",
     "try_devices",
     "try_peer",
@@ -28,8 +31,19 @@ __all__ = [
     "way_out",
 ]
 
-LIMIT = 120
-"""Seconds for one trial: the first start of a large library from a slow disk takes a minute."""
+LIMIT = 60
+"""Seconds after which a driver hangs, in a process that asks for its devices or tries one."""
+SCRIPT_LIMIT = 120
+"""Seconds for a script: the first start of a large library from a slow disk takes a minute."""
+
+_LIST = """
+import json, sys
+from dlbridge.diagnosis.device_trial import MARK
+from dlbridge.diagnosis.report import report_of
+for name in sys.argv[1:]:
+    print(MARK + json.dumps([name, None]), flush=True)
+    print(MARK + json.dumps([name, report_of(name)], default=str), flush=True)
+"""
 
 _PEER = """
 import sys
@@ -80,11 +94,9 @@ def try_devices(name: str, setting: str = "") -> tuple[Trial, ...]:
             ["-m", "dlbridge.diagnosis.device_trial", name, str(len(found))], LIMIT, environment
         )
         state = ""
-        for line in ended.output.splitlines():
-            if line.startswith(MARK):
-                what, state, said = json.loads(line.removeprefix(MARK))
-                # Of a device with which the process ends there is one line, without a state.
-                found[what] = Trial(what, state or "fails", _one_line(said if state else ended.how))
+        for what, state, said in ended.marked:
+            # Of a device with which the process ends there is one line, without a state.
+            found[what] = Trial(what, state or "fails", _one_line(said if state else ended.how))
         if ended.well:
             return tuple(found.values())
         if state or not found:
@@ -102,6 +114,24 @@ def way_out(name: str) -> str:
         if {trial.state for trial in try_devices(name, setting)} == {"works"}:
             return setting
     return f"DLBRIDGE_BACKENDS=-{name}"
+
+
+def list_devices(names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """What `dlbridge.info` says about each backend of *names*, found in a process of its own.
+
+    After a driver that ends that process, the next process goes on with the rest.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    while left := [name for name in names if name not in found]:
+        ended = _run(["-c", _LIST, *left], LIMIT)
+        for name, report in ended.marked or [(name, None) for name in left]:
+            found[name] = report or {
+                "owner": owner(name),
+                "state": "broken",
+                "reason": f"its driver lists no devices: {_one_line(ended.how)}; "
+                f"leave it out: {way_out(name)}",
+            }
+    return found
 
 
 def try_backend(name: str) -> Finding:
@@ -133,7 +163,7 @@ def try_peer(distribution: str) -> Finding:
     )
 
 
-def try_script(source: str, *arguments: str, limit: float = LIMIT) -> tuple[bool, str]:
+def try_script(source: str, *arguments: str, limit: float = SCRIPT_LIMIT) -> tuple[bool, str]:
     """Whether a script failed in a Python of its own, and its last line, or how it ended."""
     ended = _run(["-c", source, *arguments], limit)
     if ended.well:
@@ -145,6 +175,12 @@ class _Ended(NamedTuple):
     well: bool
     how: str
     output: str
+
+    @property
+    def marked(self) -> list[Any]:
+        """What its lines with the `MARK` say: a driver may have printed others."""
+        lines = self.output.splitlines()
+        return [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
 
 
 def _run(arguments: list[str], limit: float, environment: Mapping[str, str] = {}) -> _Ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from expected import backend_or_skip, compiler_or_skip
 from peers import peer
 
+import dlbridge
 from dlbridge.diagnosis import files, trials
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +137,21 @@ def test_the_demo_goes_on(beside, tmp_path):
     assert left.returncode == 0, left.stderr
     assert "fails" not in left.stdout
     assert "filtered by opencl:" in left.stdout
+
+
+def test_info_goes_on(beside):
+    """After a driver that ends the process as it is asked for its devices."""
+    chosen = {"FALSE_DRIVER": "list"}
+    done = run("dlbridge", "info", "--json", **chosen)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["backends"]
+    assert [*found] == dlbridge.backends()  # those after it, too
+    assert (found["cpu"]["state"], found["opencl"]["state"]) == ("usable", "broken")
+    assert "SIGABRT: No devices today." in found["opencl"]["reason"]
+    # The way out is one.
+    variable, _, value = found["opencl"]["reason"].rpartition(" ")[2].partition("=")
+    left = run("dlbridge", "info", "--json", **chosen, **{variable: value})
+    assert json.loads(left.stdout)["backends"]["opencl"]["state"] == "usable"
 
 
 @pytest.mark.parametrize(
