@@ -105,7 +105,7 @@ NEWEST := $(MAKE) VENV=.venv-newest VERSIONS= EXTRAS=test
 newest:
 	$(NEWEST) .venv-newest/.test
 	@# Where a peer did not install, this fails.
-	.venv-newest/bin/python -c 'import torch, jax, tvm_ffi, pyarrow, cv2'
+	.venv-newest/bin/python -c 'import torch, jax, tvm_ffi, pyarrow'
 
 test-newest: newest
 	$(NEWEST) test

@@ -63,7 +63,7 @@ core.incoming.cuda_array_interface
 core.incoming.arrow
 core.incoming.array_likes core.incoming.places
 
-core.moves core.moves.regions core.moves.transposed core.moves.within_host
+core.moves core.moves.regions core.moves.within_host
 core.moves.host_and_device
 core.moves.between_devices core.moves.copies core.moves.progress core.moves.memory_imports
 core.moves.steps core.moves.plans core.moves.traces core.moves.allocate core.moves.filling core.moves.transfer

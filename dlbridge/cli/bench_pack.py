@@ -19,7 +19,7 @@ MIB = 1 << 20
 def rows(wanted: Callable[[str], bool], repeats: int) -> list[Row]:
     """One row per layout that is wanted. Peers: ``numpy.copyto`` and torch's ``copy_``."""
     found = []
-    for operation, target, source in _all_layouts():
+    for operation, target, source in _layouts():
         if wanted(operation):
             times = best_of(_contenders(target, source), repeats)
             found.append(Row(operation, times.pop("dlbridge"), times))
@@ -40,18 +40,6 @@ def _contenders(target: Any, source: Any) -> dict[str, Callable[[], object]]:
     there, here = torch.from_numpy(target), torch.from_numpy(source)
     contenders["torch"] = lambda: there.copy_(here)
     return contenders
-
-
-def _all_layouts() -> Iterator[tuple[str, Any, Any]]:
-    """The layouts, and the transposed ones once more with OpenCV imported."""
-    yield from _layouts()
-    try:
-        importlib.import_module("cv2")
-    except ImportError:
-        return
-    for operation, target, source in _transposed_layouts():
-        if target.itemsize <= 4:
-            yield f"{operation}, OpenCV imported", target, source
 
 
 def _layouts() -> Iterator[tuple[str, Any, Any]]:

@@ -1,24 +1,17 @@
 """Fast copies inside host memory, for all strides.
 
-numpy's own copy is the fastest for nearly all layouts. The exceptions were measured
-(``python -m dlbridge bench pack``; the reasons are in ``docs/benchmarks/pack-choices.md``):
-elements in another order (``transposed.py``), and two threads for what is large.
+numpy's own copy is the fastest for nearly all layouts. It reads a column element by element, and
+where that is slow (measured by ``make bench``; docs/benchmarks/pack-choices.md has the tables) the
+columns are copied in blocks. torch's copy is not used: under its FakeTensorMode it copies nothing
+and raises no error.
 """
 
 from __future__ import annotations
 
-import sys
-from _thread import start_new_thread
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from functools import partial
+from math import gcd
 from typing import TYPE_CHECKING, Any
-
-from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.plugins.cpu import usable_cores
-
-from .transposed import opencv_transpose, pieces, unit_axis, way_to_transpose
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,15 +20,21 @@ if TYPE_CHECKING:
     Move = Callable[[Array, Array], None]
     Progress = Callable[[int, int], None]
 
-__all__ = ["copy_host"]
-
-# All sizes in bytes.
+# All sizes in bytes, if not said otherwise.
 _SMALL = 256 << 10  # below it no way but numpy's is worth finding
-_SMALL_FOR_OPENCV = 16 << 10
 _CHUNK = 64 << 20  # after each, Ctrl-C and progress
-_THREADS_FROM = 256 << 20  # two threads, for what memory bandwidth limits
-_THREADS_FROM_TRANSPOSED = 8 << 20  # and for what the caches limit
-_THREADS = 2
+_PAGE = 4 << 10
+_TLB = 1024  # pages whose addresses the processor remembers
+_BLOCK = 256 << 10  # of the target: its columns lie on few pages
+_CACHE_WAY = 128 << 10  # what lies a multiple of this apart shares a set of the L2
+_CACHE_REACH = 256 << 10  # of columns; longer ones evict their own lines
+_LEAST_CONFLICT = 512  # power of two between rows; below it numpy is faster
+_LINE = 64
+_STRIP = 4 * _LINE
+_BUFFER = 512 << 10  # half of an L2
+_LARGE = 16  # elements that make no use of a line's neighbours
+_SHORT_COLUMN = 32  # elements
+_SHORT_RUN = 32
 
 
 def copy_host(target: Array, source: Array, progress: Progress | None = None) -> None:
@@ -64,7 +63,7 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
             )
         target, source = _raw(target), _raw(source)
     nbytes = target.nbytes
-    if (nbytes <= _CHUNK and _runs_alike(target, source)) or _is_small(target):
+    if nbytes < _SMALL or (nbytes <= _CHUNK and _runs_alike(target, source)):
         if target.strides != source.strides and np.may_share_memory(target, source):
             source = source.copy()  # numpy's copyto has written elements before it read them
         np.copyto(target, source)
@@ -77,15 +76,14 @@ def copy_host(target: Array, source: Array, progress: Progress | None = None) ->
         aside = np.empty(source.shape, source.dtype)
         copy_host(aside, source)
         source = aside
-    _copy_large(*_arrange(target, source), progress)
-
-
-def _is_small(target: Array) -> bool:
-    """Whether finding a faster way takes longer than it would save."""
-    nbytes = target.nbytes
-    if nbytes >= _SMALL_FOR_OPENCV and opencv_transpose(target.itemsize) is not None:
-        return False
-    return nbytes < _SMALL
+    target, source = _arrange(target, source)
+    move = _fastest(target, source)
+    done = 0
+    for piece, its_source in _pieces(target, source, _CHUNK):
+        move(piece, its_source)
+        done += piece.nbytes
+        if progress is not None:
+            progress(done, nbytes)
 
 
 def _runs_alike(target: Array, source: Array) -> bool:
@@ -138,94 +136,72 @@ def _arrange(target: Array, source: Array) -> tuple[Array, Array]:
     return target.reshape(shape, copy=False), source.reshape(shape, copy=False)
 
 
-def _copy_large(target: Array, source: Array, progress: Progress | None) -> None:
-    """Choose the method and the number of threads, for arranged arrays without overlap."""
+def _fastest(target: Array, source: Array) -> Move:
+    """The way to copy arranged arrays without overlap."""
     import numpy as np
 
-    move: Move = np.copyto
-    unit = unit_axis(source)
-    transposed = unit is not None and unit != target.ndim - 1
-    nbytes = target.nbytes
-    large = nbytes >= (_THREADS_FROM_TRANSPOSED if transposed else _THREADS_FROM)
-    threads = min(_THREADS, usable_cores()) if large else 1
-    if 0 in target.strides:
-        threads = 1  # elements written twice: the last one shall win
-    if unit is not None and transposed:
-        move, target, source, threads = way_to_transpose(target, source, unit, threads)
-    limit = _CHUNK if threads == 1 else min(_CHUNK, nbytes // (8 * threads))
-    _run(move, deque(pieces(target, source, limit)), nbytes, threads, progress)
+    steps = [abs(step) for step in source.strides]
+    unit = steps.index(source.itemsize) if source.itemsize in steps else target.ndim - 1
+    if unit == target.ndim - 1:
+        return np.copyto
+    column, step, itemsize = target.shape[-1], steps[-1], target.itemsize
+    if itemsize <= 4 and column * itemsize <= _SHORT_RUN:
+        return _copy_by_element
+    apart = gcd(step, _CACHE_WAY)
+    is_long = step and column >= _SHORT_COLUMN and column * apart >= _CACHE_REACH
+    if is_long and itemsize <= _LARGE and apart >= max(_LEAST_CONFLICT, 2 * _LINE * itemsize):
+        return partial(_copy_strips, unit)
+    on_many_pages = column * min(step, _PAGE) >= _TLB * _PAGE
+    return _copy_blocks if on_many_pages else np.copyto
 
 
-def _run(
-    move: Move,
-    waiting: deque[tuple[Array, Array]],
-    total: int,
-    threads: int,
-    progress: Progress | None,
-) -> None:
-    """Copy all that are *waiting*, in this thread and *threads* - 1 others."""
-    moved: list[int] = []
-    errors: list[BaseException] = []
-    # Not `threading.Thread`: an exception in its `start` or `join` leaves it running, unknown.
-    begun: list[int] = []
-    ended: list[None] = []
-    news: SimpleQueue[None] = SimpleQueue()
+def _copy_by_element(target: Array, source: Array) -> None:
+    """Copy one element of every run after the other, within the cache: channels last."""
+    import numpy as np
 
-    def help_along() -> None:
-        try:
-            for nbytes in _move_each(move, waiting):
-                moved.append(nbytes)  # noqa: PERF402 - the other threads look at it
-        except BaseException as exc:
-            errors.append(exc)
-        finally:
-            ended.append(None)
-            news.put(None)
-
-    try:
-        if threads > 1 and not sys.is_finalizing():
-            _start(help_along, threads - 1, begun)
-        for nbytes in _move_each(move, waiting):
-            moved.append(nbytes)
-            if progress is not None and (waiting or not begun):
-                progress(sum(moved), total)
-    finally:
-        waiting.clear()
-        _wait_for_all(begun, ended, news)
-    if errors:
-        raise errors[0]
-    if begun and progress is not None:
-        progress(total, total)
+    for piece, its_source in _pieces(target, source, _BUFFER):
+        for index in range(piece.shape[-1]):
+            np.copyto(piece[..., index], its_source[..., index])
 
 
-def _start(work: Callable[[], None], count: int, begun: list[int]) -> None:
-    """Start threads; *begun* has those that run, whatever happens."""
-    try:
-        begun.extend(map(start_new_thread, [work] * count, [()] * count))
-    except RuntimeError as exc:  # the process may start no more (its limit, or its end)
-        if is_from_handler(exc.__traceback__):
-            raise
+def _copy_blocks(target: Array, source: Array) -> None:
+    """Copy one block after the other, so that the columns of each lie on few pages."""
+    import numpy as np
+
+    for piece, its_source in _pieces(target, source, _BLOCK):
+        np.copyto(piece, its_source)
 
 
-def _wait_for_all(begun: list[int], ended: list[None], news: SimpleQueue[None]) -> None:
-    """Wait for every thread, also after a Ctrl-C: they still write to the user's memory."""
-    interruptions: list[BaseException] = []
-    while len(ended) < len(begun):
-        try:
-            while len(ended) < len(begun):  # here too: a signal handler may raise at its jump
-                with suppress(Empty):
-                    news.get(timeout=0.05)  # an exception may have come after it, so not for ever
-        except BaseException as exc:
-            interruptions.append(exc)
-    if interruptions:
-        raise interruptions.pop()
+def _copy_strips(unit: int, target: Array, source: Array) -> None:
+    """Copy by strips along the axis *unit*, on which *source*'s elements are neighbours.
+
+    Its rows are a power of two apart, so that a column falls into a few sets of the cache. A strip
+    of it is read row by row into a buffer, where columns are close together.
+    """
+    import numpy as np
+
+    width, columns = max(1, _STRIP // target.itemsize), _BUFFER // _STRIP
+    buffer = np.empty((columns, width + _LINE // target.itemsize), target.dtype)
+    targets, sources = np.moveaxis(target, unit, -2), np.moveaxis(source, unit, -2)
+    for outer in np.ndindex(targets.shape[:-2]):
+        plane, rows = targets[outer], sources[outer].T
+        for first in range(0, rows.shape[0], columns):
+            for start in range(0, rows.shape[1], width):
+                where = slice(first, first + columns), slice(start, start + width)
+                part = rows[where]
+                strip = buffer[: part.shape[0], : part.shape[1]]
+                np.copyto(strip, part)
+                np.copyto(plane[where[::-1]], strip.T)
 
 
-def _move_each(move: Move, waiting: deque[tuple[Array, Array]]) -> Iterator[int]:
-    """Copy what is still *waiting*, one by one; gives the bytes of each."""
-    while True:
-        try:
-            target, source = waiting.popleft()
-        except IndexError:
-            return
-        move(target, source)
-        yield target.nbytes
+def _pieces(target: Array, source: Array, limit: int) -> Iterator[tuple[Array, Array]]:
+    """Split both into corresponding parts of at most *limit* bytes, along the longest axis."""
+    if target.nbytes <= limit or target.size == 1:
+        yield target, source
+        return
+    axis = max(range(target.ndim), key=target.shape.__getitem__)
+    half = target.shape[axis] // 2
+    half -= half % 128 if half > 128 else 0  # whole cache lines, and whole strips
+    for part in (slice(half), slice(half, None)):
+        where = (*(slice(None),) * axis, part)
+        yield from _pieces(target[where], source[where], limit)
