@@ -81,19 +81,8 @@ core.files core.files.entries core.files.source core.files.safetensors core.file
 core.files.placing core.files.loading core.files.writing core.files.saving
 dask
 
-ffi._lib
-ffi.values ffi.values.weak ffi.values.words ffi.values.reading ffi.values.scalars
-ffi.values.dtype_constants ffi.values.imports ffi.values.wrappers ffi.values.opaque
-ffi.values.backtraces ffi.values.errors ffi.values.tensors ffi.values.ready_tensors
-ffi.calls ffi.calls.environment ffi.calls.frames ffi.calls.unrolled ffi.calls.bound
-ffi.calls.entries ffi.calls.symbols ffi.calls.callbacks
-ffi.calls.schemas ffi.calls.functions ffi.calls.registry
-ffi.objects ffi.objects.elements ffi.objects.peers ffi.objects.containers
-ffi.objects.conversion ffi.objects.sequences ffi.objects.shapes ffi.objects.mappings
-ffi.objects.typeinfo ffi.objects.classes ffi.objects.records ffi.objects.exported
-ffi.objects.modules ffi.objects.results ffi.objects.rules
-ffi.graphs ffi.graphs.bounds ffi.graphs.comparison ffi.graphs.json_text
-ffi.dataclasses ffi.serialization ffi.structural
+ffi._lib ffi.any ffi.objects ffi.errors ffi.tensors ffi.calls ffi.functions ffi.containers
+ffi.modules ffi.classes ffi.structural ffi.serialization ffi.dataclasses
 ffi
 
 dlbridge
@@ -144,14 +133,6 @@ LATE = {
         "core.api",
         "dask",
     },
-    "ffi.values.words": {"ffi.objects.results", "ffi.objects.rules"},
-    "ffi.values.wrappers": {"ffi.objects.peers"},
-    "ffi.objects.classes": {
-        "ffi.graphs.comparison",
-        "ffi.graphs.json_text",
-        "ffi.objects.modules",
-    },
-    "ffi.objects.containers": {"ffi.graphs.bounds"},
 }
 
 # Uses of attributes that begin with an underscore and belong to another module:

@@ -42,7 +42,7 @@ LATE_GENERATORS = {
     "dlbridge/core/moves/traces.py",  # restores what its own thread had
     "dlbridge/core/moves/unpickling.py",  # likewise
     "dlbridge/core/plugins/streams.py",  # likewise
-    "dlbridge/ffi/calls/environment.py",  # does nothing in another thread
+    "dlbridge/ffi/calls.py",  # does nothing in another thread
     "backends/opencl/dlbridge_opencl/views.py",  # unmaps, under the lock that this needs
 }
 

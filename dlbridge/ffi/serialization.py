@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .graphs.json_text import from_json_graph_str, to_json_graph_str
+from .classes import from_json_graph_str, to_json_graph_str
 
 __all__ = ["from_json_graph_str", "to_json_graph_str"]

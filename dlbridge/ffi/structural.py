@@ -1,13 +1,15 @@
-"""Structural comparison, by the name that tvm_ffi gives the module."""
+"""Structural equality and hash of values, and the first difference."""
 
 from __future__ import annotations
 
-from .graphs.comparison import (
-    StructuralKey,
-    get_first_structural_mismatch,
-    structural_equal,
-    structural_hash,
-)
+from typing import Any, Final
+
+from dlbridge.core.public import public_in
+
+from .calls import call_with_gil
+from .classes import StructuralKey
+from .functions import builtin
+from .objects import checked
 
 __all__ = [
     "StructuralKey",
@@ -15,3 +17,100 @@ __all__ = [
     "structural_equal",
     "structural_hash",
 ]
+
+_UNSIGNED: Final = (1 << 64) - 1
+
+
+@public_in("dlbridge.ffi")
+def structural_equal(
+    lhs: Any, rhs: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
+) -> bool:
+    """Whether two values have the same structure and content.
+
+    Parameters
+    ----------
+    lhs, rhs : object
+        Any values.
+    map_free_vars : bool
+        Whether a free variable may stand for another.
+    skip_tensor_content : bool
+        Whether tensors are compared by shape and dtype only.
+
+    Returns
+    -------
+    bool
+        Whether they are equal.
+
+    Raises
+    ------
+    ValueError
+        If a value contains itself.
+    RecursionError
+        If it is nested more than 2000 levels deep.
+
+    Examples
+    --------
+    >>> ffi.structural_equal([1, {"a": 2}], [1, {"a": 2}])
+    True
+    """
+    return _compare("ffi.StructuralEqual", lhs, rhs, map_free_vars, skip_tensor_content)  # type: ignore[no-any-return]
+
+
+@public_in("dlbridge.ffi")
+def structural_hash(
+    value: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
+) -> int:
+    """A hash that values have in common which are `structural_equal`.
+
+    Parameters
+    ----------
+    value : object
+        Any value.
+    map_free_vars, skip_tensor_content : bool
+        As in `structural_equal`.
+
+    Returns
+    -------
+    int
+        Unsigned, 64 bits.
+
+    Examples
+    --------
+    >>> ffi.structural_hash([1, 2]) == ffi.structural_hash((1, 2))
+    True
+    """
+    found = call_with_gil(
+        builtin("ffi.StructuralHash"), checked(value), map_free_vars, skip_tensor_content
+    )
+    return found & _UNSIGNED  # type: ignore[no-any-return]
+
+
+@public_in("dlbridge.ffi")
+def get_first_structural_mismatch(
+    lhs: Any, rhs: Any, map_free_vars: bool = False, skip_tensor_content: bool = False
+) -> tuple[Any, Any] | None:
+    """The paths to the first difference of two values.
+
+    Parameters
+    ----------
+    lhs, rhs : object
+        Any values.
+    map_free_vars, skip_tensor_content : bool
+        As in `structural_equal`.
+
+    Returns
+    -------
+    tuple of two AccessPath objects, or None
+        None if there is no difference.
+
+    Examples
+    --------
+    >>> ffi.get_first_structural_mismatch([1, 2], [1, 2]) is None
+    True
+    """
+    found = _compare("ffi.GetFirstStructuralMismatch", lhs, rhs, map_free_vars, skip_tensor_content)
+    return None if found is None else tuple(found)
+
+
+def _compare(name: str, lhs: Any, rhs: Any, *options: bool) -> Any:
+    return call_with_gil(builtin(name), checked(lhs), checked(rhs), *options)

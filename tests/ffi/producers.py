@@ -7,7 +7,7 @@ import ctypes
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.ffi._lib import C, address
-from dlbridge.ffi.objects.elements import Packed
+from dlbridge.ffi.containers import Packed
 
 STREAMS = {(2, 0): 0x1234, (2, 1): 0x5678, (10, 0): 0x9ABC}
 """Device -> the stream that `TableTensor` says it works on."""

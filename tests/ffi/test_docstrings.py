@@ -146,7 +146,7 @@ def test_results_that_may_be_anything_say_why(name):
 
 @pytest.fixture
 def _no_class_is_left_registered(monkeypatch):
-    from dlbridge.ffi.objects import classes
+    from dlbridge.ffi import classes
 
     monkeypatch.setattr(classes, "_classes", dict(classes._classes))
 

@@ -222,9 +222,9 @@ def test_one_wrapper_per_object_in_threads(run_script):
         threads = [threading.Thread(target=f) for f in (look, look, change, look)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
-        from dlbridge.ffi.values import wrappers
+        from dlbridge.ffi import objects
         slot.clear()
-        print(problems[:3], len(wrappers._wrappers) < 50)
+        print(problems[:3], len(objects._wrappers) < 50)
     """)
     assert (code, output) == (0, "[] True\n")
 

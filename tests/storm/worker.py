@@ -175,8 +175,8 @@ def live() -> dict[str, int]:
     counts["structs in capsules"] = len(exports._loans)
     for module, names in (
         ("dlbridge_opencl.views", ["_mapped"]),
-        ("dlbridge.ffi.calls.callbacks", ["_callables"]),
-        ("dlbridge.ffi.values.opaque", ["_kept"]),
+        ("dlbridge.ffi.functions", ["_callables"]),
+        ("dlbridge.ffi.objects", ["_kept"]),
     ):
         if module in sys.modules:
             for name in names:

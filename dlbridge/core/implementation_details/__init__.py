@@ -128,14 +128,14 @@ DETAILS: Final = (
         "another file and name",
         "backtraces of C++ are shown as lines of a Python traceback",
         "CPython 3.11",
-        "ffi/values/backtraces.py: traceback_of",
+        "ffi/errors.py: traceback_of",
         "tests/ffi/values/test_errors.py::test_backtrace_of_cpp_is_in_the_traceback",
     ),
     Detail(
         "the class of a function object may be replaced by one with the same slots",
         "a function takes keywords if its metadata names them",
         "CPython 3.11",
-        "ffi/calls/functions.py: described",
+        "ffi/functions.py: described",
         "tests/ffi/calls/test_functions.py::test_keywords_where_the_metadata_names_them",
     ),
     Detail(

@@ -15,8 +15,8 @@ from building import build
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as ffi_cdefs
 from dlbridge.ffi._lib import C
-from dlbridge.ffi.calls.bound import bind
-from dlbridge.ffi.values.errors import raised, untaken
+from dlbridge.ffi.calls import bind
+from dlbridge.ffi.errors import raised, untaken
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 

@@ -420,19 +420,19 @@ def test_from_mlir_symbol(testing):
 
 def test_an_error_on_the_way_to_an_mlir_symbol(testing, monkeypatch):
     """What goes wrong before C is reached crosses C, as Ctrl-C would."""
-    from dlbridge.ffi.calls import symbols
+    from dlbridge.ffi import functions
 
     f = ffi.Function.__from_mlir_packed_safe_call__(testing("get_mlir_add_one_c_symbol")())
     no_memory = MemoryError("no room for the arguments")
 
     class Full:
-        NULL = symbols.ffi.NULL
+        NULL = functions.ffi.NULL
 
         def new(self, *_arguments):
             raise no_memory
 
     with monkeypatch.context() as patch:
-        patch.setattr(symbols, "ffi", Full())
+        patch.setattr(functions, "ffi", Full())
         with pytest.raises(MemoryError) as caught:
             f(41)
     assert caught.value is no_memory
@@ -441,17 +441,17 @@ def test_an_error_on_the_way_to_an_mlir_symbol(testing, monkeypatch):
 
 def test_a_function_that_is_removed_while_it_is_looked_up(monkeypatch):
     """Another thread takes the name away after the function was found: it is ours all the same."""
-    from dlbridge.ffi.calls import registry
+    from dlbridge.ffi import functions
 
     ffi.register_global_func("test.fleeting", lambda x: x + 1, override=True)
-    call = registry.call_with_gil
+    call = functions.call_with_gil
 
     def after_the_removal(handle, *arguments):
         if arguments == ("test.fleeting",):
-            monkeypatch.setattr(registry, "call_with_gil", call)
+            monkeypatch.setattr(functions, "call_with_gil", call)
             ffi.remove_global_func("test.fleeting")
         return call(handle, *arguments)
 
-    monkeypatch.setattr(registry, "call_with_gil", after_the_removal)
+    monkeypatch.setattr(functions, "call_with_gil", after_the_removal)
     assert ffi.get_global_func("test.fleeting")(1) == 2
     assert ffi.get_global_func("test.fleeting", allow_missing=True) is None

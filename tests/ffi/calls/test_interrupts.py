@@ -14,10 +14,7 @@ import signal
 import pytest
 
 from dlbridge import ffi
-from dlbridge.ffi import _lib
-from dlbridge.ffi.calls import registry
-from dlbridge.ffi.graphs import bounds
-from dlbridge.ffi.objects import containers, modules, typeinfo
+from dlbridge.ffi import _lib, classes, containers, functions, modules
 
 STORM = """
 import gc, random, signal, sys, time
@@ -25,9 +22,9 @@ import numpy as np
 import dlbridge as bridge
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
-from dlbridge.ffi.calls.callbacks import _callables
-from dlbridge.ffi.values.errors import untaken
-from dlbridge.ffi.values.opaque import _kept
+from dlbridge.ffi.functions import _callables
+from dlbridge.ffi.errors import untaken
+from dlbridge.ffi.objects import _kept
 
 class Alarm(Exception): pass
 class Thing: pass
@@ -124,10 +121,10 @@ def _call_with_keywords():
 
 TREATED = {
     # name: where the signal comes, the exceptions that are treated there, what the user does
-    "repr, bounded": (bounds, "bounded", (ValueError, RecursionError), lambda: repr(NESTED)),
+    "repr, bounded": (containers, "bounded", (ValueError, RecursionError), lambda: repr(NESTED)),
     "repr, printed": (containers.Container, "_call", (ValueError,), lambda: repr(NESTED)),
     "get_global_func": (
-        registry,
+        functions,
         "call_with_gil",
         (RuntimeError,),
         lambda: ffi.get_global_func("ffi.Array"),
@@ -151,7 +148,7 @@ TREATED = {
         lambda: list(_lib._candidates()),
     ),
     "field": (
-        typeinfo.Field,
+        classes.Field,
         "_set",
         (TypeError,),
         lambda: setattr(_pair(), "v_i64", 5),

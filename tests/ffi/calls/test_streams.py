@@ -11,7 +11,7 @@ from producers import DEVICES, STREAMS, PlainTensor, StreamTensor, TableTensor, 
 
 import dlbridge
 from dlbridge import ffi
-from dlbridge.ffi.calls import frames
+from dlbridge.ffi import calls
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def interrupted_at_each_step(function, last_line, work):
 
 def test_an_interruption_before_the_call_leaves_no_stream(look):
     tensors = TableTensor((2, 0)), TableTensor((2, 1)), TableTensor((2, 0))
-    left = interrupted_at_each_step(frames.on_streams, "finally:", lambda: look(*tensors))
+    left = interrupted_at_each_step(calls.on_streams, "finally:", lambda: look(*tensors))
     assert len(left) > 10
     assert left == [{}] * len(left)
 
@@ -222,7 +222,7 @@ class Recorder:
 def test_two_streams_of_one_device(look, monkeypatch):
     """The callee works on the first one's, after what is on the second's."""
     recorder = Recorder()
-    monkeypatch.setattr(frames, "backend_of", lambda _device: recorder)
+    monkeypatch.setattr(calls, "backend_of", lambda _device: recorder)
     assert look(TableTensor((2, 0)), StreamTensor((2, 0))) == {(2, 0): 0x1234}
     assert recorder.waits == [(0, 0x1234, 0xBEEF)]
     assert look(TableTensor((2, 0)), TableTensor((2, 0)), TableTensor((2, 1))) == {

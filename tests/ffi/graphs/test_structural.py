@@ -13,7 +13,7 @@ from peers import peer
 
 import dlbridge
 from dlbridge import ffi
-from dlbridge.ffi.graphs.bounds import MAX_DEPTH
+from dlbridge.ffi.objects import MAX_DEPTH
 
 
 @pytest.fixture

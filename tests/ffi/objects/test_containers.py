@@ -19,8 +19,8 @@ from stream_backend import Streams, installed
 
 import dlbridge
 from dlbridge import ffi
-from dlbridge.ffi.objects.containers import tensors_in
-from dlbridge.ffi.values.words import use_count
+from dlbridge.ffi.any import use_count
+from dlbridge.ffi.containers import tensors_in
 
 VALUES = [None, True, 7, 2**70, 1.5, "short", "a longer string", b"bytes of some length", b""]
 SEQUENCES = [ffi.Array, ffi.List]
@@ -548,7 +548,7 @@ def test_a_signal_handler_changes_a_dict_that_is_listed(run_script):
                     signal.raise_signal(signal.SIGUSR1)
                 return local
             def trace(frame, event, arg):
-                return local if frame.f_code.co_filename.endswith("mappings.py") else None
+                return local if frame.f_code.co_filename.endswith("containers.py") else None
             sys.settrace(trace)
             try:
                 found = list(table.items())

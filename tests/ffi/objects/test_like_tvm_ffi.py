@@ -33,14 +33,14 @@ def test_long_text_and_bytes_go_as_objects(value):
 
 
 def test_the_cache_of_texts_is_bounded(echo):
-    from dlbridge.ffi.values import scalars
+    from dlbridge.ffi import any as words
 
-    for i in range(3 * scalars._CACHED_TEXTS):
+    for i in range(3 * words._CACHED_TEXTS):
         assert echo(f"number {i}") == f"number {i}"
-    assert len(scalars._texts) <= scalars._CACHED_TEXTS
+    assert len(words._texts) <= words._CACHED_TEXTS
     long = "y" * 10_000
     assert echo(long) == long
-    assert long not in scalars._texts
+    assert long not in words._texts
 
 
 def test_a_text_of_another_class_is_not_taken_for_one_in_the_cache(echo):
@@ -159,7 +159,7 @@ def test_a_null_function_is_not_called(run_script):
         # The library's own ways to hand it over.
         box = cffi.new("TVMFFIAny *")
         box.type_index, box.v_ptr = C.kTVMFFIFunction, out[0]
-        from dlbridge.ffi.values.words import unpack
+        from dlbridge.ffi.classes import unpack
         f = unpack(box.type_index, box.v_int64)
         for call in (f, f.bind):
             try:

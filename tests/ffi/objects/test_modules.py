@@ -12,7 +12,7 @@ from building import KERNELS, build
 
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
-from dlbridge.ffi.objects.modules import ModulePropertyMask
+from dlbridge.ffi.modules import ModulePropertyMask
 
 
 @pytest.fixture(scope="module")

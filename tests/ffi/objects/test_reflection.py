@@ -12,10 +12,10 @@ import weakref
 import pytest
 
 from dlbridge import Device, dtype as as_dtype, ffi
+from dlbridge.ffi import classes
+from dlbridge.ffi.any import use_count
+from dlbridge.ffi.classes import Field, info_of
 from dlbridge.ffi.dataclasses import c_class
-from dlbridge.ffi.objects import classes
-from dlbridge.ffi.objects.typeinfo import Field, info_of
-from dlbridge.ffi.values.words import use_count
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import dlbridge
 from dlbridge import Device, dtype as as_dtype, ffi
 from dlbridge.core._cdefs import ffi as cffi
-from dlbridge.ffi.objects.containers import tensors_in
+from dlbridge.ffi.containers import tensors_in
 
 
 def tensor():

@@ -12,7 +12,7 @@ import pytest
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
-from dlbridge.ffi.values.errors import drain
+from dlbridge.ffi.errors import drain
 
 KINDS = [
     RuntimeError,
@@ -158,7 +158,7 @@ def test_causes_of_an_error_that_C_made():
     )
     C.TVMFFIErrorSetRaised(out[0])
     C.TVMFFIObjectDecRef(out[0])
-    from dlbridge.ffi.values.errors import raised
+    from dlbridge.ffi.errors import raised
 
     exception = raised()
     assert (type(exception), exception.args) == (OSError, ("outer",))
@@ -365,7 +365,7 @@ def test_ctrl_c_in_a_callback(run_script):
 
 def test_exit_with_an_error_left_in_the_thread(run_script):  # 4.8b: SIGSEGV without draining
     code, output = run_script("""
-        from dlbridge.ffi.values.errors import set_raised
+        from dlbridge.ffi.errors import set_raised
         class Carried(Exception):
             pass
         set_raised(Carried("left behind"))

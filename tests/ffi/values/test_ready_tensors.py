@@ -13,7 +13,7 @@ from peers import peer
 from dlbridge import ExchangeError, ffi
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
-from dlbridge.ffi.values.ready_tensors import ReadyTensor, _lent
+from dlbridge.ffi.tensors import ReadyTensor, _lent
 
 
 def torch_vector(start):

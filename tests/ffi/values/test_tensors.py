@@ -15,8 +15,8 @@ import dlbridge
 from dlbridge import ExchangeError, ffi
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C, address
-from dlbridge.ffi.values.errors import raised
-from dlbridge.ffi.values.tensors import _exports, _readonly
+from dlbridge.ffi.errors import raised
+from dlbridge.ffi.tensors import _exports, _readonly
 
 
 def numpy_array():
@@ -359,7 +359,7 @@ def allocate(shape, device=(1, 0), code=2, bits=32):
     out = cffi.new("void **")
     if C.TVMFFIEnvTensorAlloc(prototype, out):
         raise raised()
-    from dlbridge.ffi.values.words import unpack
+    from dlbridge.ffi.any import unpack
 
     return unpack(C.kTVMFFITensor, address(out[0]))
 

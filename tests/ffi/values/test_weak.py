@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from dlbridge.ffi.values.weak import WeakTable
+from dlbridge.ffi.any import WeakTable
 
 
 class Thing:

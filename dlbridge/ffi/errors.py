@@ -10,20 +10,22 @@ from __future__ import annotations
 import atexit
 import builtins
 import os
+import re
 import threading
+from functools import lru_cache
 from threading import get_ident
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public_in
 
-from .._lib import C, address, ffi, py
-from .backtraces import backtrace_of, traceback_of
-from .opaque import make_opaque
-from .words import (
+from ._lib import C, address, ffi, py
+from .any import (
     HEADER,
     ByteArray,
     Handle,
+    Packer,
     Temporaries,
     made,
     made_with_gil,
@@ -32,25 +34,62 @@ from .words import (
     text_of,
     view,
 )
-from .wrappers import Object, borrow, new_wrapper
+from .objects import Object, borrow, make_opaque, new_wrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from .words import Packer
 
-__all__ = [
-    "Error",
-    "drain",
-    "drop_untaken",
-    "error_of",
-    "error_rule",
-    "interrupted",
-    "raised",
-    "register_error",
-    "set_raised",
-    "untaken",
-]
+# The frames of cffi between Python and C, which are left out.
+_PASSAGE: Final = frozenset({"cdata_call", "cffistatic_ffi_call"})
+_LAST_LINE: Final = (1 << 31) - 1
+"""The largest line number of a traceback: CPython keeps it in a C int."""
+_FRAME: Final = r'\s*File "(.+?)", line (\d+), in (.+)'
+
+
+def traceback_of(backtrace: str) -> TracebackType | None:
+    """The lines of *backtrace* (most recent first) as a traceback."""
+    traceback = None
+    for line in backtrace.splitlines():
+        match = re.match(_FRAME, line)
+        if match and match[3] not in _PASSAGE:
+            file, number, function = match.groups()
+            frame = _frame(file, function)
+            line_number = int(number) if len(number) < 10 else _LAST_LINE
+            traceback = TracebackType(traceback, frame, -1, line_number)
+    return traceback
+
+
+def _place() -> Iterator[None]:
+    yield
+
+
+@lru_cache(maxsize=1024)
+def _code(file: str, function: str) -> CodeType:
+    return _place.__code__.replace(co_filename=file, co_name=function)
+
+
+def _frame(file: str, function: str) -> FrameType:
+    """A frame that says it is *function* in *file*, and refers to nothing.
+
+    The frame of a generator that never ran has no caller, so that it keeps
+    no local variables alive.
+    """
+    generator: Any = FunctionType(_code(file, function), {"__name__": file})()
+    return generator.gi_frame  # type: ignore[no-any-return]
+
+
+def backtrace_of(traceback: TracebackType | None) -> str:
+    """The frames of *traceback* as lines, most recent first."""
+    lines = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        lines.append(
+            f'  File "{code.co_filename}", line {traceback.tb_lineno}, in {code.co_name}\n'
+        )
+        traceback = traceback.tb_next
+    return "".join(reversed(lines))
+
 
 _MAX_CAUSES: Final = 32
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
+import sys
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,30 +14,51 @@ from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import did_you_mean
 
-from .._lib import address, ffi, py
-from ..calls.frames import call_with_gil
-from ..calls.functions import Function, described
-from ..calls.registry import builtin, list_global_func_names
-from ..calls.schemas import parse
-from ..calls.symbols import check_symbol
-from ..values.errors import raised
-from ..values.wrappers import Object
-from .classes import register_object
-from .exported import SYMBOL_PREFIX, names_in
+from ._lib import address, ffi, py
+from .calls import call_with_gil
+from .errors import raised
+from .functions import (
+    Function,
+    builtin,
+    check_symbol,
+    described,
+    get_global_func,
+    list_global_func_names,
+    parse,
+)
+from .objects import Object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from .sequences import Array
+    from .containers import Array
 
-__all__ = [
-    "Module",
-    "ModulePropertyMask",
-    "load_module",
-    "register_system_lib_symbol",
-    "system_lib",
-]
+
+SYMBOL_PREFIX: Final = "__tvm_ffi_"
+"""The beginning of the symbol of each function."""
+
+# Symbols stand in the file as text that ends with NUL. Those that go on with an
+# underscore are not functions of users, such as __tvm_ffi__metadata_NAME.
+_SYMBOL: Final = re.compile(SYMBOL_PREFIX.encode() + rb"([A-Za-z0-9][!-~]*)\0")
+_LARGEST: Final = 256 << 20  # bytes of a file that is searched
+
+
+def names_in(file: Path) -> set[str]:
+    """What stands in *file* as the symbol of a function; it need not be exported.
+
+    Empty for a file that cannot be read, or is so large that the search takes long.
+    The C API does not list the functions of a module.
+    """
+    try:
+        with file.open("rb") as opened:
+            if not 0 < file.stat().st_size <= _LARGEST:
+                return set()
+            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return {found[1].decode("ascii") for found in _SYMBOL.finditer(content)}
+    except OSError:
+        return set()
+
 
 _LOADERS: Final = "ffi.Module.load_from_file."
 _LISTED: Final = 20  # names of functions in a message
@@ -58,7 +82,6 @@ class ModulePropertyMask(IntFlag):
     COMPILATION_EXPORTABLE = 0b100
 
 
-@register_object("ffi.Module")
 class Module(Object):
     """A library of functions: ``module.add_one(x)``.
 
@@ -512,3 +535,40 @@ def _is_function_pointer(symbol: Any) -> bool:
     """Whether *symbol* is a cffi pointer to a function, or a ``void *``, which may be one."""
     kind = ffi.typeof(symbol) if isinstance(symbol, ffi.CData) else None
     return kind is not None and (kind.kind == "function" or kind == ffi.typeof("void *"))
+
+
+@public_in("dlbridge.ffi")
+def init_ffi_api(namespace: str, target_module_name: str | None = None) -> None:
+    """Put the global functions ``namespace.name`` into a module, each as ``name``.
+
+    Parameters
+    ----------
+    namespace : str
+        The beginning of the functions' names, without the dot.
+    target_module_name : str, optional
+        The module's name in `sys.modules`; *namespace* by default.
+
+    Raises
+    ------
+    KeyError
+        If there is no such module.
+
+    Examples
+    --------
+    >>> import sys, types
+    >>> sys.modules["docs_api"] = types.ModuleType("docs_api")
+    >>> ffi.init_ffi_api("ffi", "docs_api")
+    >>> sys.modules["docs_api"].Array(1)
+    (1,)
+    """
+    if not isinstance(namespace, str):
+        raise TypeError(f"a namespace is a str such as 'my_library', not {namespace!r}")
+    target = target_module_name or namespace
+    module = sys.modules.get(target)
+    if module is None:
+        raise KeyError(f"there is no module {target!r} in sys.modules: import it before")
+    prefix = namespace.removeprefix("tvm.") + "."
+    for full in list_global_func_names():
+        name = full.removeprefix(prefix)
+        if name != full and "." not in name:
+            setattr(module, name, get_global_func(full))

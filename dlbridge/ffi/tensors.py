@@ -4,27 +4,41 @@ An argument becomes a Tensor object of libtvm_ffi over the same memory: our own
 and torch's by the C exchange tables, other libraries' by ``__dlpack__``, native
 objects of a backend (an array of pyopencl) by that backend. The stream of every
 device that an argument lies on is noted for the call.
+
+To make an object for each argument of numpy or torch, and to delete it afterwards,
+takes longer than the call. So a call's frame keeps objects (`ReadyTensor`) of which it
+only writes the DLTensor. When the call has returned, the object's reference count
+tells whether the callee has kept it. If so, the callee owns the object and the
+argument that it describes, and the next call makes a new object.
+
+A ``DLTensor`` cannot say that its memory must not be written, and libtvm_ffi drops
+the flag of DLPack that does. So the caller has to say that a function reads only.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from dlbridge.core._cdefs import ffi
-from dlbridge.core.api import from_dlpack
+from dlbridge.core import api
 from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
-from dlbridge.core.dlpack.structs import DLPACK_VERSION
+from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
+from dlbridge.core.implementation_details.capsules import address_in
 from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.incoming.array_likes import import_native, is_of_backend
 from dlbridge.core.libraries.hidden_state import is_readonly_torch, plain_torch
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.outgoing.like import as_library
 from dlbridge.core.plugins.streams import chosen_streams, wait
+from dlbridge.core.public import public_in
 from dlbridge.core.tensor.adopt import adopt
 from dlbridge.core.tensor.consumers import order_consumer
 from dlbridge.core.tensor.exports import own_export_of
@@ -35,27 +49,16 @@ from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
-from .._lib import C, address, destructor
+from ._lib import C, address, destructor, ffi
+from .any import HEADER, Handle, Packer, Temporaries, WeakTable, defines, pack, untrack
 from .errors import raised
-from .opaque import pack_opaque
-from .weak import WeakTable
-from .words import Handle, Temporaries, defines, untrack
+from .objects import pack_opaque
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from .words import Packer
+    from dlbridge.typing import SupportsDLPack
 
-__all__ = [
-    "HostHandle",
-    "converter",
-    "lent_tensor",
-    "name_argument",
-    "native_rule",
-    "pack_own",
-    "tensor_of",
-    "tensor_rule",
-]
 
 _TENSOR: Final[int] = C.kTVMFFITensor
 _CPU: Final = DLDeviceType.kDLCPU  # compared by identity: `==` is a function in Python
@@ -144,7 +147,7 @@ def _stream_of_own(tensor: Tensor) -> int | None:
 
 def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
-    tensor = from_dlpack(value)
+    tensor = api.from_dlpack(value)
     keep.append(tensor)
     packed = pack_own(tensor, keep, value)
     if not keep.streams:
@@ -438,3 +441,276 @@ def _wrapped(tensor: Tensor, table: ForeignTable) -> Any:
             # A library's 0 is its default stream.
             order_consumer(tensor, table.current_work_stream(device) or None)
     return table.wrap_export(own_export_of(tensor))
+
+
+ALONE: Final = 1 << 32 | 1
+"""The count of an object with one reference: the strong ones hold one weak reference."""
+_FREE: Final[int] = C.kTVMFFIObjectDeleterFlagBitMaskWeak
+_CPU_TYPE: Final[int] = C.kDLCPU
+_COMPLEX: Final[int] = C.kDLComplex
+
+_lent: Final[dict[int, list[Any]]] = {}
+"""Address of an object -> its memory and the argument that it describes now, or None.
+
+They live until libtvm_ffi calls the deleter, whoever drops the last reference.
+"""
+
+
+def _forget(key: int, flags: int, _lent: dict[int, list[Any]] = _lent, _free: int = _FREE) -> None:
+    # No call: see `destructor`. Without _FREE weak references remain, which need the memory.
+    if flags & _free:
+        del _lent[key]
+
+
+_deleters: Final = [address(destructor("void(*)(void *, int)", _forget, "void(intptr_t, int32_t)"))]
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of dlpack.h 1.3."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensorVersioned of dlpack.h 1.3."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+class _Object(ctypes.Structure):
+    """TVMFFIObject, and the DLTensor behind it (c_api.h, TVMFFITensorGetDLTensorPtr)."""
+
+    _fields_ = (("header", ctypes.c_int64 * 3), ("tensor", _Tensor))
+
+
+_managed_at: Final = _Managed.from_address
+_DEVICE_AT: Final = (HEADER + _Tensor.device_type.offset) // 4
+_CODE_AT: Final = HEADER + _Tensor.code.offset
+
+
+class ReadyTensor:
+    """A Tensor object in memory of ours, with one reference of ours.
+
+    If that is dropped, with a frame that a failed call has left, the object lives as
+    long as the references of others.
+    """
+
+    __slots__ = ("_handle", "address", "ints", "lent", "object", "octets", "place", "words")
+
+    def __init__(self) -> None:
+        memory = ffi.new("int64_t[]", ctypes.sizeof(_Object) // 8)
+        self.words: memoryview[int] = memoryview(ffi.buffer(memory)).cast("B").cast("q")
+        self.words[0], self.words[1], self.words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
+        self.address: int = address(memory)
+        self.place: int = self.address + HEADER
+        self.object: _Object = _Object.from_address(self.address)
+        self.octets: memoryview[int] = self.words.cast("B")
+        self.ints: memoryview[int] = self.octets.cast("i")
+        self.lent: list[Any] = [memory, None]
+        _lent[self.address] = self.lent
+        # From here on the deleter forgets the entry.
+        self._handle = Handle(self.address)
+        untrack(self._handle)
+
+
+@atexit.register
+def _at_exit() -> None:
+    # C may drop a reference after Python has ended. It reads the deleter then.
+    harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+    _deleters.append(harmless)
+    for memory, _argument in list(immortal(_lent).values()):
+        memory[2] = harmless
+
+
+Lender = Callable[[Any, "list[ReadyTensor | None]", int], int]
+"""The address of the object that describes an argument; 0 where there is none."""
+
+
+def take_back(tensors: list[ReadyTensor | None]) -> None:
+    """End the loans of a call in a frame's *tensors*, of which the callee has kept one or more."""
+    for index, tensor in enumerate(tensors):
+        if tensor is not None and tensor.words[0] == ALONE:
+            tensor.lent[1] = None
+        elif tensor is not None:  # the other references are the callee's
+            tensors[index] = ReadyTensor()
+
+
+def _ready(tensors: list[ReadyTensor | None], index: int) -> ReadyTensor:
+    made = tensors[index] = ReadyTensor()
+    return made
+
+
+def lender_of(cls: type) -> Lender | None:
+    """The function that lends a tensor of *cls* to a call, if there is one.
+
+    It gets the argument, the frame's tensors, and the place among them. It returns
+    the address of the object that describes the argument; or 0 where the packer
+    knows what to do, or why nothing can be done.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and cls is numpy.ndarray:
+        # Objects of libtvm_ffi always have strides; numpy 2.2 gives compact arrays none.
+        capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
+        return _lend_numpy if _managed_at(address_in(capsule)).tensor.strides else None
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(cls, torch.Tensor) and not is_readonly_torch(cls):
+        # A DLTensor has no flags; all other tensors of torch may be written.
+        table = table_of(cls)
+        own = table_of(torch.Tensor)
+        if table is None or own is None or table.address != own.address:
+            return None  # structs of a stranger, which are checked
+        if table.fill_view is not None:
+            return _torch_lender(torch.Tensor.is_neg, table.fill_view)
+    return None
+
+
+def _lend_numpy(value: Any, tensors: list[ReadyTensor | None], index: int) -> int:
+    tensor = tensors[index] or _ready(tensors, index)
+    try:
+        capsule = value.__dlpack__(max_version=DLPACK_VERSION)
+    except Exception as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        return 0
+    managed = _managed_at(address_in(capsule))
+    if managed.flags & FLAG_READ_ONLY:
+        return 0
+    tensor.object.tensor = managed.tensor
+    tensor.lent[1] = capsule
+    return tensor.address
+
+
+def _torch_lender(is_neg: Callable[[Any], bool], fill: Callable[[Any, int], int]) -> Lender:
+    def lend_torch(value: Any, tensors: list[ReadyTensor | None], index: int) -> int:
+        tensor = tensors[index] or _ready(tensors, index)
+        try:
+            if is_neg(value) or fill(value, tensor.place):
+                return 0
+        except Exception as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
+            return 0
+        # Complex numbers may be lazily conjugated.
+        if tensor.ints[_DEVICE_AT] != _CPU_TYPE or tensor.octets[_CODE_AT] == _COMPLEX:
+            return 0
+        tensor.lent[1] = value
+        return tensor.address
+
+    return lend_torch
+
+
+class ReadOnlyArgument:
+    """The result of `readonly`: a value to be passed, whose tensors may be read-only."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value: Any = value
+
+    def __repr__(self) -> str:
+        return f"dlbridge.ffi.readonly({self.value!r})"
+
+
+@public_in("dlbridge.ffi")
+def readonly(value: Any) -> ReadOnlyArgument:
+    """Say that the function that gets *value* as an argument only reads it.
+
+    A read-only tensor is refused as an argument otherwise, because a ``DLTensor``
+    cannot tell the function that its memory must not be written.
+
+    Parameters
+    ----------
+    value : object
+        A tensor of any library, or a value with tensors in it.
+
+    Returns
+    -------
+    ReadOnlyArgument
+        To be passed to a function, or put into a container.
+
+    Examples
+    --------
+    >>> x = np.arange(3.0)
+    >>> x.flags.writeable = False
+    >>> ffi.get_global_func("ffi.Array")(ffi.readonly(x))[0].readonly
+    True
+    """
+    return ReadOnlyArgument(value)
+
+
+def pack_reading(value: ReadOnlyArgument, keep: Temporaries) -> tuple[int, int]:
+    """The value itself; its tensors, nested ones included, may be read-only."""
+    before, keep.reading = keep.reading, True
+    try:
+        return pack(value.value, keep)
+    finally:
+        keep.reading = before
+
+
+@public_in("dlbridge.ffi")
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    require_alignment: int = 0,
+    require_contiguous: bool = False,
+    **keywords: Any,  # those of dlbridge.from_dlpack
+) -> Tensor:
+    """Return a Tensor on the memory of a DLPack producer; ValueError unless it is as required.
+
+    Parameters
+    ----------
+    x : SupportsDLPack
+        Any object with ``__dlpack__`` and ``__dlpack_device__``, or a capsule.
+    require_alignment : int, optional
+        The number of bytes that the address of the first element must be a multiple
+        of. 0: any address.
+    require_contiguous : bool, optional
+        Whether the elements must lie row-major without gaps.
+    **keywords : object
+        *device*, *copy* and *stream*, as in `dlbridge.from_dlpack`.
+
+    Returns
+    -------
+    Tensor
+        On the same memory, which it keeps alive.
+
+    Raises
+    ------
+    ValueError
+        If a requirement is not met.
+
+    Examples
+    --------
+    >>> ffi.from_dlpack(np.ones((2, 3)), require_contiguous=True).shape
+    (2, 3)
+    """
+    tensor: Tensor = api.from_dlpack(x, **keywords)
+    if require_contiguous and not tensor.is_contiguous():
+        raise ValueError(
+            f"the tensor of shape {tensor.shape} with strides {tensor.strides} is not contiguous, "
+            "as require_contiguous=True asks; make a copy: numpy.ascontiguousarray(x)"
+        )
+    if require_alignment > 0 and tensor.data_ptr() % require_alignment:
+        raise ValueError(
+            f"the data at {tensor.data_ptr():#x} is not aligned to {require_alignment} bytes, "
+            "as require_alignment asks; make a copy: dlbridge.from_dlpack(x, copy=True)"
+        )
+    return tensor

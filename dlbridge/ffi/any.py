@@ -1,0 +1,692 @@
+"""TVMFFIAny as two 64-bit integers: plain values, both ways, and references to objects.
+
+A value is a *tag* (type index in the low 32 bits, a small string's length in
+the high ones) and a *payload* (the eight bytes of the union, as a signed
+integer). `pack` gives both for a Python value; `unpack` takes ownership of what
+C returned.
+
+Values, objects and calls need each other: a list is packed by calling a function,
+which is an object, and what the call returns may be any value. That circle is closed
+in one place. The last module of the room, `classes`, knows all classes of values and
+hands the tables over by `complete`; this module only keeps what was found in them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+import struct
+import weakref
+from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # private, see _sweep
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.python_api import python_api
+from dlbridge.core.public import public_in
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType
+from dlbridge.core.values.suggestions import with_article
+
+from ._lib import C, address, ffi, has, py
+
+if TYPE_CHECKING:
+    from .objects import Object
+
+Packer = Callable[[Any, "Temporaries"], tuple[int, int]]
+"""Tag and payload of a Python value, borrowed: good while the `Temporaries` live."""
+Constructor = Callable[["Handle", int], Any]
+"""The value of an object and its type index, whose reference it takes over."""
+View = Callable[[int, int], Any]
+"""The value of a tag and a payload, which C may own still."""
+
+OBJECT_BEGIN: Final[int] = C.kTVMFFIStaticObjectBegin
+HEADER: Final[int] = ffi.sizeof("TVMFFIObject")
+"""Bytes of an object's header; its own fields begin there."""
+INDEX_MASK: Final = 0xFFFFFFFF
+"""The bits of a tag that are the type index."""
+LAST_INDEX: Final = 0x7FFFFFFF
+_LENT: Final[int] = C.kTVMFFIDLTensorPtr
+CACHED_CLASSES: Final = 2048
+
+
+class Temporaries(list[Any]):
+    """The objects to which packed arguments point; they must live until the call has returned."""
+
+    streams: list[tuple[int, int, Callable[[], int | None]]] | None = None
+    """``(DLDeviceType, device_id, stream)`` of each argument that lies on a device.
+
+    ``stream()`` is asked when the call begins; None where no stream is known.
+    """
+
+    reading = False
+    """Whether the callee is known to read only, so that read-only tensors may be passed."""
+
+    def on_device(self, device_type: int, device_id: int, stream: Callable[[], int | None]) -> None:
+        """Note that an argument lies on a device, whose work goes to ``stream()``."""
+        if self.streams is None:
+            self.streams = []
+        self.streams.append((device_type, device_id, stream))
+
+
+class Members(Temporaries):
+    """Temporaries of a call that runs no kernel: streams do not matter."""
+
+
+class ByteArray:
+    """A TVMFFIByteArray over the bytes of *data*.
+
+    `pointer` is for cffi; ctypes takes the object itself, and keeps it alive.
+    """
+
+    __slots__ = ("_as_parameter_", "_bytes", "pointer")
+
+    def __init__(self, data: str | bytes) -> None:
+        if isinstance(data, str):
+            data = data.encode("utf-8", "surrogateescape")
+        try:
+            self._bytes = ffi.from_buffer(data)
+        except TypeError:
+            raise TypeError(f"text is needed here, not {data!r}") from None
+        self.pointer: Any = ffi.new("TVMFFIByteArray *", (self._bytes, len(self._bytes)))
+        self._as_parameter_ = address(self.pointer)
+
+
+def bytes_of(array: Any) -> bytes:
+    """A copy of the bytes that a TVMFFIByteArray (struct or pointer) describes."""
+    return bytes(ffi.buffer(array.data, array.size)) if array.size else b""
+
+
+def text_of(array: Any) -> str:
+    """The text that a TVMFFIByteArray describes; wrong UTF-8 is kept as surrogates."""
+    return bytes_of(array).decode("utf-8", "surrogateescape")
+
+
+def native_type_index(handle: int) -> int:
+    """The type index in the header of the live object at *handle*."""
+    return ffi.cast("TVMFFIObject *", handle).type_index  # type: ignore[no-any-return]
+
+
+def use_count(handle: int) -> int:
+    """How many strong references the live object at *handle* has."""
+    count: int = ffi.cast("TVMFFIObject *", handle).combined_ref_count & 0xFFFFFFFF
+    return count
+
+
+class Room(NamedTuple):
+    """What the beginning of the room needs of its end: the classes of all values."""
+
+    find_packer: Callable[[type], Packer]
+    views: Mapping[int, View]
+    """Plain values, which C may own still: type index -> value of ``(tag, payload)``."""
+    constructors: Mapping[int, Constructor]
+    """Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
+    hand_over: Callable[[Object], Any]
+    """The tvm_ffi package's wrapper of an object."""
+
+
+_room: list[Room] = []
+
+
+def complete(room: Room) -> None:
+    """Take what the last module hands over; from then on values can be packed and unpacked."""
+    _room.append(room)
+
+
+def completed() -> Room:
+    """What the last module has handed over."""
+    return _room[0]
+
+
+# --- Python to C ---------------------------------------------------------------
+
+packers: Final[dict[type, Packer]] = {}
+"""Cache: exact class -> packer, as `packer_of` found it."""
+
+
+def packer_of(cls: type) -> Packer:
+    """The packer for instances of *cls*, kept for the next one."""
+    found = packers.get(cls)
+    if found is not None:
+        return found
+    if len(packers) > CACHED_CLASSES:  # the cache keeps classes alive: it must not grow for ever
+        packers.clear()
+    found = packers[cls] = _room[0].find_packer(cls)
+    return found
+
+
+def defines(cls: type, name: str) -> bool:
+    """Whether instances of *cls* have *name* by their class (not by its metaclass)."""
+    return any(name in vars(base) for base in cls.__mro__)
+
+
+def pack(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """Tag and payload of *value*, borrowed: they are good while *keep* lives."""
+    cls = type(value)
+    return (packers.get(cls) or packer_of(cls))(value, keep)
+
+
+# --- C to Python ---------------------------------------------------------------
+
+
+_instance_method: Final = ctypes.pythonapi.PyInstanceMethod_New
+_instance_method.restype = ctypes.py_object
+_instance_method.argtypes = [ctypes.py_object]
+
+
+class Handle(int):
+    """The address of an object of libtvm_ffi, and one strong reference to it.
+
+    Python objects that keep one give it to `untrack`. The collector would run its
+    finalizer before those of other objects in the same cycle, which may still use
+    the object of libtvm_ffi.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __del__(self) -> None: ...
+
+    else:
+        # The library's function itself, bound as a method: a Python function could be
+        # interrupted by a Ctrl-C before its first instruction, and drop nothing.
+        __del__ = _instance_method(py.TVMFFIObjectDecRef)
+
+    def is_lent(self) -> bool:
+        """Whether something else has a reference, too: C, or a container."""
+        return use_count(self) > 1
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        # An integer made from the pickle would own a reference that was never taken.
+        raise TypeError(
+            "objects of libtvm_ffi are neither pickled nor deep-copied by Python; "
+            "dlbridge.ffi.serialization.to_json_graph_str makes text of many"
+        )
+
+
+untrack: Final = python_api("PyObject_GC_UnTrack", None, ctypes.py_object)
+"""Hide a `Handle` from the garbage collector: it refers to nothing, and so loses nothing.
+
+It then dies with its last referrer, after all finalizers of a cycle have run.
+"""
+
+
+constructors: Final[dict[int, Constructor]] = {}
+"""Cache: type index -> constructor ``(handle, index)``."""
+
+views: Final[dict[int, View]] = {}
+"""Cache: type index below 64 -> value of ``(tag, payload)``, for what C may own still."""
+
+
+def shared(handle: int) -> Handle:
+    """A reference of our own to the live object at *handle*, which somebody else owns."""
+    try:
+        py.TVMFFIObjectIncRef(handle)
+    except BaseException:  # a Ctrl-C that came meanwhile; the call itself cannot fail
+        Handle(handle)
+        raise
+    return Handle(handle)
+
+
+def new_place() -> Any:
+    """A place for the address of an object that a C function makes; NULL."""
+    return ffi.new("intptr_t[1]")
+
+
+def made(place: Any, function: Callable[..., int], *arguments: Any) -> tuple[int, Handle | None]:
+    """Call the C *function* with *arguments* and *place*, where it writes a new object.
+
+    Returns its status, and the owner of the object or None. Afterwards *place*
+    is NULL if no object was made, whatever exception has come meanwhile.
+    """
+    return _own_result(place, function, *arguments, ffi.cast("void **", place))
+
+
+def made_with_gil(
+    place: Any, function: Callable[..., int], *arguments: Any
+) -> tuple[int, Handle | None]:
+    """Like `made`, for a function of `py`, which keeps the GIL."""
+    return _own_result(place, function, *arguments, address(place))
+
+
+def _own_result(place: Any, function: Any, *arguments: Any) -> tuple[int, Handle | None]:
+    try:
+        status = function(*arguments)
+        if not place[0]:
+            return status, None
+    except BaseException:  # a Ctrl-C that came meanwhile
+        if place[0]:
+            Handle(place[0])
+        raise
+    # No call and no jump comes before the making of the owner, hence no Ctrl-C.
+    return status, Handle(place[0])
+
+
+def release(tag: int, payload: int) -> None:
+    """Drop the reference of an owned TVMFFIAny that is not used."""
+    if OBJECT_BEGIN <= tag & INDEX_MASK <= LAST_INDEX:
+        Handle(payload)
+
+
+def unpack(tag: int, payload: int) -> Any:
+    """The value of an owned TVMFFIAny; its reference is taken over.
+
+    *payload* may be a `Handle`, which owns the reference already.
+    """
+    index = tag & INDEX_MASK
+    if index >= OBJECT_BEGIN:
+        if index > LAST_INDEX:
+            raise _impossible(index)
+        handle = payload if type(payload) is Handle else Handle(payload)
+        return (constructors.get(index) or _constructor_of(index))(handle, index)
+    if index == _LENT:
+        raise TypeError(
+            "the function returned a DLTensor *, which is somebody else's memory for an unknown "
+            "time: a result must be a Tensor object (TVMFFITensorFromDLPackVersioned)"
+        )
+    return (views.get(index) or _view_of(index))(tag, payload)
+
+
+def view(tag: int, payload: int) -> Any:
+    """The value of a borrowed TVMFFIAny (an argument); C keeps its own reference."""
+    index = tag & INDEX_MASK
+    if index >= OBJECT_BEGIN:
+        construct = constructors.get(index) or _constructor_of(index)
+        return construct(shared(payload), index)
+    return (views.get(index) or _view_of(index))(tag, payload)
+
+
+def _impossible(index: int) -> TypeError:
+    return TypeError(
+        f"a value with the impossible TVM-FFI type index {index - (1 << 32)}: "
+        "whoever made it wrote no value there"
+    )
+
+
+def _view_of(index: int) -> View:
+    """The decoder of plain values with the type *index*, kept for the next one."""
+    found = _room[0].views.get(index)
+    if found is None:
+        raise TypeError(f"a value with the unknown TVM-FFI type index {index}")
+    views[index] = found
+    return found
+
+
+def _constructor_of(index: int) -> Constructor:
+    """The constructor of the type or of its nearest ancestor that has one, kept for *index*."""
+    if index > LAST_INDEX:  # the library would end the process
+        raise _impossible(index)
+    known = _room[0].constructors
+    found = known.get(index)
+    if found is None:
+        info = ffi.cast("TVMFFITypeInfo *", py.TVMFFIGetTypeInfo(index))
+        ancestors = [info.type_ancestors[i].type_index for i in range(info.type_depth)]
+        # The last is the nearest one; kTVMFFIObject is an ancestor of every type.
+        found = next(known[above] for above in reversed(ancestors) if above in known)
+    constructors[index] = found
+    return found
+
+
+_Value = TypeVar("_Value")
+_MIN_SWEEP = 1024
+
+
+class WeakTable(Generic[_Value]):
+    """Integer -> object, without keeping the object alive.
+
+    Like a `weakref.WeakValueDictionary`, but without a callback when an object is
+    freed: a Ctrl-C would interrupt the callback, and be lost. Entries of dead objects
+    are replaced when their key comes again, and removed from time to time.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[_Value]] = {}
+        self._limit = _MIN_SWEEP
+
+    def get(self, key: int) -> _Value | None:
+        """The object for *key*; None if there is none or it is dead."""
+        reference = self._references.get(key)
+        return None if reference is None else reference()
+
+    def add(self, key: int, value: _Value) -> _Value:
+        """Enter *value*; the result is *value*, or the live one that was there before."""
+        if len(self._references) > self._limit:
+            self._sweep()
+        reference = weakref.ref(value)
+        while True:
+            known = self._references.setdefault(key, reference)  # atomic
+            if known is reference:
+                return value
+            other = known()
+            if other is not None:
+                return other
+            _remove_dead_weakref(self._references, key)
+
+    def remove(self, key: int) -> None:
+        """Forget the object for *key*, if there is one."""
+        self._references.pop(key, None)
+
+    def __len__(self) -> int:
+        self._sweep()
+        return len(self._references)
+
+    def _sweep(self) -> None:
+        for key, reference in self._references.copy().items():
+            if reference() is None:
+                # Atomic, and leaves an entry alone that another thread has made meanwhile:
+                # the function is private to CPython's weakref, which exists for this.
+                _remove_dead_weakref(self._references, key)
+        self._limit = max(_MIN_SWEEP, 2 * len(self._references))
+
+
+# Copied: an attribute of a cffi library costs 30 ns, a global 2.
+_INT: Final[int] = C.kTVMFFIInt
+_FLOAT: Final[int] = C.kTVMFFIFloat
+_BOOL: Final[int] = C.kTVMFFIBool
+_SMALL_STR: Final[int] = C.kTVMFFISmallStr
+_SMALL_BYTES: Final[int] = C.kTVMFFISmallBytes
+_LOW: Final = 0xFFFFFFFF
+
+# The same texts are passed again and again: names, options, keys.
+short_texts: Final[dict[str, tuple[int, int]]] = {}
+"""Cache of `pack_str` for texts of up to 7 bytes, which own nothing."""
+_texts: Final[dict[str, tuple[int, int]]] = {}
+_CACHED_TEXTS: Final = 512
+_CACHED_BYTES: Final = 128
+
+_from_double = struct.Struct("=d").pack
+_to_double = struct.Struct("=d").unpack
+_from_word = struct.Struct("=q").pack
+_to_word = struct.Struct("=q").unpack
+
+
+# --- Python to C ---------------------------------------------------------------
+
+
+def pack_none(_value: None, _keep: Temporaries) -> tuple[int, int]:
+    """None, whose tag is 0."""
+    return C.kTVMFFINone, 0
+
+
+def pack_int(value: int, keep: Temporaries) -> tuple[int, int]:
+    """An integer: inline where it has 64 bits, else a BigInt object."""
+    value = int(value)
+    if -(1 << 63) <= value < 1 << 63:
+        return _INT, value
+    if not has("TVMFFIBigIntFromByteArray"):
+        raise OverflowError(
+            "the integer has more than 64 bits; this libtvm_ffi has no BigInt (it came in 0.1.15)"
+        )
+    words = value.bit_length() // 64 + 1
+    digits = ByteArray(value.to_bytes(8 * words, "little", signed=True))
+    return _new_object(C.TVMFFIBigIntFromByteArray, digits, keep)
+
+
+def _new_object(make: Any, content: ByteArray, keep: Temporaries) -> tuple[int, int]:
+    out = ffi.new("TVMFFIAny *")
+    try:
+        if make(content.pointer, out):
+            raise MemoryError("libtvm_ffi could not allocate an object")
+    except BaseException:  # that one, or a Ctrl-C that came meanwhile
+        release(out.type_index, out.v_int64)
+        raise
+    handle = Handle(out.v_int64)
+    keep.append(handle)
+    return out.type_index, handle
+
+
+def pack_bool(value: Any, _keep: Temporaries) -> tuple[int, int]:
+    """A truth value."""
+    return _BOOL, 1 if value else 0
+
+
+def pack_float(value: Any, _keep: Temporaries) -> tuple[int, int]:
+    """A floating-point number, as a double."""
+    return _FLOAT, _to_word(_from_double(value))[0]
+
+
+def pack_real(value: Any, _keep: Temporaries) -> tuple[int, int]:
+    """A real number of another class than float, as a double."""
+    cls = type(value)
+    return _real(value, f"the {cls.__module__}.{cls.__qualname__}")
+
+
+def method_float(found: Any, cls: type, name: str) -> tuple[int, int]:
+    """What the method *name* of a *cls* gave, as a double."""
+    return _real(found, f"what {cls.__name__}.{name} gave, {with_article(type(found).__name__)},")
+
+
+def _real(value: Any, what: str) -> tuple[int, int]:
+    try:
+        # Not float(), which reads text; nor the struct alone, which hides the error of __float__.
+        number = math.ldexp(value, 0)
+    except OverflowError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        raise OverflowError(
+            f"{what} is too large for a 64-bit float ({exc}); pass an int, or the number as text"
+        ) from exc
+    except TypeError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        raise TypeError(f"{what} is no real number ({exc}); give a float") from exc
+    return _FLOAT, _to_word(_from_double(number))[0]
+
+
+def pack_str(value: str, keep: Temporaries) -> tuple[int, int]:
+    """Text as UTF-8: inline up to 7 bytes, else a String object.
+
+    Bytes from C that are not UTF-8 came as surrogate escapes, and go back unchanged.
+    """
+    known = short_texts.get(value)
+    if known is not None:
+        return known
+    known = _texts.get(value)
+    if known is not None:
+        keep.append(known[1])  # another thread may clear the cache during the call
+        return known
+    data = value.encode("utf-8", "surrogateescape")
+    size = len(data)
+    cache = short_texts
+    if size < 8:
+        packed = _SMALL_STR | size << 32, int.from_bytes(data, "little")
+    else:
+        cache = _texts
+        packed = _new_object(C.TVMFFIStringFromByteArray, ByteArray(data), keep)
+        if size > _CACHED_BYTES:
+            return packed
+    if len(cache) >= _CACHED_TEXTS:
+        cache.clear()
+    cache[value if type(value) is str else str(value)] = packed
+    return packed
+
+
+def pack_bytes(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """Bytes: inline up to 7, else a Bytes object."""
+    size = len(value)
+    if size < 8:
+        return _SMALL_BYTES | size << 32, int.from_bytes(value, "little")
+    return _new_object(C.TVMFFIBytesFromByteArray, ByteArray(bytes(value)), keep)
+
+
+def pack_opaque_pointer(value: Any, _keep: Temporaries) -> tuple[int, int]:
+    """A pointer that is only passed on: an integer, or a `ctypes.c_void_p`."""
+    return C.kTVMFFIOpaquePtr, signed(getattr(value, "value", value) or 0)
+
+
+def method_pointer(found: Any, cls: type, name: str) -> tuple[int, int]:
+    """What the method *name* of a *cls* gave, as a pointer that is only passed on."""
+    rule = "a pointer is an int of 64 bits, or a ctypes.c_void_p; give one of these"
+    try:
+        word = operator.index(getattr(found, "value", found) or 0)
+    except TypeError as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        raise TypeError(
+            f"{cls.__name__}.{name} gave {with_article(type(found).__name__)}: {rule}"
+        ) from exc
+    if not -(1 << 63) <= word < 1 << 64:
+        raise ValueError(f"{cls.__name__}.{name} gave {word:#x}: {rule}")
+    return C.kTVMFFIOpaquePtr, signed(word)
+
+
+def pack_dtype(value: DType, _keep: Temporaries) -> tuple[int, int]:
+    """A DLDataType."""
+    return C.kTVMFFIDataType, value.code | value.bits << 8 | value.lanes << 16
+
+
+def pack_device(value: Device, _keep: Temporaries) -> tuple[int, int]:
+    """A DLDevice."""
+    return C.kTVMFFIDevice, signed((value.type & _LOW) | (value.index & _LOW) << 32)
+
+
+def signed(word: int) -> int:
+    """The signed integer with the 64 bits of *word*."""
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+class Unchanged:
+    """The class of `UNCHANGED`."""
+
+    __module__ = "dlbridge.ffi"  # where pickles find UNCHANGED
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+    def __reduce__(self) -> str:
+        return "UNCHANGED"  # by its name: there is one
+
+
+UNCHANGED: Final = Unchanged()
+"""The value kTVMFFIUnchanged: rewrites of C++ take it from a callback that changes nothing."""
+
+
+def pack_unchanged(_value: Unchanged, _keep: Temporaries) -> tuple[int, int]:
+    """`UNCHANGED`, which has no payload."""
+    return C.kTVMFFIUnchanged, 0
+
+
+# --- C to Python ---------------------------------------------------------------
+
+
+def view_none(_tag: int, _payload: int) -> None:
+    """None."""
+
+
+def view_int(_tag: int, payload: int) -> int:
+    """A 64-bit integer."""
+    return payload
+
+
+def view_bool(_tag: int, payload: int) -> bool:
+    """A truth value."""
+    return payload != 0
+
+
+def view_float(_tag: int, payload: int) -> float:
+    """A double."""
+    return _to_double(_from_word(payload))[0]  # type: ignore[no-any-return]  # struct gives Any
+
+
+def view_opaque_pointer(_tag: int, payload: int) -> ctypes.c_void_p:
+    """A pointer that is only passed on."""
+    return ctypes.c_void_p(payload & (1 << 64) - 1)
+
+
+def view_raw_str(_tag: int, payload: int) -> str:
+    """A copy of the text at a ``const char *``."""
+    return _decode(ffi.string(ffi.cast("char *", payload)))
+
+
+def view_byte_array(_tag: int, payload: int) -> bytes:
+    """A copy of the bytes that a ``TVMFFIByteArray *`` describes."""
+    return bytes_of(ffi.cast("TVMFFIByteArray *", payload))
+
+
+def view_unchanged(_tag: int, _payload: int) -> Unchanged:
+    """`UNCHANGED`."""
+    return UNCHANGED
+
+
+def view_small_bytes(tag: int, payload: int) -> bytes:
+    """Bytes stored inline, their number in the tag."""
+    return (payload & (1 << 64) - 1).to_bytes(8, "little")[: tag >> 32]
+
+
+def view_small_str(tag: int, payload: int) -> str:
+    """Text stored inline, the number of its bytes in the tag."""
+    # At most 7 bytes: the payload is not negative.
+    return payload.to_bytes(8, "little")[: tag >> 32].decode("utf-8", "surrogateescape")
+
+
+def view_rvalue(_tag: int, payload: int) -> Any:
+    """The object that a caller moves to us: its slot holds the reference, which is taken."""
+    slot = ffi.cast("void **", payload)
+    handle = address(slot[0])
+    if not handle:
+        raise ValueError("the argument has been moved away already")
+    slot[0] = ffi.NULL
+    return unpack(native_type_index(handle), handle)
+
+
+def view_dtype(_tag: int, payload: int) -> DType:
+    """A DLDataType."""
+    return DType.of(payload & 0xFF, payload >> 8 & 0xFF, payload >> 16 & 0xFFFF)
+
+
+def view_device(_tag: int, payload: int) -> Device:
+    """A DLDevice."""
+    return Device.of(payload & _LOW, payload >> 32)
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def heap_bytes(handle: Handle, _index: int) -> bytes:
+    """A copy of the bytes in a Bytes object."""
+    return bytes_of(ffi.cast("TVMFFIByteArray *", handle + HEADER))
+
+
+def heap_str(handle: Handle, index: int) -> str:
+    """A copy of the text in a String object."""
+    return _decode(heap_bytes(handle, index))
+
+
+def big_int(handle: Handle, index: int) -> int:
+    """The value of a BigInt object."""
+    word = ffi.new("TVMFFIAny *")
+    word.type_index = index
+    word.v_int64 = handle
+    return int.from_bytes(bytes_of(C.TVMFFIBigIntGetContentByteArray(word)), "little", signed=True)
+
+
+@public_in("dlbridge.ffi")
+def convert(value: Any) -> Any:  # anybody's: the value itself where nothing changes
+    """*value* as it arrives on the other side.
+
+    A list or tuple as an Array, a dict as a Map, a function as a Function, an
+    array as a Tensor on the same memory; a value that has no other form as itself.
+
+    Parameters
+    ----------
+    value : object
+        Any value.
+
+    Returns
+    -------
+    object
+        What a callee would get.
+
+    Examples
+    --------
+    >>> ffi.convert([1, "two", None])
+    (1, "two", None)
+    >>> ffi.convert(np.ones(3)).shape
+    (3,)
+    """
+    keep = Temporaries()  # what is packed lives until it has been read again
+    keep.reading = True  # no function is called, and a Tensor remembers that it is read-only
+    return view(*pack(value, keep))

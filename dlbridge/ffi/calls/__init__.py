@@ -1,1 +1,0 @@
-"""Calls in both directions: functions of C and of Python, their registry and environment."""

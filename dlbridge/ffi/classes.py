@@ -1,0 +1,1012 @@
+"""Which class a value has: the type table, classes made from it, and the rules for all values.
+
+The table answers an unknown index by ending the process, so every index here
+comes from a live object, from another type's ancestors, or from
+TVMFFITypeKeyToIndex.
+
+This is the last module of the room: it hands its tables over to the first (`complete`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import numbers
+import sys
+from collections.abc import Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.public import public_in
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType, dtype
+from dlbridge.core.values.suggestions import with_article
+
+from ._lib import C, address, ffi, py
+from .any import (
+    INDEX_MASK,
+    LAST_INDEX,
+    OBJECT_BEGIN,
+    ByteArray,
+    Constructor,
+    Handle,
+    Members,
+    Packer,
+    Room,
+    Temporaries,
+    Unchanged,
+    View,
+    big_int,
+    complete,
+    defines,
+    heap_bytes,
+    heap_str,
+    method_float,
+    method_pointer,
+    pack,
+    pack_bool,
+    pack_bytes,
+    pack_device,
+    pack_dtype,
+    pack_float,
+    pack_int,
+    pack_none,
+    pack_opaque_pointer,
+    pack_real,
+    pack_str,
+    pack_unchanged,
+    release,
+    text_of,
+    unpack,
+    view,
+    view_bool,
+    view_byte_array,
+    view_device,
+    view_dtype,
+    view_float,
+    view_int,
+    view_none,
+    view_opaque_pointer,
+    view_raw_str,
+    view_rvalue,
+    view_small_bytes,
+    view_small_str,
+    view_unchanged,
+)
+from .calls import call_with_gil
+from .containers import (
+    Array,
+    Dict,
+    List,
+    Map,
+    Packed,
+    build_by,
+    container_rule,
+    mapping_rule,
+    method,
+    pack_packed,
+    sequence_rule,
+    shape_of,
+    shape_rule,
+)
+from .errors import Error, error_rule, raised
+from .functions import (
+    Function,
+    annotation_of,
+    builtin,
+    callable_rule,
+    get_global_func,
+    parse,
+    register_global_func,
+    signature_of,
+)
+from .modules import Module
+from .objects import (
+    MAX_DEPTH,
+    Checked,
+    Object,
+    bounded,
+    checked,
+    handle_of,
+    object_rule,
+    opaque_value,
+    pack_checked,
+    pack_object,
+    pack_opaque,
+    peer_rule,
+    remember,
+    type_index_of,
+    wrap,
+)
+from .tensors import (
+    ReadOnlyArgument,
+    lent_tensor,
+    native_rule,
+    pack_reading,
+    tensor_of,
+    tensor_rule,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from inspect import Signature
+
+
+_Access = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def _any(pointer: Any) -> Any:
+    """The value of the TVMFFIAny at a cffi *pointer*, which C goes on owning."""
+    return view(*ffi.unpack(ffi.cast("int64_t *", pointer), 2))
+
+
+class Field:
+    """A field of an object: ``a.x`` reads it, ``a.x = 1`` sets it where C++ lets.
+
+    The GIL is held meanwhile, so that no other thread frees what is being read.
+    """
+
+    def __init__(self, owner: str, index: int, info: Any) -> None:
+        flags = info.flags
+        self.owner: str = owner
+        self.name: str = text_of(info.name)
+        self.metadata: Mapping[str, Any] = parse(text_of(info.metadata))
+        schema = self.metadata.get("type_schema")
+        self.annotation: str = annotation_of(parse(schema)) if schema else "Any"
+        self.writable: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskWritable)
+        self.has_default: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskHasDefault)
+        self.keyword_only: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskKwOnly)
+        self.in_constructor: bool = not flags & C.kTVMFFIFieldFlagBitMaskInitOff
+        self.__doc__ = text_of(info.doc) or f"{self.name}: {self.annotation}"
+        self.default_is_factory: bool = bool(flags & C.kTVMFFIFieldFlagBitMaskDefaultFromFactory)
+        self._default = ffi.addressof(info, "default_value_or_factory")
+        self.static_type_index: int = info.field_static_type_index
+        self._offset: int = info.offset
+        self._get: Callable[[int, int], int] = _Access(address(info.getter))
+        self._setter_is_object = bool(flags & C.kTVMFFIFieldFlagBitSetterIsFunctionObj)
+        setter = address(info.setter)
+        self._setter: Any = setter if self._setter_is_object else _Access(setter)
+        self._holders = {index}  # types that were seen to have the field
+
+    @property
+    def default(self) -> Any:
+        """The default; a new one each time if C++ has a factory for it."""
+        if not self.has_default:
+            raise AttributeError(f"field {self.name!r} of {self.owner} has no default")
+        value = _any(self._default)
+        return value() if self.default_is_factory else value
+
+    def _object(self, holder: Object) -> Handle:
+        handle, index = handle_of(holder), type_index_of(holder)
+        if index not in self._holders:
+            # At the field's place another type has something else.
+            found = info_of(index)
+            if self not in found.all_fields():
+                raise TypeError(
+                    f"{with_article(found.type_key)} has no field {self.name!r} of {self.owner}"
+                )
+            self._holders.add(index)
+        return handle
+
+    def __get__(self, holder: Object | None, _owner: type | None = None) -> Any:
+        if holder is None:
+            return self
+        handle = self._object(holder)
+        out = ffi.new("int64_t[2]")
+        try:
+            failed = self._get(handle + self._offset, address(out))
+            owner = Handle if OBJECT_BEGIN <= out[0] <= LAST_INDEX else int
+            if failed:
+                raise raised()
+        except BaseException:  # its own, or a Ctrl-C that came meanwhile
+            release(out[0], out[1])
+            raise
+        # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
+        return unpack(out[0], owner(out[1]))
+
+    def __set__(self, holder: Object, value: Any) -> None:
+        if not self.writable:
+            raise AttributeError(f"field {self.name!r} of {self.owner} is read-only")
+        try:
+            self._set(self._object(holder), value)
+        except TypeError as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
+            raise TypeError(f"field {self.name!r} of {self.owner}: {exc}") from exc
+
+    def _set(self, handle: Handle, value: Any) -> None:
+        place = handle + self._offset
+        if self._setter_is_object:
+            call_with_gil(self._setter, ctypes.c_void_p(place), value)
+            return
+        keep = Members()
+        words = ffi.new("int64_t[2]", pack(value, keep))
+        if self._setter(place, address(words)):
+            raise raised()
+
+    def __delete__(self, _holder: Object) -> None:
+        raise AttributeError(f"field {self.name!r} of {self.owner} cannot be deleted")
+
+    def __repr__(self) -> str:
+        return f"<field {self.name!r} of {self.owner}: {self.annotation}>"
+
+
+class Method:
+    """A method as the table has it: `function` takes the object first, unless `static`."""
+
+    def __init__(self, owner: str, info: Any) -> None:
+        self.owner: str = owner
+        self.name: str = text_of(info.name)
+        self.doc: str | None = text_of(info.doc) or None
+        self.static: bool = bool(info.flags & C.kTVMFFIFieldFlagBitMaskIsStaticMethod)
+        self.function: Function = _any(ffi.addressof(info, "method"))
+        self._metadata = text_of(info.metadata)
+
+    @property
+    def signature(self) -> Signature:
+        """The signature, as far as the library says."""
+        return signature_of(parse(self._metadata))
+
+
+class TypeInfo:
+    """A type of the library: its key, index, own fields and own methods."""
+
+    def __init__(self, index: int) -> None:
+        info = ffi.cast("TVMFFITypeInfo *", py.TVMFFIGetTypeInfo(index))
+        self.type_index: int = index
+        self.type_key: str = text_of(info.type_key)
+        key = self.type_key
+        self.doc: str = text_of(info.metadata.doc) if info.metadata else ""
+        self.ancestors: list[int] = [
+            info.type_ancestors[i].type_index for i in range(info.type_depth)
+        ]
+        """Indices of the types above, from kTVMFFIObject down."""
+        self.fields: list[Field] = [
+            Field(key, index, info.fields[i]) for i in range(info.num_fields)
+        ]
+        self.methods: list[Method] = [Method(key, info.methods[i]) for i in range(info.num_methods)]
+
+    def attribute(self, name: str) -> Any:
+        """The value of the type attribute *name*, which is not inherited; None if unset."""
+        column = ffi.cast("TVMFFITypeAttrColumn *", py.TVMFFIGetTypeAttrColumn(ByteArray(name)))
+        if not column:
+            return None
+        place = self.type_index - column.begin_index
+        return _any(column.data + place) if 0 <= place < column.size else None
+
+    def all_fields(self) -> list[Field]:
+        """The fields of the oldest ancestor first, the own ones last."""
+        inherited = [field for index in self.ancestors for field in info_of(index).fields]
+        return inherited + self.fields
+
+
+_infos: dict[int, TypeInfo] = {}
+
+
+def info_of(index: int) -> TypeInfo:
+    """The type with this *index*, which must exist."""
+    found = _infos.get(index)
+    if found is None:  # another thread may be faster: there is one for each index
+        found = _infos.setdefault(index, TypeInfo(index))
+    return found
+
+
+def index_of(type_key: str) -> int:
+    """The type index of *type_key*; ValueError if no library has registered it."""
+    out = ffi.new("int32_t *")
+    if py.TVMFFITypeKeyToIndex(ByteArray(type_key), address(out)):
+        raise ValueError(
+            f"there is no type {type_key!r}; get_registered_type_keys() lists them, and a "
+            "library that registers types must be loaded first"
+        ) from raised()
+    return out[0]  # type: ignore[no-any-return]
+
+
+@public_in("dlbridge.ffi")
+def get_registered_type_keys() -> list[str]:
+    """The keys of all types that are registered.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+
+    Examples
+    --------
+    >>> "ffi.Module" in ffi.get_registered_type_keys()
+    True
+    """
+    return sorted(call_with_gil(builtin("ffi.GetRegisteredTypeKeys")))
+
+
+_Class = TypeVar("_Class", bound=type[Object])
+
+# Names that Object itself needs: a field cannot have them. The constructor is made apart.
+_RESERVED: Final = frozenset({"_adopt", "_handle", "_index", "__weakref__", "__ffi_init__"})
+
+_classes: dict[int, type[Object]] = {
+    C.kTVMFFIObject: Object,
+    C.kTVMFFIError: Error,
+    C.kTVMFFIFunction: Function,
+    C.kTVMFFIArray: Array,
+    C.kTVMFFIMap: Map,
+    C.kTVMFFIList: List,
+    C.kTVMFFIDict: Dict,
+}
+_OF_A_LAYOUT: Final[Mapping[type[Object], int]] = {
+    cls: index for index, cls in _classes.items() if cls is not Object
+}
+"""Classes that read the memory of their objects by themselves, and the type that has it."""
+_generated: set[type[Object]] = set()
+
+
+def class_of(index: int) -> type[Object]:
+    """The class of objects of type *index*, which must exist: registered, or made now."""
+    found = _classes.get(index)
+    if found is not None:
+        return found
+    info = info_of(index)
+    parent = class_of(info.ancestors[-1])
+    module, _, name = info.type_key.rpartition(".")
+    scope = {"__module__": module, "__doc__": _doc(info), "__slots__": ()}
+    made = _equip(type(name, (parent,), scope), info)
+    _generated.add(made)
+    # Another thread may have been faster.
+    return _classes.setdefault(index, made)
+
+
+@public_in("dlbridge.ffi")
+def object_class(type_key: str) -> type[Object]:
+    """The class of objects of the type *type_key*, to construct and to test instances.
+
+    Parameters
+    ----------
+    type_key : str
+        As the library registered it.
+
+    Returns
+    -------
+    type
+        A subclass of `Object` with the type's fields, methods and constructor.
+
+    Raises
+    ------
+    ValueError
+        If no library has registered such a type.
+
+    Examples
+    --------
+    >>> ffi.object_class("ffi.Module") is ffi.Module
+    True
+    """
+    return class_of(_object_index(type_key))
+
+
+def _object_index(type_key: str) -> int:
+    index = index_of(type_key)
+    if index < OBJECT_BEGIN:
+        raise ValueError(f"{type_key!r} is a plain value's type, which has no objects")
+    return index
+
+
+@overload
+def register_object(type_key: _Class) -> _Class: ...
+@overload
+def register_object(type_key: str | None = None) -> Callable[[_Class], _Class]: ...
+@public_in("dlbridge.ffi")
+def register_object(type_key: Any = None) -> Any:
+    """Make the decorated class, a subclass of `Object`, the class of a type's objects.
+
+    The class gets the type's fields, methods and constructor, except those
+    that it defines itself; a constructor of its own calls
+    ``self.__ffi_init__(...)``.
+
+    Parameters
+    ----------
+    type_key : str, optional
+        As the library registered the type; the class's name by default.
+
+    Returns
+    -------
+    callable
+        A decorator, which returns the class.
+
+    Raises
+    ------
+    TypeError
+        If the class is no subclass of `Object`, or one of a class, such as `Array`,
+        whose objects the type's are not.
+    ValueError
+        If the type is not registered.
+
+    Examples
+    --------
+    >>> @ffi.register_object("ffi.reflection.AccessStep")
+    ... class AccessStep(ffi.Object):
+    ...     def shout(self):
+    ...         return repr(self).upper()
+    >>> ffi.object_class("ffi.reflection.AccessStep") is AccessStep
+    True
+    """
+    if isinstance(type_key, type):
+        return register_object(type_key.__name__)(type_key)
+
+    def register(cls: _Class) -> _Class:
+        key = cls.__name__ if type_key is None else type_key
+        index = _object_index(key)
+        _check(cls, info_of(index))
+        before = _classes.get(index)
+        _classes[index] = _equip(cls, info_of(index))
+        # Classes made below the one before are made anew below this one.
+        for below, known in _classes.copy().items():
+            if before and known in _generated and issubclass(known, before):
+                _classes.pop(below, None)
+        return cls
+
+    return register
+
+
+def _check(cls: Any, info: TypeInfo) -> None:
+    """TypeError unless *cls* can be the class of the type's objects."""
+    if not isinstance(cls, type) or not issubclass(cls, Object):
+        raise TypeError(
+            f"{cls!r} cannot be the class of {info.type_key}: it is no subclass of "
+            "dlbridge.ffi.Object; derive it from that class"
+        )
+    for base, index in _OF_A_LAYOUT.items():
+        if issubclass(cls, base) and index not in (info.type_index, *info.ancestors):
+            raise TypeError(
+                f"{cls!r} cannot be the class of {info.type_key}: it derives from {base.__name__}, "
+                f"and the type does not derive from {info_of(index).type_key}; derive the class "
+                "from dlbridge.ffi.Object"
+            )
+
+
+def _doc(info: TypeInfo) -> str:
+    return info.doc or f"Objects of type {info.type_key}."
+
+
+def _equip(cls: type[Object], info: TypeInfo) -> type[Object]:
+    """Give *cls* the members of a type that it does not define itself."""
+    for above in map(info_of, info.ancestors):
+        for name, member in _members(above).items():
+            if not hasattr(cls, name):  # a class that was not derived from the ancestor's
+                setattr(cls, name, member)
+    members = _members(info)
+    members["__ffi_init__"] = members["__init__"] = _constructor(info)
+    for name, behaviour in _BEHAVIOUR.items():
+        if getattr(cls, name, None) is getattr(Object, name, None):
+            members[name] = behaviour
+    own = vars(cls)
+    for name, member in members.items():
+        if name not in own:
+            setattr(cls, name, member)
+    cls.__tvm_ffi_type_info__ = info  # type: ignore[attr-defined]
+    return cls
+
+
+def _members(info: TypeInfo) -> dict[str, Any]:
+    """The fields and methods that a type adds to its ancestors'."""
+    members: dict[str, Any] = {found.name: _method(found) for found in info.methods}
+    members |= {field.name: field for field in info.fields}
+    return {name: member for name, member in members.items() if name not in _RESERVED}
+
+
+def _method(found: Method) -> Any:
+    """A method of the table as a Python function, with name, documentation and signature."""
+    function = found.function
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    call.__name__ = found.name
+    call.__qualname__ = f"{found.owner}.{found.name}"
+    call.__doc__ = found.doc
+    call.__wrapped__ = _Signed(lambda: found.signature)  # type: ignore[attr-defined]
+    return staticmethod(call) if found.static else call
+
+
+class _Signed:
+    """The object in which `inspect.signature` finds a function's signature, made when asked for.
+
+    inspect takes 4 ms to import, of the 25 before a first call of a function.
+    """
+
+    def __init__(self, make: Callable[[], Signature]) -> None:
+        self._make = make
+
+    @property
+    def __signature__(self) -> Signature:
+        return self._make()
+
+
+# --- Constructors -----------------------------------------------------------------
+
+
+def _constructor(info: TypeInfo) -> Callable[..., None]:
+    """``__ffi_init__``: make the C++ object, and let *self* be its wrapper."""
+    written = next((found for found in info.methods if found.name == "__ffi_init__"), None)
+    function = written.function if written else info.attribute("__ffi_init__")
+
+    def typed() -> Method | None:
+        # One that C++ wrote has parameters without names; the library's own takes
+        # anything, and knows the fields.
+        return written if written and "args" not in written.signature.parameters else None
+
+    def signature() -> Signature:
+        own = typed()
+        return _with_self(own.signature) if own else _signature(info if function else None)
+
+    def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        if function is None:
+            raise TypeError(f"{info.type_key} has no constructor that can be called from Python")
+        if kwargs and typed():
+            raise TypeError(f"{info.type_key} takes positional arguments only")
+        arguments = list(args)
+        if kwargs:
+            arguments.append(call_with_gil(builtin("ffi.GetKwargsObject")))
+            for name, value in kwargs.items():
+                arguments += name, value
+        _become(self, function, *arguments)
+
+    construct.__name__ = "__ffi_init__"
+    construct.__qualname__ = f"{info.type_key}.__ffi_init__"
+    construct.__doc__ = written.doc if written else None
+    construct.__wrapped__ = _Signed(signature)  # type: ignore[attr-defined]
+    return construct
+
+
+def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
+    """``__init_handle_by_constructor__``: let *self* wrap the object that a function makes."""
+    if getattr(self, "_handle", None) is not None:
+        raise TypeError(f"this {type(self).__name__} is constructed already")
+    tag, payload = build_by(pack_object(fconstructor, Members())[1], args)
+    index = tag & INDEX_MASK
+    expected = getattr(type(self), "__tvm_ffi_type_info__", info_of(C.kTVMFFIObject)).type_index
+    if index < OBJECT_BEGIN or expected not in (index, *info_of(index).ancestors):
+        raise TypeError(
+            f"the constructor of {type(self).__name__} returned {unpack(tag, payload)!r}"
+        )
+    self._adopt(payload)
+    self._index = index
+    remember(self, int(payload))
+
+
+def _with_self(signature: Signature) -> Signature:
+    from inspect import Parameter, Signature
+
+    holder = Parameter("self", Parameter.POSITIONAL_ONLY)
+    return Signature([holder, *signature.parameters.values()])
+
+
+def _signature(info: TypeInfo | None) -> Signature:
+    """The signature of the library's own constructor: required fields first, keywords last."""
+    from inspect import Parameter, Signature
+
+    # By name, for a type may declare a field of its ancestor's again.
+    fields = {field.name: field for field in (info.all_fields() if info else ())}
+
+    def shown(field: Field) -> Any:
+        if not field.has_default:
+            return Parameter.empty
+        return ... if field.default_is_factory else field.default
+
+    parameters = [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY if field.keyword_only else Parameter.POSITIONAL_OR_KEYWORD,
+            default=shown(field),
+            annotation=field.annotation,
+        )
+        for field in fields.values()
+        if field.in_constructor
+    ]
+    parameters.sort(key=lambda p: (p.kind, p.default is not Parameter.empty))
+    holder = Parameter("self", Parameter.POSITIONAL_ONLY)
+    return Signature([holder, *parameters])
+
+
+# --- What every class gets ----------------------------------------------------------
+
+
+def _repr(self: Object) -> str:
+    if self._handle is None:
+        return f"<moved {type(self).__name__}>"
+    return unpack(*method("ffi.ReprPrint", self._index, self._handle))  # type: ignore[no-any-return]
+
+
+def _copy(self: Object) -> Any:
+    copier = info_of(self._index).attribute("__ffi_shallow_copy__")
+    if copier is None:
+        raise TypeError(
+            f"{with_article(info_of(self._index).type_key)} cannot be copied: C++ has no way to"
+        )
+    return copier(self)
+
+
+def _deepcopy(self: Object, _memo: Any = None) -> Any:
+    return call_with_gil(builtin("ffi.DeepCopy"), self)
+
+
+def _reduce(self: Object) -> tuple[Any, ...]:
+    return from_json_graph_str, (to_json_graph_str(self),)
+
+
+_BEHAVIOUR: Final[dict[str, Any]] = {
+    "__init_handle_by_constructor__": _become,
+    "__repr__": _repr,
+    "__copy__": _copy,
+    "__deepcopy__": _deepcopy,
+    "__reduce__": _reduce,
+}
+
+
+_CONTAINERS: Final = frozenset(
+    {C.kTVMFFIArray, C.kTVMFFIList, C.kTVMFFIMap, C.kTVMFFIDict},
+)
+# Fields of these types are written where they are, not as nodes of their own.
+_IN_PLACE: Final = frozenset(
+    {C.kTVMFFINone, C.kTVMFFIInt, C.kTVMFFIBool, C.kTVMFFIFloat, C.kTVMFFIDataType}
+)
+
+
+@public_in("dlbridge.ffi.serialization")
+def to_json_graph_str(obj: Any, metadata: dict[str, Any] | None = None) -> str:
+    """*obj* and all objects in it as JSON; what is shared stays shared.
+
+    Parameters
+    ----------
+    obj : object
+        Any value whose parts have a text, as functions have not.
+    metadata : dict, optional
+        Written beside the graph.
+
+    Returns
+    -------
+    str
+        For `from_json_graph_str`.
+
+    Raises
+    ------
+    ValueError
+        If *obj* contains itself, or something that has no text.
+
+    Examples
+    --------
+    >>> text = ffi.serialization.to_json_graph_str([1, "two"])
+    >>> ffi.serialization.from_json_graph_str(text)
+    (1, "two")
+    """
+    return call_with_gil(builtin("ffi.ToJSONGraphString"), checked(obj), metadata)  # type: ignore[no-any-return]
+
+
+@public_in("dlbridge.ffi.serialization")
+def from_json_graph_str(json_str: str) -> Any:  # anybody's: what the text describes
+    """The value that `to_json_graph_str` made text of.
+
+    Parameters
+    ----------
+    json_str : str
+        The text.
+
+    Returns
+    -------
+    object
+        A new value.
+
+    Raises
+    ------
+    ValueError
+        If the text is not such a graph.
+
+    Examples
+    --------
+    >>> ffi.serialization.from_json_graph_str(ffi.serialization.to_json_graph_str({"a": 1}))
+    {"a": 1}
+    """
+    import json
+
+    _check_graph(json.loads(json_str))
+    return call_with_gil(builtin("ffi.FromJSONGraphString"), json_str)
+
+
+def _check_graph(graph: Any) -> None:
+    """Refuse a graph in which the library would descend without end.
+
+    In one that it wrote a node refers to nodes before it only.
+    """
+    nodes = graph.get("nodes") if isinstance(graph, dict) else None
+    depths: list[int] = []
+    for place, node in enumerate(nodes if isinstance(nodes, list) else ()):
+        inner = [other for other in _references(node) if isinstance(other, int)]
+        if any(other >= place for other in inner):
+            raise ValueError(f"node {place} of the JSON graph refers to itself or a later one")
+        depths.append(1 + max((depths[other] for other in inner if other >= 0), default=0))
+        if depths[place] > MAX_DEPTH:
+            raise RecursionError(f"the JSON graph is nested more than {MAX_DEPTH} levels deep")
+
+
+def _references(node: Any) -> Iterable[Any]:
+    """The places of the nodes to which *node* refers."""
+    if not isinstance(node, dict) or not isinstance(node.get("type"), str):
+        return ()  # the library says what is wrong with it
+    index, data = index_of(node["type"]), node.get("data")
+    if index in _CONTAINERS:
+        return data if isinstance(data, list) else ()
+    if index < OBJECT_BEGIN or not isinstance(data, dict):
+        return ()
+    return _values_of(index, data)
+
+
+def _values_of(index: int, data: Mapping[str, Any]) -> list[Any]:
+    fields = info_of(index).all_fields()
+    return [
+        data[field.name]
+        for field in fields
+        if field.name in data and field.static_type_index not in _IN_PLACE
+    ]
+
+
+_HAND_OVER: Final = "dlbridge.ffi.hand_over"
+
+_handed: dict[int, Object] = {}
+_keys = count()
+
+
+def hand_over(value: Object) -> Any:
+    """tvm_ffi's wrapper of the object *value*."""
+    if get_global_func(_HAND_OVER, allow_missing=True) is None:
+        register_global_func(_HAND_OVER, _handed.pop, override=True)
+    key = next(_keys)  # of its own for each: threads may hand over one object at a time
+    _handed[key] = value
+    try:
+        return sys.modules["tvm_ffi"].get_global_func(_HAND_OVER)(key)
+    finally:
+        _handed.pop(key, None)
+
+
+class ObjectConvertible:
+    """Base of classes whose instances are passed as something else: what `asobject` returns.
+
+    Examples
+    --------
+    >>> class Pair(ffi.ObjectConvertible):
+    ...     def asobject(self):
+    ...         return [1, 2]
+    >>> ffi.convert(Pair())
+    (1, 2)
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    def asobject(self) -> Any:  # anybody's: what the subclass stands for
+        """The value to pass instead of this one; a subclass must define it.
+
+        Returns
+        -------
+        object
+            Any value that can be an argument.
+
+        Examples
+        --------
+        >>> class Name(ffi.ObjectConvertible):
+        ...     def asobject(self):
+        ...         return "name"
+        >>> ffi.convert([Name()])
+        ("name",)
+        """
+        raise NotImplementedError
+
+
+def _pack_convertible(value: ObjectConvertible, keep: Temporaries) -> tuple[int, int]:
+    found = value.asobject()
+    keep.append(found)  # there may be no other reference
+    return pack(found, keep)
+
+
+def convertible_rule(cls: type) -> Packer | None:
+    """Subclasses of `ObjectConvertible` say themselves what they are passed as."""
+    return _pack_convertible if issubclass(cls, ObjectConvertible) else None
+
+
+def _wrapper(cls: type[Object]) -> Constructor:
+    return lambda handle, index: wrap(handle, index, cls)
+
+
+VIEWS: Final[Mapping[int, View]] = {
+    C.kTVMFFINone: view_none,
+    C.kTVMFFIInt: view_int,
+    C.kTVMFFIBool: view_bool,
+    C.kTVMFFIFloat: view_float,
+    C.kTVMFFIOpaquePtr: view_opaque_pointer,
+    C.kTVMFFIDataType: view_dtype,
+    C.kTVMFFIDevice: view_device,
+    C.kTVMFFIDLTensorPtr: lent_tensor,
+    C.kTVMFFIRawStr: view_raw_str,
+    C.kTVMFFIByteArrayPtr: view_byte_array,
+    C.kTVMFFIObjectRValueRef: view_rvalue,
+    C.kTVMFFISmallStr: view_small_str,
+    C.kTVMFFISmallBytes: view_small_bytes,
+    C.kTVMFFIUnchanged: view_unchanged,
+}
+"""Plain values, which C may own still: type index -> value of ``(tag, payload)``."""
+
+CONSTRUCTORS: Final[Mapping[int, Constructor]] = {
+    # Every type that has no nearer ancestor here.
+    C.kTVMFFIObject: lambda handle, index: wrap(handle, index, class_of(index)),
+    C.kTVMFFIStr: heap_str,
+    C.kTVMFFIBytes: heap_bytes,
+    C.kTVMFFIError: _wrapper(Error),
+    C.kTVMFFIFunction: _wrapper(Function),
+    C.kTVMFFIShape: shape_of,
+    C.kTVMFFITensor: tensor_of,
+    C.kTVMFFIArray: _wrapper(Array),
+    C.kTVMFFIMap: _wrapper(Map),
+    C.kTVMFFIOpaquePyObject: opaque_value,
+    C.kTVMFFIList: _wrapper(List),
+    C.kTVMFFIDict: _wrapper(Dict),
+    C.kTVMFFIBigInt: big_int,
+}
+"""Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
+
+
+def _protocol(name: str, packer: Any) -> Any:
+    """A rule for classes with the method *name*: its result is packed by *packer*."""
+
+    def rule(cls: type) -> Packer | None:
+        if not defines(cls, name):
+            return None
+
+        def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
+            found = getattr(value, name)()
+            keep.append(found)  # there may be no other reference
+            return packer(found, keep)  # type: ignore[no-any-return]
+
+        return pack_result
+
+    return rule
+
+
+def _number_protocol(name: str, convert: Callable[[Any, type, str], tuple[int, int]]) -> Any:
+    """A rule for classes with the method *name*, whose result *convert* makes a word of."""
+
+    def rule(cls: type) -> Packer | None:
+        if not defines(cls, name):
+            return None
+        return lambda value, _keep: convert(getattr(value, name)(), cls, name)
+
+    return rule
+
+
+def _subclasses(base: type, packer: Packer) -> Any:
+    return lambda cls: packer if issubclass(cls, base) else None
+
+
+def _pack_foreign_dtype(value: Any, keep: Temporaries) -> tuple[int, int]:
+    return pack_dtype(dtype(value), keep)
+
+
+def _dtype_rule(cls: type) -> Packer | None:
+    for module, name in (("torch", "dtype"), ("numpy", "dtype")):
+        found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type) and issubclass(cls, found):
+            return _pack_foreign_dtype
+    return None
+
+
+def _pack_text(value: str, keep: Temporaries) -> tuple[int, int]:
+    # As a str proper: what the subclass says of equality must not reach a cache.
+    return pack_str(str.__getitem__(value, slice(None)), keep)
+
+
+def _cuda_stream(found: tuple[int, int], cls: type, name: str) -> tuple[int, int]:
+    return method_pointer(found[1], cls, name)  # (protocol version, handle)
+
+
+def _numpy_bool_rule(cls: type) -> Packer | None:
+    numpy = sys.modules.get("numpy")
+    return pack_bool if numpy is not None and issubclass(cls, numpy.bool_) else None
+
+
+def _numpy_float_rule(cls: type) -> Packer | None:
+    # Their __float__ is of C, and always succeeds.
+    numpy = sys.modules.get("numpy")
+    return pack_float if numpy is not None and issubclass(cls, numpy.floating) else None
+
+
+EXACT: Final[Mapping[type, Packer]] = {
+    type(None): pack_none,
+    int: pack_int,
+    bool: pack_bool,
+    float: pack_float,
+    str: pack_str,
+    bytes: pack_bytes,
+    bytearray: pack_bytes,
+    ctypes.c_void_p: pack_opaque_pointer,
+    DType: pack_dtype,
+    Device: pack_device,
+    Unchanged: pack_unchanged,
+    Packed: pack_packed,
+    Checked: pack_checked,
+    ReadOnlyArgument: pack_reading,
+}
+"""Packers of exactly these classes; subclasses go by `RULES`."""
+
+RULES: Final[tuple[Callable[[type], Packer | None], ...]] = (
+    container_rule,  # before object_rule, which would take them as well
+    object_rule,
+    convertible_rule,
+    peer_rule,
+    _protocol("__tvm_ffi_object__", pack),
+    tensor_rule,
+    _number_protocol("__cuda_stream__", _cuda_stream),
+    _numpy_bool_rule,
+    _subclasses(numbers.Integral, pack_int),
+    _subclasses(float, pack_float),
+    _numpy_float_rule,
+    _subclasses(numbers.Real, pack_real),
+    _subclasses(str, _pack_text),
+    _subclasses((bytes, bytearray), pack_bytes),  # type: ignore[arg-type]
+    shape_rule,
+    sequence_rule,
+    mapping_rule,
+    _subclasses(ctypes.c_void_p, pack_opaque_pointer),
+    _number_protocol("__tvm_ffi_opaque_ptr__", method_pointer),
+    _dtype_rule,
+    _protocol("__tvm_ffi_int__", pack_int),
+    _number_protocol("__tvm_ffi_float__", method_float),
+    _protocol("__tvm_ffi_value__", pack),
+    error_rule,
+    callable_rule,
+    native_rule,
+)
+"""Asked in this order for every other class; what no rule takes is carried as it is."""
+
+
+def find_packer(cls: type) -> Packer:
+    """The packer for instances of *cls*."""
+    found = EXACT.get(cls)
+    if found is not None:
+        return found
+    return next(filter(None, (rule(cls) for rule in RULES)), pack_opaque)
+
+
+class StructuralKey(Object):
+    """A value as a key, equal to keys with a structurally equal value.
+
+    Parameters
+    ----------
+    key : object
+        Any value.
+
+    Examples
+    --------
+    >>> table = {ffi.StructuralKey([1, 2]): "found"}
+    >>> table[ffi.StructuralKey([1, 2])]
+    'found'
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ()
+
+    def __init__(self, key: Any) -> None:
+        make = get_global_func("ffi.StructuralKey")
+        self.__init_handle_by_constructor__(make, checked(key))  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return self.hash_i64  # type: ignore[attr-defined, no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StructuralKey):
+            return NotImplemented
+        # Looked at again: a List in a key may have changed since the key was made.
+        keys = bounded(self), bounded(other)
+        return call_with_gil(builtin("ffi.StructuralKeyEqual"), *keys)  # type: ignore[no-any-return]
+
+
+complete(Room(find_packer, VIEWS, CONSTRUCTORS, hand_over))
+
+for _key, _class in (("ffi.Module", Module), ("ffi.StructuralKey", StructuralKey)):
+    if _key in get_registered_type_keys():  # older libraries do without some
+        register_object(_key)(_class)

@@ -1,1 +1,0 @@
-"""Values with everything in them: structural comparison, walks and rewrites; text."""

@@ -1,0 +1,414 @@
+"""Objects of libtvm_ffi in Python: one wrapper for each, Python objects in C, graphs of objects."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType
+from dlbridge.core.values.suggestions import with_article
+
+from ._lib import C, address, destructor, ffi, py
+from .any import (
+    HEADER,
+    INDEX_MASK,
+    OBJECT_BEGIN,
+    Handle,
+    Packer,
+    Temporaries,
+    WeakTable,
+    completed,
+    defines,
+    made,
+    native_type_index,
+    new_place,
+    pack,
+    shared,
+    text_of,
+    untrack,
+    view,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Object:
+    """A reference-counted object of libtvm_ffi.
+
+    As long as one wrapper of an object lives, every value that is this object
+    is that wrapper: ``a.x is a.x``. Compare by ``is`` or ``==``; hash by
+    identity. It can be referenced weakly.
+
+    Examples
+    --------
+    >>> f = ffi.convert_func(lambda: 1)
+    >>> isinstance(f, ffi.Object), ffi.Array([f])[0] is f
+    (True, True)
+    """
+
+    __module__ = "dlbridge.ffi"  # where users and pickles find it
+
+    __slots__ = ("__weakref__", "_handle", "_index")
+
+    _handle: Handle | None
+    """The strong reference; None once the object was moved away."""
+
+    _index: int
+    """The object's own type index; the type may be a subtype of its Python class's."""
+
+    def __new__(cls, *_args: Any, **_keywords: Any) -> Any:
+        """For classes that C++ says how to make; TypeError for the others."""
+        if cls.__init__ is object.__init__:
+            raise TypeError(
+                f"{cls.__name__}() makes nothing: its objects come from the library's functions"
+            )
+        return object.__new__(cls)
+
+    def same_as(self, other: object) -> bool:
+        """Whether *other* is this very object of the library.
+
+        Parameters
+        ----------
+        other : object
+            Anything; the result is False for what is not an `Object`.
+
+        Returns
+        -------
+        bool
+            Whether both refer to one object in C. `is_` is another name of this method.
+
+        Examples
+        --------
+        >>> a = ffi.Array([1])
+        >>> a.same_as(a), a.same_as(ffi.Array([1]))
+        (True, False)
+        """
+        if not isinstance(other, Object) or self._handle is None:
+            return other is self
+        return self._handle == other._handle
+
+    is_ = same_as
+
+    def _adopt(self, handle: Handle | None) -> None:
+        """Own *handle* from now on; None once the object was moved away."""
+        if handle is not None:
+            untrack(handle)
+        self._handle = handle
+
+    def _move(self) -> MovedObject:
+        """The object as an rvalue argument: the callee gets our only reference.
+
+        The wrapper is empty once the call is made.
+        """
+        return MovedObject(self)
+
+    def __tvm_ffi_object__(self) -> Any:
+        """The tvm_ffi package's wrapper of this object; that package asks for it."""
+        return completed().hand_over(self)
+
+    def __reduce__(self) -> Any:
+        # Python would copy the address, and drop a reference that was never taken.
+        raise TypeError(
+            f"{with_article(type_key_of(self._index))} can be neither copied nor pickled"
+        )
+
+    def __repr__(self) -> str:
+        if self._handle is None:
+            return f"<moved {type(self).__name__}>"
+        return f"<{type_key_of(self._index)} at {self._handle:#x}>"
+
+
+# What comes back from C as it went: an element of a container has this type, too.
+Same: TypeAlias = int | float | str | bytes | DType | Device | Object | None
+
+
+class MovedObject:
+    """The result of `Object._move`, to be used as an argument once."""
+
+    __slots__ = ("moved",)
+
+    def __init__(self, moved: Object) -> None:
+        self.moved: Object = moved
+
+
+_Wrapper = TypeVar("_Wrapper", bound=Object)
+
+
+_wrappers: Final[WeakTable[Object]] = WeakTable()
+"""Address of an object -> its wrapper."""
+
+
+def wrap(owned: Handle, index: int, cls: type[_Wrapper]) -> _Wrapper:
+    """The wrapper of an object: the one that lives, of whatever class, or a new *cls*."""
+    key = int(owned)  # the table must own nothing
+    known: Any = _wrappers.get(key)
+    if known is not None:
+        return known  # type: ignore[no-any-return]  # of whatever class it was made
+    return new_wrapper(owned, index, cls)
+
+
+def new_wrapper(owned: Handle, index: int, cls: type[_Wrapper]) -> _Wrapper:
+    """A *cls* for an object that was just made, and so has no wrapper yet."""
+    wrapper: Any = object.__new__(cls)
+    wrapper._adopt(owned)
+    wrapper._index = index
+    return remember(wrapper, int(owned))  # type: ignore[no-any-return]
+
+
+def handle_of(value: Object) -> Handle:
+    """The object's address; ValueError if it was moved into a call."""
+    handle = value._handle
+    if handle is None:
+        raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
+    return handle
+
+
+def type_index_of(value: Object) -> int:
+    """The index of the object's type."""
+    return value._index
+
+
+def remember(wrapper: Any, handle: int) -> Any:
+    """*wrapper*, or the one that another thread has made for the same object meanwhile."""
+    return _wrappers.add(handle, wrapper)
+
+
+def borrow(handle: int, index: int, cls: type[_Wrapper]) -> _Wrapper:
+    """Like `wrap`, for an object that somebody else owns: takes a reference of its own."""
+    return wrap(shared(handle), index, cls)
+
+
+def type_key_of(index: int) -> str:
+    """The type key of *index*, which must come from a live object."""
+    info = ffi.cast("TVMFFITypeInfo *", py.TVMFFIGetTypeInfo(index))
+    return text_of(info.type_key)
+
+
+def pack_object(value: Object, keep: Temporaries) -> tuple[int, int]:
+    """The object itself; *keep* owns a reference, as *value* may be moved away meanwhile."""
+    handle = handle_of(value)
+    keep.append(handle)
+    return value._index, handle
+
+
+def pack_moved(value: MovedObject, keep: Temporaries) -> tuple[int, int]:
+    """The address of a slot with the object's reference, for the callee to take."""
+    slot = _Slot(value.moved)
+    keep.append(slot)
+    return C.kTVMFFIObjectRValueRef, address(slot.slot)
+
+
+class _Slot:
+    """Holds an object's only reference during a call; what is not taken goes back."""
+
+    __slots__ = ("moved", "slot")
+
+    def __init__(self, moved: Object) -> None:
+        self.slot = ffi.new("void **")  # empty, should the next line fail
+        _tag, handle = pack_object(moved, Temporaries())
+        self.moved = moved
+        py.TVMFFIObjectIncRef(handle)
+        self.slot[0] = ffi.cast("void *", handle)
+        # Whoever asks for the object from now on gets a new wrapper.
+        _wrappers.remove(int(handle))
+        moved._adopt(None)
+
+    def __del__(self) -> None:
+        if self.slot[0]:
+            handle = Handle(address(self.slot[0]))
+            self.moved._adopt(handle)
+            remember(self.moved, int(handle))
+
+
+def object_rule(cls: type) -> Packer | None:
+    """Packers for `Object` classes and for `MovedObject`."""
+    if issubclass(cls, Object):
+        return pack_object
+    return pack_moved if cls is MovedObject else None
+
+
+# Objects that C has, by address, and the number of references that it has to each.
+#
+# Nothing below makes a call or a loop while it changes them, and each change is one
+# line, so that neither a thread nor a Ctrl-C nor a trace function comes between.
+# A deleter that makes no call also leaves an exception alone that is pending in its
+# caller (measured; docs/safety.md).
+# Only numbers are made: memory that is allocated for a container may start a collection,
+# and a multiplication of numbers runs handlers of signals.
+_kept: Final[dict[int, Any]] = {0: None}
+_counts: Final[defaultdict[int, int]] = defaultdict(int, {0: 0})
+
+
+def _drop(key: int, _kept: dict[int, Any] = _kept, _counts: dict[int, int] = _counts) -> None:
+    # While C has further references, key 0 is deleted instead. It is always there.
+    # fmt: off
+    _counts[key] -= 1; gone = 0 if _counts[key] else key; del _kept[gone], _counts[gone]; _kept[0], _counts[0] = None, 0  # noqa: E501, E702
+    # fmt: on
+
+
+_DELETER: Final = destructor("void(*)(void *)", _drop)
+
+
+def with_owner(value: object, make: Callable[..., int], *arguments: Any) -> Handle | None:
+    """The object that a C function makes, which keeps *value* alive; None if it fails.
+
+    *make* takes a pointer first and its deleter last, before the place for the object.
+    """
+    key, place = id(value), new_place()
+    pointer = ffi.cast("void *", key)
+    try:
+        _kept[key], _counts[key] = value, _counts[key] + 1
+        _status, handle = made(place, make, pointer, *arguments, _DELETER)
+    finally:
+        if not place[0]:
+            _drop(key)
+    return handle
+
+
+def make_opaque(value: object) -> Handle:
+    """A new opaque object that holds *value*; its address is the ``PyObject *``.
+
+    tvm_ffi reads and makes the same, so such objects pass both ways.
+    """
+    handle = with_owner(value, C.TVMFFIObjectCreateOpaque, C.kTVMFFIOpaquePyObject)
+    if handle is None:
+        raise MemoryError("libtvm_ffi could not allocate an object")
+    return handle
+
+
+def pack_opaque(value: object, keep: Temporaries) -> tuple[int, int]:
+    """Any Python object, carried as it is."""
+    handle = make_opaque(value)
+    keep.append(handle)
+    return C.kTVMFFIOpaquePyObject, handle
+
+
+def opaque_value(handle: Handle, _index: int) -> Any:
+    """The Python object in an opaque one."""
+    cell = ffi.cast("TVMFFIOpaqueObjectCell *", handle + HEADER)
+    return ctypes.cast(address(cell.handle), ctypes.py_object).value
+
+
+MAX_DEPTH: Final = 2000
+"""Levels that are passed on to C++: a tenth of what was seen to crash with 8 MiB of stack."""
+
+
+class Checked:
+    """A value that *look* gets as C will see it, when it is packed; what *look* raises is raised.
+
+    Where packing it takes too many levels, *look* gets the value itself before that is raised.
+    """
+
+    __slots__ = ("look", "value")
+
+    def __init__(self, value: Any, look: Callable[[Any], Any]) -> None:
+        self.value: Any = value
+        self.look: Callable[[Any], Any] = look
+
+
+def pack_checked(value: Checked, keep: Temporaries) -> tuple[int, int]:
+    """The value, looked at."""
+    try:
+        tag, payload = pack(value.value, keep)
+    except RecursionError:
+        value.look(value.value)
+        raise
+    if tag & INDEX_MASK >= OBJECT_BEGIN and tag != C.kTVMFFITensor:
+        value.look(view(tag, payload))
+    return tag, payload
+
+
+def pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
+    """An object of the tvm_ffi package; ValueError if it was moved away."""
+    handle = value.__chandle__()
+    if not handle:
+        raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
+    return native_type_index(handle), handle
+
+
+def peer_rule(cls: type) -> Packer | None:
+    """tvm_ffi's own objects are what they are to C."""
+    return pack_peer if defines(cls, "__chandle__") else None
+
+
+class Seen:
+    """What has been looked at, with everything below it."""
+
+    def __init__(self) -> None:
+        self.levels: dict[int, int] = {}
+        """Identity -> levels below it. Shared parts may lie deeper elsewhere."""
+        self.kept: list[Any] = []
+        """The same objects, alive, so that identities stay unique."""
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if not isinstance(value, (Object, list, tuple, dict)):
+        return iter(())
+    if isinstance(value, Sequence):
+        return iter(value)
+    if isinstance(value, Mapping):
+        return (part for pair in value.items() for part in pair)
+    info = getattr(value, "__tvm_ffi_type_info__", None)
+    return iter(()) if info is None else (field.__get__(value) for field in info.all_fields())
+
+
+def _identity(value: Any) -> int:
+    return value._handle or 0 if isinstance(value, Object) else id(value)
+
+
+def bounded(value: Any, seen: Seen | None = None) -> Any:  # anybody's: the value itself
+    """*value*; ValueError if it contains itself, RecursionError if it is nested too deep.
+
+    What *seen* has is not looked at again; what is looked at is added there.
+    """
+    seen = seen or Seen()
+    levels, kept = seen.levels, seen.kept
+    if isinstance(value, Object) and _identity(value) in levels:
+        return value
+    # From the value down to what is looked at now: value, its children, levels below it.
+    path: list[list[Any]] = [[value, _children(value), 0]]
+    above = {_identity(value)}
+    while path:
+        parent, children, _below = path[-1]
+        for child in children:
+            if not isinstance(child, (Object, list, tuple, dict)):
+                continue
+            identity = _identity(child)
+            if identity in above:
+                raise ValueError(f"{with_article(type(child).__name__)} contains itself")
+            known = levels.get(identity)
+            if len(path) + (known or 0) >= MAX_DEPTH:
+                raise RecursionError(f"the value is nested more than {MAX_DEPTH} levels deep")
+            if known is not None:
+                path[-1][2] = max(path[-1][2], known + 1)
+                continue
+            above.add(identity)
+            path.append([child, _children(child), 0])
+            break
+        else:
+            below = path.pop()[2]
+            identity = _identity(parent)
+            above.discard(identity)
+            levels[identity] = below
+            kept.append(parent)
+            if path:
+                path[-1][2] = max(path[-1][2], below + 1)
+    return value
+
+
+def checked(value: Any, seen: Seen | None = None) -> Any:
+    """An argument for C: *value*, which is `bounded` in the form that C will see.
+
+    An object of ours is looked at now, any other value when it is packed: only then is it
+    known what it becomes (`readonly`, ``asobject``, a container of tvm_ffi).
+    """
+    if isinstance(value, Object):
+        return bounded(value, seen)
+    if isinstance(value, MovedObject):
+        bounded(value.moved, seen)
+        return value
+    return Checked(value, lambda found: bounded(found, seen))

@@ -1,1 +1,0 @@
-"""Objects of the library as Python objects: containers, registered types, modules."""

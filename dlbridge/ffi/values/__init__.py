@@ -1,1 +1,0 @@
-"""Values across the C interface: numbers, text, tensors, errors, and references to objects."""
