@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import subprocess
 import sys
 
 import cloudpickle
 import joblib
+import pickling
 import pytest
 from joblib.externals.loky import get_reusable_executor
+from pickling import WAYS, by_joblib
 
 import dlbridge as bridge
 from dlbridge import ffi
@@ -72,41 +73,6 @@ VALUES = {
 }
 
 
-def by_joblib(value):
-    file = io.BytesIO()
-    joblib.dump(value, file)
-    return file.getvalue()
-
-
-WAYS = {
-    "pickle": (pickle.dumps, pickle.loads),
-    "cloudpickle": (cloudpickle.dumps, cloudpickle.loads),
-    "joblib": (by_joblib, lambda data: joblib.load(io.BytesIO(data))),
-}
-# Reads pickles and sends each object back; it imports dlbridge only as they ask for it.
-OTHER = """
-import io, pickle, sys, traceback
-import cloudpickle, joblib
-def by_joblib(value):
-    file = io.BytesIO()
-    joblib.dump(value, file)
-    return file.getvalue()
-ways = {
-    "pickle": (pickle.loads, pickle.dumps),
-    "cloudpickle": (cloudpickle.loads, cloudpickle.dumps),
-    "joblib": (lambda data: joblib.load(io.BytesIO(data)), by_joblib),
-}
-answers = {}
-for (way, name), data in pickle.load(sys.stdin.buffer).items():
-    load, dump = ways[way]
-    try:
-        answers[way, name] = dump(load(data))
-    except BaseException:
-        answers[way, name] = traceback.format_exc()
-pickle.dump(answers, sys.stdout.buffer)
-"""
-
-
 @pytest.fixture(scope="module")
 def answers(values):
     """The pickles that came back, or the traceback of the other process."""
@@ -115,9 +81,8 @@ def answers(values):
         for way, (dump, _) in WAYS.items()
         for name, value in values.items()
     }
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER], input=pickle.dumps(sent), capture_output=True, check=True
-    )
+    other = [sys.executable, pickling.__file__]
+    done = subprocess.run(other, input=pickle.dumps(sent), capture_output=True, check=True)
     return pickle.loads(done.stdout)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from expected import backend_or_skip
 from subbyte_programs import run_programs
 
 import dlbridge as bridge
@@ -19,6 +20,13 @@ DEVICES = ["cpu", "ext_dev:0"]
 @pytest.mark.parametrize("devices", [["cpu"], ["ext_dev:0"], ["cpu", "ext_dev:0", "ext_dev:1"]])
 def test_programs(devices):  # C31, P37
     run_programs(range(100), devices)
+
+
+@pytest.mark.parametrize("first", [[], ["cpu"]])
+@pytest.mark.parametrize("name", ["opencl", "vulkan", "webgpu"])
+def test_programs_on_memory_of_a_driver(name, first):  # C31, P37
+    backend_or_skip(name)
+    run_programs(range(60), [*first, f"{name}:0"])
 
 
 def codes(tensor):
