@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     )
     from .core.files.loading import TensorFile as TensorFile, load as load
     from .core.files.saving import save as save
-    from .core.incoming.cuda_array_interface import (
+    from .core.interfaces.anything import device_of as device_of
+    from .core.interfaces.cuda_array_interface import (
         from_cuda_array_interface as from_cuda_array_interface,
     )
-    from .core.incoming.places import device_of as device_of
     from .core.moves.host_views import HostView as HostView
     from .core.moves.steps import Plan as Plan, Step as Step
     from .core.moves.traces import Trace as Trace, trace as trace
@@ -94,8 +94,8 @@ _PUBLIC = {
     "core.casts": "astype",
     "core.files.loading": "TensorFile load",
     "core.files.saving": "save",
-    "core.incoming.cuda_array_interface": "from_cuda_array_interface",
-    "core.incoming.places": "device_of",
+    "core.interfaces.cuda_array_interface": "from_cuda_array_interface",
+    "core.interfaces.anything": "device_of",
     "core.moves.host_views": "HostView",
     "core.moves.steps": "Plan Step",
     "core.moves.traces": "Trace trace",

@@ -26,11 +26,11 @@ OLDEST = (3, 11)
 ROOMS = [
     "tests/safety",
     "tests/core/test_implementation_details.py",
-    "tests/core/outgoing",
+    "tests/core/interfaces",
     "tests/ffi/calls",
 ]
 MORE = ["tests/core", "tests/ffi/calls", "tests/safety"]
-WITH_PEERS = ["tests/core/libraries", "tests/core/incoming", "tests/ffi/values"]
+WITH_PEERS = ["tests/core/libraries", "tests/core/interfaces", "tests/ffi/values"]
 PEERS = [".[peers]", "-e", "backends/opencl"]
 PARALLEL = ["-n", "3", "--dist", "loadfile"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"

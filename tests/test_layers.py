@@ -54,14 +54,9 @@ core.tensor.ordering
 core.tensor.indexing core.tensor.tensor core.tensor.array_tensor core.tensor.operand core.tensor.exports
 core.tensor.resized_views core.tensor.consumers core.tensor.adopt core.tensor.expired
 
-core.libraries core.libraries.library core.libraries.hidden_state core.libraries.exposures
-core.libraries.conversions core.libraries.descriptions core.libraries.lookup
+core.libraries core.libraries.library core.libraries.descriptions core.libraries.lookup
 libraries
-
-core.incoming core.incoming.lists core.incoming.producers core.incoming.importers
-core.incoming.cuda_array_interface
-core.incoming.arrow
-core.incoming.array_likes core.incoming.places
+core.interfaces core.interfaces.lists
 
 core.moves core.moves.regions core.moves.within_host
 core.moves.host_and_device
@@ -70,9 +65,11 @@ core.moves.steps core.moves.plans core.moves.traces core.moves.allocate core.mov
 core.moves.host_views core.moves.pickling core.moves.unpickling core.moves.printing
 core.moves.shared_blocks core.moves.device_blocks core.moves.shared_places core.moves.shared_tensors
 
-core.outgoing core.outgoing.mpi_questions core.outgoing.producer core.outgoing.native core.outgoing.cuda_array_interface
-core.outgoing.array_interface core.outgoing.arrow
-core.outgoing.own_table core.outgoing.like
+core.interfaces.dlpack core.interfaces.native core.interfaces.buffers core.interfaces.arrow
+core.interfaces.cuda_array_interface core.interfaces.own_table core.interfaces.anything
+
+core.libraries.like core.libraries.numpy core.libraries.torch core.libraries.jax core.libraries.tvm_ffi
+core.libraries.tensorflow core.libraries.pandas core.libraries.pyarrow
 
 core.prepared core.api core.creation core.accepting core.sharing
 
@@ -124,12 +121,12 @@ LATE = {
         "core.moves.printing",
         "core.moves.unpickling",
         "core.moves.host_views",
-        "core.outgoing.producer",
-        "core.outgoing.array_interface",
-        "core.outgoing.arrow",
-        "core.outgoing.cuda_array_interface",
-        "core.outgoing.native",
-        "core.outgoing.own_table",
+        "core.interfaces.dlpack",
+        "core.interfaces.buffers",
+        "core.interfaces.arrow",
+        "core.interfaces.cuda_array_interface",
+        "core.interfaces.native",
+        "core.interfaces.own_table",
         "core.api",
         "dask",
     },
@@ -143,7 +140,6 @@ NOT_OURS = {
     "last._replace",
     "kind._make",
     "sys._getframe",
-    "KNOWN['torch']._replace",  # a named tuple's
     "torch._C",  # torch has no public name for DisableTorchFunctionSubclass
 }  # of the standard library, and of others
 PRIVATE_USES_ACROSS_ROOMS = 10

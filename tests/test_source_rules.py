@@ -163,7 +163,7 @@ def test_the_rules(path):
         ("lock = RLock()", "inherited"),
         ("class A:\n    lock = threading.RLock()", "inherited"),
         ("locks: dict[str, threading.RLock] = {}", "inherited"),
-        ("from dlbridge.core.outgoing.producer import TABLE\nTABLE['name'] = print", "filled"),
+        ("from dlbridge.core.interfaces.dlpack import TABLE\nTABLE['name'] = print", "filled"),
     ],
 )
 def test_each_rule_is_seen(source, rule):

@@ -11,12 +11,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.incoming.array_likes import import_anything
-from dlbridge.core.incoming.places import device_of
-from dlbridge.core.libraries.descriptions import KNOWN
-from dlbridge.core.libraries.hidden_state import is_readonly_torch
+from dlbridge.core.interfaces.anything import device_of, import_anything
 from dlbridge.core.libraries.library import Library, is_array_of
-from dlbridge.core.libraries.lookup import find_library, is_known, library_of
+from dlbridge.core.libraries.lookup import KNOWN, find_library, is_known, library_of
 from dlbridge.core.plugins.lookup import find_device, supports
 from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
 from dlbridge.core.public import public
@@ -310,7 +307,9 @@ def _is_own(x: Any, own: Library | str) -> bool:
     if isinstance(own, str):
         return _backend_of_object(x) == own
     cls = type(x)
-    return is_array_of(own, cls) and (own.keeps_readonly or not is_readonly_torch(cls))
+    if library_of(cls) in own.special:
+        return False
+    return is_array_of(own, cls)
 
 
 def _origin_of(x: Any) -> _Origin | None:

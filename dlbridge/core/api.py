@@ -6,9 +6,11 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.core.dlpack.requests import check_copy
-from dlbridge.core.incoming import array_likes, producers
-from dlbridge.core.incoming.importers import IMPORTERS, find_importer
+from dlbridge.core.interfaces.anything import import_anything, is_copied
+from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.like import as_library, library_step
+from dlbridge.core.libraries.lookup import IMPORTERS, importer_of
 from dlbridge.core.moves.allocate import check_alignment
 from dlbridge.core.moves.copies import copy_elements
 from dlbridge.core.moves.plans import plan_by_library, plan_move
@@ -16,7 +18,6 @@ from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.steps import Step
 from dlbridge.core.moves.traces import is_recording
 from dlbridge.core.moves.transfer import aligned, move, run
-from dlbridge.core.outgoing.like import as_library, library_step
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.plugins.streams import stream_block
 from dlbridge.core.prepared import ITSELF, READY, prepare
@@ -259,12 +260,12 @@ def from_dlpack(
         try:
             importer = IMPORTERS[type(x)]
         except KeyError:
-            importer = find_importer(type(x))
+            importer = importer_of(type(x))
         if importer is not None:
             return importer(x)
     check_copy(copy)
     target = None if device is None else find_device(device)
-    tensor = producers.import_producer(x, target, copy, stream)
+    tensor = import_producer(x, target, copy, stream)
     if copy is True or (target is not None and tensor.device is not target):
         tensor = move(tensor, target or tensor.device, copy)
     return tensor if like is None else as_library(tensor, like, copy)
@@ -326,7 +327,7 @@ def asarray(
         if importer is not None:
             return importer(x)
     wanted = None if dtype is None else as_dtype(dtype)
-    tensor = array_likes.import_anything(x, wanted, copy, device)
+    tensor = import_anything(x, wanted, copy, device)
     if wanted is not None and tensor.dtype is not wanted:
         raise ExchangeError(
             f"{origin_of(x)} holds {tensor.dtype}, and asarray converts no elements: "
@@ -336,8 +337,8 @@ def asarray(
     if device is None and (copy is None or copy is False):
         return tensor
     target = tensor.device if device is None else find_device(device)
-    if producers.needs_its_library(x, tensor, target):
-        tensor = producers.import_producer(x, target, copy, None)
+    if needs_its_library(x, tensor, target):
+        tensor = import_producer(x, target, copy, None)
     operand = operand_of(tensor)
     steps = plan_move(operand, target, copy)
     moved = run(steps, tensor, operand)
@@ -581,8 +582,8 @@ def to_device(
     tensor = _at_its_place(x, copy, device)
     target = find_device(device)
     operand = operand_of(tensor)
-    if not operand.device.is_host and producers.needs_its_library(x, tensor, target):
-        tensor = producers.import_producer(x, target, copy, None)
+    if not operand.device.is_host and needs_its_library(x, tensor, target):
+        tensor = import_producer(x, target, copy, None)
         operand = operand_of(tensor)
     steps = plan_move(operand, target, copy, alignment=wanted)
     if stream is None and progress is None:
@@ -618,7 +619,7 @@ def _at_its_place(x: Any, copy: bool | None, device: DeviceLike) -> Tensor:
     importer = IMPORTERS.get(type(x))
     if importer is not None and copy is None:
         return importer(x)
-    return array_likes.import_anything(x, None, False if copy is False else None, device)
+    return import_anything(x, None, False if copy is False else None, device)
 
 
 @public
@@ -671,7 +672,7 @@ def plan(
     tensor = _at_its_place(x, copy, device)
     target = find_device(device)
     operand = operand_of(tensor)
-    if producers.needs_its_library(x, tensor, target):
+    if needs_its_library(x, tensor, target):
         steps = plan_by_library(operand, target, copy, tensor.origin)
     else:
         steps = plan_move(operand, target, copy, tensor.origin, wanted)
@@ -686,9 +687,9 @@ def plan(
 
 def _add_import(steps: Plan, x: Any, operand: Operand, device: DeviceLike | None) -> None:
     """Put the copy in front of *steps* that made *operand*, if *x* has no memory to share."""
-    if not steps.may_copy or type(x) in IMPORTERS or not operand.device.is_host:
+    if not steps.may_copy or IMPORTERS.get(type(x)) is not None or not operand.device.is_host:
         return
-    if array_likes.is_copied(x, device):
+    if is_copied(x, device):
         steps.origin = origin_of(x)
         if operand.nbytes:
             here, reason = operand.device, f"{steps.origin} has no memory that a tensor could share"

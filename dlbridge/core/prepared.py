@@ -8,12 +8,11 @@ must be planned.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.numpy_arrays import address_of
-from dlbridge.core.incoming.importers import IMPORTERS, numpy_types_of_torch
+from dlbridge.core.libraries.library import HOST_ONLY
+from dlbridge.core.libraries.lookup import IMPORTERS, find_description, library_of
 from dlbridge.core.moves.allocate import allocate_from_host, allocate_from_host_limit
 from dlbridge.core.moves.plans import why_no_host_import
 from dlbridge.core.plugins.lookup import backend_of
@@ -25,8 +24,6 @@ from dlbridge.core.values.devices import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["ITSELF", "READY", "prepare"]
 
 _CPU = Device.of(1, 0)
 
@@ -49,19 +46,21 @@ def prepare(cls: type, device: object, target: Device, like: object) -> None:
     if type(device) not in (str, Device) or type(like) not in (str, type(None)):
         return
     key = cls, device, like
-    if cls in IMPORTERS or issubclass(cls, Tensor):
-        READY.setdefault(key, _conversion(cls, target, like))
+    importer = ITSELF if issubclass(cls, Tensor) else IMPORTERS.get(cls)
+    if importer is not None:
+        READY.setdefault(key, _conversion(cls, importer, target, like))
 
 
-def _conversion(cls: type, target: Device, like: object) -> Callable[[Any], Any] | None:
+def _conversion(
+    cls: type, importer: Callable[[Any], Any], target: Device, like: object
+) -> Callable[[Any], Any] | None:
     if like is None and not target.is_host:
-        upload = _upload(cls, target)
+        upload = _upload(cls, importer, target)
         if upload is not None:
             return upload
     if issubclass(cls, Tensor):
         return _of_tensor(cls, target, like)
-    found = _OF_ARRAYS.get((cls.__module__, cls.__name__, like))
-    return found() if found is not None and target is _CPU else None
+    return _of_array(cls, importer, like) if target is _CPU else None
 
 
 def _of_tensor(cls: type, target: Device, like: object) -> Callable[[Any], Any] | None:
@@ -73,19 +72,18 @@ def _of_tensor(cls: type, target: Device, like: object) -> Callable[[Any], Any] 
         return None
     if like == "numpy":
         return ArrayTensor.numpy
-    if like == "torch":
-        from_numpy = _numpy_to_torch()
-        return lambda tensor: from_numpy(tensor.numpy())
-    return None
+    from_numpy = _of_numpy(like)
+    return None if from_numpy is None else lambda tensor: from_numpy(tensor.numpy())
 
 
-def _upload(cls: type, target: Device) -> Callable[[Any], Any] | None:
+def _upload(
+    cls: type, importer: Callable[[Any], Any], target: Device
+) -> Callable[[Any], Any] | None:
     """For host arrays, where the backend makes memory together with its content."""
     plugin = backend_of(target)
     limit = allocate_from_host_limit(plugin, target)
     if not limit or cls is Tensor:  # that class is the one of tensors on devices
         return None
-    importer = ITSELF if issubclass(cls, Tensor) else IMPORTERS[cls]
     is_numpy = (cls.__module__, cls.__name__) == ("numpy", "ndarray")
 
     def convert(x: Any) -> Any:
@@ -108,52 +106,24 @@ def _upload(cls: type, target: Device) -> Callable[[Any], Any] | None:
     return convert
 
 
-def _numpy_to_tensor() -> Callable[[Any], Any]:
-    import numpy as np
-
-    return IMPORTERS[np.ndarray]
-
-
-def _torch_to_tensor() -> Callable[[Any], Any]:
-    importer = IMPORTERS[sys.modules["torch"].Tensor]
-    return lambda x: importer(x) if x.is_cpu else None
-
-
-def _numpy_to_torch() -> Callable[[Any], Any]:
-    from_numpy = sys.modules["torch"].from_numpy
-
-    def convert(x: Any) -> Any:
-        if not x.flags.writeable:
-            return None  # torch would write
-        try:
-            return from_numpy(x)
-        except (TypeError, ValueError) as exc:  # a type or strides that torch does not have
-            if is_from_handler(exc.__traceback__):
-                raise
-            return None
-
-    return convert
+def _of_array(
+    cls: type, importer: Callable[[Any], Any], like: object
+) -> Callable[[Any], Any] | None:
+    """To the CPU, for arrays of a library with an importer, which are there already."""
+    library = library_of(cls)
+    if library is None:
+        return None
+    if like is None and library.device_types == HOST_ONLY:
+        return importer
+    if like is None:
+        on_host = library.on_host
+        return None if on_host is None else lambda x: importer(x) if on_host(x) else None
+    if library.name == "numpy":
+        return _of_numpy(like)
+    return library.as_numpy() if like == "numpy" and library.as_numpy is not None else None
 
 
-def _torch_to_numpy() -> Callable[[Any], Any]:
-    torch = sys.modules["torch"]
-    known, to_numpy = numpy_types_of_torch(torch), torch.Tensor.numpy
-
-    def convert(x: Any) -> Any:
-        try:
-            return to_numpy(x) if x.dtype in known else None
-        except (RuntimeError, TypeError) as exc:  # a gradient, a lazy sign, another device
-            if is_from_handler(exc.__traceback__):
-                raise
-            return None
-
-    return convert
-
-
-_OF_ARRAYS: dict[tuple[str, str, object], Callable[[], Callable[[Any], Any]]] = {
-    ("numpy", "ndarray", None): _numpy_to_tensor,
-    ("numpy", "ndarray", "torch"): _numpy_to_torch,
-    ("torch", "Tensor", None): _torch_to_tensor,
-    ("torch", "Tensor", "numpy"): _torch_to_numpy,
-}
-"""Module and name of a class, and like -> the function that makes the conversion to the CPU."""
+def _of_numpy(like: object) -> Callable[[Any], Any] | None:
+    """Numpy's arrays as those of the library *like*."""
+    library = find_description(like) if isinstance(like, str) else None
+    return None if library is None or library.of_numpy is None else library.of_numpy()

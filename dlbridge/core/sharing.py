@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlbridge.core.incoming import producers
+from dlbridge.core.interfaces.dlpack import needs_its_library
 from dlbridge.core.moves.shared_tensors import share_tensor
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.public import public
@@ -77,6 +77,6 @@ def share(x: ArrayLike, device: DeviceLike | None = None) -> Tensor:
     """
     tensor = asarray(x)
     target = tensor.device if device is None else find_device(device)
-    if producers.needs_its_library(x, tensor, _CPU):
+    if needs_its_library(x, tensor, _CPU):
         tensor = to_device(x, _CPU)
     return share_tensor(tensor, target)

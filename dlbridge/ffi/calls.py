@@ -20,7 +20,7 @@ from functools import cache, partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from dlbridge.core.outgoing.own_table import _managed_tensor_allocator as managed_tensor_allocator
+from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.plugins.streams import order, use_stream as use_backend_stream
 from dlbridge.core.public import public_in

@@ -32,11 +32,11 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.capsules import address_in
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import immortal
-from dlbridge.core.incoming.array_likes import import_native, is_of_backend
-from dlbridge.core.libraries.hidden_state import is_readonly_torch, plain_torch
+from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.outgoing.like import as_library
+from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
 from dlbridge.core.plugins.streams import chosen_streams, wait
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.adopt import adopt

@@ -85,7 +85,7 @@ def test_the_exchange_table_hands_the_exception_on(exception):  # X9
         PRELUDE.format(exception=exception)
         + """
 import tvm_ffi
-from dlbridge.core.outgoing import own_table as table
+from dlbridge.core.interfaces import own_table as table
 nop = tvm_ffi.get_global_func("testing.nop")
 tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
 def work():
@@ -208,7 +208,7 @@ def test_the_first_loan_of_a_tensor_is_taken_back():  # X9
     out = run_script("""
 import tvm_ffi
 import dlbridge as bridge
-from dlbridge.core.outgoing import own_table as table
+from dlbridge.core.interfaces import own_table as table
 class Raising:
     raised = 0
     def __getattr__(self, name):
@@ -238,7 +238,7 @@ def test_a_fork_while_another_thread_exports():
 import os, threading, time
 import tvm_ffi
 import dlbridge as bridge
-from dlbridge.core.outgoing import own_table as table
+from dlbridge.core.interfaces import own_table as table
 t, inside = bridge.zeros(3), threading.Event()
 def hold():
     with table._sharing:

@@ -19,7 +19,7 @@ from raw_producer import OldProducer, Producer
 import dlbridge as bridge
 from dlbridge.core.dlpack.capsules import delete_managed
 from dlbridge.core.dlpack.foreign_tables import table_of
-from dlbridge.core.outgoing.own_table import export_tensor
+from dlbridge.core.interfaces.own_table import export_tensor
 
 MILLION = 1_000_000
 ALLOWED = (

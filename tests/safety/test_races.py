@@ -49,7 +49,7 @@ def test_one_struct_is_lent_once():  # X5
         SWITCHING
         + """
 import threading, time, numpy as np, tvm_ffi, dlbridge
-from dlbridge.core.outgoing import own_table as table
+from dlbridge.core.interfaces import own_table as table
 tensor = dlbridge.from_dlpack(np.ones((3, 5), "f4"))
 tvm_ffi.from_dlpack(tensor)
 end = time.monotonic() + 4
@@ -69,7 +69,7 @@ print(len(table._lent))
 
 def test_one_struct_is_lent_once_to_threads_that_pause(monkeypatch):  # X5
     """The claim is one step, whatever runs between looking for a struct and taking it."""
-    from dlbridge.core.outgoing import own_table
+    from dlbridge.core.interfaces import own_table
 
     tensor = bridge.zeros(3)
     first = own_table.export_tensor(tensor)

@@ -45,7 +45,7 @@ def _waiting(text: str) -> tuple[str, str]:
 # and a leak that storms found. All can be put back by a few words.
 HOLES = {
     "two threads share a new tensor": Hole(
-        "dlbridge.core.outgoing.own_table",
+        "dlbridge.core.interfaces.own_table",
         (
             (
                 "    with _sharing:\n        if not hasattr(tensor",
@@ -56,7 +56,7 @@ HOLES = {
         finding=r"Wrong|SIGSEGV|SIGABRT",
     ),
     "one struct is lent twice": Hole(
-        "dlbridge.core.outgoing.own_table",
+        "dlbridge.core.interfaces.own_table",
         (
             (
                 "if _lent.setdefault(address, loan) is loan:",
@@ -141,7 +141,7 @@ HOLES = {
         finding=r"Wrong: wrong result",
     ),
     "a struct is deleted inside a C++ destructor": Hole(
-        "dlbridge.core.outgoing.own_table",
+        "dlbridge.core.interfaces.own_table",
         (
             (
                 "self.template = self.owner.pointer",

@@ -163,7 +163,7 @@ def live() -> dict[str, int]:
     """The number of things of each kind that exist: 0 once the storm is over."""
     # Private: what C holds has no public count.
     from dlbridge.core.dlpack import exports
-    from dlbridge.core.outgoing import own_table
+    from dlbridge.core.interfaces import own_table
     from dlbridge.core.plugins.registry import LOADED
 
     counts = {

@@ -9,8 +9,11 @@ import pytest
 from cuda_support import memory, read, slow, stream
 
 import dlbridge
-from dlbridge.core.incoming.cuda_array_interface import SYNC, from_cuda_array_interface
-from dlbridge.core.outgoing.cuda_array_interface import EXPORT_STREAM
+from dlbridge.core.interfaces.cuda_array_interface import (
+    EXPORT_STREAM,
+    SYNC,
+    from_cuda_array_interface,
+)
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 

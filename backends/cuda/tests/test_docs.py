@@ -58,8 +58,7 @@ def test_the_numbers_are_the_programs(page):
 
 
 def test_the_environment_variables_are_the_programs(page):
-    from dlbridge.core.incoming.cuda_array_interface import SYNC
-    from dlbridge.core.outgoing.cuda_array_interface import EXPORT_STREAM
+    from dlbridge.core.interfaces.cuda_array_interface import EXPORT_STREAM, SYNC
 
     named = {row[0].strip("`") for row in table_after(page, "## The CUDA Array Interface")}
     assert named == {SYNC, EXPORT_STREAM}

@@ -35,7 +35,7 @@ DETAILS: Final = (
         "answer it with an internal error",
         "torch 2.0",
         "core/implementation_details/callers.py: is_called_by_torch",
-        "tests/core/outgoing/test_producer.py::"
+        "tests/core/interfaces/test_producer.py::"
         "test_torch_is_told_that_it_has_no_tensors_on_the_device",
     ),
     Detail(

@@ -1,17 +1,22 @@
-"""The descriptions of the libraries that dlbridge knows.
+"""The descriptions of libraries that need few lines: the others have a file of their own.
 
-How each library treats a DLPack tensor was measured: ``tests/core/outgoing/test_like.py``
-and ``tests/peers`` show it, and ``docs/compatibility.md`` has the versions.
+How each library treats a DLPack tensor was measured: ``tests/core/libraries`` and
+``tests/peers`` show it, and ``docs/compatibility.md`` has the versions.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.core.values.suggestions import with_article
+from dlbridge.errors import ExchangeError
 
-from . import conversions as out, exposures, hidden_state as hidden
-from .library import Library
+from .library import ALL_HOST, HOST_ONLY, Library, origin_of
 
-__all__ = ["KNOWN", "READONLY_TORCH"]
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.tensor import Tensor
 
 _CPU = DLDeviceType.kDLCPU
 _CUDA = DLDeviceType.kDLCUDA
@@ -21,10 +26,231 @@ _ROCM = DLDeviceType.kDLROCM
 _ONEAPI = DLDeviceType.kDLOneAPI
 _METAL = DLDeviceType.kDLMetal
 
-_HOST_ONLY = frozenset({_CPU})
-_ALL_HOST = frozenset({_CPU, _CUDA_HOST, _MANAGED, DLDeviceType.kDLROCMHost})
 
-KNOWN = {
+def to_native(tensor: Tensor) -> Any:
+    """The object of the device's own ecosystem: ``pyopencl.array.Array`` on OpenCL."""
+    return tensor.to_native()
+
+
+def _refuse_paddle(x: Any) -> None:
+    """Gradients, which paddle's exchange table does not look at, and sparse layouts."""
+    if getattr(x, "is_sparse", bool)():
+        raise ExchangeError("a sparse paddle tensor is not one block of memory; pass x.to_dense()")
+    if not getattr(x, "stop_gradient", True):
+        raise ExchangeError(
+            "the paddle tensor requires gradients (stop_gradient is False); pass x.detach()"
+        )
+
+
+_NUMBERS_OF_ARROW = ("int", "uint", "float", "double", "halffloat")
+
+
+def _refuse_warp(x: Any) -> None:
+    """Indexed arrays."""
+    if type(x).__name__ == "indexedarray":
+        raise ExchangeError("a warp indexedarray is not one block of memory; pass x.contiguous()")
+
+
+def _refuse_dask(x: Any) -> None:
+    """Lazy arrays: nothing is computed unless the user says so."""
+    raise ExchangeError(
+        f"{with_article(origin_of(x))} is computed when its values are needed, and may not fit "
+        "into memory; "
+        "pass x.compute()"
+    )
+
+
+def _refuse_tinygrad(x: Any) -> None:
+    """Every tinygrad tensor: its memory comes out by a copy, as a buffer."""
+    raise ExchangeError(
+        f"{with_article(origin_of(x))} exports no memory; pass x.data(), a buffer that tinygrad "
+        "computes and "
+        "copies to the host"
+    )
+
+
+def _refuse_sparse(x: Any) -> None:
+    """Sparse arrays of scipy and of sparse."""
+    way = "x.toarray()" if hasattr(x, "toarray") else "x.todense()"
+    raise ExchangeError(
+        f"a sparse {origin_of(x)} is not one block of memory; pass {way}, or its parts (x.data)"
+    )
+
+
+def _refuse_dali(x: Any) -> None:
+    """Lists of samples, which may differ in shape."""
+    if "TensorList" in type(x).__name__:
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} is a list of tensors; pass x.as_tensor(), or its "
+            "elements (x[0])"
+        )
+
+
+def _expose_xarray(x: Any, _copy: bool | None) -> Any:
+    """The array inside a DataArray or Variable, whichever library it belongs to."""
+    inner = getattr(x, "data", None)
+    if inner is None or not hasattr(inner, "shape"):
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} holds several arrays; pass one of them (x['name'])"
+        )
+    return inner
+
+
+def _expose_openvino(x: Any, _copy: bool | None) -> Any:
+    """Numpy's view of an openvino Tensor: it keeps the tensor alive."""
+    if not hasattr(x, "element_type"):
+        return x
+    name = x.element_type.get_type_name()
+    if x.element_type.bitwidth < 8 or name == "string":
+        raise ExchangeError(
+            f"an openvino tensor of {name} elements has no form in DLPack; pass x.data, openvino's "
+            "own view of its bytes"
+        )
+    array = x.data
+    if name in _OPENVINO_SMALL:
+        # openvino gives these to numpy under the name of another type of their size.
+        import ml_dtypes
+
+        array = array.view(getattr(ml_dtypes, _OPENVINO_SMALL[name]))
+    return array
+
+
+_OPENVINO_SMALL = {
+    "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "f8e8m0": "float8_e8m0fnu",
+}
+
+
+def _to_mlx(tensor: Tensor) -> Any:
+    """``mlx.core.array``."""
+    import mlx.core
+
+    return mlx.core.from_dlpack(tensor)
+
+
+def _to_warp(tensor: Tensor) -> Any:
+    """``warp.array``."""
+    import warp
+
+    warp.init()  # without it warp knows no device
+    return warp.from_dlpack(tensor)
+
+
+def _check_warp(tensor: Tensor) -> None:
+    """Raise ExchangeError for a tensor without dimensions: warp 1.19 fails with an IndexError."""
+    if not tensor.ndim:
+        raise ExchangeError("warp has no arrays without dimensions; give it t.reshape(1)")
+
+
+def _to_onnxruntime(tensor: Tensor) -> Any:
+    """``onnxruntime.OrtValue``; versions before 1.32 have to be told which bytes are bools."""
+    import onnxruntime
+
+    make = onnxruntime.capi.onnxruntime_pybind11_state.OrtValue.from_dlpack
+    try:
+        value = make(tensor.__dlpack__())
+    except TypeError:
+        is_bool = tensor.dtype.name == "bool"
+        given = tensor.view("uint8") if is_bool else tensor
+        value = make(given.__dlpack__(), is_bool)
+    return onnxruntime.OrtValue(value)
+
+
+def _to_openvino(tensor: Tensor) -> Any:
+    """``openvino.Tensor`` on the memory of a numpy array."""
+    import openvino
+
+    return openvino.Tensor(tensor.numpy(), shared_memory=True)
+
+
+def _to_numba(tensor: Tensor) -> Any:
+    """A device array of ``numba.cuda``."""
+    cuda = importlib.import_module("numba.cuda")
+    return cuda.as_cuda_array(tensor)
+
+
+def _to_cuda_core(tensor: Tensor) -> Any:
+    """``cuda.core.utils.StridedMemoryView``, which does not order its work after ours."""
+    from cuda.core.utils import StridedMemoryView
+
+    if not tensor.device.is_host:
+        return tensor.to_native()
+    return StridedMemoryView.from_dlpack(tensor, stream_ptr=-1)
+
+
+def _to_dali(tensor: Tensor) -> Any:
+    """``TensorCPU`` of ``nvidia.dali``, which takes a legacy capsule, not an object."""
+    backend = importlib.import_module("nvidia.dali.backend")
+    return backend.TensorCPU(tensor.__dlpack__())
+
+
+def _to_dpctl(tensor: Tensor) -> Any:
+    """A memory object of ``dpctl``: the bytes, without shape and type."""
+    import dpctl.memory
+
+    return dpctl.memory.as_usm_memory(tensor.to_native())
+
+
+def _to_usm(tensor: Tensor) -> Any:
+    """``dpnp.ndarray``, on memory of oneAPI."""
+    import dpnp
+
+    return dpnp.from_dlpack(tensor)
+
+
+def _to_xarray(tensor: Tensor) -> Any:
+    """``xarray.DataArray``."""
+    import xarray
+
+    return xarray.DataArray(tensor.numpy())
+
+
+def _to_dask(tensor: Tensor) -> Any:
+    """``dask.array.Array``."""
+    import dask.array
+
+    return dask.array.from_array(tensor.numpy())
+
+
+def _to_tinygrad(tensor: Tensor) -> Any:
+    """``tinygrad.Tensor``, on tinygrad's default device."""
+    import tinygrad
+
+    return tinygrad.Tensor(tensor.numpy()).realize()
+
+
+def _to_pillow(tensor: Tensor) -> Any:
+    """``PIL.Image.Image``."""
+    import PIL.Image
+
+    return PIL.Image.fromarray(tensor.numpy()).copy()  # some modes share memory, others do not
+
+
+def _check_image(tensor: Tensor) -> None:
+    """Raise ExchangeError for types that PIL would change, as float64, and for other shapes."""
+    name = tensor.dtype.name
+    planes = _IMAGES.get(name, ())
+    if not planes:
+        raise ExchangeError(
+            f"PIL has no images of {name}; an image has elements of {', '.join(_IMAGES)}: "
+            "convert them beforehand"
+        )
+    if tensor.ndim == 2 or (tensor.ndim == 3 and tensor.shape[2] in planes):
+        return
+    channels = f", or three with {', '.join(map(str, planes))} channels" if any(planes) else ""
+    raise ExchangeError(
+        f"an image of {name} has two dimensions{channels}, and the tensor has shape "
+        f"{tensor.shape}; t.reshape() can give it such a shape"
+    )
+
+
+_IMAGES = {"bool": (0,), "uint8": (2, 3, 4), "uint16": (0,), "int32": (0,), "float32": (0,)}
+"""Types of PIL's images, and how many channels those with three dimensions have."""
+
+
+SMALL = {
     library.name: library
     for library in (
         Library(
@@ -35,63 +261,18 @@ KNOWN = {
             takes_negative_strides=True,
             takes_padding=True,
             keeps_types=True,
-            host_types=_ALL_HOST,
-        ),
-        Library(
-            "numpy",
-            ("numpy.ndarray",),
-            refuse=hidden.refuse_masks,
-            make=out.to_numpy,
-            keeps_readonly=True,
-            takes_negative_strides=True,
-            takes_padding=True,
-            keeps_types=True,
-            device_types=_HOST_ONLY,
-        ),
-        # torch 2.13 aborts the process on negative strides.
-        Library(
-            "torch",
-            ("torch.Tensor",),
-            refuse=hidden.refuse_torch,
-            keeps_types=True,
-            device_types=frozenset(
-                {_CPU, _CUDA, _CUDA_HOST, _ROCM, _ONEAPI, _METAL, DLDeviceType.kDLExtDev}
-            ),
-        ),
-        # jax never writes into memory that it was given, donated or not.
-        Library(
-            "jax",
-            ("jax.Array", "jaxlib.ArrayImpl", "jaxlib.Array"),
-            refuse=hidden.refuse_jax,
-            immutable=True,
-            make=out.to_jax,
-            check=out.refuse_narrowing,
-            keeps_readonly=True,
-            compact_only=True,
-            any_order=True,
-            alignment=64,
-            device_types=frozenset({_CPU, _CUDA, _ROCM}),
-        ),
-        Library("tvm_ffi", ("tvm_ffi.Tensor",), keeps_types=True, host_types=_ALL_HOST),
-        Library(
-            "tensorflow",
-            ("tensorflow.Tensor", "tensorflow.EagerTensor"),
-            refuse=hidden.refuse_tensorflow,
-            immutable=True,
-            make=out.to_tensorflow,
-            compact_only=True,
-            device_types=frozenset({_CPU, _CUDA}),
+            host_types=ALL_HOST,
         ),
         Library(
             "paddle",
             ("paddle.Tensor",),
-            refuse=hidden.refuse_paddle,
+            refuse=_refuse_paddle,
             device_types=frozenset({_CPU, _CUDA}),
         ),
         Library(
             "mlx",
             ("mlx.array",),
-            make=out.to_mlx,
+            make=_to_mlx,
             copies=True,
             keeps_readonly=True,
             device_types=frozenset({_CPU, _METAL}),
@@ -100,45 +281,45 @@ KNOWN = {
         Library(
             "cupy",
             ("cupy.ndarray",),
-            host_types=_ALL_HOST,
+            host_types=ALL_HOST,
             device_types=frozenset({_CUDA, _CUDA_HOST, _MANAGED, _ROCM}),
         ),
         # Not run: its arrays need a GPU. On the CPU it works on numpy's.
         Library(
             "numba",
             ("numba.DeviceNDArray", "numba_cuda.DeviceNDArray"),
-            make=out.to_numba,
-            host_types=_ALL_HOST,
+            make=_to_numba,
+            host_types=ALL_HOST,
             device_types=frozenset({_CUDA, _CUDA_HOST, _MANAGED}),
         ),
         Library(
             "warp",
             ("warp.array",),
-            refuse=hidden.refuse_warp,
-            make=out.to_warp,
-            check=out.refuse_no_dimensions,
+            refuse=_refuse_warp,
+            make=_to_warp,
+            check=_check_warp,
             device_types=frozenset({_CPU, _CUDA, _CUDA_HOST}),
         ),
         Library(
             "pyopencl",
             ("pyopencl.Array",),
             backend="opencl",
-            make=out.to_native,
+            make=to_native,
             device_types=frozenset({DLDeviceType.kDLOpenCL}),
         ),
         Library(
             "cuda.core",
             ("cuda.core.StridedMemoryView",),
             backend="cuda",
-            make=out.to_cuda_core,
+            make=_to_cuda_core,
             keeps_readonly=True,
-            host_types=_ALL_HOST,
+            host_types=ALL_HOST,
             device_types=frozenset({_CPU, _CUDA, _CUDA_HOST, _MANAGED}),
         ),
         Library(
             "dpnp",
             ("dpnp.dpnp_array", "dpnp.usm_ndarray"),
-            make=out.to_usm,
+            make=_to_usm,
             device_types=frozenset({_ONEAPI}),
         ),
         # Its memory objects, which are bytes; the arrays of old versions speak DLPack.
@@ -146,123 +327,83 @@ KNOWN = {
             "dpctl",
             ("dpctl._Memory", "dpctl.usm_ndarray"),
             backend="oneapi",
-            make=out.to_dpctl,
+            make=_to_dpctl,
             compact_only=True,
             device_types=frozenset({_ONEAPI}),
         ),
         Library(
-            "pyarrow",
-            ("pyarrow.Array", "pyarrow.ChunkedArray"),
-            refuse=hidden.refuse_pyarrow,
-            expose=exposures.expose_pyarrow,
-            make=out.to_pyarrow,
-            check=out.refuse_types_of_arrow,
-            immutable=True,
-            keeps_readonly=True,
-            compact_only=True,
-            device_types=_HOST_ONLY,
-        ),
-        Library(
-            "polars",
-            ("polars.Series", "polars.DataFrame"),
-            expose=exposures.expose_polars,
-            make=out.to_polars,
-            check=out.refuse_types_of_arrow,
-            immutable=True,
-            keeps_readonly=True,
-            compact_only=True,
-            device_types=_HOST_ONLY,
-        ),
-        Library(
-            "pandas",
-            ("pandas.Series", "pandas.DataFrame", "pandas.Index", "pandas.ExtensionArray"),
-            expose=exposures.expose_pandas,
-            make=out.to_pandas,
-            check=out.refuse_not_one_dimension,
-            keeps_readonly=True,
-            takes_negative_strides=True,
-            device_types=_HOST_ONLY,
-        ),
-        Library(
             "xarray",
             ("xarray.DataArray", "xarray.Variable"),
-            expose=exposures.expose_xarray,
-            make=out.to_xarray,
+            expose=_expose_xarray,
+            make=_to_xarray,
             keeps_readonly=True,
             takes_negative_strides=True,
-            device_types=_HOST_ONLY,
+            device_types=HOST_ONLY,
         ),
         Library(
             "dask",
             ("dask.Array",),
-            refuse=hidden.refuse_dask,
-            make=out.to_dask,
+            refuse=_refuse_dask,
+            make=_to_dask,
             copies=True,
             keeps_readonly=True,
             takes_negative_strides=True,
-            device_types=_HOST_ONLY,
+            device_types=HOST_ONLY,
         ),
         Library(
             "onnxruntime",
             ("onnxruntime.OrtValue",),
             lends=True,
-            make=out.to_onnxruntime,
+            make=_to_onnxruntime,
             compact_only=True,
             device_types=frozenset({_CPU, _CUDA}),
         ),
         Library(
             "openvino",
             ("openvino.Tensor",),
-            expose=exposures.expose_openvino,
-            make=out.to_openvino,
+            expose=_expose_openvino,
+            make=_to_openvino,
             compact_only=True,
-            device_types=_HOST_ONLY,
+            device_types=HOST_ONLY,
         ),
         Library(
             "tinygrad",
             ("tinygrad.Tensor",),
-            refuse=hidden.refuse_tinygrad,
-            make=out.to_tinygrad,
+            refuse=_refuse_tinygrad,
+            make=_to_tinygrad,
             copies=True,
             keeps_types=True,  # and calls them by C's names, where "float" has 32 bits
             keeps_readonly=True,
             takes_negative_strides=True,
-            device_types=_HOST_ONLY,
+            device_types=HOST_ONLY,
         ),
         Library(
             "PIL",
             ("PIL.Image",),
-            make=out.to_pillow,
-            check=out.refuse_other_than_images,
+            make=_to_pillow,
+            check=_check_image,
             copies=True,
             keeps_readonly=True,
             takes_negative_strides=True,
-            device_types=_HOST_ONLY,
+            device_types=HOST_ONLY,
         ),
         Library(
             "array_api_strict",
             ("array_api_strict.Array",),
             keeps_readonly=True,
-            device_types=_HOST_ONLY,
+            device_types=HOST_ONLY,
         ),
         # Its arrays on a GPU were not run.
         Library(
             "nvidia.dali",
             ("nvidia.dali.TensorCPU", "nvidia.dali.TensorGPU"),
-            refuse=hidden.refuse_dali,
-            make=out.to_dali,
+            refuse=_refuse_dali,
+            make=_to_dali,
             compact_only=True,
-            device_types=_HOST_ONLY,
+            device_types=HOST_ONLY,
         ),
-        Library("sparse", refuse=hidden.refuse_sparse),
-        Library("scipy.sparse", refuse=hidden.refuse_sparse),
+        Library("sparse", refuse=_refuse_sparse),
+        Library("scipy.sparse", refuse=_refuse_sparse),
     )
 }
 """By the name that ``like=`` uses. mpi4py is not here: it has no arrays of its own."""
-
-READONLY_TORCH = KNOWN["torch"]._replace(
-    arrays=("torch.utils.dlpack.ReadOnlyTensorWrapper",),
-    make=out.to_readonly_torch,
-    keeps_readonly=True,
-)
-"""torch's class for memory that must not be written (torch 2.15), which `like=` may name."""

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
     from dlbridge.core.tensor.tensor import Tensor
 
-__all__ = ["Library", "is_array_of", "origin_of"]
-
-_CPU = DLDeviceType.kDLCPU
+HOST_ONLY: frozenset[int] = frozenset({DLDeviceType.kDLCPU})
+ALL_HOST: frozenset[int] = HOST_ONLY | {
+    DLDeviceType.kDLCUDAHost,
+    DLDeviceType.kDLCUDAManaged,
+    DLDeviceType.kDLROCMHost,
+}
 
 
 @public
@@ -33,6 +36,8 @@ class Library(NamedTuple):
         The classes of its arrays, as package and class: ``"torch.Tensor"``, or
         ``"torch.*"`` for all classes. The class may be defined in any module of
         the package.
+    special : tuple of Library
+        Descriptions of those of its classes for which other facts hold.
     refuse : callable or None
         Gets an array; raises `ExchangeError` with the way out if the array has
         something that DLPack cannot say (gradients, masks, missing values), or
@@ -40,6 +45,20 @@ class Library(NamedTuple):
     expose : callable or None
         Gets an array and *copy*; returns the object to take in its place, for
         arrays that hold another array which dlbridge can take.
+    by_arrow : callable or None
+        Gets an array with ``__dlpack__``; whether it exports itself by Arrow's interface only.
+    importer : callable or None
+        Gets a class of *arrays*, once; returns a function that makes a `Tensor` of an
+        array of exactly that class faster than dlbridge's own way, with the same result.
+    on_host : callable or None
+        Gets an array; whether it is in the CPU's memory. None: all are, or *importer* is not
+        worth a question.
+    as_numpy, of_numpy : callable or None
+        Called once, when the library is loaded: returns a function that gives the numpy
+        array on the memory of an array, or the array on the memory of a writable numpy
+        array, or None where that is impossible.
+    new_structs : bool
+        Whether each capsule has a struct of its own, which nobody reads but who asked for it.
     immutable : bool
         Whether its arrays must never be written, although a legacy capsule of
         one cannot say so.
@@ -64,6 +83,8 @@ class Library(NamedTuple):
     keeps_types : bool
         Whether it refuses the types that it does not have, instead of changing
         them. Otherwise dlbridge compares the result with the tensor.
+    types : frozenset of str or None
+        The names of the dtypes that its arrays can have; None: not known.
     compact_only : bool
         Whether it takes compact memory only.
     any_order : bool
@@ -87,8 +108,15 @@ class Library(NamedTuple):
 
     name: str
     arrays: tuple[str, ...] = ()
+    special: tuple[Library, ...] = ()
     refuse: Callable[[Any], None] | None = None
     expose: Callable[[Any, bool | None], Any] | None = None
+    by_arrow: Callable[[Any], bool] | None = None
+    importer: Callable[[type], Callable[[Any], Tensor]] | None = None
+    on_host: Callable[[Any], bool] | None = None
+    as_numpy: Callable[[], Callable[[Any], Any]] | None = None
+    of_numpy: Callable[[], Callable[[Any], Any]] | None = None
+    new_structs: bool = False
     immutable: bool = False
     lends: bool = False
     backend: str = ""
@@ -99,18 +127,19 @@ class Library(NamedTuple):
     takes_negative_strides: bool = False
     takes_padding: bool = False
     keeps_types: bool = False
+    types: frozenset[str] | None = None
     compact_only: bool = False
     any_order: bool = False
     alignment: int = 1
     device_types: frozenset[int] | None = None
-    host_types: frozenset[int] = frozenset({_CPU})
+    host_types: frozenset[int] = HOST_ONLY
 
 
-def is_array_of(library: Library, cls: type) -> bool:
-    """Whether *cls*, or one of its bases, is an array class of *library*."""
+def is_array_of(library: Library, cls: type, exactly: bool = False) -> bool:
+    """Whether *cls*, or one of its bases if not *exactly*, is an array class of *library*."""
     for entry in library.arrays:
         package, _, name = entry.rpartition(".")
-        for base in cls.__mro__:
+        for base in (cls,) if exactly else cls.__mro__:
             # jax's class has a dotted name.
             own = base.__name__.rpartition(".")[2]
             if name in ("*", own) and f"{base.__module__}.".startswith(f"{package}."):

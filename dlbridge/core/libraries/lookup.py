@@ -15,8 +15,7 @@ from dlbridge.core.plugins.registry import HINTS, owner
 from dlbridge.core.values.suggestions import did_you_mean, with_article
 from dlbridge.errors import BackendError
 
-from .descriptions import KNOWN, READONLY_TORCH
-from .hidden_state import is_readonly_torch
+from .descriptions import SMALL
 from .library import Library, is_array_of
 
 if TYPE_CHECKING:
@@ -25,10 +24,35 @@ if TYPE_CHECKING:
 
     from dlbridge.core.tensor.tensor import Tensor
 
-__all__ = ["GROUP", "find_library", "is_known", "library_of"]
-
 GROUP = "dlbridge.libraries"
 """The entry points by which other packages describe their arrays."""
+
+_FILES = {
+    "numpy": "numpy:LIBRARY",
+    "torch": "torch:LIBRARY",
+    "jax": "jax:LIBRARY",
+    "tvm_ffi": "tvm_ffi:LIBRARY",
+    "tensorflow": "tensorflow:LIBRARY",
+    "pyarrow": "pyarrow:LIBRARY",
+    "polars": "pyarrow:POLARS",
+    "pandas": "pandas:LIBRARY",
+}
+"""Library -> the module of this room with its description, loaded when it is asked for."""
+
+KNOWN = (*_FILES, *SMALL)
+"""The names of the libraries that are described here."""
+
+
+@lru_cache(maxsize=len(_FILES))
+def _load(name: str) -> Library:
+    module, _, attribute = _FILES[name].partition(":")
+    found: Library = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    return found
+
+
+def find_description(name: str) -> Library | None:
+    """The description of the library *name*, if there is one here."""
+    return _load(name) if name in _FILES else SMALL.get(name)
 
 
 def library_of(cls: type) -> Library | None:
@@ -51,8 +75,28 @@ def _search_bases(cls: type) -> Library | None:
     for base in cls.__mro__:
         found = _of_module(base.__module__)
         if found is not None:
-            return found
+            return next((own for own in found.special if is_array_of(own, cls)), found)
     return None
+
+
+IMPORTERS: dict[type, Callable[[Any], Tensor] | None] = {}
+"""Cache of `importer_of`."""
+
+
+def importer_of(cls: type) -> Callable[[Any], Tensor] | None:
+    """The short way in for arrays of exactly *cls*, if its library has one."""
+    try:
+        return IMPORTERS[cls]
+    except KeyError:
+        pass
+    home = sys.modules.get(cls.__module__)
+    if getattr(home, cls.__qualname__, None) is not cls:
+        return None  # it may not live for ever
+    library = library_of(cls)
+    found = None
+    if library is not None and library.importer is not None and is_array_of(library, cls, True):
+        found = library.importer(cls)
+    return IMPORTERS.setdefault(cls, found)
 
 
 def _of_module(module: str) -> Library | None:
@@ -60,8 +104,9 @@ def _of_module(module: str) -> Library | None:
     first, _, rest = module.partition(".")
     second = f"{first}.{rest.partition('.')[0]}"
     for package in (_SAME.get(first, first), second):
-        if package in KNOWN:
-            return KNOWN[package]
+        found = find_description(package)
+        if found is not None:
+            return found
     return None if first in _NO_LIBRARY else _of_others(first)
 
 
@@ -113,7 +158,7 @@ def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
 
 
 def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor], Any]]:
-    library = READONLY_TORCH if is_readonly_torch(cls) else library_of(cls)
+    library = library_of(cls)
     if library is not None and is_array_of(library, cls):
         if library.make is not None:
             return library, library.make
@@ -162,7 +207,8 @@ def _installed() -> list[str]:
     found = []
     for name in KNOWN:
         with suppress(ImportError, ValueError):  # of the package that it is in
-            if KNOWN[name].arrays and (name in sys.modules or find_spec(name) is not None):
+            library = find_description(name) if name in sys.modules or find_spec(name) else None
+            if library is not None and library.arrays:
                 found.append(name)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.incoming.lists import array_of
+from dlbridge.core.interfaces.lists import array_of
 from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.tensor.operand import host_array, operand_of

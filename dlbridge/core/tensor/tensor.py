@@ -52,7 +52,7 @@ TRACES: list[object] = []
 @cache
 def _produce() -> Callable[..., object]:
     """The body of ``__dlpack__``: an import statement in there would cost 600 ns each time."""
-    from dlbridge.core.outgoing.producer import produce
+    from dlbridge.core.interfaces.dlpack import produce
 
     return produce
 
@@ -86,7 +86,7 @@ class _ExchangeTable:
     """
 
     def __get__(self, _tensor: Tensor | None, _cls: type[Tensor]) -> Any:
-        from dlbridge.core.outgoing.own_table import table_capsule
+        from dlbridge.core.interfaces.own_table import table_capsule
 
         for name in NAMES:
             setattr(Tensor, name, table_capsule())
@@ -523,14 +523,14 @@ class Tensor(TensorMetadata):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The CUDA Array Interface, version 3; AttributeError off CUDA (`hasattr` is False)."""
-        from dlbridge.core.outgoing.cuda_array_interface import describe
+        from dlbridge.core.interfaces.cuda_array_interface import describe
 
         return describe(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """Numpy's array interface, version 3; AttributeError off the CPU (`hasattr` is False)."""
-        from dlbridge.core.outgoing.array_interface import describe_array
+        from dlbridge.core.interfaces.buffers import describe_array
 
         return describe_array(self)
 
@@ -541,7 +541,7 @@ class Tensor(TensorMetadata):
         It takes one dimension of integers or floats, in compact memory that the
         host can read, and needs pyarrow.
         """
-        from dlbridge.core.outgoing.arrow import exporter
+        from dlbridge.core.interfaces.arrow import exporter
 
         return exporter(self)
 
@@ -718,7 +718,7 @@ class Tensor(TensorMetadata):
         >>> bridge.zeros(3).to_native()
         array([0., 0., 0.], dtype=float32)
         """
-        from dlbridge.core.outgoing.native import to_native
+        from dlbridge.core.interfaces.native import to_native
 
         return to_native(self)
 

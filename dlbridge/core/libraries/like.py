@@ -9,10 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.libraries.conversions import to_native as native_object
-from dlbridge.core.libraries.descriptions import KNOWN
-from dlbridge.core.libraries.library import is_array_of, origin_of
-from dlbridge.core.libraries.lookup import find_library, is_known
+from dlbridge.core.interfaces.native import check_whole_elements, to_native
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.transfer import copy_of
 from dlbridge.core.plugins.registry import LOADED, backends
@@ -23,14 +20,15 @@ from dlbridge.core.values.layout import is_compact
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import Error, ExchangeError
 
-from .native import check_whole_elements, to_native
+from .descriptions import SMALL, to_native as native_object
+from .library import is_array_of, origin_of
+from .lookup import find_library, is_known
 
 if TYPE_CHECKING:
-    from dlbridge.core.libraries.library import Library
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.dtypes import DType
 
-__all__ = ["as_library", "library_step"]
+    from .library import Library
 
 _CPU = Device.of(1, 0)
 
@@ -118,7 +116,7 @@ def _native_step(name: str, tensor: Tensor, copy: bool | None, *, fresh: bool) -
     return False, f"wrap as an object of {name}'s own (no copy)"
 
 
-_NATIVE = {library.backend: library for library in KNOWN.values() if library.make is native_object}
+_NATIVE = {library.backend: library for library in SMALL.values() if library.make is native_object}
 """By the name of a backend, the library whose arrays are its native objects."""
 
 

@@ -26,7 +26,7 @@ from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack import foreign_tables as exchange
 from dlbridge.core.dlpack.foreign_tables import NAMES, ForeignTable, table_of
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
-from dlbridge.core.outgoing import own_table as table
+from dlbridge.core.interfaces import own_table as table
 
 FLOATS = np.arange(6, dtype="float32")
 TABLE = ffi.cast("DLPackExchangeAPI *", pointer_in(dlbridge.Tensor.__dlpack_c_exchange_api__))
@@ -97,7 +97,7 @@ def test_every_function_is_there_and_the_table_stays():  # X3, X7
     ):
         assert getattr(TABLE, field) != ffi.NULL
     code = (
-        "import importlib, dlbridge.core.outgoing.own_table as table, dlbridge\n"
+        "import importlib, dlbridge.core.interfaces.own_table as table, dlbridge\n"
         "name = '__dlpack_c_exchange_api__'\n"
         "capsule = getattr(dlbridge.Tensor, name)\n"
         "importlib.reload(dlbridge)\n"
@@ -107,7 +107,7 @@ def test_every_function_is_there_and_the_table_stays():  # X3, X7
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert importlib.import_module("dlbridge.core.outgoing.own_table") is table
+    assert importlib.import_module("dlbridge.core.interfaces.own_table") is table
 
 
 class Prototype:
@@ -463,7 +463,7 @@ def test_reentrance():  # X10
 
 CTRL_C = """
 import signal, sys, numpy as np, dlbridge
-from dlbridge.core.outgoing import own_table as table
+from dlbridge.core.interfaces import own_table as table
 tensor = dlbridge.from_dlpack(np.arange(4, dtype="f4"))
 call = {call}
 def interrupt(*_): raise KeyboardInterrupt
@@ -523,7 +523,7 @@ def test_tvm_ffi_takes_device_tensors_and_asks_for_the_stream():  # X8, X15
 
 FAILING = """
 import numpy, tvm_ffi, dlbridge
-from dlbridge.core.outgoing import own_table
+from dlbridge.core.interfaces import own_table
 
 def fail(*_):
     raise MemoryError("injected")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["array_of"]
-
 _WHOLE = {DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt, DLDataTypeCode.kDLBool}
 _EXACT = 2.0**53
 """The integers below it are exact in a float64."""

@@ -1,7 +1,9 @@
-"""Import of any library's tensor: by exchange table, by ``__dlpack__``, or from a capsule.
+"""DLPack in and out: other libraries' tensors as ours, and the body of our ``__dlpack__``.
 
-Source: array API 2025.12, ``from_dlpack``; dlpack.h 1.3. Imported structs are
-always validated; claims of a producer are never trusted.
+In: by exchange table, by ``__dlpack__``, or from a capsule. Imported structs are always
+validated; claims of a producer are never trusted. Out: the checks, order and copies.
+Source: array API 2025.12, ``from_dlpack``, ``__dlpack__`` and ``__dlpack_device__``;
+dlpack.h 1.3.
 """
 
 from __future__ import annotations
@@ -16,34 +18,38 @@ from dlbridge.core.dlpack.capsules import (
     restore,
 )
 from dlbridge.core.dlpack.foreign_tables import table_of
-from dlbridge.core.dlpack.requests import check_host_stream
+from dlbridge.core.dlpack.requests import (
+    check_copy,
+    check_device,
+    check_host_stream,
+    check_version,
+)
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
+from dlbridge.core.implementation_details.callers import is_called_by_torch
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.libraries.lookup import library_of
+from dlbridge.core.libraries.lookup import find_description, library_of
+from dlbridge.core.moves.host_views import shared_on_host
+from dlbridge.core.moves.plans import why_no_host_view
+from dlbridge.core.moves.transfer import copy_of, copy_to_host
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.plugins.streams import consumer_stream, current_use, normalized, order, wait
 from dlbridge.core.tensor.adopt import adopt
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
 from dlbridge.core.tensor.consumers import order_consumer
+from dlbridge.core.tensor.exports import capsule_of
+from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType, plain_number
 from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import MAX_NBYTES
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 from dlbridge.protocol import SupportsStreams
 
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.foreign_tables import ForeignTable
-
-__all__ = [
-    "device_of_producer",
-    "import_from_host",
-    "import_producer",
-    "needs_its_library",
-    "refuse_class",
-]
 
 _CPU = Device.of(1, 0)
 
@@ -130,14 +136,13 @@ class _ProducerTraits:
     )
 
     def __init__(self, cls: type) -> None:
-        module = cls.__module__.partition(".")[0]
         library = library_of(cls)
         self.refuse = None if library is None else library.refuse
         self.immutable = library is not None and library.immutable
         self.lends = library is not None and library.lends
         self.is_numpy = _has_numpys_method(cls)
         # Whether each capsule has a struct that nobody else reads (their sources).
-        self.new_structs = module in {"jax", "jaxlib", "torch", "tvm_ffi"}
+        self.new_structs = library is not None and library.new_structs
         self.is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
         self.table = table_of(cls)
         # Only classes that live for ever anyway; others are asked each time.
@@ -354,3 +359,144 @@ def _plain_array(x: Any) -> Any:
     import numpy as np
 
     return np.ndarray.view(x, np.ndarray)
+
+
+# Out --------------------------------------------------------------------------
+
+
+def produce(
+    tensor: Tensor, stream: object, max_version: object, dl_device: object, copy: Any
+) -> object:
+    """A new capsule of *tensor*: the body of ``__dlpack__``, see `Tensor.__dlpack__`."""
+    version = check_version(max_version)
+    check_copy(copy)
+    own = tensor.__dlpack_device__()
+    target = own if dl_device is None else check_device(dl_device)
+    if target == own:
+        if not tensor.device.is_host:
+            _refuse_torch(tensor)
+        if dl_device is None and (copy is False or (stream is not None and version is None)):
+            _refuse_elements(tensor, version)
+            _refuse_handle(tensor, stream, version)
+        exported, flags = _copied_or_not(tensor, copy)
+        order_consumer(exported, stream)  # after the copy, which is work on our stream too
+        return capsule_of(exported, version, flags)
+    if target == _CPU.dlpack:
+        return _export_to_host(tensor, version, stream, copy)
+    raise ExchangeError(
+        f"a tensor on {tensor.device} cannot be exported to the device {target}: the standard "
+        "asks for its own device or the CPU; use dlbridge.to_device first"
+    )
+
+
+def _refuse_torch(tensor: Tensor) -> None:
+    """ExchangeError for a device that torch has no tensors on.
+
+    torch 2.13 answers the capsule with an internal error, which asks for a report to torch.
+    """
+    torch = find_description("torch")
+    kinds = None if torch is None else torch.device_types
+    if kinds is not None and tensor.device.type not in kinds and is_called_by_torch():
+        raise ExchangeError(
+            f"torch has no tensors on {tensor.device}; dlbridge.to_device(t, 'cpu', like='torch') "
+            "brings the tensor to the CPU"
+        )
+
+
+def _copied_or_not(tensor: Tensor, copy: bool | None) -> tuple[Tensor, int]:
+    """The tensor that is exported to its own device, and the flags to add."""
+    if copy is True:
+        return copy_of(tensor), FLAG_IS_COPIED
+    if has_negative_strides(tensor):
+        if copy is False:
+            raise ExchangeError(
+                f"negative strides {tensor.strides} are exported as a copy (some consumers "
+                "abort on them), and copy=False forbids it; pass copy=None, or export a compact "
+                "copy, dlbridge.to_device(t, t.device, copy=True)"
+            )
+        return copy_of(tensor), FLAG_IS_COPIED
+    return tensor, 0
+
+
+def _export_to_host(
+    tensor: Tensor, version: tuple[int, int] | None, stream: object, copy: bool | None
+) -> object:
+    if stream is not None:
+        raise ValueError(
+            f"{with_article(str(tensor.device))} tensor exported to the CPU is synchronised; "
+            "stream must be None, "
+            f"not {stream!r}"
+        )
+    if copy is not True:
+        shared = shared_on_host(tensor)
+        if shared is not None:
+            return capsule_of(shared, version, 0)
+    if copy is False:
+        raise ExchangeError(
+            f"{why_no_host_view(operand_of(tensor))}; copy=False forbids copying it to the CPU"
+        )
+    return capsule_of(copy_to_host(tensor), version, FLAG_IS_COPIED)
+
+
+# Questions of mpi4py that it could not answer for itself are refused, with the way out. It
+# asks every producer for a capsule of version 1.0 without a copy, and does not look at the
+# device: it takes `data` plus the offset for an address that its MPI can read. It gives each
+# element a whole number of bytes, and it reads lanes as bytes or as a complex number. Source:
+# mpi4py 4.1, ``asdlpack.pxi``; the questions of all peers are in
+# ``tests/core/interfaces/test_questions.py``.
+
+
+def _refuse_handle(tensor: Tensor, stream: object, version: tuple[int, int] | None) -> None:
+    """ExchangeError if *tensor* has a handle, and the consumer would take it for an address.
+
+    To be called where ``copy=False`` and no ``dl_device`` were given, or no version
+    (mpi4py before 4.1). On CUDA, ROCm and oneAPI `data` is an address, and an MPI
+    that is built for them reads it.
+    """
+    device = tensor.device
+    if device.is_address or stream != -1 or version == DLPACK_VERSION:
+        return
+    try:
+        refusal = why_no_host_view(operand_of(tensor))
+    except ExchangeError as exc:  # no backend here serves the device
+        refusal = str(exc)
+    if refusal:
+        way = (
+            f"{refusal}, so send a copy, comm.Send(dlbridge.to_device(t, 'cpu')); to receive, make "
+            "a tensor on the CPU and then dlbridge.copy_(t, received)"
+        )
+    else:
+        way = (
+            "use its host view, comm.Send(t.host_view()) or comm.Recv(t.host_view()), or send a "
+            "copy, dlbridge.to_device(t, 'cpu')"
+        )
+    raise ExchangeError(
+        f"memory of {device} was asked for as MPI asks (stream=-1, copy=False, no dl_device), "
+        f"which would take a handle for an address: {way}"
+    )
+
+
+def _refuse_elements(tensor: Tensor, version: tuple[int, int] | None) -> None:
+    """ExchangeError if the consumer would count the bytes of *tensor* wrongly, or add them up.
+
+    To be called where ``copy=False`` and no ``dl_device`` were given.
+    """
+    dtype = tensor.dtype
+    if version != (1, 0) or tensor.is_padded:
+        return
+    if dtype.is_subbyte:
+        reason = f"packed {dtype} elements are less than a byte, and MPI would read past the end"
+    elif dtype.name == "complex32":
+        reason = f"MPI has no datatype for {dtype}"
+    elif dtype.lanes != 1:
+        reason = f"MPI would reduce the bytes of {dtype} elements as numbers"
+    else:
+        return
+    if is_called_by_torch():
+        return  # its from_dlpack(t, copy=False) asks the same
+    raise ExchangeError(
+        f"the tensor was asked for as MPI asks (version 1.0, copy=False), and {reason}: send it as "
+        "an object, comm.send(t) and comm.recv(), or send its bytes, comm.Send(t.tobytes()), and "
+        "receive them, comm.Recv(t.view('uint8')), if its last dimension is compact and a whole "
+        "number of bytes"
+    )

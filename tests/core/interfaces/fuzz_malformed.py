@@ -33,7 +33,7 @@ import dlbridge
 import dlbridge.ffi
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME, table_of
-from dlbridge.core.incoming.cuda_array_interface import parse
+from dlbridge.core.interfaces.cuda_array_interface import parse
 from dlbridge.core.plugins import registry
 from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import MAX_NBYTES, reach

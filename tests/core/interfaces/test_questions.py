@@ -1,7 +1,7 @@
 """What each peer asks ``__dlpack__`` for today: we refuse some questions by who asks them.
 
 A new version of a peer that asks otherwise fails here; then look at
-``dlbridge/core/outgoing/mpi_questions.py``.
+``dlbridge/core/interfaces/dlpack.py``.
 """
 
 from __future__ import annotations

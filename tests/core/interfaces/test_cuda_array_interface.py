@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from ids import stable
 
-from dlbridge.core.incoming import cuda_array_interface as cuda_array
-from dlbridge.core.incoming.cuda_array_interface import from_cuda_array_interface, parse
-from dlbridge.core.outgoing import cuda_array_interface as outgoing_interface
-from dlbridge.core.outgoing.cuda_array_interface import describe
+from dlbridge.core.interfaces import (
+    cuda_array_interface as cuda_array,
+    cuda_array_interface as outgoing_interface,
+)
+from dlbridge.core.interfaces.cuda_array_interface import describe, from_cuda_array_interface, parse
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device

@@ -1,4 +1,4 @@
-"""dlbridge.core.outgoing.like: tensors as other libraries' arrays, with the same values or not at all."""
+"""dlbridge.core.libraries.like: tensors as other libraries' arrays, with the same values or not at all."""
 
 import ctypes
 import subprocess
@@ -14,7 +14,7 @@ from peers import peer
 
 import dlbridge
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.outgoing.like import as_library, library_step
+from dlbridge.core.libraries.like import as_library, library_step
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
@@ -649,7 +649,7 @@ def test_nothing_leaks(like):
 
 def test_importing_it_imports_no_library():
     script = """
-        import sys, dlbridge.core.outgoing.like
+        import sys, dlbridge.core.libraries.like
         assert not {"numpy", "torch", "jax", "tvm_ffi"} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.dtypes import DType
 
-__all__ = ["export_tensor", "table_capsule"]
-
 _MANAGED = ffi.typeof("DLManagedTensorVersioned *")
 
 

@@ -12,11 +12,10 @@ from peers import peer
 from raw_producer import Producer
 
 import dlbridge as bridge
-from dlbridge.core import prepared
-from dlbridge.core.incoming import importers, producers
-from dlbridge.core.incoming.importers import find_importer
-from dlbridge.core.incoming.producers import import_producer
-from dlbridge.core.outgoing import like
+from dlbridge.core.interfaces import dlpack as producers
+from dlbridge.core.interfaces.dlpack import import_producer
+from dlbridge.core.libraries import jax as jax_library, like
+from dlbridge.core.libraries.lookup import find_description, importer_of
 
 RELABELLED = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 
@@ -46,7 +45,7 @@ def description(t):
 @pytest.mark.parametrize("kind", ["float32", "int32", "uint8", *RELABELLED])
 def test_the_same_tensor_as_by_the_protocol(kind, library):
     x = PRODUCERS[library](kind)
-    importer = find_importer(type(x))
+    importer = importer_of(type(x))
     assert importer is not None
     fast, slow = importer(x), import_producer(x, None, None, None)
     assert description(fast) == description(slow)
@@ -198,25 +197,25 @@ def importer_of_torch(_monkeypatch):
     class Interrupted(torch.Tensor):
         numpy = handled
 
-    return importers._MAKERS["torch", "Tensor"](Interrupted), torch.zeros(3)
+    return find_description("torch").importer(Interrupted), torch.zeros(3)
 
 
 def importer_of_jax(monkeypatch):
     array = jax_of("float32")
-    monkeypatch.setattr(importers, "memoryview", handled, raising=False)
-    return importers._MAKERS["jaxlib", "ArrayImpl"](type(array)), array
+    monkeypatch.setattr(jax_library, "memoryview", handled, raising=False)
+    return find_description("jax").importer(type(array)), array
 
 
 def importer_of_tvm_ffi(monkeypatch):
     tensor = peer("tvm_ffi").from_dlpack(np.zeros(3))
     monkeypatch.setattr(np, "from_dlpack", handled)
-    return importers._MAKERS["tvm_ffi", "Tensor"](type(tensor)), tensor
+    return find_description("tvm_ffi").importer(type(tensor)), tensor
 
 
 def conversion_of_torch(_monkeypatch):
     torch = peer("torch")
     _monkeypatch.setattr(torch, "from_numpy", handled)
-    return prepared._numpy_to_torch(), np.zeros(3)
+    return find_description("torch").of_numpy(), np.zeros(3)
 
 
 MAKERS = [importer_of_torch, importer_of_jax, importer_of_tvm_ffi, conversion_of_torch]

@@ -1,9 +1,10 @@
-"""Arrow's PyCapsule interface: a column of numbers, or of lists of one length, as a Tensor.
+"""Arrow's PyCapsule interface, in and out: a column of numbers, or of lists of one length.
 
 Source: "The Arrow C data interface", "The Arrow C stream interface" and "The
-Arrow PyCapsule Interface" (arrow.apache.org/docs/format). Only the producer's
-callbacks are called here, with the GIL held; none of ours is given away. Nothing
-that a struct says is believed before it is checked.
+Arrow PyCapsule Interface" (arrow.apache.org/docs/format). In: only the producer's
+callbacks are called, with the GIL held, and nothing that a struct says is believed
+before it is checked. Out: the structs are pyarrow's, because what Arrow calls when it
+drops an array may run late, even after Python has ended, and has to be C.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import MAX_NBYTES, why_impossible
 from dlbridge.errors import ExchangeError
 
 if TYPE_CHECKING:
-    from dlbridge.core.tensor.tensor import Tensor
+    from collections.abc import Callable
 
-__all__ = ["from_arrow", "is_arrow"]
+    from dlbridge.core.tensor.tensor import Tensor
 
 _CPU = Device.of(1, 0)
 
@@ -43,6 +45,9 @@ _FORMATS = {
     "g": "float64",
 }
 _BOOLS = "b"
+
+ARROW_TYPES = frozenset(_FORMATS.values())
+"""What a column of plain numbers may hold."""
 
 
 # PYFUNCTYPE keeps the GIL: a producer's callback may be Python.
@@ -352,3 +357,40 @@ def _taken(own: Any, capsule: object, name: bytes) -> Any:
     ctypes.memmove(ctypes.addressof(own), address, ctypes.sizeof(own))
     own.release = release
     return own
+
+
+# Out --------------------------------------------------------------------------
+
+
+def exporter(tensor: Tensor) -> Callable[..., tuple[object, object]]:
+    """The method ``__arrow_c_array__`` of *tensor*.
+
+    AttributeError for what Arrow cannot hold in place, so that
+    ``hasattr(tensor, "__arrow_c_array__")`` is right for consumers.
+    """
+    if tensor.ndim != 1 or not tensor.device.is_host:
+        raise _not_arrow(f"{tensor.ndim} dimensions on {tensor.device}", "one on the CPU")
+    if tensor.dtype.name not in ARROW_TYPES:
+        raise _not_arrow(str(tensor.dtype), "numbers of 8 to 64 bits; Arrow packs bools")
+    if not tensor.is_contiguous():
+        raise _not_arrow(f"strides {tensor.strides}", "compact memory: to_device(copy=True)")
+    try:
+        import pyarrow
+    except ImportError as exc:
+        raise _not_arrow("a tensor without pyarrow", "pip install pyarrow") from exc
+
+    def export(requested_schema: object = None) -> tuple[object, object]:
+        operand_of(tensor)  # raises if it was lent and has expired
+        # The memory belongs to numpy's array, which the Arrow buffer keeps alive.
+        array = tensor.numpy()
+        column = pyarrow.Array.from_buffers(
+            pyarrow.from_numpy_dtype(array.dtype), array.size, [None, pyarrow.py_buffer(array)]
+        )
+        exported: tuple[object, object] = column.__arrow_c_array__(requested_schema)
+        return exported
+
+    return export
+
+
+def _not_arrow(given: str, wanted: Any) -> AttributeError:
+    return AttributeError(f"{given} cannot be exported to Arrow, which takes {wanted}")

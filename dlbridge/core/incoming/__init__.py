@@ -1,1 +1,0 @@
-"""Any library's tensor becomes a Tensor."""

@@ -1,0 +1,226 @@
+"""Any object as a Tensor: which interface of it is asked, in which order."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.lookup import importer_of, library_of
+from dlbridge.core.plugins.registry import known_backends
+from dlbridge.core.public import public
+from dlbridge.core.tensor.array_tensor import wrap_array
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.values.devices import Device, type_names
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import CONTEXT_DEVICES
+
+from .arrow import from_arrow, is_arrow
+from .buffers import NOTHING_TO_SHARE, from_array_interface, from_array_method, from_buffer
+from .cuda_array_interface import from_cuda_array_interface
+from .dlpack import device_of_producer, import_producer, refuse_class
+from .lists import array_of
+from .native import import_native
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dlbridge.core.libraries.library import Library
+    from dlbridge.core.values.dtypes import DType
+    from dlbridge.typing import ArrayLike, DeviceLike
+
+_CPU = Device.of(1, 0)
+
+
+def import_anything(
+    x: Any, wanted: DType | None, copy: bool | None, device: DeviceLike | None = None
+) -> Tensor:
+    """A Tensor of *x* on its own device; *wanted* is the dtype of Python numbers.
+
+    *device* is where it shall be: its backend is meant if several recognise *x*.
+    """
+    cls = type(x)
+    if hasattr(cls, "__dlpack__") or cls.__name__ == "PyCapsule":
+        importer = None if copy is False else importer_of(cls)
+        if importer is not None:
+            return importer(x)
+        strict = False if copy is False else None
+        return from_arrow(x, copy) if _is_by_arrow(x) else import_producer(x, None, strict, None)
+    if cls in BUILTIN:
+        return _from_buffer_or_numbers(x, wanted, copy)
+    refuse_class(x)
+    library = library_of(cls)
+    inner = x if library is None else _exposed(library, x, copy)
+    if inner is not x:
+        tensor = import_anything(inner, wanted, copy)
+        if copy is False and library is not None and tensor.size:
+            # An object that reads its array anew each time (a lazy DataArray) shares nothing.
+            again = import_anything(_exposed(library, x, copy), wanted, copy)
+            if again.data_ptr() != tensor.data_ptr():
+                raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x)))
+        return tensor
+    native = import_native(x, library, device)
+    if native is not None:
+        return native
+    if getattr(x, "__cuda_array_interface__", None) is not None:
+        return from_cuda_array_interface(x)
+    if getattr(x, "__array_interface__", None) is not None:
+        return wrap_array(from_array_interface(x, copy))
+    if is_arrow(x):  # a column without a shape: after the interface that has one (PIL has both)
+        return from_arrow(x, copy)
+    if hasattr(x, "__array__"):
+        return wrap_array(from_array_method(x, copy))
+    return _from_buffer_or_numbers(x, wanted, copy)
+
+
+def is_copied(x: Any, device: DeviceLike | None = None) -> bool:
+    """Whether `import_anything`, which has taken *x*, has copied its elements.
+
+    That is so where copy=False is refused. To ask may read *x* once more, so it is for plans
+    and traces. Copies that a DLPack producer makes are its own, and not known here.
+    """
+    if type(x).__name__ == "PyCapsule":
+        return False
+    if hasattr(type(x), "__dlpack__") and not _is_by_arrow(x):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the import has given them
+        try:
+            import_anything(x, None, False, device)
+        except Exception as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
+            return True
+    return False
+
+
+def _is_by_arrow(x: Any) -> bool:
+    """Whether *x* exports its elements by Arrow's interface, although it has ``__dlpack__``."""
+    library = library_of(type(x))
+    return library is not None and library.by_arrow is not None and library.by_arrow(x)
+
+
+def _exposed(library: Library, x: Any, copy: bool | None) -> Any:
+    """The array that *library* has inside *x*, or *x* itself; its error if it has none."""
+    if library.refuse is not None:
+        library.refuse(x)
+    return x if library.expose is None else library.expose(x, copy)
+
+
+BUILTIN = frozenset({bytes, bytearray, memoryview, bool, int, float, complex, list, tuple})
+"""The classes of Python itself whose objects become a tensor; it is on the CPU."""
+
+
+def _from_buffer_or_numbers(x: Any, wanted: DType | None, copy: bool | None) -> Tensor:
+    tensor = from_buffer(x)
+    if tensor is not None:
+        return tensor
+    numbers = _plain(x)
+    if copy is False:
+        raise ExchangeError(NOTHING_TO_SHARE.format(origin_of(x)))
+    return wrap_array(array_of(numbers, wanted, _values_of))
+
+
+def _values_of(x: Any) -> np.ndarray[Any, Any]:
+    """The values of an array that stands in a list, as numpy's array."""
+    return import_anything(x, None, None).numpy()
+
+
+def _plain(x: Any) -> Any:
+    """Python scalars and nested sequences of them; TypeError for anything else."""
+    if isinstance(x, (bool, int, float, complex, list, tuple)):
+        return x
+    way_out = _instead_of(x)
+    if way_out:
+        raise TypeError(f"{origin_of(x)} is not a tensor: {way_out}")
+    raise TypeError(
+        f"{origin_of(x)} is not a tensor: it has neither __dlpack__, an array interface nor a "
+        f"buffer, and no backend has objects of that package ({', '.join(known_backends())})"
+    )
+
+
+def _instead_of(x: Any) -> str:
+    """What to write where *x* is a usual mistake; empty if it is none."""
+    if x is None:
+        return (
+            "None was given; perhaps the function that should have made the array returns nothing"
+        )
+    if isinstance(x, Device) or (isinstance(x, str) and _names_device(x)):
+        return f"{str(x)!r} is a device, and a device comes second: to_device(x, {str(x)!r})"
+    if isinstance(x, (str, os.PathLike)):
+        name = os.fspath(x)
+        if str(name).lower().endswith((".npy", ".npz", ".safetensors", ".gguf")):
+            return f"for a file, write dlbridge.load({str(name)!r})"
+        return "" if isinstance(x, str) else "dlbridge.load(path) reads a file"
+    if isinstance(x, Mapping):
+        return "pass each of its arrays, as in [to_device(a, device) for a in x.values()]"
+    if isinstance(x, Set):
+        return "a set has no order; pass sorted(x)"
+    if isinstance(x, (range, Iterator)) and not hasattr(x, "read"):
+        return "pass its numbers as a list: list(x)"
+    if hasattr(x, "read"):
+        return "an open file is not read here; dlbridge.load(path) takes its name"
+    return ""
+
+
+def _names_device(text: str) -> bool:
+    name, _, _ = text.partition(":")
+    return name in {*known_backends(), *type_names()}
+
+
+@public
+def device_of(x: ArrayLike, /) -> Device:
+    """Return the device that the elements of *x* are on.
+
+    Nothing is copied from a device, and no driver is loaded that *x* does not need.
+
+    Parameters
+    ----------
+    x : ArrayLike
+        Everything that `asarray` takes, except a capsule. Lists and numbers are on the
+        CPU.
+
+    Returns
+    -------
+    Device
+        The device of ``asarray(x)``.
+
+    Raises
+    ------
+    TypeError
+        If *x* is not accepted by `asarray`, or a capsule, which looking would
+        consume. For the device that a text or a number names see `device`.
+    ExchangeError
+        If *x* is an array that dlbridge cannot take.
+
+    Examples
+    --------
+    >>> bridge.device_of(np.zeros(3))
+    dlbridge.device('cpu:0')
+    """
+    if isinstance(x, Tensor):
+        return x.device
+    cls = type(x)
+    if cls in BUILTIN:
+        return _CPU
+    if cls.__name__ == "PyCapsule":
+        raise TypeError(
+            "device_of would consume the capsule: import it first "
+            "(t = dlbridge.from_dlpack(capsule)) and take t.device"
+        )
+    refuse_class(x)
+    if not hasattr(cls, "__dlpack_device__"):
+        return import_anything(x, None, None).device
+    try:
+        found = device_of_producer(x)
+    except Exception as exc:
+        if not is_from_handler(exc.__traceback__):
+            import_producer(x, None, None, None)  # says better what is wrong (a meta tensor)
+        raise
+    if found.is_host or (found.is_address and found.type not in CONTEXT_DEVICES):
+        return found
+    # Which of its devices it is, and which backend's, the memory says.
+    return import_producer(x, None, None, None).device

@@ -1,0 +1,146 @@
+"""Objects of a device's own ecosystem, a pyopencl array for example: in and out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.lookup import library_of
+from dlbridge.core.plugins.failures import fail
+from dlbridge.core.plugins.lookup import backend_of, find_device, supports
+from dlbridge.core.plugins.registry import LOADED, backend, packages_of
+from dlbridge.core.plugins.streams import chosen_stream
+from dlbridge.core.tensor.array_tensor import make_tensor
+from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.layout import are_whole_steps
+from dlbridge.errors import Error, ExchangeError
+from dlbridge.protocol import NativeArray, SupportsNative
+
+if TYPE_CHECKING:
+    from dlbridge.core.libraries.library import Library
+    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.typing import DeviceLike
+
+_CPU = Device.of(1, 0)
+
+
+def is_of_backend(cls: type) -> bool:
+    """Whether *cls* belongs to the package of a backend, or to the library that one serves.
+
+    Nothing is loaded to find this out.
+    """
+    library = library_of(cls)
+    return bool((library is not None and library.backend) or packages_of(cls))
+
+
+def import_native(
+    x: Any, library: Library | None, device: DeviceLike | None = None
+) -> Tensor | None:
+    """*x*, of *library*, as a Tensor, if it is a native object of a backend.
+
+    Asked are the backend that its library or its package names, and those that are
+    loaded already: no other driver is loaded for an object that may be no backend's.
+    One that cannot run here is passed over, but not the one that is *known* to be meant.
+    """
+    if type(x).__module__ == "builtins" or type(x).__module__.startswith("numpy"):
+        return None
+    known = "" if library is None else library.backend
+    found: dict[str, tuple[int, NativeArray]] = {}
+    broken: list[tuple[str, Exception]] = []
+    own = [known] if known else packages_of(type(x))
+    asked = None if device is None else find_device(device).name
+    for name in [*own, *sorted(LOADED.copy().keys() - set(own))]:
+        try:
+            plugin: Any = backend(name)
+        except Error:  # a broken backend knows no objects
+            if name != known:
+                continue
+            raise
+        try:
+            array = plugin.from_native(x) if supports(plugin, SupportsNative) else None
+        except Exception as exc:
+            if name in (*own, asked) or is_from_handler(exc.__traceback__):
+                fail(exc, name, "from_native")
+            broken.append((name, exc))
+            continue
+        if array is not None:
+            found[name] = plugin.device_type, array
+    if not found:
+        for name, error in broken:  # nobody else knows the object
+            fail(error, name, "from_native")
+        return None
+    if len(found) > 1 and asked not in found:
+        raise ExchangeError(
+            f"{origin_of(x)} is an object of several backends, {' and '.join(found)}; say which "
+            f"is meant by its name: asarray(x, device='{next(iter(found))}:0')"
+        )
+    name = asked if asked in found else next(iter(found))
+    device_type, array = found[name]
+    return native_tensor(Device.of(device_type, array.device_id, name), array, x)
+
+
+def native_tensor(device: Device, array: NativeArray, x: Any) -> Tensor:
+    """The Tensor of a backend's description of *x*."""
+    dtype = as_dtype(array.dtype)
+    strides = array.strides
+    if strides:
+        if not are_whole_steps(array.shape, strides, dtype.itemsize):
+            raise ExchangeError(
+                f"{origin_of(x)}: byte strides {strides} are not multiples of the item size "
+                f"{dtype.itemsize}, which DLPack counts in; make a compact copy of it before"
+            )
+        strides = tuple(step // dtype.itemsize for step in strides)
+    memory = Memory(device, array.data, origin_of(x), array.owner)
+    # Packed elements have no strides in bytes.
+    flags = FLAG_SUBBYTE_PADDED if dtype.is_subbyte and strides is not None else 0
+    shape, readonly = array.shape, array.readonly
+    return make_tensor(memory, array.offset, dtype, shape, strides, readonly=readonly, flags=flags)
+
+
+# Out --------------------------------------------------------------------------
+
+
+def check_whole_elements(tensor: Tensor) -> None:
+    """ExchangeError for packed elements: who counts a native object's bytes would leave them."""
+    dtype = tensor.dtype
+    if dtype.is_subbyte and not tensor.is_padded:
+        raise ExchangeError(
+            f"{dtype} elements are packed: {tensor.size} of them are {tensor.nbytes} bytes, and "
+            "work on an object of that shape would go beyond; t.view('uint8') has the bytes, and "
+            "dlbridge.astype(t.to_device('cpu'), 'float32') the numbers"
+        )
+
+
+def to_native(tensor: Tensor) -> object:
+    """See `Tensor.to_native`."""
+    operand = operand_of(tensor)
+    device = operand.device
+    if device is _CPU:
+        return tensor.numpy()
+    plugin = backend_of(device)
+    if not supports(plugin, SupportsNative):
+        raise ExchangeError(f"the backend of {device} has no native objects; use DLPack")
+    check_whole_elements(tensor)
+    if operand.size:
+        operand.access()  # the work that its user queues comes after our last work on it
+    size = operand.dtype.itemsize
+    array = NativeArray(
+        device_id=device.index,
+        data=operand.data,
+        offset=operand.byte_offset,
+        dtype=operand.dtype.name,
+        shape=operand.shape,
+        strides=tuple([step * size for step in operand.strides]),
+        readonly=operand.readonly,
+        owner=tensor,
+        stream=chosen_stream(device),
+    )
+    try:
+        return plugin.to_native(array)
+    except Exception as exc:
+        fail(exc, device.name, "to_native")

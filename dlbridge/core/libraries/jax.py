@@ -1,0 +1,142 @@
+"""jax: its arrays are immutable, compact and aligned; traced values and references are none."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.interfaces.dlpack import import_from_host, import_producer
+from dlbridge.core.tensor.array_tensor import wrap_array, wrap_plain, writable
+from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
+from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.core.values.suggestions import with_article
+from dlbridge.errors import ExchangeError
+
+from .library import Library, origin_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.core.tensor.tensor import Tensor
+
+
+def _refuse(x: Any) -> None:
+    """Deleted arrays, the values of a function that is being traced, and types without DLPack."""
+    if not type(x).__name__.endswith("ArrayImpl"):
+        _refuse_values(x)
+    way_out = _type_refused(getattr(x, "dtype", None))
+    if way_out:
+        raise ExchangeError(f"{with_article(origin_of(x))} {way_out}")
+    if getattr(x, "is_deleted", bool)():
+        raise ExchangeError(
+            f"the {origin_of(x)} has been deleted (by delete(), or as a donated argument): it has "
+            "no memory any more; pass the array that replaced it"
+        )
+
+
+def _refuse_values(x: Any) -> None:
+    """Tracers, sparse arrays and references."""
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.core.Tracer):
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} stands for a value in a function that is being "
+            "traced, and has no "
+            "memory; call dlbridge outside of jax.jit, jax.grad and jax.vmap, or in a function "
+            "that jax.pure_callback calls"
+        )
+    if ".sparse" in type(x).__module__:
+        raise ExchangeError(
+            f"a sparse {origin_of(x)} is not one block of memory; pass x.todense(), or its parts "
+            "(x.data)"
+        )
+    if type(x).__name__ == "Ref":
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} is a reference to an array that changes; pass x[...], "
+            "the array "
+            "that it has now"
+        )
+
+
+@lru_cache(maxsize=64)
+def _type_refused(dtype: Any) -> str:
+    """What to do with an array of a type that jax does not export; empty for others."""
+    name = str(dtype)
+    if name.startswith("key<"):
+        return "of random keys has no plain memory; pass jax.random.key_data(x)"
+    if name in ("int2", "uint2", "int4", "uint4"):
+        return (
+            f"of {name} is not exported by jax; pass numpy.asarray(x), which is a copy, or "
+            "x.astype('int8')"
+        )
+    return ""
+
+
+def _importer(cls: type) -> Callable[[Any], Tensor]:
+    def from_jax(x: Any) -> Tensor:
+        # The buffer protocol gives the CPU's memory in place or refuses; `np.asarray(x)`
+        # would copy memory of other devices. It knows numpy's own types only.
+        if x.dtype not in NATIVE_DTYPES:
+            return import_from_host(x)
+        try:
+            view = memoryview(x)
+        except (BufferError, RuntimeError, ValueError) as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
+            return import_producer(x, None, None, None)
+        array = asarray(view)
+        if not array.size:
+            return wrap_array(array, cls)
+        return wrap_plain(array, cls, readonly=True)
+
+    import numpy as np
+
+    native_dtypes()
+    asarray = np.asarray
+    return from_jax
+
+
+def _make(tensor: Tensor) -> Any:
+    """``jax.Array``."""
+    import jax.dlpack
+
+    if tensor.readonly:
+        # jax before 0.12 asks for legacy capsules, which cannot carry READ_ONLY. Its own
+        # arrays are immutable, so it is given the memory without that mark.
+        tensor = writable(tensor)
+    return jax.dlpack.from_dlpack(tensor)
+
+
+def _check(tensor: Tensor) -> None:
+    """Raise ExchangeError for 64-bit types, which jax without x64 changes to 32 bits."""
+    if tensor.dtype.name not in {"float64", "int64", "uint64", "complex128"}:
+        return
+    import jax
+
+    narrow = as_dtype(jax.dtypes.canonicalize_dtype(tensor.dtype.numpy))
+    if narrow is not tensor.dtype:
+        raise ExchangeError(
+            f"jax would turn {tensor.dtype} into {narrow}: call "
+            "jax.config.update('jax_enable_x64', True) at the start, or convert the elements "
+            "yourself beforehand"
+        )
+
+
+# jax never writes into memory that it was given, donated or not.
+LIBRARY = Library(
+    "jax",
+    ("jax.Array", "jaxlib.ArrayImpl", "jaxlib.Array"),
+    refuse=_refuse,
+    importer=_importer,
+    new_structs=True,
+    immutable=True,
+    make=_make,
+    check=_check,
+    keeps_readonly=True,
+    compact_only=True,
+    any_order=True,
+    alignment=64,
+    device_types=frozenset({DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA, DLDeviceType.kDLROCM}),
+)

@@ -1,0 +1,55 @@
+"""tensorflow: immutable tensors by legacy capsules; values of a graph are none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.core.values.suggestions import with_article
+from dlbridge.errors import ExchangeError
+
+from .library import Library, origin_of
+
+if TYPE_CHECKING:
+    from dlbridge.core.tensor.tensor import Tensor
+
+
+def _refuse(x: Any) -> None:
+    """Tensors of a graph, ragged and sparse ones, and types without plain memory."""
+    kind = type(x).__name__
+    if kind in ("SymbolicTensor", "KerasTensor"):
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} stands for a value in a function that is being "
+            "traced, and has no "
+            "memory; call dlbridge outside of tf.function, or inside tf.py_function"
+        )
+    ways = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
+    if kind in ways:
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} is not one block of memory; pass {ways[kind]}"
+        )
+    name = getattr(getattr(x, "dtype", None), "name", "")
+    if name in ("string", "resource", "variant"):
+        # tensorflow 2.21 aborts the process in __dlpack__ of such a tensor.
+        raise ExchangeError(
+            f"a tensorflow tensor of {name} elements has no plain memory; convert it to numbers "
+            "(tf.io.decode_raw, tf.strings.to_number)"
+        )
+
+
+def _make(tensor: Tensor) -> Any:
+    """``tf.Tensor``; tensorflow takes a legacy capsule, not an object."""
+    import tensorflow as tf
+
+    return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
+
+
+LIBRARY = Library(
+    "tensorflow",
+    ("tensorflow.Tensor", "tensorflow.EagerTensor"),
+    refuse=_refuse,
+    immutable=True,
+    make=_make,
+    compact_only=True,
+    device_types=frozenset({DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA}),
+)

@@ -1,0 +1,231 @@
+"""torch: what its tensors hide, its short ways, and its class for memory that nobody may write."""
+
+from __future__ import annotations
+
+import sys
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.interfaces.dlpack import import_producer
+from dlbridge.core.tensor.array_tensor import (
+    label_array,
+    label_plain,
+    new_array_tensor,
+    wrap_array,
+)
+from dlbridge.core.tensor.carriers import carrier_dtype, native_dtypes
+from dlbridge.core.values.devices import DLDeviceType
+from dlbridge.core.values.dtypes import dtype as as_dtype
+from dlbridge.errors import ExchangeError
+
+from .library import Library, origin_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.core.tensor.tensor import Tensor
+
+
+def is_readonly_torch(cls: type) -> bool:
+    """Whether *cls* is torch's ReadOnlyTensorWrapper (torch 2.15), or a class under it."""
+    wrapper = getattr(sys.modules.get("torch.utils.dlpack"), "ReadOnlyTensorWrapper", None)
+    return wrapper is not None and issubclass(cls, wrapper)
+
+
+def plain_torch(x: Any) -> Any:
+    """The ``torch.Tensor`` in a ReadOnlyTensorWrapper, which allows DLPack's methods only."""
+    torch = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(torch.Tensor)
+
+
+def _refuse(x: Any) -> None:
+    """Gradients, lazy signs, and layouts that have no plain memory."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return
+    readonly = is_readonly_torch(type(x))
+    if readonly:
+        x = plain_torch(x)
+    if x.is_meta or type(x).__name__ == "FakeTensor":
+        raise ExchangeError(
+            f"the {origin_of(x)} is a meta or fake tensor: it has a shape and no memory; make "
+            "a real one of it first (torch.empty_like(x, device='cpu') and its values)"
+        )
+    if type(x).__name__ == "MaskedTensor":
+        raise ExchangeError(
+            "a torch MaskedTensor has a mask, which DLPack cannot carry; pass x.to_tensor(value), "
+            "which fills it, or x.get_data()"
+        )
+    if x.is_nested:
+        raise ExchangeError(
+            "a nested torch tensor is not one block of memory; pass x.to_padded_tensor(value), or "
+            "its parts (x.unbind())"
+        )
+    if x.is_quantized:
+        raise ExchangeError(
+            "a quantized torch tensor has a scale, which DLPack cannot carry; pass x.dequantize(), "
+            "or its integers (x.int_repr())"
+        )
+    if x.layout is not torch.strided:
+        raise ExchangeError(
+            f"a torch tensor of layout {str(x.layout).removeprefix('torch.')} has no strides; "
+            "pass x.to_dense()"
+        )
+    if getattr(x, "_is_zerotensor", bool)():
+        raise ExchangeError(
+            "the torch tensor is a ZeroTensor, which has no memory; pass torch.zeros(x.shape, "
+            "dtype=x.dtype) in its place"
+        )
+    try:
+        # data_ptr() copies memory that is copied on write; what is only read need not be.
+        x.untyped_storage() if readonly else x.data_ptr()
+    except RuntimeError as exc:
+        raise ExchangeError(
+            "the torch tensor has no memory of its own: it stands for a value in a function that "
+            "is being transformed (torch.vmap, torch.func.grad); call dlbridge outside of that "
+            "function"
+        ) from exc
+    if x.requires_grad:
+        raise ExchangeError("the torch tensor requires grad; pass x.detach()")
+    if x.is_conj() or x.is_neg():
+        raise ExchangeError(
+            "the torch tensor is lazily conjugated or negated, which other libraries do not "
+            "see; pass x.resolve_conj().resolve_neg()"
+        )
+
+
+def _importer(cls: type) -> Callable[[Any], Tensor]:
+    torch = sys.modules["torch"]
+    known = _types_of_numpy(torch)
+    labels = {
+        getattr(torch, name): (getattr(torch, carrier_dtype(as_dtype(name)).name), as_dtype(name))
+        for name in _NOT_IN_NUMPY
+        if hasattr(torch, name)
+    }
+    # Functions of C: looked up on the instance they would cost 40 ns each.
+    members: Any = cls
+    to_numpy, view, is_neg = members.numpy, members.view, members.is_neg
+
+    def from_torch(x: Any) -> Tensor:
+        # torch's own C conversion refuses what would be wrong (grad, conj, neg,
+        # other devices) in a third of the time of __dlpack__. Its TypeError for a
+        # type that numpy does not have costs 10 us, so that is looked up first.
+        dtype = x.dtype
+        try:
+            if dtype in known:
+                array = to_numpy(x)
+                if not array.size:
+                    return wrap_array(array)
+                # torch has no negative strides: `wrap_array` would do the same.
+                tensor = new_array_tensor()
+                tensor._array = array
+                tensor.numpy_export = array.__dlpack__
+                return tensor
+            if dtype in labels and not x.requires_grad and not is_neg(x):
+                # A view as integers of the same size; it would hide a gradient.
+                carrier, label = labels[dtype]
+                array = to_numpy(view(x, carrier))
+                return label_plain(array, label) if array.size else label_array(array, label, 0)
+        except (RuntimeError, TypeError, ValueError) as exc:  # ValueError: extents that overflow
+            if is_from_handler(exc.__traceback__):
+                raise
+        return import_producer(x, None, None, None)
+
+    return from_torch
+
+
+def _types_of_numpy(torch: Any) -> set[Any]:
+    """The dtypes of torch that numpy has too."""
+    names = {dtype.name for dtype in native_dtypes().values()}
+    return {getattr(torch, name) for name in names if hasattr(torch, name)}
+
+
+_NOT_IN_NUMPY = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+"""Types of torch, one element in each item, that numpy does not have."""
+
+
+def _of_numpy() -> Callable[[Any], Any]:
+    from_numpy = sys.modules["torch"].from_numpy
+
+    def convert(x: Any) -> Any:
+        if not x.flags.writeable:
+            return None  # torch would write
+        try:
+            return from_numpy(x)
+        except (TypeError, ValueError) as exc:  # a type or strides that torch does not have
+            if is_from_handler(exc.__traceback__):
+                raise
+            return None
+
+    return convert
+
+
+def _as_numpy() -> Callable[[Any], Any]:
+    torch = sys.modules["torch"]
+    known, to_numpy = _types_of_numpy(torch), torch.Tensor.numpy
+
+    def convert(x: Any) -> Any:
+        try:
+            return to_numpy(x) if x.dtype in known else None
+        except (RuntimeError, TypeError) as exc:  # a gradient, a lazy sign, another device
+            if is_from_handler(exc.__traceback__):
+                raise
+            return None
+
+    return convert
+
+
+def _make_readonly(tensor: Tensor) -> Any:
+    """``torch.utils.dlpack.ReadOnlyTensorWrapper``; without it torch ignores READ_ONLY."""
+    import torch
+
+    return torch.utils.dlpack.ReadOnlyTensorWrapper(torch.from_dlpack(tensor))
+
+
+_DEVICES = frozenset(
+    {
+        DLDeviceType.kDLCPU,
+        DLDeviceType.kDLCUDA,
+        DLDeviceType.kDLCUDAHost,
+        DLDeviceType.kDLROCM,
+        DLDeviceType.kDLOneAPI,
+        DLDeviceType.kDLMetal,
+        DLDeviceType.kDLExtDev,
+    }
+)
+
+READONLY = Library(
+    "torch",
+    ("torch.ReadOnlyTensorWrapper",),
+    refuse=_refuse,
+    new_structs=True,
+    make=_make_readonly,
+    keeps_readonly=True,
+    keeps_types=True,
+    device_types=_DEVICES,
+)
+"""torch's class for memory that must not be written (torch 2.15), which `like=` may name."""
+
+# torch 2.13 aborts the process on negative strides.
+LIBRARY = Library(
+    "torch",
+    ("torch.Tensor",),
+    special=(READONLY,),
+    refuse=_refuse,
+    importer=_importer,
+    on_host=attrgetter("is_cpu"),
+    as_numpy=_as_numpy,
+    of_numpy=_of_numpy,
+    new_structs=True,
+    keeps_types=True,
+    device_types=_DEVICES,
+)

@@ -1,1 +1,0 @@
-"""A Tensor becomes any library's tensor."""
