@@ -150,15 +150,15 @@ format: $(VENV)/.test
 # All tables are printed; fails if a row is 15 % worse beside its peer than in docs/benchmarks.
 bench: $(VENV)/.test
 	@worse=0; for what in exchange ffi pack astype; do \
-	  $(BIN)/python -m dlbridge bench $$what --against docs/benchmarks/$$what.md || worse=1; \
+	  $(BIN)/python tests/benchmarks/measure.py $$what --against docs/benchmarks/$$what.md || worse=1; \
 	done; exit $$worse
 
 # On a machine that does nothing else.
 bench-write: $(VENV)/.test
 	@set -e; for what in exchange ffi pack astype processes growth; do \
-	  $(BIN)/python -m dlbridge bench $$what --write docs/benchmarks/$$what.md; \
+	  $(BIN)/python tests/benchmarks/measure.py $$what --write docs/benchmarks/$$what.md; \
 	done
-	$(BIN)/python -m dlbridge bench files --write docs/benchmarks/files.md
+	$(BIN)/python tests/benchmarks/measure.py files --write docs/benchmarks/files.md
 	@set -e; for name in opencl vulkan webgpu oneapi; do \
 	  $(BIN)/python backends/$$name/bench_copy.py; \
 	done

@@ -92,8 +92,7 @@ conformance.producer_cases conformance.consumer_cases conformance.worker
 conformance.runner conformance
 
 cli.info cli.doctor cli.explain cli.demo cli.new_backend cli.conformance
-cli.timing cli.compare cli.copy_table cli.bench_exchange cli.bench_ffi cli.bench_pack cli.bench_astype cli.bench_copy
-cli.bench_files cli.bench_growth cli.bench_processes cli.bench
+cli.bench
 cli
 __main__
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import dlbridge
-from dlbridge.cli.timing import Row, best_of, report
+from dlbridge.cli.bench import Row, best_of, report
 
 OUTPUT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "cuda-calls.md"
 N = 1024

@@ -17,7 +17,7 @@ COMMANDS = {
     "doctor": "tries what could be wrong on this machine, and says what to do",
     "explain": "the steps that would move a tensor, the bytes copied, and why",
     "demo": "a photograph through every backend of this machine, filtered on each",
-    "bench": "times compared with those of other libraries, in one run",
+    "bench": "copy: times of copies from, to and on each device that runs here",
     "conformance": "what a library does with each rule of DLPack, one process per rule",
     "new-backend": "a working skeleton of a backend for a device of your own",
 }

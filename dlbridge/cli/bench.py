@@ -1,69 +1,210 @@
-"""bench: a table of times compared with other libraries, in one run.
+"""bench: copies from, to and on each device that runs here, beside numpy on the host.
 
-With a committed table it says which rows have become worse in comparison with their peers.
+All contenders are measured in one run, in turns, the best of several.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import json
+import os
+import platform
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from .compare import read_ratios, remeasured, summary
-from .timing import REPEATS, plot, report
+import dlbridge as bridge
+from dlbridge.errors import BackendUnavailable
 
-__all__ = ["add_arguments", "run"]
+from ..diagnosis.report import packages as installed_packages
 
-BENCHES = {
-    "exchange": "tensors in and out, beside the other libraries",
-    "ffi": "calls of compiled functions, beside tvm_ffi",
-    "pack": "copies inside host memory, beside numpy and torch",
-    "astype": "conversions between dtypes, in CPU time of one thread, beside ml_dtypes and torch",
-    "processes": "256 MiB to another process, beside numpy, torch and SharedMemory",
-    "copy": "copies from, to and on each device that runs here, beside numpy on the host",
-    "files": "a safetensors file to each device: time and peak memory, beside safetensors' own way",
-    "growth": "the cost of one operation when there are many tensors, plugins, dimensions, threads",
-}
-"""Each is a module ``bench_NAME`` with ``rows(wanted, repeats) -> list[Row]``, or with
-``report(arguments)``."""
-
-AGAIN = 5
-"""How often a row that looks worse is measured again."""
+SIZES = (64, 64 << 10, 16 << 20)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``bench``."""
-    choices = "; ".join(f"{name}: {what}" for name, what in BENCHES.items())
-    parser.add_argument("what", choices=list(BENCHES), help=choices)
+    parser.add_argument("what", choices=["copy"], help="copy: copies from, to and on each device")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--plot", metavar="FILE.png", help="draw the ratios, or the curves (matplotlib)"
-    )
     parser.add_argument("--write", metavar="FILE.md", help="write the table to a file")
-    parser.add_argument(
-        "--mib", type=int, default=1024, help="files: the size of the file (default 1024)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="files: of which the best counts")
-    parser.add_argument(
-        "--against", metavar="FILE.md", help="fail if a row is 15 %% worse than in this table"
-    )
     parser.add_argument("--quick", action="store_true", help="one turn instead of seven")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report."""
-    module = importlib.import_module(f".bench_{arguments.what}", __package__)
-    if arguments.what == "files":
-        module.report(arguments)
-        return 0
-    title = f"bench {arguments.what}: {BENCHES[arguments.what]}"
-    known = read_ratios(Path(arguments.against).read_text()) if arguments.against else {}
-    repeats, again = (1, 1) if arguments.quick else (REPEATS, AGAIN)
-    rows, bad = remeasured(lambda wanted: module.rows(wanted, repeats), known, again)
+    title = (
+        "bench copy: copies from, to and on each device that runs here, beside numpy on the host"
+    )
+    rows = _rows(1 if arguments.quick else REPEATS)
     report(rows, title, as_json=arguments.json, write=arguments.write)
-    if arguments.plot:
-        getattr(module, "plot", plot)(rows, title, arguments.plot)
-    if bad:
-        print(summary(bad, known), file=sys.stderr)
-    return 1 if bad else 0
+    return 0
+
+
+def _rows(repeats: int) -> list[Row]:
+    """One row per device, way and size; the work is waited for. Peer: numpy on the host."""
+    found = []
+    for device in _devices():
+        for nbytes in SIZES:
+            for way, copy in _ways(device, nbytes).items():
+                operation = f"{device}: {way}, {nbytes} bytes"
+                contenders = {"dlbridge": copy, "numpy (host)": _on_host(nbytes)}
+                times = best_of(contenders, repeats)
+                found.append(Row(operation, times.pop("dlbridge"), times))
+    return found
+
+
+def _devices() -> Iterator[str]:
+    for name in bridge.backends():
+        if name == "cpu":
+            continue  # that would be numpy's own copy
+        try:
+            count = bridge.backend(name).device_count()
+        except BackendUnavailable as exc:
+            print(f"no rows for {name}: {exc}", file=sys.stderr)
+            continue
+        yield from (f"{name}:{index}" for index in range(count))
+
+
+def _ways(device: str, nbytes: int) -> dict[str, Callable[[], object]]:
+    host = bridge.zeros(nbytes, "uint8")
+    there, other = (bridge.zeros(nbytes, "uint8", device) for _ in range(2))
+
+    def ready(target: bridge.Tensor, source: bridge.Tensor) -> Callable[[], object]:
+        def copy() -> None:
+            bridge.copy_(target, source)
+            bridge.synchronize(device)
+
+        return copy
+
+    return {
+        "from the host": ready(there, host),
+        "to the host": ready(host, there),
+        "on the device": ready(other, there),
+    }
+
+
+def _on_host(nbytes: int) -> Callable[[], object]:
+    import numpy as np
+
+    target, source = np.zeros(nbytes, "u1"), np.ones(nbytes, "u1")
+    return lambda: np.copyto(target, source)
+
+
+# Times, and the table of them ---------------------------------------------------------
+
+REPEATS = 7
+"""Turns of each contender."""
+
+
+@dataclass
+class Row:
+    """One operation: ours in *ns*, the peers' by name, and the floor under ours."""
+
+    operation: str
+    ns: float
+    peers: dict[str, float] = field(default_factory=dict)
+    floor: float = 0.0
+    note: str = ""
+
+    @property
+    def best_peer(self) -> str:
+        """The name of the fastest peer, empty if there is none here."""
+        return min(self.peers, key=lambda name: self.peers[name], default="")
+
+    @property
+    def ratio(self) -> float:
+        """Our time as a multiple of the fastest peer's; 0 if there is none here."""
+        return self.ns / self.peers[self.best_peer] if self.peers else 0.0
+
+    @property
+    def label(self) -> str:
+        """The operation and its note: the row's name in tables."""
+        return self.operation + (f" ({self.note})" if self.note else "")
+
+
+def best_of(
+    contenders: Mapping[str, Callable[[], object]],
+    repeats: int = REPEATS,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> dict[str, float]:
+    """Ns per call of each contender: the best of *repeats*, taken in turns.
+
+    In turns, so that other work on the machine does not slow down only one of them.
+    """
+    counts = {name: _count(function) for name, function in contenders.items()}
+    found = dict.fromkeys(contenders, float("inf"))
+    for _ in range(repeats):
+        for name, function in contenders.items():
+            found[name] = min(found[name], _time(function, counts[name], clock))
+    return found
+
+
+def _count(function: Callable[[], object]) -> int:
+    """How many calls take about 20 ms, after the first ones, which import and fill caches."""
+    if min(_time(function, 1), _time(function, 1)) > 20e6:
+        return 1
+    _time(function, 10)
+    count = 1
+    while (spent := _time(function, count) * count) < 2e6:
+        count *= 4
+    return max(1, int(count * 20e6 / max(spent, 1.0)))
+
+
+def _time(
+    function: Callable[[], object], count: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> float:
+    loop = range(count)
+    start = clock()
+    for _ in loop:
+        function()
+    return (clock() - start) / count
+
+
+def table(rows: list[Row], title: str) -> str:
+    """The rows as a Markdown table with versions and date."""
+    lines = [
+        f"# {title}",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, {machine()}.",
+        f"{versions()}.",
+        "Best of several in one run, in turns; ns per call unless the row says otherwise.",
+        "",
+        "| operation | dlbridge | best peer | | ratio | all peers | floor |",
+        "|---|---:|---|---:|---:|---|---:|",
+    ]
+    for row in rows:
+        name = row.best_peer
+        peer = row.peers.get(name, 0.0)
+        ratio = f"{row.ratio:.2f}x" if peer else ""
+        others = ", ".join(f"{each} {ns:.0f}" for each, ns in row.peers.items() if each != name)
+        floor = f"{row.ns / row.floor:.1f}x" if row.floor else ""
+        peer_ns = f"{peer:.0f}" if peer else ""
+        lines.append(
+            f"| {row.label} | {row.ns:.0f} | {name} | {peer_ns} | {ratio} | {others} | {floor} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def machine() -> str:
+    """The processor, its cores and the system."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def versions() -> str:
+    """Python and the packages, for the head of a table."""
+    packages = ", ".join(f"{name} {version}" for name, version in installed_packages().items())
+    return f"Python {platform.python_version()}, {packages}"
+
+
+def report(rows: list[Row], title: str, *, as_json: bool, write: str | None) -> None:
+    """Print the rows, and write the table where asked."""
+    if as_json:
+        values: list[dict[str, Any]] = [asdict(row) for row in rows]
+        json.dump({"title": title, "versions": versions(), "rows": values}, sys.stdout, indent=2)
+        print()
+    else:
+        print(table(rows, title))
+    if write:
+        Path(write).write_text(table(rows, title))

@@ -13,7 +13,6 @@ from peers import peer
 
 from dlbridge.cli import demo, main
 from dlbridge.cli.explain import LIBRARIES
-from dlbridge.cli.timing import Row, side
 
 
 def run(*arguments, cwd=None, backends="cpu,ext_dev"):
@@ -253,25 +252,6 @@ def test_demo_says_what_is_wrong_with_a_photo(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_bar_begins_at_1_and_is_coloured_by_its_side():
-    slower = Row("a", 200.0, {"numpy": 100.0})
-    faster = Row("b", 1.5e6, {"torch": 3e6, "numpy": 4e6})
-    assert side(slower) == (2.0, "#c8743c", "200 ns, numpy 100 ns")
-    assert side(faster) == (0.5, "#3f7f5f", "1.5 ms, torch 3 ms")
-
-
-def test_bench_reports_json_table_and_plot(tmp_path):
-    peer("matplotlib")
-    peer("torch")
-    files = ("--json", "--plot", "plot.png", "--write", "table.md")
-    done = run("bench", "exchange", "--quick", *files, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = {row["operation"]: row for row in json.loads(done.stdout)["rows"]}
-    assert rows["from_dlpack(numpy)"]["peers"]["numpy"] > 0
-    assert "| from_dlpack(torch) |" in (tmp_path / "table.md").read_text()
-    assert (tmp_path / "plot.png").stat().st_size > 1000
-
-
 def test_bench_copy_has_rows_for_each_device():
     """Backends that cannot run here are named, and do not stop the others."""
     done = run("bench", "copy", "--quick", "--json", backends="cpu,ext_dev,rocm")
@@ -282,34 +262,6 @@ def test_bench_copy_has_rows_for_each_device():
             assert rows[f"{device}: {way}, 64 bytes"]["peers"]["numpy (host)"] > 0
     if "rocm" in {point.name for point in entry_points(group="dlbridge.backends")}:
         assert "no rows for rocm: " in done.stderr or any("rocm" in name for name in rows)
-
-
-def test_bench_files_has_a_row_for_each_way(tmp_path):
-    peer("safetensors")
-    done = run(
-        "bench",
-        "files",
-        "--json",
-        "--rounds",
-        "1",
-        "--mib",
-        "1",
-        "--write",
-        "files.md",
-        cwd=tmp_path,
-        backends="cpu",
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row["way"]: row for row in json.loads(done.stdout)}
-    assert {name: row["copied"] for name, row in rows.items()} == {
-        "readinto by hand": 0,
-        "load": 0,
-        "load, file of safetensors": 0,
-        "load(copy=True)": 1 << 20,
-        "load_file and copies": 0,
-    }
-    assert "| cpu | load |" in (tmp_path / "files.md").read_text()
-    assert "no rows for opencl:0" in done.stderr
 
 
 def test_help_lists_the_commands():

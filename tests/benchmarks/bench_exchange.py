@@ -7,11 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from measuring import floors
+
 import dlbridge
-
-from .timing import Row, best_of, floors
-
-__all__ = ["rows"]
+from dlbridge.cli.bench import Row, best_of
 
 Function = Callable[[], object]
 

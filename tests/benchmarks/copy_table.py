@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["CopyTable", "Ways", "best_in_turns"]
-
 Ways = Mapping[str, Callable[[], object]]
 
 SECONDS, LEAST = 3.0, 7

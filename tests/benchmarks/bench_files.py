@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from measuring import memory, reset_peak
+
 import dlbridge as bridge
+from dlbridge.cli.bench import machine, versions
 from dlbridge.errors import BackendUnavailable
-
-from .timing import machine, memory, reset_peak, versions
-
-__all__ = ["measure", "report"]
 
 MIB = 1 << 20
 TENSORS = 16
@@ -85,7 +84,9 @@ def _is_here(device: str) -> bool:
 
 def _child(member: str, *arguments: str) -> str:
     """What a function of this module prints in a process of its own."""
-    code = f"import sys; from {__name__} import {member}; {member}(*sys.argv[1:])"
+    here = str(Path(__file__).parent)
+    code = f"import sys; sys.path.insert(0, {here!r}); from {__name__} import {member}; "
+    code += f"{member}(*sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -181,7 +182,7 @@ def _table(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     lines = [
         f"# A safetensors file of {mib} MiB to each device",
         "",
-        "Made by `python -m dlbridge bench files`; do not edit.",
+        "Made by `python tests/benchmarks/measure.py files`; do not edit.",
         "",
         f"{time.strftime('%Y-%m-%d')}, {machine()}.",
         f"{versions()}.",

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from measuring import memory, reset_peak
+
 import dlbridge as bridge
+from dlbridge.cli.bench import Row
 from dlbridge.errors import BackendUnavailable
-
-from .timing import Row, memory, reset_peak
-
-__all__ = ["rows"]
 
 NBYTES = 256 << 20
 REPEATS = 5

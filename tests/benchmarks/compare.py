@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .timing import Row
-
-__all__ = ["TOLERANCE", "read_ratios", "remeasured", "summary", "worse"]
+from dlbridge.cli.bench import Row
 
 TOLERANCE = 1.15
 """A row is worse if its ratio is more than this times the committed one."""
 
-_RATIO = 5  # the column, as `timing.table` writes it
+_RATIO = 5  # the column, as `dlbridge.cli.bench.table` writes it
 _ROUNDING = 0.005  # of a ratio in a table, which has two decimals
 
 Measure = Callable[[Callable[[str], bool]], list[Row]]
@@ -23,7 +21,7 @@ Measure = Callable[[Callable[[str], bool]], list[Row]]
 
 
 def read_ratios(text: str) -> dict[str, float]:
-    """The ratio of each row of a table that `timing.table` wrote, where there is a peer."""
+    """The ratio of each row of a table that `dlbridge.cli.bench.table` wrote, where there is a peer."""
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]

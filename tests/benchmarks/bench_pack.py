@@ -6,12 +6,10 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dlbridge.cli.bench import Row, best_of
+
 # Not `dlbridge.copy_`: this compares the copy itself, without the checks of a public call.
 from dlbridge.core.moves.within_host import copy_host
-
-from .timing import Row, best_of
-
-__all__ = ["rows"]
 
 MIB = 1 << 20
 

@@ -8,10 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dlbridge as bridge
-
-from .timing import Row, best_of
-
-__all__ = ["contenders", "rows"]
+from dlbridge.cli.bench import Row, best_of
 
 COUNT = 16 << 20
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bench_astype import PAIRS, contenders
 from peers import peer
-
-from dlbridge.cli.bench_astype import PAIRS, contenders
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,7 @@ from tempfile import TemporaryDirectory
 from timeit import Timer
 from typing import Any
 
-from .timing import REPEATS, Row
-
-__all__ = ["rows"]
+from dlbridge.cli.bench import REPEATS, Row
 
 Case = tuple[str, dict[str, Any]]
 """A statement and its names. Calls are timed in line: a function around one

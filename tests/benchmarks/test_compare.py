@@ -1,13 +1,32 @@
-"""Benchmarks beside a committed table: the comparison itself, without a measurement. Growth."""
+"""Benchmarks as a maintainer runs them; beside a committed table: the comparison itself."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_growth
 import pytest
+from compare import read_ratios, remeasured, summary, worse
+from measuring import side
 from peers import peer
 
-from dlbridge.cli import bench_growth
-from dlbridge.cli.compare import read_ratios, remeasured, summary, worse
-from dlbridge.cli.timing import Row, table
+from dlbridge.cli.bench import Row, table
+
+
+def run(*arguments, cwd, backends="cpu,ext_dev"):
+    """A measurement in a process of its own."""
+    return subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("measure.py")), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "DLBRIDGE_BACKENDS": backends},
+        check=False,
+    )
 
 
 def row(operation, ns, peer=100.0, note=""):
@@ -24,8 +43,6 @@ def test_the_ratios_of_a_table_that_was_written():
 
 
 def test_committed_tables_can_be_read():
-    from pathlib import Path
-
     folder = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
     for name in ("exchange", "ffi", "pack"):
         ratios = read_ratios((folder / f"{name}.md").read_text(encoding="utf-8"))
@@ -84,3 +101,49 @@ def test_growth_has_a_row_and_a_point_for_each_number(tmp_path):
     others = [row("export, so many before: 1,000,000", 5)]
     bench_growth.plot(rows + others, "title", str(tmp_path / "growth.png"))
     assert (tmp_path / "growth.png").stat().st_size > 1000
+
+
+def test_a_bar_begins_at_1_and_is_coloured_by_its_side():
+    slower = Row("a", 200.0, {"numpy": 100.0})
+    faster = Row("b", 1.5e6, {"torch": 3e6, "numpy": 4e6})
+    assert side(slower) == (2.0, "#c8743c", "200 ns, numpy 100 ns")
+    assert side(faster) == (0.5, "#3f7f5f", "1.5 ms, torch 3 ms")
+
+
+def test_bench_reports_json_table_and_plot(tmp_path):
+    peer("matplotlib")
+    peer("torch")
+    files = ("--json", "--plot", "plot.png", "--write", "table.md")
+    done = run("exchange", "--quick", *files, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row["operation"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["from_dlpack(numpy)"]["peers"]["numpy"] > 0
+    assert "| from_dlpack(torch) |" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_bench_files_has_a_row_for_each_way(tmp_path):
+    peer("safetensors")
+    done = run(
+        "files",
+        "--json",
+        "--rounds",
+        "1",
+        "--mib",
+        "1",
+        "--write",
+        "files.md",
+        cwd=tmp_path,
+        backends="cpu",
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["way"]: row for row in json.loads(done.stdout)}
+    assert {name: row["copied"] for name, row in rows.items()} == {
+        "readinto by hand": 0,
+        "load": 0,
+        "load, file of safetensors": 0,
+        "load(copy=True)": 1 << 20,
+        "load_file and copies": 0,
+    }
+    assert "| cpu | load |" in (tmp_path / "files.md").read_text()
+    assert "no rows for opencl:0" in done.stderr

@@ -19,10 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import dlbridge
-
-from .timing import Row
-
-__all__ = ["plot", "rows"]
+from dlbridge.cli.bench import Row
 
 START = "at the start"
 

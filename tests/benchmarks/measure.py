@@ -1,0 +1,73 @@
+"""The project's own measurements: a table of times beside other libraries, in one run.
+
+    python tests/benchmarks/measure.py exchange
+    python tests/benchmarks/measure.py exchange --against docs/benchmarks/exchange.md
+
+With a committed table it says which rows have become worse in comparison with their peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from compare import read_ratios, remeasured, summary
+from measuring import plot
+
+from dlbridge.cli.bench import REPEATS, report
+
+BENCHES = {
+    "exchange": "tensors in and out, beside the other libraries",
+    "ffi": "calls of compiled functions, beside tvm_ffi",
+    "pack": "copies inside host memory, beside numpy and torch",
+    "astype": "conversions between dtypes, in CPU time of one thread, beside ml_dtypes and torch",
+    "processes": "256 MiB to another process, beside numpy, torch and SharedMemory",
+    "files": "a safetensors file to each device: time and peak memory, beside safetensors' own way",
+    "growth": "the cost of one operation when there are many tensors, plugins, dimensions, threads",
+}
+"""Each is a module ``bench_NAME`` with ``rows(wanted, repeats) -> list[Row]``, or with
+``report(arguments)``."""
+
+AGAIN = 5
+"""How often a row that looks worse is measured again."""
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    choices = "; ".join(f"{name}: {what}" for name, what in BENCHES.items())
+    parser.add_argument("what", choices=list(BENCHES), help=choices)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--plot", metavar="FILE.png", help="draw the ratios, or the curves (matplotlib)"
+    )
+    parser.add_argument("--write", metavar="FILE.md", help="write the table to a file")
+    parser.add_argument(
+        "--mib", type=int, default=1024, help="files: the size of the file (default 1024)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="files: of which the best counts")
+    parser.add_argument(
+        "--against", metavar="FILE.md", help="fail if a row is 15 %% worse than in this table"
+    )
+    parser.add_argument("--quick", action="store_true", help="one turn instead of seven")
+    arguments = parser.parse_args()
+    module = importlib.import_module(f"bench_{arguments.what}")
+    if arguments.what == "files":
+        module.report(arguments)
+        return 0
+    title = f"bench {arguments.what}: {BENCHES[arguments.what]}"
+    known = read_ratios(Path(arguments.against).read_text()) if arguments.against else {}
+    repeats, again = (1, 1) if arguments.quick else (REPEATS, AGAIN)
+    rows, bad = remeasured(lambda wanted: module.rows(wanted, repeats), known, again)
+    report(rows, title, as_json=arguments.json, write=arguments.write)
+    if arguments.plot:
+        getattr(module, "plot", plot)(rows, title, arguments.plot)
+    if bad:
+        print(summary(bad, known), file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
