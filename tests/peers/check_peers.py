@@ -15,6 +15,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from agreement import disagreements
 from cells import CELLS, PEERS, outcome, record
 
 import dlbridge as bridge
@@ -58,6 +59,11 @@ COLUMNS = ["polars", "pandas"]
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_library(library, cell):
     record(library, cell, outcome(library, cell))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_explain_says_what_to_device_does(library):
+    assert disagreements(library, PEERS[library].place) == []
 
 
 @pytest.mark.parametrize("like", COLUMNS)

@@ -160,8 +160,8 @@ PEERS = {
         Peer(
             "tinygrad",
             _by("tinygrad:Tensor"),
-            gives=r"x\.data\(\)",
-            instead=lambda x: x.data(),
+            gives=r"x\.numpy\(\)",
+            instead=lambda x: x.numpy(),
             copies=True,
         ),
         Peer("mlx", _by("mlx.core:array"), module="mlx.core", copies=True),

@@ -6,14 +6,13 @@ How each library treats a DLPack tensor was measured: ``tests/core/libraries`` a
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
-from .library import ALL_HOST, HOST_ONLY, Library, origin_of
+from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, Library, origin_of
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
@@ -25,6 +24,14 @@ _MANAGED = DLDeviceType.kDLCUDAManaged
 _ROCM = DLDeviceType.kDLROCM
 _ONEAPI = DLDeviceType.kDLOneAPI
 _METAL = DLDeviceType.kDLMetal
+
+_PLAIN = frozenset({"bool", "float32", "float64"}) | INTEGERS
+_COMPLEX = frozenset({"complex64", "complex128"})
+_PACKED = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
+_SMALL_FLOATS = frozenset(
+    {"float16", "bfloat16", "float8_e3m4", "float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"}
+)
+_ONE_LANE = _PLAIN | _COMPLEX | _PACKED | FLOAT8 | _SMALL_FLOATS
 
 
 def to_native(tensor: Tensor) -> Any:
@@ -40,9 +47,6 @@ def _refuse_paddle(x: Any) -> None:
         raise ExchangeError(
             "the paddle tensor requires gradients (stop_gradient is False); pass x.detach()"
         )
-
-
-_NUMBERS_OF_ARROW = ("int", "uint", "float", "double", "halffloat")
 
 
 def _refuse_warp(x: Any) -> None:
@@ -61,11 +65,10 @@ def _refuse_dask(x: Any) -> None:
 
 
 def _refuse_tinygrad(x: Any) -> None:
-    """Every tinygrad tensor: its memory comes out by a copy, as a buffer."""
+    """Every tinygrad tensor: its memory comes out by a copy."""
     raise ExchangeError(
-        f"{with_article(origin_of(x))} exports no memory; pass x.data(), a buffer that tinygrad "
-        "computes and "
-        "copies to the host"
+        f"{with_article(origin_of(x))} exports no memory; pass x.numpy(), which tinygrad computes "
+        "and copies to the host (bfloat16 as float32)"
     )
 
 
@@ -123,13 +126,6 @@ _OPENVINO_SMALL = {
 }
 
 
-def _to_mlx(tensor: Tensor) -> Any:
-    """``mlx.core.array``."""
-    import mlx.core
-
-    return mlx.core.from_dlpack(tensor)
-
-
 def _to_warp(tensor: Tensor) -> Any:
     """``warp.array``."""
     import warp
@@ -159,16 +155,15 @@ def _to_onnxruntime(tensor: Tensor) -> Any:
 
 
 def _to_openvino(tensor: Tensor) -> Any:
-    """``openvino.Tensor`` on the memory of a numpy array."""
+    """``openvino.Tensor`` on the memory of a numpy array; types that numpy lacks by their name."""
     import openvino
 
-    return openvino.Tensor(tensor.numpy(), shared_memory=True)
-
-
-def _to_numba(tensor: Tensor) -> Any:
-    """A device array of ``numba.cuda``."""
-    cuda = importlib.import_module("numba.cuda")
-    return cuda.as_cuda_array(tensor)
+    names = {ours: theirs for theirs, ours in _OPENVINO_SMALL.items()}
+    if tensor.dtype.name not in names:
+        return openvino.Tensor(tensor.numpy(), shared_memory=True)
+    carrier = tensor.view(f"uint{8 * tensor.itemsize}").numpy()
+    kind = getattr(openvino.Type, names[tensor.dtype.name])
+    return openvino.Tensor(carrier, openvino.Shape(list(tensor.shape)), kind)
 
 
 def _to_cuda_core(tensor: Tensor) -> Any:
@@ -180,12 +175,6 @@ def _to_cuda_core(tensor: Tensor) -> Any:
     return StridedMemoryView.from_dlpack(tensor, stream_ptr=-1)
 
 
-def _to_dali(tensor: Tensor) -> Any:
-    """``TensorCPU`` of ``nvidia.dali``, which takes a legacy capsule, not an object."""
-    backend = importlib.import_module("nvidia.dali.backend")
-    return backend.TensorCPU(tensor.__dlpack__())
-
-
 def _to_dpctl(tensor: Tensor) -> Any:
     """A memory object of ``dpctl``: the bytes, without shape and type."""
     import dpctl.memory
@@ -193,39 +182,25 @@ def _to_dpctl(tensor: Tensor) -> Any:
     return dpctl.memory.as_usm_memory(tensor.to_native())
 
 
-def _to_usm(tensor: Tensor) -> Any:
-    """``dpnp.ndarray``, on memory of oneAPI."""
+def _to_dpnp(tensor: Tensor) -> Any:
+    """``dpnp.ndarray``, on memory of oneAPI; its ``from_dlpack`` takes no empty ones."""
     import dpnp
 
-    return dpnp.from_dlpack(tensor)
+    return dpnp.from_dlpack(tensor) if tensor.size else dpnp.asarray(tensor.to_native())
 
 
-def _to_xarray(tensor: Tensor) -> Any:
-    """``xarray.DataArray``."""
-    import xarray
-
-    return xarray.DataArray(tensor.numpy())
-
-
-def _to_dask(tensor: Tensor) -> Any:
-    """``dask.array.Array``."""
-    import dask.array
-
-    return dask.array.from_array(tensor.numpy())
-
-
-def _to_tinygrad(tensor: Tensor) -> Any:
-    """``tinygrad.Tensor``, on tinygrad's default device."""
+def _to_tinygrad(array: Any) -> Any:
+    """``tinygrad.Tensor``, on tinygrad's default device; it reads writable memory only."""
     import tinygrad
 
-    return tinygrad.Tensor(tensor.numpy()).realize()
+    return tinygrad.Tensor(array if array.flags.writeable else array.copy()).realize()
 
 
-def _to_pillow(tensor: Tensor) -> Any:
+def _to_pillow(array: Any) -> Any:
     """``PIL.Image.Image``."""
     import PIL.Image
 
-    return PIL.Image.fromarray(tensor.numpy()).copy()  # some modes share memory, others do not
+    return PIL.Image.fromarray(array).copy()  # some modes share memory, others do not
 
 
 def _check_image(tensor: Tensor) -> None:
@@ -272,9 +247,10 @@ SMALL = {
         Library(
             "mlx",
             ("mlx.array",),
-            make=_to_mlx,
+            make="mlx.core:from_dlpack",
             copies=True,
             keeps_readonly=True,
+            types=(_PLAIN - {"float64"}) | {"float16", "bfloat16", "complex64"},
             device_types=frozenset({_CPU, _METAL}),
         ),
         # Not run: cupy needs a GPU. Its from_dlpack says that it ignores READ_ONLY.
@@ -288,7 +264,7 @@ SMALL = {
         Library(
             "numba",
             ("numba.DeviceNDArray", "numba_cuda.DeviceNDArray"),
-            make=_to_numba,
+            make="numba.cuda:as_cuda_array",
             host_types=ALL_HOST,
             device_types=frozenset({_CUDA, _CUDA_HOST, _MANAGED}),
         ),
@@ -298,6 +274,7 @@ SMALL = {
             refuse=_refuse_warp,
             make=_to_warp,
             check=_check_warp,
+            types=_PLAIN | {"float16", "bfloat16"},
             device_types=frozenset({_CPU, _CUDA, _CUDA_HOST}),
         ),
         Library(
@@ -305,6 +282,7 @@ SMALL = {
             ("pyopencl.Array",),
             backend="opencl",
             make=to_native,
+            types=_ONE_LANE,
             device_types=frozenset({DLDeviceType.kDLOpenCL}),
         ),
         Library(
@@ -313,13 +291,15 @@ SMALL = {
             backend="cuda",
             make=_to_cuda_core,
             keeps_readonly=True,
+            types=_ONE_LANE,
             host_types=ALL_HOST,
             device_types=frozenset({_CPU, _CUDA, _CUDA_HOST, _MANAGED}),
         ),
         Library(
             "dpnp",
             ("dpnp.dpnp_array", "dpnp.usm_ndarray"),
-            make=_to_usm,
+            make=_to_dpnp,
+            types=_PLAIN | _COMPLEX | {"float16"},
             device_types=frozenset({_ONEAPI}),
         ),
         # Its memory objects, which are bytes; the arrays of old versions speak DLPack.
@@ -329,13 +309,15 @@ SMALL = {
             backend="oneapi",
             make=_to_dpctl,
             compact_only=True,
+            types=_PLAIN | _COMPLEX | {"float16"},
             device_types=frozenset({_ONEAPI}),
         ),
         Library(
             "xarray",
             ("xarray.DataArray", "xarray.Variable"),
             expose=_expose_xarray,
-            make=_to_xarray,
+            make="xarray:DataArray",
+            takes="numpy",
             keeps_readonly=True,
             takes_negative_strides=True,
             device_types=HOST_ONLY,
@@ -344,7 +326,8 @@ SMALL = {
             "dask",
             ("dask.Array",),
             refuse=_refuse_dask,
-            make=_to_dask,
+            make="dask.array:from_array",
+            takes="numpy",
             copies=True,
             keeps_readonly=True,
             takes_negative_strides=True,
@@ -356,6 +339,7 @@ SMALL = {
             lends=True,
             make=_to_onnxruntime,
             compact_only=True,
+            types=_PLAIN | {"float16", "bfloat16", *_PACKED, *FLOAT8},
             device_types=frozenset({_CPU, _CUDA}),
         ),
         Library(
@@ -364,6 +348,7 @@ SMALL = {
             expose=_expose_openvino,
             make=_to_openvino,
             compact_only=True,
+            types=_PLAIN | {"float16", *_OPENVINO_SMALL.values()},
             device_types=HOST_ONLY,
         ),
         Library(
@@ -371,16 +356,19 @@ SMALL = {
             ("tinygrad.Tensor",),
             refuse=_refuse_tinygrad,
             make=_to_tinygrad,
+            takes="numpy",
             copies=True,
             keeps_types=True,  # and calls them by C's names, where "float" has 32 bits
             keeps_readonly=True,
             takes_negative_strides=True,
+            types=_PLAIN | {"float16"},
             device_types=HOST_ONLY,
         ),
         Library(
             "PIL",
             ("PIL.Image",),
             make=_to_pillow,
+            takes="numpy",
             check=_check_image,
             copies=True,
             keeps_readonly=True,
@@ -391,6 +379,7 @@ SMALL = {
             "array_api_strict",
             ("array_api_strict.Array",),
             keeps_readonly=True,
+            types=_PLAIN | _COMPLEX,
             device_types=HOST_ONLY,
         ),
         # Its arrays on a GPU were not run.
@@ -398,7 +387,8 @@ SMALL = {
             "nvidia.dali",
             ("nvidia.dali.TensorCPU", "nvidia.dali.TensorGPU"),
             refuse=_refuse_dali,
-            make=_to_dali,
+            make="nvidia.dali.backend:TensorCPU",
+            takes="capsule",
             compact_only=True,
             device_types=HOST_ONLY,
         ),

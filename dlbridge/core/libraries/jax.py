@@ -15,7 +15,7 @@ from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
-from .library import Library, origin_of
+from .library import FLOAT8, NUMPY_TYPES, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +134,7 @@ LIBRARY = Library(
     immutable=True,
     make=_make,
     check=_check,
+    types=NUMPY_TYPES | FLOAT8 | {"bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"},
     keeps_readonly=True,
     compact_only=True,
     any_order=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import DLDeviceType
@@ -18,6 +18,12 @@ ALL_HOST: frozenset[int] = HOST_ONLY | {
     DLDeviceType.kDLCUDAManaged,
     DLDeviceType.kDLROCMHost,
 }
+
+INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+FLOAT8 = frozenset(
+    f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+)
+NUMPY_TYPES = INTEGERS | {"bool", "float16", "float32", "float64", "complex64", "complex128"}
 
 
 @public
@@ -67,9 +73,11 @@ class Library(NamedTuple):
         the array beside them.
     backend : str
         The backend whose native objects its arrays are; empty if there is none.
-    make : callable or None
-        Gets a `Tensor` and returns an array of the library on the same memory.
-        None: the library's own ``from_dlpack``.
+    make : callable, str or None
+        Gets a `Tensor` and returns an array of the library on the same memory; or the place of
+        such a function, ``"mylib.arrays:Array.of"``. None: the library's own ``from_dlpack``.
+    takes : str
+        What *make* gets: ``"tensor"``, its legacy ``"capsule"``, or its array of ``"numpy"``.
     check : callable or None
         Gets a `Tensor`; raises `ExchangeError` if the library would change it.
     copies : bool
@@ -120,8 +128,9 @@ class Library(NamedTuple):
     immutable: bool = False
     lends: bool = False
     backend: str = ""
-    make: Callable[[Tensor], Any] | None = None
-    check: Callable[[Tensor], None] | None = None
+    make: Callable[[Any], Any] | str | None = None
+    takes: Literal["tensor", "capsule", "numpy"] = "tensor"
+    check: Callable[[Tensor], object] | None = None
     copies: bool = False
     keeps_readonly: bool = False
     takes_negative_strides: bool = False

@@ -13,7 +13,8 @@ from dlbridge.core.interfaces.native import check_whole_elements, to_native
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.transfer import copy_of
 from dlbridge.core.plugins.registry import LOADED, backends
-from dlbridge.core.tensor.metadata import has_negative_strides
+from dlbridge.core.tensor.metadata import has_negative_strides, numpy_type
+from dlbridge.core.tensor.operand import operand_of, require_compact
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import is_compact
@@ -108,6 +109,8 @@ def _native_step(name: str, tensor: Tensor, copy: bool | None, *, fresh: bool) -
     """See `library_step`; for an object of the backend *name*."""
     check_whole_elements(tensor)
     library = _NATIVE.get(name)
+    if library is not None:
+        _check_type(library, tensor)
     reason = "" if library is None or not tensor.size else _why_copy(library, tensor, fresh=fresh)
     if reason and copy is False:
         raise _copy_forbidden(name, reason)
@@ -138,17 +141,39 @@ def _step(
         raise ExchangeError(f"{library.name} has no arrays on {device}; {_way_to(library)}")
     if library.make is native_object:
         check_whole_elements(tensor)
+    _check_type(library, tensor)
     if library.check is not None:
         library.check(tensor)
     reason = "" if not tensor.size else _why_copy(library, tensor, fresh=fresh)
     if reason and copy is False:
         raise _copy_forbidden(library.name, reason)
     if reason:
+        if not library.copies and tensor.dtype.is_subbyte and not tensor.is_padded:
+            require_compact(operand_of(tensor))
         return True, reason
     name = library.arrays[0] if library.arrays else f"an array of {library.name}"
     if relabelled:
         return False, f"wrap as {name} (no copy): {device} memory is plain host memory to it"
     return False, f"wrap as {name} (no copy)"
+
+
+def _check_type(library: Library, tensor: Tensor) -> None:
+    """ExchangeError for elements that the library cannot have, with the way to some that it has."""
+    dtype = tensor.dtype
+    if library.takes == "numpy":
+        numpy_type(tensor)
+    if library.types is None or dtype.name in library.types:
+        return
+    if dtype.is_subbyte:
+        way = (
+            "dlbridge.astype(t, 'float32') gives the numbers, and "
+            "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) the raw codes"
+        )
+    elif dtype.lanes != 1 or dtype.name.startswith("complex"):
+        way = "t.view('float32'), for example, has the same bytes as numbers that it has"
+    else:
+        way = "dlbridge.astype(t, 'float32') gives the numbers, and t.view('uint8') the bytes"
+    raise ExchangeError(f"{library.name} has no elements of {dtype}; {way}")
 
 
 def _can_be_on(library: Library, device: Device) -> bool:
@@ -202,7 +227,7 @@ def _is_permuted_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bo
 
 
 def _way_out(library: Library, tensor: Tensor) -> str:
-    if not tensor.device.is_host:
+    if not tensor.device.is_host and _can_be_on(library, _CPU):
         return f"dlbridge.to_device(t, 'cpu', like={library.name!r}) brings it to the CPU first"
     if tensor.dtype.is_subbyte:
         return "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives the raw codes"

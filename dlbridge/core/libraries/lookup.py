@@ -8,8 +8,9 @@ import weakref
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
+from operator import attrgetter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dlbridge.core.plugins.registry import HINTS, owner
 from dlbridge.core.values.suggestions import did_you_mean, with_article
@@ -160,9 +161,7 @@ def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
 def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor], Any]]:
     library = library_of(cls)
     if library is not None and is_array_of(library, cls):
-        if library.make is not None:
-            return library, library.make
-        return _find_by_name(library.name)
+        return (library, _maker(library)) if library.make else _find_by_name(library.name)
     if library is not None or not hasattr(cls, "__dlpack__"):
         raise _no_library(like)
     return _find_by_name(cls.__module__.partition(".")[0])
@@ -225,7 +224,20 @@ def _find_by_module(module: ModuleType) -> tuple[Library, Callable[[Tensor], Any
         library = _of_module(home) or library or _unknown(module, home)
         if library.make is None:
             return library, function
-    return library, library.make
+    return library, _maker(library)
+
+
+def _maker(library: Library) -> Callable[[Tensor], Any]:
+    """The function of *library*, which has one, for a Tensor."""
+    make = library.make
+    if isinstance(make, str):
+        module, _, names = make.partition(":")
+        make = attrgetter(names)(importlib.import_module(module))
+    if library.takes == "tensor":
+        return cast("Callable[[Tensor], Any]", make)
+    if library.takes == "numpy":
+        return lambda tensor: make(tensor.numpy())  # type: ignore[misc]  # it has one
+    return lambda tensor: make(tensor.__dlpack__())  # type: ignore[misc]  # likewise
 
 
 def _unknown(module: ModuleType, home: str) -> Library:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.tensor.array_tensor import new_array_tensor, wrap_array
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES, native_dtypes
+from dlbridge.core.tensor.metadata import numpy_type
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.errors import ExchangeError
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 def _refuse(x: Any) -> None:
     if hasattr(type(x), "__array_ufunc__") and hasattr(x, "mask") and hasattr(x, "filled"):
-        raise ExchangeError("a masked array has no DLPack form; pass x.filled() or x.data")
+        ways = "x.unmasked or x.filled(value)" if hasattr(x, "unmasked") else "x.filled() or x.data"
+        raise ExchangeError(f"a masked array has no DLPack form; pass {ways}")
 
 
 def _importer(_cls: type) -> Callable[[Any], Tensor]:
@@ -44,6 +46,7 @@ LIBRARY = Library(
     refuse=_refuse,
     importer=_importer,
     make=Tensor.numpy,  # of ml_dtypes where numpy lacks the type
+    check=numpy_type,
     keeps_readonly=True,
     takes_negative_strides=True,
     takes_padding=True,

@@ -83,11 +83,10 @@ def check_column(tensor: Tensor) -> None:
         )
 
 
-def _make(tensor: Tensor) -> Any:
-    """``pandas.Series``."""
+def _make(array: Any) -> Any:
     import pandas
 
-    return pandas.Series(tensor.numpy(), copy=False)
+    return pandas.Series(array, copy=False)
 
 
 LIBRARY = Library(
@@ -95,6 +94,7 @@ LIBRARY = Library(
     ("pandas.Series", "pandas.DataFrame", "pandas.Index", "pandas.ExtensionArray"),
     expose=_expose,
     make=_make,
+    takes="numpy",
     check=check_column,
     keeps_readonly=True,
     takes_negative_strides=True,

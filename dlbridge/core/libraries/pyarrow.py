@@ -102,13 +102,6 @@ def _expose(x: Any, copy: bool | None) -> Any:
     return np.stack([column.to_numpy(zero_copy_only=False) for column in x.columns], axis=1)
 
 
-def _make(tensor: Tensor) -> Any:
-    """``pyarrow.Array``."""
-    import pyarrow
-
-    return pyarrow.array(tensor)
-
-
 def _expose_polars(x: Any, copy: bool | None) -> Any:
     """The series itself, which exports Arrow; a matrix of a DataFrame's columns."""
     if type(x).__name__ == "LazyFrame":
@@ -159,7 +152,7 @@ LIBRARY = Library(
     refuse=_refuse,
     expose=_expose,
     by_arrow=_is_arrow_only,
-    make=_make,
+    make="pyarrow:array",
     check=_check,
     immutable=True,
     keeps_readonly=True,

@@ -11,7 +11,7 @@ from dlbridge.errors import ExchangeError
 from .library import Library, origin_of
 
 if TYPE_CHECKING:
-    from dlbridge.core.tensor.tensor import Tensor
+    pass
 
 
 def _refuse(x: Any) -> None:
@@ -37,19 +37,13 @@ def _refuse(x: Any) -> None:
         )
 
 
-def _make(tensor: Tensor) -> Any:
-    """``tf.Tensor``; tensorflow takes a legacy capsule, not an object."""
-    import tensorflow as tf
-
-    return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
-
-
 LIBRARY = Library(
     "tensorflow",
     ("tensorflow.Tensor", "tensorflow.EagerTensor"),
     refuse=_refuse,
     immutable=True,
-    make=_make,
+    make="tensorflow:experimental.dlpack.from_dlpack",
+    takes="capsule",
     compact_only=True,
     device_types=frozenset({DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA}),
 )

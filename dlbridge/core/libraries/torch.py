@@ -19,7 +19,7 @@ from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import ExchangeError
 
-from .library import Library, origin_of
+from .library import FLOAT8, NUMPY_TYPES, Library, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,6 +203,8 @@ _DEVICES = frozenset(
     }
 )
 
+_TYPES = NUMPY_TYPES | FLOAT8 | {"bfloat16", "complex32", "float4_e2m1fn_x2"}
+
 READONLY = Library(
     "torch",
     ("torch.ReadOnlyTensorWrapper",),
@@ -211,6 +213,7 @@ READONLY = Library(
     make=_make_readonly,
     keeps_readonly=True,
     keeps_types=True,
+    types=_TYPES,
     device_types=_DEVICES,
 )
 """torch's class for memory that must not be written (torch 2.15), which `like=` may name."""
@@ -227,5 +230,6 @@ LIBRARY = Library(
     of_numpy=_of_numpy,
     new_structs=True,
     keeps_types=True,
+    types=_TYPES,
     device_types=_DEVICES,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
+from dlbridge.errors import ExchangeError
 
 from .other_names import OtherNames
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from .memory import Memory
 
-__all__ = ["TensorMetadata", "carrier_of", "has_negative_strides", "release_shared"]
+__all__ = ["TensorMetadata", "carrier_of", "has_negative_strides", "numpy_type", "release_shared"]
 
 
 class TensorMetadata(OtherNames):
@@ -226,6 +227,18 @@ class TensorMetadata(OtherNames):
 def carrier_of(tensor: TensorMetadata) -> np.ndarray[Any, Any]:
     """The array whose shape and strides are the tensor's; ExchangeError if it has expired."""
     return tensor._array
+
+
+def numpy_type(tensor: TensorMetadata) -> np.dtype[Any]:
+    """The type of a numpy view of *tensor*; ExchangeError for elements that numpy cannot have."""
+    dtype = tensor.dtype
+    if dtype.is_subbyte and not tensor.is_padded:
+        raise ExchangeError(
+            f"{dtype} elements are packed, numpy has no such type; "
+            "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives their raw codes, "
+            "dlbridge.astype(t, 'float32') their numbers"
+        )
+    return dtype.numpy
 
 
 def release_shared(tensor: TensorMetadata) -> None:

@@ -16,7 +16,7 @@ from dlbridge.errors import ExchangeError
 
 from .carriers import carrier_dtype, counts_elements
 from .indexing import basic_index
-from .metadata import TensorMetadata
+from .metadata import TensorMetadata, numpy_type
 from .ordering import host_access
 
 if TYPE_CHECKING:
@@ -314,13 +314,7 @@ class Tensor(TensorMetadata):
             )
         host_access(self._memory)
         array = self._array[...]
-        if self._dtype.is_subbyte and not self.is_padded:
-            raise ExchangeError(
-                f"{self._dtype} elements are packed, numpy has no such type; "
-                "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size) gives their raw codes, "
-                "dlbridge.astype(t, 'float32') their numbers"
-            )
-        wanted = self._dtype.numpy
+        wanted = numpy_type(self)
         return array if wanted == array.dtype else array.view(wanted)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

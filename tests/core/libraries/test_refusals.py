@@ -48,7 +48,7 @@ REFUSED = {
         "convert it to numbers",
     ),
     "dask": (stub("dask.array.core.Array", **LAZY), r"x\.compute\(\)"),
-    "tinygrad": (stub("tinygrad.tensor.Tensor", **LAZY), r"pass x\.data\(\)"),
+    "tinygrad": (stub("tinygrad.tensor.Tensor", **LAZY), r"pass x\.numpy\(\)"),
     "sparse": (stub("sparse.numba_backend._coo.core.COO"), r"x\.todense\(\)"),
     "a list of DALI": (stub("nvidia.dali.backend.TensorListCPU"), r"x\.as_tensor\(\)"),
     "an indexed array of warp": (stub("warp._src.types.indexedarray"), r"x\.contiguous\(\)"),

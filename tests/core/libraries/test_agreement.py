@@ -1,0 +1,33 @@
+"""What `explain` says, `to_device` does: for each library that is here, each type and layout."""
+
+from __future__ import annotations
+
+import pytest
+from agreement import disagreements
+from cells import PEERS
+from expected import expected
+from peers import peer
+
+import dlbridge as bridge
+from dlbridge.errors import BackendUnavailable
+
+LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi", "pyarrow", "PIL", "cuda.core", "dask"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_explain_says_what_to_device_does(library):
+    peer(PEERS[library].module or library if library in PEERS else library)
+    assert disagreements(library) == []
+
+
+@pytest.mark.parametrize("library", ["dpnp", "dpctl", "pyopencl"])
+def test_explain_says_what_to_device_does_with_objects_of_devices(library):
+    peer(library)
+    place = PEERS[library].place
+    try:
+        bridge.empty(1, "uint8", place)
+    except BackendUnavailable as error:
+        if expected(library):
+            raise
+        pytest.skip(str(error))
+    assert disagreements(library, place) == []

@@ -1,0 +1,97 @@
+"""What `explain` says of a library and what `to_device` does, for all types and layouts."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import dlbridge as bridge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["TYPES", "disagreements"]
+
+TYPES = [
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float8_e3m4",
+    "float6_e2m3fn",
+    "float4_e2m1fn",
+    "float32x4",
+]
+
+
+def readonly(tensor: bridge.Tensor) -> bridge.Tensor:
+    array = tensor.numpy()[...]
+    array.flags.writeable = False
+    return bridge.from_dlpack(array)
+
+
+def broadcast(tensor: bridge.Tensor) -> bridge.Tensor:
+    return bridge.from_dlpack(np.broadcast_to(tensor.numpy()[:1], tensor.shape))
+
+
+LAYOUTS: dict[str, Any] = {
+    "rows and columns": lambda t: t,
+    "one dimension": lambda t: t.reshape(-1),
+    "no dimension": lambda t: t[0, 0],
+    "three dimensions": lambda t: t.reshape(2, 2, 3),
+    "nothing": lambda t: t[:0],
+    "nothing in one dimension": lambda t: t.reshape(-1)[:0],
+    "every second column": lambda t: t[:, ::2],
+    "columns and rows": lambda t: t.mT,
+    "backwards": lambda t: t[::-1],
+    "read-only": readonly,
+    "broadcast": broadcast,
+    "at an odd place": lambda t: t.reshape(-1)[1:],
+}
+
+
+def cases(device: str) -> Iterator[tuple[str, bridge.Tensor]]:
+    """A name and a tensor for each type and layout that a tensor can have."""
+    for name in TYPES:
+        whole = bridge.zeros((4, 3), name, device)
+        for layout, view in LAYOUTS.items():
+            try:
+                yield f"{name}, {layout}", view(whole)
+            except (BufferError, TypeError, ValueError, IndexError):
+                continue  # a view of packed elements, or of a device's
+    for name in ("int4", "float6_e2m3fn"):  # one in each byte
+        yield f"{name}, padded", bridge.from_dlpack(np.zeros((4, 3), bridge.dtype(name).numpy))
+
+
+def _outcome(function: Any, *arguments: Any, **keywords: Any) -> str:
+    """Of which kind the error is, and what it says; empty for a result."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function(*arguments, **keywords)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def disagreements(like: Any, device: str = "cpu") -> list[str]:
+    """Where `explain` says something else than `to_device` does."""
+    found = []
+    for name, tensor in cases(device):
+        for copy in (None, False):
+            said = _outcome(bridge.explain, tensor, device, like=like, copy=copy)
+            done = _outcome(bridge.to_device, tensor, device, like=like, copy=copy)
+            if said != done:
+                found.append(f"{name}, copy={copy}: said {said or 'yes'!r:.150}, did {done!r:.250}")
+    return found
