@@ -242,6 +242,7 @@ SMALL = {
             "paddle",
             ("paddle.Tensor",),
             refuse=_refuse_paddle,
+            types=_PLAIN | _COMPLEX | {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"},
             device_types=frozenset({_CPU, _CUDA}),
         ),
         Library(

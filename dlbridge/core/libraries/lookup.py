@@ -164,7 +164,11 @@ def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor],
         return (library, _maker(library)) if library.make else _find_by_name(library.name)
     if library is not None or not hasattr(cls, "__dlpack__"):
         raise _no_library(like)
-    return _find_by_name(cls.__module__.partition(".")[0])
+    package = cls.__module__.partition(".")[0]
+    own = getattr(cls, "from_dlpack", None)
+    if own is None:
+        return _find_by_name(package)
+    return Library(f"{package}.{cls.__name__}", (f"{package}.{cls.__name__}",)), own
 
 
 def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:

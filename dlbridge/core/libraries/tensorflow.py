@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
-from .library import Library, origin_of
-
-if TYPE_CHECKING:
-    pass
+from .library import NUMPY_TYPES, Library, origin_of
 
 
 def _refuse(x: Any) -> None:
@@ -29,6 +26,8 @@ def _refuse(x: Any) -> None:
             f"{with_article(origin_of(x))} is not one block of memory; pass {ways[kind]}"
         )
     name = getattr(getattr(x, "dtype", None), "name", "")
+    if name.startswith("float8"):
+        raise ExchangeError(f"tensorflow does not export {name}; pass x.numpy()")
     if name in ("string", "resource", "variant"):
         # tensorflow 2.21 aborts the process in __dlpack__ of such a tensor.
         raise ExchangeError(
@@ -45,5 +44,6 @@ LIBRARY = Library(
     make="tensorflow:experimental.dlpack.from_dlpack",
     takes="capsule",
     compact_only=True,
+    types=NUMPY_TYPES | {"bfloat16"},
     device_types=frozenset({DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA}),
 )

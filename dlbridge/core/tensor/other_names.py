@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from dlbridge.core.values.suggestions import TENSOR_NAMES
+from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,22 +34,6 @@ class OtherNames:
                 "a Tensor takes no assignment: dlbridge.copy_(t[index], array) copies an array "
                 "into it, and dlbridge.copy_(t[index], dlbridge.full_like(t[index], 1)) a number"
             )
-
-
-class _Absent:
-    """An attribute that is not there, whose AttributeError says what is."""
-
-    def __init__(self, name: str, instead: str) -> None:
-        self._name = name
-        self._instead = instead
-
-    def __repr__(self) -> str:
-        return f"<not there: {self._instead}>"  # what `help` shows
-
-    def __get__(self, _tensor: object, cls: type) -> NoReturn:
-        raise AttributeError(
-            f"{cls.__name__!r} object has no attribute {self._name!r}; {self._instead}"
-        )
 
 
 def _refusal(name: str, operator: str) -> Callable[[object, object], object]:
@@ -94,7 +78,7 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNARY = {"neg": "-", "pos": "+", "invert": "~", "abs": "abs"}
 
 for _name, _instead in TENSOR_NAMES.items():
-    setattr(OtherNames, _name, _Absent(_name, _instead))
+    setattr(OtherNames, _name, Absent(_name, _instead))
 for _name, _sign in _OPERATORS.items():
     for _method in (f"__{_name}__", f"__r{_name}__"):
         setattr(OtherNames, _method, _refusal(_method, _sign))

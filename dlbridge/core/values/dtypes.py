@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from dlbridge.core.public import public
 from dlbridge.errors import ExchangeError
 
-from .suggestions import did_you_mean, with_article
+from .suggestions import DTYPE_NAMES, Absent, did_you_mean, with_article
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
 
     from dlbridge.typing import DTypeLike
@@ -247,6 +249,10 @@ class DType:
     else:
         __hash__ = object.__hash__
 
+    def __dir__(self) -> Iterable[str]:
+        """Return the names that are there."""
+        return [name for name in super().__dir__() if name not in DTYPE_NAMES]
+
     def __str__(self) -> str:
         return self.name
 
@@ -305,6 +311,9 @@ class DType:
         """The same as `numpy`, under the name that ``numpy.dtype(t.dtype)`` looks for."""
         return self.numpy
 
+
+for _foreign, _instead in DTYPE_NAMES.items():
+    setattr(DType, _foreign, Absent(_foreign, _instead))
 
 _interned: dict[tuple[int, int, int], DType] = {}
 _checked: dict[tuple[int, int, int], DType] = {}

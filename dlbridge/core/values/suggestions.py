@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["PACKAGE_NAMES", "TENSOR_NAMES", "did_you_mean", "with_article"]
+__all__ = ["DTYPE_NAMES", "PACKAGE_NAMES", "TENSOR_NAMES", "Absent", "did_you_mean", "with_article"]
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -124,6 +124,13 @@ _CAST = "dlbridge.astype(t, dtype) converts the elements"
 _FILL = "dlbridge.copy_(t, dlbridge.full_like(t, value)) fills it"
 _AXES = "t.transpose(axis, ...) puts the dimensions in another order"
 
+DTYPE_NAMES = dict.fromkeys(
+    ("kind", "byteorder", "char", "str", "num", "names", "fields", "subdtype", "isbuiltin"),
+    "it is no dtype of numpy, which d.numpy is; for a function that wants an array of numpy, "
+    "pass numpy.asarray(t), which shares the memory of a tensor on the CPU",
+)
+"""A name that numpy's dtypes have -> what to write with ours."""
+
 TENSOR_NAMES = {
     "cpu": "write t.to_device('cpu')",
     "cuda": "write t.to_device('cuda:0')",
@@ -160,3 +167,19 @@ TENSOR_NAMES = {
     },
 }  # fmt: skip
 """A name that other libraries' tensors have -> what to write with ours."""
+
+
+class Absent:
+    """An attribute that is not there, whose AttributeError says what is."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        self._name = name
+        self._instead = instead
+
+    def __repr__(self) -> str:
+        return f"<not there: {self._instead}>"  # what `help` shows
+
+    def __get__(self, _tensor: object, cls: type) -> NoReturn:
+        raise AttributeError(
+            f"{cls.__name__!r} object has no attribute {self._name!r}; {self._instead}"
+        )

@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from peers import peer
 
 import dlbridge as bridge
 
@@ -101,3 +102,71 @@ def test_warp_has_no_arrays_without_dimensions():
     for function in (bridge.explain, bridge.to_device):
         with pytest.raises(BufferError, match=r"give it t\.reshape\(1\)"):
             function(np.float32(1), "cpu", like=stub("warp._src.types.array"))
+
+
+def test_a_class_that_makes_itself_of_a_producer():
+    """Its module is no array library, and has no from_dlpack."""
+
+    class Image:
+        __module__ = "pictures.image"
+
+        def __init__(self, array):
+            self.array = array
+
+        @classmethod
+        def from_dlpack(cls, producer):
+            return cls(np.from_dlpack(producer))
+
+        def __dlpack__(self, **keywords):
+            return self.array.__dlpack__(**keywords)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    x = np.arange(3.0)
+    for like in (Image, Image(x)):
+        made = bridge.to_device(x, "cpu", like=like)
+        assert type(made) is Image
+        assert made.array.ctypes.data == x.ctypes.data
+        assert "pictures.Image (no copy)" in bridge.explain(x, "cpu", like=like)
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "polars", "pandas", "openvino", "xarray", "numpy"])
+def test_a_strange_class_in_the_module_of_a_library(package):
+    """A producer is taken, and another object refused as what it is."""
+    producer = stub(f"{package}.strange.Thing")
+    assert bridge.from_dlpack(producer).tolist() == [1, 2]
+    assert bridge.asarray(producer).tolist() == [1, 2]
+    thing = type("Thing", (), {"__module__": f"{package}.strange"})()
+    with pytest.raises((TypeError, BufferError), match=f"{package}.strange.Thing"):
+        bridge.asarray(thing)
+    with pytest.raises(TypeError, match="nor an array"):
+        bridge.to_device(np.zeros(3), "cpu", like=thing)
+
+
+@pytest.mark.parametrize("name", ["kind", "byteorder", "char", "isbuiltin"])
+def test_who_takes_our_dtype_for_numpys_is_told_what_to_pass(name):
+    """zarr, xgboost and safetensors.numpy read these of any object with a dtype."""
+    found = bridge.dtype("float32")
+    assert not hasattr(found, name)
+    assert name not in dir(found)
+    with pytest.raises(AttributeError, match=rf"{name}.*numpy\.asarray\(t\)"):
+        getattr(found, name)
+
+
+def test_safetensors_for_numpy():
+    save = peer("safetensors.numpy").save
+    tensor = bridge.asarray([1.0, 2.0])
+    with pytest.raises(AttributeError, match=r"numpy\.asarray\(t\)"):
+        save({"a": tensor})
+    assert save({"a": np.asarray(tensor)})
+
+
+def test_masks_of_astropy_have_other_ways_out():
+    values = np.arange(3.0)
+    members = {"mask": np.zeros(3, bool), "filled": lambda self, value: values, "unmasked": values}
+    masked = type("Masked", (np.ndarray,), {})
+    for name, member in members.items():
+        setattr(masked, name, member)
+    with pytest.raises(BufferError, match=r"pass x\.unmasked or x\.filled\(value\)"):
+        bridge.from_dlpack(values.view(masked))
