@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import linecache
+import re
 import sys
 import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -34,9 +35,13 @@ from .any import (
     CACHED_CLASSES,
     LAST_INDEX,
     OBJECT_BEGIN,
+    ByteArray,
     Handle,
+    Members,
     Packer,
     Temporaries,
+    made_with_gil,
+    new_place,
     pack,
     pack_int,
     pack_str,
@@ -47,20 +52,10 @@ from .any import (
     untrack,
 )
 from .errors import drop_untaken, interrupted, raised, untaken
-from .tensors import (
-    ALONE,
-    HostHandle,
-    Lender,
-    ReadyTensor,
-    lender_of,
-    name_argument,
-    pack_own,
-    take_back,
-)
+from .tensors import HostHandle, Lender, ReadyTensor, end_loans, lender_of, name_argument, pack_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import CodeType
 
 
 # The environment's table has a row for each type and a column for each id up to
@@ -249,6 +244,8 @@ def _provide_allocator() -> None:
 _provide_allocator()
 
 
+# --- The memory of a call, and its end ---------------------------------------------
+
 FAST: Final = 6
 """Arguments of a call that is unrolled; more of them take a loop."""
 
@@ -268,84 +265,11 @@ def new_memory(count: int) -> Memory:
     return words, memory + 1, memory + 0
 
 
-def new_frame() -> Frame:
-    """A frame for `FAST` arguments."""
-    words, arguments, result = new_memory(FAST)
+def new_frame(count: int = FAST) -> Frame:
+    """A frame for *count* arguments."""
+    words, arguments, result = new_memory(count)
     doubles = words.cast("B").cast("d")
-    return words, doubles, arguments, result, [None] * FAST, Temporaries()
-
-
-def failure(words: memoryview) -> BaseException:
-    """The exception for the call with this frame, which has just failed.
-
-    A result that the callee wrote before it failed is let go, as C++ does.
-    """
-    error = raised()
-    abandon(words)
-    return error
-
-
-def abandon(words: memoryview) -> None:
-    """Let go of the result in a frame, and of an error: an exception came before they were read."""
-    tag, payload, words[0], words[1] = words[0], words[1], 0, 0
-    release(tag, payload)
-    if untaken:
-        drop_untaken()
-
-
-def owner_of_result(failed: int, words: memoryview) -> type[int]:
-    """The class that takes over the payload of the call with this frame: `Handle` or int.
-
-    Raises the exception of the call if it has failed.
-    """
-    if failed:
-        raise failure(words)
-    if untaken:
-        drop_untaken()
-    return Handle if OBJECT_BEGIN <= words[0] <= LAST_INDEX else int
-
-
-def call(pointer: Any, arguments: Sequence[Any]) -> Any:
-    """Call the function at *pointer* with any number of arguments."""
-    keep = Temporaries()
-    try:
-        words, first, result = pack_frame(arguments, keep)
-    except ExchangeError as exc:
-        name_argument(exc, arguments)
-        raise
-    try:
-        if keep.streams:
-            failed = on_streams(keep.streams, pointer, first, len(arguments), result)
-        else:
-            failed = C.TVMFFIFunctionCall(pointer, first, len(arguments), result)
-    except SystemError as exc:
-        raise interrupted(exc) from None
-    except BaseException:
-        abandon(words)
-        raise
-    try:
-        owner = owner_of_result(failed, words)
-    except BaseException:
-        abandon(words)
-        raise
-    # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
-    return unpack(words[0], owner(words[1]))
-
-
-def call_with_gil(handle: int, *arguments: Any) -> Any:
-    """Call a function that touches tables without a lock: the GIL is theirs.
-
-    The registry, the type table, and lists and dicts under change.
-    """
-    keep = Temporaries()
-    words, first, result = pack_frame(arguments, keep)
-    try:
-        failed = py.TVMFFIFunctionCall(handle, address(first), len(arguments), address(result))
-        owner = owner_of_result(failed, words)
-    except BaseException:
-        abandon(words)
-        raise
-    return unpack(words[0], owner(words[1]))  # in line, as in `call`
+    return words, doubles, arguments, result, [None] * count, Temporaries()
 
 
 def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Memory:
@@ -357,6 +281,75 @@ def pack_frame(arguments: Sequence[Any], keep: Temporaries) -> Memory:
         words[place], words[place + 1] = pack(argument, keep)
         place += 2
     return memory
+
+
+def abandon(words: memoryview) -> None:
+    """Let go of the result in a frame, and of an error: an exception came before they were read.
+
+    So a result goes that a callee wrote before it failed, as in C++.
+    """
+    tag, payload, words[0], words[1] = words[0], words[1], 0, 0
+    release(tag, payload)
+    if untaken:
+        drop_untaken()
+
+
+def perform(words: memoryview, function: Callable[..., int], *arguments: Any) -> tuple[int, int]:
+    """Call the C *function*, which writes its result into *words*: tag and payload, owned.
+
+    Every call ends so that is not made by the fast forms below, which say the same.
+    """
+    try:
+        try:
+            failed = function(*arguments)
+        except SystemError as error:
+            raise interrupted(error) from None
+        if failed:
+            raise raised()
+        if untaken:
+            drop_untaken()
+        tag = words[0]
+        owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
+    except BaseException:  # its own, or a Ctrl-C that came meanwhile
+        abandon(words)
+        raise
+    return tag, owner(words[1])  # in line: a Ctrl-C comes before the payload has an owner, or after
+
+
+def call_with_gil(function: int, arguments: Sequence[Any]) -> tuple[int, int]:
+    """Call a function that touches tables without a lock: the GIL is theirs.
+
+    The registry, the type table, and lists and dicts under change. Tag and payload, owned.
+    """
+    keep = Members()
+    words, first, result = pack_frame(arguments, keep)
+    place = address(first)
+    count = len(arguments)
+    return perform(words, py.TVMFFIFunctionCall, function, place, count, address(result))
+
+
+def ask(name: str, *arguments: Any) -> Any:
+    """The result of the library's own function *name*, with the GIL held."""
+    return unpack(*call_with_gil(builtin(name), arguments))
+
+
+_builtins: dict[str, Handle] = {}
+
+
+def builtin(name: str) -> Handle:
+    """The handle of a function of the library's own, kept."""
+    handle = _builtins.get(name)
+    if handle is None:
+        _status, handle = look_up(ByteArray(name))
+        if handle is None:
+            raise ValueError(f"this libtvm_ffi has no {name}")
+        _builtins[name] = handle
+    return handle
+
+
+def look_up(name: ByteArray) -> tuple[int, Handle | None]:
+    """The status of the look-up of a global function, and the function or None."""
+    return made_with_gil(new_place(), py.TVMFFIFunctionGetGlobal, name)
 
 
 def on_streams(
@@ -440,67 +433,218 @@ class BoundCall(Protocol):
         """
 
 
-def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # noqa: C901  # three closures, one of which is used
-    """The closure behind `Function.bind`; its cells are the prepared call.
+# --- Function.__call__ and Function.bind --------------------------------------------
 
-    *silent*: the function is known to return nothing, so no result is looked at.
+_ways: Final[dict[type, tuple[Lender | None, Packer]]] = {}
+"""Cache: exact class -> how its instances become arguments: lent if they can be, else packed."""
+
+
+def _way_of(cls: type) -> tuple[Lender | None, Packer]:
+    if len(_ways) > CACHED_CLASSES:  # as in `packer_of`
+        _ways.clear()
+    found = _ways[cls] = lender_of(cls), packer_of(cls)
+    return found
+
+
+# Copied: an attribute of a cffi library costs 30 ns, a global 2.
+_CALL: Final = C.TVMFFIFunctionCall
+_INT: Final[int] = C.kTVMFFIInt
+_FLOAT: Final[int] = C.kTVMFFIFloat
+_TENSOR: Final[int] = C.kTVMFFITensor
+_MISSING: Final = object()
+
+
+def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a function costs 60 ns
+    """Call the Function *self*.
+
+    This is the slow form, for any number of arguments, and the text of the fast ones:
+    `generated` unrolls its loop, and leaves out what a bound call has done before.
     """
+    ready: list[Frame | None] = [None]
+    frame = new_frame(len(arguments))
+    # <- every form
+    words, doubles, first, result, tensors, keep = frame
+    count = lent = 0
+    try:
+        for value in arguments:
+            kind = type(value)
+            if kind is int:
+                try:
+                    words[2 * count + 3] = value
+                    words[2 * count + 2] = _INT
+                except ValueError:
+                    words[2 * count + 2], words[2 * count + 3] = pack_int(value, keep)
+            elif kind is ArrayTensor:
+                try:
+                    handle = value._native
+                except AttributeError:  # not passed before
+                    handle = None
+                if type(handle) is HostHandle:
+                    keep.append(handle)  # <- loop: a variable of its own keeps it for the call
+                    words[2 * count + 2] = _TENSOR
+                    words[2 * count + 3] = handle
+                else:
+                    words[2 * count + 2], words[2 * count + 3] = pack_own(value, keep)
+            elif kind is float:
+                words[2 * count + 2] = _FLOAT
+                doubles[2 * count + 3] = value
+            elif kind is str:
+                packed = short_texts.get(value) or pack_str(value, keep)
+                words[2 * count + 2], words[2 * count + 3] = packed
+            elif value is None:
+                words[2 * count + 2] = words[2 * count + 3] = 0
+            else:
+                lend, pack = _ways.get(kind) or _way_of(kind)
+                place = lend and lend(value, tensors, lent)
+                if place:
+                    lent += 1
+                    words[2 * count + 2] = _TENSOR
+                    words[2 * count + 3] = place
+                else:
+                    words[2 * count + 2], words[2 * count + 3] = pack(value, keep)
+            count += 1  # <- loop
+        pointer, call_c = self._pointer, _CALL
+        if keep and keep.streams:
+            call_c = partial(on_streams, keep.streams)
+        # <- every form
+        try:
+            failed = call_c(pointer, first, count, result)
+        except SystemError as error:
+            raise interrupted(error) from None
+        if failed:
+            raise raised()
+        if untaken:
+            drop_untaken()
+        if lent:  # <- not bound
+            end_loans(tensors)  # <- not bound
+        if keep:  # <- not bound
+            keep.clear()  # <- not bound
+            keep.streams = None  # <- not bound
+        tag = words[0]
+        if not tag:
+            ready[0] = frame
+            return None
+        if tag == _INT:
+            payload = words[1]
+            words[0] = words[1] = 0
+            ready[0] = frame
+            return payload
+        owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
+    except BaseException as error:
+        abandon(words)
+        name_argument(error, arguments)  # <- not bound
+        raise
+    payload = owner(words[1])  # owned before the frame forgets it
+    words[0] = words[1] = 0
+    ready[0] = frame
+    return unpack(tag, payload)
+
+
+# How the fast forms begin. They share the frame that lies ready: it is claimed in one statement
+# without a call, so that no other thread, signal handler or trace function comes between reading
+# and writing. (A list and no variable: CPython before 3.13 writes a traced frame's variables
+# back, bpo-30744.)
+_PLAIN_HEAD: Final = """\
+def make(ready):
+    def __call__(self, PARAMETERS, /, *rest):
+        if rest:
+            return call(self, NAMES, *rest)
+        frame, ready[0] = ready[0], None
+        if frame is None:
+            frame = new_frame()
+"""
+_BOUND_HEAD: Final = """\
+def make(ready, pointer, count, packed):
+    def step():
+        first, call_c, _kept = packed  # kept while C uses them, also if they are replaced
+        frame, ready[0] = ready[0], None
+        if frame is None:
+            frame = new_frame(0)
+        words, _doubles, _first, result, _tensors, _keep = frame
+        try:
+"""
+_EVERY_FORM: Final = "# <- every form"
+
+
+@cache
+def generated(*, bound: bool) -> Callable[..., Any] | None:
+    """The maker of the fast form of `call`, or of bound calls; None where its source is missing.
+
+    Most of a call's time goes to packing. Unrolled, a call of three integers takes half of
+    what the loop does.
+    """
+    lines = linecache.getlines(__file__)[call.__code__.co_firstlineno - 1 :]
+    marks = [place for place, line in enumerate(lines) if line.strip() == _EVERY_FORM][:2]
+    if len(marks) < 2:
+        return None
+    packing = lines[marks[0] + 1 : marks[1]]
+    end = [line for line in lines[marks[1] + 1 :] if line.strip()]
+    end = end[: next(place for place, line in enumerate(end) if not line.startswith("    "))]
+    if bound:
+        file, head = "<dlbridge.ffi: bound call>", _BOUND_HEAD
+        body = [line for line in end if "# <- not bound" not in line]
+    else:
+        file, names = "<dlbridge.ffi: generated call>", [f"a{i}" for i in range(FAST)]
+        parameters = ", ".join(f"{name}=_MISSING" for name in names)
+        head = _PLAIN_HEAD.replace("PARAMETERS", parameters).replace("NAMES", ", ".join(names))
+        body = [*_unrolled(packing), *end]
+        body = [re.sub(r"\barguments\b", f"({', '.join(names)})", line) for line in body]
+    source = head + "".join("    " + line for line in body) + _TAIL[bound]
+    # So that tracebacks, debuggers and `inspect.getsource` show its lines. (A time of None
+    # tells `linecache.checkcache` that there is no file to compare with.)
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    made: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), globals(), made)  # the text is of this module only
+    return made["make"]  # type: ignore[no-any-return]
+
+
+_TAIL: Final = ("    return __call__\n", "    return step\n")
+
+
+def _unrolled(lines: list[str]) -> list[str]:
+    """The *lines* with the loop over the arguments written out, each turn inside the one before."""
+    begin = next(at for at, line in enumerate(lines) if "for value in arguments:" in line)
+    end = next(at for at, line in enumerate(lines) if "count += 1" in line)
+    turn = [line for line in lines[begin + 1 : end] if "# <- loop" not in line]
+    found = lines[:begin]
+    for i in range(FAST):
+        pad = "    " * (i + 2)
+        found += [f"{pad}if a{i} is _MISSING:\n", f"{pad}    count = {i}\n", f"{pad}else:\n"]
+        found += ["    " * i + _of_turn(line, i) for line in turn]
+    return [*found, "    " * (FAST + 2) + f"count = {FAST}\n", *lines[end + 1 :]]
+
+
+def _of_turn(line: str, i: int) -> str:
+    """The *line* with the names and the places of argument *i*."""
+    for name, new in (("value", f"a{i}"), ("handle", f"handle{i}")):
+        line = re.sub(rf"\b{name}\b", new, line)
+    return line.replace("2 * count + 2", f"{2 * i + 2}").replace("2 * count + 3", f"{2 * i + 3}")
+
+
+def fast_call() -> Callable[..., Any]:
+    """`Function.__call__`."""
+    make = generated(bound=False)
+    made = call if make is None else make([new_frame()])
+    # What CPython says of a keyword begins with this name.
+    made.__qualname__ = "a Function takes its arguments by position: Function.__call__"
+    return made
+
+
+def bind(function: Handle, bound: list[Any]) -> BoundCall:
+    """The closure behind `Function.bind`; its cells are the prepared call."""
     count = len(bound)
     pointer = ffi.cast("void *", function)
-    # Lists and no variables: see call._HEAD.
     packed = [*_pack(function, bound)]
-    result = ffi.new("TVMFFIAny *")
-    words = memoryview(ffi.buffer(result)).cast("B").cast("q")
-    busy = [False]  # whether a call uses the place for the result
     replacing = RLock()
     inside = [False]  # whether this thread, which has the lock, is replacing already
 
-    def call_silent() -> None:
-        arguments, call_c, _kept = packed  # kept while C uses them, also if they are replaced
-        try:
-            if call_c(pointer, arguments, count, result):
-                raise raised()
-        except BaseException as exc:
-            if untaken:
-                drop_untaken()
-            if isinstance(exc, SystemError):
-                raise interrupted(exc) from None
-            raise
-        if untaken:
-            drop_untaken()
+    def slow() -> Any:
+        first, call_c, _kept = packed
+        words, _none, result = new_memory(0)
+        return unpack(*perform(words, call_c, pointer, first, count, result))
 
-    def call() -> Any:
-        arguments, call_c, _kept = packed  # kept while C uses them, also if they are replaced
-        # One statement without a call: no other thread comes between reading and writing.
-        taken, busy[0] = busy[0], True
-        if taken:
-            return _call_apart(call_c, pointer, arguments, count)
-        try:
-            failed = call_c(pointer, arguments, count, result)
-        except BaseException as exc:
-            abandon(words)
-            busy[0] = False
-            if isinstance(exc, SystemError):
-                raise interrupted(exc) from None
-            raise
-        try:
-            if failed:
-                raise failure(words)
-            if untaken:
-                drop_untaken()
-            tag = words[0]
-            if not tag:
-                busy[0] = False
-                return None
-            owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
-        except BaseException:
-            abandon(words)
-            busy[0] = False
-            raise
-        payload = owner(words[1])  # owned before the place forgets it
-        words[0] = words[1] = 0
-        busy[0] = False
-        return unpack(tag, payload)
+    make = generated(bound=True)
+    step: Any = slow if make is None else make([new_frame(0)], pointer, count, packed)
 
     def replace(index: int, value: Any) -> None:
         with replacing:
@@ -515,27 +659,8 @@ def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:  # n
             finally:
                 inside[0] = False
 
-    made: Any = call_silent if silent else call
-    made.replace = replace
-    return made  # type: ignore[no-any-return]
-
-
-def _call_apart(call_c: Any, pointer: Any, arguments: Any, count: int) -> Any:
-    """The call, with a place of its own for the result."""
-    words, _none, result = new_memory(0)
-    try:
-        failed = call_c(pointer, arguments, count, result)
-    except SystemError as exc:
-        raise interrupted(exc) from None
-    except BaseException:
-        abandon(words)
-        raise
-    try:
-        owner = owner_of_result(failed, words)
-    except BaseException:
-        abandon(words)
-        raise
-    return unpack(words[0], owner(words[1]))  # in line, as in `frames.call`
+    step.replace = replace
+    return step  # type: ignore[no-any-return]
 
 
 def _pack(
@@ -558,174 +683,4 @@ def _pack(
     kept = (words, keep, function, *bound)  # an object is packed as its address
     if keep.streams:
         return first, partial(on_streams, keep.streams), kept
-    return first, C.TVMFFIFunctionCall, kept
-
-
-_FILE_NAME: Final = "<dlbridge.ffi: generated call>"
-
-_HEAD = """\
-def make(ready):
-    def __call__(self, {parameters}, /, *rest):
-        if rest:
-            return call(self._pointer, ({names}, *rest))
-        # One statement without a call: no other thread, signal handler or trace
-        # function comes between reading and writing. (A list and no variable:
-        # CPython before 3.13 writes a traced frame's variables back, bpo-30744.)
-        frame, ready[0] = ready[0], None
-        if frame is None:
-            frame = new_frame()
-        words, doubles, arguments, result, tensors, keep = frame
-        lent = 0  # how many of `tensors`
-        try:
-"""
-_ARGUMENT = """\
-if a{i} is MISSING:
-    count = {i}
-else:
-    kind = type(a{i})
-    if kind is int:
-        try:
-            words[{payload}] = a{i}
-            words[{tag}] = INT
-        except ValueError:
-            words[{tag}], words[{payload}] = pack_int(a{i}, keep)
-    elif kind is ArrayTensor:
-        try:
-            handle{i} = a{i}._native  # a variable of its own, which keeps it for the call
-        except AttributeError:  # not passed before
-            handle{i} = None
-        if type(handle{i}) is HostHandle:
-            words[{tag}] = TENSOR
-            words[{payload}] = handle{i}
-        else:
-            words[{tag}], words[{payload}] = pack_own(a{i}, keep)
-    elif kind is float:
-        words[{tag}] = FLOAT
-        doubles[{payload}] = a{i}
-    elif kind is str:
-        words[{tag}], words[{payload}] = short_texts.get(a{i}) or pack_str(a{i}, keep)
-    elif a{i} is None:
-        words[{tag}] = words[{payload}] = 0
-    else:
-        lend, pack = ways.get(kind) or way_of(kind)
-        place = lend and lend(a{i}, tensors, lent)
-        if place:
-            lent += 1
-            words[{tag}] = TENSOR
-            words[{payload}] = place
-        else:
-            words[{tag}], words[{payload}] = pack(a{i}, keep)
-"""
-_TAIL = """\
-            try:
-                if keep and keep.streams:
-                    failed = on_streams(keep.streams, self._pointer, arguments, count, result)
-                else:
-                    failed = CALL(self._pointer, arguments, count, result)
-            except SystemError as error:
-                raise interrupted(error) from None
-            if failed:
-                raise failure(words)
-            if untaken:
-                drop_untaken()
-            if lent:
-                for tensor in tensors:
-                    if tensor is None:
-                        break
-                    if tensor.words[0] != ALONE:
-                        take_back(tensors)
-                        break
-                    tensor.lent[1] = None
-            if keep:
-                keep.clear()
-                keep.streams = None
-            tag = words[0]
-            if not tag:
-                ready[0] = frame
-                return None
-            if tag == INT:
-                payload = words[1]
-                words[0] = words[1] = 0
-                ready[0] = frame
-                return payload
-            owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
-        except BaseException as error:
-            abandon(words)
-            name_argument(error, ({names}))
-            raise
-        payload = owner(words[1])  # owned before the frame forgets it
-        words[0] = words[1] = 0
-        ready[0] = frame
-        return unpack(tag, payload)
-    # What CPython says of a keyword begins with this name.
-    __call__.__qualname__ = "a Function takes its arguments by position: Function.__call__"
-    return __call__
-"""
-
-
-def _indent(text: str, depth: int) -> str:
-    return "".join("    " * depth + line for line in text.splitlines(keepends=True))
-
-
-_ways: Final[dict[type, tuple[Lender | None, Packer]]] = {}
-"""Cache: exact class -> how its instances become arguments: lent if they can be, else packed."""
-
-
-def _way_of(cls: type) -> tuple[Lender | None, Packer]:
-    if len(_ways) > CACHED_CLASSES:  # as in `packer_of`
-        _ways.clear()
-    found = _ways[cls] = lender_of(cls), packer_of(cls)
-    return found
-
-
-def make_fast_call() -> Callable[..., Any]:
-    """`Function.__call__`, compiled from the three templates above."""
-    scope: dict[str, Any] = {
-        "ALONE": ALONE,
-        "ArrayTensor": ArrayTensor,
-        "CALL": C.TVMFFIFunctionCall,
-        "FLOAT": C.kTVMFFIFloat,
-        "Handle": Handle,
-        "HostHandle": HostHandle,
-        "INT": C.kTVMFFIInt,
-        "LAST_INDEX": LAST_INDEX,
-        "MISSING": object(),
-        "OBJECT_BEGIN": OBJECT_BEGIN,
-        "TENSOR": C.kTVMFFITensor,
-        "abandon": abandon,
-        "call": call,
-        "drop_untaken": drop_untaken,
-        "failure": failure,
-        "interrupted": interrupted,
-        "name_argument": name_argument,
-        "new_frame": new_frame,
-        "on_streams": on_streams,
-        "pack_int": pack_int,
-        "pack_own": pack_own,
-        "pack_str": pack_str,
-        "short_texts": short_texts,
-        "take_back": take_back,
-        "unpack": unpack,
-        "untaken": untaken,
-        "way_of": _way_of,
-        "ways": _ways,
-        "__name__": __name__,
-    }
-    exec(_fast_call_code(), scope)  # the text is made of constants of this module only
-    return scope["make"]([new_frame()])  # type: ignore[no-any-return]
-
-
-@cache
-def _fast_call_code() -> CodeType:
-    names = [f"a{i}" for i in range(FAST)]
-    source = _HEAD.format(
-        parameters=", ".join(f"{name}=MISSING" for name in names), names=", ".join(names)
-    )
-    for i in range(FAST):
-        part = _ARGUMENT.format(i=i, tag=2 * i + 2, payload=2 * i + 3)
-        source += _indent(part, i + 3)
-    source += _indent(f"count = {FAST}\n", FAST + 3) + _TAIL.format(names=", ".join(names))
-    # So that tracebacks, debuggers and `inspect.getsource` show its lines. (A time of None
-    # tells `linecache.checkcache` that there is no file to compare with.)
-    linecache.cache[_FILE_NAME] = (len(source), None, source.splitlines(keepends=True), _FILE_NAME)
-    return compile(source, _FILE_NAME, "exec")
+    return first, _CALL, kept

@@ -25,7 +25,6 @@ from dlbridge.core.values.suggestions import with_article
 from ._lib import C, address, ffi, py
 from .any import (
     INDEX_MASK,
-    LAST_INDEX,
     OBJECT_BEGIN,
     ByteArray,
     Constructor,
@@ -73,7 +72,7 @@ from .any import (
     view_small_str,
     view_unchanged,
 )
-from .calls import call_with_gil
+from .calls import ask, call_with_gil, new_memory, perform
 from .containers import (
     Array,
     Dict,
@@ -83,7 +82,6 @@ from .containers import (
     build_by,
     container_rule,
     mapping_rule,
-    method,
     pack_packed,
     sequence_rule,
     shape_of,
@@ -93,7 +91,6 @@ from .errors import Error, error_rule, raised
 from .functions import (
     Function,
     annotation_of,
-    builtin,
     callable_rule,
     get_global_func,
     parse,
@@ -191,18 +188,9 @@ class Field:
     def __get__(self, holder: Object | None, _owner: type | None = None) -> Any:
         if holder is None:
             return self
-        handle = self._object(holder)
-        out = ffi.new("int64_t[2]")
-        try:
-            failed = self._get(handle + self._offset, address(out))
-            owner = Handle if OBJECT_BEGIN <= out[0] <= LAST_INDEX else int
-            if failed:
-                raise raised()
-        except BaseException:  # its own, or a Ctrl-C that came meanwhile
-            release(out[0], out[1])
-            raise
-        # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
-        return unpack(out[0], owner(out[1]))
+        words, _none, result = new_memory(0)
+        place = self._object(holder) + self._offset
+        return unpack(*perform(words, self._get, place, address(result)))
 
     def __set__(self, holder: Object, value: Any) -> None:
         if not self.writable:
@@ -217,7 +205,8 @@ class Field:
     def _set(self, handle: Handle, value: Any) -> None:
         place = handle + self._offset
         if self._setter_is_object:
-            call_with_gil(self._setter, ctypes.c_void_p(place), value)
+            arguments = (ctypes.c_void_p(place), value)
+            release(*call_with_gil(self._setter, arguments))
             return
         keep = Members()
         words = ffi.new("int64_t[2]", pack(value, keep))
@@ -316,7 +305,7 @@ def get_registered_type_keys() -> list[str]:
     >>> "ffi.Module" in ffi.get_registered_type_keys()
     True
     """
-    return sorted(call_with_gil(builtin("ffi.GetRegisteredTypeKeys")))
+    return sorted(ask("ffi.GetRegisteredTypeKeys"))
 
 
 _Class = TypeVar("_Class", bound=type[Object])
@@ -544,7 +533,7 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
             raise TypeError(f"{info.type_key} takes positional arguments only")
         arguments = list(args)
         if kwargs:
-            arguments.append(call_with_gil(builtin("ffi.GetKwargsObject")))
+            arguments.append(ask("ffi.GetKwargsObject"))
             for name, value in kwargs.items():
                 arguments += name, value
         _become(self, function, *arguments)
@@ -612,7 +601,7 @@ def _signature(info: TypeInfo | None) -> Signature:
 def _repr(self: Object) -> str:
     if self._handle is None:
         return f"<moved {type(self).__name__}>"
-    return unpack(*method("ffi.ReprPrint", self._index, self._handle))  # type: ignore[no-any-return]
+    return ask("ffi.ReprPrint", self)  # type: ignore[no-any-return]
 
 
 def _copy(self: Object) -> Any:
@@ -625,7 +614,7 @@ def _copy(self: Object) -> Any:
 
 
 def _deepcopy(self: Object, _memo: Any = None) -> Any:
-    return call_with_gil(builtin("ffi.DeepCopy"), self)
+    return ask("ffi.DeepCopy", self)
 
 
 def _reduce(self: Object) -> tuple[Any, ...]:
@@ -677,7 +666,7 @@ def to_json_graph_str(obj: Any, metadata: dict[str, Any] | None = None) -> str:
     >>> ffi.serialization.from_json_graph_str(text)
     (1, "two")
     """
-    return call_with_gil(builtin("ffi.ToJSONGraphString"), checked(obj), metadata)  # type: ignore[no-any-return]
+    return ask("ffi.ToJSONGraphString", checked(obj), metadata)  # type: ignore[no-any-return]
 
 
 @public_in("dlbridge.ffi.serialization")
@@ -707,7 +696,7 @@ def from_json_graph_str(json_str: str) -> Any:  # anybody's: what the text descr
     import json
 
     _check_graph(json.loads(json_str))
-    return call_with_gil(builtin("ffi.FromJSONGraphString"), json_str)
+    return ask("ffi.FromJSONGraphString", json_str)
 
 
 def _check_graph(graph: Any) -> None:
@@ -1002,7 +991,7 @@ class StructuralKey(Object):
             return NotImplemented
         # Looked at again: a List in a key may have changed since the key was made.
         keys = bounded(self), bounded(other)
-        return call_with_gil(builtin("ffi.StructuralKeyEqual"), *keys)  # type: ignore[no-any-return]
+        return ask("ffi.StructuralKeyEqual", *keys)  # type: ignore[no-any-return]
 
 
 complete(Room(find_packer, VIEWS, CONSTRUCTORS, hand_over))

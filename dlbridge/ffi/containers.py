@@ -35,7 +35,6 @@ from dlbridge.core.tensor.tensor import Tensor
 from ._lib import C, address, ffi, py
 from .any import (
     HEADER,
-    LAST_INDEX,
     OBJECT_BEGIN,
     Handle,
     Members,
@@ -43,13 +42,12 @@ from .any import (
     Temporaries,
     convert,
     pack,
-    release,
     unpack,
     untrack,
     view,
 )
+from .calls import ask, builtin, call_with_gil, new_memory, perform
 from .errors import Error, raised
-from .functions import builtin
 from .objects import (
     MAX_DEPTH,
     MovedObject,
@@ -180,21 +178,6 @@ def _pack_all(values: Sequence[Any], keep: Temporaries) -> Any:
     return memory
 
 
-def _call(function: int, arguments: Any, count: int) -> tuple[int, int]:
-    """Tag and payload of the result, owned. The GIL is held: other threads change nothing."""
-    result = ffi.new("int64_t[2]")
-    try:
-        failed = py.TVMFFIFunctionCall(function, address(arguments), count, address(result))
-        owner = Handle if OBJECT_BEGIN <= result[0] <= LAST_INDEX else int
-        if failed:
-            raise raised()
-    except BaseException:  # its own, or a Ctrl-C that came meanwhile
-        release(result[0], result[1])
-        raise
-    # In line: a Ctrl-C before the first instruction of a function would leave it without owner.
-    return result[0], owner(result[1])
-
-
 def build_by(
     function: int, values: Sequence[Any], keep: Temporaries | None = None
 ) -> tuple[int, int]:
@@ -203,7 +186,10 @@ def build_by(
     *keep* notes the streams of tensors among them, for the call that they are for.
     """
     keep = Members() if keep is None else keep
-    return _call(function, _pack_all(values, keep), len(values))
+    words, _none, result = new_memory(0)
+    arguments = _pack_all(values, keep)
+    place, count = address(arguments), len(values)
+    return perform(words, py.TVMFFIFunctionCall, function, place, count, address(result))
 
 
 def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = None) -> Handle:
@@ -211,21 +197,6 @@ def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = No
     made = build_by(builtin(constructor), values, keep)[1]
     assert isinstance(made, Handle)  # constructors make objects
     return made
-
-
-def method(name: str, index: int, handle: int, *arguments: Any) -> tuple[int, int]:
-    """Call the library's function *name* on the object at *handle*, with the GIL held.
-
-    Tag and payload of the result, owned by the caller.
-    """
-    keep = Members()
-    words = ffi.new("int64_t[]", 2 * len(arguments) + 2)
-    words[0], words[1] = index, handle
-    place = 2
-    for argument in arguments:
-        words[place], words[place + 1] = pack(argument, keep)
-        place += 2
-    return _call(builtin(name), words, len(arguments) + 1)
 
 
 # This lock makes several calls into C one step for other threads. There is one for all
@@ -269,7 +240,7 @@ class Container(Object):
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """The result of the library's function *name* on this object, with the GIL held."""
-        return unpack(*method(name, self._index, handle_of(self), *arguments))
+        return ask(name, self, *arguments)
 
     def _nested(self) -> list[Any]:
         """The values in the container, if any of them may be more than a plain value."""
@@ -648,7 +619,7 @@ class List(_Sequence[_T], MutableSequence[_T]):
 
     def _held(self) -> Handle:
         copy = build("ffi.List", ())
-        method("ffi.ListReplaceSlice", _LIST, copy, 0, 0, self)
+        ask("ffi.ListReplaceSlice", new_wrapper(copy, _LIST, List), 0, 0, self)
         return copy
 
     @overload
@@ -1042,7 +1013,7 @@ class _Mapping(Container, Mapping[_K, _V_co]):
 
     def _find(self, key: Any) -> tuple[int, int] | None:
         """Tag and payload of the value for *key*, owned by the caller; None if there is none."""
-        found = method(f"{self._name}GetItemOrMissing", self._index, handle_of(self), key)
+        found = call_with_gil(builtin(f"{self._name}GetItemOrMissing"), (self, key))
         if found[1] == _missing and found[0] >= OBJECT_BEGIN:
             return None
         return found

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlbridge.core.public import public_in
 
-from .calls import call_with_gil
+from .calls import ask
 from .classes import Field, TypeInfo, register_object
 from .containers import Array, Dict, List, Map
-from .functions import builtin
 from .objects import Object
 
 if TYPE_CHECKING:
@@ -106,13 +105,13 @@ def _comparison(function: str) -> Callable[[Object, object], Any]:
     def compare(self: Object, other: object) -> Any:
         if not (isinstance(other, type(self)) or isinstance(self, type(other))):
             return NotImplemented
-        return call_with_gil(builtin(function), self, other)
+        return ask(function, self, other)
 
     return compare
 
 
 def _hash(self: Object) -> int:
-    return call_with_gil(builtin("ffi.RecursiveHash"), self)  # type: ignore[no-any-return]
+    return ask("ffi.RecursiveHash", self)  # type: ignore[no-any-return]
 
 
 def _refuse(self: Object, *_args: Any, **_kwargs: Any) -> None:

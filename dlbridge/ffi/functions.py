@@ -25,13 +25,12 @@ from .any import (
     Temporaries,
     defines,
     made,
-    made_with_gil,
     new_place,
     pack,
     release,
     view,
 )
-from .calls import BoundCall, bind, call_with_gil, make_fast_call
+from .calls import BoundCall, ask, bind, fast_call, look_up
 from .errors import raised, set_raised, untaken
 from .objects import Object, handle_of, with_owner, wrap
 from .tensors import converter, readonly
@@ -293,12 +292,6 @@ def _parameters_of(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | Non
     return _typed(metadata).get("params")
 
 
-def returns_none(metadata: Mapping[str, Any]) -> bool:
-    """Whether the function is known to return nothing."""
-    returns = _typed(metadata).get("return")
-    return returns is not None and returns[0]["type"] == "None"
-
-
 class _Unknown:
     """The default of a parameter that only the function knows."""
 
@@ -402,7 +395,7 @@ class Function(Object):
             """Call the function; its metadata may name the parameters."""
 
     else:
-        __call__ = make_fast_call()
+        __call__ = fast_call()
 
     def __repr__(self) -> str:
         name = getattr(self, "_name", "")
@@ -452,7 +445,7 @@ class Function(Object):
             raise ValueError("the Function was moved into a call and is empty now")
         if not ffi.cast("TVMFFIFunctionCell *", self._handle + HEADER).safe_call:
             _say_null()
-        return bind(self._handle, list(arguments), silent=returns_none(self.metadata))
+        return bind(self._handle, list(arguments))
 
     # A function that returns no tensor gains nothing by `like`: the types say tensors.
     @overload
@@ -693,7 +686,7 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     >>> ffi.get_global_func("docs.nothing", allow_missing=True) is None
     True
     """
-    status, handle = _look_up(_name(name))
+    status, handle = look_up(_name(name))
     if status:
         raise raised()
     if handle is None:
@@ -706,7 +699,7 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
         )
     function = wrap(handle, C.kTVMFFIFunction, Function)
     try:
-        text = call_with_gil(builtin("ffi.GetGlobalFuncMetadata"), name) or ""
+        text = ask("ffi.GetGlobalFuncMetadata", name) or ""
     except RuntimeError as exc:
         if is_from_handler(exc.__traceback__):
             raise
@@ -720,24 +713,6 @@ def _name(name: str) -> ByteArray:
     if not isinstance(name, str):
         raise TypeError(f"the name of a global function is a str, not {name!r}")
     return ByteArray(name)
-
-
-_builtins: dict[str, Handle] = {}
-
-
-def builtin(name: str) -> Handle:
-    """The handle of a function of the library's own, kept."""
-    handle = _builtins.get(name)
-    if handle is None:
-        _status, handle = _look_up(ByteArray(name))
-        if handle is None:
-            raise ValueError(f"this libtvm_ffi has no {name}")
-        _builtins[name] = handle
-    return handle
-
-
-def _look_up(name: ByteArray) -> tuple[int, Handle | None]:
-    return made_with_gil(new_place(), py.TVMFFIFunctionGetGlobal, name)
 
 
 @public_in("dlbridge.ffi")
@@ -870,7 +845,7 @@ def remove_global_func(name: str) -> None:
     False
     """
     _name(name)
-    call_with_gil(builtin("ffi.FunctionRemoveGlobal"), name)
+    ask("ffi.FunctionRemoveGlobal", name)
 
 
 @public_in("dlbridge.ffi")
@@ -888,5 +863,5 @@ def list_global_func_names() -> list[str]:
     True
     """
     # The list is copied when the functor is made: nothing changes in between.
-    functor = call_with_gil(builtin("ffi.FunctionListGlobalNamesFunctor"))
+    functor = ask("ffi.FunctionListGlobalNamesFunctor")
     return sorted(functor(i) for i in range(functor(-1)))

@@ -15,11 +15,10 @@ from dlbridge.core.public import public_in
 from dlbridge.core.values.suggestions import did_you_mean
 
 from ._lib import address, ffi, py
-from .calls import call_with_gil
+from .calls import ask
 from .errors import raised
 from .functions import (
     Function,
-    builtin,
     check_symbol,
     described,
     get_global_func,
@@ -110,7 +109,7 @@ class Module(Object):
     # All calls hold the GIL: loading registers functions and types in tables
     # that have no lock, and import lists have none either.
     def _call(self, name: str, *arguments: Any) -> Any:
-        return call_with_gil(builtin(name), self, *arguments)
+        return ask(name, self, *arguments)
 
     if TYPE_CHECKING:
         imports_: Array[Module]
@@ -413,7 +412,7 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
     elif os.path.dirname(path):  # noqa: PTH120 - a Path forgets that "./nope.so" begins so
         raise _no_file(file)
     try:
-        module: Module = call_with_gil(builtin("ffi.ModuleLoadFromFile"), str(file))
+        module: Module = ask("ffi.ModuleLoadFromFile", str(file))
     except RuntimeError as exc:
         if is_from_handler(exc.__traceback__):
             raise
@@ -422,7 +421,7 @@ def load_module(path: str | os.PathLike[str], keep_module_alive: bool = True) ->
         raise RuntimeError(_why_not(file, exc)) from exc
     vars(module)["_path"] = file  # for the repr of the module and of its functions
     if keep_module_alive:
-        call_with_gil(builtin("ffi.ModuleGlobalsAdd"), module)
+        ask("ffi.ModuleGlobalsAdd", module)
     return module
 
 
@@ -489,7 +488,7 @@ def system_lib(symbol_prefix: str = "") -> Module:
     >>> ffi.system_lib().kind
     'library'
     """
-    return call_with_gil(builtin("ffi.SystemLib"), symbol_prefix)  # type: ignore[no-any-return]
+    return ask("ffi.SystemLib", symbol_prefix)  # type: ignore[no-any-return]
 
 
 @public_in("dlbridge.ffi")

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from dlbridge.core.public import public_in
 
-from .calls import call_with_gil
+from .calls import ask
 from .classes import StructuralKey
-from .functions import builtin
 from .objects import checked
 
 __all__ = [
@@ -79,9 +78,7 @@ def structural_hash(
     >>> ffi.structural_hash([1, 2]) == ffi.structural_hash((1, 2))
     True
     """
-    found = call_with_gil(
-        builtin("ffi.StructuralHash"), checked(value), map_free_vars, skip_tensor_content
-    )
+    found = ask("ffi.StructuralHash", checked(value), map_free_vars, skip_tensor_content)
     return found & _UNSIGNED  # type: ignore[no-any-return]
 
 
@@ -113,4 +110,4 @@ def get_first_structural_mismatch(
 
 
 def _compare(name: str, lhs: Any, rhs: Any, *options: bool) -> Any:
-    return call_with_gil(builtin(name), checked(lhs), checked(rhs), *options)
+    return ask(name, checked(lhs), checked(rhs), *options)

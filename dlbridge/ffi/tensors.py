@@ -543,12 +543,14 @@ Lender = Callable[[Any, "list[ReadyTensor | None]", int], int]
 """The address of the object that describes an argument; 0 where there is none."""
 
 
-def take_back(tensors: list[ReadyTensor | None]) -> None:
-    """End the loans of a call in a frame's *tensors*, of which the callee has kept one or more."""
+def end_loans(tensors: list[ReadyTensor | None]) -> None:
+    """End the loans of a call in a frame's *tensors*; the callee may have kept some of them."""
     for index, tensor in enumerate(tensors):
-        if tensor is not None and tensor.words[0] == ALONE:
+        if tensor is None:
+            return
+        if tensor.words[0] == ALONE:
             tensor.lent[1] = None
-        elif tensor is not None:  # the other references are the callee's
+        else:  # the other references are the callee's
             tensors[index] = ReadyTensor()
 
 

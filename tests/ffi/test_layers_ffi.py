@@ -86,8 +86,10 @@ def test_the_class_of_a_type_does_not_depend_on_what_was_loaded(key):
 def test_generated_calls_can_be_read_by_debuggers():
     import inspect
 
-    lines = inspect.getsource(ffi.Function.__call__)
-    assert "words[2] = INT" in lines
+    assert "words[2] = _INT" in inspect.getsource(ffi.Function.__call__)
+    assert "call_c(pointer, first, count, result)" in inspect.getsource(
+        ffi.convert_func(len).bind()
+    )
 
 
 # Public name -> where users find it; a pickle names this place.

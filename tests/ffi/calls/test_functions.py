@@ -8,9 +8,11 @@ import sys
 import threading
 import weakref
 
+import numpy as np
 import pytest
 
 from dlbridge import ffi
+from dlbridge.ffi import calls
 
 
 @pytest.fixture
@@ -444,14 +446,77 @@ def test_a_function_that_is_removed_while_it_is_looked_up(monkeypatch):
     from dlbridge.ffi import functions
 
     ffi.register_global_func("test.fleeting", lambda x: x + 1, override=True)
-    call = functions.call_with_gil
+    call = functions.ask
 
     def after_the_removal(handle, *arguments):
         if arguments == ("test.fleeting",):
-            monkeypatch.setattr(functions, "call_with_gil", call)
+            monkeypatch.setattr(functions, "ask", call)
             ffi.remove_global_func("test.fleeting")
         return call(handle, *arguments)
 
-    monkeypatch.setattr(functions, "call_with_gil", after_the_removal)
+    monkeypatch.setattr(functions, "ask", after_the_removal)
     assert ffi.get_global_func("test.fleeting")(1) == 2
     assert ffi.get_global_func("test.fleeting", allow_missing=True) is None
+
+
+# --- The fast forms of a call beside the slow one ------------------------------------
+
+ARGUMENTS = [
+    (),
+    (1, 2.5, "text", None, True, 2**70),
+    ("a text that is longer", b"bytes", [1, [2]], {"a": 1}, ffi.Shape((1,))),
+    (np.arange(3.0), ffi.from_dlpack(np.arange(4)), np.float32(1), range(3)),
+    tuple(range(5)),
+    tuple(range(6)),
+    tuple(range(7)),
+]
+
+
+def seen(*arguments):
+    """What a callee gets, and how a result of each kind comes back."""
+    return [repr(value) for value in arguments] + list(arguments[:1])
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=len)
+def test_all_forms_of_a_call_do_the_same(arguments):
+    f = ffi.convert_func(seen)
+    slow = repr(calls.call(f, *arguments))
+    for _ in range(3):  # a frame is used again
+        assert repr(f(*arguments)) == slow
+    step = f.bind(*arguments)
+    assert repr(step()) == repr(step()) == slow
+
+
+@pytest.mark.parametrize("arguments", [(object(), ""), ("KeyError", "text")])
+def test_all_forms_of_a_call_fail_alike(testing, arguments):
+    f = testing("test_raise_error")
+    found = []
+    for step in (lambda: calls.call(f, *arguments), lambda: f(*arguments), f.bind(*arguments)):
+        with pytest.raises((KeyError, TypeError)) as caught:
+            step()
+        found.append((type(caught.value), str(caught.value)))
+    assert found[0] == found[1] == found[2]
+
+
+def test_read_only_tensors_are_named_by_all_forms_of_a_call():
+    x = np.arange(3.0)
+    x.flags.writeable = False
+    f = ffi.convert_func(seen)
+    for step in (calls.call, ffi.Function.__call__, ffi.Function.bind):
+        with pytest.raises(BufferError, match=r"argument 1 .* is read-only"):
+            step(f, 0, x)
+
+
+def test_without_its_source_a_call_is_slow(monkeypatch, testing):
+    monkeypatch.setattr(calls.linecache, "getlines", lambda _file: [])
+    calls.generated.cache_clear()
+    try:
+        assert calls.fast_call() is calls.call
+        step = testing("add_one").bind(41)
+        assert [step(), step()] == [42, 42]
+        step.replace(0, 1)
+        assert step() == 2
+        with pytest.raises(KeyError):
+            testing("test_raise_error").bind("KeyError", "text")()
+    finally:
+        calls.generated.cache_clear()

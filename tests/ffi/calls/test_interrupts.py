@@ -125,7 +125,7 @@ TREATED = {
     "repr, printed": (containers.Container, "_call", (ValueError,), lambda: repr(NESTED)),
     "get_global_func": (
         functions,
-        "call_with_gil",
+        "ask",
         (RuntimeError,),
         lambda: ffi.get_global_func("ffi.Array"),
     ),
@@ -137,7 +137,7 @@ TREATED = {
     ),
     "load_module": (
         modules,
-        "call_with_gil",
+        "ask",
         (RuntimeError,),
         lambda: ffi.load_module(ffi.library_path),
     ),
