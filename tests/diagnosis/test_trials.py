@@ -228,6 +228,7 @@ def test_the_tests_of_such_a_driver_are_left_out(false_driver, tmp_path, expect)
         ("no Vulkan loader: tried libvulkan.so.1", "Vulkan"),
         ("the shim needs gcc", "a C compiler"),
         ("no program runs under mpiexec here: no mpiexec", "MPI"),
+        ("mpi4py.MPI says: cannot load MPI library", "MPI"),
         ("jax is not installed here", "jax"),
         ("could not import 'cuda.core': No module named 'cuda'", "cuda.core"),
         ("one device", ""),

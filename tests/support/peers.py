@@ -22,10 +22,11 @@ def peer(name: str) -> Any:
     """
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # mpi4py's, where there is no MPI
         if expected("peers"):
             pytest.fail(f"DLBRIDGE_EXPECT=peers, but {name} cannot be imported: {error}")
-        pytest.skip(f"{name} is not installed here", allow_module_level=True)
+        why = "is not installed here" if isinstance(error, ImportError) else f"says: {error}"
+        pytest.skip(f"{name} {why}", allow_module_level=True)
 
 
 def readonly_torch() -> Any:
