@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
+from collections.abc import Mapping, MutableSequence, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
@@ -292,6 +294,12 @@ def _parameters_of(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | Non
     return _typed(metadata).get("params")
 
 
+def returns_none(metadata: Mapping[str, Any]) -> bool:
+    """Whether the function is known to return nothing."""
+    returns = _typed(metadata).get("return")
+    return returns is not None and returns[0]["type"] == "None"
+
+
 class _Unknown:
     """The default of a parameter that only the function knows."""
 
@@ -445,7 +453,7 @@ class Function(Object):
             raise ValueError("the Function was moved into a call and is empty now")
         if not ffi.cast("TVMFFIFunctionCell *", self._handle + HEADER).safe_call:
             _say_null()
-        return bind(self._handle, list(arguments))
+        return bind(self._handle, list(arguments), silent=returns_none(self.metadata))
 
     # A function that returns no tensor gains nothing by `like`: the types say tensors.
     @overload
@@ -470,18 +478,21 @@ class Function(Object):
         -------
         callable
             It takes the arguments of the function. A tensor that the function
-            returns becomes an array of *library* on the same memory; tensors inside
-            a container stay as they are. A *library* that is not installed, or has
-            no arrays, raises `ModuleNotFoundError` or `TypeError` at such a call.
+            returns becomes an array of *library* on the same memory. A container with
+            tensors in it comes back as a tuple, a list or a dict with such arrays; one
+            without stays as it is. A *library* that is not installed, or has no arrays,
+            raises `ModuleNotFoundError` or `TypeError` at such a call.
 
         Examples
         --------
         >>> same = ffi.convert_func(lambda x: x)
         >>> same.like("numpy")(np.ones(2))
         array([1., 1.])
+        >>> same.like("numpy")([np.ones(2), 5])
+        (array([1., 1.]), 5)
         """
         convert = converter(library)
-        return lambda *args, **kwargs: convert(self(*args, **kwargs))
+        return lambda *args, **kwargs: _converted(self(*args, **kwargs), convert)
 
     def reading(self, *places: int) -> Callable[..., Any]:
         """The function, known not to write to its arguments; with *places*, not to those.
@@ -590,6 +601,28 @@ class KeywordFunction(Function):
                     f"their place, and only it knows the default; it takes {signature}"
                 )
         return bound.args
+
+
+def _converted(value: Any, convert: Callable[[Any], Any], above: tuple[Any, ...] = ()) -> Any:
+    """*value* with its tensors converted; a container with such inside as one of Python's own.
+
+    *above* are the containers that *value* is in: one that contains itself stays as it is there.
+    """
+    if not isinstance(value, Object) or any(value is other for other in above):
+        return convert(value)
+    keys: list[Any] = []
+    if isinstance(value, Mapping):
+        keys, before = map(list, zip(*value.items(), strict=True)) if value else ([], [])
+    elif isinstance(value, Sequence):
+        before = list(value)
+    else:
+        return value
+    found = [_converted(item, convert, (*above, value)) for item in before]
+    if not any(map(operator.is_not, found, before)):
+        return value
+    if isinstance(value, Mapping):
+        return dict(zip(keys, found, strict=True))
+    return found if isinstance(value, MutableSequence) else tuple(found)
 
 
 def described(function: Function, metadata: Mapping[str, Any] | str, name: str = "") -> Function:

@@ -560,3 +560,46 @@ def test_an_object_whose_backend_cannot_be_used_is_carried_as_it_is(run_script):
         env={"DLBRIDGE_BACKENDS": "cpu"},
     )
     assert done == (0, "")
+
+
+# --- like(), inside containers -------------------------------------------------------
+
+
+def test_like_converts_tensors_inside_containers(echo):
+    x = np.arange(3.0)
+    call = echo.like("numpy")
+    found = call([x, 5, ffi.List([x, "text"]), {"a": x, "b": [1]}, [x[1:]]])
+    assert [type(part) for part in found] == [np.ndarray, int, list, dict, tuple]
+    assert np.shares_memory(found[0], x)
+    assert type(found[2][0]) is type(found[3]["a"]) is np.ndarray
+    assert found[2][1] == "text"
+    assert found[3]["b"] == [1]
+    assert found[4][0].tolist() == [1, 2]
+    found[0][0] = 7
+    assert x[0] == 7
+
+
+def test_like_leaves_containers_without_tensors_alone(echo):
+    call = echo.like("numpy")
+    for value in (
+        ffi.Array([1, [2]]),
+        ffi.List(),
+        ffi.Map({"a": 1}),
+        ffi.Dict(),
+        ffi.Shape((1, 2)),
+    ):
+        assert call(value) == value
+        assert type(call(value)) is type(value)
+    endless = ffi.List([1])
+    endless.append(endless)
+    assert call(endless) is endless
+    endless.append(np.arange(3))
+    found = call(endless)
+    assert found[1] is endless
+    assert found[2].tolist() == [0, 1, 2]
+
+
+def test_like_converts_to_tensors_of_torch_inside_containers(echo):
+    torch = peer("torch")
+    found = echo.like(torch.Tensor)([np.arange(2), {"k": np.arange(3)}])
+    assert [type(found[0]), type(found[1]["k"])] == [torch.Tensor] * 2
