@@ -52,7 +52,7 @@ from .any import (
     untrack,
 )
 from .errors import drop_untaken, interrupted, raised, untaken
-from .tensors import HostHandle, Lender, ReadyTensor, end_loans, lender_of, name_argument, pack_own
+from .tensors import ALONE, HostHandle, Lender, ReadyTensor, lender_of, name_argument, pack_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -457,12 +457,12 @@ _MISSING: Final = object()
 def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a function costs 60 ns
     """Call the Function *self*.
 
-    This is the slow form, for any number of arguments, and the text of the fast ones:
-    `generated` unrolls its loop, and leaves out what a bound call has done before.
+    This is the slow form, for any number of arguments, and the text of the fast ones, which
+    `generated` makes: a comment with an arrow says which of them have the lines after it.
     """
     ready: list[Frame | None] = [None]
     frame = new_frame(len(arguments))
-    # <- every form
+    # <- plain
     words, doubles, first, result, tensors, keep = frame
     count = lent = 0
     try:
@@ -506,7 +506,7 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
         pointer, call_c = self._pointer, _CALL
         if keep and keep.streams:
             call_c = partial(on_streams, keep.streams)
-        # <- every form
+        # <- plain, bound, silent
         try:
             failed = call_c(pointer, first, count, result)
         except SystemError as error:
@@ -515,11 +515,18 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
             raise raised()
         if untaken:
             drop_untaken()
-        if lent:  # <- not bound
-            end_loans(tensors)  # <- not bound
-        if keep:  # <- not bound
-            keep.clear()  # <- not bound
-            keep.streams = None  # <- not bound
+        # <- plain
+        while lent:
+            lent -= 1
+            tensor: Any = tensors[lent]
+            if tensor.words[0] == ALONE:
+                tensor.lent[1] = None
+            else:  # the other references are the callee's
+                tensors[lent] = ReadyTensor()
+        if keep:
+            keep.clear()
+            keep.streams = None
+        # <- plain, bound
         tag = words[0]
         if not tag:
             ready[0] = frame
@@ -530,10 +537,14 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
             ready[0] = frame
             return payload
         owner = Handle if OBJECT_BEGIN <= tag <= LAST_INDEX else int
+    # <- plain, bound, silent
     except BaseException as error:
         abandon(words)
-        name_argument(error, arguments)  # <- not bound
+        # <- plain
+        name_argument(error, arguments)
+        # <- plain, bound, silent
         raise
+    # <- plain, bound
     payload = owner(words[1])  # owned before the frame forgets it
     words[0] = words[1] = 0
     ready[0] = frame
@@ -543,53 +554,55 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
 # How the fast forms begin. They share the frame that lies ready: it is claimed in one statement
 # without a call, so that no other thread, signal handler or trace function comes between reading
 # and writing. (A list and no variable: CPython before 3.13 writes a traced frame's variables
-# back, bpo-30744.)
-_PLAIN_HEAD: Final = """\
+# back, bpo-30744.) A silent call claims nothing, as it reads no result.
+_HEADS: Final = {
+    "plain": """\
 def make(ready):
-    def __call__(self, PARAMETERS, /, *rest):
+    def step(self, PARAMETERS, /, *rest):
         if rest:
             return call(self, NAMES, *rest)
         frame, ready[0] = ready[0], None
         if frame is None:
             frame = new_frame()
-"""
-_BOUND_HEAD: Final = """\
+""",
+    "bound": """\
 def make(ready, pointer, count, packed):
     def step():
         first, call_c, _kept = packed  # kept while C uses them, also if they are replaced
         frame, ready[0] = ready[0], None
         if frame is None:
-            frame = new_frame(0)
-        words, _doubles, _first, result, _tensors, _keep = frame
+            frame = new_memory(0)
+        words, _none, result = frame
         try:
-"""
-_EVERY_FORM: Final = "# <- every form"
+""",
+    "silent": """\
+def make(ready, pointer, count, packed):
+    words, _none, result = ready[0]
+    def step():
+        first, call_c, _kept = packed  # kept while C uses them, also if they are replaced
+        try:
+""",
+}
 
 
 @cache
-def generated(*, bound: bool) -> Callable[..., Any] | None:
-    """The maker of the fast form of `call`, or of bound calls; None where its source is missing.
+def generated(form: str) -> Callable[..., Any] | None:
+    """The maker of a fast form of `call`; None where its source is missing.
 
-    Most of a call's time goes to packing. Unrolled, a call of three integers takes half of
-    what the loop does.
+    ``"plain"`` is `Function.__call__`. Most of its time goes to packing: unrolled, a call of
+    three integers takes half of what the loop does. ``"bound"`` is a call whose arguments are
+    packed already, ``"silent"`` one of a function that returns nothing.
     """
-    lines = linecache.getlines(__file__)[call.__code__.co_firstlineno - 1 :]
-    marks = [place for place, line in enumerate(lines) if line.strip() == _EVERY_FORM][:2]
-    if len(marks) < 2:
+    lines = _lines_for(form)
+    if not lines:
         return None
-    packing = lines[marks[0] + 1 : marks[1]]
-    end = [line for line in lines[marks[1] + 1 :] if line.strip()]
-    end = end[: next(place for place, line in enumerate(end) if not line.startswith("    "))]
-    if bound:
-        file, head = "<dlbridge.ffi: bound call>", _BOUND_HEAD
-        body = [line for line in end if "# <- not bound" not in line]
-    else:
-        file, names = "<dlbridge.ffi: generated call>", [f"a{i}" for i in range(FAST)]
-        parameters = ", ".join(f"{name}=_MISSING" for name in names)
-        head = _PLAIN_HEAD.replace("PARAMETERS", parameters).replace("NAMES", ", ".join(names))
-        body = [*_unrolled(packing), *end]
-        body = [re.sub(r"\barguments\b", f"({', '.join(names)})", line) for line in body]
-    source = head + "".join("    " + line for line in body) + _TAIL[bound]
+    names = [f"a{i}" for i in range(FAST)]
+    head = _HEADS[form].replace("PARAMETERS", ", ".join(f"{name}=_MISSING" for name in names))
+    if form == "plain":
+        lines = [line.replace("arguments)", "(NAMES))") for line in _unrolled(lines)]
+    source = head + "".join("    " + line for line in lines) + "    return step\n"
+    source = source.replace("NAMES", ", ".join(names))
+    file = f"<dlbridge.ffi: {form} call>"
     # So that tracebacks, debuggers and `inspect.getsource` show its lines. (A time of None
     # tells `linecache.checkcache` that there is no file to compare with.)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -598,7 +611,17 @@ def generated(*, bound: bool) -> Callable[..., Any] | None:
     return made["make"]  # type: ignore[no-any-return]
 
 
-_TAIL: Final = ("    return __call__\n", "    return step\n")
+def _lines_for(form: str) -> list[str]:
+    """The lines of `call` that *form* has, too."""
+    found, wanted = [], False
+    for line in linecache.getlines(__file__)[call.__code__.co_firstlineno :]:
+        if line.strip() and not line.startswith("    "):  # the end of the function
+            break
+        if line.lstrip().startswith("# <- "):
+            wanted = form in line
+        elif wanted:
+            found.append(line)
+    return found
 
 
 def _unrolled(lines: list[str]) -> list[str]:
@@ -623,15 +646,18 @@ def _of_turn(line: str, i: int) -> str:
 
 def fast_call() -> Callable[..., Any]:
     """`Function.__call__`."""
-    make = generated(bound=False)
+    make = generated("plain")
     made = call if make is None else make([new_frame()])
     # What CPython says of a keyword begins with this name.
     made.__qualname__ = "a Function takes its arguments by position: Function.__call__"
     return made
 
 
-def bind(function: Handle, bound: list[Any]) -> BoundCall:
-    """The closure behind `Function.bind`; its cells are the prepared call."""
+def bind(function: Handle, bound: list[Any], *, silent: bool) -> BoundCall:
+    """The closure behind `Function.bind`; its cells are the prepared call.
+
+    *silent*: the function is known to return nothing, so no result is looked at.
+    """
     count = len(bound)
     pointer = ffi.cast("void *", function)
     packed = [*_pack(function, bound)]
@@ -643,8 +669,8 @@ def bind(function: Handle, bound: list[Any]) -> BoundCall:
         words, _none, result = new_memory(0)
         return unpack(*perform(words, call_c, pointer, first, count, result))
 
-    make = generated(bound=True)
-    step: Any = slow if make is None else make([new_frame(0)], pointer, count, packed)
+    make = generated("silent" if silent else "bound")
+    step: Any = slow if make is None else make([new_memory(0)], pointer, count, packed)
 
     def replace(index: int, value: Any) -> None:
         with replacing:

@@ -543,17 +543,6 @@ Lender = Callable[[Any, "list[ReadyTensor | None]", int], int]
 """The address of the object that describes an argument; 0 where there is none."""
 
 
-def end_loans(tensors: list[ReadyTensor | None]) -> None:
-    """End the loans of a call in a frame's *tensors*; the callee may have kept some of them."""
-    for index, tensor in enumerate(tensors):
-        if tensor is None:
-            return
-        if tensor.words[0] == ALONE:
-            tensor.lent[1] = None
-        else:  # the other references are the callee's
-            tensors[index] = ReadyTensor()
-
-
 def _ready(tensors: list[ReadyTensor | None], index: int) -> ReadyTensor:
     made = tensors[index] = ReadyTensor()
     return made

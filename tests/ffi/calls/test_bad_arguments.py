@@ -15,6 +15,7 @@ from building import build
 from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as ffi_cdefs
 from dlbridge.ffi._lib import C
+from dlbridge.ffi.calls import bind
 from dlbridge.ffi.errors import raised, untaken
 
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -188,7 +189,7 @@ def pending():
     return "without saying why" not in str(raised())
 
 
-@pytest.mark.parametrize("how", ["call", "long call", "bound"])
+@pytest.mark.parametrize("how", ["call", "long call", "bound", "bound and silent"])
 def test_an_ignored_failure_leaves_nothing_behind(plain, how):
     def fails():
         raise ValueError("nobody looks")
@@ -197,6 +198,7 @@ def test_an_ignored_failure_leaves_nothing_behind(plain, how):
         "call": lambda: plain.ignores(fails),
         "long call": lambda: plain.ignores(fails, *range(9)),
         "bound": plain.ignores.bind(fails),
+        "bound and silent": bind(plain.ignores._handle, [fails], silent=True),
     }[how]
     ignores()
     assert not pending()

@@ -219,3 +219,71 @@ def test_kept_at_the_end_of_the_process(run_script):
     print("end")
     """
     assert run_script(script) == (0, "end\n")
+
+
+# --- What the callee sees of numpy's arrays -------------------------------------------
+
+BASE = np.arange(24.0).reshape(2, 3, 4)
+ARRAYS = {
+    "compact": BASE,
+    "transposed": BASE.T,
+    "backwards": BASE[::-1, :, ::-2],
+    "of one row": BASE[:1],
+    "every other, of which one is left": BASE[:, :1, ::4],
+    "empty": BASE[:0],
+    "without dimensions": np.array(5.0),
+    "float16": BASE.astype("float16"),
+    "bool": BASE > 3,
+    "complex": BASE + 1j,
+    "after the beginning": BASE[1, 1:],
+}
+
+
+@pytest.fixture
+def described():
+    """The DLTensor of the argument of a C function: its words, extents and strides."""
+
+    @cffi.callback("int(void *, TVMFFIAny *, int32_t, TVMFFIAny *)")
+    def look(_self, arguments, _count, _result):
+        tensor = cffi.cast("DLTensor *", arguments[0].v_int64 + cffi.sizeof("TVMFFIObject"))
+        seen.append(
+            [
+                int(cffi.cast("intptr_t", tensor.data)) + tensor.byte_offset,
+                (tensor.device.device_type, tensor.device.device_id),
+                (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
+                cffi.unpack(tensor.shape, tensor.ndim) if tensor.ndim else [],
+                cffi.unpack(tensor.strides, tensor.ndim) if tensor.ndim else [],
+            ]
+        )
+        return 0
+
+    seen = []
+    function = ffi.Function.__from_extern_c__(
+        int(cffi.cast("intptr_t", look)), keep_alive_object=look
+    )
+    return lambda value: (function(value), seen[-1])[1]
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_numpy_are_described_as_they_are(name, described):
+    x = ARRAYS[name]
+    dtype = ffi.dtype(x.dtype.name)
+    for array in (x, x.copy(order="K"), x):
+        strides = [stride // array.itemsize for stride in array.strides]
+        assert described(array) == [
+            array.__array_interface__["data"][0],
+            (1, 0),
+            (dtype.code, dtype.bits, dtype.lanes),
+            list(array.shape),
+            strides,
+        ]
+
+
+def test_an_array_that_changes_between_calls(described):
+    x = np.arange(6.0)
+    assert described(x)[3:] == [[6], [1]]
+    x.shape = (2, 3)
+    assert described(x)[3:] == [[2, 3], [3, 1]]
+    x.flags.writeable = False
+    with pytest.raises(ExchangeError, match="read-only"):
+        described(x)
