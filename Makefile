@@ -83,9 +83,11 @@ test-backends: $(VENV)/.test
 	  if [ -d backends/$$name/tests ]; then echo "backends/$$name"; $(PYTEST) $(PARALLEL) $(SELECTED) backends/$$name/tests; fi; \
 	done
 
-# What tests the tests, too: each wait taken out of a backend in turn, each call
-# of a driver failed in turn; and the oldest and newest CPython here.
-test-all: test-pythons
+# What tests the tests, too: each wait taken out of a backend in turn, one fault at a time in a
+# device; OpenCL's tests on its other drivers; the newest CPython here beside the newest peers.
+# `.ci/run all` does it each night (.github/workflows/scheduled.yml).
+test-all: $(VENV)/.test
+	$(BIN)/python tests/pythons.py --peers
 	$(MAKE) test-core test-backends SELECTED="$(ALL)"
 
 # The core on the oldest and the newest other CPython from 3.11 up that is here.

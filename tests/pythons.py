@@ -3,9 +3,9 @@
 Each gets a virtual environment of its own (.venv-3.12 and so on) with what the
 core's tests need; the peers are tested where their wheels install, by `make
 test-core`. On the oldest those of the core, of calls and of safety run, on the newest those that
-depend on the interpreter: signals, threads, exits, leaks and its implementation details; and with
-the newest peers (several GB with torch) those that meet them.
-`--all` takes those between, too; `--lowest` only this one, with the lowest versions that
+depend on the interpreter: signals, threads, exits, leaks and its implementation details.
+`--peers` installs the newest peers beside the newest one (several GB with torch), and runs the
+tests that meet them. `--all` takes those between, too; `--lowest` only this one, with the lowest versions that
 pyproject.toml allows, and all tests of the core.
 """
 
@@ -48,7 +48,7 @@ def main() -> int:
         rooms, expect, variables = MORE if version == OLDEST else ROOMS, "ext_dev,mpi", library()
         print(f"CPython {version[0]}.{version[1]}", flush=True)
         inside = environment(version, python)
-        if version == max(found):
+        if version == max(found) and "--peers" in sys.argv:
             if has_peers(inside):
                 rooms, expect = [*rooms, *WITH_PEERS], f"{expect},peers,newest"
                 variables = {}  # its own libtvm_ffi: a second one in a process ends that

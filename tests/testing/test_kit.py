@@ -722,7 +722,6 @@ def run(test, make, monkeypatch, **values):
                 thread.join()
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("test", "sound", "faulty", "values"), CASES, ids=[f"{c[0][5:]}-{c[2].__name__}" for c in CASES]
 )

@@ -91,7 +91,6 @@ def quiet():
     settle()
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("operation", WORK)
 def test_each_call_fails_once(fake, two_devices, caplog, operation):
     work, calls_of = WORK[operation], rig().all_calls()
