@@ -79,7 +79,6 @@ __all__ = [
     "SupportsAllocateExportable",
     "SupportsAllocateFromHost",
     "SupportsCopy",
-    "SupportsDemo",
     "SupportsDeviceInfo",
     "SupportsDeviceNames",
     "SupportsFill",
@@ -591,25 +590,4 @@ class SupportsTrim(Protocol):
 
         It may wait for work that was queued before. Memory that is not freed does not
         change. A device that was not used yet is not opened for this.
-        """
-
-
-@runtime_checkable
-class SupportsDemo(Protocol):
-    """A backend that runs the filter of ``python -m dlbridge demo`` on its device."""
-
-    def box_blur(
-        self,
-        target: Span,
-        source: Span,
-        shape: tuple[int, int, int],
-        radius: int,
-        stream: int,
-    ) -> None:
-        """Blur the image in *source* into *target*, on *stream*.
-
-        Both are uint8, compact, *shape* = (height, width, channels). Each
-        pixel becomes the mean of the ``2 * radius + 1`` squared pixels around
-        it, as far as they are inside the image, halves rounded up:
-        ``(sum + count // 2) // count``.
         """

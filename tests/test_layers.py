@@ -18,7 +18,7 @@ TABLE = """
 errors
 protocol
 
-kit.status kit.limits kit.fork kit.devices kit.host_views kit.gate kit.callbacks kit.handles kit.single_queue kit.blur
+kit.status kit.limits kit.fork kit.devices kit.host_views kit.gate kit.callbacks kit.handles kit.single_queue
 kit.through_host kit.buffer_array
 kit.resources kit.driver kit.helpers
 kit.places
@@ -84,7 +84,7 @@ ffi
 
 dlbridge
 
-diagnosis diagnosis.display diagnosis.findings diagnosis.report diagnosis.files diagnosis.device_trial diagnosis.trials
+diagnosis diagnosis.display diagnosis.findings diagnosis.report diagnosis.files diagnosis.kernels diagnosis.device_trial diagnosis.trials
 diagnosis.checks
 
 conformance.subject conformance.producer conformance.cases
@@ -97,7 +97,7 @@ cli
 __main__
 
 testing.backend_base
-testing.backend_contract testing.backend_memory testing.backend_copy testing.backend_demo
+testing.backend_contract testing.backend_memory testing.backend_copy
 testing.backend_host testing.backend_streams testing.backend_order testing.backend_process
 testing.backend_moves
 testing.backend_exchange testing.backend_native testing.backend_refusals testing.backend_leaks

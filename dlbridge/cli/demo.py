@@ -1,7 +1,7 @@
 """demo: a photograph through every backend of this machine, filtered on each.
 
-The filter is a box blur; every result is compared with numpy's, byte by byte,
-and all of them go side by side into one picture.
+The filter is a box blur (``dlbridge/diagnosis/kernels.py``); every result is compared with numpy's,
+byte by byte, and all of them go side by side into one picture.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import dlbridge as bridge
 from dlbridge.errors import Error
-from dlbridge.protocol import Span, SupportsDemo
 
+from ..diagnosis.kernels import KERNELS, by_numpy
 from ..diagnosis.trials import FAILED, Trial, try_devices, way_out
 
 if TYPE_CHECKING:
     import numpy as np
 
     Image = np.ndarray[Any, np.dtype[np.uint8]]
-
-__all__ = ["add_arguments", "run"]
 
 RADIUS = 5  # pixels
 
@@ -62,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Filter the photograph everywhere, compare, and write the picture."""
     photo = _photo(arguments.photo)
-    expected = box_blur(photo)
+    expected = by_numpy(photo, RADIUS)
     print(f"photograph: {photo.shape[1]} x {photo.shape[0]}, {photo.nbytes} bytes")
     results = [Result("photograph", photo, ""), Result("numpy", expected, "numpy")]
     states = _everywhere(photo, results)
@@ -134,77 +132,32 @@ def _photo(path: str | None) -> Image:
     return photo
 
 
-def box_blur(image: Image) -> Image:
-    """The mean of the square around each pixel, as `SupportsDemo` defines it, by numpy."""
-    import numpy as np
-
-    ones = np.ones(image.shape, "int64")
-    total, count = _box_sum(image.astype("int64")), _box_sum(ones)
-    blurred: Image = ((total + count // 2) // count).astype("u1")
-    return blurred
-
-
-def _box_sum(values: Any) -> Any:
-    """Sums over the square around each pixel, by differences of running sums."""
-    import numpy as np
-
-    for axis in (0, 1):
-        size = values.shape[axis]
-        running = (
-            np.concatenate([np.zeros_like(values[:1]), values.cumsum(0)])
-            if axis == 0
-            else (np.concatenate([np.zeros_like(values[:, :1]), values.cumsum(1)], axis=1))
-        )
-        high = np.minimum(np.arange(size) + RADIUS + 1, size)
-        low = np.maximum(np.arange(size) - RADIUS, 0)
-        values = running.take(high, axis) - running.take(low, axis)
-    return values
-
-
 def _on_device(device: str, photo: Image) -> Result:
-    """The photograph moved to a device, filtered there if its backend can, and moved back.
-
-    Public names only, so that it can serve as an example: `Tensor.operand` gives
-    what a kernel needs of a tensor on any device.
-    """
-    name, _, index = device.partition(":")
-    plugin = bridge.backend(name)
+    """The photograph moved to a device, filtered there if it has a kernel, and moved back."""
     print(f"\n{device}")
-    names: tuple[str, ...]
+    launch = KERNELS.get(device.partition(":")[0])
+    names = ["photograph to the device"]
     with bridge.trace() as moves:
         source = bridge.to_device(photo, device)
-        if isinstance(plugin, SupportsDemo):
+        if launch is not None:
             target = bridge.empty(photo.shape, "uint8", device)
-            # Both operands stay in a variable until the kernel has been queued:
-            # they keep the memory alive.
-            read, written = source.operand(), target.operand()
-            image_in, image_out = (
-                Span(int(index), operand.data, operand.byte_offset, operand.nbytes)
-                for operand in (read, written)
-            )
-            plugin.box_blur(image_out, image_in, photo.shape, RADIUS, written.stream)
+            launch(source, target, RADIUS)
             bridge.synchronize(device)
             filtered_by = device
-            names = "photograph to the device", "result to the host"
         else:
             back = bridge.to_device(source, "cpu", like="numpy")
             blurred = bridge.empty(photo.shape, "uint8", alignment=4096).numpy()
-            blurred[:] = box_blur(back)
+            blurred[:] = by_numpy(back, RADIUS)
             target = bridge.to_device(blurred, device)
             filtered_by = "numpy, as this backend runs no kernels"
-            names = (
-                "photograph to the device",
-                "photograph to numpy",
-                "result to the device",
-                "result to the host",
-            )
+            names += ["photograph to numpy", "result to the device"]
         image = bridge.to_device(target, "cpu", like="numpy").copy()
-    _print_hops(moves.plans, names)
+    _print_hops(moves.plans, [*names, "result to the host"])
     print(f"  filtered by {filtered_by}")
     return Result(device, image, filtered_by, moves.nbytes)
 
 
-def _print_hops(plans: list[bridge.Plan], names: tuple[str, ...]) -> None:
+def _print_hops(plans: list[bridge.Plan], names: list[str]) -> None:
     """One line for each step of the moves, which have *names*: where, at which cost, and why."""
     for plan, name in zip(plans, names, strict=True):
         for step in plan.steps:
@@ -220,7 +173,7 @@ def _in_torch(photo: Image) -> Result:
     with bridge.trace() as moves:
         tensor = bridge.to_device(photo, "cpu", like="torch")
     print(f"  numpy {photo.ctypes.data:#x} -> torch {tensor.data_ptr():#x}")
-    _print_hops(moves.plans, ("photograph to torch",))
+    _print_hops(moves.plans, ["photograph to torch"])
     planes = tensor.permute(2, 0, 1).to(torch.float64)
     window = {"kernel_size": 2 * RADIUS + 1, "stride": 1, "padding": RADIUS, "divisor_override": 1}
     total = torch.nn.functional.avg_pool2d(planes, **window)

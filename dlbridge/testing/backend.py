@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .backend_contract import ContractTests
 from .backend_copy import CopyTests
-from .backend_demo import DemoTests
 from .backend_exchange import ExchangeTests
 from .backend_exportable import ExportableTests
 from .backend_host import HostTests
@@ -35,7 +34,6 @@ class BackendTests(
     ExchangeTests,
     NativeTests,
     ExportableTests,
-    DemoTests,
     TrimTests,
     ThreadTests,
     LeakTests,

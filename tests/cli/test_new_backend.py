@@ -339,7 +339,6 @@ def test_the_guide_says_what_the_fake_backend_lacks():
     assert lacks == [
         "SupportsAllocateExportable",
         "SupportsAllocateFromHost",
-        "SupportsDemo",
         "SupportsHostImportDrawback",
         "SupportsMemoryExport",
         "SupportsMemoryImport",

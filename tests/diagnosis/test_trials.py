@@ -65,19 +65,22 @@ def beside(false_driver, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("", "BUILD_PROGRAM_FAILURE (-11): error: unknown target CPU 'generic'"),
-        ("abort", "ended by SIGABRT: Final linking of the kernel failed."),
+        (
+            "",
+            ["clBuildProgram failed: BUILD_PROGRAM_FAILURE", "error: unknown target CPU 'generic'"],
+        ),
+        ("abort", ["ended by SIGABRT: Final linking of the kernel failed."]),
     ],
 )
 def test_a_driver_that_builds_nothing(alone, mode, said, monkeypatch):
     monkeypatch.setenv("FALSE_DRIVER", mode)
     (trial,) = trials.try_devices("opencl")
     assert (trial.what, trial.state) == ("opencl:0 (False Device, False Driver)", "fails")
-    assert said in trial.said
+    assert all(part in trial.said for part in said)
     assert trials.way_out("opencl") == "DLBRIDGE_BACKENDS=-opencl"
     found = trials.try_backend("opencl")
     assert found.state == "problem"
-    assert said in found.said
+    assert all(part in found.said for part in said)
     assert "DLBRIDGE_BACKENDS=-opencl" in found.remedy
 
 

@@ -229,21 +229,16 @@ def fill_by_cuda():
 @step
 def vulkan_kernel_on_what_cuda_wrote():
     """A compute shader reads memory that CUDA wrote, and CUDA reads what the shader wrote."""
-    from dlbridge.protocol import Span
+    from dlbridge.diagnosis.kernels import by_vulkan
 
-    vulkan, shape = bridge.backend("vulkan"), (256, 256, 4)
+    shape = (256, 256, 4)
     device = needed("vulkan")
     image, blurred = (bridge.empty(shape, "u1", device) for _ in range(2))
     pixels = values(5, 256 * 256 * 4).reshape(shape)
     bridge.copy_(bridge.to_device(image, "cuda:0", copy=False), pixels)
     result = bridge.to_device(blurred, "cuda:0", copy=False)
     bridge.synchronize("cuda:0")
-    spans = []
-    for tensor in (blurred, image):
-        side = tensor.operand()
-        side.access()
-        spans.append(Span(device.index, side.data, side.byte_offset, side.nbytes))
-    vulkan.box_blur(*spans, shape, 1, 0)
+    by_vulkan(image, blurred, 1)
     bridge.synchronize(device)
     padded = np.pad(pixels.astype("u4"), ((1, 1), (1, 1), (0, 0)))
     counts = np.pad(np.ones((256, 256, 1), "u4"), ((1, 1), (1, 1), (0, 0)))

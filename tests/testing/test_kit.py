@@ -14,7 +14,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from dlbridge_fake import Fake, Stream
@@ -29,7 +28,6 @@ from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import ExchangeError
 from dlbridge.testing import BackendTests
 from dlbridge.testing.backend_base import DeviceUnderTest
-from dlbridge.testing.backend_demo import blurred
 from dlbridge.testing.backend_moves import count_frees
 
 PLUGINS = Path(__file__).parents[1] / "support" / "plugins"
@@ -322,20 +320,6 @@ class Nameless(Fake):
 class FindsTheFirst(Fake):
     def find_device(self, name):
         return 0
-
-
-class Blurs(Fake):
-    def box_blur(self, target, source, shape, radius, stream):
-        image = np.frombuffer(self.bytes_of(source), "u1")
-        self.bytes_of(target)[:] = self.mean(image.reshape(shape), radius)
-
-    def mean(self, image, radius):
-        return blurred(image, radius)
-
-
-class BlursDownwards(Blurs):
-    def mean(self, image, radius):
-        return bytes(max(value, 1) - 1 for value in blurred(image, radius))
 
 
 class ViewIsACopy(Shared):
@@ -652,7 +636,6 @@ CASES = [
     ("test_neighbouring_elements", Fake, WritesItAll, {}),
     ("test_threads_move_tensors", Fake, ThreadsShareAStagingBuffer, {}),
     ("test_errors_leave_all_in_order", Fake, TakesAnySizeAndDevice, {}),
-    ("test_box_blur", Blurs, BlursDownwards, {}),
     ("test_memory_made_with_its_content", MakesWithContent, MakesWithoutContent, {}),
     (
         "test_memory_made_with_its_content_does_not_alias",

@@ -7,7 +7,6 @@ from typing import Any
 
 from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.kit.backend import address_of, bytes_at
-from dlbridge.kit.blur import Blur
 from dlbridge.kit.host_views import HostViews
 from dlbridge.kit.through_host import ThroughHost
 from dlbridge.protocol import Span
@@ -17,7 +16,7 @@ from .native import SyclArrays
 __all__ = ["OneAPI"]
 
 
-class OneAPI(SyclArrays, HostViews, ThroughHost, Blur):
+class OneAPI(SyclArrays, HostViews, ThroughHost):
     """USM memory of SYCL devices: ``data`` is an address, a stream is a ``dpctl.SyclQueue``."""
 
     api = 1
@@ -81,13 +80,6 @@ class OneAPI(SyclArrays, HostViews, ThroughHost, Blur):
         memory = self.call(self.usm, target.data + target.offset, target.nbytes, queue)
         with self.lock:
             self.run(queue, memory.memset, value)
-
-    def run_kernel(self, place: Any, kernel: Any, size: list[int], arguments: list[Any]) -> None:
-        """Compile OpenCL C, which dpctl does for OpenCL devices, and launch."""
-        queue, compile_it = self.queue(*place), self.dpctl.program.create_program_from_source
-        compiled = self.call(compile_it, queue, kernel[0]).get_sycl_kernel(kernel[1])
-        given = [self.usm(each, 1, queue) if isinstance(each, int) else each for each in arguments]
-        self.run(queue, queue.submit_async, compiled, given, size[::-1])  # SYCL's last is the first
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address *data*; empty for USM shared and host memory."""

@@ -6,7 +6,6 @@ import atexit
 
 from . import (
     copies,
-    demo,
     devices,
     ending,
     foreign,
@@ -88,9 +87,6 @@ class OpenCL:
 
     # SupportsTrim
     trim = staticmethod(memory.trim)
-
-    # SupportsDemo
-    box_blur = staticmethod(demo.box_blur)
 
     # for the conformance kit
     live_allocations = staticmethod(memory.live_allocations)

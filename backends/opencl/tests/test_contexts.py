@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from math import prod
 
 import numpy as np
 import pyopencl as cl
@@ -94,26 +93,3 @@ def test_memory_of_another_device_is_refused(opencl):
     with pytest.raises(BufferError, match="not on opencl:0"):
         opencl.copy_from_host(Span(0, data, 0, 1), memoryview(b"x"), 0)
     opencl.free(1, data, 0)
-
-
-@pytest.mark.parametrize("radius", [0, 1, 2, 6, 7, 20])
-def test_the_demos_filter(opencl, make, radius):
-    shape = height, width, channels = 7, 9, 3
-    image = np.random.default_rng(0).integers(0, 256, shape, "u1")
-    source, target = make(image.size + 5), make(image.size + 3)
-    source.write(np.concatenate([np.zeros(5, "u1"), image.ravel()]))
-    opencl.box_blur(
-        Span(0, target.data, 3, prod(shape)),
-        Span(0, source.data, 5, prod(shape)),
-        shape,
-        radius,
-        source.stream,
-    )
-    got = target.read()[3:].reshape(shape)
-    for y in range(height):
-        for x in range(width):
-            rows = slice(max(y - radius, 0), y + radius + 1)
-            columns = slice(max(x - radius, 0), x + radius + 1)
-            part = image[rows, columns].reshape(-1, channels)
-            total = part.sum(0, dtype="u4")
-            assert (got[y, x] == (total + len(part) // 2) // len(part)).all()

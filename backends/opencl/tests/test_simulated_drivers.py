@@ -396,9 +396,6 @@ COMMANDS = {
     "strided copy": lambda opencl, a, b: opencl.copy_strided(
         *side(0, a.data, 0, (8,), (8,), 4), *side(0, b.data, 0, (8,), (8,), 4), a.stream
     ),
-    "blur": lambda opencl, a, b: opencl.box_blur(
-        Span(0, b.data, 0, 4), Span(0, a.data, 0, 4), (2, 2, 1), 1, a.stream
-    ),
     "upload": lambda opencl, a, b: a.write(np.zeros(64, "u1")),
     "strided upload": lambda opencl, a, b: opencl.copy_strided_from_host(
         *side(0, a.data, 0, (8,), (8,), 4), memoryview(bytes(32)), Region((8,), (4,), 4), a.stream

@@ -12,7 +12,6 @@ from dlbridge.protocol import ExportedMemory, NativeArray, Region, Span
 from . import copies, export, exportable, fd_import, host_import, native
 from .beyond import Beyond
 from .buffer import Buffer
-from .demo import box_blur
 from .devices import Devices
 from .hostcopy import address_of, write
 from .library import handle
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
         SupportsAllocateExportable,
         SupportsAllocateFromHost,
         SupportsCopy,
-        SupportsDemo,
         SupportsDeviceInfo,
         SupportsDeviceNames,
         SupportsFill,
@@ -399,20 +397,6 @@ class Vulkan(Beyond):
         if device is not None:
             device.trim()
 
-    # --- SupportsDemo ---
-
-    def box_blur(
-        self,
-        target: Span,
-        source: Span,
-        shape: tuple[int, int, int],
-        radius: int,
-        stream: int,
-    ) -> None:
-        """The demo's filter as a compute shader; done on return."""
-        image, blurred = (source.data, source.offset), (target.data, target.offset)
-        box_blur(self.devices[target.device_id], self.live, image, blurred, shape, radius)
-
     # --- Inside, and the kit's question ---
 
     def live_allocations(self) -> int:
@@ -455,4 +439,3 @@ if TYPE_CHECKING:
     _names: SupportsDeviceNames = Vulkan()
     _info: SupportsDeviceInfo = Vulkan()
     _trim: SupportsTrim = Vulkan()
-    _demo: SupportsDemo = Vulkan()

@@ -5,23 +5,22 @@ import shutil
 import struct
 import subprocess
 import threading
-from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import demo, strided_kernel
+from dlbridge_vulkan import strided_kernel
 from dlbridge_vulkan.compute import SETS
 from dlbridge_vulkan.instance import features
 from dlbridge_vulkan.library import ffi
 
+from dlbridge.diagnosis import kernels
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
-from dlbridge.protocol import Span
 
 HERE = Path(__file__).parent
 SOURCES = [
     HERE / "shaders" / "scale.comp",
-    demo.SHADER.with_suffix(".comp"),
+    Path(kernels.__file__).with_name("box_blur.comp"),
     strided_kernel.SHADER.with_suffix(".comp"),
 ]
 
@@ -263,61 +262,6 @@ def test_shaders_of_every_dtype(vulkan, tensors, tmp_path, expected, kind, dtype
     kernel.run([(tensors.allocation(data), 0, values.nbytes)], (1,), b"")
     got = np.frombuffer(tensors.bytes(data, values.nbytes), dtype)
     assert (got == values * values.dtype.type(3)).all()
-
-
-# The demo's filter
-
-
-def blur(image, radius):
-    """The mean of the window, halves rounded up, by numpy."""
-    height, width, _ = image.shape
-    edge = ((radius, radius), (radius, radius), (0, 0))
-    values = np.pad(image.astype(np.int64), edge)
-    inside = np.pad(np.ones_like(image, dtype=np.int64), edge)
-    size = 2 * radius + 1
-    windows = [(y, x) for y in range(size) for x in range(size)]
-    total = sum(values[y : y + height, x : x + width] for y, x in windows)
-    count = sum(inside[y : y + height, x : x + width] for y, x in windows)
-    return ((total + count // 2) // count).astype(np.uint8)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (40, 33, 4), (64, 64, 1)])
-@pytest.mark.parametrize("radius", [0, 1, 3])
-@pytest.mark.parametrize(("source_offset", "target_offset"), [(0, 0), (5, 4)])
-def test_the_demos_filter(either, shape, radius, source_offset, target_offset):
-    """Equal to numpy's to the byte on every device, and nothing around it is touched."""
-    image = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
-    nbytes = image.nbytes
-    for device_id in range(either.device_count()):
-        a = either.allocate(device_id, nbytes + source_offset, 16, 0)
-        b = either.allocate(device_id, nbytes + target_offset + 5, 16, 0)
-        either.copy_from_host(
-            Span(device_id, a, source_offset, memoryview(image).nbytes),
-            memoryview(image).cast("B"),
-            0,
-        )
-        either.fill(Span(device_id, b, 0, nbytes + target_offset + 5), 0x77, 0)
-        either.box_blur(
-            Span(device_id, b, target_offset, prod(shape)),
-            Span(device_id, a, source_offset, prod(shape)),
-            shape,
-            radius,
-            0,
-        )
-        got = bytearray(nbytes + target_offset + 5)
-        either.copy_to_host(Span(device_id, b, 0, len(got)), memoryview(got), 0)
-        rest = b"\x77" * target_offset, b"\x77" * 5
-        assert got == rest[0] + blur(image, radius).tobytes() + rest[1]
-        either.free(device_id, a, 0)
-        either.free(device_id, b, 0)
-
-
-def test_the_demos_filter_wants_words(vulkan, tensors):
-    data = tensors.new(100)
-    with pytest.raises(ExchangeError, match=r"begins 2 bytes into its buffer.*multiple of 4"):
-        vulkan.box_blur(
-            Span(0, data, 2, prod((3, 3, 3))), Span(0, data, 0, prod((3, 3, 3))), (3, 3, 3), 1, 0
-        )
 
 
 # The modules themselves

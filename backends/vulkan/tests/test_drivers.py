@@ -3,11 +3,10 @@
 import gc
 import mmap
 import struct
-from math import prod
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import demo, devices, host_import, instance as instances, library
+from dlbridge_vulkan import devices, host_import, instance as instances, library
 from dlbridge_vulkan.instance import compute_family
 
 import dlbridge as bridge
@@ -401,28 +400,6 @@ def test_no_limit_of_buffers_before_vulkan_1_3(vulkan, monkeypatch):
     pointer = vulkan.devices[0].physical.pointer
     described = instances.describe(pointer, instances.NEEDED)
     assert described.limits["max_buffer"] == (1 << 64) - 1
-
-
-def test_the_blur_in_pieces(vulkan, tensors, monkeypatch):
-    """No dispatch takes seconds: pieces cover the image once, and give the same image."""
-    monkeypatch.setattr(demo, "READS", 40_000)
-    shape, radius = (40, 50, 3), 4
-    cut = demo.pieces(6000, radius)
-    assert len(cut) > 5
-    assert [begin for begin, _ in cut[1:]] == [end for _, end in cut[:-1]]
-    assert (cut[0][0], cut[-1][1]) == (0, 6000)
-    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    source, whole, parts = tensors.of(image), tensors.new(6000), tensors.new(6000)
-    before = vulkan.devices[0].queue.submitted
-    vulkan.box_blur(
-        Span(0, parts, 0, prod(shape)), Span(0, source, 0, prod(shape)), shape, radius, 0
-    )
-    assert vulkan.devices[0].queue.submitted - before == len(cut)
-    monkeypatch.undo()
-    vulkan.box_blur(
-        Span(0, whole, 0, prod(shape)), Span(0, source, 0, prod(shape)), shape, radius, 0
-    )
-    assert tensors.bytes(parts, 6000) == tensors.bytes(whole, 6000)
 
 
 def test_the_simulated_device_has_teeth(simulate, run_python, simulated_library):

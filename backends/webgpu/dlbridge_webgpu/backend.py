@@ -13,7 +13,6 @@ from dlbridge.kit.single_queue import SingleQueue
 from dlbridge.kit.through_host import ThroughHost
 from dlbridge.protocol import NativeArray, Span
 
-from . import demo
 from .devices import PIECE, Slot, one_per_gpu
 from .native import WebGPUArray
 
@@ -142,10 +141,6 @@ class WebGPU(SingleQueue, ThroughHost):
         self.check_device(device_id)
         info, limits = self._slots[device_id].adapter.info, self._slots[device_id].adapter.limits
         return {"name": info["device"], **info, "max_buffer_size": limits["max-buffer-size"]}
-
-    def box_blur(self, target: Span, source: Span, shape: Any, radius: int, stream: int) -> None:
-        """Submit the blur."""
-        self._on(target.device_id, "blurring", demo.box_blur, (target, source), shape, radius)
 
     def _let_in(self, device: Any) -> None:
         if device not in self._gone and all(slot.device is not device for slot in self._slots):

@@ -34,7 +34,6 @@ class Slot:
     def __init__(self, adapter: Any, device: Any = None) -> None:
         self.adapter, self.device = adapter, device
         self.lost = ""  # how the loss showed itself
-        self.pipeline: Any = None
         self.asked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """How many bytes of a buffer were asked for: what is behind them is nobody's."""
         self._staging: Any = None

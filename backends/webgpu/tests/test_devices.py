@@ -98,7 +98,6 @@ USES = {
     "fill": lambda b, span: b.fill(span, 0, 0),
     "fill with a value": lambda b, span: b.fill(span, 1, 0),
     "wait": lambda b, span: b.synchronize(0, 0),
-    "blur": lambda b, span: b.box_blur(span, span._replace(offset=16), (2, 2, 4), 1, 0),
     "native": lambda b, span: b.to_native(b.from_native(keep[0])),
     "import": lambda b, span: b.import_data(0, span.data, "somebody.else"),
 }

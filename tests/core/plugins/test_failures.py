@@ -61,9 +61,6 @@ class Failing(Fake):
     def trim(self, device_id):
         """There is nothing to give back."""
 
-    def box_blur(self, target, source, shape, radius, stream):
-        """Called by users and the demo only, as it is."""
-
 
 @pytest.fixture
 def failing(monkeypatch):
@@ -135,7 +132,6 @@ CALLS = {
 NOT_CALLED = {
     "free",  # in finalizers: Python prints the exception
     "release_host_view",
-    "box_blur",  # by users
     # Between two backends: tests/core/moves/test_memory_imports.py.
     "memory_export_refusal",
     "export_memory",
