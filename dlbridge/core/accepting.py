@@ -6,7 +6,7 @@ import inspect
 import sys
 from contextlib import suppress
 from copy import copy
-from functools import partial, wraps
+from functools import wraps
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,8 +98,7 @@ def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) 
     def decorate(function: Any) -> Any:
         if not callable(function) or isinstance(function, type):
             raise TypeError(f"accepts() decorates functions, not {function!r}")
-        code = _code_of(function)
-        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"{_title(function)} yields its results, which accepts() does not follow; "
                 "write a function that returns them"
@@ -136,19 +135,13 @@ def _check_name(name: str) -> None:
         )
 
 
-def _code_of(function: Any) -> Any:
-    """The function that a call of *function* runs: of an object, its class's ``__call__``."""
-    is_function = inspect.isroutine(function) or isinstance(function, partial)
-    return function if is_function else type(function).__call__
-
-
 def _title(function: Any) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _decorated(function: Any, like: str | ModuleType | type, device: DeviceLike | None) -> Any:
     title = _title(function)
-    if inspect.iscoroutinefunction(_code_of(function)):
+    if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def call_async(*arguments: Any, **keywords: Any) -> Any:

@@ -367,28 +367,8 @@ class Model:
         return x + 1
 
 
-class AsyncModel:
-    """As `Model`, in a coroutine."""
-
-    async def __call__(self, x):
-        return x + 1
-
-
-class Yielding:
-    """As `Model`, of values that come one by one."""
-
-    def __call__(self, x):
-        yield x
-
-
 def test_objects_that_are_called():
     assert isinstance(bridge.accepts("numpy")(Model())(peer("torch").ones(2)), peer("torch").Tensor)
-    assert isinstance(
-        asyncio.run(bridge.accepts("numpy")(AsyncModel())(peer("torch").ones(2))),
-        peer("torch").Tensor,
-    )
-    with pytest.raises(TypeError, match="yields its results"):
-        bridge.accepts("numpy")(Yielding())
 
 
 def test_errors_name_the_argument_or_the_result():

@@ -14,8 +14,6 @@ from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["OtherNames"]
-
 
 class OtherNames:
     """The base of tensors that explains names and operators which they do not have."""
@@ -36,53 +34,30 @@ class OtherNames:
             )
 
 
-def _refusal(name: str, operator: str) -> Callable[[object, object], object]:
-    def refuse(_tensor: object, other: object) -> object:
-        """Raise TypeError for a number or a tensor; other libraries' arrays may compute."""
-        # Arrays of other libraries have operators of their own, which may take a tensor.
-        if not isinstance(other, OtherNames) and type(other) not in _NUMBERS:
-            return NotImplemented
-        raise TypeError(_NO_OPERATOR.format(operator))
-
-    refuse.__name__ = name
-    refuse.__qualname__ = f"Tensor.{name}"
-    return refuse
-
-
-def _unary_refusal(name: str, operator: str) -> Callable[[object], NoReturn]:
-    def refuse(_tensor: object) -> NoReturn:
+def _refusal(name: str, operator: str) -> Callable[..., object]:
+    def refuse(_tensor: object, *other: object) -> object:
         """Raise TypeError, which names a library that computes."""
-        raise TypeError(_NO_OPERATOR.format(operator))
+        # Arrays of other libraries have operators of their own, which may take a tensor.
+        if not all(isinstance(x, OtherNames) or type(x) in _NUMBERS for x in other):
+            return NotImplemented
+        raise TypeError(
+            f"a Tensor does not compute (operator {operator}): take an array of a library that "
+            "does, such as dlbridge.to_device(t, 'cpu', like='numpy')"
+        )
 
     refuse.__name__ = name
     refuse.__qualname__ = f"Tensor.{name}"
     return refuse
 
 
-_NO_OPERATOR = (
-    "a Tensor does not compute (operator {}): take an array of a library that does, such as "
-    "dlbridge.to_device(t, 'cpu', like='numpy')"
-)
 _NUMBERS = (bool, int, float, complex)
-_OPERATORS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "truediv": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "pow": "**",
-    "matmul": "@",
-}
-_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_UNARY = {"neg": "-", "pos": "+", "invert": "~", "abs": "abs"}
+
+# Names of methods, each with its operator.
+_REFLECTED = "add:+ sub:- mul:* truediv:/ floordiv:// mod:% pow:** matmul:@"
+_OTHERS = "lt:< le:<= gt:> ge:>= neg:- pos:+ invert:~ abs:abs"
 
 for _name, _instead in TENSOR_NAMES.items():
     setattr(OtherNames, _name, Absent(_name, _instead))
-for _name, _sign in _OPERATORS.items():
-    for _method in (f"__{_name}__", f"__r{_name}__"):
-        setattr(OtherNames, _method, _refusal(_method, _sign))
-for _name, _sign in _COMPARISONS.items():
+for _pair in f"{_REFLECTED} r{_REFLECTED.replace(' ', ' r')} {_OTHERS}".split():
+    _name, _sign = _pair.split(":")
     setattr(OtherNames, f"__{_name}__", _refusal(f"__{_name}__", _sign))
-for _name, _sign in _UNARY.items():
-    setattr(OtherNames, f"__{_name}__", _unary_refusal(f"__{_name}__", _sign))
