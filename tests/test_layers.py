@@ -74,8 +74,8 @@ core.libraries.tensorflow core.libraries.pandas core.libraries.pyarrow
 core.prepared core.api core.creation core.accepting core.sharing
 
 core.casts
-core.files core.files.entries core.files.source core.files.safetensors core.files.npy core.files.gguf
-core.files.placing core.files.loading core.files.writing core.files.saving
+core.files core.files.source core.files.safetensors core.files.npy core.files.gguf
+core.files.loading core.files.saving
 dask
 
 ffi._lib ffi.any ffi.objects ffi.errors ffi.tensors ffi.calls ffi.functions ffi.containers

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import FileError
 
-from .entries import DAMAGED, Entry, check_bounds, check_names, check_overlaps, count_bytes
+from .source import DAMAGED, Entry, check_bounds, check_names, check_overlaps, count_bytes
 
 if TYPE_CHECKING:
     from .source import Source
-
-__all__ = ["MAGIC", "read_gguf"]
 
 MAGIC = b"GGUF"
 MAX_DIMS = 4  # GGML_MAX_DIMS

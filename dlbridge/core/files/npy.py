@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.values.dtypes import check, dtype as as_dtype, from_numpy
 from dlbridge.errors import ExchangeError, FileError
 
-from .entries import (
+from .source import (
     DAMAGED,
     Entry,
     check_bounds,
@@ -32,16 +32,6 @@ if TYPE_CHECKING:
     """numpy's dtype, the shape, whether the order is Fortran's, and the header's length."""
 
     from .source import Source
-
-__all__ = [
-    "MAGIC",
-    "ZIP_MAGICS",
-    "make_comment",
-    "make_header",
-    "open_member",
-    "read_npy",
-    "read_npz",
-]
 
 MAGIC = b"\x93NUMPY"
 ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import FileError
 
-from .entries import DAMAGED, Entry, check_names, count_bytes, refuse
+from .source import DAMAGED, Entry, check_names, count_bytes, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
     from .source import Source
-
-__all__ = ["MAX_HEADER", "is_safetensors", "make_header", "read_header", "stored_type"]
 
 MAX_HEADER = 100_000_000
 """The longest header in bytes that the reader in Rust takes (MAX_HEADER_SIZE)."""

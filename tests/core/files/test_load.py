@@ -230,10 +230,10 @@ def note(calls, *call):
 
 
 def test_a_device_that_shares_no_memory_gets_it_in_pieces(tmp_path, monkeypatch):
-    from dlbridge.core.files import placing
+    from dlbridge.core.files import loading
 
-    monkeypatch.setattr(placing, "STAGED", 1000)
-    monkeypatch.setattr(placing, "PIECE", 777)
+    monkeypatch.setattr(loading, "STAGED", 1000)
+    monkeypatch.setattr(loading, "PIECE", 777)
     array = np.arange(12345, dtype="u1")
     bridge.save(tmp_path / "a.npy", array)
     for device in ("ext_dev:0", "cpu"):
@@ -387,8 +387,8 @@ INTERRUPTED = """
 import gc, os, signal, sys, tempfile, time
 import numpy as np
 import dlbridge as bridge
-from dlbridge.core.files import placing
-placing.PIECE = 1 << 12  # Ctrl-C comes between pieces
+from dlbridge.core.files import loading
+loading.PIECE = 1 << 12  # Ctrl-C comes between pieces
 folder = tempfile.TemporaryDirectory()
 path = folder.name + "/a.safetensors"
 rng = np.random.default_rng(1)

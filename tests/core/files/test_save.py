@@ -24,9 +24,9 @@ SUFFIXES = [".safetensors", ".npz"]
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_device_and_layout(device, suffix, tmp_path, monkeypatch):
     backend_or_skip(device.partition(":")[0])
-    from dlbridge.core.files import writing
+    from dlbridge.core.files import saving
 
-    monkeypatch.setattr(writing, "PIECE", 1000)
+    monkeypatch.setattr(saving, "PIECE", 1000)
     base = np.arange(6000, dtype="int32").reshape(20, 15, 20)
     views = {
         "compact": lambda x: x,
@@ -175,8 +175,8 @@ def test_a_ctrl_c_at_any_moment_leaves_a_whole_file():
 import gc, os, signal, tempfile, time
 import numpy as np
 import dlbridge as bridge
-from dlbridge.core.files import writing
-writing.PIECE = 1 << 12
+from dlbridge.core.files import saving
+saving.PIECE = 1 << 12
 folder = tempfile.TemporaryDirectory()
 path = folder.name + "/a.safetensors"
 files = [{"x": np.full(30_000, i, "u1"), "y": np.full((50, 60), i, "i4").T} for i in (1, 2)]
