@@ -10,8 +10,6 @@ import sys
 from .. import __version__
 from ..errors import Error
 
-__all__ = ["main"]
-
 COMMANDS = {
     "info": "versions, libraries, backends and their devices, for a bug report",
     "doctor": "tries what could be wrong on this machine, and says what to do",

@@ -15,7 +15,6 @@ from dlbridge.conformance import check
 if TYPE_CHECKING:
     from dlbridge.conformance import Result
 
-__all__ = ["add_arguments", "markdown", "run", "version_of"]
 
 COLUMNS = ("line", "rule", "result", "evidence")
 

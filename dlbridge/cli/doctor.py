@@ -8,8 +8,6 @@ import sys
 from ..diagnosis.checks import check_all
 from ..diagnosis.display import colored, shows_color, wrapped
 
-__all__ = ["add_arguments", "run"]
-
 COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 

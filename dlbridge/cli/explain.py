@@ -20,7 +20,6 @@ from dlbridge.core.values.suggestions import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["add_arguments", "run"]
 
 LIBRARIES = ("numpy", "torch", "jax", "tvm_ffi", "cupy")
 

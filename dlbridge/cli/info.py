@@ -12,8 +12,6 @@ from ..diagnosis.display import shows_color
 from ..diagnosis.report import Info
 from ..diagnosis.trials import list_devices
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``info``."""

@@ -18,8 +18,6 @@ from dlbridge.core.plugins.registry import owner
 
 from ..protocol import ADDRESS_DEVICES
 
-__all__ = ["add_arguments", "run", "write_skeleton"]
-
 TEMPLATES = importlib.resources.files(__package__) / "templates"
 
 FILES = {

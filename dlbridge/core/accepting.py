@@ -29,7 +29,6 @@ from .api import to_device
 if TYPE_CHECKING:
     from dlbridge.typing import AcceptsDecorator, DeviceLike
 
-__all__ = ["accepts"]
 
 _CPU = Device.of(1, 0)
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["text_of"]
-
 
 def text_of(tensor: Tensor) -> str:
     """What ``print(tensor)`` shows: the elements, or the metadata and why they cannot be had.

@@ -13,7 +13,6 @@ from dlbridge.core.values.units import bytes_text
 if TYPE_CHECKING:
     from .within_host import Progress
 
-__all__ = ["SHOWN_FROM", "Tally", "reporter"]
 
 SHOWN_FROM = 256 << 20
 """The bytes from which ``progress=True`` shows a bar."""
