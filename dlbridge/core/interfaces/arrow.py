@@ -56,43 +56,29 @@ _GET = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _LAST_ERROR = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class _Schema(ctypes.Structure):
     _fields_ = (
-        ("format", ctypes.c_char_p),
-        ("name", ctypes.c_char_p),
-        ("metadata", ctypes.c_void_p),
-        ("flags", ctypes.c_int64),
-        ("n_children", ctypes.c_int64),
-        ("children", ctypes.c_void_p),
-        ("dictionary", ctypes.c_void_p),
-        ("release", ctypes.c_void_p),
-        ("private_data", ctypes.c_void_p),
+        *_fields(ctypes.c_char_p, "format name"),
+        *_fields(ctypes.c_void_p, "metadata"),
+        *_fields(ctypes.c_int64, "flags n_children"),
+        *_fields(ctypes.c_void_p, "children dictionary release private_data"),
     )
 
 
 class _Array(ctypes.Structure):
     _fields_ = (
-        ("length", ctypes.c_int64),
-        ("null_count", ctypes.c_int64),
-        ("offset", ctypes.c_int64),
-        ("n_buffers", ctypes.c_int64),
-        ("n_children", ctypes.c_int64),
+        *_fields(ctypes.c_int64, "length null_count offset n_buffers n_children"),
         ("buffers", ctypes.POINTER(ctypes.c_void_p)),
-        ("children", ctypes.c_void_p),
-        ("dictionary", ctypes.c_void_p),
-        ("release", ctypes.c_void_p),
-        ("private_data", ctypes.c_void_p),
+        *_fields(ctypes.c_void_p, "children dictionary release private_data"),
     )
 
 
 class _Stream(ctypes.Structure):
-    _fields_ = (
-        ("get_schema", ctypes.c_void_p),
-        ("get_next", ctypes.c_void_p),
-        ("get_last_error", ctypes.c_void_p),
-        ("release", ctypes.c_void_p),
-        ("private_data", ctypes.c_void_p),
-    )
+    _fields_ = _fields(ctypes.c_void_p, "get_schema get_next get_last_error release private_data")
 
 
 class _Owned(ctypes.Structure):

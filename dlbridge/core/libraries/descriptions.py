@@ -59,8 +59,7 @@ def _refuse_dask(x: Any) -> None:
     """Lazy arrays: nothing is computed unless the user says so."""
     raise ExchangeError(
         f"{with_article(origin_of(x))} is computed when its values are needed, and may not fit "
-        "into memory; "
-        "pass x.compute()"
+        "into memory; pass x.compute()"
     )
 
 
@@ -225,6 +224,19 @@ _IMAGES = {"bool": (0,), "uint8": (2, 3, 4), "uint16": (0,), "int32": (0,), "flo
 """Types of PIL's images, and how many channels those with three dimensions have."""
 
 
+def _by_numpy(name: str, *arrays: str, **facts: Any) -> Library:
+    """A library that makes its arrays of numpy's, and never writes to them."""
+    return Library(
+        name,
+        arrays,
+        takes="numpy",
+        keeps_readonly=True,
+        takes_negative_strides=True,
+        device_types=HOST_ONLY,
+        **facts,
+    )
+
+
 SMALL = {
     library.name: library
     for library in (
@@ -313,26 +325,19 @@ SMALL = {
             types=_PLAIN | _COMPLEX | {"float16"},
             device_types=frozenset({_ONEAPI}),
         ),
-        Library(
+        _by_numpy(
             "xarray",
-            ("xarray.DataArray", "xarray.Variable"),
+            "xarray.DataArray",
+            "xarray.Variable",
             expose=_expose_xarray,
             make="xarray:DataArray",
-            takes="numpy",
-            keeps_readonly=True,
-            takes_negative_strides=True,
-            device_types=HOST_ONLY,
         ),
-        Library(
+        _by_numpy(
             "dask",
-            ("dask.Array",),
+            "dask.Array",
             refuse=_refuse_dask,
             make="dask.array:from_array",
-            takes="numpy",
             copies=True,
-            keeps_readonly=True,
-            takes_negative_strides=True,
-            device_types=HOST_ONLY,
         ),
         Library(
             "onnxruntime",
@@ -352,29 +357,21 @@ SMALL = {
             types=_PLAIN | {"float16", *_OPENVINO_SMALL.values()},
             device_types=HOST_ONLY,
         ),
-        Library(
+        _by_numpy(
             "tinygrad",
-            ("tinygrad.Tensor",),
+            "tinygrad.Tensor",
             refuse=_refuse_tinygrad,
             make=_to_tinygrad,
-            takes="numpy",
             copies=True,
             keeps_types=True,  # and calls them by C's names, where "float" has 32 bits
-            keeps_readonly=True,
-            takes_negative_strides=True,
             types=_PLAIN | {"float16"},
-            device_types=HOST_ONLY,
         ),
-        Library(
+        _by_numpy(
             "PIL",
-            ("PIL.Image",),
+            "PIL.Image",
             make=_to_pillow,
-            takes="numpy",
             check=_check_image,
             copies=True,
-            keeps_readonly=True,
-            takes_negative_strides=True,
-            device_types=HOST_ONLY,
         ),
         Library(
             "array_api_strict",

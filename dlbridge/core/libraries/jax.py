@@ -42,10 +42,9 @@ def _refuse_values(x: Any) -> None:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.core.Tracer):
         raise ExchangeError(
-            f"{with_article(origin_of(x))} stands for a value in a function that is being "
-            "traced, and has no "
-            "memory; call dlbridge outside of jax.jit, jax.grad and jax.vmap, or in a function "
-            "that jax.pure_callback calls"
+            f"{with_article(origin_of(x))} stands for a value in a function that is being traced, "
+            "and has no memory; call dlbridge outside of jax.jit, jax.grad and jax.vmap, or in a "
+            "function that jax.pure_callback calls"
         )
     if ".sparse" in type(x).__module__:
         raise ExchangeError(
@@ -55,8 +54,7 @@ def _refuse_values(x: Any) -> None:
     if type(x).__name__ == "Ref":
         raise ExchangeError(
             f"{with_article(origin_of(x))} is a reference to an array that changes; pass x[...], "
-            "the array "
-            "that it has now"
+            "the array that it has now"
         )
 
 

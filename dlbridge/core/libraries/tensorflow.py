@@ -16,9 +16,8 @@ def _refuse(x: Any) -> None:
     kind = type(x).__name__
     if kind in ("SymbolicTensor", "KerasTensor"):
         raise ExchangeError(
-            f"{with_article(origin_of(x))} stands for a value in a function that is being "
-            "traced, and has no "
-            "memory; call dlbridge outside of tf.function, or inside tf.py_function"
+            f"{with_article(origin_of(x))} stands for a value in a function that is being traced, "
+            "and has no memory; call dlbridge outside of tf.function, or inside tf.py_function"
         )
     ways = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
     if kind in ways:
