@@ -184,7 +184,7 @@ def _convert(before: Operand, lane: DType, after: Operand, new_lane: DType, satu
     lanes = before.dtype.lanes
     packed = lane.bits < 8 and not (before.padded and before.dtype.is_subbyte)
     count = before.size * lanes
-    convert = _conversion(lane, new_lane, packed, saturate, count)
+    convert = _conversion(lane, new_lane, packed, saturate, count >= _TABLE)
     alone = convert is _cast and new_lane.bits >= 8 and before.contiguous
     most = _CHUNK_WITHOUT_TEMPORARIES if alone else _CHUNK
     chunk = max(1, most // 8 // lanes) * 8  # elements, so that chunks of sub-byte ones are bytes
@@ -252,8 +252,10 @@ def _pieces(array: Array, count: int) -> Iterator[Array]:
 # By tables --------------------------------------------------------------------------
 
 
-def _conversion(source: DType, target: DType, packed: bool, saturate: bool, count: int) -> Convert:
-    """The fastest conversion of *count* elements, as a function of one chunk of both.
+# Each has a table of 64 KiB to 1 MiB at most.
+@lru_cache(maxsize=64)
+def _conversion(source: DType, target: DType, packed: bool, saturate: bool, many: bool) -> Convert:
+    """The fastest conversion of *many* elements, or of fewer, as a function of one chunk of both.
 
     Elements below a byte come as one code in each byte, if they are not *packed* in whole
     bytes, and become codes.
@@ -266,16 +268,14 @@ def _conversion(source: DType, target: DType, packed: bool, saturate: bool, coun
     if source.bits < 8 or (source.bits == 8 and slow):
         width = 8 // source.bits if packed and not 8 % source.bits else 1
         return partial(_look_up, _table(source, target, width, saturate))
-    if source.bits == 16 and slow and count >= _TABLE:
+    if source.bits == 16 and slow and many:
         return partial(_look_up, _table(source, target, 1, saturate))
-    if to_small and count >= _TABLE:
+    if to_small and many:
         to_float32 = None if source is _FLOAT32 else _plain(source, _FLOAT32)
         return partial(_round, to_float32, _table(_BFLOAT16, target, 1, saturate))
     return _saturated(source, target) if saturate else _plain(source, target)
 
 
-# Of 16 bits, 64 KiB to 1 MiB each.
-@lru_cache(maxsize=64)
 def _table(source: DType, target: DType, width: int, saturate: bool) -> Array:
     """The results of all codes of *source*, for a source of *width* codes in a byte.
 
