@@ -51,9 +51,10 @@ def main() -> int:
         if version == max(found) and "--peers" in sys.argv:
             if has_peers(inside):
                 rooms, expect = [*rooms, *WITH_PEERS], f"{expect},peers,newest"
-                variables = {}  # its own libtvm_ffi: a second one in a process ends that
             elif "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
                 return 1
+        if peers_in(inside).exists():
+            variables = {}  # its own libtvm_ffi: a second one in a process ends that
         code = run(inside, rooms, expect, variables)
         if code:
             return code
@@ -110,9 +111,14 @@ def lowest() -> str:
         return made(ROOT / ".venv-lowest", sys.executable, ["-c", constraints.name])
 
 
+def peers_in(inside: str) -> Path:
+    """The file that says that the newest peers are in the environment of *inside*."""
+    return Path(inside).parent.parent / ".peers"
+
+
 def has_peers(inside: str) -> bool:
     """Whether the newest peers are in the environment of *inside*, or install there."""
-    done = Path(inside).parent.parent / ".peers"
+    done = peers_in(inside)
     if not done.exists() or done.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
         install = [inside, "-m", "pip", "install", "-q", "-U", *PEERS]
         if subprocess.run(install, cwd=ROOT, check=False).returncode:
