@@ -30,7 +30,7 @@ export              its file descriptors
 arguments           checks of what a kernel gets
 compute             kernels
 strided_kernel      strided copies by a kernel
-copies demo beyond  what users and dlbridge call
+copies beyond       what users and dlbridge call
 backend             dlbridge's contract
 """
 

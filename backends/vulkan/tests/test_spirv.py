@@ -3,13 +3,15 @@
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import demo, strided_kernel
+from dlbridge_vulkan import strided_kernel
 from dlbridge_vulkan.spirv import Module
 
 import dlbridge as bridge
+from dlbridge.diagnosis import kernels
 from dlbridge.errors import ExchangeError
 
 HEADER = [0x07230203, 0x00010300, 0, 100, 0]
@@ -68,7 +70,8 @@ def test_what_is_not_well_formed_ends_the_reading(cut):
 
 def test_the_packages_own_modules(scale_spirv):
     assert writable_bindings(scale_spirv) == {0}
-    assert writable_bindings(demo.SHADER.read_bytes()) == {1}
+    blur = Path(kernels.__file__).with_name("box_blur.spv")
+    assert writable_bindings(blur.read_bytes()) == {1}
     assert writable_bindings(strided_kernel.SHADER.read_bytes()) == {1}
 
 
