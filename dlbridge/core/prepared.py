@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.libraries.library import HOST_ONLY
 from dlbridge.core.libraries.lookup import IMPORTERS, find_description, library_of
-from dlbridge.core.moves.allocate import allocate_from_host, allocate_from_host_limit
+from dlbridge.core.moves.allocate import allocate_with, content_limit
 from dlbridge.core.moves.plans import why_no_host_import
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
@@ -81,7 +81,7 @@ def _upload(
 ) -> Callable[[Any], Any] | None:
     """For host arrays, where the backend makes memory together with its content."""
     plugin = backend_of(target)
-    limit = allocate_from_host_limit(plugin, target)
+    limit = content_limit(plugin)
     if not limit or cls is Tensor:  # that class is the one of tensors on devices
         return None
     is_numpy = (cls.__module__, cls.__name__) == ("numpy", "ndarray")
@@ -100,8 +100,7 @@ def _upload(
             return None  # it is used in place
         if backend_of(target) is not plugin:
             return None  # another backend was registered by that name
-        made = allocate_from_host(plugin, target, array.data.cast("B"), dtype, array.shape)
-        return None if made is None else made[0]
+        return allocate_with(plugin, target, array.data.cast("B"), dtype, array.shape)[0]
 
     return convert
 

@@ -37,10 +37,11 @@ import os
 from collections import deque
 from collections.abc import Callable
 from itertools import starmap
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
-__all__ = ["Owner", "Resources", "call"]
+__all__ = ["AllocationOwner", "Descriptor", "Owner", "Resources", "call"]
 
 R = TypeVar("R")
 
@@ -168,6 +169,51 @@ class Owner(Generic[R]):
             self._end = None  # so that it is not noted after this
         if resources._ended:
             resources.sweep()
+
+
+class AllocationOwner(Owner[R]):
+    """An `dlbridge.protocol.Allocation` over a resource that has a ``stream``: that is its own.
+
+    Parameters
+    ----------
+    resources : Resources
+        The others of its kind; they give back what the resource says, behind its ``stream``.
+    resource : object
+        What there is to give back: nothing yet. `data` and `nbytes` are assigned once there is.
+    """
+
+    __slots__ = ("data", "nbytes", "offset")
+
+    data: int
+    nbytes: int
+    offset: int
+
+    def __init__(self, resources: Resources[R], resource: R) -> None:
+        super().__init__(resources, resource)
+        self.offset = 0
+
+    def _set_stream(self, stream: int) -> None:
+        resource: Any = self.resource
+        resource.stream = stream
+
+    stream: int = property(attrgetter("resource.stream"), _set_stream)  # type: ignore[assignment]
+
+
+class Descriptor(list[int]):
+    """A file descriptor, which is closed when this is dropped.
+
+    ``descriptor.extend(map(os.dup, [fd]))`` takes it in one step of C.
+    """
+
+    __slots__ = ()
+
+    # The defaults outlive the module: its names are cleared when the process ends.
+    def close(self, close: Callable[[int], None] = os.close, run: Any = deque) -> None:
+        """Close it, once: it leaves the list in the call that closes it."""
+        run(map(close, map(self.pop, [-1] * len(self))), maxlen=0)
+
+    def __del__(self) -> None:  # where a signal handler has cut `close` off
+        self.close()
 
 
 _all: WeakSet[Resources[Any]] = WeakSet()

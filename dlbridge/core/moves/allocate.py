@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import AllocatedMemory, Memory
+from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of_new
-from dlbridge.protocol import SupportsAllocateFromHost
+from dlbridge.protocol import Facts
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "allocate",
-    "allocate_from_host",
-    "allocate_from_host_limit",
     "allocate_like",
+    "allocate_with",
     "check_alignment",
+    "content_limit",
 ]
 
 MAX_ALIGNMENT = 1 << 30
@@ -45,13 +44,12 @@ def allocate(
 ) -> Tensor:
     """A new compact tensor whose elements are not initialised; *alignment* in bytes."""
     nbytes = dtype.nbytes(prod(shape), padded=padded)
+    memory = Memory(where, 0, "dlbridge.empty")
     plugin = backend_of(where)
-    memory: Memory
-    if not nbytes:
-        memory = Memory(where, 0, "dlbridge.empty")
-    else:
-        memory = AllocatedMemory(plugin, where, current_use(where, plugin), "dlbridge.empty")
-        memory.allocate(nbytes, alignment)
+    if nbytes:
+        use = current_use(where, plugin)
+        given = where.index, nbytes, alignment, use.handle
+        memory.take(use, "allocate", plugin.allocate, *given)
     return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
 
 
@@ -60,10 +58,37 @@ def allocate_like(operand: Operand, where: Device, alignment: int = 1) -> tuple[
     flags = operand.flags & FLAG_SUBBYTE_PADDED
     plugin = backend_of(where)
     use = current_use(where, plugin)
-    memory = AllocatedMemory(plugin, where, use, "dlbridge.empty")
-    memory.allocate(operand.nbytes, max(alignment, MIN_ALIGNMENT))
+    memory = Memory(where, 0, "dlbridge.empty")
+    given = where.index, operand.nbytes, max(alignment, MIN_ALIGNMENT), use.handle
+    memory.take(use, "allocate", plugin.allocate, *given)
     tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
     return tensor, operand_of_new(tensor, memory, operand)
+
+
+def allocate_with(
+    plugin: Backend,
+    where: Device,
+    content: memoryview,
+    dtype: DType,
+    shape: tuple[int, ...],
+    flags: int = 0,
+) -> tuple[Tensor, Memory]:
+    """A new compact tensor on *where* made with the bytes *content*, and its memory.
+
+    `content_limit` of *plugin*, its backend, allows so many.
+    """
+    use = current_use(where, plugin)
+    memory = Memory(where, 0, "dlbridge.empty")
+    given = where.index, content.nbytes, MIN_ALIGNMENT, use.handle, content
+    memory.take(use, "allocate", plugin.allocate, *given)
+    use.used = True
+    return make_tensor(memory, 0, dtype, shape, flags=flags & FLAG_SUBBYTE_PADDED), memory
+
+
+def content_limit(plugin: Backend) -> int:
+    """Up to how many bytes *plugin* makes memory together with its content."""
+    limit: int = getattr(plugin, "content_limit", Facts.content_limit)
+    return limit
 
 
 def check_alignment(given: Any) -> int:
@@ -81,34 +106,3 @@ def check_alignment(given: Any) -> int:
             f"alignment {alignment} is not a power of two from 1 to {MAX_ALIGNMENT} bytes"
         )
     return alignment
-
-
-def allocate_from_host_limit(plugin: Backend, where: Device) -> int:
-    """Up to how many bytes `allocate_from_host` is faster than two steps; 0 if it never is."""
-    if not supports(plugin, SupportsAllocateFromHost):
-        return 0
-    try:
-        return plugin.allocate_from_host_limit(where.index)
-    except Exception as exc:
-        fail(exc, where.name, "allocate_from_host_limit")
-
-
-def allocate_from_host(
-    plugin: Any,
-    where: Device,
-    flat: memoryview,
-    dtype: DType,
-    shape: tuple[int, ...],
-    flags: int = 0,
-) -> tuple[Tensor, AllocatedMemory] | None:
-    """A new compact tensor on *where* that is made with the bytes *flat*, and its memory.
-
-    None if *plugin*, its backend, could not do that now. `allocate_from_host_limit` has found
-    that it is a SupportsAllocateFromHost.
-    """
-    use = current_use(where, plugin)
-    memory = AllocatedMemory(plugin, where, use, "dlbridge.empty")
-    if not memory.allocate_from_host(plugin, flat, MIN_ALIGNMENT):
-        return None
-    use.used = True
-    return make_tensor(memory, 0, dtype, shape, flags=flags & FLAG_SUBBYTE_PADDED), memory

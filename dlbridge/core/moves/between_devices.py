@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of
-from dlbridge.core.tensor.memory import ImportedMemory
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.protocol import Region, Span
 
@@ -71,9 +70,13 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
         finish(target, stream)
 
 
+def _is_import(operand: Operand) -> bool:
+    return operand.memory is not None and operand.memory.is_import
+
+
 def _overlap(target: Operand, source: Operand) -> bool:
     """Whether the two use the same bytes: the order in which devices copy them is undefined."""
-    if isinstance(target.memory, ImportedMemory) and isinstance(source.memory, ImportedMemory):
+    if _is_import(target) and _is_import(source):
         return True  # host memory used in place, by two handles or two devices perhaps
     if target.device is not source.device:
         return False

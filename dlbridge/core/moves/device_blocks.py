@@ -15,18 +15,18 @@ from dlbridge.core.plugins.identity import identity_of
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.plugins.registry import backend
 from dlbridge.core.plugins.streams import current_use
-from dlbridge.core.tensor.memory import AllocatedMemory, ImportedMemory
+from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, split
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
+from dlbridge.kit.resources import Descriptor
 from dlbridge.protocol import (
     ExportedMemory,
-    SupportsAllocateExportable,
     SupportsMemoryExport,
     SupportsMemoryImport,
 )
 
-from .memory_imports import Exports, fd_of
-from .shared_blocks import Descriptor, recall, receive_descriptor, remember, way_out
+from .memory_imports import export_memory, import_memory
+from .shared_blocks import recall, receive_descriptor, remember, way_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ class DeviceBlock:
         self.token = token
         self.exported = ExportedMemory(-1, 0, 0)
         self._descriptor = Descriptor()
-        self._place: tuple[ref[AllocatedMemory], int] | None = None
+        self._place: tuple[ref[Memory], int] | None = None
 
     def fileno(self) -> int:
         """The descriptor, which stays this object's."""
@@ -64,36 +64,32 @@ class DeviceBlock:
         """How many bytes tensors may lie in."""
         return self.exported.nbytes - self.exported.offset
 
-    def place(self) -> tuple[AllocatedMemory, int] | None:
+    def place(self) -> tuple[Memory, int] | None:
         """The block in this process: its memory, and where it begins there; None if it is not."""
         place = self._place
         memory = None if place is None else place[0]()
         return None if place is None or memory is None else (memory, place[1])
 
-    def enter(self, memory: AllocatedMemory, start: int) -> None:
+    def enter(self, memory: Memory, start: int) -> None:
         """Be found as *memory*, in which it begins at *start*, as long as that lives."""
         from weakref import ref
 
         self._place = ref(memory), start
         remember(_blocks, self.token, self)
 
-    def export(self, plugin: SupportsMemoryExport, memory: AllocatedMemory) -> None:
-        """Take the descriptor of *memory*, which this object owns, from its backend."""
+    def export(self, memory: Memory) -> None:
+        """Take a descriptor of *memory*, which has this object, from its backend."""
         device = memory.device
-        made = Exports()
+        exported = export_memory(device, memory.data)
         try:
-            taken = made.take(plugin, device, memory.data)
-            try:
-                self._descriptor.extend(map(os.dup, map(fd_of, made)))
-            except OSError as exc:
-                raise DeviceMemoryError(
-                    f"{device} memory cannot be shared: {exc}{way_out(exc)}"
-                ) from exc
-            self.exported = ExportedMemory(-1, *taken[1:])
-        finally:
-            made.close()
+            self._descriptor.extend(map(os.dup, [exported.fd]))
+        except OSError as exc:
+            raise DeviceMemoryError(
+                f"{device} memory cannot be shared: {exc}{way_out(exc)}"
+            ) from exc
+        self.exported = exported._replace(fd=-1, owner=None)
 
-    def on(self, name: str) -> tuple[AllocatedMemory, int]:
+    def on(self, name: str) -> tuple[Memory, int]:
         """As `place`; the device *name*, or another of its backend with the UUID, imports it.
 
         ExchangeError if no device here can.
@@ -102,13 +98,12 @@ class DeviceBlock:
         if here is not None:
             return here
         device = self._device(name)
-        plugin: Any = backend_of(device)
         refusal = why_no_device(device)
         if refusal:
             raise ExchangeError(self._refused(name, refusal))
-        memory = ImportedMemory(plugin, device, current_use(device, plugin), _ORIGIN, self)
+        exported = self.exported._replace(fd=self.fileno())
         try:
-            start = memory.import_memory(plugin, ExportedMemory(self.fileno(), *self.exported[1:]))
+            memory, start = import_memory(device, exported, _ORIGIN, self)
         except Error as exc:
             raise ExchangeError(self._refused(name, str(exc))) from exc
         self.enter(memory, start)
@@ -152,13 +147,12 @@ _blocks: dict[bytes, ref[DeviceBlock]] = {}
 def why_none(device: Device) -> str:
     """Why *device* has no memory of its own for other processes; empty if it has."""
     plugin: Any = backend_of(device)
-    for capability in (SupportsAllocateExportable, SupportsMemoryExport):
-        if not supports(plugin, capability):
-            return f"{device} has no memory of its own for other processes"
+    if not supports(plugin, SupportsMemoryExport):
+        return f"{device} has no memory of its own for other processes"
     try:
-        refusal: str = plugin.exportable_refusal(device.index)
+        refusal: str = plugin.memory_export_refusal(device.index, 0)
     except Exception as exc:
-        fail(exc, device.name, "exportable_refusal")
+        fail(exc, device.name, "memory_export_refusal")
     return refusal or why_no_device(device)
 
 
@@ -176,13 +170,14 @@ def why_no_device(device: Device) -> str:
     return refusal
 
 
-def make(device: Device, nbytes: int) -> AllocatedMemory:
+def make(device: Device, nbytes: int) -> Memory:
     """New memory of *nbytes* > 0 bytes on *device*, for which `why_none` has no reason."""
     plugin: Any = backend_of(device)
     block = DeviceBlock(identity_of(device).uuid or "", os.urandom(16))
-    memory = AllocatedMemory(plugin, device, current_use(device, plugin), _ORIGIN, block)
-    memory.allocate_exportable(plugin, nbytes)
-    block.export(plugin, memory)
+    memory, use = Memory(device, 0, _ORIGIN, block), current_use(device, plugin)
+    given = device.index, nbytes, use.handle
+    memory.take(use, "allocate_exportable", plugin.allocate_exportable, *given)
+    block.export(memory)
     block.enter(memory, 0)
     return memory
 

@@ -14,7 +14,7 @@ from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import backend_of, supports
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import HostImportMemory, Memory
+from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.tensor.ordering import access
 from dlbridge.core.values.devices import Device
@@ -60,7 +60,7 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     flat = source.carrier.data.cast("B") if at_hand else packed_bytes(source)
     plugin, memory = backend_of(device), target.memory
     assert memory is not None  # only the CPU has such operands
-    if isinstance(memory, HostImportMemory):
+    if memory is not None and memory.host_start is not None:
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
     stream = target.stream if target.is_new else access(memory, plugin)
@@ -90,7 +90,7 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
     device, memory = source.device, source.memory
     assert memory is not None  # only the CPU has such operands
     # Host memory used in place: the two may be the same bytes.
-    in_place = isinstance(memory, HostImportMemory) and not target.is_new
+    in_place = memory is not None and memory.host_start is not None and not target.is_new
     if in_place or not target.contiguous:
         _through_packed_host(target, source, progress)
         return

@@ -16,7 +16,7 @@ from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.units import bytes_text
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import SupportsHostImport, SupportsHostImportDrawback, SupportsHostView
+from dlbridge.protocol import SupportsHostImport, SupportsHostView
 
 from .memory_imports import why_no_memory_import
 from .regions import bytes_to_host, can_copy_natively, is_faster_on_device
@@ -214,18 +214,13 @@ def why_no_host_import(start: int, nbytes: int, target: Device, *, asked: bool =
 
     *asked*: copy=False was given, so a drawback of the device does not count.
     """
-    plugin: Any = backend_of(target)  # asked twice below, which a type checker cannot follow
+    plugin = backend_of(target)
     if not supports(plugin, SupportsHostImport):
         return f"{target} cannot use host memory in place"
     try:
-        if not asked and supports(plugin, SupportsHostImportDrawback):
-            drawback: str = plugin.host_import_drawback(target.index)
-            if drawback:
-                return drawback
-        refusal: str = plugin.host_import_refusal(target.index, start, nbytes)
+        return plugin.host_import_refusal(target.index, start, nbytes, asked)
     except Exception as exc:
         fail(exc, target.name, "host_import_refusal")
-    return refusal
 
 
 def why_no_host_view(operand: Operand) -> str:

@@ -14,7 +14,6 @@ import mmap
 import os
 import stat
 import sys
-from collections import deque
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,13 +22,14 @@ from weakref import ref
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.implementation_details.python_api import increment_references
 from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.kit.resources import Descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-    from dlbridge.core.tensor.memory import HostImportMemory
+    from dlbridge.core.tensor.memory import Memory
     from dlbridge.core.values.devices import Device
 
 _Key = TypeVar("_Key")
@@ -37,7 +37,6 @@ _Thing = TypeVar("_Thing")
 
 __all__ = [
     "PAGE",
-    "Descriptor",
     "Mapping",
     "SharedFile",
     "make_file",
@@ -68,20 +67,6 @@ def recall(table: dict[_Key, ref[_Thing]], key: _Key) -> _Thing | None:
     """What `remember` has entered, if it lives."""
     known = table.get(key)
     return None if known is None else known()
-
-
-class Descriptor(list[int]):
-    """A file descriptor that this closes. C code stores it, so that no signal comes between."""
-
-    __slots__ = ()
-
-    # The defaults outlive the module: its names are cleared when the process ends.
-    def close(self, close: Callable[[int], None] = os.close, run: Any = deque) -> None:
-        """Close it, once: it leaves the list in the call that closes it."""
-        run(map(close, map(self.pop, [-1] * len(self))), maxlen=0)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class SharedFile:
@@ -145,7 +130,7 @@ class Mapping:
         self.nbytes = file.nbytes
         self.array: np.ndarray[Any, Any] = np.frombuffer(mapped, "u1")  # it keeps the mapping
         self.address = address_of(self.array)
-        self.imports: dict[Device, ref[HostImportMemory]] = {}
+        self.imports: dict[Device, ref[Memory]] = {}
 
 
 _files: dict[bytes, ref[SharedFile]] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import HostImportMemory, Memory
+from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, dtype as as_dtype
@@ -85,11 +85,11 @@ def on_device(mapping: Mapping, layout: Layout, target: Device) -> Tensor:
         return on_host(mapping, layout)
     offset, dtype, shape, strides, flags, readonly = layout
     memory = _import(mapping, target)
-    offset += mapping.address - memory.host_start
+    offset += mapping.address - (memory.host_start or 0)
     return make_tensor(memory, offset, dtype, shape, strides, readonly=readonly, flags=flags)
 
 
-def _import(mapping: Mapping, target: Device) -> HostImportMemory:
+def _import(mapping: Mapping, target: Device) -> Memory:
     """The whole block as memory of *target*: one, which all tensors of the block are in.
 
     Two imports of the same bytes would be undefined in OpenCL, and one of a part need not
@@ -104,7 +104,7 @@ def _import(mapping: Mapping, target: Device) -> HostImportMemory:
             return known
         check_target(mapping, target)
         made = operand_of(move(_whole(mapping), target, False)).memory
-        assert isinstance(made, HostImportMemory)  # nothing else uses host memory without a copy
+        assert made is not None  # nothing else uses host memory without a copy
         remember(mapping.imports, target, made)
     return made
 
@@ -116,7 +116,7 @@ def find(operand: Operand) -> tuple[Mapping, Layout] | None:
         return None
     if operand.device is _CPU:
         first = operand.data + operand.byte_offset
-    elif isinstance(memory, HostImportMemory):
+    elif memory is not None and memory.host_start is not None:
         first = memory.host_start + operand.byte_offset
     else:
         return None

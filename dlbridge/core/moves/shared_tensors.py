@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor
-from dlbridge.core.tensor.memory import AllocatedMemory
+from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.ordering import host_access
 from dlbridge.core.tensor.tensor import Tensor
@@ -101,7 +101,7 @@ def _copy_to_block(source: Operand, target: Device) -> Tensor:
 
 def _new_block(
     target: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool
-) -> tuple[Mapping | AllocatedMemory, Layout]:
+) -> tuple[Mapping | Memory, Layout]:
     """New memory that *target* works in, and the layout of a compact tensor in it.
 
     Host memory that the device uses in place, and otherwise memory of the device's own.

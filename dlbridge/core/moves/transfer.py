@@ -10,14 +10,14 @@ from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import backend_of
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import HostImportMemory, HostViewMemory, Memory
+from dlbridge.core.tensor.memory import Memory, view_memory
 from dlbridge.core.tensor.operand import operand_of, operand_of_new
 from dlbridge.core.tensor.ordering import access, host_access
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import Error, ExchangeError
 
-from .allocate import allocate, allocate_from_host, allocate_from_host_limit, allocate_like
+from .allocate import allocate, allocate_like, allocate_with, content_limit
 from .copies import copy_elements
 from .host_and_device import packed_bytes
 from .memory_imports import import_from_device
@@ -147,14 +147,12 @@ def _copy(
 def _upload(
     tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
 ) -> _Place:
-    plugin, made = backend_of(target), None
+    plugin = backend_of(target)
     usual = progress is None and alignment <= MIN_ALIGNMENT
-    if usual and operand.nbytes <= allocate_from_host_limit(plugin, target):
-        flat, flags = packed_bytes(operand), operand.flags
-        made = allocate_from_host(plugin, target, flat, operand.dtype, operand.shape, flags)
-    if made is None:
+    if not usual or operand.nbytes > content_limit(plugin):
         return _copy(tensor, operand, target, progress, alignment)
-    new, memory = made
+    content, flags = packed_bytes(operand), operand.flags
+    new, memory = allocate_with(plugin, target, content, operand.dtype, operand.shape, flags)
     there = operand_of_new(new, memory, operand)
     there.is_new = False
     return new, there
@@ -163,9 +161,10 @@ def _upload(
 def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
     plugin: Any = backend_of(operand.device)  # the plan has asked for SupportsHostView
     viewed: Any = operand.memory
-    memory = HostViewMemory(plugin, viewed, target, access(viewed, viewing=True))
+    stream = access(viewed, viewing=True)
     low, nbytes = operand.span()
-    memory.map(operand.byte_offset + low, nbytes, not operand.readonly)
+    start, writable = operand.byte_offset + low, not operand.readonly
+    memory = view_memory(plugin, viewed, stream, target, start, nbytes, writable)
     return _same_layout(operand, memory, -low)
 
 
@@ -174,8 +173,10 @@ def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) 
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
     origin = f"host memory of {tensor.origin}"
-    memory = HostImportMemory(plugin, target, current_use(target), origin, tensor)
-    offset = memory.import_host(plugin, start, nbytes, operand.readonly)
+    memory, use = Memory(target, 0, origin, tensor), current_use(target, plugin)
+    given = target.index, start, nbytes, operand.readonly, use.handle
+    offset = memory.take(use, "import_host", plugin.import_host, *given)
+    memory.is_import, memory.host_start = True, start - offset
     return _same_layout(operand, memory, offset - low)
 
 

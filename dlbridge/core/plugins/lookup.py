@@ -15,7 +15,7 @@ from dlbridge.core.values.devices import (
 )
 from dlbridge.core.values.suggestions import did_you_mean
 from dlbridge.errors import BackendUnavailable, DeviceNotFound, ExchangeError
-from dlbridge.protocol import Backend, SupportsDeviceInfo, SupportsDeviceNames
+from dlbridge.protocol import Backend, SupportsDeviceInfo
 
 from .failures import fail
 from .registry import LOADED, backend, backends
@@ -196,7 +196,7 @@ _found: dict[str, Device] = {}
 def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:
     plugin = backend(name)
     if isinstance(selector, str):
-        if not supports(plugin, SupportsDeviceNames):
+        if not supports(plugin, SupportsDeviceInfo):
             raise ValueError(
                 f"{wanted!r}: backend {name!r} finds devices by number only ('{name}:0')"
             )

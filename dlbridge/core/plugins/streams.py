@@ -9,6 +9,7 @@ from functools import wraps
 from threading import get_ident
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import ParamSpec, TypeVar
 
+    from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import DeviceLike, StreamLike
 
     _Arguments = ParamSpec("_Arguments")
@@ -48,13 +50,25 @@ __all__ = [
 class StreamUse(SimpleNamespace):
     """The native handle of a stream, and whether work was queued on it.
 
-    All memory that is used in one ``use_stream`` block shares it. The end of the
-    block replaces the handle, because the stream may be destroyed after it. Outside of
-    such blocks it never changes, and memory shares it as well.
+    All memory that is used in one ``use_stream`` block shares it, and is in its `memories`. The
+    end of the block replaces the handle, because the stream may be destroyed after it. Outside
+    of such blocks it never changes, and memory shares it as well.
     """
 
     handle: int
     used: bool
+    memories: WeakSet[Memory] | None
+
+    def end(self, outer: int) -> None:
+        """At the end of the block, name *outer* in its place, which has waited for it."""
+        self.handle = outer
+        for memory in self.memories or ():
+            allocation, written = memory.allocation, None
+            # Another thread may use the memory meanwhile: it writes `last_use` before the stream,
+            # and this the stream before it looks at `last_use` again.
+            while allocation is not None and written is not (last := memory.last_use):
+                written = last
+                allocation.stream = last.handle if last is not None else outer
 
 
 class _Chosen(threading.local):
@@ -168,7 +182,7 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
     # Of this thread: where a signal handler's exception cuts a generator off, it may end in
     # another one.
     mine = vars(_chosen)
-    inside = StreamUse(handle=handle, used=False)
+    inside = StreamUse(handle=handle, used=False, memories=WeakSet())
     _chosen.streams = {**_chosen.streams, where: inside}
     try:
         yield handle
@@ -180,7 +194,7 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
             outer = current_stream(where)
             if inside.used and outer != handle:
                 order(plugin, where, outer, handle)
-            inside.handle = outer
+            inside.end(outer)
 
 
 def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
@@ -196,7 +210,7 @@ def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
         fail(exc, device.name, "current_stream")
     latest = _latest.get(device)
     if latest is None or latest.handle != handle:
-        latest = _latest[device] = StreamUse(handle=handle, used=True)
+        latest = _latest[device] = StreamUse(handle=handle, used=True, memories=None)
     return latest
 
 

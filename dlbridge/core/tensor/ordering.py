@@ -49,7 +49,7 @@ def access(memory: Memory, plugin: Backend | None = None, *, viewing: bool = Fal
             order(plugin, device, now.handle, last.handle)
     now.used = True
     if last is not now:
-        memory.last_use = now
+        memory.use_on(now)
     return now.handle
 
 
