@@ -45,7 +45,7 @@ core.dlpack core.dlpack.structs core.dlpack.requests core.dlpack.capsules
 core.dlpack.foreign_tables core.dlpack.exports
 
 core.plugins core.plugins.cpu core.plugins.contract core.plugins.registry
-core.plugins.failures core.plugins.listing core.plugins.lookup core.plugins.identity
+core.plugins.records core.plugins.listing core.plugins.lookup core.plugins.identity
 core.plugins.streams
 core.plugins.trimming
 

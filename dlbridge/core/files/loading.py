@@ -19,7 +19,7 @@ from dlbridge.core.moves.progress import Tally, reporter
 from dlbridge.core.moves.steps import Plan
 from dlbridge.core.moves.traces import record
 from dlbridge.core.moves.transfer import run
-from dlbridge.core.plugins.lookup import backend_of, find_device
+from dlbridge.core.plugins.lookup import plugin_of, find_device
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.operand import operand_of
@@ -332,7 +332,7 @@ def load(
     """
     check_copy(copy)
     where = find_device(device)
-    backend_of(where)  # an error at once, not at the first use
+    plugin_of(where)  # an error at once, not at the first use
     wanted = None if dtype is None else as_dtype(dtype)
     if wanted is not None:
         check(wanted.code, wanted.bits, wanted.lanes)

@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
-from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of_new
-from dlbridge.protocol import Facts
 
 if TYPE_CHECKING:
+    from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.devices import Device
     from dlbridge.core.values.dtypes import DType
-    from dlbridge.protocol import Backend
 
 __all__ = [
     "allocate",
     "allocate_like",
     "allocate_with",
     "check_alignment",
-    "content_limit",
 ]
 
 MAX_ALIGNMENT = 1 << 30
@@ -45,7 +43,7 @@ def allocate(
     """A new compact tensor whose elements are not initialised; *alignment* in bytes."""
     nbytes = dtype.nbytes(prod(shape), padded=padded)
     memory = Memory(where, 0, "dlbridge.empty")
-    plugin = backend_of(where)
+    plugin = plugin_of(where)
     if nbytes:
         use = current_use(where, plugin)
         given = where.index, nbytes, alignment, use.handle
@@ -56,7 +54,7 @@ def allocate(
 def allocate_like(operand: Operand, where: Device, alignment: int = 1) -> tuple[Tensor, Operand]:
     """A new compact tensor on *where* for the elements of *operand*, and its operand."""
     flags = operand.flags & FLAG_SUBBYTE_PADDED
-    plugin = backend_of(where)
+    plugin = plugin_of(where)
     use = current_use(where, plugin)
     memory = Memory(where, 0, "dlbridge.empty")
     given = where.index, operand.nbytes, max(alignment, MIN_ALIGNMENT), use.handle
@@ -66,7 +64,7 @@ def allocate_like(operand: Operand, where: Device, alignment: int = 1) -> tuple[
 
 
 def allocate_with(
-    plugin: Backend,
+    plugin: Plugin,
     where: Device,
     content: memoryview,
     dtype: DType,
@@ -83,12 +81,6 @@ def allocate_with(
     memory.take(use, "allocate", plugin.allocate, *given)
     use.used = True
     return make_tensor(memory, 0, dtype, shape, flags=flags & FLAG_SUBBYTE_PADDED), memory
-
-
-def content_limit(plugin: Backend) -> int:
-    """Up to how many bytes *plugin* makes memory together with its content."""
-    limit: int = getattr(plugin, "content_limit", Facts.content_limit)
-    return limit
 
 
 def check_alignment(given: Any) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.protocol import Region, Span
 
-from .host_and_device import finish, from_host, restore, to_host
+from .host_and_device import finish_work, from_host, restore, to_host
 from .regions import can_copy_natively, copy_strided, is_faster_on_device, region
 
 if TYPE_CHECKING:
@@ -33,7 +32,9 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
     ):
         _staged(target, source, progress)
         return
-    plugin: Any = backend_of(target.device)
+    plugin = plugin_of(target.device)
+    copy = plugin.copy
+    assert copy is not None  # `can_copy_natively` has asked
     same = target.device is source.device
     shape, (there, here), run = region(target, source)
     index = target.device.index
@@ -42,16 +43,16 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
     other, start = source.data, source.byte_offset
     source_stream = source.access()
     if not same:
-        finish(source, source_stream)
+        finish_work(source, source_stream)
 
     origin = source.device.index
 
     def copy_run(at: int, begin: int) -> None:
         into = Span(index, data, offset + at, run)
-        plugin.copy(into, Span(origin, other, start + begin, run), stream)
+        copy(into, Span(origin, other, start + begin, run), stream)
 
-    def in_one_call(copy: Any, at: int, into: Region, begin: int, taken: Region) -> None:
-        copy.copy_strided(
+    def in_one_call(plugin: Any, at: int, into: Region, begin: int, taken: Region) -> None:
+        plugin.copy_strided(
             Span(index, data, offset + at, into.extent),
             into,
             Span(origin, other, start + begin, taken.extent),
@@ -59,15 +60,12 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
             stream,
         )
 
-    try:
-        if not shape:
-            copy_run(0, 0)
-        else:
-            copy_strided(plugin, shape, there, here, run, in_one_call, copy_run)
-    except Exception as exc:
-        fail(exc, target.device.name, "a strided copy" if shape else "copy")
+    if not shape:
+        copy_run(0, 0)
+    else:
+        copy_strided(plugin, shape, there, here, run, in_one_call, copy_run)
     if not same:
-        finish(target, stream)
+        finish_work(target, stream)
 
 
 def _is_import(operand: Operand) -> bool:

@@ -8,12 +8,11 @@ however that process ends.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.identity import identity_of
-from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.plugins.registry import backend
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.records import plugin_named
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, split
@@ -21,8 +20,6 @@ from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 from dlbridge.kit.resources import Descriptor
 from dlbridge.protocol import (
     ExportedMemory,
-    SupportsMemoryExport,
-    SupportsMemoryImport,
 )
 
 from .memory_imports import export_memory, import_memory
@@ -112,12 +109,10 @@ class DeviceBlock:
     def _device(self, name: str) -> Device:
         kind, index = split(name)
         try:
-            plugin = backend(kind)
+            plugin = plugin_named(kind)
             count = plugin.device_count()
         except (Error, ValueError) as exc:
             raise ExchangeError(self._refused(name, str(exc))) from exc
-        except Exception as exc:
-            fail(exc, kind, "device_count")
         others = sorted(range(count), key=lambda each: each != index)  # the one that is named first
         for each in others:
             device = Device.of(plugin.device_type, each, kind)
@@ -146,33 +141,26 @@ _blocks: dict[bytes, ref[DeviceBlock]] = {}
 
 def why_none(device: Device) -> str:
     """Why *device* has no memory of its own for other processes; empty if it has."""
-    plugin: Any = backend_of(device)
-    if not supports(plugin, SupportsMemoryExport):
+    plugin = plugin_of(device)
+    if plugin.memory_export_refusal is None:
         return f"{device} has no memory of its own for other processes"
-    try:
-        refusal: str = plugin.memory_export_refusal(device.index, 0)
-    except Exception as exc:
-        fail(exc, device.name, "memory_export_refusal")
+    refusal = plugin.memory_export_refusal(device.index, 0)
     return refusal or why_no_device(device)
 
 
 def why_no_device(device: Device) -> str:
     """Why *device* opens no memory of other processes; empty if it does."""
-    plugin: Any = backend_of(device)
-    if not supports(plugin, SupportsMemoryImport):
+    plugin = plugin_of(device)
+    if plugin.memory_import_refusal is None:
         return f"{device} opens no memory of other processes"
     if identity_of(device).uuid is None:
         return f"{device} says no UUID, by which another process would find it"
-    try:
-        refusal: str = plugin.memory_import_refusal(device.index)
-    except Exception as exc:
-        fail(exc, device.name, "memory_import_refusal")
-    return refusal
+    return plugin.memory_import_refusal(device.index)
 
 
 def make(device: Device, nbytes: int) -> Memory:
     """New memory of *nbytes* > 0 bytes on *device*, for which `why_none` has no reason."""
-    plugin: Any = backend_of(device)
+    plugin = plugin_of(device)
     block = DeviceBlock(identity_of(device).uuid or "", os.urandom(16))
     memory, use = Memory(device, 0, _ORIGIN, block), current_use(device, plugin)
     given = device.index, nbytes, use.handle

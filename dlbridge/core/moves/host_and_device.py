@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.numpy_arrays import address_of
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.streams import finish
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import host_array, operand_of
@@ -20,7 +20,7 @@ from dlbridge.core.tensor.ordering import access
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.layout import reach
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import Region, Span, SupportsStreams
+from dlbridge.protocol import Region, Span
 
 from .regions import copy_strided, needs_full_span, packed_strides, region
 from .within_host import copy_host
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .within_host import Progress
 
-__all__ = ["finish", "from_host", "packed_bytes", "restore", "to_host"]
+__all__ = ["finish_work", "from_host", "packed_bytes", "restore", "to_host"]
 
 _CPU = Device.of(1, 0)
 
@@ -58,7 +58,7 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     """Copy a host tensor to a device."""
     device, at_hand = target.device, source.memory is None and source.contiguous  # mostly
     flat = source.carrier.data.cast("B") if at_hand else packed_bytes(source)
-    plugin, memory = backend_of(device), target.memory
+    plugin, memory = plugin_of(device), target.memory
     assert memory is not None  # only the CPU has such operands
     if memory is not None and memory.host_start is not None:
         # Host memory used in place: the two may be the same bytes.
@@ -69,17 +69,11 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
             _strided_from_host(target, source, flat, stream)
         elif progress is None and len(flat) <= UNREPORTED:  # most copies
             span = _span((device.index, target.data, target.byte_offset, len(flat)))
-            try:
-                plugin.copy_from_host(span, flat, stream)
-            except Exception as exc:
-                fail(exc, device.name, "copy_from_host")
+            plugin.copy_from_host(span, flat, stream)
         else:
             _in_pieces("copy_from_host", target, flat, stream, progress)
-        if not getattr(plugin, "host_copies_block", False) and supports(plugin, SupportsStreams):
-            try:
-                plugin.synchronize(device.index, stream)
-            except Exception as exc:
-                fail(exc, device.name, "synchronize")
+        if not plugin.host_copies_block:
+            finish(plugin, device, stream)
     except BaseException:
         _drain_then_release(flat, target, stream)
         raise
@@ -96,24 +90,18 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
         return
     into = target.carrier if target.memory is None else host_array(target)
     flat = into.data.cast("B")
-    plugin = backend_of(device)
+    plugin = plugin_of(device)
     stream = access(memory, plugin)
     try:
         if not source.contiguous:
             _strided_to_host(target, source, flat, stream)
         elif progress is None and len(flat) <= UNREPORTED:
             span = _span((device.index, source.data, source.byte_offset, len(flat)))
-            try:
-                plugin.copy_to_host(span, flat, stream)
-            except Exception as exc:
-                fail(exc, device.name, "copy_to_host")
+            plugin.copy_to_host(span, flat, stream)
         else:
             _in_pieces("copy_to_host", source, flat, stream, progress)
-        if not getattr(plugin, "host_copies_block", False) and supports(plugin, SupportsStreams):
-            try:
-                plugin.synchronize(device.index, stream)
-            except Exception as exc:
-                fail(exc, device.name, "synchronize")
+        if not plugin.host_copies_block:
+            finish(plugin, device, stream)
     except BaseException:
         _drain_then_release(flat, source, stream)
         raise
@@ -126,7 +114,7 @@ _leaked: list[object] = []
 def _drain_then_release(host: object, operand: Operand, stream: int) -> None:
     """After a failure or a Ctrl-C: wait for the copies that are queued, then release *host*."""
     try:
-        finish(operand, stream)
+        finish_work(operand, stream)
     except ExchangeError:  # a stream that captures: nothing was queued
         return
     except BaseException:
@@ -141,23 +129,20 @@ def _in_pieces(
     progress: Progress | None,
 ) -> None:
     """Give all bytes of the compact tensor *there* to the backend's *member*, piece by piece."""
-    copy: Callable[[Span, memoryview, int], None] = getattr(backend_of(there.device), member)
+    copy: Callable[[Span, memoryview, int], None] = getattr(plugin_of(there.device), member)
     index, data, offset = there.device.index, there.data, there.byte_offset
     nbytes = len(flat)
     piece = UNREPORTED if progress is None else REPORTED
     for start in range(0, nbytes, piece):
         stop = min(start + piece, nbytes)
-        try:
-            copy(Span(index, data, offset + start, stop - start), flat[start:stop], stream)
-        except Exception as exc:  # not one of the user's progress, which comes next
-            fail(exc, there.device.name, member)
+        copy(Span(index, data, offset + start, stop - start), flat[start:stop], stream)
         if progress is not None:
             progress(stop, nbytes)
 
 
 def _strided_from_host(target: Operand, source: Operand, flat: memoryview, stream: int) -> None:
     shape, (there, _), run = region(target, source)
-    plugin = backend_of(target.device)
+    plugin = plugin_of(target.device)
     index, data, offset = target.device.index, target.data, target.byte_offset
 
     def in_one_call(copy: Any, at: int, into: Region, begin: int, taken: Region) -> None:
@@ -170,10 +155,7 @@ def _strided_from_host(target: Operand, source: Operand, flat: memoryview, strea
         plugin.copy_from_host(span, flat[begin : begin + run], stream)
 
     packed = packed_strides(shape, run)
-    try:
-        copy_strided(plugin, shape, there, packed, run, in_one_call, copy_run)
-    except Exception as exc:
-        fail(exc, target.device.name, "a strided copy from the host")
+    copy_strided(plugin, shape, there, packed, run, in_one_call, copy_run)
 
 
 def _strided_to_host(target: Operand, source: Operand, flat: memoryview, stream: int) -> None:
@@ -181,7 +163,7 @@ def _strided_to_host(target: Operand, source: Operand, flat: memoryview, stream:
     if needs_full_span(source):
         _span_to_host(target, source)
         return
-    plugin = backend_of(source.device)
+    plugin = plugin_of(source.device)
     index, data, offset = source.device.index, source.data, source.byte_offset
 
     def in_one_call(copy: Any, at: int, taken: Region, begin: int, into: Region) -> None:
@@ -194,10 +176,7 @@ def _strided_to_host(target: Operand, source: Operand, flat: memoryview, stream:
         plugin.copy_to_host(span, flat[begin : begin + run], stream)
 
     packed = packed_strides(shape, run)
-    try:
-        copy_strided(plugin, shape, there, packed, run, in_one_call, copy_run)
-    except Exception as exc:
-        fail(exc, source.device.name, "a strided copy to the host")
+    copy_strided(plugin, shape, there, packed, run, in_one_call, copy_run)
 
 
 def _span_to_host(target: Operand, source: Operand) -> None:
@@ -210,11 +189,8 @@ def _span_to_host(target: Operand, source: Operand) -> None:
     stream = source.access()
     try:
         there = Span(source.device.index, source.data, source.byte_offset + low * size, span.nbytes)
-        try:
-            backend_of(source.device).copy_to_host(there, span.data, stream)
-        except Exception as exc:
-            fail(exc, source.device.name, "copy_to_host")
-        finish(source, stream)
+        plugin_of(source.device).copy_to_host(there, span.data, stream)
+        finish_work(source, stream)
     except BaseException:
         _drain_then_release(span, source, stream)
         raise
@@ -261,11 +237,6 @@ def restore(staging: np.ndarray[Any, Any], like: Operand) -> Operand:
     return operand
 
 
-def finish(operand: Operand, stream: int) -> None:
+def finish_work(operand: Operand, stream: int) -> None:
     """Block until the work on *stream* of the operand's device is done."""
-    plugin = backend_of(operand.device)
-    if supports(plugin, SupportsStreams):
-        try:
-            plugin.synchronize(operand.device.index, stream)
-        except Exception as exc:
-            fail(exc, operand.device.name, "synchronize")
+    finish(plugin_of(operand.device), operand.device, stream)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.identity import identity_of
-from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.plugins.streams import current_use
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.ordering import access
 from dlbridge.protocol import (
     ExportedMemory,
-    SupportsMemoryExport,
-    SupportsMemoryImport,
-    SupportsStreams,
 )
 
 if TYPE_CHECKING:
@@ -31,24 +27,14 @@ def why_no_memory_import(operand: Operand, target: Device) -> str | None:
     None where one of the two backends does not do such things at all.
     """
     source = operand.device
-    exporter: Any = backend_of(source)  # asked twice below, which a type checker cannot follow
-    importer: Any = backend_of(target)
-    if not (supports(exporter, SupportsMemoryExport) and supports(importer, SupportsMemoryImport)):
+    exporter, importer = plugin_of(source), plugin_of(target)
+    if exporter.memory_export_refusal is None or importer.memory_import_refusal is None:
         return None
     here, there = identity_of(source).uuid, identity_of(target).uuid
     if here is None or here != there:
         return f"their UUIDs are not the same ({here} and {there})"
-    try:
-        refusal: str = exporter.memory_export_refusal(source.index, operand.data)
-    except Exception as exc:
-        fail(exc, source.name, "memory_export_refusal")
-    if refusal:
-        return refusal
-    try:
-        refusal = importer.memory_import_refusal(target.index)
-    except Exception as exc:
-        fail(exc, target.name, "memory_import_refusal")
-    return refusal
+    refusal = exporter.memory_export_refusal(source.index, operand.data)
+    return refusal or importer.memory_import_refusal(target.index)
 
 
 def import_from_device(tensor: Tensor, operand: Operand, target: Device) -> tuple[Memory, int]:
@@ -56,34 +42,25 @@ def import_from_device(tensor: Tensor, operand: Operand, target: Device) -> tupl
 
     The work on it is done on return; *tensor* lives as long as the import.
     """
-    exporter: Any = backend_of(operand.device)  # the plan has asked for the capability
     source, viewed = operand.device, operand.memory
     assert viewed is not None  # only the CPU has such operands
-    stream = access(viewed)
-    if supports(exporter, SupportsStreams):
-        try:
-            exporter.synchronize(source.index, stream)
-        except Exception as exc:
-            fail(exc, source.name, "synchronize")
+    finish(plugin_of(source), source, access(viewed))
     origin = f"{source} memory of {tensor.origin}"
     return import_memory(target, export_memory(source, operand.data), origin, tensor)
 
 
 def export_memory(device: Device, data: int) -> ExportedMemory:
     """What the backend of *device* exports for its memory *data*; its owner closes it."""
-    plugin: Any = backend_of(device)
-    try:
-        exported: ExportedMemory = plugin.export_memory(device.index, data)
-    except Exception as exc:
-        fail(exc, device.name, "export_memory")
-    return exported
+    plugin = plugin_of(device)
+    assert plugin.export_memory is not None  # the plan has asked for the capability
+    return plugin.export_memory(device.index, data)
 
 
 def import_memory(
     target: Device, exported: ExportedMemory, origin: str, owner: object
 ) -> tuple[Memory, int]:
     """The memory that *exported* is in under *target*, and the offset of its bytes there."""
-    plugin: Any = backend_of(target)  # the plan has asked for the capability
+    plugin = plugin_of(target)
     memory, use = Memory(target, 0, origin, owner), current_use(target, plugin)
     memory.is_import = True
     given = target.index, exported, use.handle

@@ -7,22 +7,21 @@ that do not share memory it goes through the host. ``transfer`` runs the steps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.requests import check_copy
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.units import bytes_text
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import SupportsHostImport, SupportsHostView
 
 from .memory_imports import why_no_memory_import
 from .regions import bytes_to_host, can_copy_natively, is_faster_on_device
 from .steps import Plan
 
 if TYPE_CHECKING:
+    from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
 
 __all__ = [
@@ -143,7 +142,7 @@ def _why_not_on_device(operand: Operand) -> str:
 
 def _plan_from_device(plan: Plan, operand: Operand, forced: str) -> None:
     source, target = operand.device, plan.target
-    _backend_of_source(source)
+    _plugin_of_source(source)
     if source.name == target.name and can_copy_natively(operand, target):
         plan.add("peer copy", source, target, operand.nbytes, f"{source.name} copies by itself")
         return
@@ -214,13 +213,10 @@ def why_no_host_import(start: int, nbytes: int, target: Device, *, asked: bool =
 
     *asked*: copy=False was given, so a drawback of the device does not count.
     """
-    plugin = backend_of(target)
-    if not supports(plugin, SupportsHostImport):
+    plugin = plugin_of(target)
+    if plugin.host_import_refusal is None:
         return f"{target} cannot use host memory in place"
-    try:
-        return plugin.host_import_refusal(target.index, start, nbytes, asked)
-    except Exception as exc:
-        fail(exc, target.name, "host_import_refusal")
+    return plugin.host_import_refusal(target.index, start, nbytes, asked)
 
 
 def why_no_host_view(operand: Operand) -> str:
@@ -228,18 +224,15 @@ def why_no_host_view(operand: Operand) -> str:
     device = operand.device
     if device.is_host or not operand.size:
         return ""
-    plugin = _backend_of_source(device)
-    if not supports(plugin, SupportsHostView):
+    plugin = _plugin_of_source(device)
+    if plugin.host_view_refusal is None:
         return f"the host cannot address {device} memory"
-    try:
-        return plugin.host_view_refusal(device.index, operand.data)
-    except Exception as exc:
-        fail(exc, device.name, "host_view_refusal")
+    return plugin.host_view_refusal(device.index, operand.data)
 
 
-def _backend_of_source(device: Device) -> Any:
+def _plugin_of_source(device: Device) -> Plugin:
     try:
-        return backend_of(device)
+        return plugin_of(device)
     except BackendUnavailable as exc:
         raise ExchangeError(
             f"the tensor is on {device}, and no backend here can read it: {exc}"

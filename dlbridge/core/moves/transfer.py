@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
-from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory, view_memory
@@ -17,7 +17,7 @@ from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import Error, ExchangeError
 
-from .allocate import allocate, allocate_like, allocate_with, content_limit
+from .allocate import allocate, allocate_like, allocate_with
 from .copies import copy_elements
 from .host_and_device import packed_bytes
 from .memory_imports import import_from_device
@@ -147,9 +147,9 @@ def _copy(
 def _upload(
     tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
 ) -> _Place:
-    plugin = backend_of(target)
+    plugin = plugin_of(target)
     usual = progress is None and alignment <= MIN_ALIGNMENT
-    if not usual or operand.nbytes > content_limit(plugin):
+    if not usual or operand.nbytes > plugin.content_limit:
         return _copy(tensor, operand, target, progress, alignment)
     content, flags = packed_bytes(operand), operand.flags
     new, memory = allocate_with(plugin, target, content, operand.dtype, operand.shape, flags)
@@ -159,7 +159,7 @@ def _upload(
 
 
 def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
-    plugin: Any = backend_of(operand.device)  # the plan has asked for SupportsHostView
+    plugin = plugin_of(operand.device)
     viewed: Any = operand.memory
     stream = access(viewed, viewing=True)
     low, nbytes = operand.span()
@@ -169,7 +169,7 @@ def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -
 
 
 def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
-    plugin: Any = backend_of(target)  # the plan has asked for SupportsHostImport
+    plugin = plugin_of(target)
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
     origin = f"host memory of {tensor.origin}"

@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING
 
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.identity import Identity, pci_text, uuid_text
-from dlbridge.protocol import SupportsDeviceInfo
 
-from .failures import fail
-from .lookup import backend_of, supports
-from .registry import backend
+from .lookup import plugin_of
+from .records import plugin_named
 
 if TYPE_CHECKING:
-    from dlbridge.protocol import Backend
+    from .records import Plugin
 
 __all__ = ["identity_of", "same_device"]
 
-_known: dict[Device, tuple[Backend, Identity]] = {}
+_known: dict[Device, tuple[Plugin, Identity]] = {}
 """What each device has said; a number means one device as long as the process lives."""
 
 
@@ -26,17 +24,14 @@ def identity_of(device: Device) -> Identity:
 
     BackendUnavailable or ExchangeError if there is no such device here.
     """
-    plugin = backend_of(device)
+    plugin = plugin_of(device)
     known = _known.get(device)
     if known is not None and known[0] is plugin:
         return known[1]
     found = Identity(None, None)
-    if supports(plugin, SupportsDeviceInfo):
-        try:
-            info = plugin.device_info(device.index)
-            found = Identity(uuid_text(info.get("uuid")), pci_text(info.get("pci")))
-        except Exception as exc:
-            fail(exc, device.name, "device_info")
+    if plugin.device_info is not None:
+        info = plugin.device_info(device.index)
+        found = Identity(uuid_text(info.get("uuid")), pci_text(info.get("pci")))
     _known[device] = plugin, found
     return found
 
@@ -44,14 +39,11 @@ def identity_of(device: Device) -> Identity:
 def same_device(device: Device, name: str) -> Device | None:
     """The device of the backend *name* that is physically *device*; None if none is known."""
     _check_name(name)
-    plugin = backend(name)
+    plugin = plugin_named(name)
     wanted = identity_of(device)
     if name == device.name:
         return device
-    try:
-        count = plugin.device_count()
-    except Exception as exc:
-        fail(exc, name, "device_count")
+    count = plugin.device_count()
     others = [Device.of(plugin.device_type, index, name) for index in range(count)]
     if wanted.uuid is not None:
         for other in others:

@@ -9,7 +9,7 @@ from dlbridge.core.values.devices import Device
 from dlbridge.errors import Error
 
 from . import registry
-from .failures import fail
+from .records import plugin_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,9 +58,5 @@ def devices(backend: str | None = None) -> list[Device]:
 
 
 def _of(name: str) -> Iterable[Device]:
-    plugin = registry.backend(name)
-    try:
-        count = plugin.device_count()
-    except Exception as exc:
-        fail(exc, name, "device_count")
-    return [Device.of(plugin.device_type, index, name) for index in range(count)]
+    plugin = plugin_named(name)
+    return [Device.of(plugin.device_type, index, name) for index in range(plugin.device_count())]

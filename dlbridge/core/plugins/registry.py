@@ -173,8 +173,8 @@ def loaded(device_type: int) -> list[tuple[str, Backend]]:
     return [(name, plugin) for name, plugin in known.items() if plugin.device_type == device_type]
 
 
-def sharing(device_type: int) -> list[tuple[str, Backend]]:
-    """The usable backends of *device_type* with their names, also those not loaded before.
+def sharing(device_type: int) -> list[str]:
+    """The names of the usable backends of *device_type*, also of those not loaded before.
 
     A backend's type is known when it is loaded, unless DLPack has its name. What
     could not be loaded is tried again when another backend has been loaded.
@@ -193,14 +193,10 @@ def sharing(device_type: int) -> list[tuple[str, Backend]]:
             else:  # not before it is there: other threads wait for it, too
                 untried.pop(name, None)
                 _untried = generation(), untried
-    return sorted(loaded(device_type), key=_name)
+    return sorted(name for name, _ in loaded(device_type))
 
 
 _untried: tuple[tuple[int, ...], dict[str, DLDeviceType | None]] = ((-1,), {})
-
-
-def _name(pair: tuple[str, Backend]) -> str:
-    return pair[0]
 
 
 def generation() -> tuple[int, ...]:
@@ -377,7 +373,7 @@ _OF_PYTHON = {"__class__", "__dict__", "__module__", "api", "device_type"}
 def _stub(name: str, plugin: Backend) -> type:
     """A class all of whose members raise the one error for the backend *name*."""
 
-    def __getattribute__(self: object, member: str) -> object:
+    def refuse(self: object, member: str) -> object:
         if member in _OF_PYTHON:
             return object.__getattribute__(self, member)
         raise DeviceError(
@@ -387,7 +383,7 @@ def _stub(name: str, plugin: Backend) -> type:
         )
 
     members = {"api": plugin.api, "device_type": plugin.device_type}
-    return type("Stub", (), {**members, "__getattribute__": __getattribute__})
+    return type("Stub", (), {**members, "__getattribute__": refuse})
 
 
 def _after_fork() -> None:

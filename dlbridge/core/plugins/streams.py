@@ -14,10 +14,8 @@ from weakref import WeakSet
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable
-from dlbridge.protocol import Backend, SupportsStreams
 
-from .failures import fail
-from .lookup import backend_of, find_device, supports
+from .lookup import find_device, plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import DeviceLike, StreamLike
+
+    from .records import Plugin
 
     _Arguments = ParamSpec("_Arguments")
     _Result = TypeVar("_Result")
@@ -38,8 +38,7 @@ __all__ = [
     "consumer_stream",
     "current_stream",
     "current_use",
-    "normalized",
-    "order",
+    "finish",
     "stream_block",
     "synchronize",
     "use_stream",
@@ -172,10 +171,10 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
 def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     """One block of `use_stream`."""
     where = find_device(device)
-    plugin = backend_of(where)
-    if not supports(plugin, SupportsStreams):
+    plugin = plugin_of(where)
+    if plugin.normalize_stream is None or plugin.wait is None:
         raise TypeError(f"{where} has no streams to choose from")
-    handle = normalized(plugin, where, stream)
+    handle = plugin.normalize_stream(where.index, stream)
     if handle == -1:
         raise ValueError("stream -1 means 'do not synchronise'; it is not a stream to work on")
     before = _chosen.streams.get(where)
@@ -193,21 +192,18 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
         if vars(_chosen) is mine:
             outer = current_stream(where)
             if inside.used and outer != handle:
-                order(plugin, where, outer, handle)
+                plugin.wait(where.index, outer, handle)
             inside.end(outer)
 
 
-def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
+def current_use(device: Device, plugin: Plugin | None = None) -> StreamUse:
     """The stream that our work on *device* is queued on; *plugin* is its backend, if known."""
     chosen = _chosen.streams.get(device)
     if chosen is not None:
         return chosen
     if plugin is None:
-        plugin = backend_of(device)
-    try:
-        handle = plugin.current_stream(device.index)
-    except Exception as exc:
-        fail(exc, device.name, "current_stream")
+        plugin = plugin_of(device)
+    handle = plugin.current_stream(device.index)
     latest = _latest.get(device)
     if latest is None or latest.handle != handle:
         latest = _latest[device] = StreamUse(handle=handle, used=True, memories=None)
@@ -275,26 +271,10 @@ _STREAM_DEVICES = {DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged, DLDeviceTy
 
 def wait(device: Device, on: int) -> None:
     """Make our stream on *device* wait for the work now on stream *on*."""
-    plugin = backend_of(device)
-    stream = current_stream(device)
-    if supports(plugin, SupportsStreams) and stream != on:
-        order(plugin, device, stream, on)
-
-
-def order(plugin: SupportsStreams, device: Device, stream: int, on: int) -> None:
-    """Make *stream* of *device* wait for the work now on *on*."""
-    try:
+    plugin = plugin_of(device)
+    stream = current_use(device, plugin).handle
+    if plugin.wait is not None and stream != on:
         plugin.wait(device.index, stream, on)
-    except Exception as exc:
-        fail(exc, device.name, "wait")
-
-
-def normalized(plugin: SupportsStreams, device: Device, stream: object) -> int:
-    """The handle of what a caller passed as ``stream=``; -1: do not order."""
-    try:
-        return plugin.normalize_stream(device.index, stream)
-    except Exception as exc:
-        fail(exc, device.name, "normalize_stream", TypeError, ValueError)
 
 
 @public
@@ -318,9 +298,10 @@ def synchronize(device: DeviceLike) -> None:
     >>> bridge.synchronize("cpu")
     """
     where = find_device(device)
-    plugin = backend_of(where)
-    if supports(plugin, SupportsStreams):
-        try:
-            plugin.synchronize(where.index, current_stream(where))
-        except Exception as exc:
-            fail(exc, where.name, "synchronize")
+    finish(plugin_of(where), where, current_stream(where))
+
+
+def finish(plugin: Plugin, device: Device, stream: int) -> None:
+    """Block until the work on *stream* is done."""
+    if plugin.synchronize is not None:
+        plugin.synchronize(device.index, stream)

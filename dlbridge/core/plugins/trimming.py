@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from dlbridge.core.public import public
 from dlbridge.errors import DeviceLost, Error
-from dlbridge.protocol import Backend, SupportsTrim
 
-from .failures import fail
-from .lookup import backend_of, find_device, supports
+from .lookup import find_device, plugin_of
+from .records import Plugin, plugin_named
 from .registry import LOADED
 
 if TYPE_CHECKING:
@@ -51,14 +50,14 @@ def trim(device: DeviceLike | None = None) -> None:
     """
     if device is not None:
         where = find_device(device)
-        _trim(backend_of(where), where.name, where.index)
+        _trim(plugin_of(where), where.index)
         return
     failure: Error | None = None
-    for name, plugin in LOADED.copy().items():  # one step: others may be loading a backend
-        trims = supports(plugin, SupportsTrim)
-        for index in range(_count(plugin, name) if trims else 0):
+    for name in LOADED.copy():  # one step: others may be loading a backend
+        plugin = plugin_named(name)
+        for index in range(0 if plugin.trim is None else plugin.device_count()):
             try:
-                _trim(plugin, name, index)
+                _trim(plugin, index)
             except DeviceLost:  # its memory is gone
                 continue
             except Error as exc:
@@ -67,16 +66,6 @@ def trim(device: DeviceLike | None = None) -> None:
         raise failure
 
 
-def _trim(plugin: Backend, name: str, index: int) -> None:
-    if supports(plugin, SupportsTrim):
-        try:
-            plugin.trim(index)
-        except Exception as exc:
-            fail(exc, name, "trim")
-
-
-def _count(plugin: Backend, name: str) -> int:
-    try:
-        return plugin.device_count()
-    except Exception as exc:
-        fail(exc, name, "device_count")
+def _trim(plugin: Plugin, index: int) -> None:
+    if plugin.trim is not None:
+        plugin.trim(index)

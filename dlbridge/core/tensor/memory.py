@@ -6,7 +6,6 @@ import atexit
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.implementation_details.finalizers import end_finalizers
-from dlbridge.core.plugins.failures import fail
 from dlbridge.errors import BackendError
 from dlbridge.kit.resources import Owner
 from dlbridge.protocol import Span
@@ -14,9 +13,10 @@ from dlbridge.protocol import Span
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.plugins.streams import StreamUse
     from dlbridge.core.values.devices import Device
-    from dlbridge.protocol import Allocation, SupportsHostView
+    from dlbridge.protocol import Allocation
 
 __all__ = ["Memory", "view_memory"]
 
@@ -67,7 +67,9 @@ class Memory:
         if use.memories is not None:
             use.memories.add(self)
 
-    def take(self, use: StreamUse, member: str, function: Callable[..., Any], *given: Any) -> int:
+    def take(
+        self, use: StreamUse, member: str, function: Callable[..., Allocation] | None, *given: Any
+    ) -> int:
         """Take what *function* gives, the *member* of the backend; its offset in bytes.
 
         Whatever is raised, it ends with the last reference to it.
@@ -91,7 +93,7 @@ class Memory:
 
 
 def view_memory(
-    backend: SupportsHostView,
+    plugin: Plugin,
     viewed: Memory,
     stream: int,
     host: Device,
@@ -102,20 +104,18 @@ def view_memory(
     """*nbytes* bytes of a device's memory from *offset* on, for the host, until it dies."""
     span = Span(viewed.device.index, viewed.data, offset, nbytes)
     given = span, writable, stream
-    view = _ask(viewed.device, "host_view", backend.host_view, given)
+    view = _ask(viewed.device, "host_view", plugin.host_view, given)
     memory = Memory(host, view.data, f"host view of {viewed.device}", viewed)
     memory.allocation = view
     return memory
 
 
 def _ask(
-    device: Device, member: str, function: Callable[..., Any], given: tuple[Any, ...]
+    device: Device, member: str, function: Callable[..., Allocation] | None, given: tuple[Any, ...]
 ) -> Allocation:
     """What *function* gives, the *member* of the backend; BackendError if it is no Allocation."""
-    try:
-        allocation: Allocation = function(*given)
-    except Exception as exc:
-        fail(exc, device.name, member)
+    assert function is not None  # the plan has asked for the capability
+    allocation = function(*given)
     data = getattr(allocation, "data", None)
     if type(data) is int and 0 < data < 1 << 64 and type(allocation.offset) is int:
         return allocation
