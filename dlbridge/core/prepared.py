@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.libraries.library import HOST_ONLY
 from dlbridge.core.libraries.lookup import IMPORTERS, find_description, library_of
-from dlbridge.core.moves.allocate import allocate_with
 from dlbridge.core.moves.plans import why_no_host_import
+from dlbridge.core.moves.transfer import allocate_with
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES

@@ -19,8 +19,8 @@ import pytest
 from cuda_support import HERE, slow, stream
 
 import dlbridge as bridge
-from dlbridge.core.moves import device_blocks
-from dlbridge.core.moves.shared_tensors import receive_memory, receive_on_device
+from dlbridge.core.processes import device_blocks
+from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)

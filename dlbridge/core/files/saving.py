@@ -13,8 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.api import asarray, to_device
-from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.host_and_device import packed_bytes
+from dlbridge.core.moves.copies import copy_elements, packed_bytes
 from dlbridge.core.moves.progress import Tally, reporter
 from dlbridge.core.moves.transfer import to_compact_host
 from dlbridge.core.plugins.lookup import plugin_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.interfaces.lists import array_of
+from dlbridge.core.moves.transfer import allocate
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.values.devices import Device
@@ -14,7 +15,6 @@ from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 
-from .allocate import allocate
 from .copies import bytes_of, copy_elements
 
 if TYPE_CHECKING:

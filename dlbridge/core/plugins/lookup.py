@@ -1,28 +1,24 @@
-"""Finds the device that a caller names, and the backend of a device."""
+"""Finds devices: by what a caller names, by what they are, all that are here; trims them."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from dlbridge.core.plugins import registry
+from dlbridge.core.plugins.records import Plugin, plugin_named
+from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.public import public
-from dlbridge.core.values.devices import (
-    Device,
-    UnknownName,
-    device as _device,
-    split,
-    type_names,
-)
+from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
+from dlbridge.core.values.identity import Identity, pci_text, uuid_text
 from dlbridge.core.values.suggestions import did_you_mean
-from dlbridge.errors import BackendUnavailable, DeviceNotFound, Error, ExchangeError
-
-from .records import Plugin, plugin_named
-from .registry import LOADED, backends
+from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error, ExchangeError
 
 if TYPE_CHECKING:
-    from dlbridge.typing import DeviceLike
+    from collections.abc import Iterable
 
-__all__ = ["device", "find_device", "plugin_of"]
+    from dlbridge.core.plugins.records import Plugin
+    from dlbridge.typing import DeviceLike
 
 
 def plugin_of(device: Device) -> Plugin:
@@ -181,3 +177,152 @@ def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:
     found = Device.of(plugin.device_type, selector or 0, name)
     plugin_of(found)
     return found
+
+
+_known: dict[Device, tuple[Plugin, Identity]] = {}
+"""What each device has said; a number means one device as long as the process lives."""
+
+
+def identity_of(device: Device) -> Identity:
+    """What the backend of *device* says of it; loads the backend.
+
+    BackendUnavailable or ExchangeError if there is no such device here.
+    """
+    plugin = plugin_of(device)
+    known = _known.get(device)
+    if known is not None and known[0] is plugin:
+        return known[1]
+    found = Identity(None, None)
+    if plugin.device_info is not None:
+        info = plugin.device_info(device.index)
+        found = Identity(uuid_text(info.get("uuid")), pci_text(info.get("pci")))
+    _known[device] = plugin, found
+    return found
+
+
+def same_device(device: Device, name: str) -> Device | None:
+    """The device of the backend *name* that is physically *device*; None if none is known."""
+    _check_name(name)
+    plugin = plugin_named(name)
+    wanted = identity_of(device)
+    if name == device.name:
+        return device
+    count = plugin.device_count()
+    others = [Device.of(plugin.device_type, index, name) for index in range(count)]
+    if wanted.uuid is not None:
+        for other in others:
+            if identity_of(other).uuid == wanted.uuid:
+                return other
+    if wanted.pci is None:
+        return None
+    # Parts of one device (MIG, sub-devices) share its address: then it says too little.
+    there = [other for other in others if identity_of(other).pci == wanted.pci]
+    return there[0] if len(there) == 1 else None
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"same_device takes the name of a backend, such as 'vulkan', not {name!r}")
+    if ":" in name:
+        raise ValueError(
+            f"{name!r} is a device; give the name of a backend, such as {name.partition(':')[0]!r}"
+        )
+
+
+@public
+def devices(backend: str | None = None) -> list[Device]:
+    """Return the devices that can be used here now; loads the backends to ask them.
+
+    Parameters
+    ----------
+    backend : str, optional
+        The backend that is asked. None: all that are installed. Those that cannot be
+        used here are left out then; `info` gives the reasons.
+
+    Returns
+    -------
+    list of Device
+        In the order of `backends`, and of the numbers of each backend.
+
+    Raises
+    ------
+    BackendUnavailable
+        With the reason, if *backend* is named and cannot be used here.
+    BackendError
+        If *backend* is named and broken.
+
+    Examples
+    --------
+    >>> bridge.devices("cpu")
+    [dlbridge.device('cpu:0')]
+    >>> set(bridge.devices("cpu")) <= set(bridge.devices())
+    True
+    """
+    if backend is not None:
+        return list(_of(backend))
+    found: list[Device] = []
+    for name in registry.backends():
+        try:
+            found += _of(name)
+        except Error:
+            continue
+    return found
+
+
+def _of(name: str) -> Iterable[Device]:
+    plugin = plugin_named(name)
+    return [Device.of(plugin.device_type, index, name) for index in range(plugin.device_count())]
+
+
+@public
+def trim(device: DeviceLike | None = None) -> None:
+    """Give back to the system what backends keep of freed memory.
+
+    A backend may keep the memory of freed tensors, because new memory costs time.
+    Other programs, and other parts of this one, cannot use it meanwhile. The
+    environment variable ``DLBRIDGE_POOL_LIMIT`` (bytes for each device) limits it
+    from the start.
+
+    Parameters
+    ----------
+    device : DeviceLike or None
+        `dlbridge.device` says what is accepted. None: all devices of the backends that
+        are loaded; no other backend is loaded for it.
+
+    Raises
+    ------
+    BackendUnavailable
+        If no backend here serves *device*.
+    DeviceError
+        If a driver refuses; with None the other devices have been asked all the same.
+
+    Notes
+    -----
+    It may wait for work that was queued before. Memory of tensors that exist does not
+    change, and a backend that keeps nothing has nothing to do.
+
+    Examples
+    --------
+    >>> bridge.trim("cpu")
+    """
+    if device is not None:
+        where = find_device(device)
+        _trim(plugin_of(where), where.index)
+        return
+    failure: Error | None = None
+    for name in LOADED.copy():  # one step: others may be loading a backend
+        plugin = plugin_named(name)
+        for index in range(0 if plugin.trim is None else plugin.device_count()):
+            try:
+                _trim(plugin, index)
+            except DeviceLost:  # its memory is gone
+                continue
+            except Error as exc:
+                failure = failure or exc
+    if failure is not None:
+        raise failure
+
+
+def _trim(plugin: Plugin, index: int) -> None:
+    if plugin.trim is not None:
+        plugin.trim(index)

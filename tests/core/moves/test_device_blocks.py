@@ -20,7 +20,7 @@ from stream_backend import installed
 
 import dlbridge as bridge
 from dlbridge.core.moves import device_blocks, shared_blocks
-from dlbridge.core.moves.shared_tensors import receive_memory, receive_on_device
+from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import ExportedMemory
 
@@ -338,7 +338,7 @@ def test_a_device_that_has_none_says_why(exporting, monkeypatch):
             function()
     exporting.refusal = ""
     monkeypatch.setattr(exporting, "device_info", lambda _: {"name": "nobody"})
-    monkeypatch.setattr("dlbridge.core.plugins.identity._known", {})
+    monkeypatch.setattr("dlbridge.core.plugins.lookup._known", {})
     with pytest.raises(ExchangeError, match="ext_dev:1 says no UUID"):
         bridge.share(VALUES, DEVICE)
 

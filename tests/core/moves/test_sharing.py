@@ -26,8 +26,8 @@ from peers import peer
 from scripts import run_script
 
 import dlbridge as bridge
-from dlbridge.core.moves import shared_blocks
-from dlbridge.core.moves.shared_tensors import receive, receive_block
+from dlbridge.core.processes import host_blocks as shared_blocks
+from dlbridge.core.processes.shared_tensors import receive, receive_block
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the system passes no descriptors")
@@ -486,7 +486,7 @@ def test_interrupts_leave_nothing(exception):
     out = run_script(
         f"""
         import gc, os, numpy as np, dlbridge as bridge
-        from dlbridge.core.moves import shared_blocks
+        from dlbridge.core.processes import host_blocks as shared_blocks
         from interrupted import Alarm, interrupted
         a = np.arange(1000)
         t = bridge.share(a)

@@ -21,8 +21,8 @@ from other_process import Other
 from scripts import run_script
 
 import dlbridge as bridge
-from dlbridge.core.moves import device_blocks
-from dlbridge.core.moves.shared_tensors import receive_memory, receive_on_device
+from dlbridge.core.processes import device_blocks
+from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import ExchangeError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the system passes no descriptors")
@@ -347,7 +347,7 @@ def test_interrupts_leave_nothing(vulkan, exception):
         import other_process as other_side
         from interrupted import Alarm, interrupted
         from multiprocessing.reduction import ForkingPickler
-        from dlbridge.core.moves import device_blocks
+        from dlbridge.core.processes import device_blocks
         other_side.prefer_own_memory()
         a = np.arange(1000)
         ForkingPickler.loads(ForkingPickler.dumps(bridge.share(a, {DEVICE!r})))

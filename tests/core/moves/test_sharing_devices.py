@@ -17,7 +17,7 @@ from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.core.moves import shared_blocks, shared_places
-from dlbridge.core.moves.shared_tensors import receive
+from dlbridge.core.processes.shared_tensors import receive
 from dlbridge.errors import ExchangeError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the system passes no descriptors")

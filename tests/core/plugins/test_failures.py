@@ -15,8 +15,8 @@ import dlbridge as bridge
 from dlbridge import protocol
 from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.contract import capabilities, members
-from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.plugins.records import fail
 from dlbridge.errors import BackendError, DeviceError, DeviceLost, DeviceMemoryError, Error
 
 NAME = "failing_in_a_test"

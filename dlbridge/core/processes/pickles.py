@@ -1,4 +1,4 @@
-"""Tensors out of pickles: on the buffer that the pickle brings, on a device that is here."""
+"""Pickles of tensors: what is written, and how a tensor is made of it again."""
 
 from __future__ import annotations
 
@@ -11,22 +11,60 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.moves.copies import copy_elements, packed_bytes, restore
+from dlbridge.core.moves.transfer import copy_to_host, move, to_compact_host
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device, split
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError
 
-from .pickling import SHARED_BYTES
-from .transfer import move
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.typing import DeviceLike
 
-__all__ = ["chosen_place", "land_on_cpu", "place_of", "unpickle", "unpickle_to"]
+
+SHARED_BYTES = 1000
+"""Bytes up to this length may be an object that others have too, so they are never written."""
+
+
+def tobytes(tensor: Tensor) -> bytes:
+    """See `Tensor.tobytes`."""
+    operand = operand_of(tensor)
+    if not operand.size:
+        return b""
+    if operand.device.is_host or operand.nbytes <= SHARED_BYTES:
+        return bytes(packed_bytes(operand_of(to_compact_host(tensor))))
+    # The device writes into a bytes object that nobody else has seen: there is no other buffer.
+    import numpy as np
+
+    raw = bytes(operand.nbytes)
+    copy_elements(restore(np.frombuffer(raw, "u1"), operand), operand)
+    return raw
+
+
+def reduce(tensor: Tensor, protocol: int) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    """The function that unpickles *tensor*, and its arguments."""
+    import pickle
+
+    operand = operand_of(tensor)
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    raw: Any = b""
+    if protocol < 5:
+        raw = tobytes(tensor)
+    elif operand.size:
+        # A copy of a device's memory: who keeps the buffer may read it at any time.
+        host = to_compact_host(tensor) if operand.device.is_host else copy_to_host(tensor)
+        raw = pickle.PickleBuffer(packed_bytes(operand_of(host)))
+    unpickle = type(tensor)._unpickle
+    described = operand.dtype.name, operand.shape, str(tensor.device), flags
+    return unpickle, (raw, *described, protocol < 5)
+
 
 _CPU = Device.of(1, 0)
 _CPU_NAME = str(_CPU)

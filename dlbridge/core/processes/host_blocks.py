@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.core.values.devices import Device
 
+
 _Key = TypeVar("_Key")
 _Thing = TypeVar("_Thing")
 

@@ -10,20 +10,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dlbridge.core.plugins.identity import identity_of
-from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.moves.transfer import export_memory, import_memory
+from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.plugins.records import plugin_named
 from dlbridge.core.plugins.streams import current_use
+from dlbridge.core.processes.host_blocks import recall, receive_descriptor, remember, way_out
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, split
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 from dlbridge.kit.resources import Descriptor
-from dlbridge.protocol import (
-    ExportedMemory,
-)
-
-from .memory_imports import export_memory, import_memory
-from .shared_blocks import recall, receive_descriptor, remember, way_out
+from dlbridge.protocol import ExportedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
 
     from dlbridge.core.tensor.operand import Operand
 
-__all__ = ["DeviceBlock", "find", "make", "receive_device_block", "why_none"]
 
 _ORIGIN = "shared device memory"
 
