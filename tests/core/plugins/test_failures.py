@@ -137,7 +137,7 @@ NOT_CALLED = {
     "export_memory",
     "memory_import_refusal",
     "import_memory",
-    # By `share`: tests/core/moves/test_device_blocks.py.
+    # By `share`: tests/core/processes/test_device_blocks.py.
     "exportable_refusal",
     "allocate_exportable",
 }
