@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from dlbridge.protocol import Allocation
+
 from .devices import Devices
 from .driver import StreamDriver
 from .events import EventPool
-from .memory import Allocation, Memory
+from .memory import Memory
 from .places import puts_place_back
 from .streams import StreamOrder, StreamRules
 
@@ -32,7 +34,7 @@ class StreamBackend(Devices):
     """One kind of memory; ``data`` is an address.
 
     Provides `dlbridge.protocol.Backend` without copies, ``SupportsStreams``,
-    ``SupportsDeviceNames``, ``SupportsDeviceInfo`` and ``SupportsTrim``.
+    ``SupportsDeviceInfo`` and ``SupportsTrim``.
 
     Parameters
     ----------
@@ -58,7 +60,6 @@ class StreamBackend(Devices):
         self._rules = rules
         self._memory = memory
         self._order = StreamOrder(driver, events)
-        self._owned: dict[int, Allocation] = {}
 
     def device_count(self) -> int:
         """Number of devices."""
@@ -73,28 +74,20 @@ class StreamBackend(Devices):
         """*stream* as the driver takes it: 0 is its default stream."""
         return stream or self.driver.default_stream
 
-    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-        """Allocate *nbytes* bytes at a multiple of *alignment*."""
-        home = self.home(device_id)
-        return self.own(self._memory.allocate(home, nbytes, alignment, self.handle(stream)))
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        content: memoryview | None = None,
+    ) -> Allocation:
+        """Memory at a multiple of *alignment*.
 
-    def own(self, allocation: Allocation) -> int:
-        """Keep *allocation* until `free`; its address."""
-        data = allocation.data
-        # No call comes between these lines: no handler's exception, and no other thread.
-        allocation.other = self._owned[data] if data in self._owned else None  # noqa: SIM401
-        self._owned[data] = allocation
-        return data
-
-    def free(self, device_id: int, data: int, stream: int) -> None:
-        """Free *data* after the work on *stream*, and that of streams that waited meanwhile."""
-        if data in self._owned:  # no call comes, as in `own`, before it is dropped
-            allocation = self._owned[data]
-            allocation.resource.stream = stream or self.driver.default_stream
-            if allocation.other is None:
-                del self._owned[data]
-            else:
-                self._owned[data] = allocation.other
+        Dropped, it is freed after the work on its stream, and that of streams that waited
+        meanwhile.
+        """
+        return self._memory.allocate(self.home(device_id), nbytes, alignment, self.handle(stream))
 
     @puts_place_back
     def trim(self, device_id: int) -> None:

@@ -16,10 +16,10 @@ from .consumers import Birth, Consumers
 from .driver import ALL_STREAMS, LastingStream, StreamDriver, StreamState
 from .events import EventPool
 from .places import puts_place_back
-from .resources import Owner, Resources
+from .resources import AllocationOwner, Resources
 from .status import CaptureError, StreamGoneError
 
-__all__ = ["Allocation", "DriverMemory", "Memory"]
+__all__ = ["DriverMemory", "Memory"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,17 +55,6 @@ class DriverMemory:
         self.birth = Birth()
         self.events: list[tuple[Hashable, Any]] = []
         """Behind the work of the other consumers."""
-
-
-class Allocation(Owner[DriverMemory]):
-    """Memory; dropped, it is freed behind the work on `stream`, and that of all consumers."""
-
-    __slots__ = ("data", "nbytes", "other")
-
-    data: int
-    nbytes: int
-    other: Allocation | None
-    """Another one at the same address, as an import of the same memory of the host is."""
 
 
 class Memory(ABC):
@@ -126,8 +115,8 @@ class Memory(ABC):
         alignment: int,
         stream: int,
         obtain: Callable[[DriverMemory, int], None] | None = None,
-    ) -> Allocation:
-        """Allocate memory for work on *stream*.
+    ) -> AllocationOwner[DriverMemory]:
+        """Memory for work on *stream*, freed behind the work on its last stream and consumers'.
 
         Parameters
         ----------
@@ -165,9 +154,9 @@ class Memory(ABC):
 
     def _obtain(
         self, device_id: int, nbytes: int, stream: int, number: int | None, obtain: Any
-    ) -> Allocation:
+    ) -> AllocationOwner[DriverMemory]:
         memory = DriverMemory(device_id, stream)
-        made = Allocation(self.resources, memory)
+        made = AllocationOwner(self.resources, memory)
         try:
             (obtain or self.obtain)(memory, nbytes)
         except DeviceMemoryError:
@@ -228,7 +217,8 @@ class Memory(ABC):
 
     def _begin(self, memory: DriverMemory) -> None:
         """Find out which streams may still use the memory, and let them last."""
-        memory.stream = self.driver.all_threads(memory.stream)  # this may be another thread
+        stream = memory.stream or self.driver.default_stream
+        memory.stream = self.driver.all_threads(stream)  # this may be another thread
         own = LastingStream(memory.stream, memory.device_id)
         numbers, memory.consumers = self.consumers.uses(memory.device_id, memory.birth, own)
         memory.numbers = numbers

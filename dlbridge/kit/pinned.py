@@ -9,8 +9,9 @@ from dlbridge.errors import Error, ExchangeError
 
 from .driver import StreamDriver
 from .events import EventPool
-from .memory import Allocation, DriverMemory, Memory
+from .memory import DriverMemory, Memory
 from .places import puts_place_back
+from .resources import AllocationOwner
 
 __all__ = ["PinnedMemory"]
 
@@ -91,8 +92,10 @@ class PinnedMemory(Memory):
         return ""
 
     @puts_place_back
-    def import_host(self, device_id: int, address: int, nbytes: int, readonly: bool) -> Allocation:
-        """Use somebody's memory in place until it is freed, page-locked if it is not yet.
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> AllocationOwner[DriverMemory]:
+        """Somebody's memory in place, page-locked if it is not yet; dropped, it is unlocked.
 
         Memory inside an import shares its lock.
 
@@ -102,8 +105,8 @@ class PinnedMemory(Memory):
             As `import_refusal` says, or if the driver refuses; the memory has to be copied then.
         """
         driver, end = self.driver, address + nbytes
-        memory = DriverMemory(device_id, driver.default_stream)
-        made = Allocation(self.resources, memory)
+        memory = DriverMemory(device_id, stream)
+        made = AllocationOwner(self.resources, memory)
         with self._lock:
             refusal = self._import_refusal(device_id, address, nbytes)
             if refusal:

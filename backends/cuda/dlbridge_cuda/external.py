@@ -8,11 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import addressof, c_int, c_uint64
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dlbridge.errors import Error
-from dlbridge.kit.memory import Allocation, DriverMemory
+from dlbridge.kit.driver import StreamDriver
+from dlbridge.kit.events import EventPool
+from dlbridge.kit.memory import DriverMemory
 from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.pool import PoolMemory
+from dlbridge.kit.resources import AllocationOwner, Owner, Resources
 from dlbridge.kit.resources import call as noted
 from dlbridge.protocol import ExportedMemory
 
@@ -28,17 +32,42 @@ class DeviceMemory(PoolMemory):
     exports = False
     """Whether new memory is made so that it can be exported."""
 
+    def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
+        super().__init__(driver, events, name)
+        self._exportable: WeakValueDictionary[int, AllocationOwner[DriverMemory]] = (
+            WeakValueDictionary()
+        )
+
     @puts_place_back
-    def import_memory(self, device_id: int, memory: ExportedMemory) -> Allocation:
+    def import_memory(
+        self, device_id: int, memory: ExportedMemory, stream: int
+    ) -> AllocationOwner[DriverMemory]:
         """All of the allocation that *memory* is in: drivers need not map a part of it."""
         driver = self.driver
-        made = Allocation(self.resources, DriverMemory(device_id, driver.default_stream))
+        made = AllocationOwner(self.resources, DriverMemory(device_id, stream))
         with driver.at(driver.place(device_id)), driver.relaxed():
             self.settle()
             parts = _OfCUDA() if memory.driver == CUDA else _OfOthers()
             _make(made.resource, parts, parts.open, device_id, memory)
         made.resource.birth = self.consumers.birth()
-        made.data, made.nbytes = made.resource.pointer, memory.nbytes
+        made.data, made.nbytes = made.resource.pointer, memory.nbytes - memory.offset
+        made.offset = memory.offset
+        return self._enter(made)
+
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        obtain: Callable[[DriverMemory, int], None] | None = None,
+    ) -> AllocationOwner[DriverMemory]:
+        """As `Memory.allocate`."""
+        made = super().allocate(device_id, nbytes, alignment, stream, obtain)
+        return made if made.resource.parts is None else self._enter(made)
+
+    def _enter(self, made: AllocationOwner[DriverMemory]) -> AllocationOwner[DriverMemory]:
+        self._exportable[made.data] = made
         return made
 
     def obtain(self, memory: DriverMemory, nbytes: int) -> None:
@@ -52,23 +81,24 @@ class DeviceMemory(PoolMemory):
         parts = _OfCUDA()
         _make(memory, parts, parts.create, memory.device_id, nbytes)
 
-    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> Allocation:
+    def allocate_exportable(
+        self, device_id: int, nbytes: int, stream: int
+    ) -> AllocationOwner[DriverMemory]:
         """As `allocate`, memory that can be exported whatever `exports` says."""
         return self.allocate(device_id, nbytes, 1, stream, self._create)
 
-    def export_memory(self, allocation: Allocation) -> ExportedMemory:
-        """A new file descriptor for memory that can be exported, which the caller closes."""
-        memory, driver, cell = allocation.resource, self.driver, c_int(-1)
-        parts, offset = memory.parts, allocation.data - memory.pointer
-        try:
-            with driver.at(driver.place(memory.device_id)), driver.relaxed():
-                export = addressof(cell), parts.handle.value, _FILE, 0
-                take_back("cuMemExportToShareableHandle", [], *export)
-            return ExportedMemory(cell.value, parts.nbytes, offset, CUDA)
-        except BaseException:
-            if cell.value >= 0:
-                os.close(cell.value)
-            raise
+    def can_export(self, data: int) -> bool:
+        """Whether *data* was made so that it can be exported."""
+        return data in self._exportable
+
+    def export_memory(self, data: int) -> ExportedMemory:
+        """A new file descriptor for memory that can be exported."""
+        memory, driver = self._exportable[data].resource, self.driver
+        parts, offset, owner = memory.parts, data - memory.pointer, Owner(_descriptors, c_int(-1))
+        with driver.at(driver.place(memory.device_id)), driver.relaxed():
+            export = addressof(owner.resource), parts.handle.value, _FILE, 0
+            take_back("cuMemExportToShareableHandle", [], *export)
+        return ExportedMemory(owner.resource.value, parts.nbytes, offset, CUDA, owner)
 
     def _give_back(self, memory: DriverMemory, wait: bool = False) -> bool:
         """Free *memory*; the other driver may use an import anew after this, so it waits."""
@@ -96,6 +126,19 @@ def _make(memory: DriverMemory, parts: _Parts, make: Callable[..., None], *argum
         memory.parts = None  # for another try
         raise
     memory.cell.value = parts.address.value
+
+
+_close = os.close
+
+
+def _close_file(cell: c_int) -> bool:
+    number, cell.value = cell.value, -1
+    if number >= 0:
+        _close(number)
+    return True
+
+
+_descriptors = Resources(_close_file)
 
 
 class _Parts:
