@@ -227,11 +227,11 @@ class Callers:
         return allocation.data
 
     def free(self, _device_id, data, stream):
-        self.owned[data][-1].resource.stream = stream
+        self.owned[data][-1].stream = stream
         self.owned[data].pop()
 
     def import_host(self, device_id, address, nbytes, readonly):
-        return self.own(super().import_host(device_id, address, nbytes, readonly))
+        return self.own(super().import_host(device_id, address, nbytes, readonly, 1))
 
 
 class CallablePool(Callers, PoolMemory):

@@ -64,7 +64,7 @@ def test_the_memory_is_cudas_own(cuda, fake):
     assert (str(t.device), t.origin) == ("cuda:0", "shared device memory")
     made = [fake.calls(name) for name in (*MAKING, "cuMemAllocFromPoolAsync")]
     assert [now - b for now, b in zip(made, before, strict=True)] == [1, 1, 1, 1, 0]
-    assert device_blocks.find(t.operand())[0].exported[1:] == (UNIT, 0, "cuda")
+    assert device_blocks.find(t.operand())[0].exported[1:] == (UNIT, 0, "cuda", None)
     assert bridge.share(t) is t
     again = received(t)
     assert again.data_ptr() != t.data_ptr()

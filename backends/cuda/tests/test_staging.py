@@ -381,10 +381,10 @@ def test_registered_memory_is_not_staged(cuda, cuda_host, ways):
     import mmap
 
     pages = np.frombuffer(mmap.mmap(-1, LARGE), "u1")
-    cuda_host.import_host(0, pages.ctypes.data, pages.nbytes, False)
+    locked = cuda_host.import_host(0, pages.ctypes.data, pages.nbytes, False, 1)
     with memory(cuda, LARGE) as data:
         both_ways(cuda, data, pages)
-    cuda_host.free(0, pages.ctypes.data, 1)
+    del locked
     assert ways == []
 
 

@@ -13,8 +13,8 @@ from .rig import default, in_threads, rig, stream
 def uses(backend):
     """Every member that talks to the driver, once; frees what it makes."""
     source, into = bytearray(4096), bytearray(4096)  # alive until the copies are done
-    data = backend.allocate(0, 4096, 256, default())
-    other = backend.allocate(0, 4096, 4096, default())
+    memory, aligned = (backend.allocate(0, 4096, each, default()) for each in (256, 4096))
+    data, other = memory.data, aligned.data
     backend.copy_from_host(Span(0, data, 0, len(source)), memoryview(source), default())
     backend.copy(Span(0, other, 0, 100), Span(0, data, 0, 100), default())
     backend.fill(Span(0, other, 0, 50), 7, default())
@@ -34,8 +34,7 @@ def uses(backend):
     if rig().looks_up_gone_streams:
         with pytest.raises(Error):
             backend.synchronize(0, 0xBAD)
-    backend.free(0, data, default())
-    backend.free(0, other, default())
+    del memory, aligned
     backend.synchronize(0, default())
 
 
@@ -113,7 +112,8 @@ def test_a_forked_child_is_refused(fake):
     from dlbridge.protocol import Span
     logging.basicConfig(stream=sys.stdout)
     backend = dlbridge.backend({rig().device!r})
-    data = backend.allocate(0, 64, 256, {default()})
+    memory = backend.allocate(0, 64, 256, {default()})
+    data = memory.data
     if os.fork() == 0:
         for work in (lambda: backend.allocate(0, 16, 1, {default()}),
                      lambda: backend.fill(Span(0, data, 0, 16), 1, {default()}),
@@ -122,7 +122,7 @@ def test_a_forked_child_is_refused(fake):
                 work()
             except dlbridge.DeviceError as exc:
                 print(exc, flush=True)
-        backend.free(0, data, {default()})
+        del memory
         sys.stdout.flush()
         os._exit(0)
     os.wait()
