@@ -73,7 +73,7 @@ class CUDA(DeviceBackend):
         )
 
     def export_memory(self, device_id: int, data: int) -> ExportedMemory:
-        """A file descriptor for memory of `allocate_exportable`, or of ``DLBRIDGE_CUDA_EXPORT=1``."""
+        """A file descriptor for memory that was made so that it can be exported."""
         refusal = self.memory_export_refusal(device_id, data)
         if refusal:
             raise ExchangeError(f"the memory at {data:#x} cannot be exported: {refusal}")

@@ -16,8 +16,7 @@ from dlbridge.kit.events import EventPool
 from dlbridge.kit.memory import DriverMemory
 from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.pool import PoolMemory
-from dlbridge.kit.resources import AllocationOwner, Owner, Resources
-from dlbridge.kit.resources import call as noted
+from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call as noted
 from dlbridge.protocol import ExportedMemory
 
 from .driver import call, cu

@@ -257,7 +257,8 @@ def _reduce_device_block(
 ) -> tuple[Callable[..., DeviceBlock], tuple[Any, ...]]:
     """What a pickle has of a device's memory: a descriptor, once for all the tensors in it."""
     descriptor = _duplicate(block.fileno())
-    return receive_memory, (descriptor, block.uuid, *block.exported[1:], block.token)
+    _, nbytes, offset, driver, _ = block.exported
+    return receive_memory, (descriptor, block.uuid, nbytes, offset, driver, block.token)
 
 
 def _duplicate(fd: int) -> Any:

@@ -358,7 +358,9 @@ def test_import_of_device_memory_is_refused(kind, pinned):
     if kind.name == rig().host:
         return
     with memory(kind, 64) as data:
-        assert "memory, which cannot be page-locked" in pinned.host_import_refusal(0, data, 64, True)
+        assert "memory, which cannot be page-locked" in pinned.host_import_refusal(
+            0, data, 64, True
+        )
 
 
 def test_import_of_half_locked_memory_is_refused(fake, pinned, pages):
@@ -368,7 +370,9 @@ def test_import_of_half_locked_memory_is_refused(fake, pinned, pages):
     with pytest.raises(ExchangeError, match="page-locked already"):
         hold(pinned.import_host(0, pages.ctypes.data, 2 * mmap.PAGESIZE + 1, False, default()))
     drop(tail, default())
-    hold(pinned.import_host(0, pages.ctypes.data, pages.nbytes, False, default()))  # nothing was left behind
+    hold(
+        pinned.import_host(0, pages.ctypes.data, pages.nbytes, False, default())
+    )  # nothing was left behind
     drop(pages.ctypes.data, default())
 
 
