@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,10 +23,30 @@ if TYPE_CHECKING:
 
     from dlbridge.protocol import Allocation, ExportedMemory
 
-__all__ = ["PAGES", "BackendCase", "DeviceUnderTest", "random_bytes", "side"]
+__all__ = [
+    "PAGES",
+    "BackendCase",
+    "DeviceUnderTest",
+    "live_allocations",
+    "open_files",
+    "random_bytes",
+    "side",
+]
 
 PAGES = 4 * mmap.PAGESIZE
 """Bytes of the host memory that is imported."""
+
+
+def live_allocations(backend: Any) -> int:
+    """The live allocations that the backend counts; 0 if it does not count."""
+    count = getattr(backend, "live_allocations", None)
+    return count() if count else 0
+
+
+def open_files() -> int:
+    """How many files and handles this process has open; 0 where that cannot be known."""
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 def random_bytes(nbytes: int, seed: int = 0) -> bytes:
