@@ -17,7 +17,7 @@ from cuda_support import python, slow, stream
 from suite.rig import default
 
 import dlbridge as bridge
-from dlbridge.core.plugins import identity, registry
+from dlbridge.core.plugins import lookup as identity, registry
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import ExportedMemory
 

@@ -11,7 +11,7 @@ import pytest
 from dlbridge_vulkan import Vulkan
 
 import dlbridge as bridge
-from dlbridge.core.plugins import identity, registry
+from dlbridge.core.plugins import lookup as identity, registry
 from dlbridge.errors import DeviceError, Error, ExchangeError
 from dlbridge.protocol import ExportedMemory, Span
 

@@ -19,7 +19,7 @@ import pytest
 from stream_backend import installed
 
 import dlbridge as bridge
-from dlbridge.core.moves import device_blocks, shared_blocks
+from dlbridge.core.processes import device_blocks, host_blocks as shared_blocks
 from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import ExportedMemory

@@ -16,7 +16,7 @@ from other_process import Other
 from scripts import run_script
 
 import dlbridge as bridge
-from dlbridge.core.moves import shared_blocks, shared_places
+from dlbridge.core.processes import host_blocks as shared_blocks, shared_tensors as shared_places
 from dlbridge.core.processes.shared_tensors import receive
 from dlbridge.errors import ExchangeError
 

@@ -12,6 +12,7 @@ from peers import peer
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendError, DeviceMemoryError
+from dlbridge.protocol import PlainAllocation
 
 NAME = "made_with_content"
 DEVICE = f"{NAME}:0"
@@ -27,27 +28,25 @@ class Makes(Fake):
         self.streams = []
         self.answer = None
 
-    def allocate(self, device_id, nbytes, alignment, stream):
-        self.calls["allocate"] += 1
-        return super().allocate(device_id, nbytes, alignment, stream)
+    content_limit = LIMIT
 
-    def copy_from_host(self, target, source, stream):
-        self.calls["copy"] += 1
-        super().copy_from_host(target, source, stream)
-
-    def allocate_from_host_limit(self, device_id):
-        return LIMIT
-
-    def allocate_from_host(self, device_id, source, alignment, stream):
-        assert (source.format, source.ndim, source.c_contiguous) == ("B", 1, True)
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        if content is None:
+            self.calls["allocate"] += 1
+            return super().allocate(device_id, nbytes, alignment, stream)
+        assert (content.format, content.ndim, content.c_contiguous) == ("B", 1, True)
         self.calls["both"] += 1
         self.streams.append(stream)
         if self.answer is not None:
             return self.answer()
-        assert 0 < len(source) <= LIMIT
-        data = super().allocate(device_id, len(source), alignment, stream)
-        self.table[data][1][:] = source
-        return data
+        assert 0 < len(content) == nbytes <= LIMIT
+        memory = super().allocate(device_id, nbytes, alignment, stream)
+        memory.content[:] = content
+        return memory
+
+    def copy_from_host(self, target, source, stream):
+        self.calls["copy"] += 1
+        super().copy_from_host(target, source, stream)
 
 
 @pytest.fixture
@@ -120,24 +119,14 @@ def test_more_than_the_limit(plugin):
         array = np.arange(nbytes).astype("u1")
         assert (there(bridge.to_device(array, DEVICE)) == array).all()
     assert plugin.calls == {"both": 1, "allocate": 2, "copy": 2}
-    assert not plugin.table
+    assert not plugin.live_allocations()
 
 
-def test_an_answer_of_0_is_no_memory(plugin):
-    """Then, too."""
-    plugin.answer = lambda: 0
-    array = np.arange(5)
-    for _ in range(2):
-        assert (there(bridge.to_device(array, DEVICE)) == array).all()
-    assert (plugin.calls["allocate"], plugin.calls["copy"]) == (2, 2)
-    assert not plugin.table
-
-
-@pytest.mark.parametrize("answer", ["text", -1, 1 << 64, True, 1.5])
-def test_an_answer_that_is_no_data(plugin, answer):
-    plugin.answer = lambda: answer
-    for _ in range(2):
-        with pytest.raises(BackendError, match="from allocate_from_host"):
+@pytest.mark.parametrize("data", ["text", -1, 0, 1 << 64, True, 1.5])
+def test_an_answer_that_is_no_allocation(plugin, data):
+    for answer in (PlainAllocation(data, 24), data, None):
+        plugin.answer = lambda answer=answer: answer
+        with pytest.raises(BackendError, match="from allocate, which returns an Allocation"):
             bridge.to_device(np.ones(3), DEVICE)
 
 
@@ -150,7 +139,7 @@ def test_errors(plugin):
 
     for answer, error, text in (
         (no_room, DeviceMemoryError, "no room"),
-        (broken, BackendError, "failed in allocate_from_host"),
+        (broken, BackendError, "failed in allocate"),
     ):
         plugin.answer = answer
         for _ in range(2):
@@ -158,14 +147,14 @@ def test_errors(plugin):
                 bridge.to_device(np.ones(3), DEVICE)
     plugin.answer = None
     assert there(bridge.to_device(np.ones(3), DEVICE)).tolist() == [1] * 3
-    assert not plugin.table
+    assert not plugin.live_allocations()
 
 
 def test_the_memory_is_freed_once(plugin):
     moved = [bridge.to_device(np.ones(3), DEVICE) for _ in range(5)]
-    assert len(plugin.table) == 5
+    assert plugin.live_allocations() == 5
     del moved
-    assert not plugin.table
+    assert not plugin.live_allocations()
 
 
 def test_the_stream_of_a_block(plugin):
