@@ -12,7 +12,6 @@ from .devices import Devices
 from .driver import StreamDriver
 from .events import EventPool
 from .memory import Memory
-from .places import puts_place_back
 from .streams import StreamOrder, StreamRules
 
 __all__ = ["StreamBackend", "address_of", "bytes_at"]
@@ -67,7 +66,8 @@ class StreamBackend(Devices):
 
     def home(self, device_id: int) -> int:
         """The device in whose place memory of *device_id* is made; ExchangeError if none."""
-        self.check_device(device_id)
+        if not 0 <= device_id < self._physical:
+            self.check_device(device_id)
         return device_id
 
     def handle(self, stream: int) -> int:
@@ -87,33 +87,33 @@ class StreamBackend(Devices):
         Dropped, it is freed after the work on its stream, and that of streams that waited
         meanwhile.
         """
-        return self._memory.allocate(self.home(device_id), nbytes, alignment, self.handle(stream))
+        stream = stream or self.driver.default_stream
+        return self._memory.allocate(self.home(device_id), nbytes, alignment, stream)
 
-    @puts_place_back
     def trim(self, device_id: int) -> None:
         """Give the driver what is kept of freed memory."""
         self._memory.give_back(self.home(device_id))
 
     def current_stream(self, device_id: int) -> int:
         """The default stream: the driver does not know a current one."""
-        self.check_device(device_id)
+        if device_id:
+            self.check_device(device_id)
         return self.driver.default_stream
 
-    @puts_place_back
     def synchronize(self, device_id: int, stream: int) -> None:
         """Block until the work on *stream* is done."""
         self._order.synchronize(self.home(device_id), self.handle(stream))
 
-    @puts_place_back
     def wait(self, device_id: int, stream: int, on: int) -> None:
         """Make later work on *stream* wait for the work now on *on*, by an event."""
         home, stream, on = self.home(device_id), self.handle(stream), self.handle(on)
-        self._order.wait(home, stream, on)
         if stream != on:
-            driver = self.driver
-            with driver.at(driver.place(home)):
-                self._memory.consumers.note(home, stream, home)
-                self._memory.consumers.note(home, on, home)
+            self.driver.run(self.driver.place(home), self._wait, home, stream, on)
+
+    def _wait(self, home: int, stream: int, on: int) -> None:
+        self._order.wait_here(home, stream, on)
+        self._memory.consumers.note(home, stream, home)
+        self._memory.consumers.note(home, on, home)
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The handle for what a caller passed as ``stream=``; -1: do not order."""

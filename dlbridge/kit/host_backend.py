@@ -10,7 +10,6 @@ from .backend import StreamBackend, address_of
 from .driver import StreamDriver
 from .events import EventPool
 from .pinned import PinnedMemory
-from .places import puts_place_back
 from .pointers import checked
 from .streams import StreamRules
 
@@ -70,7 +69,6 @@ class HostBackend(StreamBackend):
         """The address itself, once the work on *stream* is done."""
         return PlainAllocation(self._settled(span, stream), span.nbytes, stream)
 
-    @puts_place_back
     def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
         """Why this memory cannot be page-locked in place; empty if it can, or is already."""
         return self._memory.import_refusal(self.home(device_id), address, nbytes)
@@ -85,7 +83,6 @@ class HostBackend(StreamBackend):
         home = self.home(device_id)
         return self._memory.import_host(home, address, nbytes, readonly, self.handle(stream))
 
-    @puts_place_back
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """*data* as it is; ExchangeError if it is not page-locked host memory."""
         checked(self.driver, data, self.home(device_id), self.name, ("host",))

@@ -10,7 +10,6 @@ from dlbridge.errors import Error, ExchangeError
 from .driver import StreamDriver
 from .events import EventPool
 from .memory import DriverMemory, Memory
-from .places import puts_place_back
 from .resources import AllocationOwner
 
 __all__ = ["PinnedMemory"]
@@ -91,7 +90,6 @@ class PinnedMemory(Memory):
             return f"it does not begin at a page of {mmap.PAGESIZE} bytes, which are locked whole"
         return ""
 
-    @puts_place_back
     def import_host(
         self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
     ) -> AllocationOwner[DriverMemory]:
@@ -120,15 +118,15 @@ class PinnedMemory(Memory):
             ]
             pages = memory.parts = around[0] if around else _Pages(address, end)
             pages.users.add(memory)
-            memory.birth = self.consumers.birth()
+            memory.born = next(self.consumers.clock)
             memory.cell.value = made.data = address
             made.nbytes = nbytes
             if around or driver.locate(address, device_id).kind == "host":
                 return made
             self._pages.add(pages)
             try:
-                with driver.at(driver.place(device_id)), driver.relaxed():
-                    driver.lock_pages(device_id, address, nbytes, readonly, pages.locked)
+                lock = driver.lock_pages, device_id, address, nbytes, readonly, pages.locked
+                driver.run(driver.place(device_id), *lock)
             except Error as exc:
                 del made  # now, and not with the frames that the exception keeps
                 if pages.locked and pages.locked[-1] in driver.cannot_lock:

@@ -94,7 +94,7 @@ def test_an_event_of_a_place_that_was_destroyed():
     """The error of giving it back stopped the allocation that had waited for it."""
 
     class Gone:
-        def at(self, place):
+        def run(self, place, work, *arguments):
             raise DeviceError(f"{place} was destroyed")
 
     EventPool(Gone()).give_back("a context", "an event")

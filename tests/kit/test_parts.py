@@ -505,7 +505,7 @@ def test_memory_that_cannot_be_reached(driver, monkeypatch):
     ],
 )
 def test_regions_are_the_fewest_calls(driver, shape, target, source, want):
-    copy_region(driver, Side(0, target), Side(0, source), shape, 8, 1, 1000)
+    copy_region(driver, Side(0, target), Side(0, source), shape, 8, 1000, 1)
     assert driver.log == want
 
 

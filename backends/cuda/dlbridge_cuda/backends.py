@@ -11,7 +11,6 @@ from dlbridge.kit.host_backend import HostBackend
 from dlbridge.kit.host_copies import StagedCopies
 from dlbridge.kit.host_views import HostViews
 from dlbridge.kit.memory import DriverMemory, Memory
-from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.streams import StreamRules
 from dlbridge.protocol import Allocation, ExportedMemory, NativeArray
 
@@ -96,12 +95,10 @@ class CUDA(DeviceBackend):
             raise ExchangeError(f"no memory for other processes: {refusal}")
         return self._device_memory.allocate_exportable(device_id, nbytes, self.handle(stream))
 
-    @puts_place_back
     def from_native(self, obj: object) -> NativeArray | None:
         """Describe a cuda.core Buffer or StridedMemoryView on a device."""
         return native.from_native(obj)
 
-    @puts_place_back
     def to_native(self, array: NativeArray) -> object:
         """A cuda.core StridedMemoryView over the memory."""
         return native.to_native(array)

@@ -14,7 +14,6 @@ from dlbridge.errors import Error
 from dlbridge.kit.driver import StreamDriver
 from dlbridge.kit.events import EventPool
 from dlbridge.kit.memory import DriverMemory
-from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.pool import PoolMemory
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call as noted
 from dlbridge.protocol import ExportedMemory
@@ -37,18 +36,17 @@ class DeviceMemory(PoolMemory):
             WeakValueDictionary()
         )
 
-    @puts_place_back
     def import_memory(
         self, device_id: int, memory: ExportedMemory, stream: int
     ) -> AllocationOwner[DriverMemory]:
         """All of the allocation that *memory* is in: drivers need not map a part of it."""
         driver = self.driver
         made = AllocationOwner(self.resources, DriverMemory(device_id, stream))
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            self.settle()
-            parts = _OfCUDA() if memory.driver == CUDA else _OfOthers()
-            _make(made.resource, parts, parts.open, device_id, memory)
-        made.resource.birth = self.consumers.birth()
+        self.settle()
+        parts = _OfCUDA() if memory.driver == CUDA else _OfOthers()
+        given = made.resource, parts, parts.open, device_id, memory
+        driver.run(driver.place(device_id), _make, *given)
+        made.resource.born = next(self.consumers.clock)
         made.data, made.nbytes = made.resource.pointer, memory.nbytes - memory.offset
         made.offset = memory.offset
         return self._enter(made)
@@ -94,9 +92,9 @@ class DeviceMemory(PoolMemory):
         """A new file descriptor for memory that can be exported."""
         memory, driver = self._exportable[data].resource, self.driver
         parts, offset, owner = memory.parts, data - memory.pointer, Owner(_descriptors, c_int(-1))
-        with driver.at(driver.place(memory.device_id)), driver.relaxed():
-            export = addressof(owner.resource), parts.handle.value, _FILE, 0
-            take_back("cuMemExportToShareableHandle", [], *export)
+        export: tuple[Any, ...] = [], addressof(owner.resource), parts.handle.value, _FILE, 0
+        export = take_back, "cuMemExportToShareableHandle", *export
+        driver.run(driver.place(memory.device_id), *export)
         return ExportedMemory(owner.resource.value, parts.nbytes, offset, CUDA, owner)
 
     def _give_back(self, memory: DriverMemory, wait: bool = False) -> bool:

@@ -53,36 +53,25 @@ def test_the_current_device_stays(kind, two_devices, device_id):
 
 
 def interrupt(number):
-    """Raise KeyboardInterrupt at the end of the *number*-th entry or beginning of the exit of
-    a place: there the ``with`` statement does not restore the thread's own place."""
-    kind = type(rig().gpu().at(rig().gpu().place(0)))
-    entry, left = kind.__enter__.__code__, [number]
+    """Raise KeyboardInterrupt at the *number*-th line of `StreamDriver.run`."""
+    code, left = type(rig().gpu()).run.__code__, [number]
 
-    def end(frame, event, _):
-        if event == "return":
-            strike()
-        return end
+    def line(_frame, event, _):
+        if event == "line":
+            left[0] -= 1
+            if not left[0]:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return line
 
-    def strike():
-        left[0] -= 1
-        if not left[0]:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-
-    def trace(frame, event, _):
-        if "/tests/" in frame.f_back.f_code.co_filename:
-            return None  # the rig's own use
-        if frame.f_code is entry:
-            return end
-        if frame.f_code is kind.__exit__.__code__:
-            strike()
-        return None
+    def trace(frame, _event, _):
+        return line if frame.f_code is code else None
 
     sys.settrace(trace)
 
 
 def test_the_current_device_stays_though_a_ctrl_c_comes(kind, two_devices):
-    """At any entry or exit of a place, of which `uses` has more than twenty."""
+    """At any line of what enters a place and leaves it: `uses` comes there many times."""
 
     def work(_):
         rig().make_current(1)
@@ -98,7 +87,7 @@ def test_the_current_device_stays_though_a_ctrl_c_comes(kind, two_devices):
             finally:
                 sys.settrace(None)
             assert rig().where() == before, number
-        assert number > 20
+        assert number > 100
 
     assert in_threads(work, 1) == []
 
