@@ -35,13 +35,13 @@ class ExchangeTests(PublicCase):
     def test_export_and_import(self, where: str, version: Any, lives: Lives) -> None:
         """The same memory comes back from a capsule, and lives as long as its last user."""
         array = numbers((6, 7))
-        tensor = dlbridge.to_device(array, where, copy=True)[1:, 2:5]
+        whole = dlbridge.to_device(array, where, copy=True)
+        data, tensor = whole.operand().data, whole[1:, 2:5]
         kept = tensor.data_ptr(), tensor.byte_offset, tensor.shape, tensor.strides, tensor.device
-        kept_data = tensor.operand().data
         capsule = tensor.__dlpack__(max_version=version)
         again = dlbridge.from_dlpack(capsule)
         assert "used_dltensor" in repr(capsule)
-        del tensor, capsule
+        del whole, tensor, capsule
         gc.collect()
         assert (
             again.data_ptr(),
@@ -50,7 +50,7 @@ class ExchangeTests(PublicCase):
             again.strides,
             again.device,
         ) == kept
-        assert kept_data in lives.live()
+        assert data in lives.live()
         assert np.array_equal(on_host(again), array[1:, 2:5])
 
     @pytest.mark.parametrize("version", VERSIONS)

@@ -200,6 +200,16 @@ class OrderTests(BackendCase):
         assert same
         del work
 
+    def test_new_memory_is_of_its_stream(self, device: DeviceUnderTest) -> None:
+        """``stream`` is the one that the memory was asked for on, until dlbridge writes it."""
+        for mine in self.each_stream(device):
+            memory = device.backend.allocate(mine.device_id, 256, 256, mine.stream)
+            assert memory.stream == mine.stream
+            assert memory.nbytes >= 256
+            assert memory.offset == 0
+            memory.stream = device.stream
+            assert memory.stream == device.stream
+
     def test_memory_ends_behind_its_last_stream(self, device: DeviceUnderTest) -> None:
         """Memory that was last used on another stream than the one that it was made for.
 

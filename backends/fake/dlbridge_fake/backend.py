@@ -66,7 +66,7 @@ class Fake(StridedCopies, SharedMemory):
             content = memoryview(bytearray(nbytes))
         except (MemoryError, OverflowError) as exc:
             raise DeviceMemoryError(f"ext_dev:{device_id}: no room for {nbytes} bytes") from exc
-        return self.enter(FakeMemory(next(self.handles), nbytes, device_id, content))
+        return self.enter(FakeMemory(next(self.handles), nbytes, device_id, content, stream))
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Enqueue a copy to the device."""

@@ -25,8 +25,10 @@ class FakeMemory(PlainAllocation):
 
     __slots__ = ("content", "device_id")
 
-    def __init__(self, data: int, nbytes: int, device_id: int, content: memoryview) -> None:
-        super().__init__(data, nbytes)
+    def __init__(
+        self, data: int, nbytes: int, device_id: int, content: memoryview, stream: int = 0
+    ) -> None:
+        super().__init__(data, nbytes, stream)
         self.device_id = device_id
         self.content = content
 

@@ -30,7 +30,7 @@ def fake(monkeypatch):
 @pytest.fixture
 def data(fake):
     memory = fake.allocate(0, 4, 1, 0)
-    yield memory.data
+    yield memory.data  # noqa: PT022 - the memory lives until the test is over
 
 
 @pytest.fixture

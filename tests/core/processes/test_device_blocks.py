@@ -22,6 +22,7 @@ import dlbridge as bridge
 from dlbridge.core.processes import device_blocks, host_blocks as shared_blocks
 from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import BackendError, DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.kit.resources import Descriptor
 from dlbridge.protocol import ExportedMemory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memfd")
@@ -203,8 +204,11 @@ def test_host_memory_in_place_comes_first(exporting, monkeypatch):
     monkeypatch.setattr(exporting, "shared", True)
     assert bridge.share(VALUES, DEVICE).origin != "shared device memory"
     cls = type(exporting)
-    monkeypatch.setattr(cls, "host_import_drawback", lambda *_: "it is slow", raising=False)
-    with installed("ext_dev", type("Slow", (cls,), {})()) as slow:
+
+    def refusal(self, device_id, address, nbytes, demanded):
+        return "" if demanded else "it is slow"
+
+    with installed("ext_dev", type("Slow", (cls,), {"host_import_refusal": refusal})()) as slow:
         slow.shared = True
         assert bridge.share(VALUES, DEVICE).origin == "shared device memory"
         slow.refusal = "it exports nothing"
@@ -351,7 +355,7 @@ def test_no_room(exporting):
 
 @pytest.mark.parametrize(
     "member",
-    ["exportable_refusal", "allocate_exportable", "export_memory", "memory_import_refusal"],
+    ["memory_export_refusal", "allocate_exportable", "export_memory", "memory_import_refusal"],
 )
 def test_a_backend_that_fails(exporting, monkeypatch, member):
     """The error names the backend and the member, and nothing is left."""
@@ -375,8 +379,9 @@ def test_no_descriptors_left(exporting, monkeypatch):
     opened = []
 
     def export(*_):
-        opened.append(os.open(os.devnull, os.O_RDONLY))
-        return ExportedMemory(opened[0], 352, 256)
+        file = Descriptor([os.open(os.devnull, os.O_RDONLY)])
+        opened.append(file[0])
+        return ExportedMemory(file[0], 352, 256, owner=file)
 
     monkeypatch.setattr(exporting, "export_memory", export)
     monkeypatch.setattr(os, "dup", full)
