@@ -46,6 +46,8 @@ class DriverMemory:
     number: int | None = None
     parts: Any = None
     """What a subclass of `Memory` has to give back beside it."""
+    must_wait = False
+    """Whether its end blocks for all work on it: it is somebody else's, who may use it after."""
     numbers: frozenset[int] | None = None
     """Of the streams that had the handle of its stream; None until its free begins."""
     consumers: list[tuple[LastingStream, int | None]]
@@ -163,7 +165,8 @@ class Memory(ABC):
         driver, device_id, stream = self.driver, memory.device_id, memory.stream
         if stream != driver.default_stream:
             driver.require_stream(stream, device_id)
-        refuse_capture(driver, stream, "allocated")
+        if driver.stream_state(stream) is not _RUNS:
+            refuse_capture(driver, stream, "allocated")
         if stream != driver.default_stream:
             memory.made_for, memory.number = stream, driver.stream_id(stream, device_id)
         if self.resources.ended:
@@ -211,7 +214,7 @@ class Memory(ABC):
         """
         if not (memory.cell.value or memory.parts) or (memory.codes and memory.codes[-1] == 0):
             return True
-        driver = self.driver
+        driver, wait = self.driver, wait or memory.must_wait
         try:
             if memory.numbers is None:
                 self._begin(memory)

@@ -65,10 +65,17 @@ class PoolMemory(Memory):
         self.driver.allocate(nbytes, memory.cell)
 
     def release(self, memory: DriverMemory) -> None:
-        """Free behind the work on its stream; without a pool, after waiting for it."""
+        """Free behind the work on its stream; without a pool, after waiting for it.
+
+        What several calls gave (``memory.parts``) ends after the wait, by its ``end``.
+        """
+        if memory.parts is not None:
+            self.wait_before_free(memory.stream)
+            memory.parts.end()
+            return
         if not memory.is_plain:
             try:
-                self.driver.free_async(memory.pointer, memory.stream, memory.codes)
+                self.driver.free_async(memory.cell.value, memory.stream, memory.codes)
             except StreamGoneError:
                 pass
             else:

@@ -157,7 +157,8 @@ class Owner(Generic[R]):
     def __init__(self, resources: Resources[R], resource: R) -> None:
         self.resource = resource
         # As `Resources.watch`, without the call.
-        end = self._end = _End(self, resources.ended.append)
+        end = _End(self, resources.ended.append)
+        self._end: _End | None = end
         end.resource, end.resources = resource, resources
         resources._held.add(end)
 

@@ -122,7 +122,7 @@ class Stager:
         """Copy host bytes at *source* to *target*, in the order of *stream*.
 
         *source* has been read on return; the last chunks may still be moving.
-        The thread is in the device's place.
+        It is called by `StreamDriver.run`, in the device's place.
 
         Copies never wait for one another's ring: one of them may stand in a
         stream behind work that waits for the other.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import addressof, c_int, c_uint64
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 from dlbridge.errors import Error
 from dlbridge.kit.driver import StreamDriver
@@ -32,9 +32,7 @@ class DeviceMemory(PoolMemory):
 
     def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
         super().__init__(driver, events, name)
-        self._exportable: WeakValueDictionary[int, AllocationOwner[DriverMemory]] = (
-            WeakValueDictionary()
-        )
+        self._exportable: WeakSet[DriverMemory] = WeakSet()
 
     def import_memory(
         self, device_id: int, memory: ExportedMemory, stream: int
@@ -45,26 +43,11 @@ class DeviceMemory(PoolMemory):
         self.settle()
         parts = _OfCUDA() if memory.driver == CUDA else _OfOthers()
         given = made.resource, parts, parts.open, device_id, memory
-        driver.run(driver.place(device_id), _make, *given)
+        driver.run(driver.place(device_id), self._make, *given)
+        made.resource.must_wait = memory.driver != CUDA
         made.resource.born = next(self.consumers.clock)
         made.data, made.nbytes = made.resource.pointer, memory.nbytes - memory.offset
         made.offset = memory.offset
-        return self._enter(made)
-
-    def allocate(
-        self,
-        device_id: int,
-        nbytes: int,
-        alignment: int,
-        stream: int,
-        obtain: Callable[[DriverMemory, int], None] | None = None,
-    ) -> AllocationOwner[DriverMemory]:
-        """As `Memory.allocate`."""
-        made = super().allocate(device_id, nbytes, alignment, stream, obtain)
-        return made if made.resource.parts is None else self._enter(made)
-
-    def _enter(self, made: AllocationOwner[DriverMemory]) -> AllocationOwner[DriverMemory]:
-        self._exportable[made.data] = made
         return made
 
     def obtain(self, memory: DriverMemory, nbytes: int) -> None:
@@ -76,7 +59,7 @@ class DeviceMemory(PoolMemory):
 
     def _create(self, memory: DriverMemory, nbytes: int) -> None:
         parts = _OfCUDA()
-        _make(memory, parts, parts.create, memory.device_id, nbytes)
+        self._make(memory, parts, parts.create, memory.device_id, nbytes)
 
     def allocate_exportable(
         self, device_id: int, nbytes: int, stream: int
@@ -86,43 +69,37 @@ class DeviceMemory(PoolMemory):
 
     def can_export(self, data: int) -> bool:
         """Whether *data* was made so that it can be exported."""
-        return data in self._exportable
+        return self._find(data) is not None
+
+    def _find(self, data: int) -> DriverMemory | None:
+        for memory in list(self._exportable):
+            if memory.parts is not None and 0 <= data - memory.pointer < memory.parts.nbytes:
+                return memory
+        return None
 
     def export_memory(self, data: int) -> ExportedMemory:
         """A new file descriptor for memory that can be exported."""
-        memory, driver = self._exportable[data].resource, self.driver
-        parts, offset, owner = memory.parts, data - memory.pointer, Owner(_descriptors, c_int(-1))
+        memory, driver, owner = self._find(data), self.driver, Owner(_descriptors, c_int(-1))
+        assert memory is not None  # `can_export` was asked
+        parts, offset = memory.parts, data - memory.pointer
         export: tuple[Any, ...] = [], addressof(owner.resource), parts.handle.value, _FILE, 0
         export = take_back, "cuMemExportToShareableHandle", *export
         driver.run(driver.place(memory.device_id), *export)
         return ExportedMemory(owner.resource.value, parts.nbytes, offset, CUDA, owner)
 
-    def _give_back(self, memory: DriverMemory, wait: bool = False) -> bool:
-        """Free *memory*; the other driver may use an import anew after this, so it waits."""
-        give_back = super()._give_back
-        return give_back(memory, wait) or (
-            isinstance(memory.parts, _OfOthers) and give_back(memory, True)
-        )
-
-    def release(self, memory: DriverMemory) -> None:
-        """Free behind the work on its stream; the end of an import waits for that work."""
-        if memory.parts is None:
-            super().release(memory)
-        else:
-            self.wait_before_free(memory.stream)
-            memory.parts.end()
-
-
-def _make(memory: DriverMemory, parts: _Parts, make: Callable[..., None], *arguments: Any) -> None:
-    """Let *make* call the driver for *parts*, which become those of *memory*."""
-    memory.parts = parts
-    try:
-        make(*arguments)
-    except Error:
-        parts.end()
-        memory.parts = None  # for another try
-        raise
-    memory.cell.value = parts.address.value
+    def _make(
+        self, memory: DriverMemory, parts: _Parts, make: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Let *make* call the driver for *parts*, which become those of *memory*."""
+        memory.parts = parts
+        try:
+            make(*arguments)
+        except Error:
+            parts.end()
+            memory.parts = None  # for another try
+            raise
+        memory.cell.value = parts.address.value
+        self._exportable.add(memory)
 
 
 _close = os.close
@@ -135,7 +112,7 @@ def _close_file(cell: c_int) -> bool:
     return True
 
 
-_descriptors = Resources(_close_file)
+_descriptors: Resources[c_int] = Resources(_close_file)
 
 
 class _Parts:

@@ -57,6 +57,28 @@ _Cells = c_void_p * 4
 _KINDS = {0: "pageable", 1: "host", 2: "device"}  # CUmemorytype; 0: the driver does not know it
 
 
+@cache
+def default_pool(device_id: int) -> Any:
+    """The device's default pool, told to keep what is freed; None if it has none.
+
+    It keeps up to the user's limit (`pool_limit`), or everything. A release threshold of 0, the
+    default, gives everything back to the system at each synchronisation. One that somebody else
+    has set is left alone: the pool belongs to the whole process.
+    """
+    limit = min(pool_limit(2**64 - 1), 2**64 - 1)
+    if not attribute(device_id, "MEMORY_POOLS_SUPPORTED"):
+        return None
+    pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", device_id))
+    threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+
+    def keep() -> None:
+        if int(call("cuMemPoolGetAttribute", pool, threshold)) == 0:
+            call("cuMemPoolSetAttribute", pool, threshold, cu.cuuint64_t(limit))
+
+    run(primary(device_id), keep)
+    return int(pool)
+
+
 class GPU(StreamDriver):
     """The driver API; a place is a context."""
 
@@ -77,7 +99,7 @@ class GPU(StreamDriver):
         return info.device_info(device_id)
 
     place = staticmethod(primary)
-    run = staticmethod(run)
+    run = staticmethod(run)  # type: ignore[assignment]  # mypy: a generic one is no T
 
     def place_of(self, stream: int, device_id: int) -> int:
         if stream <= PER_THREAD:
@@ -188,8 +210,7 @@ class GPU(StreamDriver):
     def free(self, pointer: int, codes: list[int]) -> None:
         take_back("cuMemFree", codes, pointer)
 
-    def pool(self, device_id: int) -> Any:
-        return default_pool(device_id)
+    pool = staticmethod(default_pool)
 
     def allocate_async(self, pool: Any, nbytes: int, stream: int, cell: c_uint64) -> None:
         # Not cuMemAllocAsync: it takes the pool of the stream's device.
@@ -309,28 +330,6 @@ class GPU(StreamDriver):
 gpu = GPU()
 events = EventPool(gpu)
 """The events of all backends of this package."""
-
-
-@cache
-def default_pool(device_id: int) -> Any:
-    """The device's default pool, told to keep what is freed; None if it has none.
-
-    It keeps up to the user's limit (`pool_limit`), or everything. A release threshold of 0, the
-    default, gives everything back to the system at each synchronisation. One that somebody else
-    has set is left alone: the pool belongs to the whole process.
-    """
-    limit = min(pool_limit(2**64 - 1), 2**64 - 1)
-    if not attribute(device_id, "MEMORY_POOLS_SUPPORTED"):
-        return None
-    pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", device_id))
-    threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-
-    def keep() -> None:
-        if int(call("cuMemPoolGetAttribute", pool, threshold)) == 0:
-            call("cuMemPoolSetAttribute", pool, threshold, cu.cuuint64_t(limit))
-
-    run(primary(device_id), keep)
-    return int(pool)
 
 
 @cache

@@ -22,9 +22,9 @@ def test_staging_goes_on(cuda, mode):
         stream() as own,
         memory(cuda, source.nbytes) as data,
         capture(captured, mode),
-        current(primary(0)),
     ):
-        stager.to_device(data, source.ctypes.data, source.nbytes, own)
+        copy = data, source.ctypes.data, source.nbytes, own
+        gpu.run(primary(0), stager.to_device, *copy)
         assert read(cuda, data, source.nbytes, own) == source.tobytes()
     with current(primary(0)):
         stager.close()

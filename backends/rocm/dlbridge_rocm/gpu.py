@@ -75,7 +75,7 @@ class GPU(StreamDriver):
     def place(self, device_id: int) -> int:
         return device_id
 
-    run = staticmethod(run)
+    run = staticmethod(run)  # type: ignore[assignment]  # mypy: a generic one is no T
 
     def place_of(self, stream: int, device_id: int) -> int:
         home = _device_of(stream, device_id)
