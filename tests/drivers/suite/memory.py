@@ -101,6 +101,20 @@ def test_no_room_waits_for_frees_on_the_way(fake, device, consumer, destroyed):
         rig().destroy_stream(other, 0)
 
 
+def test_no_room_waits_for_the_last_free_on_another_stream(fake, device):
+    """Not for one before it, whose event was recorded again."""
+    fake.memory(10 << 20)
+    drop(hold(device.allocate(0, 64, 256, default())), default())
+    data = hold(device.allocate(0, 6 << 20, 256, default()))
+    with stream() as other, gate(default()) as closed:
+        drop(data, default())
+        closed.open_soon()
+        again = hold(device.allocate(0, 6 << 20, 256, other))
+        assert closed.is_open
+        drop(again, other)
+        device.synchronize(0, other)
+
+
 @pytest.mark.parametrize("alignment", [256, 1 << 20])
 def test_no_room(fake, kind, alignment):
     """An error that says how much, and nothing is leaked or half done."""
