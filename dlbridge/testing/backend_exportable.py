@@ -77,9 +77,10 @@ class ExportableTests(BackendCase):
     def test_exportable_memory_needs_the_rest(self, device: DeviceUnderTest) -> None:
         """What can be allocated so can be exported, and opened again; the device has a UUID."""
         block = self.new_block(device)
-        backend, device_id = block.backend, device.device_id
-        assert isinstance(backend, SupportsMemoryImport)
-        assert isinstance(backend, SupportsDeviceInfo)
+        backend: Any = block.backend
+        device_id = device.device_id
+        for needed in (SupportsMemoryImport, SupportsDeviceInfo):
+            assert isinstance(backend, needed)
         refusal = backend.memory_export_refusal(device_id, block.data)
         block.close()
         assert (refusal, backend.memory_import_refusal(device_id)) == ("", "")

@@ -282,9 +282,11 @@ class ThreadTests(PublicCase):
 
     def makes(self, device: DeviceUnderTest, address: int, kind: str) -> Callable[[], Allocation]:
         """What makes one of the *kind*, or a skip with the reason that there is none."""
-        backend, device_id, stream = device.backend, device.device_id, device.stream
+        backend: Any = device.backend
+        device_id, stream = device.device_id, device.stream
+        given: tuple[Any, ...]
         if kind == "memory":
-            return lambda: backend.allocate(device_id, 1000, 256, stream)  # type: ignore[no-any-return]
+            return lambda: backend.allocate(device_id, 1000, 256, stream)
         if kind == "host import":
             self.need(backend, SupportsHostImport)
             refusal = backend.host_import_refusal(device_id, address, PAGES, True)
@@ -297,4 +299,4 @@ class ThreadTests(PublicCase):
             function = backend.host_view
         if refusal:
             pytest.skip(refusal)
-        return lambda: function(*given)  # type: ignore[no-any-return]
+        return lambda: function(*given)

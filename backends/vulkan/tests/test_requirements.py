@@ -3,13 +3,14 @@
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import demo, strided_kernel
 from dlbridge_vulkan.spirv import MAGIC, Module
 
 import dlbridge as bridge
+from dlbridge.diagnosis import kernels
 
 TWO = """#version 450
 layout(local_size_x = 64) in;
@@ -285,8 +286,8 @@ def test_damaged_modules_are_refused_or_taken(seed):
 
 def test_the_packages_own_modules(scale_spirv):
     check_layout(scale_spirv, "main", 1, 12)
-    check_layout(demo.SHADER.read_bytes(), "main", 2, demo.PUSH.size)
-    check_layout(strided_kernel.SHADER.read_bytes(), "main", 2, strided_kernel.PUSH.size)
+    blur = Path(kernels.__file__).with_name("box_blur.spv")
+    check_layout(blur.read_bytes(), "main", 2, 32)
     with pytest.raises(ValueError, match="pass push_nbytes=12"):
         check_layout(scale_spirv, "main", 1, 8)
 
