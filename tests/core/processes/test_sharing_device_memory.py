@@ -33,7 +33,7 @@ DEVICE = "vulkan:0"
 @pytest.fixture(scope="module")
 def vulkan():
     backend = backend_or_skip("vulkan")
-    refusal = backend.exportable_refusal(0)
+    refusal = backend.memory_export_refusal(0, 0)
     if refusal:
         pytest.skip(refusal)
     return backend
@@ -50,7 +50,12 @@ def other(vulkan):
 @pytest.fixture(autouse=True)
 def own_memory(vulkan, monkeypatch, request):
     """Of this process, too; and nothing stays."""
-    monkeypatch.setattr(type(vulkan), "host_import_drawback", lambda *_: "as on a discrete GPU")
+    refusal = type(vulkan).host_import_refusal
+    monkeypatch.setattr(
+        type(vulkan),
+        "host_import_refusal",
+        lambda *given: refusal(*given) or ("" if given[-1] else "as on a discrete GPU"),
+    )
     yield
     if "other" in request.fixturenames:
         request.getfixturevalue("other")(other_side.forget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,8 @@ def other():
 @pytest.fixture(params=["opencl:0", "vulkan:0"])
 def device(request):
     backend = backend_or_skip(request.param.partition(":")[0])
-    if hasattr(backend, "host_import_drawback") and backend.host_import_drawback(0):
+    page = bridge.empty(mmap.PAGESIZE, "uint8", alignment=mmap.PAGESIZE)
+    if backend.host_import_refusal(0, page.data_ptr(), page.nbytes, False):
         pytest.skip("it shares memory of its own: test_sharing_device_memory.py")
     return request.param
 
@@ -205,8 +207,8 @@ def test_a_device_that_refuses_the_block(device, monkeypatch):
     t = bridge.share(VALUES)
     backend = bridge.backend(device.partition(":")[0])
     monkeypatch.setattr(type(backend), "host_import_refusal", lambda *_: "not by this driver")
-    if hasattr(backend, "exportable_refusal"):
-        monkeypatch.setattr(type(backend), "exportable_refusal", lambda *_: "nor in its own")
+    if hasattr(backend, "memory_export_refusal"):
+        monkeypatch.setattr(type(backend), "memory_export_refusal", lambda *_: "nor in its own")
     with pytest.raises(ExchangeError, match=r"cannot work in shared memory.*not by this driver"):
         bridge.share(t, device)
     file = shared_blocks.mapping_at(t.data_ptr(), 1).file
