@@ -253,7 +253,10 @@ class GPU(StreamDriver):
     def locate(self, address: int, device_id: int) -> Location:
         """One call for four attributes."""
         own = c_uint64()
-        if cuda.cuCtxGetCurrent(own) or not own.value:
+        code = cuda.cuCtxGetCurrent(own)
+        if code:
+            check("cuCtxGetCurrent", code)
+        if not own.value:
             return run_somewhere(device_id, self._locate, address)
         return self._locate(address)
 

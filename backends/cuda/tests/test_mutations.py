@@ -75,7 +75,7 @@ SHOWN_BY = {
         "memory.Memory._finish_namesakes:self.driver.wait_for_device": ROCM + NAMESAKE,
         "memory.Memory._free:driver.wait_for_device": f"{ROCM}{MEMORY}test_the_stream_of_the_memory_is_destroyed_before_the_free",
         "memory.Memory._free:self._finish_namesakes": ROCM + NAMESAKE,
-        "memory.Memory._free:self._mark": f"{MEMORY}test_alignment_and_free_of_over_aligned_memory",
+        "memory.Memory._free:self._mark": CONSUMER,
         "memory.Memory._record:driver.wait_for_device": CONSUMER,
         "memory.Memory.trim:self.driver.wait_for_stream": ROOM,
         "memory.Memory.wait_before_free:self.driver.wait_for_device": ROCM + FREE,
