@@ -189,7 +189,7 @@ def test_backends_state_the_version_of_the_contract_as_a_number():
             if "device_type" in values:
                 found[f"{path}:{cls.lineno}"] = values.get("api")
     assert len(found) >= 9
-    assert set(found.values()) == {"1"}
+    assert set(found.values()) == {"2"}
 
 
 TESTS = sorted(

@@ -15,7 +15,6 @@ For any driver, and for a library in Python over one:
 `single_queue`      streams of a device that has one queue
 `through_host`      copies between two devices, where the library has none
 `buffer_array`      arrays for libraries that have buffers and no arrays
-`blur`              the demo's filter, for devices that compile OpenCL C
 ==================  ==============================================================
 
 A driver of the CUDA family (streams, events, device and pinned memory, addresses) needs one
@@ -44,5 +43,5 @@ make complete backends from it. Each part is a module of its own and can be used
 The parts import `dlbridge.errors` and `dlbridge.protocol` and nothing else of dlbridge.
 ``backends/cuda`` and ``backends/rocm`` are built on the second table, ``backends/webgpu`` on the
 first; ``backends/oneapi`` uses those parts that need no `StreamDriver`: `devices`, `host_views`,
-`through_host`, `gate`, `blur`, `streams.StreamRules`.
+`through_host`, `gate`, `streams.StreamRules`.
 """
