@@ -31,7 +31,7 @@ LOCKS_IN_CHILDREN = {
     "backends/cuda/dlbridge_cuda/driver.py",  # the driver is refused in a child before
     "backends/rocm/dlbridge_rocm/driver.py",  # likewise
     "backends/opencl/dlbridge_opencl/devices.py",  # likewise
-    "backends/opencl/dlbridge_opencl/sharing.py",  # likewise
+    "backends/opencl/dlbridge_opencl/queues.py",  # likewise
     "backends/opencl/dlbridge_opencl/views.py",  # likewise
 }
 
@@ -43,7 +43,6 @@ LATE_GENERATORS = {
     "dlbridge/core/processes/pickles.py",  # likewise
     "dlbridge/core/plugins/streams.py",  # likewise
     "dlbridge/ffi/calls.py",  # does nothing in another thread
-    "backends/opencl/dlbridge_opencl/views.py",  # unmaps, under the lock that this needs
 }
 
 

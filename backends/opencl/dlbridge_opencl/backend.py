@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import copies, devices, foreign, memory, native, queues, views
+from . import copies, devices, memory, native, queues, views
 
 __all__ = ["OpenCL"]
 
@@ -60,7 +60,7 @@ class OpenCL:
     # SupportsNative, SupportsForeignData
     from_native = staticmethod(native.from_native)
     to_native = staticmethod(native.to_native)
-    import_data = staticmethod(foreign.import_data)
+    import_data = staticmethod(memory.import_data)
 
     # SupportsDeviceInfo
     find_device = staticmethod(devices.find_device)

@@ -152,7 +152,8 @@ def copy(target: Span, source: Span, stream: int) -> None:
 
 def _in_one_context(target: Span, source: Span) -> bool:
     devices.device(source.device_id)  # an error if there is none; `command` looks for the other
-    return bool(find(target).context == find(source).context)
+    there, here = find(target).context, find(source).context
+    return there is here or bool(there == here)
 
 
 # Regions --------------------------------------------------------------------------

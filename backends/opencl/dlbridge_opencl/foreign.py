@@ -36,8 +36,12 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     The foreign *device_id* is ignored: every library numbers devices in its own
     way. OpenCL is called only for an object that `is_object` recognises.
     """
-    handle = data if is_object(data) else _word_at(data)
-    if handle is None or not is_object(handle):
+    handle: int | None = data
+    if not is_object(data):
+        handle = _word_at(data)
+        if handle is not None and not is_object(handle):
+            handle = None
+    if handle is None:
         raise ExchangeError(
             f"opencl: data {data:#x} from {module} is neither a cl_mem nor TVM's buffer "
             "descriptor of a driver in use here; export the cl_mem itself"

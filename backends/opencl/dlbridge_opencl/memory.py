@@ -28,6 +28,7 @@ __all__ = [
     "find",
     "host_import_refusal",
     "host_memory",
+    "import_data",
     "import_host",
     "live",
     "live_allocations",
@@ -55,6 +56,7 @@ class Memory:
         "context",
         "device_id",
         "in_place",
+        "is_alone",
         "is_ours",
         "nbytes",
         "stream",
@@ -71,6 +73,8 @@ class Memory:
         self.is_ours = True
         self.in_place = False
         """Whether the memory is the host's."""
+        self.is_alone = False
+        """Whether its driver takes one thread at a time."""
 
 
 live: dict[int, Memory] = lasting({})
@@ -90,7 +94,7 @@ def _release(memory: Memory) -> bool:
             noted = [] if memory.users is None else memory.users.queues
             _finish_all(memory.device_id, [*noted, *queues.all_in(memory.context)])
         live.pop(buffer.int_ptr, None)
-        if not devices.device(memory.device_id).thread_safe:
+        if memory.is_alone:
             _left.append(buffer)
         memory.buffer = None
     return True
@@ -117,6 +121,19 @@ def _finish_all(device_id: int, waiting: list[cl.CommandQueue]) -> None:
 def live_allocations() -> int:
     """How many results of `allocate` and `import_host` there are whose memory is not back."""
     return len(_resources)
+
+
+def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
+    """`foreign.import_data`, which is not asked about what was made here."""
+    memory = live.get(data)
+    return (
+        foreign.import_data(device_id, data, module)
+        if memory is None
+        else (
+            memory.device_id,
+            data,
+        )
+    )
 
 
 def find(span: Span) -> Memory:
@@ -169,6 +186,7 @@ def _made(
         flags |= _flags.ALLOC_HOST_PTR
     try:
         if not chosen.thread_safe:
+            memory.is_alone = True
             chosen.gate.run("releasing memory", _left.clear)
         if content is None or not chosen.copies_at_once:
             memory.buffer = chosen.gate.run("allocating", cl.Buffer, at.context, flags, nbytes)
@@ -255,7 +273,7 @@ def import_host(
         raise ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
     chosen, context = devices.device(device_id), devices.context(device_id)
     memory = Memory(device_id, context, nbytes, stream)
-    memory.in_place = True
+    memory.in_place, memory.is_alone = True, not chosen.thread_safe
     owner = AllocationOwner(_resources, memory)
     flags = _flags.READ_ONLY | _flags.HOST_READ_ONLY if readonly else _flags.READ_WRITE
     service = queues.service(device_id, context)

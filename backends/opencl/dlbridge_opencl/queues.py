@@ -88,7 +88,7 @@ _thread = threading.local()
 
 def _current(device_id: int) -> Stream:
     """The thread's queue on the device, in the context of `devices.context`."""
-    context = devices.CONTEXTS.get(device_id) or devices.context(device_id)
+    context = devices.context(device_id)
     own: dict[str, _QueuesOfThread] = _thread.__dict__
     # One step makes the dictionary: a finalizer that runs meanwhile may make it first.
     queues = own.get("queues") or own.setdefault("queues", _QueuesOfThread())
@@ -152,6 +152,12 @@ def _forget_oldest(kept: dict[Any, Any], limit: int) -> None:
 
 def current_stream(device_id: int) -> int:
     """The handle of this thread's queue."""
+    try:  # mostly it is there; each call less counts here
+        found: Stream = _thread.queues[device_id]
+        if found.context is devices.CONTEXTS[device_id]:
+            return found.handle
+    except (AttributeError, KeyError):
+        pass
     return _current(device_id).handle
 
 
