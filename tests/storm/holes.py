@@ -104,9 +104,9 @@ HOLES = {
         finding=r"a thread hangs|does not end",
         seconds=40,
     ),
-    "a finalizer allocates under a plain lock": Hole(
-        "dlbridge_vulkan.locks",
-        (("_lock: Any = threading.RLock()", "_lock: Any = threading.Lock()"),),
+    "a finalizer submits under a plain lock": Hole(
+        "dlbridge_vulkan.devices",
+        (("self._lock = threading.RLock()", "self._lock = threading.Lock()"),),
         (
             "--only=finalizers,to_a_device_and_back,collections",
             "--devices=vulkan:0",
