@@ -80,7 +80,7 @@ class Memory:
 live: dict[int, Memory] = lasting({})
 """data -> memory that was made here; an entry goes before its buffer does."""
 _left: list[cl.Buffer] = lasting([])
-"""What finalizers have left to the next `allocate`, where a driver takes one thread at a time."""
+"""What finalizers have left to whoever makes memory next, for drivers of one thread at a time."""
 
 
 def _release(memory: Memory) -> bool:
@@ -126,14 +126,15 @@ def live_allocations() -> int:
 def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     """`foreign.import_data`, which is not asked about what was made here."""
     memory = live.get(data)
-    return (
-        foreign.import_data(device_id, data, module)
-        if memory is None
-        else (
-            memory.device_id,
-            data,
+    if memory is not None:
+        return memory.device_id, data
+    device_id, data = foreign.import_data(device_id, data, module)
+    if any(buffer.int_ptr == data for buffer in _left.copy()):
+        raise ExchangeError(
+            f"opencl: data {data:#x} from {module} is memory of dlbridge that was freed: keep the "
+            "tensor, or its capsule, as long as its memory is used"
         )
-    )
+    return device_id, data
 
 
 def find(span: Span) -> Memory:
@@ -279,6 +280,8 @@ def import_host(
     service = queues.service(device_id, context)
 
     def make() -> None:
+        if memory.is_alone:
+            _left.clear()
         host = host_memory(address, nbytes, readonly)
         memory.buffer = cl.Buffer(context, flags | _flags.USE_HOST_PTR, hostbuf=host)
         if not chosen.is_cpu:
