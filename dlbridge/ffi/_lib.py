@@ -11,15 +11,20 @@ views of the same library are given:
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import importlib.util
 import os
 import signal
 import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core._cdefs import ffi
+from dlbridge.core.implementation_details.finalizers import wait_for
 from dlbridge.core.implementation_details.handlers import (
     handlers_exception,
     is_from_handler,
@@ -29,7 +34,7 @@ from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.errors import LibraryUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["C", "address", "destructor", "ffi", "has", "library_path", "py", "version"]
 
@@ -85,7 +90,9 @@ def destructor(
     address, or the integers that *declaration* says. It is a function of C, which no
     signal handler interrupts; or a Python one that makes no call, so that nothing
     interrupts it once it runs. The exception of a signal handler
-    that came before its first instruction is raised after it has run.
+    that came before its first instruction is raised after it has run. A Python one does
+    nothing once the process ends: it may give the GIL away at its first instruction, and a
+    daemon thread that wants it back then is unwound, through a destructor of C++.
     """
     code = getattr(immortal(forget), "__code__", None)
     if code is None:
@@ -101,8 +108,23 @@ def destructor(
             # When this frame is gone: a call would meet the exception in here.
             _at_return = raise_when_dropped(arrived)
 
-    callback = ffi.callback(declaration, forget, onerror=immortal(after_interrupt))
+    target = partial(forget)
+    without_effect = deque(maxlen=0).append if "," not in declaration else {}.__setitem__
+    _in_python.append((target, code, without_effect))
+    callback = ffi.callback(declaration, target, onerror=immortal(after_interrupt))
     return immortal(ffi.cast(pointer, immortal(callback)))
+
+
+_in_python: Final[list[tuple[partial[None], Any, Callable[..., None]]]] = []
+"""The Python functions that C calls as destructors, their code, and functions of C that take
+the same and have no effect."""
+
+
+@atexit.register
+def _end_destructors() -> None:
+    for target, _code, without_effect in _in_python:
+        target.__setstate__((without_effect, (), {}, {}))
+    wait_for({code for _target, code, _without_effect in _in_python})
 
 
 def has(symbol: str) -> bool:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-__all__ = ["end_finalizers"]
+__all__ = ["end_finalizers", "wait_for"]
 
 _LONGEST_WAIT = 2.0  # seconds; a driver that does not return must not keep the process
 
@@ -27,6 +27,11 @@ def end_finalizers(*classes: type) -> None:
     nothing: Any = object.__hash__  # any method of C
     for cls in classes:
         cls.__del__ = nothing  # type: ignore[attr-defined]  # object has none
+    wait_for(codes)
+
+
+def wait_for(codes: set[CodeType]) -> None:
+    """Let other threads end the functions of *codes* that they run now; none is begun any more."""
     running = {frame for frame in _frames_of_other_threads() if frame.f_code in codes}
     end = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < end and not running.isdisjoint(_frames_of_other_threads()):

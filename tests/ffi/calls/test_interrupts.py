@@ -105,8 +105,6 @@ def test_an_interruption_leaves_nothing_behind(run_script, work, error):
     assert code == 0, output
     # Before that, Python prints the exceptions that met a destructor.
     wrong, left, signals, waiting = ast.literal_eval(output.splitlines()[-1])
-    if error == "Alarm" and work.startswith("failed"):  # docs/safety.md, Open
-        wrong = [each for each in wrong if "failed without saying why" not in each]
     assert not wrong
     assert waiting * 200 <= signals  # an error may wait in its thread until the next call
     assert not any(left), f"{left} left behind by {signals} signals"
