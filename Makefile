@@ -153,7 +153,7 @@ format: $(VENV)/.test
 bench: $(VENV)/.test
 	@worse=0; for what in exchange ffi pack astype; do \
 	  $(BIN)/python tests/benchmarks/measure.py $$what --against docs/benchmarks/$$what.md || worse=1; \
-	done; exit $$worse
+	done; $(BIN)/python tests/benchmarks/calls.py --check || worse=1; exit $$worse
 
 # On a machine that does nothing else.
 bench-write: $(VENV)/.test
@@ -161,6 +161,7 @@ bench-write: $(VENV)/.test
 	  $(BIN)/python tests/benchmarks/measure.py $$what --write docs/benchmarks/$$what.md; \
 	done
 	$(BIN)/python tests/benchmarks/measure.py files --write docs/benchmarks/files.md
+	$(BIN)/python tests/benchmarks/calls.py --write
 	@set -e; for name in opencl vulkan webgpu oneapi; do \
 	  $(BIN)/python backends/$$name/bench_copy.py; \
 	done

@@ -21,6 +21,10 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, whose import would take half of ours
 if TYPE_CHECKING:
+    from dlbridge.core.moves.plans import Plan as Plan, Step as Step
+    from dlbridge.core.plugins.lookup import devices as devices, trim as trim
+    from dlbridge.core.processes.pickles import unpickle_to as unpickle_to
+
     from . import ffi as ffi
     from .core.accepting import accepts as accepts
     from .core.api import (
@@ -49,10 +53,7 @@ if TYPE_CHECKING:
         from_cuda_array_interface as from_cuda_array_interface,
     )
     from .core.moves.host_views import HostView as HostView
-    from .core.moves.steps import Plan as Plan, Step as Step
     from .core.moves.traces import Trace as Trace, trace as trace
-    from .core.moves.unpickling import unpickle_to as unpickle_to
-    from .core.plugins.listing import devices as devices
     from .core.plugins.lookup import device as device
     from .core.plugins.registry import (
         backend as backend,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
         synchronize as synchronize,
         use_stream as use_stream,
     )
-    from .core.plugins.trimming import trim as trim
     from .core.sharing import share as share
     from .core.tensor.operand import Operand as Operand
     from .core.tensor.tensor import Tensor as Tensor
@@ -97,15 +97,13 @@ _PUBLIC = {
     "core.interfaces.cuda_array_interface": "from_cuda_array_interface",
     "core.interfaces.anything": "device_of",
     "core.moves.host_views": "HostView",
-    "core.moves.steps": "Plan Step",
+    "core.moves.plans": "Plan Step",
     "core.moves.traces": "Trace trace",
-    "core.moves.unpickling": "unpickle_to",
-    "core.plugins.listing": "devices",
-    "core.plugins.lookup": "device",
+    "core.processes.pickles": "unpickle_to",
+    "core.plugins.lookup": "device devices trim",
     "core.plugins.registry": "backend backends register_backend",
     "core.plugins.streams": "current_stream synchronize use_stream",
     "core.sharing": "share",
-    "core.plugins.trimming": "trim",
     "core.tensor.operand": "Operand",
     "core.tensor.tensor": "Tensor",
     "core.values.devices": "DLDeviceType Device",

@@ -119,7 +119,7 @@ def _trim_around(device: Device) -> None:
 
 
 def _trim(device: Device) -> None:
-    from dlbridge.core.plugins.trimming import trim
+    from dlbridge.core.plugins.lookup import trim
 
     try:
         trim(device)

@@ -8,13 +8,16 @@ can support: each capability is a protocol. The guide for authors is
 Rules that hold for every member:
 
 * Only integers, memoryviews and plain Python objects cross; no cffi types.
+* What a backend gives is an object, an `Allocation`: memory, a host view, an import of
+  memory. **Dropped is given back**: there is no call that frees. dlbridge keeps it as long
+  as anything uses the memory, and drops it in any thread, also in a finalizer.
 * ``data`` is opaque to dlbridge: an address, a ``cl_mem``, a buffer handle. It is
-  an integer from 1 to 2**64 - 1; 0 stands for no memory. Until it is freed, no other
-  memory of that device has the same number. A `Span` names bytes of it by an offset;
+  an integer from 1 to 2**64 - 1; 0 stands for no memory. Until its allocation is dropped, no
+  other memory of that device has the same number. A `Span` names bytes of it by an offset;
   dlbridge adds the two only on devices whose ``data`` is an address
   (`ADDRESS_DEVICES`).
-* ``device_id`` counts from 0 to ``device_count() - 1``. For any other, every member but
-  ``free`` and ``release_host_view`` raises an `dlbridge.errors.ExchangeError` that names it.
+* ``device_id`` counts from 0 to ``device_count() - 1``. For any other, every member
+  raises an `dlbridge.errors.ExchangeError` that names it.
   `SupportsForeignData.import_data` gets the number of an exporter, which is not checked.
 * dlbridge asks for no bytes outside of memory that it knows. Where ``data`` is a handle, a
   backend refuses other bytes with an ExchangeError before it calls the driver. Where it is
@@ -24,9 +27,7 @@ Rules that hold for every member:
   queued on a stream; it is complete after ``synchronize``. A backend without
   `SupportsStreams` completes everything before it returns.
 * dlbridge never requests 0 bytes, and the two sides of one copy never overlap.
-* Every member may be called from any thread, and ``free`` and
-  ``release_host_view`` from a finalizer: for what dlbridge got from the backend they never
-  raise.
+* Every member may be called from any thread.
 * If a driver refuses a call, raise `dlbridge.errors.DeviceError`; if the device
   has not enough memory, `dlbridge.errors.DeviceMemoryError`; for a request that
   the device can never fulfil, `dlbridge.errors.ExchangeError`; for a device that is
@@ -38,8 +39,8 @@ Rules that hold for every member:
   instead; one that comes late, from work that was queued before, says that it is
   about earlier work.
 * A lost device: every member that needs it raises `dlbridge.errors.DeviceLost`, at
-  once and without waiting for its work. ``free`` and ``release_host_view`` then
-  forget the memory and return. Memory of the lost device never becomes valid
+  once and without waiting for its work. An `Allocation` that is dropped then is
+  forgotten. Memory of the lost device never becomes valid
   again, also if the same ``device_id`` does: a backend may open the device anew in
   an `Backend.allocate` after the loss was reported, or say in the error that a new
   process is needed.
@@ -51,12 +52,12 @@ Rules that hold for every member:
   removed is lost, and keeps its number.
 * A child of ``fork()`` must not call a driver that its parent has opened: members
   raise `dlbridge.errors.DeviceError`, which says so and how to start processes
-  instead; ``free`` and ``release_host_view`` do nothing, as the memory is the
-  parent's. A backend that was not used before the fork works in the child.
+  instead; what is dropped there stays, as the memory is the parent's. A backend that was
+  not used before the fork works in the child.
 * What else dlbridge must know before it copies is declared by attributes, each of
   which has a default: `Facts`.
-* A backend may offer ``live_allocations() -> int``, what has been allocated and
-  not freed; the conformance kit then counts exactly.
+* A backend may offer ``live_allocations() -> int``, how many `Allocation` objects there are
+  whose memory is not back; the conformance kit then counts exactly.
 """
 
 from __future__ import annotations
@@ -70,21 +71,19 @@ __all__ = [
     "CONTEXT_DEVICES",
     "HOST_DEVICES",
     "MIN_API",
+    "Allocation",
     "Backend",
     "ExportedMemory",
     "Facts",
     "NativeArray",
+    "PlainAllocation",
     "Region",
     "Span",
-    "SupportsAllocateExportable",
-    "SupportsAllocateFromHost",
     "SupportsCopy",
     "SupportsDeviceInfo",
-    "SupportsDeviceNames",
     "SupportsFill",
     "SupportsForeignData",
     "SupportsHostImport",
-    "SupportsHostImportDrawback",
     "SupportsHostView",
     "SupportsMemoryExport",
     "SupportsMemoryImport",
@@ -94,15 +93,16 @@ __all__ = [
     "SupportsTrim",
 ]
 
-API = 1
+API = 2
 """Version of this contract; a backend states the one it was written for.
 
 A change to a member raises it. A new ``Supports*`` protocol does not. A backend
-writes the number itself, ``api = 1``, and never ``api = API``: with a later
-dlbridge that would claim a version for which the backend was not written.
+writes the number itself, ``api = 2``, and never ``api = API``: with a later
+dlbridge that would claim a version for which the backend was not written. Version 1
+was never published.
 """
 
-MIN_API = 1
+MIN_API = 2
 """The oldest version that is still accepted.
 
 dlbridge accepts ``MIN_API`` to ``API``. Where a backend is of ``MIN_API`` and that
@@ -124,6 +124,63 @@ HOST_DEVICES = frozenset({1, 3, 11, 13})
 device is synchronised, CUDAManaged."""
 
 
+class Allocation(Protocol):
+    """Memory that a backend gives: it is given back when this object is dropped.
+
+    A backend returns a `PlainAllocation`, or an object of its own that has these attributes.
+    """
+
+    data: int
+    """An address or a handle, from 1 to 2**64 - 1."""
+
+    nbytes: int
+    """How many bytes there are, from *data* and *offset* on."""
+
+    offset: int
+    """Bytes from *data* to the first of them: 0, except where an import needs more."""
+
+    stream: int
+    """The stream of the last work on the memory: dlbridge writes it whenever that changes.
+
+    When the object is dropped, other work may use the memory again once the work that is
+    on this stream then has passed. The end of an import waits for that work, as its memory
+    belongs to somebody else, who may use it as soon as the object is gone.
+    """
+
+
+class PlainAllocation:
+    """An `Allocation` over an object that gives the memory back when it is dropped.
+
+    Parameters
+    ----------
+    data : int
+        An address or a handle, from 1 to 2**64 - 1.
+    nbytes : int
+        How many bytes there are.
+    stream : int
+        The stream that the memory is made for.
+    offset : int
+        Bytes from *data* to the first of them.
+    owner : object
+        What is dropped with this object.
+
+    Examples
+    --------
+    ``return PlainAllocation(buffer.handle, nbytes, stream, owner=buffer)``
+    """
+
+    __slots__ = ("__weakref__", "data", "nbytes", "offset", "owner", "stream")
+
+    def __init__(
+        self, data: int, nbytes: int, stream: int = 0, *, offset: int = 0, owner: object = None
+    ) -> None:
+        self.data: int = data
+        self.nbytes: int = nbytes
+        self.stream: int = stream
+        self.offset: int = offset
+        self.owner: object = owner
+
+
 class Span(NamedTuple):
     """Contiguous bytes of a device's memory: one side of a copy."""
 
@@ -131,7 +188,7 @@ class Span(NamedTuple):
     """The device of the memory."""
 
     data: int
-    """The number that `Backend.allocate` returned, or an import or a native object gave."""
+    """That of an `Allocation`, or of a native or imported object."""
 
     offset: int
     """Bytes from the beginning of *data* to the first byte of the span."""
@@ -185,6 +242,13 @@ class Facts:
     host's memory until ``synchronize`` returns. It counts for strided copies, too.
     """
 
+    content_limit: int = 0
+    """Up to how many bytes `Backend.allocate` takes *content*.
+
+    It is for a driver that makes memory together with its content faster than one after the
+    other.
+    """
+
 
 class Backend(Protocol):
     """Memory on one kind of device: all that a backend must provide.
@@ -203,31 +267,28 @@ class Backend(Protocol):
     """Its DLDeviceType (``dlpack.h``). Several backends may share kDLExtDev.
 
     Where it is one of `HOST_DEVICES`, dlbridge tries the backend when it is loaded:
-    ``current_stream(0)``, ``allocate(0, 256, 256, stream)`` and ``free``. What `allocate`
-    returns must be an address that this process can read, else loading fails with an
+    ``current_stream(0)`` and ``allocate(0, 256, 256, stream)``. What `allocate`
+    gives must have an address that this process can read, else loading fails with an
     error that names the package. If `current_stream` or `allocate` raises, nothing is said.
     """
 
     def device_count(self) -> int:
         """Number of usable devices, at least 1."""
 
-    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-        """New memory of *nbytes* > 0 bytes, usable by work on *stream*; its ``data``.
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        content: memoryview | None = None,
+    ) -> Allocation:
+        """New memory of *nbytes* > 0 bytes, usable by work on *stream*.
 
         *alignment* (bytes, a power of two) is honoured where ``data`` is an
-        address, and elsewhere where the device can.
-        """
-
-    def free(self, device_id: int, data: int, stream: int) -> None:
-        """Give *data* back once the work already on *stream* has passed.
-
-        dlbridge calls it once for each *data* that `allocate` or `import_host` has
-        returned. Any other *data*, also one that was freed before, is ignored or raises
-        `dlbridge.errors.ExchangeError`; nothing is freed then.
-
-        After `SupportsHostImport.import_host` it ends the import, and blocks until the
-        work already on *stream* has used the host's memory for the last time: its
-        owner may use it when this returns.
+        address, and elsewhere where the device can. With *content* the memory holds these
+        bytes, *nbytes* of them, for work on *stream*; they are not needed after the return.
+        dlbridge gives none, unless `Facts.content_limit` allows it.
         """
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
@@ -249,25 +310,6 @@ class Backend(Protocol):
         """The stream that work goes to now in this thread; 0: default, or none.
 
         What other threads make current does not matter.
-        """
-
-
-@runtime_checkable
-class SupportsAllocateFromHost(Protocol):
-    """A backend that makes memory together with its content, faster than one after the other."""
-
-    def allocate_from_host_limit(self, device_id: int) -> int:
-        """Up to how many bytes that is faster on the device, 0 if it never is; always the same."""
-
-    def allocate_from_host(
-        self, device_id: int, source: memoryview, alignment: int, stream: int
-    ) -> int:
-        """New memory as `Backend.allocate` gives it, with the bytes of *source*; its ``data``.
-
-        0 if it could not be made in this way: dlbridge then calls `Backend.allocate`, whose
-        errors say why, and `Backend.copy_from_host`. *source* is as in `Backend.copy_from_host`,
-        has at most `allocate_from_host_limit` bytes, and is not needed after the return. Work on
-        *stream* sees its bytes.
         """
 
 
@@ -373,45 +415,36 @@ class SupportsHostView(Protocol):
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address *data*; empty if it can. No side effect."""
 
-    def host_view(self, span: Span, writable: bool, stream: int) -> int:
-        """The host address of the bytes of *span*, readable on return.
+    def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
+        """The bytes of *span* for the host: ``data`` is the address, readable on return.
 
         ExchangeError where `host_view_refusal` gives a reason. Work on
         *stream* is complete by then. Device work on the memory must wait
-        for `release_host_view`; host writes are visible to work after it.
+        for the end of the view, when the object is dropped; host writes are visible to work
+        after it.
         """
-
-    def release_host_view(self, span: Span, address: int, stream: int) -> None:
-        """End the view of *span*, which is at *address*. May run in a finalizer."""
 
 
 @runtime_checkable
 class SupportsHostImport(Protocol):
     """A backend that can use host memory in place, if its address and size allow it."""
 
-    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
-        """Why this host memory cannot be used in place; empty if it can."""
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
+        """Why this host memory is not used in place; empty if it is.
 
-    def import_host(
-        self, device_id: int, address: int, nbytes: int, readonly: bool
-    ) -> tuple[int, int]:
-        """``(data, offset)`` for host memory that dlbridge keeps alive until ``free``.
-
-        With *readonly* the memory must never be written, also not by the import
-        itself or by its end: its pages may not allow it. dlbridge asks for no write
-        to such an import.
+        *demanded*: ``copy=False`` asks for it. If not, a drawback is a reason, too: on a device
+        with memory of its own each use of host memory crosses the bus, and a copy is better.
         """
 
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> Allocation:
+        """Host memory, which dlbridge keeps alive until the object is dropped.
 
-@runtime_checkable
-class SupportsHostImportDrawback(Protocol):
-    """A backend of devices on which host memory in place is possible and slow."""
-
-    def host_import_drawback(self, device_id: int) -> str:
-        """Why a copy is better on this device, where ``copy=None``; empty if it is not.
-
-        On a device with memory of its own each use of host memory crosses the
-        bus. ``copy=False`` imports it all the same.
+        Its end blocks until the work already on its ``stream`` has used the memory for the
+        last time. With *readonly* the memory must never be written, also not by the import
+        itself or by its end: its pages may not allow it. dlbridge asks for no write
+        to such an import.
         """
 
 
@@ -419,7 +452,7 @@ class ExportedMemory(NamedTuple):
     """Memory of one driver, as another driver of the same device can open it."""
 
     fd: int
-    """An opaque POSIX file descriptor (``VK_KHR_external_memory_fd``), for the caller to close."""
+    """An opaque POSIX file descriptor (``VK_KHR_external_memory_fd``)."""
 
     nbytes: int
     """The length of the whole allocation that *fd* stands for."""
@@ -433,19 +466,39 @@ class ExportedMemory(NamedTuple):
     ``"cuda"``: a shareable handle of CUDA. Empty: one way for all of them.
     """
 
+    owner: object = None
+    """The object that closes *fd* when it is dropped (`dlbridge.kit.resources.Descriptor`)."""
+
 
 @runtime_checkable
 class SupportsMemoryExport(Protocol):
-    """A backend that gives another driver of the same device access to its memory."""
+    """A backend that gives other drivers of the same device, and other processes, its memory.
+
+    For other processes (`dlbridge.share`) it is a `SupportsMemoryImport`, too: there the
+    same backend imports what this one has exported, on the device of the same UUID
+    (`SupportsDeviceInfo`). Several imports and exports of one allocation may live at once,
+    and any of them may end first, also because its process was killed. dlbridge asks where a
+    device does not use host memory in place (`SupportsHostImport`), or has a drawback there.
+    """
 
     def memory_export_refusal(self, device_id: int, data: int) -> str:
-        """Why another driver cannot be given *data*; empty if it can. No side effect."""
+        """Why *data* cannot be given to others; empty if it can. No side effect.
+
+        *data* of 0: why the device has no memory for `allocate_exportable`.
+        """
 
     def export_memory(self, device_id: int, data: int) -> ExportedMemory:
-        """A new file descriptor for the allocation that *data* is in; the caller closes it.
+        """A new file descriptor for the allocation that *data* is in.
 
         ExchangeError where `memory_export_refusal` gives a reason. dlbridge has waited for
         the work on *data*, and keeps *data* as long as the other driver uses it.
+        """
+
+    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> Allocation:
+        """New memory, as `Backend.allocate` gives it, that can be exported.
+
+        It is an allocation of its own: whoever opens it finds no other memory there. An address
+        is a multiple of 256.
         """
 
 
@@ -460,34 +513,12 @@ class SupportsMemoryImport(Protocol):
     def memory_import_refusal(self, device_id: int) -> str:
         """Why the device imports no memory of other drivers; empty if it does."""
 
-    def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
-        """``(data, offset)`` for *memory*, which dlbridge keeps alive until ``free``.
+    def import_memory(self, device_id: int, memory: ExportedMemory, stream: int) -> Allocation:
+        """The memory of *memory*, which dlbridge keeps alive until the object is dropped.
 
-        ``memory.fd`` stays the caller's: duplicate it for a driver that takes it over.
-        `Backend.free` ends the import, and blocks until the work already on its stream, and
-        on streams that were ordered with it, has used the memory for the last time.
-        """
-
-
-@runtime_checkable
-class SupportsAllocateExportable(Protocol):
-    """A backend whose memory other processes can have in place: `dlbridge.share`.
-
-    It is a `SupportsMemoryExport` and a `SupportsMemoryImport`, too: in the other process the
-    same backend imports what this one has exported, on the device of the same UUID
-    (`SupportsDeviceInfo`). There several imports and exports of one allocation may live at once,
-    and any of them may end first, also because its process was killed. dlbridge asks where a
-    device does not use host memory in place (`SupportsHostImport`), or has a drawback there.
-    """
-
-    def exportable_refusal(self, device_id: int) -> str:
-        """Why the device has no such memory; empty if it has. No side effect."""
-
-    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> int:
-        """New memory, as `Backend.allocate` gives it, that can be exported; its ``data``.
-
-        It is an allocation of its own: whoever opens it finds no other memory there. An address
-        is a multiple of 256. ExchangeError where `exportable_refusal` gives a reason.
+        ``memory.fd`` stays the caller's: duplicate it for a driver that takes it over. The end
+        of the object blocks until the work already on its ``stream``, and on streams that were
+        ordered with it, has used the memory for the last time.
         """
 
 
@@ -556,16 +587,8 @@ class SupportsForeignData(Protocol):
 
 
 @runtime_checkable
-class SupportsDeviceNames(Protocol):
-    """A backend whose devices can be asked for by name (``"opencl:Intel"``)."""
-
-    def find_device(self, name: str) -> int:
-        """The device that *name* names; otherwise LookupError with a list of the devices."""
-
-
-@runtime_checkable
 class SupportsDeviceInfo(Protocol):
-    """A backend that describes its devices, for ``info``."""
+    """A backend that describes its devices, for ``info``, and finds them by name."""
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """The properties of the device, by name.
@@ -574,6 +597,12 @@ class SupportsDeviceInfo(Protocol):
         ``driver``, ``host_memory_shared`` (bool) and the device's limits. A UUID is 32
         hexadecimal digits, dashes and a prefix ``GPU-`` or ``MIG-`` do not count; ``pci``
         is ``domain:bus:device.function``. `dlbridge.Device` gives both in one form.
+        """
+
+    def find_device(self, name: str) -> int:
+        """The device that *name* names (``"opencl:Intel"``).
+
+        LookupError with a list of the devices if there is none, or more than one.
         """
 
 

@@ -68,7 +68,7 @@ BELOW = re.compile("(api|benchmarks)/").match
 
 OF_BACKENDS = {
     *("adopt_device", "close_device", "kernel", "wrap_buffer", "device_info"),
-    *("host_import_drawback", "queue", "__call__", "close"),
+    *("queue", "__call__", "close"),
     *(each.name for each in dataclasses.fields(dlbridge_vulkan.VulkanArray)),
     *(each.name for each in dataclasses.fields(dlbridge_webgpu.WebGPUArray)),
 }

@@ -18,10 +18,9 @@ TABLE = """
 errors
 protocol
 
-kit.status kit.limits kit.fork kit.devices kit.host_views kit.gate kit.callbacks kit.handles kit.single_queue
+kit.resources kit.status kit.limits kit.fork kit.devices kit.host_views kit.gate kit.callbacks kit.handles kit.single_queue
 kit.through_host kit.buffer_array
-kit.resources kit.driver kit.helpers
-kit.places
+kit.driver kit.helpers
 kit.capture kit.events kit.pointers kit.regions kit.consumers
 kit.streams kit.memory
 kit.pool kit.pinned kit.staging
@@ -45,9 +44,7 @@ core.dlpack core.dlpack.structs core.dlpack.requests core.dlpack.capsules
 core.dlpack.foreign_tables core.dlpack.exports
 
 core.plugins core.plugins.cpu core.plugins.contract core.plugins.registry
-core.plugins.failures core.plugins.listing core.plugins.lookup core.plugins.identity
-core.plugins.streams
-core.plugins.trimming
+core.plugins.records core.plugins.lookup core.plugins.streams
 
 core.tensor core.tensor.other_names core.tensor.memory core.tensor.carriers core.tensor.metadata
 core.tensor.ordering
@@ -59,11 +56,11 @@ libraries
 core.interfaces core.interfaces.lists
 
 core.moves core.moves.regions core.moves.within_host
-core.moves.host_and_device
-core.moves.between_devices core.moves.copies core.moves.progress core.moves.memory_imports
-core.moves.steps core.moves.plans core.moves.traces core.moves.allocate core.moves.filling core.moves.transfer
-core.moves.host_views core.moves.pickling core.moves.unpickling core.moves.printing
-core.moves.shared_blocks core.moves.device_blocks core.moves.shared_places core.moves.shared_tensors
+core.moves.copies core.moves.plans core.moves.traces core.moves.progress core.moves.transfer
+core.moves.filling core.moves.host_views core.moves.printing
+
+core.processes core.processes.host_blocks core.processes.device_blocks
+core.processes.pickles core.processes.shared_tensors
 
 core.interfaces.dlpack core.interfaces.native core.interfaces.buffers core.interfaces.arrow
 core.interfaces.cuda_array_interface core.interfaces.own_table core.interfaces.anything
@@ -110,15 +107,14 @@ ORDER = TABLE.split()
 # Functions that import a later module when they are called: a method of Tensor
 # that moves or exports, for example. Each is off the fast paths.
 LATE = {
-    "core.values.devices": {"core.plugins.identity"},
+    "core.values.devices": {"core.plugins.lookup"},
     "core.tensor.tensor": {
         "core.tensor.array_tensor",
         "core.tensor.operand",
         "core.tensor.resized_views",
         "core.moves.transfer",
-        "core.moves.pickling",
+        "core.processes.pickles",
         "core.moves.printing",
-        "core.moves.unpickling",
         "core.moves.host_views",
         "core.interfaces.dlpack",
         "core.interfaces.buffers",
@@ -251,6 +247,7 @@ def foreign_private_uses(tree):
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.endswith("_")
+        and node.attr != "_replace"  # of named tuples, and public
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
         and node.attr not in own
     ]

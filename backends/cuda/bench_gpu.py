@@ -78,27 +78,27 @@ def host_array(nbytes: int, pinned: bool) -> Any:
     return array
 
 
-def plain(array: Any, to_device: bool) -> tuple[Copy, Callable[[], None]]:
-    """The driver's call and a synchronisation, and what frees its memory."""
+def plain(array: Any, to_device: bool) -> Copy:
+    """The driver's call and a synchronisation."""
     cuda: Any = dlbridge.backend("cuda")
     from cuda.bindings import driver
 
-    data = cuda.allocate(0, array.nbytes, 256, 1)
+    memory = cuda.allocate(0, array.nbytes, 256, 1)
     (error, context) = driver.cuDevicePrimaryCtxRetain(0)
     assert not error, error
 
     def copy() -> None:
         driver.cuCtxPushCurrent(context)
         if to_device:
-            (error,) = driver.cuMemcpyHtoDAsync(data, array.ctypes.data, array.nbytes, 1)
+            (error,) = driver.cuMemcpyHtoDAsync(memory.data, array.ctypes.data, array.nbytes, 1)
         else:
-            (error,) = driver.cuMemcpyDtoHAsync(array.ctypes.data, data, array.nbytes, 1)
+            (error,) = driver.cuMemcpyDtoHAsync(array.ctypes.data, memory.data, array.nbytes, 1)
         assert not error, error
         (error,) = driver.cuStreamSynchronize(1)
         assert not error, error
         driver.cuCtxPopCurrent()
 
-    return copy, lambda: cuda.free(0, data, 1)
+    return copy
 
 
 def ours(array: Any, to_device: bool) -> Copy:
@@ -147,16 +147,12 @@ def cupys(cupy: Any, array: Any, to_device: bool) -> Copy:
 def row(nbytes: int, pinned: bool, to_device: bool, peers: dict[str, Any]) -> dict[str, float]:
     """Bytes per second of every column."""
     array = host_array(nbytes, pinned)
-    copy, free = plain(array, to_device)
-    copies = {"plain cuMemcpy": copy, "dlbridge": ours(array, to_device)}
+    copies = {"plain cuMemcpy": plain(array, to_device), "dlbridge": ours(array, to_device)}
     if peers["torch"] is not None:
         copies["torch"] = torchs(peers["torch"], array, to_device)
     if peers["cupy"] is not None:
         copies["cupy"] = cupys(peers["cupy"], array, to_device)
-    try:
-        return {name: nbytes / seconds(copy) for name, copy in copies.items()}
-    finally:
-        free()
+    return {name: nbytes / seconds(copy) for name, copy in copies.items()}
 
 
 def table(pinned: bool, to_device: bool, sizes: Sequence[int], peers: dict[str, Any]) -> list[str]:

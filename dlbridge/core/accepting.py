@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlbridge.core.interfaces.anything import device_of, import_anything
 from dlbridge.core.libraries.library import Library, is_array_of
 from dlbridge.core.libraries.lookup import KNOWN, find_library, is_known, library_of
-from dlbridge.core.plugins.lookup import find_device, supports
+from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.plugins.records import plugin_named
 from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
@@ -22,7 +23,6 @@ from dlbridge.core.values.devices import Device, type_names
 from dlbridge.core.values.dtypes import from_numpy
 from dlbridge.core.values.suggestions import did_you_mean, with_article
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.protocol import SupportsNative
 
 from .api import to_device
 
@@ -342,19 +342,20 @@ def _backend_of_object(x: Any) -> str | None:
         return None
     library = library_of(cls)
     if library is not None and library.backend:
-        return library.backend if _describes(backend(library.backend), x) else None
+        return library.backend if _describes(library.backend, x) else None
     for name in packages_of(cls):
         with suppress(Error):  # it cannot be used here, so nobody can have made the object
             backend(name)
-    for name, plugin in sorted(LOADED.copy().items()):
-        if _describes(plugin, x):
+    for name in sorted(LOADED.copy()):
+        if _describes(name, x):
             return name
     return None
 
 
-def _describes(plugin: Any, x: Any) -> bool:
-    """Whether *x* is memory that *plugin* can take; not so an image, for example."""
+def _describes(name: str, x: Any) -> bool:
+    """Whether *x* is memory that the backend *name* can take; not so an image, for example."""
+    from_native = plugin_named(name).from_native
     try:
-        return supports(plugin, SupportsNative) and plugin.from_native(x) is not None
+        return from_native is not None and from_native(x) is not None
     except Error:
         return False

@@ -11,13 +11,11 @@ from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library, library_step
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of
-from dlbridge.core.moves.allocate import check_alignment
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.plans import plan_by_library, plan_move
+from dlbridge.core.moves.plans import Step, plan_by_library, plan_move
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.steps import Step
 from dlbridge.core.moves.traces import is_recording
-from dlbridge.core.moves.transfer import aligned, move, run
+from dlbridge.core.moves.transfer import aligned, check_alignment, move, run
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.plugins.streams import stream_block
 from dlbridge.core.prepared import ITSELF, READY, prepare
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from dlbridge_vulkan import VulkanArray
     from dlbridge_webgpu import WebGPUArray
 
-    from dlbridge.core.moves.steps import Plan
+    from dlbridge.core.moves.plans import Plan
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.typing import (
         ArrayClassModule,

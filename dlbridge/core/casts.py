@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlbridge.core.api import asarray
-from dlbridge.core.moves.allocate import allocate
 from dlbridge.core.moves.copies import copy_elements
+from dlbridge.core.moves.transfer import allocate
 from dlbridge.core.moves.within_host import copy_host
 from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import host_array, operand_of

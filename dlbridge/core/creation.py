@@ -7,8 +7,8 @@ from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from dlbridge.core.dlpack.structs import MAX_NDIM
-from dlbridge.core.moves.allocate import allocate, check_alignment
 from dlbridge.core.moves.filling import fill, pattern_of
+from dlbridge.core.moves.transfer import allocate, check_alignment
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.public import public
@@ -116,8 +116,8 @@ def empty(
 
 
 def _empty_shared(where: Device, kind: DType, extents: tuple[int, ...], alignment: int) -> Tensor:
-    from dlbridge.core.moves.shared_blocks import PAGE
-    from dlbridge.core.moves.shared_tensors import empty_shared
+    from dlbridge.core.processes.host_blocks import PAGE
+    from dlbridge.core.processes.shared_tensors import empty_shared
 
     if alignment > PAGE:
         raise ValueError(f"alignment {alignment}: shared memory begins on a page of {PAGE} bytes")

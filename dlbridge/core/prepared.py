@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.libraries.library import HOST_ONLY
 from dlbridge.core.libraries.lookup import IMPORTERS, find_description, library_of
-from dlbridge.core.moves.allocate import allocate_from_host, allocate_from_host_limit
 from dlbridge.core.moves.plans import why_no_host_import
-from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.moves.transfer import allocate_with
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES
 from dlbridge.core.tensor.metadata import carrier_of
@@ -80,8 +80,8 @@ def _upload(
     cls: type, importer: Callable[[Any], Any], target: Device
 ) -> Callable[[Any], Any] | None:
     """For host arrays, where the backend makes memory together with its content."""
-    plugin = backend_of(target)
-    limit = allocate_from_host_limit(plugin, target)
+    plugin = plugin_of(target)
+    limit = plugin.content_limit
     if not limit or cls is Tensor:  # that class is the one of tensors on devices
         return None
     is_numpy = (cls.__module__, cls.__name__) == ("numpy", "ndarray")
@@ -98,10 +98,9 @@ def _upload(
             return None
         if not why_no_host_import(address_of(array), array.nbytes, target):
             return None  # it is used in place
-        if backend_of(target) is not plugin:
+        if plugin_of(target) is not plugin:
             return None  # another backend was registered by that name
-        made = allocate_from_host(plugin, target, array.data.cast("B"), dtype, array.shape)
-        return None if made is None else made[0]
+        return allocate_with(plugin, target, array.data.cast("B"), dtype, array.shape)[0]
 
     return convert
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.core.interfaces.dlpack import needs_its_library
-from dlbridge.core.moves.shared_tensors import share_tensor
 from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.processes.shared_tensors import share_tensor
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
 

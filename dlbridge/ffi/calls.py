@@ -22,13 +22,12 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dlbridge.core.interfaces.own_table import _managed_tensor_allocator as managed_tensor_allocator
-from dlbridge.core.plugins.lookup import backend_of
-from dlbridge.core.plugins.streams import order, use_stream as use_backend_stream
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.streams import use_stream as use_backend_stream
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.values.devices import Device, device
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import SupportsStreams
 
 from ._lib import C, address, ffi, py
 from .any import (
@@ -383,9 +382,9 @@ def on_streams(
 
 def _order(device: Device, stream: int, on: int) -> None:
     """Make *stream* wait for *on*. BackendUnavailable where nothing here can."""
-    plugin = backend_of(device)
-    if isinstance(plugin, SupportsStreams):
-        order(plugin, device, stream, on)
+    plugin = plugin_of(device)
+    if plugin.wait is not None:
+        plugin.wait(device.index, stream, on)
 
 
 @public_in("dlbridge.ffi")

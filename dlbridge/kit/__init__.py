@@ -23,7 +23,6 @@ make complete backends from it. Each part is a module of its own and can be used
 
 ==================  ==============================================================
 `driver`            what the parts ask of a driver
-`places`            the thread's own place, put back after a signal handler's exception
 `capture`           what graph capture forbids, asked before anything is queued
 `events`            events that are used again
 `streams`           what ``stream=`` may be; the order between two streams

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from dlbridge.protocol import Allocation
+
 from .devices import Devices
 from .driver import StreamDriver
 from .events import EventPool
-from .memory import Allocation, Memory
-from .places import puts_place_back
+from .memory import Memory
 from .streams import StreamOrder, StreamRules
 
 __all__ = ["StreamBackend", "address_of", "bytes_at"]
@@ -32,7 +33,7 @@ class StreamBackend(Devices):
     """One kind of memory; ``data`` is an address.
 
     Provides `dlbridge.protocol.Backend` without copies, ``SupportsStreams``,
-    ``SupportsDeviceNames``, ``SupportsDeviceInfo`` and ``SupportsTrim``.
+    ``SupportsDeviceInfo`` and ``SupportsTrim``.
 
     Parameters
     ----------
@@ -58,7 +59,6 @@ class StreamBackend(Devices):
         self._rules = rules
         self._memory = memory
         self._order = StreamOrder(driver, events)
-        self._owned: dict[int, Allocation] = {}
 
     def device_count(self) -> int:
         """Number of devices."""
@@ -66,61 +66,54 @@ class StreamBackend(Devices):
 
     def home(self, device_id: int) -> int:
         """The device in whose place memory of *device_id* is made; ExchangeError if none."""
-        self.check_device(device_id)
+        if not 0 <= device_id < self._physical:
+            self.check_device(device_id)
         return device_id
 
     def handle(self, stream: int) -> int:
         """*stream* as the driver takes it: 0 is its default stream."""
         return stream or self.driver.default_stream
 
-    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-        """Allocate *nbytes* bytes at a multiple of *alignment*."""
-        home = self.home(device_id)
-        return self.own(self._memory.allocate(home, nbytes, alignment, self.handle(stream)))
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        content: memoryview | None = None,
+    ) -> Allocation:
+        """Memory at a multiple of *alignment*.
 
-    def own(self, allocation: Allocation) -> int:
-        """Keep *allocation* until `free`; its address."""
-        data = allocation.data
-        # No call comes between these lines: no handler's exception, and no other thread.
-        allocation.other = self._owned[data] if data in self._owned else None  # noqa: SIM401
-        self._owned[data] = allocation
-        return data
+        Dropped, it is freed after the work on its stream, and that of streams that waited
+        meanwhile.
+        """
+        stream = stream or self.driver.default_stream
+        return self._memory.allocate(self.home(device_id), nbytes, alignment, stream)
 
-    def free(self, device_id: int, data: int, stream: int) -> None:
-        """Free *data* after the work on *stream*, and that of streams that waited meanwhile."""
-        if data in self._owned:  # no call comes, as in `own`, before it is dropped
-            allocation = self._owned[data]
-            allocation.resource.stream = stream or self.driver.default_stream
-            if allocation.other is None:
-                del self._owned[data]
-            else:
-                self._owned[data] = allocation.other
-
-    @puts_place_back
     def trim(self, device_id: int) -> None:
         """Give the driver what is kept of freed memory."""
         self._memory.give_back(self.home(device_id))
 
     def current_stream(self, device_id: int) -> int:
         """The default stream: the driver does not know a current one."""
-        self.check_device(device_id)
+        if device_id:
+            self.check_device(device_id)
         return self.driver.default_stream
 
-    @puts_place_back
     def synchronize(self, device_id: int, stream: int) -> None:
         """Block until the work on *stream* is done."""
         self._order.synchronize(self.home(device_id), self.handle(stream))
 
-    @puts_place_back
     def wait(self, device_id: int, stream: int, on: int) -> None:
         """Make later work on *stream* wait for the work now on *on*, by an event."""
         home, stream, on = self.home(device_id), self.handle(stream), self.handle(on)
-        self._order.wait(home, stream, on)
         if stream != on:
-            driver = self.driver
-            with driver.at(driver.place(home)):
-                self._memory.consumers.note(home, stream, home)
-                self._memory.consumers.note(home, on, home)
+            self.driver.run(self.driver.place(home), self._wait, home, stream, on)
+
+    def _wait(self, home: int, stream: int, on: int) -> None:
+        self._order.wait_here(home, stream, on)
+        self._memory.consumers.note(home, stream, home)
+        self._memory.consumers.note(home, on, home)
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The handle for what a caller passed as ``stream=``; -1: do not order."""

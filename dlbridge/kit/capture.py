@@ -12,6 +12,8 @@ from .driver import StreamDriver, StreamState
 
 __all__ = ["has_nothing_to_wait_for", "refuse_capture", "refuse_disturbing"]
 
+_RUNS = StreamState.RUNS
+
 
 def refuse_capture(driver: StreamDriver, stream: int, what: str) -> None:
     """Refuse what cannot be done on a stream that captures.
@@ -30,7 +32,7 @@ def refuse_capture(driver: StreamDriver, stream: int, what: str) -> None:
     dlbridge.errors.ExchangeError
         If work on *stream* would not run now.
     """
-    if driver.stream_state(stream) is not StreamState.RUNS:
+    if driver.stream_state(stream) is not _RUNS:
         raise ExchangeError(
             f"stream {stream:#x} is capturing a {driver.api} graph, or would disturb one: memory "
             f"and work on it cannot be {what} now. Do it before the capture begins"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from .driver import LastingStream, StreamDriver, StreamState
 
-__all__ = ["Birth", "Consumers", "Uses"]
+__all__ = ["Consumers", "Uses"]
 
 _FEW = 256
 
@@ -29,15 +29,6 @@ class Uses(NamedTuple):
     new stream that has the handle of a destroyed one."""
     others: list[tuple[LastingStream, int | None]]
     """The other streams to wait for, and their numbers where the driver has such."""
-
-
-class Birth(NamedTuple):
-    """When memory was allocated, or imported."""
-
-    when: int = 0
-    stream: int | None = None
-    """The stream that it was allocated for, and its unique number, if they are known."""
-    number: int | None = None
 
 
 class _Seen(NamedTuple):
@@ -65,20 +56,18 @@ class Consumers:
     driver : StreamDriver
         Tells streams apart that had the same handle one after the other.
     births : Callable
-        The births of all memory that is still there.
+        When the memory came that is still there, by the `clock`.
     """
 
-    def __init__(self, driver: StreamDriver, births: Callable[[], Iterable[Birth]] = tuple) -> None:
+    def __init__(self, driver: StreamDriver, births: Callable[[], Iterable[int]] = tuple) -> None:
         self._driver = driver
         self._births = births
-        self._clock = count(1)  # next() is atomic
+        self.clock = count(1)  # next() is atomic
         self._seen: dict[tuple[int, LastingStream], _Seen] = {}  # by device and consumer
+        self.latest = 0
+        """When the last note was made: memory that is younger has no consumers."""
         self._limit = _FEW
         self._lock = threading.RLock()  # re-entered by a finalizer that frees
-
-    def birth(self, stream: int | None = None, number: int | None = None) -> Birth:
-        """That of memory which is allocated now."""
-        return Birth(next(self._clock), stream, number)
 
     def note(self, device_id: int, stream: int, home: int) -> None:
         """Note that memory of *device_id* may be used on *stream* from now on.
@@ -103,33 +92,38 @@ class Consumers:
             if last is not None:
                 is_new = number != last.number and None not in (number, last.number)
                 before = last.when if is_new else last.before
-            self._seen[key] = _Seen(next(self._clock), number, before)
+            self.latest = when = next(self.clock)
+            self._seen[key] = _Seen(when, number, before)
             if len(self._seen) > self._limit:
                 self._forget()
 
-    def uses(self, device_id: int, birth: Birth, stream: LastingStream) -> Uses:
+    def uses(
+        self, device_id: int, born: int, stream: LastingStream, number: int | None = None
+    ) -> Uses:
         """Find the streams, beside *stream*, that the free of some memory has to wait for.
 
         Parameters
         ----------
         device_id : int
             Where the memory is.
-        birth : Birth
-            When it came there.
+        born : int
+            When it came there, by the `clock`.
         stream : LastingStream
             The stream in whose order it is freed.
+        number : int, optional
+            The number of that stream when the memory came, if it is known.
 
         Returns
         -------
         Uses
             The streams, and the numbers that tell whether they are still the same ones.
         """
-        own = {birth.number} if birth.stream == stream.stream else set()
+        own = {number}
         others = []
         for (device, other), seen in self._seen.copy().items():
             if device != device_id:
                 continue
-            numbers = seen.numbers(birth.when)
+            numbers = seen.numbers(born)
             if other == stream:
                 own.update(numbers)
             else:
@@ -150,7 +144,7 @@ class Consumers:
 
     def _forget(self) -> None:
         """Drop what is older than all memory that is still there. Called under the lock."""
-        oldest = min((birth.when for birth in self._births()), default=next(self._clock))
+        oldest = min(self._births(), default=next(self.clock))
         for key, seen in self._seen.copy().items():
             if seen.when < oldest:
                 self._seen.pop(key, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from dlbridge.protocol import Region, Span
 
@@ -12,7 +13,6 @@ from .driver import StreamDriver
 from .events import EventPool
 from .host_copies import HostCopies
 from .memory import Memory
-from .places import puts_place_back
 from .pointers import checked
 from .regions import Side, copy_region
 from .streams import StreamRules
@@ -49,63 +49,48 @@ class DeviceBackend(StreamBackend):
         super().__init__(driver, rules, memory, events)
         self._host_copies = host_copies
 
-    @puts_place_back
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """The device that *data* is really on; ExchangeError if the label is wrong."""
         home = self.home(device_id)
         found = checked(self.driver, data, home, self.name, self.kinds)
         return (found.device_id if found.kind == "device" else device_id), data
 
-    @puts_place_back
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source*, which may be read until ``synchronize``."""
         device_id, data, offset, nbytes = target
-        home, here = self.home(device_id), address_of(source)
+        given = self.home(device_id), data + offset, address_of(source), nbytes
+        self._queue(given[0], stream, "copied from the host", self._host_copies.from_host, *given)
 
-        def copy(on: int) -> None:
-            self._host_copies.from_host(home, data + offset, here, nbytes, on)
-
-        self._queue(device_id, stream, copy, "copied from the host")
-
-    @puts_place_back
     def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
         """Copy the bytes of *source* to *into*; they are there after ``synchronize``."""
         device_id, data, offset, nbytes = source
-        home, there = self.home(device_id), address_of(into)
+        given = self.home(device_id), address_of(into), data + offset, nbytes
+        self._queue(given[0], stream, "copied to the host", self._host_copies.to_host, *given)
 
-        def copy(on: int) -> None:
-            self._host_copies.to_host(home, there, data + offset, nbytes, on)
-
-        self._queue(device_id, stream, copy, "copied to the host")
-
-    @puts_place_back
     def copy(self, target: Span, source: Span, stream: int) -> None:
         """Copy on *stream*, directly between devices where they allow it."""
         device_id, data, offset, nbytes = target
-        self.check_device(source.device_id)
-        there, here = data + offset, source.data + source.offset
+        home, (source_id, source_data, source_offset, _) = self.home(device_id), source
+        there, here = data + offset, source_data + source_offset
+        if device_id == source_id:
+            self._queue(home, stream, "", self.driver.copy, there, here, nbytes)
+        else:
+            self.home(source_id)  # refuses one that there is not
+            self._queue(home, stream, "", self._copy_peer, home, there, source_id, here, nbytes)
 
-        def copy(on: int) -> None:
-            if device_id == source.device_id:
-                self.driver.copy(there, here, nbytes, on)
-                return
-            # The source may be freed on a stream of its own device before the copy is done.
-            self._memory.consumers.note(source.device_id, on, device_id)
-            self.driver.copy_peer(device_id, there, source.device_id, here, nbytes, on)
+    def _copy_peer(
+        self, device_id: int, target: int, source_id: int, source: int, nbytes: int, on: int
+    ) -> None:
+        # The source may be freed on a stream of its own device before the copy is done.
+        self._memory.consumers.note(source_id, on, device_id)
+        self.driver.copy_peer(device_id, target, source_id, source, nbytes, on)
 
-        self._queue(device_id, stream, copy)
-
-    @puts_place_back
     def fill(self, target: Span, value: int, stream: int) -> None:
         """Set each byte of *target* to *value*."""
         device_id, data, offset, nbytes = target
+        home = self.home(device_id)
+        self._queue(home, stream, "", self.driver.fill, data + offset, value, nbytes)
 
-        def fill(on: int) -> None:
-            self.driver.fill(data + offset, value, nbytes, on)
-
-        self._queue(device_id, stream, fill)
-
-    @puts_place_back
     def copy_strided(
         self,
         target: Span,
@@ -119,7 +104,6 @@ class DeviceBackend(StreamBackend):
         here = Side(source.data + source.offset, source_region.strides)
         self._copy_region(target.device_id, there, here, target_region, stream)
 
-    @puts_place_back
     def copy_strided_from_host(
         self,
         target: Span,
@@ -134,7 +118,6 @@ class DeviceBackend(StreamBackend):
         captured = "copied from the host"
         self._copy_region(target.device_id, there, here, target_region, stream, captured)
 
-    @puts_place_back
     def copy_strided_to_host(
         self,
         source: Span,
@@ -159,26 +142,29 @@ class DeviceBackend(StreamBackend):
         captured: str = "",
     ) -> None:
         """Copy runs as many and as long as those of *region* from *source* to *target*."""
-        driver, pitch = self.driver, self.driver.max_pitch(self.home(device_id))
-        shape, run_nbytes = region.shape, region.run_nbytes
-
-        def copy(on: int) -> None:
-            copy_region(driver, target, source, shape, run_nbytes, on, pitch)
-
-        self._queue(device_id, stream, copy, captured)
+        home = self.home(device_id)
+        what = target, source, region.shape, region.run_nbytes, self.driver.max_pitch(home)
+        self._queue(home, stream, captured, copy_region, self.driver, *what)
 
     def _queue(
-        self, device_id: int, stream: int, work: Callable[[int], None], captured: str = ""
+        self, home: int, stream: int, captured: str, work: Callable[..., None], *arguments: Any
     ) -> None:
-        """Call *work* with *stream*, as the driver takes it, in its place, if it may be queued on.
+        """Call *work*, with the stream as its last argument, in its place, if it may be queued on.
 
         *captured*: what a graph would do with the host at each replay, where nobody keeps the
-        host's memory; it is refused. It is no context manager with ``yield``: where a signal
-        handler's exception cuts one off, it ends later, and leaves another thread's place.
+        host's memory; it is refused.
         """
-        driver, on, home = self.driver, self.handle(stream), self.home(device_id)
-        with driver.at(driver.place_of(on, home)):
-            if captured:
-                refuse_capture(driver, on, captured)
+        driver = self.driver
+        on = stream or driver.default_stream
+        place = driver.place(home) if on == driver.default_stream else driver.place_of(on, home)
+        driver.run(place, self._queue_here, on, captured, work, *arguments)
+
+    def _queue_here(
+        self, on: int, captured: str, work: Callable[..., None], *arguments: Any
+    ) -> None:
+        driver = self.driver
+        if captured:
+            refuse_capture(driver, on, captured)
+        elif on == driver.default_stream:
             refuse_disturbing(driver, on)
-            work(on)
+        work(*arguments, on)

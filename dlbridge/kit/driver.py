@@ -10,11 +10,10 @@ status of the call into *codes*, both in C: `dlbridge.kit.resources` says why.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Mapping
 from ctypes import c_uint64
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .fork import ForkGuard
 from .status import StatusTable, StreamGoneError
@@ -27,6 +26,8 @@ __all__ = [
     "StreamState",
     "WrongDeviceError",
 ]
+
+T = TypeVar("T")
 
 ALL_STREAMS = -2
 """Stands for all streams of a place, the destroyed ones too, where an event can be behind them."""
@@ -72,7 +73,7 @@ class StreamDriver(ABC):
 
     A *place* is what an event or an allocation belongs to and what a thread has to be in to make
     one: a context for CUDA, a device for HIP. Methods that name no place act in the thread's
-    current one (`at`).
+    current one (`run`).
     """
 
     api: str
@@ -101,16 +102,13 @@ class StreamDriver(ABC):
         """The place of a device."""
 
     @abstractmethod
-    def at(self, place: Any) -> AbstractContextManager[None]:
-        """Be in *place* inside ``with``, and restore the thread's own place after."""
+    def run(self, place: Any, work: Callable[..., T], *arguments: Any) -> T:
+        """Call *work* in *place*, with calls allowed that would end captures of other threads.
 
-    @abstractmethod
-    def here(self) -> Any:
-        """The thread's current place; in a forked child anything, without asking the driver."""
-
-    @abstractmethod
-    def back_to(self, place: Any) -> None:
-        """Make *place*, which `here` has given, current again if it is not; not in a child."""
+        The thread's own place and mode are back after it, whatever a signal handler raises. It is
+        no context manager: an exception could skip the exit of one that is written in Python, and
+        the thread's later calls, the user's and ours, would mean another device.
+        """
 
     @abstractmethod
     def place_of(self, stream: int, device_id: int) -> Hashable:
@@ -129,10 +127,6 @@ class StreamDriver(ABC):
         return 0
 
     # Capture
-
-    @abstractmethod
-    def relaxed(self) -> AbstractContextManager[None]:
-        """Let this thread make calls inside ``with`` that end captures of other threads."""
 
     @abstractmethod
     def stream_state(self, stream: int) -> StreamState:

@@ -40,17 +40,19 @@ class EventPool:
         Any
             The event. It means the work that is on *stream* now.
         """
-        unused = self._unused.get(place, [])
-        with self._driver.at(place):
-            try:
-                event = unused.pop()
-            except IndexError:
-                event = self._driver.create_event()
-            try:
-                self._driver.record_event(event, stream)
-            except BaseException:
-                self.give_back(place, event)
-                raise
+        return self._driver.run(place, self.record_here, place, stream)
+
+    def record_here(self, place: Hashable, stream: int) -> Any:
+        """As `record`, in *place*."""
+        try:
+            event = self._unused[place].pop()
+        except (KeyError, IndexError):
+            event = self._driver.create_event()
+        try:
+            self._driver.record_event(event, stream)
+        except BaseException:
+            self.give_back(place, event)
+            raise
         return event
 
     def give_back(self, place: Hashable, event: Any) -> None:
@@ -62,14 +64,18 @@ class EventPool:
         unused = self._unused.get(place)
         if unused is None:
             try:
-                with self._driver.at(place):
-                    if not self._driver.is_lasting(place):
-                        self._driver.destroy_event(event)
-                        return
+                if not self._driver.run(place, self._can_keep, place, event):
+                    return
             except Error:  # the place was destroyed, and the event with it
                 return
             unused = self._unused.setdefault(place, [])
         unused.append(event)
+
+    def _can_keep(self, place: Hashable, event: Any) -> bool:
+        if self._driver.is_lasting(place):
+            return True
+        self._driver.destroy_event(event)
+        return False
 
     def count(self, place: Hashable) -> int:
         """Number of unused events of *place*."""
@@ -79,6 +85,5 @@ class EventPool:
         """Destroy all unused events."""
         for place in list(self._unused):
             events = self._unused.pop(place, [])
-            with self._driver.at(place):
-                while events:
-                    self._driver.destroy_event(events.pop())
+            while events:
+                self._driver.run(place, self._driver.destroy_event, events.pop())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from dlbridge.errors import DeviceError, Error
@@ -59,8 +57,8 @@ class Gate:
         self._meanings = dict(meanings)
         self._its_threads = its_threads
         # Re-entrant: a finalizer may come in while its thread is inside.
-        self._lock = nullcontext() if several else threading.RLock()
-        self._numbers, self._inside = itertools.count(), dict[int, str]()
+        self._lock = None if several else threading.RLock()
+        self._inside: dict[object, str] = {}
         self._ending = False
         atexit.register(self._end)
 
@@ -82,28 +80,38 @@ class Gate:
         dlbridge.errors.DeviceError
             In a forked child, when the process is ending, and in a thread of the library.
         """
-        self.guard.check()
+        if self.guard.in_child:
+            self.guard.check()
+        if self._its_threads:
+            self._refuse_its_threads(call)
+        if self._lock is None:
+            return self._run(call, function, arguments, keywords)
+        with self._lock:
+            return self._run(call, function, arguments, keywords)
+
+    def _run(self, call: str, function: Callable[..., T], arguments: Any, keywords: Any) -> T:
+        key = object()
+        # In this order: `_end` sets the flag first, and then looks for threads inside.
+        self._inside[key] = call
+        try:
+            if self._ending:
+                raise DeviceError(f"{call}: {self._api} cannot be used while the process ends")
+            return function(*arguments, **keywords)
+        except Error:
+            raise
+        except tuple(self._meanings) as exc:
+            kind = next(ours for its, ours in self._meanings.items() if isinstance(exc, its))
+            raise kind(f"{call}: {' '.join(str(exc).split())}") from exc
+        finally:
+            del self._inside[key]
+
+    def _refuse_its_threads(self, call: str) -> None:
         thread = threading.current_thread()
-        if self._its_threads and type(thread).__module__.startswith(self._its_threads):
+        if type(thread).__module__.startswith(self._its_threads):
             raise DeviceError(
                 f"{call}: {self._api} cannot be used in a thread of its own ({thread.name}), where "
                 "a finalizer may run: use it from another thread"
             )
-        with self._lock:
-            number = next(self._numbers)
-            # In this order: `_end` sets the flag first, and then looks for threads inside.
-            self._inside[number] = call
-            try:
-                if self._ending:
-                    raise DeviceError(f"{call}: {self._api} cannot be used while the process ends")
-                return function(*arguments, **keywords)
-            except Error:
-                raise
-            except tuple(self._meanings) as exc:
-                kind = next(ours for its, ours in self._meanings.items() if isinstance(exc, its))
-                raise kind(f"{call}: {' '.join(str(exc).split())}") from exc
-            finally:
-                del self._inside[number]
 
     def _end(self) -> None:
         self._ending = True

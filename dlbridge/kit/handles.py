@@ -9,58 +9,67 @@ from weakref import WeakValueDictionary
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 
-from .fork import ForkGuard
+from .resources import AllocationOwner, Resources
 
 __all__ = ["Handles"]
+
+
+class _Object:
+    """An object of the library, which is dropped with its owner."""
+
+    __slots__ = ("object", "stream")
+
+    def __init__(self, stream: int) -> None:
+        self.object: Any = None
+        self.stream = stream
+
+
+def _drop(held: _Object) -> bool:
+    held.object = None
+    return True
 
 
 class Handles:
     """A table for devices whose ``data`` is a handle: what is not in it is never followed.
 
-    Single operations on its dicts are one step for all threads and finalizers: no lock is needed.
+    It owns nothing: an object is in it as long as it lives.
 
     Parameters
     ----------
     name : str
         The backend's name, for messages.
-    guard : ForkGuard
-        Knows whether this is a forked child, where nothing is released.
     describe : Callable[[Any], tuple[int, int]]
         The device's number and the bytes of an object, asked at each use.
     """
 
-    def __init__(
-        self, name: str, guard: ForkGuard, describe: Callable[[Any], tuple[int, int]]
-    ) -> None:
+    def __init__(self, name: str, describe: Callable[[Any], tuple[int, int]]) -> None:
         self._name = name
-        self._guard = guard
         self._describe = describe
-        self.owned: dict[int, Any] = {}
-        """What `allocate` has made, until `free`. Enter it by the last step before the return,
-        ``handles.owned[data] = obj``: after a call a signal handler's exception may come, and
-        nobody would free it."""
-        self._borrowed: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._owned: Resources[_Object] = Resources(_drop)
 
     def __len__(self) -> int:
-        return len(self.owned)
+        """How many objects are owned by what `own` has returned."""
+        return len(self._owned)
 
-    def borrow(self, data: int, obj: Any) -> int:
+    def own(self, data: int, nbytes: int, stream: int, obj: Any) -> AllocationOwner[_Object]:
+        """Enter a new object; what is returned is for the library that waits for its work itself.
+
+        It drops *obj* when it is dropped, except in a forked child.
+        """
+        owner = AllocationOwner(self._owned, _Object(stream))
+        owner.resource.object = obj
+        owner.data, owner.nbytes = self.enter(data, obj), nbytes
+        return owner
+
+    def enter(self, data: int, obj: Any) -> int:
         """Enter an object of somebody else, for as long as it lives; return *data*.
 
         Of several objects for one *data* the last one entered is found, and none once it is gone:
         where a library wraps one handle in several objects, enter what they share.
         """
-        self._borrowed[data] = obj
+        self._objects[data] = obj
         return data
-
-    def free(self, device_id: int, data: int, stream: int) -> None:
-        """Drop what is in `owned`: a backend's ``free``, if the library waits for its work.
-
-        Assign the method itself, ``self.free = handles.free``. If a signal handler raises at its
-        first instruction, dlbridge calls it again; in a wrapper it could not do that.
-        """
-        if not self._guard.in_child:  # there it is the parent's
-            self.owned.pop(data, None)
 
     def find(self, data: int) -> tuple[int, Any]:
         """The device's number and the object.
@@ -104,9 +113,7 @@ class Handles:
         return obj
 
     def _object(self, data: int) -> Any:
-        obj = self.owned.get(data)
-        if obj is None:
-            obj = self._borrowed.get(data)
+        obj = self._objects.get(data)
         if obj is None:
             raise ExchangeError(
                 f"{data:#x} is not memory that {self._name} knows: it was freed, or came from "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
-from dlbridge.protocol import Span
+from dlbridge.protocol import Allocation, PlainAllocation, Span
 
 from .backend import StreamBackend, address_of
 from .driver import StreamDriver
 from .events import EventPool
 from .pinned import PinnedMemory
-from .places import puts_place_back
 from .pointers import checked
 from .streams import StreamRules
 
@@ -66,29 +65,24 @@ class HostBackend(StreamBackend):
         """Empty: it is host memory."""
         return ""
 
-    def host_view(self, span: Span, writable: bool, stream: int) -> int:
+    def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
         """The address itself, once the work on *stream* is done."""
-        return self._settled(span, stream)
+        return PlainAllocation(self._settled(span, stream), span.nbytes, stream)
 
-    def release_host_view(self, span: Span, address: int, stream: int) -> None:
-        """Nothing to do: it is host memory."""
-
-    @puts_place_back
-    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
         """Why this memory cannot be page-locked in place; empty if it can, or is already."""
         return self._memory.import_refusal(self.home(device_id), address, nbytes)
 
     def import_host(
-        self, device_id: int, address: int, nbytes: int, readonly: bool
-    ) -> tuple[int, int]:
-        """The page-locked import, which begins at *address*; until ``free``.
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> Allocation:
+        """The memory at *address*, page-locked until the allocation is dropped.
 
         Locking costs more than one copy, so this is for memory that stays.
         """
         home = self.home(device_id)
-        return self.own(self._memory.import_host(home, address, nbytes, readonly)), 0
+        return self._memory.import_host(home, address, nbytes, readonly, self.handle(stream))
 
-    @puts_place_back
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """*data* as it is; ExchangeError if it is not page-locked host memory."""
         checked(self.driver, data, self.home(device_id), self.name, ("host",))

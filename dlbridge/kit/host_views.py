@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import Span
+from dlbridge.protocol import Allocation, PlainAllocation, Span
 
 __all__ = ["HostViews"]
 
@@ -21,15 +21,10 @@ class HostViews(ABC):
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address *data*; empty if it can."""
 
-    def host_view(self, span: Span, writable: bool, stream: int) -> int:
+    def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
         """The address itself, once the work on *stream* is done."""
         refusal = self.host_view_refusal(span.device_id, span.data)
         if refusal:
             raise ExchangeError(refusal)
         self.synchronize(span.device_id, stream)
-        return span.data + span.offset
-
-    def release_host_view(  # noqa: B027  # what there is to do
-        self, span: Span, address: int, stream: int
-    ) -> None:
-        """Nothing to do: later work on any stream sees what the host wrote."""
+        return PlainAllocation(span.data + span.offset, span.nbytes, stream)

@@ -12,15 +12,15 @@ from typing import Any
 from dlbridge.errors import DeviceMemoryError, Error
 
 from .capture import refuse_capture, refuse_disturbing
-from .consumers import Birth, Consumers
+from .consumers import Consumers
 from .driver import ALL_STREAMS, LastingStream, StreamDriver, StreamState
 from .events import EventPool
-from .places import puts_place_back
-from .resources import Owner, Resources
+from .resources import AllocationOwner, Resources
 from .status import CaptureError, StreamGoneError
 
-__all__ = ["Allocation", "DriverMemory", "Memory"]
+__all__ = ["DriverMemory", "Memory"]
 
+_RUNS = StreamState.RUNS
 _log = logging.getLogger(__name__)
 
 
@@ -39,8 +39,15 @@ class DriverMemory:
     """What the driver gave; 0 while it has given nothing."""
     is_plain = False
     """Whether it is of no pool."""
+    born = 0
+    """When it came, by the clock of `Consumers`; 0 if that is not noted yet."""
+    made_for = 0
+    """The stream that it was allocated for, if that has a number; and the number."""
+    number: int | None = None
     parts: Any = None
     """What a subclass of `Memory` has to give back beside it."""
+    must_wait = False
+    """Whether its end blocks for all work on it: it is somebody else's, who may use it after."""
     numbers: frozenset[int] | None = None
     """Of the streams that had the handle of its stream; None until its free begins."""
     consumers: list[tuple[LastingStream, int | None]]
@@ -52,20 +59,8 @@ class DriverMemory:
         self.cell = c_uint64()
         self.codes: list[int] = []
         """The statuses of the driver's calls that take it back, where 0 is success in every API."""
-        self.birth = Birth()
         self.events: list[tuple[Hashable, Any]] = []
         """Behind the work of the other consumers."""
-
-
-class Allocation(Owner[DriverMemory]):
-    """Memory; dropped, it is freed behind the work on `stream`, and that of all consumers."""
-
-    __slots__ = ("data", "nbytes", "other")
-
-    data: int
-    nbytes: int
-    other: Allocation | None
-    """Another one at the same address, as an import of the same memory of the host is."""
 
 
 class Memory(ABC):
@@ -91,10 +86,10 @@ class Memory(ABC):
         self.name = name
         self.resources: Resources[DriverMemory] = Resources(self._give_back)
         self.consumers = Consumers(
-            driver, lambda: [each.birth for each in self.resources.all() if each.pointer]
+            driver, lambda: [each.born for each in self.resources.all() if each.pointer]
         )
         self._said_lost = ""
-        self._used: set[int] = set()  # the devices on which something was allocated
+        self._used: dict[int, bool] = {}  # the devices on which something was allocated
 
     @abstractmethod
     def obtain(self, memory: DriverMemory, nbytes: int) -> None:
@@ -118,7 +113,6 @@ class Memory(ABC):
         """
         self.driver.wait_for_stream(stream)
 
-    @puts_place_back
     def allocate(
         self,
         device_id: int,
@@ -126,8 +120,8 @@ class Memory(ABC):
         alignment: int,
         stream: int,
         obtain: Callable[[DriverMemory, int], None] | None = None,
-    ) -> Allocation:
-        """Allocate memory for work on *stream*.
+    ) -> AllocationOwner[DriverMemory]:
+        """Memory for work on *stream*, freed behind the work on its last stream and consumers'.
 
         Parameters
         ----------
@@ -149,25 +143,35 @@ class Memory(ABC):
         dlbridge.errors.ExchangeError
             While the stream is capturing.
         """
-        driver = self.driver
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            driver.require_stream(stream, device_id)
-            refuse_capture(driver, stream, "allocated")
-            self.settle()
-            self._used.add(device_id)
-            number = driver.stream_id(stream, device_id)
-            made = self._obtain(device_id, nbytes, stream, number, obtain)
-            if made.data % alignment:  # 256 is what drivers give without being asked
-                del made
-                made = self._obtain(device_id, nbytes + alignment, stream, number, obtain)
-                made.data += -made.data % alignment
+        made = self._allocate(device_id, nbytes, stream, obtain)
+        if made.data % alignment:  # 256 is what drivers give without being asked
+            del made
+            made = self._allocate(device_id, nbytes + alignment, stream, obtain)
+            made.data += -made.data % alignment
+            made.nbytes = nbytes
         return made
 
-    def _obtain(
-        self, device_id: int, nbytes: int, stream: int, number: int | None, obtain: Any
-    ) -> Allocation:
-        memory = DriverMemory(device_id, stream)
-        made = Allocation(self.resources, memory)
+    def _allocate(
+        self, device_id: int, nbytes: int, stream: int, obtain: Any
+    ) -> AllocationOwner[DriverMemory]:
+        driver, memory = self.driver, DriverMemory(device_id, stream)
+        made = AllocationOwner(self.resources, memory)
+        driver.run(driver.place(device_id), self._obtain, memory, nbytes, obtain)
+        made.data, made.nbytes = memory.cell.value, nbytes
+        return made
+
+    def _obtain(self, memory: DriverMemory, nbytes: int, obtain: Any) -> None:
+        """Fill the cell of *memory*, in its place."""
+        driver, device_id, stream = self.driver, memory.device_id, memory.stream
+        if stream != driver.default_stream:
+            driver.require_stream(stream, device_id)
+        if driver.stream_state(stream) is not _RUNS:
+            refuse_capture(driver, stream, "allocated")
+        if stream != driver.default_stream:
+            memory.made_for, memory.number = stream, driver.stream_id(stream, device_id)
+        if self.resources.ended:
+            self.settle()
+        self._used[device_id] = True
         try:
             (obtain or self.obtain)(memory, nbytes)
         except DeviceMemoryError:
@@ -175,14 +179,12 @@ class Memory(ABC):
             try:
                 (obtain or self.obtain_after_trim)(memory, nbytes)
             except DeviceMemoryError as exc:
-                free, total = self.driver.room()
+                free, total = driver.room()
                 raise DeviceMemoryError(
                     f"no room for {nbytes} bytes of {self.name} memory (device {device_id} has "
                     f"{free} of {total} bytes free); {exc}"
                 ) from exc
-        memory.birth = self.consumers.birth(stream, number)
-        made.data, made.nbytes = memory.pointer, nbytes
-        return made
+        memory.born = next(self.consumers.clock)
 
     def _make_room(self, device_id: int, stream: int) -> None:
         """Finish the frees that are on the way.
@@ -210,12 +212,13 @@ class Memory(ABC):
         It raises nothing of its own. While one of the streams is capturing, the memory is kept
         until a later call: a free would become part of the graph, or end the capture.
         """
-        if not (memory.pointer or memory.parts) or memory.codes[-1:] == [0]:
+        if not (memory.cell.value or memory.parts) or (memory.codes and memory.codes[-1] == 0):
             return True
+        driver, wait = self.driver, wait or memory.must_wait
         try:
             if memory.numbers is None:
                 self._begin(memory)
-            return self._free(memory, wait)
+            return driver.run(driver.place(memory.device_id), self._free, memory, wait)
         except CaptureError:  # it began after we asked, or the driver refuses beside any
             self._outlive(memory, later=True)
             return False
@@ -228,25 +231,37 @@ class Memory(ABC):
 
     def _begin(self, memory: DriverMemory) -> None:
         """Find out which streams may still use the memory, and let them last."""
-        memory.stream = self.driver.all_threads(memory.stream)  # this may be another thread
+        default = self.driver.default_stream
+        if memory.stream not in (0, default):
+            memory.stream = self.driver.all_threads(memory.stream)  # this may be another thread
+        else:
+            memory.stream = default
+            if self.consumers.latest < memory.born:  # as most memory
+                memory.numbers, memory.consumers = frozenset(), []
+                return
         own = LastingStream(memory.stream, memory.device_id)
-        numbers, memory.consumers = self.consumers.uses(memory.device_id, memory.birth, own)
+        number = memory.number if memory.made_for == memory.stream else None
+        uses = self.consumers.uses(memory.device_id, memory.born, own, number)
+        numbers, memory.consumers = uses
         memory.numbers = numbers
-        if memory.stream != self.driver.default_stream:
+        if memory.stream != default:
             self._outlive(memory)
 
-    @puts_place_back
     def _outlive(self, memory: DriverMemory, later: bool = False) -> None:
         """Free on the default stream, which stays, if the free has to be made *later*."""
-        driver, device_id = self.driver, memory.device_id
-        with suppress(Error), driver.at(driver.place(device_id)), driver.relaxed():
-            lasting = driver.lasting(memory.stream, device_id)
-            if lasting.stream == memory.stream:
-                return
-            runs = driver.stream_state(memory.stream) is StreamState.RUNS
-            if later or memory.consumers or not runs:
-                memory.consumers.append((lasting, None))
-                memory.stream = driver.default_stream
+        driver = self.driver
+        with suppress(Error):
+            driver.run(driver.place(memory.device_id), self._change_stream, memory, later)
+
+    def _change_stream(self, memory: DriverMemory, later: bool) -> None:
+        driver = self.driver
+        lasting = driver.lasting(memory.stream, memory.device_id)
+        if lasting.stream == memory.stream:
+            return
+        runs = driver.stream_state(memory.stream) is StreamState.RUNS
+        if later or memory.consumers or not runs:
+            memory.consumers.append((lasting, None))
+            memory.stream = driver.default_stream
 
     def give_back(self, device_id: int) -> None:
         """Give the system what was freed, as far as no work uses it any more.
@@ -262,9 +277,11 @@ class Memory(ABC):
         driver.guard.check()
         self.settle()
         if device_id in self._used:
-            with driver.at(driver.place(device_id)), driver.relaxed():
-                refuse_disturbing(driver, stream)
-                self.trim(device_id, stream)
+            driver.run(driver.place(device_id), self._trim, device_id, stream)
+
+    def _trim(self, device_id: int, stream: int) -> None:
+        refuse_disturbing(self.driver, stream)
+        self.trim(device_id, stream)
 
     def wait_before_free(self, stream: int) -> None:
         """Block until the work on *stream* is done, or all work if it was destroyed.
@@ -277,30 +294,31 @@ class Memory(ABC):
         except StreamGoneError:
             self.driver.wait_for_device()
 
-    @puts_place_back
     def _free(self, memory: DriverMemory, wait: bool) -> bool:
-        driver, device_id = self.driver, memory.device_id
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            keeper = driver.keeper(memory.stream, device_id)  # held to the end of the function
-            if keeper is not None:
-                if driver.stream_state(memory.stream) is not StreamState.RUNS:
-                    return False
-                self._finish_namesakes(memory)
-            elif memory.numbers:  # it existed: its work may still run
-                driver.wait_for_device()
-                memory.stream, memory.numbers = driver.default_stream, frozenset()
-            if not self._mark(memory, wait):
+        driver, stream = self.driver, memory.stream
+        keeper = None  # held to the end of the function
+        if stream != driver.default_stream:
+            keeper = driver.keeper(stream, memory.device_id)
+        if keeper is not None or stream == driver.default_stream:
+            if driver.stream_state(stream) is not _RUNS:
                 return False
-            while memory.events:
-                place, event = memory.events[-1]
-                if wait or not (self.polls and driver.polls_events):
-                    with suppress(StreamGoneError):  # then `release` waits for everything
-                        driver.wait_event(memory.stream, event)
-                elif not driver.is_event_done(event):
-                    return False
-                memory.events.pop()
-                self.events.give_back(place, event)
-            self.release(memory)
+            if memory.numbers:
+                self._finish_namesakes(memory)
+        elif memory.numbers:  # it existed: its work may still run
+            driver.wait_for_device()
+            memory.stream, memory.numbers = driver.default_stream, frozenset()
+        if memory.consumers and not self._mark(memory, wait):
+            return False
+        while memory.events:
+            place, event = memory.events[-1]
+            if wait or not (self.polls and driver.polls_events):
+                with suppress(StreamGoneError):  # then `release` waits for everything
+                    driver.wait_event(memory.stream, event)
+            elif not driver.is_event_done(event):
+                return False
+            memory.events.pop()
+            self.events.give_back(place, event)
+        self.release(memory)
         return True
 
     def _finish_namesakes(self, memory: DriverMemory) -> None:
@@ -308,16 +326,15 @@ class Memory(ABC):
 
         The work of that one may still run, and the new stream is not ordered after it.
         """
-        if not memory.numbers:
-            return
         try:
             number = self.driver.stream_id(memory.stream, memory.device_id)
         except StreamGoneError:
             return  # `release` waits for everything
-        gone = [each for each in memory.numbers if each != number]
+        numbers = memory.numbers or frozenset()
+        gone = [each for each in numbers if each != number]
         if gone:
             self.driver.wait_for_device()
-            memory.numbers -= frozenset(gone)
+            memory.numbers = numbers - frozenset(gone)
             for each in gone:
                 self.consumers.forget(
                     memory.device_id, LastingStream(memory.stream, memory.device_id), each
@@ -330,24 +347,31 @@ class Memory(ABC):
         """
         driver = self.driver
         while memory.consumers:
-            consumer, number = memory.consumers[-1]
-            stream, home, place = consumer
-            with driver.at(driver.place(home) if place is None else place):
-                try:
-                    keeper = driver.keeper(stream, home)  # held until the next one
-                    if keeper is None:
-                        raise StreamGoneError("destroyed")
-                    can_end = wait and stream == ALL_STREAMS
-                    if not can_end and driver.stream_state(stream) is not StreamState.RUNS:
-                        return False
-                    if number is not None and driver.stream_id(stream, home) != number:
-                        raise StreamGoneError("its handle belongs to a new stream")
-                    place = driver.place_of(stream, home) if place is None else place
-                    memory.events.append((place, self.events.record(place, stream)))
-                except StreamGoneError:  # its work may still run, and nothing tells when it ends
-                    driver.wait_for_device()
-                    self.consumers.forget(memory.device_id, consumer, number)
+            _, home, place = memory.consumers[-1][0]
+            place = driver.place(home) if place is None else place
+            if not driver.run(place, self._record, memory, wait):
+                return False
             memory.consumers.pop()
+        return True
+
+    def _record(self, memory: DriverMemory, wait: bool) -> bool:
+        """Put an event behind the work of the last consumer of *memory*, in its place."""
+        driver, (consumer, number) = self.driver, memory.consumers[-1]
+        stream, home, place = consumer
+        try:
+            keeper = driver.keeper(stream, home)  # held until the end
+            if keeper is None:
+                raise StreamGoneError("destroyed")
+            can_end = wait and stream == ALL_STREAMS
+            if not can_end and driver.stream_state(stream) is not StreamState.RUNS:
+                return False
+            if number is not None and driver.stream_id(stream, home) != number:
+                raise StreamGoneError("its handle belongs to a new stream")
+            place = driver.place_of(stream, home) if place is None else place
+            memory.events.append((place, self.events.record(place, stream)))
+        except StreamGoneError:  # its work may still run, and nothing tells when it ends
+            driver.wait_for_device()
+            self.consumers.forget(memory.device_id, consumer, number)
         return True
 
     def _report(self, pointer: int, why: str) -> None:

@@ -9,8 +9,8 @@ from dlbridge.errors import Error, ExchangeError
 
 from .driver import StreamDriver
 from .events import EventPool
-from .memory import Allocation, DriverMemory, Memory
-from .places import puts_place_back
+from .memory import DriverMemory, Memory
+from .resources import AllocationOwner
 
 __all__ = ["PinnedMemory"]
 
@@ -90,9 +90,10 @@ class PinnedMemory(Memory):
             return f"it does not begin at a page of {mmap.PAGESIZE} bytes, which are locked whole"
         return ""
 
-    @puts_place_back
-    def import_host(self, device_id: int, address: int, nbytes: int, readonly: bool) -> Allocation:
-        """Use somebody's memory in place until it is freed, page-locked if it is not yet.
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> AllocationOwner[DriverMemory]:
+        """Somebody's memory in place, page-locked if it is not yet; dropped, it is unlocked.
 
         Memory inside an import shares its lock.
 
@@ -102,8 +103,8 @@ class PinnedMemory(Memory):
             As `import_refusal` says, or if the driver refuses; the memory has to be copied then.
         """
         driver, end = self.driver, address + nbytes
-        memory = DriverMemory(device_id, driver.default_stream)
-        made = Allocation(self.resources, memory)
+        memory = DriverMemory(device_id, stream)
+        made = AllocationOwner(self.resources, memory)
         with self._lock:
             refusal = self._import_refusal(device_id, address, nbytes)
             if refusal:
@@ -117,15 +118,15 @@ class PinnedMemory(Memory):
             ]
             pages = memory.parts = around[0] if around else _Pages(address, end)
             pages.users.add(memory)
-            memory.birth = self.consumers.birth()
+            memory.born = next(self.consumers.clock)
             memory.cell.value = made.data = address
             made.nbytes = nbytes
             if around or driver.locate(address, device_id).kind == "host":
                 return made
             self._pages.add(pages)
             try:
-                with driver.at(driver.place(device_id)), driver.relaxed():
-                    driver.lock_pages(device_id, address, nbytes, readonly, pages.locked)
+                lock = driver.lock_pages, device_id, address, nbytes, readonly, pages.locked
+                driver.run(driver.place(device_id), *lock)
             except Error as exc:
                 del made  # now, and not with the frames that the exception keeps
                 if pages.locked and pages.locked[-1] in driver.cannot_lock:

@@ -65,10 +65,17 @@ class PoolMemory(Memory):
         self.driver.allocate(nbytes, memory.cell)
 
     def release(self, memory: DriverMemory) -> None:
-        """Free behind the work on its stream; without a pool, after waiting for it."""
+        """Free behind the work on its stream; without a pool, after waiting for it.
+
+        What several calls gave (``memory.parts``) ends after the wait, by its ``end``.
+        """
+        if memory.parts is not None:
+            self.wait_before_free(memory.stream)
+            memory.parts.end()
+            return
         if not memory.is_plain:
             try:
-                self.driver.free_async(memory.pointer, memory.stream, memory.codes)
+                self.driver.free_async(memory.cell.value, memory.stream, memory.codes)
             except StreamGoneError:
                 pass
             else:
@@ -90,15 +97,19 @@ class PoolMemory(Memory):
             self.driver.trim_pool(pool)
 
     def _remember(self, device_id: int, stream: int) -> None:
-        place, event = self._last_frees.pop((device_id, stream), (None, None))
-        if event is not None:
-            self.events.give_back(place, event)
+        default = self.driver.default_stream
+        last = self._last_frees.pop((device_id, stream), None)
         try:
-            place = self.driver.place_of(stream, device_id)
-            event = self.events.record(place, stream)
-            kept = self._last_frees.setdefault((device_id, stream), (place, event))
-            if kept[1] is not event:  # another thread's free was faster
-                self.events.give_back(place, event)
+            if last is not None and stream == default:  # the last free is behind those before
+                self.driver.record_event(last[1], stream)
+            else:
+                if last is not None:
+                    self.events.give_back(*last)
+                place = self.driver.place_of(stream, device_id)
+                last = place, self.events.record(place, stream)
+            kept = self._last_frees.setdefault((device_id, stream), last)
+            if kept is not last:  # another thread's free was faster
+                self.events.give_back(*last)
             if len(self._last_frees) > FREES_KEPT:
                 oldest = next(iter(list(self._last_frees)))
                 place, event = self._last_frees.pop(oldest, (None, None))

@@ -35,8 +35,8 @@ def copy_region(
     source: Side,
     shape: Sequence[int],
     run_nbytes: int,
-    stream: int,
     max_pitch: int,
+    stream: int,
 ) -> None:
     """Queue a copy of *shape* runs of *run_nbytes* bytes, in this place.
 
@@ -53,10 +53,10 @@ def copy_region(
         Number of runs in each strided dimension, outermost first.
     run_nbytes : int
         Contiguous bytes in each run.
-    stream : int
-        Where the copy is queued.
     max_pitch : int
         The longest stride that the driver takes (`StreamDriver.max_pitch`).
+    stream : int
+        Where the copy is queued.
     """
     kept = [axis for axis, extent in enumerate(shape) if extent != 1]
     shape, target, source = [shape[axis] for axis in kept], target.keep(kept), source.keep(kept)
@@ -79,8 +79,8 @@ def copy_region(
                 source.slice(index),
                 shape[1:],
                 run_nbytes,
-                stream,
                 max_pitch,
+                stream,
             )
 
 

@@ -37,10 +37,11 @@ import os
 from collections import deque
 from collections.abc import Callable
 from itertools import starmap
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
-__all__ = ["Owner", "Resources", "call"]
+__all__ = ["AllocationOwner", "Descriptor", "Owner", "Resources", "call"]
 
 R = TypeVar("R")
 
@@ -84,12 +85,13 @@ class Resources(Generic[R]):
 
     def _begin(self) -> None:
         self._held: set[_End] = set()
-        self._ended: deque[_End] = deque()
+        self.ended: deque[_End] = deque()
+        """Those that have lost their owner, and are not back."""
 
     def after_fork(self) -> None:
         """In a child: forget what the parent's owners have."""
         # A deliberate extra reference: the parent's objects may call the driver when they end.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object((self._held, self._ended)))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object((self._held, self.ended)))
         self._begin()
 
     def __len__(self) -> int:
@@ -98,7 +100,7 @@ class Resources(Generic[R]):
     @property
     def waiting(self) -> int:
         """How many have lost their owner, and are not back."""
-        return len(self._ended)
+        return len(self.ended)
 
     def all(self) -> list[R]:
         """What is not back yet."""
@@ -112,14 +114,14 @@ class Resources(Generic[R]):
 
     def watch(self, life: object, resource: R) -> _End:
         """Note the end of *life*."""
-        end = _End(life, self._ended.append)
+        end = _End(life, self.ended.append)
         end.resource, end.resources = resource, self
         self._held.add(end)
         return end
 
     def sweep(self, **how: Any) -> None:
         """Give back what has lost its owner; ``release`` gets *how* too."""
-        ended = self._ended
+        ended = self.ended
         for _ in range(len(ended)):
             taken: list[_End] = []
             try:
@@ -154,10 +156,17 @@ class Owner(Generic[R]):
 
     def __init__(self, resources: Resources[R], resource: R) -> None:
         self.resource = resource
-        self._end: _End | None = resources.watch(self, resource)
+        # As `Resources.watch`, without the call.
+        end = _End(self, resources.ended.append)
+        self._end: _End | None = end
+        end.resource, end.resources = resource, resources
+        resources._held.add(end)
 
     def __del__(self) -> None:
-        end = getattr(self, "_end", None)  # none if __init__ was cut off
+        try:
+            end = self._end
+        except AttributeError:  # __init__ was cut off
+            return
         if end is None:
             return
         resources = end.resources
@@ -166,8 +175,49 @@ class Owner(Generic[R]):
         if end() is self and end in resources._held and resources._release(end.resource):
             resources._held.discard(end)
             self._end = None  # so that it is not noted after this
-        if resources._ended:
+        if resources.ended:
             resources.sweep()
+
+
+class AllocationOwner(Owner[R]):
+    """An `dlbridge.protocol.Allocation` over a resource that has a ``stream``: that is its own.
+
+    Parameters
+    ----------
+    resources : Resources
+        The others of its kind; they give back what the resource says, behind its ``stream``.
+    resource : object
+        What there is to give back: nothing yet. `data` and `nbytes` are assigned once there is.
+    """
+
+    __slots__ = ("__dict__", "data", "nbytes")
+
+    data: int
+    nbytes: int
+    offset: int = 0
+
+    def _set_stream(self, stream: int) -> None:
+        resource: Any = self.resource
+        resource.stream = stream
+
+    stream: int = property(attrgetter("resource.stream"), _set_stream)  # type: ignore[assignment]
+
+
+class Descriptor(list[int]):
+    """A file descriptor, which is closed when this is dropped.
+
+    ``descriptor.extend(map(os.dup, [fd]))`` takes it in one step of C.
+    """
+
+    __slots__ = ()
+
+    # The defaults outlive the module: its names are cleared when the process ends.
+    def close(self, close: Callable[[int], None] = os.close, run: Any = deque) -> None:
+        """Close it, once: it leaves the list in the call that closes it."""
+        run(map(close, map(self.pop, [-1] * len(self))), maxlen=0)
+
+    def __del__(self) -> None:  # where a signal handler has cut `close` off
+        self.close()
 
 
 _all: WeakSet[Resources[Any]] = WeakSet()

@@ -81,10 +81,9 @@ class Ring(Owner[_Chunks]):
         """False from before a DMA is queued until its event is recorded."""
         self._driver = driver
         size, cell, self.events = plan.chunk * plan.slots, self.resource.cell, self.resource.events
-        with driver.relaxed():
-            driver.allocate_pinned(size, cell)
-            for _ in range(plan.slots):
-                call(self.events, driver.create_event)
+        driver.allocate_pinned(size, cell)
+        for _ in range(plan.slots):
+            call(self.events, driver.create_event)
         self.chunks = range(cell.value, cell.value + size, plan.chunk)
 
     def record(self, slot: int, stream: int) -> None:
@@ -115,7 +114,7 @@ class Stager:
         self._device_id = device_id
         self._plan = plan
         self._rings: Resources[_Chunks] = Resources(self._give_back)
-        self._free: list[Ring] = []  # list methods are atomic
+        self._idle: list[Ring] = []  # list methods are atomic
         self._unknown: list[Ring] = []  # a DMA may use them
         self._helpers = Helpers()
 
@@ -123,34 +122,34 @@ class Stager:
         """Copy host bytes at *source* to *target*, in the order of *stream*.
 
         *source* has been read on return; the last chunks may still be moving.
-        The thread is in the device's place.
+        It is called by `StreamDriver.run`, in the device's place.
 
         Copies never wait for one another's ring: one of them may stand in a
         stream behind work that waits for the other.
         """
         held: list[Ring] = []
-        home = self._free
+        home = self._idle
         try:
             # A ring comes and goes by one step of C: no signal handler's exception loses one.
             while not held:
                 try:
-                    held.extend(starmap(self._free.pop, [()]))
+                    held.extend(starmap(self._idle.pop, [()]))
                 except IndexError:
-                    self._free.append(self._make_ring())
+                    self._idle.append(self._make_ring())
             self._fill(held[0], target, source, nbytes, stream)
         except BaseException:
             if held and not held[0].has_all_events:
                 home = self._unknown  # if this wait is cut off: one for the device ends captures
                 self._driver.wait_for_stream(stream)
                 held[0].has_all_events = True
-                home = self._free
+                home = self._idle
             raise
         finally:
             home.extend(held)  # its events tell the next user which DMA still runs
 
     def close(self) -> None:
         """Give everything back; no copy runs, and the thread is in the device's place."""
-        self._free.clear()
+        self._idle.clear()
         self._unknown.clear()
         self._helpers.close()
 
@@ -162,13 +161,15 @@ class Stager:
 
     def _give_back(self, chunks: _Chunks) -> bool:
         """Free what a ring had, which no DMA uses any more."""
-        driver = self._driver
-        with suppress(Error), driver.at(driver.place(self._device_id)), driver.relaxed():
-            while chunks.events:
-                driver.destroy_event(chunks.events.pop())
-            if chunks.cell.value and chunks.codes[-1:] != [0]:
-                driver.free_pinned(chunks.cell.value, chunks.codes)
+        with suppress(Error):
+            self._driver.run(self._driver.place(self._device_id), self._free, chunks)
         return True
+
+    def _free(self, chunks: _Chunks) -> None:
+        while chunks.events:
+            self._driver.destroy_event(chunks.events.pop())
+        if chunks.cell.value and chunks.codes[-1:] != [0]:
+            self._driver.free_pinned(chunks.cell.value, chunks.codes)
 
     def _fill(self, ring: Ring, target: int, source: int, nbytes: int, stream: int) -> None:
         filling: deque[tuple[int, int, int, Job]] = deque()

@@ -116,20 +116,23 @@ class StreamOrder:
             If *stream* is capturing.
         """
         driver = self._driver
-        with driver.at(driver.place(device_id)):
-            driver.require_stream(stream, device_id)
-            refuse_capture(driver, stream, "waited for")
-            shared = driver.all_threads(stream)
-            if shared == stream:
-                driver.wait_for_stream(stream)
-                return
-            # The work may have been queued by another thread, on its own default stream.
-            place = driver.place(device_id)
-            event = self._events.record(place, shared)
-            try:
-                driver.wait_for_event(event)
-            finally:
-                self._events.give_back(place, event)
+        driver.run(driver.place(device_id), self._synchronize, device_id, stream)
+
+    def _synchronize(self, device_id: int, stream: int) -> None:
+        driver = self._driver
+        driver.require_stream(stream, device_id)
+        refuse_capture(driver, stream, "waited for")
+        shared = driver.all_threads(stream)
+        if shared == stream:
+            driver.wait_for_stream(stream)
+            return
+        # The work may have been queued by another thread, on its own default stream.
+        place = driver.place(device_id)
+        event = self._events.record_here(place, shared)
+        try:
+            driver.wait_for_event(event)
+        finally:
+            self._events.give_back(place, event)
 
     def wait(self, device_id: int, stream: int, on: int) -> None:
         """Make later work on *stream* wait for the work now on *on*, by an event.
@@ -142,26 +145,28 @@ class StreamOrder:
         dlbridge.errors.ExchangeError
             If a graph would have to wait for work outside it.
         """
+        if stream != on:
+            self._driver.run(self._driver.place(device_id), self.wait_here, device_id, stream, on)
+
+    def wait_here(self, device_id: int, stream: int, on: int) -> None:
+        """As `wait`, for two streams that are not the same, in the place of the device."""
         driver = self._driver
-        if stream == on:
-            return
         on = driver.all_threads(on)
-        with driver.at(driver.place(device_id)):
-            driver.require_stream(stream, device_id)
-            driver.require_stream(on, device_id)
-            if has_nothing_to_wait_for(driver, stream, on):
-                return
-            place = driver.place_of(on, device_id)
-            try:
-                event = self._events.record(place, on)
-            except WrongDeviceError:  # an old runtime that does not tell a stream's device
-                driver.wait_for_stream(on)
-                return
-            try:
-                # The record itself is an action of *on*, which it orders after every thread's
-                # default stream; that a synchronisation alone does so is written nowhere.
-                if stream != on:
-                    driver.wait_event(stream, event)
-            finally:
-                # A wait takes the record that it finds; the event may be recorded again at once.
-                self._events.give_back(place, event)
+        driver.require_stream(stream, device_id)
+        driver.require_stream(on, device_id)
+        if has_nothing_to_wait_for(driver, stream, on):
+            return
+        place = driver.place_of(on, device_id)
+        try:
+            event = self._events.record(place, on)
+        except WrongDeviceError:  # an old runtime that does not tell a stream's device
+            driver.wait_for_stream(on)
+            return
+        try:
+            # The record itself is an action of *on*, which it orders after every thread's
+            # default stream; that a synchronisation alone does so is written nowhere.
+            if stream != on:
+                driver.wait_event(stream, event)
+        finally:
+            # A wait takes the record that it finds; the event may be recorded again at once.
+            self._events.give_back(place, event)

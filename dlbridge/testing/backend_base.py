@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,10 +21,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = ["PAGES", "BackendCase", "DeviceUnderTest", "random_bytes", "side"]
+    from dlbridge.protocol import Allocation, ExportedMemory
+
+__all__ = [
+    "PAGES",
+    "BackendCase",
+    "DeviceUnderTest",
+    "live_allocations",
+    "open_files",
+    "random_bytes",
+    "side",
+]
 
 PAGES = 4 * mmap.PAGESIZE
 """Bytes of the host memory that is imported."""
+
+
+def live_allocations(backend: Any) -> int:
+    """The live allocations that the backend counts; 0 if it does not count."""
+    count = getattr(backend, "live_allocations", None)
+    return count() if count else 0
+
+
+def open_files() -> int:
+    """How many files and handles this process has open; 0 where that cannot be known."""
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 def random_bytes(nbytes: int, seed: int = 0) -> bytes:
@@ -54,7 +77,8 @@ class DeviceUnderTest:
         self.backend = backend  # Any: `need` has checked the capabilities that are used
         self.device_id = device_id
         self.stream = backend.current_stream(device_id) if stream is None else stream
-        self._live: list[int] = []
+        self._live: dict[int, Allocation] = {}  # data -> memory, or an import of some
+        self._views: list[Allocation] = []
         self._others: list[DeviceUnderTest] = []
 
     def on(self, stream: int) -> DeviceUnderTest:
@@ -69,16 +93,28 @@ class DeviceUnderTest:
 
     def allocate(self, nbytes: int, alignment: int = 256) -> int:
         """New memory, freed by `free` or `close`."""
-        data: int = self.backend.allocate(self.device_id, nbytes, alignment, self.stream)
-        self._live.append(data)
-        return data
+        return self.hold(self.backend.allocate(self.device_id, nbytes, alignment, self.stream))
 
     def made_with(self, content: memoryview) -> int:
-        """New memory that the backend makes together with *content*; 0 if it does not now."""
-        data: int = self.backend.allocate_from_host(self.device_id, content, 256, self.stream)
-        if data:
-            self._live.append(data)
-        return data
+        """New memory that the backend makes together with *content*."""
+        given = self.device_id, len(content), 256, self.stream, content
+        return self.hold(self.backend.allocate(*given))
+
+    def import_host(self, address: int, nbytes: int, readonly: bool = False) -> tuple[int, int]:
+        """``data`` and offset of host memory in place, until `free` or `close`."""
+        given = self.device_id, address, nbytes, readonly, self.stream
+        made = self.backend.import_host(*given)
+        return self.hold(made), made.offset
+
+    def import_memory(self, exported: ExportedMemory) -> tuple[int, int]:
+        """``data`` and offset of memory that was exported, until `free` or `close`."""
+        made = self.backend.import_memory(self.device_id, exported, self.stream)
+        return self.hold(made), made.offset
+
+    def hold(self, made: Allocation) -> int:
+        """Keep *made* until `free` or `close`; its ``data``."""
+        self._live[made.data] = made
+        return made.data
 
     def filled(self, content: bytes) -> int:
         """New memory that holds *content*."""
@@ -88,8 +124,7 @@ class DeviceUnderTest:
 
     def free(self, data: int) -> None:
         """Free before the end of the test."""
-        self._live.remove(data)
-        self.backend.free(self.device_id, data, self.stream)
+        self._live.pop(data).stream = self.stream
 
     def upload(self, data: int, offset: int, source: memoryview) -> None:
         """Enqueue a copy of all bytes of *source* to the device."""
@@ -109,12 +144,14 @@ class DeviceUnderTest:
 
     def host_view(self, span: Span, writable: bool = False) -> int:
         """The host address of the bytes."""
-        address: int = self.backend.host_view(span, writable, self.stream)
-        return address
+        view = self.backend.host_view(span, writable, self.stream)
+        self._views.append(view)
+        return int(view.data)
 
-    def release_host_view(self, span: Span, address: int) -> None:
-        """End the view that `host_view` gave for the same bytes."""
-        self.backend.release_host_view(span, address, self.stream)
+    def release_host_view(self, address: int) -> None:
+        """End the last view that `host_view` gave at *address*."""
+        at = [view.data for view in self._views]
+        del self._views[len(at) - 1 - at[::-1].index(address)]
 
     def copy_strided(
         self,
@@ -157,8 +194,9 @@ class DeviceUnderTest:
         """Free what is left."""
         while self._others:
             self._others.pop().close()
+        self._views.clear()
         while self._live:
-            self.backend.free(self.device_id, self._live.pop(), self.stream)
+            self.free(next(iter(self._live)))
         self.synchronize()
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import (
-    SupportsAllocateExportable,
-    SupportsDeviceInfo,
-    SupportsMemoryExport,
-    SupportsMemoryImport,
-)
+from dlbridge.protocol import SupportsDeviceInfo, SupportsMemoryExport, SupportsMemoryImport
 
-from .backend_base import BackendCase, DeviceUnderTest, random_bytes
+from .backend_base import (
+    BackendCase,
+    DeviceUnderTest,
+    live_allocations,
+    open_files,
+    random_bytes,
+)
 
 if TYPE_CHECKING:
     from dlbridge.protocol import ExportedMemory
@@ -32,12 +32,10 @@ class _Block:
     """New memory for other processes on *device*, and what was opened of it."""
 
     def __init__(self, device: DeviceUnderTest) -> None:
-        backend: Any = device.backend
-        self.device, self.backend = device, backend
-        self.live: list[int] = [
-            backend.allocate_exportable(device.device_id, NBYTES, device.stream)
-        ]
-        self.data = self.live[0]
+        self.device, self.backend = device, device.backend
+        given = device.device_id, NBYTES, device.stream
+        self.data = device.hold(device.backend.allocate_exportable(*given))
+        self.live = [self.data]
 
     def export(self) -> ExportedMemory:
         """The descriptor, of memory on which no work is left."""
@@ -47,14 +45,14 @@ class _Block:
 
     def open(self, exported: ExportedMemory) -> tuple[int, int]:
         """The memory once more, as another process would have it."""
-        data, offset = self.backend.import_memory(self.device.device_id, exported)
+        data, offset = self.device.import_memory(exported)
         self.live.append(data)
         return data, offset
 
     def end(self, data: int) -> None:
         """Free the memory, or end what was opened of it."""
         self.live.remove(data)
-        self.backend.free(self.device.device_id, data, self.device.stream)
+        self.device.free(data)
 
     def close(self) -> None:
         """Free all that is left."""
@@ -64,12 +62,12 @@ class _Block:
 
 
 class ExportableTests(BackendCase):
-    """`SupportsAllocateExportable`. The other process is this one, which opens the memory again."""
+    """`SupportsMemoryExport`. The other process is this one, which opens the memory again."""
 
     def new_block(self, device: DeviceUnderTest) -> _Block:
         """A block of the device, or a skip with the reason that it has none."""
-        self.need(device.backend, SupportsAllocateExportable)
-        refusal = device.backend.exportable_refusal(device.device_id)
+        self.need(device.backend, SupportsMemoryExport)
+        refusal = device.backend.memory_export_refusal(device.device_id, 0)
         if refusal:
             with pytest.raises(ExchangeError):
                 device.backend.allocate_exportable(device.device_id, NBYTES, device.stream)
@@ -79,10 +77,10 @@ class ExportableTests(BackendCase):
     def test_exportable_memory_needs_the_rest(self, device: DeviceUnderTest) -> None:
         """What can be allocated so can be exported, and opened again; the device has a UUID."""
         block = self.new_block(device)
-        backend, device_id = block.backend, device.device_id
-        assert isinstance(backend, SupportsMemoryExport)
-        assert isinstance(backend, SupportsMemoryImport)
-        assert isinstance(backend, SupportsDeviceInfo)
+        backend: Any = block.backend
+        device_id = device.device_id
+        for needed in (SupportsMemoryImport, SupportsDeviceInfo):
+            assert isinstance(backend, needed)
         refusal = backend.memory_export_refusal(device_id, block.data)
         block.close()
         assert (refusal, backend.memory_import_refusal(device_id)) == ("", "")
@@ -94,14 +92,15 @@ class ExportableTests(BackendCase):
         first, second = random_bytes(NBYTES, seed=1), random_bytes(NBYTES, seed=2)
         device.write(block.data, 0, first)
         exported = block.export()
+        place, whole = exported.offset, exported.nbytes
         data, offset = block.open(exported)
-        os.close(exported.fd)
+        del exported
         seen = device.read(data, offset, NBYTES)
         device.write(data, offset, second)
         changed = device.read(block.data, 0, NBYTES)
         block.close()
         assert (seen, changed) == (first, second)
-        assert offset == exported.offset <= exported.nbytes - NBYTES
+        assert offset == place <= whole - NBYTES
 
     @pytest.mark.parametrize("ends", ["maker", "opened", "both"])
     def test_exported_memory_lives_until_its_last_use(
@@ -118,7 +117,7 @@ class ExportableTests(BackendCase):
             block.end(data)
         reused = device.filled(random_bytes(4 * NBYTES, seed=3))
         data, offset = block.open(exported)  # the descriptor is a use as well
-        os.close(exported.fd)
+        del exported
         seen = device.read(data, offset, NBYTES)
         block.close()
         device.free(reused)
@@ -133,52 +132,51 @@ class ExportableTests(BackendCase):
             device.write(block.data, 0, content)
         exported = blocks[1].export()
         data, _ = blocks[1].open(exported)
-        os.close(exported.fd)
         device.write(data, 0, b"\x5a" * exported.nbytes)
+        del exported
         seen = [device.read(block.data, 0, NBYTES) for block in blocks]
         for block in blocks:
             block.close()
         assert seen == [content, b"\x5a" * NBYTES, content]
         assert [device.read(data, 0, NBYTES) for data in around] == [content] * 2
 
-    def test_exported_descriptors_are_the_callers(self, device: DeviceUnderTest) -> None:
-        """Each export gives a new one, and an import takes none over."""
+    def test_an_exported_descriptor_ends_when_dropped(self, device: DeviceUnderTest) -> None:
+        """Each export gives a new one, no import takes it over, and its owner closes it."""
         block = self.new_block(device)
-        first, second = block.export(), block.export()
-        block.open(first)
-        block.open(first)
+        exports = [block.export(), block.export()]
+        numbers = [each.fd for each in exports]
+        block.open(exports[0])
+        block.open(exports[0])
         block.close()
-        assert first.fd != second.fd
-        for fd in (first.fd, second.fd):
+        assert numbers[0] != numbers[1]
+        for fd in numbers:
             os.fstat(fd)
-            os.close(fd)
+        exports.clear()
+        gc.collect()
+        for fd in numbers:
+            with pytest.raises(OSError, match="descriptor"):
+                os.fstat(fd)
 
     def test_exportable_memory_leaks_nothing(self, device: DeviceUnderTest) -> None:
         """Neither memory nor descriptors."""
         self.new_block(device).close()
 
         def counts() -> tuple[int, int]:
-            live = getattr(device.backend, "live_allocations", None)
-            opened = 0
-            with suppress(OSError):  # Linux has the list
-                opened = len(list(Path("/proc/self/fd").iterdir()))
-            return (live() if live else 0), opened
+            return live_allocations(device.backend), open_files()
 
         before = counts()
         for _ in range(TURNS):
             block = self.new_block(device)
-            exported = block.export()
-            block.open(exported)
-            os.close(exported.fd)
+            block.open(block.export())
             block.close()
         assert counts() == before
 
     def test_exportable_memory_of_an_unknown_device(self, device: DeviceUnderTest) -> None:
         """It is refused, and named."""
-        self.need(device.backend, SupportsAllocateExportable)
+        self.need(device.backend, SupportsMemoryExport)
         backend: Any = device.backend
         for device_id in (-1, backend.device_count(), 1 << 30):
             with pytest.raises(ExchangeError, match=str(device_id)):
-                backend.exportable_refusal(device_id)
+                backend.memory_export_refusal(device_id, 0)
             with pytest.raises(ExchangeError, match=str(device_id)):
                 backend.allocate_exportable(device_id, NBYTES, 0)

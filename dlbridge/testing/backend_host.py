@@ -50,12 +50,12 @@ class HostTests(BackendCase):
             address = device.host_view(span)
             same = ctypes.string_at(address, nbytes) == content[offset : offset + nbytes]
             assert same
-            device.release_host_view(span, address)
+            device.release_host_view(address)
             same = device.read(data, 0, 70_000) == content
             assert same
 
     def test_host_view_writes(self, device: DeviceUnderTest) -> None:
-        """The device reads, after the release, the bytes that the host wrote."""
+        """The device reads, after the end of the view, the bytes that the host wrote."""
         want = bytearray(random_bytes(5000))
         data = self.viewable(device, bytes(want))
         for offset, nbytes in [(3, 130), (4096, 904), (0, 5000)]:
@@ -63,7 +63,7 @@ class HostTests(BackendCase):
             span = device.span(data, offset, nbytes)
             address = device.host_view(span, writable=True)
             ctypes.memmove(address, content, nbytes)
-            device.release_host_view(span, address)
+            device.release_host_view(address)
             assert device.read(data, 0, 5000) == want
 
     def test_host_view_waits_for_queued_work(self, device: DeviceUnderTest) -> None:
@@ -82,7 +82,7 @@ class HostTests(BackendCase):
                 same = ctypes.string_at(address, 30_000) == content
                 assert same
                 ctypes.memmove(address, b"host", 4)
-                mine.release_host_view(span, address)
+                mine.release_host_view(address)
                 mine.download(data, 0, memoryview(into))
                 mine.synchronize()
                 same = into == b"host" + content[4:]
@@ -90,14 +90,14 @@ class HostTests(BackendCase):
                 del work
 
     def test_two_host_views_at_once(self, device: DeviceUnderTest) -> None:
-        """Two consumers may have the same memory; the release of one does not affect the other."""
+        """Two consumers may have the same memory; the end of one does not affect the other."""
         content = random_bytes(5000)
         data = self.viewable(device, content)
         spans = device.span(data, 0, 5000), device.span(data, 100, 200)
         first, second = map(device.host_view, spans)
-        device.release_host_view(spans[0], first)
+        device.release_host_view(first)
         assert ctypes.string_at(second, 200) == content[100:300]
-        device.release_host_view(spans[1], second)
+        device.release_host_view(second)
         assert device.read(data, 0, 5000) == content
 
     @pytest.mark.parametrize("nbytes", [2 * mmap.PAGESIZE, 1000, 1])
@@ -115,14 +115,14 @@ class HostTests(BackendCase):
         address, pages = host_pages
         address += misaligned
         before = bytes(pages)
-        refusal = backend.host_import_refusal(device.device_id, address, nbytes)
+        refusal = backend.host_import_refusal(device.device_id, address, nbytes, True)
         assert refusal == refusal.strip()
         if refusal:
             with pytest.raises(Error):
-                backend.import_host(device.device_id, address, nbytes, False)
+                device.import_host(address, nbytes)
             assert bytes(pages) == before
             return
-        data, offset = backend.import_host(device.device_id, address, nbytes, False)
+        data, offset = device.import_host(address, nbytes)
         try:
             assert device.read(data, offset, nbytes) == ctypes.string_at(address, nbytes)
             device.write(data, offset, b"D")
@@ -130,7 +130,7 @@ class HostTests(BackendCase):
             ctypes.memmove(address + nbytes - 1, b"H", 1)
             assert device.read(data, offset + nbytes - 1, 1) == b"H"
         finally:
-            backend.free(device.device_id, data, device.stream)
+            device.free(data)
             device.synchronize()
         after = bytes(pages)
         assert after[:misaligned] == before[:misaligned]
@@ -146,14 +146,14 @@ class HostTests(BackendCase):
         before = bytes(pages)
         target = device.allocate(PAGES)
         try:
-            data, offset = backend.import_host(device.device_id, address, PAGES, True)
+            data, offset = device.import_host(address, PAGES, readonly=True)
         except Error as exc:
             pytest.skip(f"no import: {exc}")
         if isinstance(backend, SupportsCopy):
             device.copy(device.span(target, 0, PAGES), device.span(data, offset, PAGES))
             same = device.read(target, 0, PAGES) == before
             assert same
-        backend.free(device.device_id, data, device.stream)
+        device.free(data)
         device.synchronize()
         same = bytes(pages) == before
         assert same
@@ -168,17 +168,17 @@ class HostTests(BackendCase):
 
             address = np.frombuffer(pages, "u1").__array_interface__["data"][0]
             try:
-                data, offset = backend.import_host(device.device_id, address, PAGES, True)
+                data, offset = device.import_host(address, PAGES, readonly=True)
             except Error:
                 return
             assert device.read(data, offset, PAGES) == bytes(PAGES)
-            backend.free(device.device_id, data, device.stream)
+            device.free(data)
             device.synchronize()
 
-    def test_free_of_an_import_waits(
+    def test_end_of_an_import_waits(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
     ) -> None:
-        """When `free` returns, the owner has its memory back: no work uses it any more.
+        """When the import has ended, the owner has its memory back: no work uses it any more.
 
         The work has written what it had to write, and has read what was there.
         """
@@ -190,7 +190,7 @@ class HostTests(BackendCase):
             new, old = random_bytes(half, seed=1), bytes(pages[half:])
             source, sink, into = mine.filled(new), mine.filled(bytes(half)), bytearray(half)
             try:
-                data, offset = backend.import_host(mine.device_id, address, PAGES, False)
+                data, offset = mine.import_host(address, PAGES)
             except Error as exc:
                 pytest.skip(f"no import: {exc}")
             first, second = mine.span(data, offset, half), mine.span(data, offset + half, half)
@@ -201,7 +201,7 @@ class HostTests(BackendCase):
             else:
                 mine.upload(data, first.offset, memoryview(new))
                 mine.download(data, second.offset, memoryview(into))
-            backend.free(mine.device_id, data, mine.stream)
+            mine.free(data)
             written = bytes(pages[:half])
             pages[:] = later = random_bytes(PAGES, seed=2)
             mine.synchronize()

@@ -30,7 +30,7 @@ from dlbridge.protocol import (
     SupportsStridedCopy,
 )
 
-from .backend_base import PAGES, DeviceUnderTest
+from .backend_base import PAGES, DeviceUnderTest, live_allocations, open_files
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_refusals import NEEDS, PART, Calls
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
 
-__all__ = ["LeakTests", "live_allocations", "malloc_bytes", "open_files", "resident_bytes", "slope"]
+__all__ = ["LeakTests", "malloc_bytes", "resident_bytes", "slope"]
 
 ROUNDS = 8
 
@@ -60,18 +60,6 @@ def slope(values: list[float]) -> float:
     """
     pairs = itertools.combinations(enumerate(values), 2)
     return statistics.median((after - before) / (j - i) for (i, before), (j, after) in pairs)
-
-
-def live_allocations(backend: Any) -> int:
-    """The live allocations that the backend counts; 0 if it does not count."""
-    count = getattr(backend, "live_allocations", None)
-    return count() if count else 0
-
-
-def open_files() -> int:
-    """How many files and handles this process has open; 0 where that cannot be known."""
-    folder = Path("/proc/self/fd")
-    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 def resident_bytes() -> int:
@@ -252,17 +240,16 @@ class LeakTests(PublicCase):
             device_id, span.data
         )
         imports = isinstance(backend, SupportsHostImport) and not backend.host_import_refusal(
-            device_id, address, PAGES
+            device_id, address, PAGES, True
         )
         if not views and not imports:
             pytest.skip("host and device share no memory")
 
         def turn() -> None:
             if views:
-                device.release_host_view(span, device.host_view(span, writable=True))
+                device.release_host_view(device.host_view(span, writable=True))
             if imports:
-                data, _ = backend.import_host(device_id, address, PAGES, False)
-                backend.free(device_id, data, device.stream)
+                device.free(device.import_host(address, PAGES)[0])
             device.synchronize()
 
         self.grows(backend, turn, self.allocations // 16)

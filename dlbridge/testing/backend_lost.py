@@ -10,8 +10,7 @@ import pytest
 from dlbridge.errors import DeviceLost
 from dlbridge.protocol import SupportsCopy, SupportsFill, SupportsStreams
 
-from .backend_base import BackendCase
-from .backend_leaks import live_allocations
+from .backend_base import BackendCase, live_allocations
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections import Counter
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from .backend_base import BackendCase, random_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dlbridge.protocol import Allocation
+
 __all__ = [
     "DTYPES",
+    "Lives",
     "MoveTests",
     "PublicCase",
-    "count_frees",
     "numbers",
     "on_host",
     "padded_tensor",
@@ -57,36 +59,35 @@ def on_host(tensor: Any) -> Any:
     return host.reshape(tensor.shape)
 
 
-def count_frees(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Count, from now on, how often *backend* is told to free each memory that it gives."""
-    allocate, free = backend.allocate, backend.free
-    allocate_from_host = getattr(backend, "allocate_from_host", None)
-    count: Counter[int] = Counter()
+class Lives:
+    """What becomes of the memory that *backend* gives from now on."""
 
-    def counting_allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-        data: int = allocate(device_id, nbytes, alignment, stream)
-        count[data] = 0
-        return data
+    def __init__(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._allocate = backend.allocate
+        self._made: list[tuple[int, weakref.ref[Any]]] = []
+        monkeypatch.setattr(backend, "allocate", self._counting)
 
-    def counting_allocate_from_host(
-        device_id: int, source: memoryview, alignment: int, stream: int
-    ) -> int:
-        assert allocate_from_host is not None
-        data: int = allocate_from_host(device_id, source, alignment, stream)
-        if data:
-            count[data] = 0
-        return data
+    def _counting(self, *given: Any, **named: Any) -> _Life:
+        life = _Life(self._allocate(*given, **named))
+        self._made.append((life.data, weakref.ref(life)))
+        return life
 
-    def counting_free(device_id: int, data: int, stream: int) -> None:
-        if data in count:  # else it is an earlier test's, which the collector has found now
-            count[data] += 1
-        free(device_id, data, stream)
+    def live(self) -> set[int]:
+        """The ``data`` of what has not been dropped."""
+        return {data for data, life in self._made if life() is not None}
 
-    monkeypatch.setattr(backend, "allocate", counting_allocate)
-    monkeypatch.setattr(backend, "free", counting_free)
-    if allocate_from_host is not None:
-        monkeypatch.setattr(backend, "allocate_from_host", counting_allocate_from_host)
-    return count
+
+class _Life:
+    """An allocation that is known to be alive."""
+
+    def __init__(self, allocation: Allocation) -> None:
+        vars(self)["allocation"] = allocation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.allocation, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.allocation, name, value)
 
 
 class PublicCase(BackendCase):
@@ -101,12 +102,12 @@ class PublicCase(BackendCase):
         return f"{self.name}:{self.device_id}"
 
     @pytest.fixture
-    def frees(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
-        """How often each memory has been freed since it was allocated."""
-        count = count_frees(backend, monkeypatch)
-        yield count
+    def lives(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
+        """What becomes of the memory that is allocated in the test: it is dropped."""
+        lives = Lives(backend, monkeypatch)
+        yield lives
         gc.collect()
-        assert set(count.values()) <= {1}, "each allocation is freed exactly once"
+        assert not lives.live(), "what the test has allocated is still kept"
 
 
 class MoveTests(PublicCase):

@@ -200,6 +200,41 @@ class OrderTests(BackendCase):
         assert same
         del work
 
+    def test_new_memory_is_of_its_stream(self, device: DeviceUnderTest) -> None:
+        """``stream`` is the one that the memory was asked for on, until dlbridge writes it."""
+        for mine in self.each_stream(device):
+            memory = device.backend.allocate(mine.device_id, 256, 256, mine.stream)
+            assert memory.stream == mine.stream
+            assert memory.nbytes >= 256
+            assert memory.offset == 0
+            memory.stream = device.stream
+            assert memory.stream == device.stream
+
+    def test_memory_ends_behind_its_last_stream(self, device: DeviceUnderTest) -> None:
+        """Memory that was last used on another stream than the one that it was made for.
+
+        dlbridge has written that stream to ``stream``; memory that is used again before the
+        work there is done would be overwritten, or overwrite.
+        """
+        nbytes, junk = 1 << 20, memoryview(bytes(1 << 20))
+        mine = self.each_stream(device)[-1]
+        if mine is device:
+            pytest.skip("there is one stream (make_stream)")
+        content, into = random_bytes(nbytes), bytearray(nbytes)
+        memory = device.backend.allocate(device.device_id, nbytes, 256, device.stream)
+        device.write(memory.data, 0, content)
+        work = self.busy(mine)
+        mine.download(memory.data, 0, memoryview(into))
+        memory.stream = mine.stream
+        del memory
+        for _ in range(3):
+            device.upload(device.allocate(nbytes), 0, junk)
+        device.synchronize()
+        mine.synchronize()
+        same = into == content
+        assert same, "other work has used the memory before the work on its own stream"
+        del work
+
     def test_wait_orders_two_streams(self, device: DeviceUnderTest) -> None:
         """Work after `wait` sees the results of all earlier work on the other stream.
 

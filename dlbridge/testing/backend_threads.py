@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.protocol import SupportsCopy, SupportsFill
+from dlbridge.protocol import SupportsCopy, SupportsFill, SupportsHostImport, SupportsHostView
 
-from .backend_base import DeviceUnderTest, random_bytes
-from .backend_leaks import live_allocations
+from .backend_base import PAGES, DeviceUnderTest, live_allocations, random_bytes
 from .backend_moves import PublicCase, numbers, on_host
 from .backend_process import is_silent
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable
+
+    from dlbridge.protocol import Allocation
 
 __all__ = ["ThreadTests"]
 
@@ -43,10 +45,7 @@ held = device.filled(b"h" * 100)
 class Owner:
     def __init__(self):
         self.cycle = self  # only the garbage collector can free it
-        self.data = backend.allocate(device_id, 100, 1, device.stream)
-
-    def __del__(self):
-        backend.free(device_id, self.data, device.stream)
+        self.memory = backend.allocate(device_id, 100, 1, device.stream)
 
 def work():
     # On a slow device not all of it, so that only a deadlock takes as long as the patience.
@@ -211,7 +210,7 @@ class ThreadTests(PublicCase):
         assert in_threads(work) == []
 
     def test_free_anywhere_in_a_call(self, backend: Any) -> None:
-        """A lock that both `free` and another member take must not stop a finalizer.
+        """A lock that the end of memory and another member take must not stop a finalizer.
 
         In a process of its own, as a deadlock never ends.
         """
@@ -231,10 +230,7 @@ class ThreadTests(PublicCase):
         class Owner:
             def __init__(self) -> None:
                 self.cycle = self  # only the garbage collector can free it
-                self.data = backend.allocate(device.device_id, 100, 1, device.stream)
-
-            def __del__(self) -> None:
-                backend.free(device.device_id, self.data, device.stream)
+                self.memory = backend.allocate(device.device_id, 100, 1, device.stream)
 
         def work() -> None:
             for _ in range(200):
@@ -257,3 +253,50 @@ class ThreadTests(PublicCase):
         device.synchronize()
         assert device.read(held, 0, 100) == b"w" * 100
         assert live_allocations(backend) == before
+
+    @pytest.mark.parametrize("kind", ["memory", "host view", "host import"])
+    def test_what_is_dropped_is_given_back(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap], kind: str
+    ) -> None:
+        """Twenty drops in this thread, in another one, and by the collector of cycles."""
+        made, content = self.makes(device, host_pages[0], kind), bytes(host_pages[1])
+        gc.collect()
+        before = live_allocations(device.backend)
+        for way in ("here", "in another thread", "in a cycle"):
+            for _ in range(20):
+                held: list[object] = [made()]
+                if way == "in a cycle":
+                    held.append(held)
+                elif way == "in another thread":
+                    thread = threading.Thread(target=held.clear, daemon=True)
+                    thread.start()
+                    thread.join(self.patience)
+                    assert not thread.is_alive(), f"a {kind} that is dropped {way} hangs"
+                del held
+            gc.collect()
+            device.synchronize()
+            assert live_allocations(device.backend) == before, f"a {kind} that is dropped {way}"
+        same = bytes(host_pages[1]) == content
+        assert same
+        assert device.read(device.filled(b"and on"), 0, 6) == b"and on"
+
+    def makes(self, device: DeviceUnderTest, address: int, kind: str) -> Callable[[], Allocation]:
+        """What makes one of the *kind*, or a skip with the reason that there is none."""
+        backend: Any = device.backend
+        device_id, stream = device.device_id, device.stream
+        given: tuple[Any, ...]
+        if kind == "memory":
+            return lambda: backend.allocate(device_id, 1000, 256, stream)
+        if kind == "host import":
+            self.need(backend, SupportsHostImport)
+            refusal = backend.host_import_refusal(device_id, address, PAGES, True)
+            given = device_id, address, PAGES, False, stream
+            function = backend.import_host
+        else:
+            self.need(backend, SupportsHostView)
+            span = device.span(device.filled(bytes(1000)), 0, 1000)
+            refusal, given = backend.host_view_refusal(device_id, span.data), (span, True, stream)
+            function = backend.host_view
+        if refusal:
+            pytest.skip(refusal)
+        return lambda: function(*given)

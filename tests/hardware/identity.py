@@ -177,7 +177,7 @@ def import_by_memory_type():
             fd = ffi.new("int *", -1)
             check(device.get_memory_fd(device.pointer, info, fd), "vkGetMemoryFdKHR")
             try:
-                made = memory.import_memory(0, ExportedMemory(fd[0], block.size, 0))
+                made = memory.import_memory(0, ExportedMemory(fd[0], block.size, 0), 1)
             finally:
                 os.close(fd[0])
             yield f"{what}: CUDA maps it at {made.data:#x}"

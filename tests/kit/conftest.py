@@ -1,7 +1,6 @@
 """A driver in Python whose streams stand still until a test lets them go on."""
 
 import ctypes
-from contextlib import contextmanager
 from itertools import count
 
 import pytest
@@ -60,28 +59,17 @@ class Driver(StreamDriver):
     def place(self, device_id):
         return device_id
 
-    @contextmanager
-    def at(self, place):
+    def run(self, place, work, *arguments):
         self.guard.check()
         self.where.append(place)
         try:
-            yield
+            return work(*arguments)
         finally:
             self.where.pop()
-
-    def here(self):
-        return len(self.where)
-
-    def back_to(self, place):
-        del self.where[place:]
 
     def place_of(self, stream, device_id):
         self._get(stream)
         return device_id
-
-    @contextmanager
-    def relaxed(self):
-        yield
 
     def stream_state(self, stream):
         found = self.streams.get(stream)
@@ -227,11 +215,11 @@ class Callers:
         return allocation.data
 
     def free(self, _device_id, data, stream):
-        self.owned[data][-1].resource.stream = stream
+        self.owned[data][-1].stream = stream
         self.owned[data].pop()
 
     def import_host(self, device_id, address, nbytes, readonly):
-        return self.own(super().import_host(device_id, address, nbytes, readonly))
+        return self.own(super().import_host(device_id, address, nbytes, readonly, 1))
 
 
 class CallablePool(Callers, PoolMemory):

@@ -5,7 +5,6 @@ import pytest
 import dlbridge.kit.through_host as through_host
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.kit.buffer_array import BufferArray
-from dlbridge.kit.fork import ForkGuard
 from dlbridge.kit.handles import Handles
 from dlbridge.kit.through_host import ThroughHost
 from dlbridge.protocol import NativeArray, Span, SupportsCopy
@@ -113,8 +112,9 @@ def test_a_buffer_that_may_not_be_written():
 
 def test_handles_answer_for_foreign_data():
     """The device is that of the memory, whatever the exporter counts; strangers are refused."""
-    handles = Handles("sim", ForkGuard("SIM"), lambda device_id: (device_id, 16))
-    handles.owned[7] = 1
+    handles = Handles("sim", lambda memory: (1, 16))
+    memory = type("Memory", (), {})()
+    handles.enter(7, memory)
     assert handles.import_data(0, 7, "torch") == (1, 7)
     with pytest.raises(ExchangeError, match="0x8 is not memory that sim knows"):
         handles.import_data(0, 8, "torch")

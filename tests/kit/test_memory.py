@@ -23,7 +23,7 @@ PAGE = mmap.PAGESIZE
 def test_streams_since_the_allocation(driver):
     consumers, before, after = Consumers(driver), driver.stream(), driver.stream()
     consumers.note(0, before, 0)
-    birth = consumers.birth()
+    birth = next(consumers.clock)
     consumers.note(0, after, 0)
     consumers.note(0, 1, 0)
     consumers.note(1, after, 1)
@@ -35,7 +35,7 @@ def test_streams_since_the_allocation(driver):
 
 def test_default_streams_of_two_devices_are_two(driver):
     consumers = Consumers(driver)
-    birth = consumers.birth()
+    birth = next(consumers.clock)
     consumers.note(0, 1, 1)
     assert [consumer for consumer, _ in consumers.uses(0, birth, LastingStream(1, 0)).others] == [
         LastingStream(1, 1)

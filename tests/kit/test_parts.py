@@ -295,53 +295,46 @@ class Buffer:
 
 @pytest.fixture
 def handles():
-    return Handles("sim", ForkGuard("SIM"), lambda buffer: (buffer.device_id, buffer.nbytes))
+    return Handles("sim", lambda buffer: (buffer.device_id, buffer.nbytes))
 
 
-def test_what_is_owned_stays_until_it_is_freed(handles):
-    handles.owned[7] = Buffer(1, 16)
-    gc.collect()
-    device_id, buffer = handles.find(7)
-    assert (device_id, len(handles), handles.at(Span(1, 7, 12, 4))) == (1, 1, buffer)
-    handles.free(1, 7, 0)
-    handles.free(1, 7, 0)
-    assert len(handles) == 0
-    with pytest.raises(ExchangeError, match="0x7 is not memory that sim knows"):
-        handles.find(7)
-
-
-def test_what_is_borrowed_stays_as_long_as_it_lives(handles):
-    buffer = Buffer(0, 16)
-    handles.borrow(9, buffer)
-    assert handles.find(9) == (0, buffer)
+def test_an_object_is_found_as_long_as_it_lives(handles):
+    buffer = Buffer(1, 16)
+    assert handles.enter(9, buffer) == 9
+    assert handles.find(9) == (1, buffer)
+    assert handles.at(Span(1, 9, 12, 4)) is buffer
     assert len(handles) == 0
     del buffer
     gc.collect()
-    with pytest.raises(ExchangeError, match="0x9"):
+    with pytest.raises(ExchangeError, match="0x9 is not memory that sim knows"):
         handles.find(9)
 
 
-def test_an_owned_object_that_somebody_else_has_outlives_its_free(handles):
+def test_an_object_that_is_owned_lives_as_long_as_its_owner(handles):
+    owner = handles.own(7, 16, 3, Buffer(1, 16))
+    gc.collect()
+    assert (owner.data, owner.nbytes, owner.offset, owner.stream) == (7, 16, 0, 3)
+    assert (handles.find(7)[0], len(handles)) == (1, 1)
+    del owner
+    assert len(handles) == 0
+    with pytest.raises(ExchangeError, match="0x7"):
+        handles.find(7)
+
+
+def test_an_owned_object_that_somebody_else_has_outlives_its_owner(handles):
     buffer = Buffer(0, 16)
-    handles.owned[9] = buffer
-    handles.borrow(9, buffer)
-    handles.free(0, 9, 0)
+    owner = handles.own(9, 16, 0, buffer)
+    del owner
     assert handles.find(9) == (0, buffer)
 
 
 @pytest.mark.parametrize("span", [(0, 13, 4), (0, -1, 4), (0, 0, 17), (1, 0, 4)])
 def test_spans_outside_of_the_memory_are_refused(handles, span):
-    handles.owned[7] = Buffer(0, 16)
+    buffer = Buffer(0, 16)
+    handles.enter(7, buffer)
     device_id, offset, nbytes = span
     with pytest.raises(ExchangeError, match=r"outside the 16|memory of sim:0, not of sim:1"):
         handles.at(Span(device_id, 7, offset, nbytes))
-
-
-def test_nothing_is_freed_in_a_child(handles):
-    handles.owned[7] = Buffer(0, 16)
-    handles._guard.in_child = True  # as after a fork, without one
-    handles.free(1, 7, 0)
-    assert len(handles) == 1
 
 
 # numbers -----------------------------------------------------------------------------
@@ -512,7 +505,7 @@ def test_memory_that_cannot_be_reached(driver, monkeypatch):
     ],
 )
 def test_regions_are_the_fewest_calls(driver, shape, target, source, want):
-    copy_region(driver, Side(0, target), Side(0, source), shape, 8, 1, 1000)
+    copy_region(driver, Side(0, target), Side(0, source), shape, 8, 1000, 1)
     assert driver.log == want
 
 

@@ -104,9 +104,9 @@ HOLES = {
         finding=r"a thread hangs|does not end",
         seconds=40,
     ),
-    "a finalizer allocates under a plain lock": Hole(
-        "dlbridge_vulkan.locks",
-        (("_lock: Any = threading.RLock()", "_lock: Any = threading.Lock()"),),
+    "a finalizer submits under a plain lock": Hole(
+        "dlbridge_vulkan.devices",
+        (("self._lock = threading.RLock()", "self._lock = threading.Lock()"),),
         (
             "--only=finalizers,to_a_device_and_back,collections",
             "--devices=vulkan:0",
@@ -117,14 +117,14 @@ HOLES = {
         seconds=30,
     ),
     "OpenCL in a forked child": Hole(
-        "dlbridge_opencl.forking",
-        (("    if _opened:", "    if False:"),),
+        "dlbridge.kit.fork",
+        (("        self.in_child = True", "        pass"),),
         ("--only=forks,to_a_device_and_back", "--devices=opencl:0", "--threads=2"),
         finding=r"child that ends by .* (hangs|has the exit status)|does not end",
     ),
     "two threads map one buffer": Hole(
         "dlbridge_opencl.views",
-        (("    return _locks[data // 64 % len(_locks)]", "    return threading.RLock()"),),
+        (("with _lock:", "with threading.RLock():"),),
         ("--only=host_view_of_a_shared_tensor", "--devices=opencl:0", "--threads=4"),
         finding=r"SIGSEGV|SIGABRT",
         seconds=30,

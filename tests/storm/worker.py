@@ -174,7 +174,7 @@ def live() -> dict[str, int]:
     counts["structs lent by the table"] = len(own_table._lent)
     counts["structs in capsules"] = len(exports._loans)
     for module, names in (
-        ("dlbridge_opencl.views", ["_mapped"]),
+        ("dlbridge_opencl.views", ["_resources"]),
         ("dlbridge.ffi.functions", ["_callables"]),
         ("dlbridge.ffi.objects", ["_kept"]),
     ):

@@ -34,9 +34,9 @@ class Counting(Fake):
             if self.failing[method] < 0:
                 raise DeviceError(f"{method} refused by the test")
 
-    def allocate(self, device_id, nbytes, alignment, stream):
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
         self.fail("allocate")
-        return super().allocate(device_id, nbytes, alignment, stream)
+        return super().allocate(device_id, nbytes, alignment, stream, content)
 
     def copy_from_host(self, target, source, stream):
         self.fail("copy_from_host")

@@ -170,11 +170,14 @@ def prefer_own_memory() -> None:
     """As on a discrete GPU: Vulkan devices share memory of their own, and not the host's."""
     import dlbridge_vulkan
 
-    dlbridge_vulkan.Vulkan.host_import_drawback = _drawback
+    refusal = dlbridge_vulkan.Vulkan.host_import_refusal
 
+    def prefer(self: Any, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
+        return refusal(self, device_id, address, nbytes, demanded) or (
+            "" if demanded else "as on a discrete GPU"
+        )
 
-def _drawback(*_: object) -> str:
-    return "as on a discrete GPU"
+    dlbridge_vulkan.Vulkan.host_import_refusal = prefer
 
 
 def share_and_keep(values: Any, device: str) -> Any:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from dlbridge.core.plugins import registry
+from dlbridge.protocol import PlainAllocation
 
 __all__ = ["Streams", "installed"]
 
@@ -20,26 +22,23 @@ __all__ = ["Streams", "installed"]
 class Streams:
     """Addresses as data; *log* holds what happened, in order."""
 
-    api = 1
+    api = 2
     device_type = 2
 
     def __init__(self):
         self.log: list[tuple[object, ...]] = []
         self.current = 0
-        self.memory: dict[int, object] = {}
+        self.memory: WeakValueDictionary[int, PlainAllocation] = WeakValueDictionary()
 
     def device_count(self):
         return 2
 
-    def allocate(self, device_id, nbytes, alignment, stream):
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
         memory = np.empty(nbytes + alignment, "u1")
         at = memory.ctypes.data
         at += -at % alignment
-        self.memory[at] = memory
-        return at
-
-    def free(self, device_id, data, stream):
-        del self.memory[data]
+        self.memory[at] = made = PlainAllocation(at, nbytes, stream, owner=memory)
+        return made
 
     def copy_from_host(self, target, source, stream):
         self.log.append(("upload", stream))

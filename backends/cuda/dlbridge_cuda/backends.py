@@ -11,9 +11,8 @@ from dlbridge.kit.host_backend import HostBackend
 from dlbridge.kit.host_copies import StagedCopies
 from dlbridge.kit.host_views import HostViews
 from dlbridge.kit.memory import DriverMemory, Memory
-from dlbridge.kit.places import puts_place_back
 from dlbridge.kit.streams import StreamRules
-from dlbridge.protocol import ExportedMemory, NativeArray
+from dlbridge.protocol import Allocation, ExportedMemory, NativeArray
 
 from . import native
 from .contexts import attribute, device_in_use
@@ -50,7 +49,7 @@ host_copies = StagedCopies(gpu)
 class CUDA(DeviceBackend):
     """Device memory, from the device's default pool."""
 
-    api = 1
+    api = 2
     device_type = 2  # kDLCUDA
     name = "cuda"
 
@@ -61,10 +60,11 @@ class CUDA(DeviceBackend):
             self._device_memory.exports = not any(map(_no_files, range(self._physical)))
 
     def memory_export_refusal(self, device_id: int, data: int) -> str:
-        """Why the memory cannot be given to another driver; empty if it can."""
+        """Why the memory cannot be given to another driver or process; empty if it can."""
         self.check_device(device_id)
-        allocation = self._owned.get(data)
-        if allocation is not None and allocation.resource.parts is not None:
+        if not data:
+            return _no_files(device_id)
+        if self._device_memory.can_export(data):
             return ""
         return (
             "CUDA's memory was not allocated for other drivers; set DLBRIDGE_CUDA_EXPORT=1 "
@@ -72,41 +72,33 @@ class CUDA(DeviceBackend):
         )
 
     def export_memory(self, device_id: int, data: int) -> ExportedMemory:
-        """A file descriptor for memory of ``DLBRIDGE_CUDA_EXPORT=1``, which the caller closes."""
+        """A file descriptor for memory that was made so that it can be exported."""
         refusal = self.memory_export_refusal(device_id, data)
         if refusal:
             raise ExchangeError(f"the memory at {data:#x} cannot be exported: {refusal}")
-        return self._device_memory.export_memory(self._owned[data])
+        return self._device_memory.export_memory(data)
 
     def memory_import_refusal(self, device_id: int) -> str:
         """Empty: the driver is asked by the import itself."""
         self.check_device(device_id)
         return ""
 
-    def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
-        """The memory of another driver of the same GPU, in place; until ``free``."""
+    def import_memory(self, device_id: int, memory: ExportedMemory, stream: int) -> Allocation:
+        """The memory of another driver of the same GPU, in place."""
         self.check_device(device_id)
-        return self.own(self._device_memory.import_memory(device_id, memory)), memory.offset
+        return self._device_memory.import_memory(device_id, memory, self.handle(stream))
 
-    def exportable_refusal(self, device_id: int) -> str:
-        """Why the device has no memory for other processes; empty if it has."""
-        self.check_device(device_id)
-        return _no_files(device_id)
-
-    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> int:
+    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> Allocation:
         """Memory for other processes, in units of 2 MiB: not of the pool, which gives them none."""
-        refusal = self.exportable_refusal(device_id)
+        refusal = self.memory_export_refusal(device_id, 0)
         if refusal:
             raise ExchangeError(f"no memory for other processes: {refusal}")
-        stream = self.handle(stream)
-        return self.own(self._device_memory.allocate_exportable(device_id, nbytes, stream))
+        return self._device_memory.allocate_exportable(device_id, nbytes, self.handle(stream))
 
-    @puts_place_back
     def from_native(self, obj: object) -> NativeArray | None:
         """Describe a cuda.core Buffer or StridedMemoryView on a device."""
         return native.from_native(obj)
 
-    @puts_place_back
     def to_native(self, array: NativeArray) -> object:
         """A cuda.core StridedMemoryView over the memory."""
         return native.to_native(array)
@@ -124,7 +116,7 @@ def _no_files(device_id: int) -> str:
 class CUDAHost(HostBackend):
     """Page-locked host memory."""
 
-    api = 1
+    api = 2
     device_type = 3  # kDLCUDAHost
     name = "cuda_host"
 
@@ -149,7 +141,7 @@ class ManagedMemory(Memory):
 class CUDAManaged(DeviceBackend, HostViews):
     """Managed memory. There is one device of it, 0 (``dlpack.h``); streams of any GPU are taken."""
 
-    api = 1
+    api = 2
     device_type = 13  # kDLCUDAManaged
     name = "cuda_managed"
     kinds = ("managed",)

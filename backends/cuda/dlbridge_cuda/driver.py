@@ -77,7 +77,8 @@ def call(name: str, *args: Any) -> Any:
     released while the driver runs.
     """
     code, result = status(name, *args)
-    check(name, code)
+    if code:
+        check(name, code)
     return result
 
 
@@ -146,7 +147,10 @@ def _open() -> int:
 
 def _text(code: int) -> str:
     """``CUDA_ERROR_OUT_OF_MEMORY (2): out of memory``, in the driver's words."""
-    result = cu.CUresult(code)
+    try:
+        result = cu.CUresult(code)
+    except ValueError as exc:  # a status that this cuda.bindings does not list
+        return f"{exc}; upgrade cuda-bindings to one as new as the driver"
     words = cu.cuGetErrorString(result)[1]
     meaning = words.decode("utf-8", "replace") if isinstance(words, bytes) else ""
     return f"{result.name} ({code})" + (f": {meaning}" if meaning else "")

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import addressof, c_int, c_uint64
 from typing import Any
+from weakref import WeakSet
 
 from dlbridge.errors import Error
-from dlbridge.kit.memory import Allocation, DriverMemory
-from dlbridge.kit.places import puts_place_back
+from dlbridge.kit.driver import StreamDriver
+from dlbridge.kit.events import EventPool
+from dlbridge.kit.memory import DriverMemory
 from dlbridge.kit.pool import PoolMemory
-from dlbridge.kit.resources import call as noted
+from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call as noted
 from dlbridge.protocol import ExportedMemory
 
 from .driver import call, cu
@@ -28,17 +30,24 @@ class DeviceMemory(PoolMemory):
     exports = False
     """Whether new memory is made so that it can be exported."""
 
-    @puts_place_back
-    def import_memory(self, device_id: int, memory: ExportedMemory) -> Allocation:
+    def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
+        super().__init__(driver, events, name)
+        self._exportable: WeakSet[DriverMemory] = WeakSet()
+
+    def import_memory(
+        self, device_id: int, memory: ExportedMemory, stream: int
+    ) -> AllocationOwner[DriverMemory]:
         """All of the allocation that *memory* is in: drivers need not map a part of it."""
         driver = self.driver
-        made = Allocation(self.resources, DriverMemory(device_id, driver.default_stream))
-        with driver.at(driver.place(device_id)), driver.relaxed():
-            self.settle()
-            parts = _OfCUDA() if memory.driver == CUDA else _OfOthers()
-            _make(made.resource, parts, parts.open, device_id, memory)
-        made.resource.birth = self.consumers.birth()
-        made.data, made.nbytes = made.resource.pointer, memory.nbytes
+        made = AllocationOwner(self.resources, DriverMemory(device_id, stream))
+        self.settle()
+        parts = _OfCUDA() if memory.driver == CUDA else _OfOthers()
+        given = made.resource, parts, parts.open, device_id, memory
+        driver.run(driver.place(device_id), self._make, *given)
+        made.resource.must_wait = memory.driver != CUDA
+        made.resource.born = next(self.consumers.clock)
+        made.data, made.nbytes = made.resource.pointer, memory.nbytes - memory.offset
+        made.offset = memory.offset
         return made
 
     def obtain(self, memory: DriverMemory, nbytes: int) -> None:
@@ -50,52 +59,60 @@ class DeviceMemory(PoolMemory):
 
     def _create(self, memory: DriverMemory, nbytes: int) -> None:
         parts = _OfCUDA()
-        _make(memory, parts, parts.create, memory.device_id, nbytes)
+        self._make(memory, parts, parts.create, memory.device_id, nbytes)
 
-    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> Allocation:
+    def allocate_exportable(
+        self, device_id: int, nbytes: int, stream: int
+    ) -> AllocationOwner[DriverMemory]:
         """As `allocate`, memory that can be exported whatever `exports` says."""
         return self.allocate(device_id, nbytes, 1, stream, self._create)
 
-    def export_memory(self, allocation: Allocation) -> ExportedMemory:
-        """A new file descriptor for memory that can be exported, which the caller closes."""
-        memory, driver, cell = allocation.resource, self.driver, c_int(-1)
-        parts, offset = memory.parts, allocation.data - memory.pointer
+    def can_export(self, data: int) -> bool:
+        """Whether *data* was made so that it can be exported."""
+        return self._find(data) is not None
+
+    def _find(self, data: int) -> DriverMemory | None:
+        for memory in list(self._exportable):
+            if memory.parts is not None and 0 <= data - memory.pointer < memory.parts.nbytes:
+                return memory
+        return None
+
+    def export_memory(self, data: int) -> ExportedMemory:
+        """A new file descriptor for memory that can be exported."""
+        memory, driver, owner = self._find(data), self.driver, Owner(_descriptors, c_int(-1))
+        assert memory is not None  # `can_export` was asked
+        parts, offset = memory.parts, data - memory.pointer
+        export: tuple[Any, ...] = [], addressof(owner.resource), parts.handle.value, _FILE, 0
+        export = take_back, "cuMemExportToShareableHandle", *export
+        driver.run(driver.place(memory.device_id), *export)
+        return ExportedMemory(owner.resource.value, parts.nbytes, offset, CUDA, owner)
+
+    def _make(
+        self, memory: DriverMemory, parts: _Parts, make: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Let *make* call the driver for *parts*, which become those of *memory*."""
+        memory.parts = parts
         try:
-            with driver.at(driver.place(memory.device_id)), driver.relaxed():
-                export = addressof(cell), parts.handle.value, _FILE, 0
-                take_back("cuMemExportToShareableHandle", [], *export)
-            return ExportedMemory(cell.value, parts.nbytes, offset, CUDA)
-        except BaseException:
-            if cell.value >= 0:
-                os.close(cell.value)
+            make(*arguments)
+        except Error:
+            parts.end()
+            memory.parts = None  # for another try
             raise
-
-    def _give_back(self, memory: DriverMemory, wait: bool = False) -> bool:
-        """Free *memory*; the other driver may use an import anew after this, so it waits."""
-        give_back = super()._give_back
-        return give_back(memory, wait) or (
-            isinstance(memory.parts, _OfOthers) and give_back(memory, True)
-        )
-
-    def release(self, memory: DriverMemory) -> None:
-        """Free behind the work on its stream; the end of an import waits for that work."""
-        if memory.parts is None:
-            super().release(memory)
-        else:
-            self.wait_before_free(memory.stream)
-            memory.parts.end()
+        memory.cell.value = parts.address.value
+        self._exportable.add(memory)
 
 
-def _make(memory: DriverMemory, parts: _Parts, make: Callable[..., None], *arguments: Any) -> None:
-    """Let *make* call the driver for *parts*, which become those of *memory*."""
-    memory.parts = parts
-    try:
-        make(*arguments)
-    except Error:
-        parts.end()
-        memory.parts = None  # for another try
-        raise
-    memory.cell.value = parts.address.value
+_close = os.close
+
+
+def _close_file(cell: c_int) -> bool:
+    number, cell.value = cell.value, -1
+    if number >= 0:
+        _close(number)
+    return True
+
+
+_descriptors: Resources[c_int] = Resources(_close_file)
 
 
 class _Parts:

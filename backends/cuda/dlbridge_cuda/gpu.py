@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import c_uint64
+from ctypes import Structure, addressof, c_int, c_uint, c_uint64, c_void_p
 from functools import cache
-from types import TracebackType
+from itertools import starmap
 from typing import Any
 
 from dlbridge.kit.driver import (
@@ -22,49 +22,61 @@ from dlbridge.kit.regions import Side
 from dlbridge.kit.status import StreamGoneError
 
 from . import info, lasting
-from .contexts import attribute, current, device_in_use, primary, somewhere
+from .contexts import attribute, device_in_use, primary, run, run_somewhere
 from .driver import call, check, cu, device_count, guard, status, table, version
-from .raw import give, take_back
+from .raw import functions as cuda, give, take_back
 
-__all__ = ["GPU", "LEGACY", "PER_THREAD", "default_pool", "events", "gpu", "relaxed"]
+__all__ = ["GPU", "LEGACY", "PER_THREAD", "default_pool", "events", "gpu"]
 
 LEGACY, PER_THREAD = 1, 2
 """Handles of the default streams (``CU_STREAM_LEGACY``, ``CU_STREAM_PER_THREAD``). The driver's
 0 means either, by a compile-time choice, and is never passed on from here."""
 
 _CONTEXT_EVENTS = 12050  # the first driver with cuCtxRecordEvent
+_RUNS = StreamState.RUNS
 _IMPLICIT, _NOT_READY = 906, 600  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_NOT_READY
 _PEER_ACCESS_ALREADY_ENABLED = 704
 
-_ATTRIBUTES = [
-    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED,
-    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT,
-]
+
+class _Attributes(Structure):
+    """What is asked about an address (``CU_POINTER_ATTRIBUTE_...``), 8 bytes for each answer."""
+
+    _fields_ = (
+        ("memory", c_uint),  # MEMORY_TYPE
+        ("_1", c_uint),
+        ("ordinal", c_int),  # DEVICE_ORDINAL
+        ("_2", c_uint),
+        ("managed", c_uint),  # IS_MANAGED
+        ("_3", c_uint),
+        ("context", c_uint64),  # CONTEXT
+    )
+
+
+_ATTRIBUTES = (c_int * 4)(2, 9, 8, 1)
+_Cells = c_void_p * 4
 _KINDS = {0: "pageable", 1: "host", 2: "device"}  # CUmemorytype; 0: the driver does not know it
 
 
-class relaxed:  # noqa: N801  # reads as a function in `with relaxed():`
-    """Let this thread call what another thread's capture would forbid, inside ``with``.
+@cache
+def default_pool(device_id: int) -> Any:
+    """The device's default pool, told to keep what is freed; None if it has none.
 
-    Page-locking and freeing do not depend on any stream, yet in the default capture mode they
-    would invalidate a capture anywhere in the process (``cuThreadExchangeStreamCaptureMode``).
+    It keeps up to the user's limit (`pool_limit`), or everything. A release threshold of 0, the
+    default, gives everything back to the system at each synchronisation. One that somebody else
+    has set is left alone: the pool belongs to the whole process.
     """
+    limit = min(pool_limit(2**64 - 1), 2**64 - 1)
+    if not attribute(device_id, "MEMORY_POOLS_SUPPORTED"):
+        return None
+    pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", device_id))
+    threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
 
-    __slots__ = ("_mode",)
+    def keep() -> None:
+        if int(call("cuMemPoolGetAttribute", pool, threshold)) == 0:
+            call("cuMemPoolSetAttribute", pool, threshold, cu.cuuint64_t(limit))
 
-    def __enter__(self) -> None:
-        mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        self._mode = call("cuThreadExchangeStreamCaptureMode", mode)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        call("cuThreadExchangeStreamCaptureMode", self._mode)
+    run(primary(device_id), keep)
+    return int(pool)
 
 
 class GPU(StreamDriver):
@@ -86,29 +98,23 @@ class GPU(StreamDriver):
     def device_info(self, device_id: int) -> Mapping[str, object]:
         return info.device_info(device_id)
 
-    def place(self, device_id: int) -> int:
-        return primary(device_id)
-
-    def at(self, place: Any) -> current:
-        return current(place)
-
-    def here(self) -> int:
-        return 0 if guard.in_child else int(call("cuCtxGetCurrent"))
-
-    def back_to(self, place: int) -> None:
-        # Contexts are pushed and popped: what is above *place* was pushed and not popped.
-        while not guard.in_child and int(call("cuCtxGetCurrent")) not in (place, 0):
-            call("cuCtxPopCurrent")
+    place = staticmethod(primary)
+    run = staticmethod(run)  # type: ignore[assignment]  # mypy: a generic one is no T
 
     def place_of(self, stream: int, device_id: int) -> int:
-        return int(call("cuStreamGetCtx", stream)) if stream > PER_THREAD else primary(device_id)
+        if stream <= PER_THREAD:
+            return primary(device_id)
+        cell = c_uint64()
+        code = cuda.cuStreamGetCtx(stream, cell)
+        if code:
+            check("cuStreamGetCtx", code)
+        return cell.value
 
     def stream_device(self, stream: int, device_id: int) -> int | None:
         context = self.place_of(stream, device_id)
         if context == primary(device_id):
             return device_id
-        with current(context):
-            found = int(call("cuCtxGetDevice"))
+        found = int(run(context, call, "cuCtxGetDevice"))
         return found if context == primary(found) else None
 
     def is_lasting(self, place: Any) -> bool:
@@ -119,18 +125,16 @@ class GPU(StreamDriver):
 
     # Capture
 
-    def relaxed(self) -> relaxed:
-        return relaxed()
-
     def stream_state(self, stream: int) -> StreamState:
         if stream == ALL_STREAMS:
             return StreamState.BLOCKED if lasting.is_capture_known() else StreamState.RUNS
-        code, captured = status("cuStreamIsCapturing", stream)
+        captured = c_int()
+        code = cuda.cuStreamIsCapturing(stream, captured)
         if code == _IMPLICIT:
             return StreamState.BLOCKED
-        if code == 0 and int(captured) != 0:
+        if code == 0 and captured.value:
             return StreamState.CAPTURED
-        return StreamState.RUNS  # any other error is the next call's to report
+        return _RUNS  # any other error is the next call's to report
 
     # Streams
 
@@ -153,20 +157,20 @@ class GPU(StreamDriver):
         return LEGACY if stream == PER_THREAD else stream
 
     def wait_for_stream(self, stream: int) -> None:
-        with relaxed():
-            call("cuStreamSynchronize", stream)
+        code = cuda.cuStreamSynchronize(stream)
+        if code:
+            check("cuStreamSynchronize", code)
 
     def is_idle(self, stream: int) -> bool:
-        return _is_ready("cuStreamQuery", stream)
+        return _is_ready("cuStreamQuery", cuda.cuStreamQuery(stream))
 
     def wait_for_device(self) -> None:
-        with relaxed():
-            call("cuCtxSynchronize")
+        call("cuCtxSynchronize")
 
     # Events
 
-    def create_event(self) -> Any:
-        return call("cuEventCreate", cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    def create_event(self) -> int:
+        return int(call("cuEventCreate", cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
 
     def destroy_event(self, event: Any) -> None:
         call("cuEventDestroy", event)
@@ -177,17 +181,22 @@ class GPU(StreamDriver):
                 raise StreamGoneError("CUDA 12.5 is the first with an event behind all streams")
             call("cuCtxRecordEvent", call("cuCtxGetCurrent"), event)
         else:
-            call("cuEventRecord", event, stream)
+            code = cuda.cuEventRecord(event, stream)
+            if code:
+                check("cuEventRecord", code)
 
     def wait_event(self, stream: int, event: Any) -> None:
-        call("cuStreamWaitEvent", stream, event, 0)
+        code = cuda.cuStreamWaitEvent(stream, event, 0)
+        if code:
+            check("cuStreamWaitEvent", code)
 
     def wait_for_event(self, event: Any) -> None:
-        with relaxed():
-            call("cuEventSynchronize", event)
+        code = cuda.cuEventSynchronize(event)
+        if code:
+            check("cuEventSynchronize", code)
 
     def is_event_done(self, event: Any) -> bool:
-        return _is_ready("cuEventQuery", event)
+        return _is_ready("cuEventQuery", cuda.cuEventQuery(event))
 
     # Memory
 
@@ -201,15 +210,19 @@ class GPU(StreamDriver):
     def free(self, pointer: int, codes: list[int]) -> None:
         take_back("cuMemFree", codes, pointer)
 
-    def pool(self, device_id: int) -> Any:
-        return default_pool(device_id)
+    pool = staticmethod(default_pool)
 
     def allocate_async(self, pool: Any, nbytes: int, stream: int, cell: c_uint64) -> None:
         # Not cuMemAllocAsync: it takes the pool of the stream's device.
-        give("cuMemAllocFromPoolAsync", cell, nbytes, int(pool), stream)
+        code = cuda.cuMemAllocFromPoolAsync(cell, nbytes, pool, stream)
+        if code:
+            cell.value = 0
+            check("cuMemAllocFromPoolAsync", code)
 
     def free_async(self, pointer: int, stream: int, codes: list[int]) -> None:
-        take_back("cuMemFreeAsync", codes, pointer, stream)
+        codes.extend(starmap(cuda.cuMemFreeAsync, ((pointer, stream),)))
+        if codes[-1]:
+            check("cuMemFreeAsync", codes[-1])
 
     def trim_pool(self, pool: Any) -> None:
         call("cuMemPoolTrimTo", pool, 0)
@@ -238,14 +251,25 @@ class GPU(StreamDriver):
         take_back("cuMemHostUnregister", codes, address)
 
     def locate(self, address: int, device_id: int) -> Location:
-        """1.5 us: one call for four attributes."""
-        with somewhere(device_id):
-            memory, ordinal, managed, context = call(
-                "cuPointerGetAttributes", len(_ATTRIBUTES), _ATTRIBUTES, address
-            )
-        kind = "managed" if managed else _KINDS.get(int(memory), "pageable")
-        found, refusal = int(ordinal), ""
-        if kind == "device" and int(context) not in (0, primary(found)):  # 0: pool memory
+        """One call for four attributes."""
+        own = c_uint64()
+        code = cuda.cuCtxGetCurrent(own)
+        if code:
+            check("cuCtxGetCurrent", code)
+        if not own.value:
+            return run_somewhere(device_id, self._locate, address)
+        return self._locate(address)
+
+    def _locate(self, address: int) -> Location:
+        values = _Attributes()
+        start = addressof(values)
+        cells = _Cells(start, start + 8, start + 16, start + 24)
+        code = cuda.cuPointerGetAttributes(4, _ATTRIBUTES, cells, address)
+        if code:
+            check("cuPointerGetAttributes", code)
+        kind = "managed" if values.managed else _KINDS.get(values.memory, "pageable")
+        found, context, refusal = values.ordinal, values.context, ""
+        if kind == "device" and context and context != primary(found):  # 0: pool memory
             refusal = (
                 "belongs to a CUDA context of its exporter's own, not to the primary context of "
                 f"device {found}; copy it through the host, or make the exporter use the primary "
@@ -259,13 +283,19 @@ class GPU(StreamDriver):
     # Copies
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        call("cuMemcpyAsync", target, source, nbytes, stream)
+        code = cuda.cuMemcpyAsync(target, source, nbytes, stream)
+        if code:
+            check("cuMemcpyAsync", code)
 
     def copy_from_host(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
+        code = cuda.cuMemcpyHtoDAsync(target, source, nbytes, stream)
+        if code:
+            check("cuMemcpyHtoDAsync", code)
 
     def copy_to_host(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
+        code = cuda.cuMemcpyDtoHAsync(target, source, nbytes, stream)
+        if code:
+            check("cuMemcpyDtoHAsync", code)
 
     def copy_peer(
         self, device_id: int, target: int, source_id: int, source: int, nbytes: int, stream: int
@@ -275,7 +305,9 @@ class GPU(StreamDriver):
         call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
 
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
-        call("cuMemsetD8Async", target, value, nbytes, stream)
+        code = cuda.cuMemsetD8Async(target, value, nbytes, stream)
+        if code:
+            check("cuMemsetD8Async", code)
 
     def max_pitch(self, device_id: int) -> int:
         return attribute(device_id, "MAX_PITCH")
@@ -304,47 +336,29 @@ events = EventPool(gpu)
 
 
 @cache
-def default_pool(device_id: int) -> Any:
-    """The device's default pool, told to keep what is freed; None if it has none.
-
-    It keeps up to the user's limit (`pool_limit`), or everything. A release threshold of 0, the
-    default, gives everything back to the system at each synchronisation. One that somebody else
-    has set is left alone: the pool belongs to the whole process.
-    """
-    limit = min(pool_limit(2**64 - 1), 2**64 - 1)
-    if not attribute(device_id, "MEMORY_POOLS_SUPPORTED"):
-        return None
-    pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", device_id))
-    threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-    with relaxed():
-        if int(call("cuMemPoolGetAttribute", pool, threshold)) == 0:
-            call("cuMemPoolSetAttribute", pool, threshold, cu.cuuint64_t(limit))
-    return pool
-
-
-@cache
 def _let_see(device_id: int, source_id: int) -> None:
     """Let *device_id* read memory of *source_id*, pool memory too; no harm if it cannot."""
     if not int(call("cuDeviceCanAccessPeer", device_id, source_id)):
         return
-    with current(primary(device_id)), relaxed():
-        code, _ = status("cuCtxEnablePeerAccess", primary(source_id), 0)
-        if code not in (0, _PEER_ACCESS_ALREADY_ENABLED) or not attribute(
-            source_id, "MEMORY_POOLS_SUPPORTED"
-        ):
-            return  # too many peers: the copy works all the same, through the host
-        access = cu.CUmemAccessDesc()
-        access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = device_id
-        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", source_id))
-        call("cuMemPoolSetAccess", pool, [access], 1)
+    run(primary(device_id), _enable_peer, device_id, source_id)
 
 
-def _is_ready(function: str, handle: Any) -> bool:
-    """Ask about an event or a stream without disturbing a capture."""
-    with relaxed():
-        code, _ = status(function, handle)
+def _enable_peer(device_id: int, source_id: int) -> None:
+    code, _ = status("cuCtxEnablePeerAccess", primary(source_id), 0)
+    if code not in (0, _PEER_ACCESS_ALREADY_ENABLED) or not attribute(
+        source_id, "MEMORY_POOLS_SUPPORTED"
+    ):
+        return  # too many peers: the copy works all the same, through the host
+    access = cu.CUmemAccessDesc()
+    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device_id
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    pool = call("cuDeviceGetDefaultMemPool", call("cuDeviceGet", source_id))
+    call("cuMemPoolSetAccess", pool, [access], 1)
+
+
+def _is_ready(function: str, code: int) -> bool:
+    """What the status *code* of a question about an event or a stream says."""
     if code != _NOT_READY:
         check(function, code)
     return code == 0

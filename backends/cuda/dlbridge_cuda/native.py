@@ -13,7 +13,7 @@ from typing import Any
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
-from .contexts import current, device_in_use, primary, somewhere
+from .contexts import device_in_use, primary, run, run_somewhere
 
 __all__ = ["from_native", "to_native"]
 
@@ -22,8 +22,8 @@ def from_native(obj: Any) -> NativeArray | None:
     """*obj* described, if cuda.core made it and it is on a device; else None."""
     if not type(obj).__module__.startswith("cuda.core."):
         return None
-    with somewhere(device_in_use()):  # cuda.core asks the driver about foreign memory
-        return _describe(obj)
+    # cuda.core asks the driver about foreign memory.
+    return run_somewhere(device_in_use(), _describe, obj)
 
 
 def _describe(obj: Any) -> NativeArray | None:
@@ -69,10 +69,13 @@ def to_native(array: NativeArray) -> object:
         steps = zip(array.shape, array.strides, strict=True)
         nbytes = dtype.itemsize + sum((extent - 1) * step for extent, step in steps)
     buffer = Buffer.from_handle(array.data + array.offset, nbytes, owner=_Owner(array.owner))
-    with current(primary(array.device_id)):  # which cuda.core asks about the memory
+
+    def view() -> object:  # cuda.core asks the current context about the memory
         return StridedMemoryView.from_buffer(
             buffer, tuple(array.shape), strides, dtype=dtype, is_readonly=array.readonly
         )
+
+    return run(primary(array.device_id), view)
 
 
 class _Owner:

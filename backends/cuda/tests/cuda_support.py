@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,8 @@ __all__ = [
     "HERE",
     "CudaRig",
     "Gate",
+    "at",
+    "current",
     "gate",
     "memory",
     "own_context",
@@ -48,8 +51,18 @@ def call(name, *arguments):
     return driver.call(name, *arguments)
 
 
+@contextmanager
+def current(context):
+    """*context* is the thread's current one in the block."""
+    call("cuCtxPushCurrent", context)
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent")
+
+
 def at(device_id):
-    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.contexts import primary
 
     return current(primary(device_id))
 
@@ -186,15 +199,11 @@ class stream:  # noqa: N801  # a context manager, as `suite.rig.stream`
         self._flags = flags
 
     def __enter__(self):
-        from dlbridge_cuda.contexts import current
-
         with current(self._context):
             self._handle = int(call("cuStreamCreate", self._flags))
         return self._handle
 
     def __exit__(self, *_):
-        from dlbridge_cuda.contexts import current
-
         with current(self._context):
             call("cuStreamSynchronize", self._handle)
             call("cuStreamDestroy", self._handle)

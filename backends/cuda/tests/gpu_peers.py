@@ -159,7 +159,8 @@ class Spin:
     """Our kernel, compiled by the driver."""
 
     def __init__(self):
-        from dlbridge_cuda.contexts import current, primary
+        from cuda_support import current
+        from dlbridge_cuda.contexts import primary
         from dlbridge_cuda.driver import call
 
         with current(primary(0)):
@@ -169,7 +170,8 @@ class Spin:
     def __call__(self, on, cycles=CYCLES):
         import ctypes
 
-        from dlbridge_cuda.contexts import current, primary
+        from cuda_support import current
+        from dlbridge_cuda.contexts import primary
         from dlbridge_cuda.driver import call
 
         with current(primary(0)):

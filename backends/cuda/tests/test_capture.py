@@ -11,7 +11,8 @@ from dlbridge.kit.staging import Plan, Stager
 
 def test_staging_goes_on(cuda, mode):
     """Page-locking the ring does not end somebody's capture."""
-    from dlbridge_cuda.contexts import current, primary
+    from cuda_support import current
+    from dlbridge_cuda.contexts import primary
     from dlbridge_cuda.gpu import gpu
 
     source = np.arange(9000, dtype="u1")
@@ -21,9 +22,9 @@ def test_staging_goes_on(cuda, mode):
         stream() as own,
         memory(cuda, source.nbytes) as data,
         capture(captured, mode),
-        current(primary(0)),
     ):
-        stager.to_device(data, source.ctypes.data, source.nbytes, own)
+        copy = data, source.ctypes.data, source.nbytes, own
+        gpu.run(primary(0), stager.to_device, *copy)
         assert read(cuda, data, source.nbytes, own) == source.tobytes()
     with current(primary(0)):
         stager.close()
@@ -31,7 +32,8 @@ def test_staging_goes_on(cuda, mode):
 
 def test_host_waits_go_on(fake, cuda, mode):
     """The driver refuses them beside a global capture, except to a thread that is relaxed."""
-    from dlbridge_cuda.contexts import current, primary
+    from cuda_support import current
+    from dlbridge_cuda.contexts import primary
     from dlbridge_cuda.driver import call
 
     with stream() as captured, stream() as own, capture(captured, mode):
@@ -51,7 +53,8 @@ def test_host_waits_go_on(fake, cuda, mode):
 
 def test_waiting_for_the_context_ends_captures(fake, cuda, mode):
     """Making room must not do so: the simulated driver ends the capture then."""
-    from dlbridge_cuda.contexts import current, primary
+    from cuda_support import current
+    from dlbridge_cuda.contexts import primary
     from dlbridge_cuda.driver import call
 
     with (

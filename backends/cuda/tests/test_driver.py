@@ -117,15 +117,14 @@ def test_a_function_that_the_driver_has_not(fake):
 )
 def test_codes_become_exceptions(fake, cuda, code, error, words):
     """By a table; the call, the code's name, the driver's words and the way out."""
-    data = cuda.allocate(0, 64, 1, 1)
+    memory = cuda.allocate(0, 64, 1, 1)
     fake.fail("cuMemsetD8Async", code)
     with pytest.raises(error, match=f"cuMemsetD8Async: .*{words}") as caught:
-        cuda.fill(Span(0, data, 0, 64), 0, 1)
+        cuda.fill(Span(0, memory.data, 0, 64), 0, 1)
     from dlbridge.kit.status import CaptureError
 
     assert type(caught.value) is (CaptureError if 900 <= code <= 908 else error)
     fake.fail("cuMemsetD8Async", 0)
-    cuda.free(0, data, 1)
 
 
 def test_every_known_code_has_a_name(cuda):

@@ -17,7 +17,7 @@ from cuda_support import python, slow, stream
 from suite.rig import default
 
 import dlbridge as bridge
-from dlbridge.core.plugins import identity, registry
+from dlbridge.core.plugins import lookup as identity, registry
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import ExportedMemory
 
@@ -54,12 +54,9 @@ def vulkan(exporting, fake, cuda, monkeypatch):
 
 def header_of(exporting):
     """How lavapipe's files begin."""
-    data = exporting.allocate(0, 64, 4, 0)
-    memory = exporting.export_memory(0, data)
-    header = os.pread(memory.fd, 64, 0)
-    os.close(memory.fd)
-    exporting.free(0, data, 0)
-    return header
+    exported = exporting.allocate(0, 64, 4, 0)
+    memory = exporting.export_memory(0, exported.data)
+    return os.pread(memory.fd, 64, 0)
 
 
 def there(values=VALUES):
@@ -181,7 +178,7 @@ def test_work_of_vulkan_is_done_before(vulkan):
     source = there(np.zeros(64 << 20, "u1"))
     bridge.copy_(source, bridge.to_device(np.full(64 << 20, 3, "u1"), "vulkan:0", copy=True))
     here = bridge.to_device(source, "cuda:0")
-    assert queue.reached >= vulkan.live.get(source.operand().data).last_use
+    assert queue.reached >= vulkan.devices.find(source.operand().data).resource.last_use
     assert (host(here) == 3).all()
 
 
@@ -212,10 +209,10 @@ def test_a_file_that_is_no_memory(cuda, fake):
     with Path("/dev/null").open("rb") as file:
         for nbytes in (4096, 1 << 62):
             with pytest.raises(DeviceError, match="cuImportExternalMemory"):
-                cuda.import_memory(0, ExportedMemory(file.fileno(), nbytes, 0))
+                cuda.import_memory(0, ExportedMemory(file.fileno(), nbytes, 0), 1)
         assert file.read() == b""
     with pytest.raises(ExchangeError, match="there is no cuda:9"):
-        cuda.import_memory(9, ExportedMemory(0, 1, 0))
+        cuda.import_memory(9, ExportedMemory(0, 1, 0), 1)
 
 
 def test_another_device_copies(vulkan):
@@ -343,9 +340,8 @@ def test_the_environment_asks_for_it(fake):
     code = """
 import dlbridge
 cuda = dlbridge.backend("cuda")
-data = cuda.allocate(0, 64, 4, 1)
-print(repr(cuda.memory_export_refusal(0, data)))
-cuda.free(0, data, 1)
+memory = cuda.allocate(0, 64, 4, 1)
+print(repr(cuda.memory_export_refusal(0, memory.data)))
 """
     assert python(code, DLBRIDGE_CUDA_EXPORT="1").stdout.strip() == "''"
     assert "DLBRIDGE_CUDA_EXPORT=1" in python(code).stdout

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cuda_support import Owner, at, call, gate, memory, read
 from dlbridge_cuda import lasting
-from suite.rig import capture, default
+from suite.rig import capture, default, drop, hold
 
 import dlbridge
 from dlbridge.kit.driver import ALL_STREAMS
@@ -70,7 +70,7 @@ def test_the_consumers_stream_is_destroyed(fake, cuda, flags, driver_version):
 def look_at_frees(cuda):
     """The first call puts events behind the work, the second finds them done."""
     for _ in range(2):
-        cuda.free(0, cuda.allocate(0, 64, 256, default()), default())
+        drop(hold(cuda.allocate(0, 64, 256, default())), default())
         cuda.synchronize(0, default())
         call_in_context("cuCtxSynchronize")
 
@@ -83,12 +83,12 @@ def call_in_context(name):
 def test_our_stream_is_destroyed_while_the_free_waits(fake, cuda):
     live = fake.live()
     with raw() as ours, raw() as theirs:
-        data = cuda.allocate(0, N, 256, ours[0])
+        data = hold(cuda.allocate(0, N, 256, ours[0]))
         cuda.wait(0, theirs[0], ours[0])
         with gate(theirs[0]) as closed:
-            cuda.free(0, data, ours[0])
+            drop(data, ours[0])
             destroy(ours)
-            cuda.free(0, cuda.allocate(0, 64, 256, default()), default())  # looks at the frees
+            drop(hold(cuda.allocate(0, 64, 256, default())), default())  # looks at the frees
             closed.open_soon()
             call_in_context("cuCtxSynchronize")
     look_at_frees(cuda)
@@ -99,12 +99,12 @@ def test_a_capture_that_was_seen_goes_on(fake, cuda):
     """An event behind all streams would end it; the memory is kept."""
     live = fake.live()
     with raw() as theirs, raw() as captured:
-        data = cuda.allocate(0, 64, 256, default())
+        data = hold(cuda.allocate(0, 64, 256, default()))
         cuda.wait(0, theirs[0], default())
         cuda.synchronize(0, default())
         with capture(captured[0]):
             cuda.wait(0, captured[0], default())
-            cuda.free(0, data, default())
+            drop(data, default())
             assert fake.live() == live + 1
         cuda.wait(0, captured[0], default())  # it runs again
         look_at_frees(cuda)
@@ -114,10 +114,10 @@ def test_a_capture_that_was_seen_goes_on(fake, cuda):
 def test_our_stream_captures_when_the_memory_is_freed(fake, cuda):
     live = fake.live()
     with raw() as ours:
-        data = cuda.allocate(0, 64, 256, ours[0])
+        data = hold(cuda.allocate(0, 64, 256, ours[0]))
         cuda.synchronize(0, ours[0])
         with capture(ours[0]):
-            cuda.free(0, data, ours[0])
+            drop(data, ours[0])
             assert fake.live() == live + 1
         cuda.wait(0, ours[0], default())
         look_at_frees(cuda)

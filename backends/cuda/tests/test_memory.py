@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from cuda_support import memory, python, slow, stream
+from suite.rig import drop, hold
 
 import dlbridge
 from dlbridge.errors import ExchangeError
@@ -14,7 +15,7 @@ from dlbridge.protocol import Span
 
 def test_the_per_thread_stream_frees_after_every_threads_work(fake, cuda):
     """Stream 2 of the thread that frees is another than that of the thread that worked."""
-    data = cuda.allocate(0, 4096, 256, 2)
+    data = hold(cuda.allocate(0, 4096, 256, 2))
 
     def work():
         slow(2)
@@ -23,7 +24,7 @@ def test_the_per_thread_stream_frees_after_every_threads_work(fake, cuda):
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    cuda.free(0, data, 2)
+    drop(data, 2)
     cuda.synchronize(0, 2)
 
 
@@ -41,8 +42,8 @@ def test_the_host_waits_for_managed_memory(cuda_managed):
     with stream() as busy, memory(cuda_managed, b"o" * 4096) as data:
         slow(busy)
         cuda_managed.fill(Span(0, data, 0, 4096), ord("n"), busy)
-        address = cuda_managed.host_view(Span(0, data, 0, 4096), False, busy)
-        assert ctypes.string_at(address, 4096) == b"n" * 4096
+        view = cuda_managed.host_view(Span(0, data, 0, 4096), False, busy)
+        assert ctypes.string_at(view.data, 4096) == b"n" * 4096
 
 
 READERS = {

@@ -27,7 +27,7 @@ WAITS += [
     "self._mark",
     "self._memory.consumers.note",
     "self._order.synchronize",
-    "self._order.wait",
+    "self._order.wait_here",
     "self.synchronize",
     "self.wait_before_free",
     "self.wait_for_devices",
@@ -35,10 +35,10 @@ WAITS += [
     "job.wait",
 ]
 DRIVER_WAITS = [
-    "cuStreamWaitEvent",
-    "cuStreamSynchronize",
-    "cuEventSynchronize",
-    "cuEventRecord",
+    "cuda.cuStreamWaitEvent",
+    "cuda.cuStreamSynchronize",
+    "cuda.cuEventSynchronize",
+    "cuda.cuEventRecord",
     "cuCtxSynchronize",
     "self.synchronize",
     "self.wait_before_free",
@@ -63,11 +63,11 @@ ROCM = "../../rocm/tests/"
 SHOWN_BY = {
     "dlbridge.kit": {
         "backend.StreamBackend.synchronize:self._order.synchronize": SYNCHRONIZE,
-        "backend.StreamBackend.wait:self._memory.consumers.note": CONSUMER,
-        "backend.StreamBackend.wait:self._memory.consumers.note#2": f"{STREAMS}test_a_consumer_that_was_waited_for",
-        "backend.StreamBackend.wait:self._order.wait": ORDER,
-        "device_backend.DeviceBackend.copy.copy:self._memory.consumers.note": f"{STREAMS}test_a_peer_copy_whose_wait_failed_keeps_its_source",
-        "events.EventPool.record:self._driver.record_event": ORDER,
+        "backend.StreamBackend._wait:self._memory.consumers.note": CONSUMER,
+        "backend.StreamBackend._wait:self._memory.consumers.note#2": f"{STREAMS}test_a_consumer_that_was_waited_for",
+        "backend.StreamBackend._wait:self._order.wait_here": ORDER,
+        "device_backend.DeviceBackend._copy_peer:self._memory.consumers.note": f"{STREAMS}test_a_peer_copy_whose_wait_failed_keeps_its_source",
+        "events.EventPool.record_here:self._driver.record_event": ORDER,
         "host_backend.HostBackend._settled:self.wait_for_devices": HOST,
         "host_backend.HostBackend.wait_for_devices:self.synchronize": HOST,
         "host_views.HostViews.host_view:self.synchronize": "test_memory.py::test_the_host_waits_for_managed_memory",
@@ -75,13 +75,15 @@ SHOWN_BY = {
         "memory.Memory._finish_namesakes:self.driver.wait_for_device": ROCM + NAMESAKE,
         "memory.Memory._free:driver.wait_for_device": f"{ROCM}{MEMORY}test_the_stream_of_the_memory_is_destroyed_before_the_free",
         "memory.Memory._free:self._finish_namesakes": ROCM + NAMESAKE,
-        "memory.Memory._free:self._mark": f"{MEMORY}test_alignment_and_free_of_over_aligned_memory",
-        "memory.Memory._mark:driver.wait_for_device": CONSUMER,
+        "memory.Memory._free:self._mark": CONSUMER,
+        "memory.Memory._record:driver.wait_for_device": CONSUMER,
         "memory.Memory.trim:self.driver.wait_for_stream": ROOM,
         "memory.Memory.wait_before_free:self.driver.wait_for_device": ROCM + FREE,
         "memory.Memory.wait_before_free:self.driver.wait_for_stream": FREE,
         "pinned.PinnedMemory.release:self.wait_before_free": FREE,
-        "pool.PoolMemory.release:self.wait_before_free": f"{MEMORY}test_without_pools",
+        "pool.PoolMemory._remember:self.driver.record_event": f"{MEMORY}test_no_room_waits_for_the_last_free_on_another_stream",
+        "pool.PoolMemory.release:self.wait_before_free": f"{EXTERNAL}test_memory_that_can_be_exported_is_freed_behind_the_work",
+        "pool.PoolMemory.release:self.wait_before_free#2": f"{MEMORY}test_without_pools",
         "pool.PoolMemory.trim:self.driver.wait_event": ROOM,
         "staging.Ring.record:self._driver.record_event": WAY_IN,
         "staging.Ring.wait_for_dma:self._driver.wait_for_event": WAY_IN,
@@ -90,24 +92,23 @@ SHOWN_BY = {
         "staging.Stager._send:ring.record": WAY_IN,
         "staging.Stager._send:job.wait": f"{STAGING}test_dmas_wait_for_the_helpers",
         "staging.Stager.to_device:self._driver.wait_for_stream": f"{STAGING}test_a_dma_that_no_event_tells_of",
-        "streams.StreamOrder.synchronize:driver.wait_for_event": PER_THREAD,
-        "streams.StreamOrder.synchronize:driver.wait_for_stream": SYNCHRONIZE,
-        "streams.StreamOrder.wait:driver.wait_event": ORDER,
+        "streams.StreamOrder._synchronize:driver.wait_for_event": PER_THREAD,
+        "streams.StreamOrder._synchronize:driver.wait_for_stream": SYNCHRONIZE,
+        "streams.StreamOrder.wait_here:driver.wait_event": ORDER,
     },
     "dlbridge_cuda": {
         "backends.ManagedMemory.release:self.wait_before_free": FREE,
-        "external.DeviceMemory.release:self.wait_before_free": f"{EXTERNAL}test_memory_that_can_be_exported_is_freed_behind_the_work",
-        "gpu.GPU.record_event:cuEventRecord": ORDER,
-        "gpu.GPU.wait_event:cuStreamWaitEvent": ORDER,
+        "gpu.GPU.record_event:cuda.cuEventRecord": ORDER,
+        "gpu.GPU.wait_event:cuda.cuStreamWaitEvent": ORDER,
         "gpu.GPU.wait_for_device:cuCtxSynchronize": "test_gone_streams.py::test_the_consumers_stream_is_destroyed",
-        "gpu.GPU.wait_for_event:cuEventSynchronize": PER_THREAD,
-        "gpu.GPU.wait_for_stream:cuStreamSynchronize": SYNCHRONIZE,
+        "gpu.GPU.wait_for_event:cuda.cuEventSynchronize": PER_THREAD,
+        "gpu.GPU.wait_for_stream:cuda.cuStreamSynchronize": SYNCHRONIZE,
     },
 }
 # The first is for old versions of HIP alone: see test_wait_between_devices_by_version there. The
 # others are for backends with several devices and no copy between them: tests/kit has their test.
 ELSEWHERE = {
-    "streams.StreamOrder.wait:driver.wait_for_stream",
+    "streams.StreamOrder.wait_here:driver.wait_for_stream",
     "through_host.ThroughHost.copy:self.synchronize",
     "through_host.ThroughHost.copy:self.synchronize#2",
 }
@@ -126,7 +127,7 @@ def load():
 def waits():
     """The waits of each package."""
     mutate = load()
-    success = {"call": "None", "status": "(0, None)"}
+    success = {"call": "None", "status": "(0, None)", **dict.fromkeys(DRIVER_WAITS[:4], "0")}
     return {
         "dlbridge.kit": mutate.Mutation("dlbridge.kit", WAITS, {}),
         "dlbridge_cuda": mutate.Mutation("dlbridge_cuda", DRIVER_WAITS, success),

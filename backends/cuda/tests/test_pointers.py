@@ -26,8 +26,9 @@ def test_memory_of_somebodys_own_context(cuda):
 
 def test_what_is_staged(fake, cuda, cuda_host, cuda_managed):
     """Pageable memory, but not where the GPU reads the host's page tables (Grace Hopper)."""
+    from cuda_support import current
     from dlbridge_cuda.backends import host_copies
-    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.contexts import primary
 
     from dlbridge.kit.host_copies import DIRECT
 

@@ -19,8 +19,8 @@ import pytest
 from cuda_support import HERE, slow, stream
 
 import dlbridge as bridge
-from dlbridge.core.moves import device_blocks
-from dlbridge.core.moves.shared_tensors import receive_memory, receive_on_device
+from dlbridge.core.processes import device_blocks
+from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
@@ -64,7 +64,7 @@ def test_the_memory_is_cudas_own(cuda, fake):
     assert (str(t.device), t.origin) == ("cuda:0", "shared device memory")
     made = [fake.calls(name) for name in (*MAKING, "cuMemAllocFromPoolAsync")]
     assert [now - b for now, b in zip(made, before, strict=True)] == [1, 1, 1, 1, 0]
-    assert device_blocks.find(t.operand())[0].exported[1:] == (UNIT, 0, "cuda")
+    assert device_blocks.find(t.operand())[0].exported[1:] == (UNIT, 0, "cuda", None)
     assert bridge.share(t) is t
     again = received(t)
     assert again.data_ptr() != t.data_ptr()

@@ -31,7 +31,8 @@ def plan(threads=2, chunk=CHUNK):
 @pytest.fixture
 def stager(cuda, request):
     """A stager of its own, with the context current as its callers have it."""
-    from dlbridge_cuda.contexts import current, primary
+    from cuda_support import current
+    from dlbridge_cuda.contexts import primary
     from dlbridge_cuda.gpu import gpu
 
     with current(primary(0)):
@@ -200,7 +201,8 @@ def test_rings_are_used_again(fake, stager, cuda):
 
 def test_one_copy_does_not_wait_for_the_ring_of_another(stager, cuda):
     """The first stands in its stream behind work that ends only after the second."""
-    from dlbridge_cuda.contexts import current, primary
+    from cuda_support import current
+    from dlbridge_cuda.contexts import primary
 
     source = content(20 * CHUNK)
     with (
@@ -381,10 +383,10 @@ def test_registered_memory_is_not_staged(cuda, cuda_host, ways):
     import mmap
 
     pages = np.frombuffer(mmap.mmap(-1, LARGE), "u1")
-    cuda_host.import_host(0, pages.ctypes.data, pages.nbytes, False)
+    locked = cuda_host.import_host(0, pages.ctypes.data, pages.nbytes, False, 1)
     with memory(cuda, LARGE) as data:
         both_ways(cuda, data, pages)
-    cuda_host.free(0, pages.ctypes.data, 1)
+    del locked
     assert ways == []
 
 

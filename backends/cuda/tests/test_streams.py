@@ -92,7 +92,7 @@ def test_broken_stream_objects(cuda, obj):
 
 def test_wait_for_a_stream_of_another_context(cuda):
     """Somebody's own context: its event is made there."""
-    from dlbridge_cuda.contexts import current
+    from cuda_support import current
     from dlbridge_cuda.driver import call
 
     own = own_context()

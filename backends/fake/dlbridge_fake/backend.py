@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import NativeArray
 
-from .memory import DEVICE_NAMES
+from .memory import DEVICE_NAMES, FakeMemory
 from .shared import SharedMemory
 from .stream import Stream
 from .strided import StridedCopies
@@ -20,7 +20,7 @@ from .strided import StridedCopies
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlbridge.protocol import Span
+    from dlbridge.protocol import Allocation, Span
 
 __all__ = ["Array", "Fake"]
 
@@ -41,41 +41,32 @@ class Fake(StridedCopies, SharedMemory):
     ``DLBRIDGE_FAKE_SHARED=1`` lets host and device use each other's memory.
     """
 
-    api = 1
+    api = 2
     device_type = 12  # kDLExtDev
 
     def device_count(self) -> int:
         """The number of devices: two."""
         return len(DEVICE_NAMES)
 
-    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-        """A new handle; *alignment* has no meaning, as the handle is not an address."""
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        content: memoryview | None = None,
+    ) -> Allocation:
+        """New memory; *alignment* has no meaning, as the handle is not an address.
+
+        Python frees the bytes when neither the allocation nor queued work has them any more.
+        """
         self.reopen(device_id)
         self.stream(device_id, stream)
         try:
             content = memoryview(bytearray(nbytes))
         except (MemoryError, OverflowError) as exc:
             raise DeviceMemoryError(f"ext_dev:{device_id}: no room for {nbytes} bytes") from exc
-        data = self.new_handle()
-        self.table[data] = device_id, content
-        return data
-
-    def free(self, device_id: int, data: int, stream: int) -> None:
-        """Forget *data*; work that is still queued holds the bytes until it has run.
-
-        The bytes of an import are the host's, whose owner takes them back after this: here
-        `free` waits for the work.
-        """
-        # One step: of two threads that free the same handle, one finds it.
-        _, content = self.table.pop(data, (None, None))
-        if content is None:  # a mistake of the caller, which a test must see
-            raise ExchangeError(f"{data:#x} is not memory of ext_dev; was it freed twice?")
-        if not isinstance(content.obj, bytearray):  # not made by `allocate`: an import
-            try:
-                self.finish(device_id, stream)
-            except BaseException:  # of a signal handler: nobody calls this again
-                self.finish(device_id, stream)
-                raise
+        return self.enter(FakeMemory(next(self.handles), nbytes, device_id, content, stream))
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Enqueue a copy to the device."""
@@ -138,12 +129,12 @@ class Fake(StridedCopies, SharedMemory):
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """The handle itself if it was made here; other libraries make kDLExtDev tensors, too."""
-        owner, _ = self.table.get(data, (None, None))
-        if owner is None:
+        memory = self.table.get(data)
+        if memory is None:
             raise ExchangeError(f"{data:#x} from {module} is not memory of dlbridge-fake")
-        return owner, data
+        return memory.device_id, data
 
-    # Optional: SupportsDeviceNames, SupportsDeviceInfo, and the kit's question
+    # Optional: SupportsDeviceInfo, and the kit's question
 
     def find_device(self, name: str) -> int:
         """The device that is called ``"zero"`` or ``"one"``."""
@@ -159,5 +150,5 @@ class Fake(StridedCopies, SharedMemory):
         return {"name": DEVICE_NAMES[device_id], "host_memory_shared": self.shared}
 
     def live_allocations(self) -> int:
-        """Handles and host views that have not been given back."""
+        """Memory and host views that somebody has."""
         return len(self.table) + len(self.views)

@@ -5,17 +5,32 @@ from __future__ import annotations
 import itertools
 import random
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from dlbridge.errors import DeviceLost, ExchangeError
+from dlbridge.protocol import PlainAllocation
 
 from .stream import Stream, by_handle
 
 if TYPE_CHECKING:
     from dlbridge.protocol import Span
 
-__all__ = ["DEVICE_NAMES", "Memory"]
+__all__ = ["DEVICE_NAMES", "FakeMemory", "Memory"]
 
 DEVICE_NAMES = ("zero", "one")
+
+
+class FakeMemory(PlainAllocation):
+    """Some bytes, which Python frees once neither this nor queued work has them."""
+
+    __slots__ = ("content", "device_id")
+
+    def __init__(
+        self, data: int, nbytes: int, device_id: int, content: memoryview, stream: int = 0
+    ) -> None:
+        super().__init__(data, nbytes, stream)
+        self.device_id = device_id
+        self.content = content
 
 
 class Memory:
@@ -23,10 +38,9 @@ class Memory:
 
     def __init__(self) -> None:
         self.default_streams = [Stream(device_id) for device_id in range(len(DEVICE_NAMES))]
-        # Single operations on a dict, a list or a count are atomic, so no lock is
-        # needed. A finalizer may run between any two lines, also in a thread that
-        # holds a lock, and would then wait for that lock for ever.
-        self.table: dict[int, tuple[int, memoryview]] = {}  # data -> device_id, bytes
+        # What is behind a handle, as long as somebody has it: dlbridge, by what `allocate`
+        # returned. Single operations on dicts and counts are atomic, so no lock is needed.
+        self.table: WeakValueDictionary[int, FakeMemory] = WeakValueDictionary()
         # Not addresses: a program that reads at such an address crashes at once.
         # From a random number on: other backends of kDLExtDev use handles, too.
         first = 0x5AFE_0000_0000_0001 + (random.getrandbits(32) << 8)
@@ -34,13 +48,10 @@ class Memory:
         self.lost_before: dict[int, int] = {}  # device_id -> the first handle that is not lost
         self.lost: dict[int, bool] = {}  # device_id -> whether the loss has been reported
 
-    def new_handle(self) -> int:
-        """A handle that is not in the table; who enters it there returns it in the next line.
-
-        A signal handler may raise an exception after any call. It would leave an
-        entry behind whose handle nobody has.
-        """
-        return next(self.handles)
+    def enter(self, memory: FakeMemory) -> FakeMemory:
+        """Let the handle of *memory* be known for as long as it lives."""
+        self.table[memory.data] = memory
+        return memory
 
     def lose(self, device_id: int) -> None:
         """Lose the device with all its memory, as if it had been removed (for tests).
@@ -93,9 +104,10 @@ class Memory:
     def bytes_of(self, span: Span, write: bool = False) -> memoryview:
         """The bytes; ExchangeError unless they exist, and may be written for *write*."""
         device_id, data, offset, nbytes = span
-        owner, content = self.table.get(data, (None, memoryview(b"")))
-        if owner != device_id:
+        memory = self.table.get(data)
+        if memory is None or memory.device_id != device_id:
             raise ExchangeError(f"{data:#x} is not memory of ext_dev:{device_id}")
+        content = memory.content
         if data < self.lost_before.get(device_id, 0):
             self.report_loss(device_id)
         if not 0 <= offset <= len(content) - nbytes:

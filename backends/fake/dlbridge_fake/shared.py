@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.resources import AllocationOwner, Resources
+from dlbridge.protocol import PlainAllocation
 
-from .memory import Memory
+from .memory import FakeMemory, Memory
 
 if TYPE_CHECKING:
-    from dlbridge.protocol import Span
+    from dlbridge.protocol import Allocation, Span
 
 __all__ = ["SharedMemory"]
 
@@ -25,28 +28,25 @@ class SharedMemory(Memory):
     def __init__(self) -> None:
         super().__init__()
         self.shared = os.environ.get("DLBRIDGE_FAKE_SHARED") == "1"
-        self.views: list[tuple[int, int]] = []  # data, address
+        self.views: WeakSet[PlainAllocation] = WeakSet()
+        self.imports: Resources[_Import] = Resources(self._end)
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address *data*; empty if the environment allows it."""
         return "" if self.shared else "the host cannot map it (set DLBRIDGE_FAKE_SHARED=1)"
 
-    def host_view(self, span: Span, writable: bool, stream: int) -> int:
+    def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
         """The address of the bytes, once the work on *stream* is done."""
         device_id, data, _, _ = span
         if refusal := self.host_view_refusal(device_id, data):
             raise ExchangeError(f"ext_dev:{device_id}: no host view of {data:#x}: {refusal}")
         self.stream(device_id, stream).synchronize()
         content = self.bytes_of(span, write=writable)
-        address = _address(content)
-        self.views.append((data, address))
-        return address
+        view = PlainAllocation(_address(content), span.nbytes, stream, owner=content)
+        self.views.add(view)
+        return view
 
-    def release_host_view(self, span: Span, address: int, stream: int) -> None:
-        """Count it; the host wrote to the device's memory itself."""
-        self.views.remove((span.data, address))
-
-    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
         """Why the memory cannot be used in place: not shared, or not aligned."""
         if not self.shared:
             return "the device cannot reach host memory (set DLBRIDGE_FAKE_SHARED=1)"
@@ -58,18 +58,39 @@ class SharedMemory(Memory):
         return ""
 
     def import_host(
-        self, device_id: int, address: int, nbytes: int, readonly: bool
-    ) -> tuple[int, int]:
-        """A new handle for the host's bytes."""
-        if refusal := self.host_import_refusal(device_id, address, nbytes):
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> Allocation:
+        """A new handle for the host's bytes; its end waits for the work on its stream."""
+        if refusal := self.host_import_refusal(device_id, address, nbytes, True):
             raise ExchangeError(f"ext_dev:{device_id}: cannot import host memory: {refusal}")
         self.stream(device_id, 0)  # ExchangeError if there is no such device
         content = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         if readonly:
             content = content.toreadonly()
-        data = self.new_handle()
-        self.table[data] = device_id, content
-        return data, 0
+        imported = AllocationOwner(self.imports, _Import(device_id, stream))
+        memory = self.enter(FakeMemory(next(self.handles), nbytes, device_id, content))
+        imported.resource.memory, imported.data, imported.nbytes = memory, memory.data, nbytes
+        return imported
+
+    def _end(self, imported: _Import) -> bool:
+        """Let the queued work have the host's bytes for the last time."""
+        if imported.memory is not None:
+            try:
+                self.finish(imported.device_id, imported.stream)
+            except BaseException:  # of a signal handler: the bytes are somebody else's after this
+                self.finish(imported.device_id, imported.stream)
+                raise
+        return True
+
+
+class _Import:
+    """Where host memory is imported, and the stream of the last work on it."""
+
+    memory: FakeMemory | None = None
+
+    def __init__(self, device_id: int, stream: int) -> None:
+        self.device_id = device_id
+        self.stream = stream
 
 
 def _address(content: memoryview) -> int:

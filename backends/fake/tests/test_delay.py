@@ -29,9 +29,8 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def data(fake):
-    data = fake.allocate(0, 4, 1, 0)
-    yield data
-    fake.free(0, data, 0)
+    memory = fake.allocate(0, 4, 1, 0)
+    yield memory.data  # noqa: PT022 - the memory lives until the test is over
 
 
 @pytest.fixture
@@ -109,52 +108,54 @@ def pages():
     pages.close()
 
 
-def test_free_of_host_memory_waits_for_its_work(shared, pages, gate, monkeypatch):
+def test_the_end_of_an_import_waits_for_its_work(shared, pages, gate, monkeypatch):
     address, content = pages
     stream, finish = Stream(), shared.finish
-    imported, _ = shared.import_host(0, address, 4, False)
+    imported = shared.import_host(0, address, 4, False, 0)
     stream.enqueue(gate.wait)
-    shared.copy_from_host(Span(0, imported, 0, 4), NEW, stream.handle)
+    shared.copy_from_host(Span(0, imported.data, 0, 4), NEW, stream.handle)
     monkeypatch.setattr(shared, "finish", lambda *where: (gate.set(), finish(*where)))
-    shared.free(0, imported, stream.handle)
+    imported.stream = stream.handle
+    del imported
     assert content[:4] == b"new!"
 
 
-def test_free_of_other_memory_does_not_wait(shared, gate):
+def test_the_end_of_other_memory_does_not_wait(shared, gate):
     """Else this test would not end: nothing opens the gate."""
     stream = Stream()
-    data = shared.allocate(0, 4, 1, stream.handle)
+    memory = [shared.allocate(0, 4, 1, stream.handle)]
     stream.enqueue(gate.wait)
-    shared.copy_from_host(Span(0, data, 0, 4), NEW, stream.handle)
-    thread = threading.Thread(target=shared.free, args=(0, data, stream.handle), daemon=True)
+    shared.copy_from_host(Span(0, memory[0].data, 0, 4), NEW, stream.handle)
+    thread = threading.Thread(target=memory.clear, daemon=True)
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
     assert shared.live_allocations() == 0
 
 
-def test_free_in_the_thread_of_a_stream_does_not_wait_for_itself(shared, pages):
+def test_an_import_that_ends_in_the_thread_of_a_stream_does_not_wait_for_itself(shared, pages):
     """A garbage collection there may free the memory of any tensor."""
     stream = Stream()
-    imported, _ = shared.import_host(0, pages[0], 4, False)
+    imported = [shared.import_host(0, pages[0], 4, False, stream.handle)]
     done = threading.Event()
-    stream.enqueue(lambda: shared.free(0, imported, stream.handle))
+    stream.enqueue(imported.clear)
     stream.enqueue(done.set)
     assert done.wait(60)
     assert shared.live_allocations() == 0
 
 
-def test_free_in_a_forked_child_does_not_wait(shared, pages, monkeypatch):
+def test_an_import_that_ends_in_a_forked_child_does_not_wait(shared, pages, monkeypatch):
     """The threads do not exist there."""
-    imported, _ = shared.import_host(0, pages[0], 4, False)
+    imported = shared.import_host(0, pages[0], 4, False, 0)
     monkeypatch.setattr("dlbridge_fake.stream._forks", 1000)
-    shared.free(0, imported, 0)
+    del imported
     assert shared.live_allocations() == 0
 
 
-def test_free_waits_after_an_exception_of_a_signal_handler(shared, pages, monkeypatch):
+def test_the_end_of_an_import_waits_after_an_exception(shared, pages, monkeypatch):
+    """That of a signal handler, which cuts the destructor off."""
     address, content = pages
-    imported, _ = shared.import_host(0, address, 4, False)
+    imported = shared.import_host(0, address, 4, False, 0)
     finish, calls = shared.finish, []
 
     def interrupted(*where):
@@ -164,9 +165,11 @@ def test_free_waits_after_an_exception_of_a_signal_handler(shared, pages, monkey
         finish(*where)
 
     monkeypatch.setattr(shared, "finish", interrupted)
-    shared.copy_from_host(Span(0, imported, 0, 4), NEW, 0)
-    with pytest.raises(KeyboardInterrupt):
-        shared.free(0, imported, 0)
+    shared.copy_from_host(Span(0, imported.data, 0, 4), NEW, 0)
+    raised = []
+    monkeypatch.setattr("sys.unraisablehook", lambda told: raised.append(told.exc_type))
+    del imported
+    assert raised == [KeyboardInterrupt]
     assert content[:4] == b"new!"
 
 

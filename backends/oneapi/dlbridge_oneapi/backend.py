@@ -8,54 +8,66 @@ from typing import Any
 from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.kit.backend import address_of, bytes_at
 from dlbridge.kit.host_views import HostViews
+from dlbridge.kit.resources import AllocationOwner, Resources
 from dlbridge.kit.through_host import ThroughHost
-from dlbridge.protocol import Span
+from dlbridge.protocol import Allocation, Span
 
 from .native import SyclArrays
 
 __all__ = ["OneAPI"]
 
 
+class _Memory:
+    """dpctl's object, and what it waits for when it is freed."""
+
+    memory: Any = None
+    barriers: Any = None
+
+    def __init__(self, device_id: int, stream: int) -> None:
+        self.device_id = device_id
+        self.stream = stream
+
+
 class OneAPI(SyclArrays, HostViews, ThroughHost):
     """USM memory of SYCL devices: ``data`` is an address, a stream is a ``dpctl.SyclQueue``."""
 
-    api = 1
+    api = 2
     device_type = 14  # kDLOneAPI
 
     def __init__(self) -> None:
         super().__init__()
-        self._live: dict[int, list[Any]] = {}  # address -> dpctl's object, device, barriers
-        self._freed: dict[int, list[Any]] = {}  # those of them that wait for their barriers
+        self._memory: Resources[_Memory] = Resources(self._give_back)
 
-    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+    def allocate(
+        self, device_id: int, nbytes: int, alignment: int, stream: int, content: Any = None
+    ) -> Allocation:
         """New USM device memory; SYCL does not order it by streams."""
         queue, make = self.queue(device_id), self.dpctl.memory.MemoryUSMDevice
         if not self.devices[device_id].has_aspect_usm_device_allocations:
             raise ExchangeError(f"oneapi:{device_id} has no USM memory; use another device")
         self.live_allocations()  # frees what can be freed
         place = {"alignment": max(alignment, 256), "queue": queue}
+        owner = AllocationOwner(self._memory, _Memory(device_id, stream))
         memory = self.gate.run(f"oneapi:{device_id}: {nbytes} bytes", make, nbytes, **place)
-        data: int = memory._pointer
-        self._live[data] = [memory, device_id]  # the last step in which a signal can come
-        return data
+        owner.resource.memory, owner.data, owner.nbytes = memory, memory._pointer, nbytes
+        return owner
 
-    def free(self, device_id: int, data: int, stream: int) -> None:
-        """Free *data* when the work that is now on any known queue is done."""
-        try:
-            self._freed[data] = self._live[data]  # no call, so that no signal can come before it
-            self.live_allocations()
-        except (KeyError, DeviceError):  # not ours; a child of fork(), or the device is lost
-            return
+    def _give_back(self, memory: _Memory) -> bool:
+        """Free it once the work that is now on any known queue is done."""
+        if memory.barriers is None:
+            try:
+                memory.barriers = self.barriers(memory.device_id)
+            except DeviceError:  # the device is lost
+                memory.barriers = []
+        if any(each.execution_status.name != "complete" for each in memory.barriers):
+            return False
+        memory.memory = None
+        return True
 
     def live_allocations(self) -> int:
         """What is not free yet."""
-        for data, record in self._freed.copy().items():
-            if len(record) == 2:
-                record.append(self.barriers(record[1]))
-            if all(each.execution_status.name == "complete" for each in record[2]):
-                self._live.pop(data, None)
-                self._freed.pop(data, None)
-        return len(self._live)
+        self._memory.sweep()
+        return len(self._memory)
 
     def _copy(self, span: Span, target: int, source: int, stream: int) -> None:
         ends = [bytes_at(each, span.nbytes) for each in (target, source)]  # dpctl follows none

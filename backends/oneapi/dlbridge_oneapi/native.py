@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.kit.resources import Owner, Resources
 from dlbridge.protocol import NativeArray
 
 from .sycl import Sycl, USMArray
@@ -13,19 +14,19 @@ from .sycl import Sycl, USMArray
 __all__ = ["SyclArrays"]
 
 
-class _Borrowed:
-    """Keeps *obj* until our work on it is done: its library frees at once."""
-
-    def __init__(self, sycl: Sycl, obj: object) -> None:
-        self._sycl, self.obj = sycl, obj
-
-    def __del__(self) -> None:
-        with suppress(DeviceError, AttributeError):  # no caller; a signal may have cut __init__ off
-            self._sycl.finish()
-
-
 class SyclArrays(Sycl):
     """``SupportsNative``, for all that has the interface, and ``SupportsForeignData``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._borrowed: Resources[list[Any]] = Resources(self._give_up)
+
+    def _give_up(self, borrowed: list[Any]) -> bool:
+        """Drop an object of others when our work on it is done: its library frees at once."""
+        with suppress(DeviceError):
+            self.finish()
+        borrowed.clear()
+        return True
 
     def from_native(self, obj: Any) -> NativeArray | None:
         """The description of *obj*, once its own queue is done; None for other objects."""
@@ -39,7 +40,7 @@ class SyclArrays(Sycl):
         offset = (found.get("offset") or 0) * dtype.itemsize
         strides = found["strides"] and tuple(step * dtype.itemsize for step in found["strides"])
         layout = data, offset, dtype.name, tuple(found["shape"]), strides
-        return NativeArray(device_id, *layout, bool(readonly), owner=_Borrowed(self, obj))
+        return NativeArray(device_id, *layout, bool(readonly), owner=Owner(self._borrowed, [obj]))
 
     def to_native(self, array: NativeArray) -> USMArray:
         """The same memory, for the device's default queue after all known ones; keeps the owner."""

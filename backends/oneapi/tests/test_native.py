@@ -213,19 +213,6 @@ def test_imported_pointers_of_nobody_are_refused(oneapi, queue):
     assert on_host(tensor).tolist() == [0] * 10
 
 
-def test_memory_of_nobody_is_not_freed(oneapi):
-    data = oneapi.allocate(0, 100, 64, 0)
-    before = oneapi.live_allocations()
-    for unknown in (0, 8, data + 1):
-        oneapi.free(0, unknown, 0)
-    assert oneapi.live_allocations() == before
-    oneapi.free(0, data, 0)
-    oneapi.free(0, data, 0)
-    oneapi.synchronize(0, 0)
-    assert oneapi.live_allocations() == before - 1
-    oneapi.free(0, data, 0)
-
-
 def test_memory_that_is_not_usm_is_refused(oneapi, queue):
     host = np.zeros(10)
     with pytest.raises(DeviceError, match=r"as_usm_memory: .*is not bound to"):

@@ -212,7 +212,8 @@ def devices(oneapi, monkeypatch):
 def test_copies_between_two_devices(devices):
     backend = devices(None, None)
     queue = backend.queue(0)
-    first, second = (backend.allocate(device_id, 4000, 256, 0) for device_id in (0, 1))
+    held = [backend.allocate(device_id, 4000, 256, 0) for device_id in (0, 1)]
+    first, second = (each.data for each in held)
     backend.fill(Span(0, first, 0, 4000), 7, 0)
     work = late_copy(queue)
     backend.copy(Span(1, second, 10, 3000), Span(0, first, 500, 3000), 0)
@@ -220,9 +221,7 @@ def test_copies_between_two_devices(devices):
     backend.copy_to_host(Span(1, second, 0, 3020), memoryview(into), 0)
     backend.synchronize(1, 0)
     assert into[10:3010] == b"\x07" * 3000
-    for device_id, data in enumerate((first, second)):
-        backend.free(device_id, data, 0)
-    del work
+    del held, work
 
 
 def test_devices_without_usm_keep_their_number(devices):
@@ -231,7 +230,7 @@ def test_devices_without_usm_keep_their_number(devices):
     assert backend.device_count() == 2
     with pytest.raises(ExchangeError, match="oneapi:0 has no USM memory; use another device"):
         backend.allocate(0, 100, 256, 0)
-    backend.free(1, backend.allocate(1, 100, 256, 0), 0)
+    assert backend.allocate(1, 100, 256, 0).data
     with pytest.raises(ExchangeError, match="there is no oneapi:2: 2 devices here"):
         backend.allocate(2, 100, 256, 0)
 

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
-
-from . import (
-    copies,
-    devices,
-    ending,
-    foreign,
-    imports,
-    memory,
-    native,
-    queues,
-    regions,
-    views,
-)
+from . import copies, devices, memory, native, queues, views
 
 __all__ = ["OpenCL"]
-
-atexit.register(ending.end)
 
 
 class OpenCL:
@@ -36,24 +21,22 @@ class OpenCL:
     >>> opencl = dlbridge.backend("opencl")
     """
 
-    api = 1
+    api = 2
     device_type = 4  # kDLOpenCL
     host_copies_block = True
+    content_limit = 0
 
     def __init__(self) -> None:
-        devices.device_count()
+        numbers = range(devices.device_count())
+        if any(devices.device(number).copies_at_once for number in numbers):
+            self.content_limit = memory.FROM_HOST
 
     # Backend
     device_count = staticmethod(devices.device_count)
     allocate = staticmethod(memory.allocate)
-    free = staticmethod(memory.free)
     copy_from_host = staticmethod(copies.copy_from_host)
     copy_to_host = staticmethod(copies.copy_to_host)
     current_stream = staticmethod(queues.current_stream)
-
-    # SupportsAllocateFromHost
-    allocate_from_host_limit = staticmethod(memory.allocate_from_host_limit)
-    allocate_from_host = staticmethod(memory.allocate_from_host)
 
     # SupportsStreams
     synchronize = staticmethod(queues.synchronize)
@@ -62,31 +45,26 @@ class OpenCL:
 
     # SupportsCopy, SupportsStridedCopy, SupportsFill
     copy = staticmethod(copies.copy)
-    max_strided_ndim = regions.max_strided_ndim
-    copy_strided = staticmethod(regions.copy_strided)
-    copy_strided_from_host = staticmethod(regions.copy_strided_from_host)
-    copy_strided_to_host = staticmethod(regions.copy_strided_to_host)
+    max_strided_ndim = copies.max_strided_ndim
+    copy_strided = staticmethod(copies.copy_strided)
+    copy_strided_from_host = staticmethod(copies.copy_strided_from_host)
+    copy_strided_to_host = staticmethod(copies.copy_strided_to_host)
     fill = staticmethod(copies.fill)
 
-    # SupportsHostView, SupportsHostImport, SupportsHostImportDrawback
+    # SupportsHostView, SupportsHostImport
     host_view_refusal = staticmethod(views.host_view_refusal)
     host_view = staticmethod(views.host_view)
-    release_host_view = staticmethod(views.release_host_view)
-    host_import_refusal = staticmethod(imports.host_import_refusal)
-    import_host = staticmethod(imports.import_host)
-    host_import_drawback = staticmethod(imports.host_import_drawback)
+    host_import_refusal = staticmethod(memory.host_import_refusal)
+    import_host = staticmethod(memory.import_host)
 
     # SupportsNative, SupportsForeignData
     from_native = staticmethod(native.from_native)
     to_native = staticmethod(native.to_native)
-    import_data = staticmethod(foreign.import_data)
+    import_data = staticmethod(memory.import_data)
 
-    # SupportsDeviceNames, SupportsDeviceInfo
+    # SupportsDeviceInfo
     find_device = staticmethod(devices.find_device)
     device_info = staticmethod(devices.device_info)
-
-    # SupportsTrim
-    trim = staticmethod(memory.trim)
 
     # for the conformance kit
     live_allocations = staticmethod(memory.live_allocations)

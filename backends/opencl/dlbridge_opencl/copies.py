@@ -1,107 +1,323 @@
-"""Copies and fills: between host and device, on a device, and between devices.
+"""Copies and fills: between host and device, on a device, between devices, and of regions.
 
 Copies from and to the host block until the host's memory is no longer needed.
 Measured on PoCL 3.1 and Oclgrind from 64 bytes to 64 MiB: a blocking
 clEnqueueWriteBuffer is as fast as one that is waited for later, and as map,
 memcpy and unmap, or faster. On an H100 it was faster than copies through pinned
 memory (docs/opencl.md, "Speed").
+
+A region is one rectangle, or one for each entry of its outer dimension where the pitches are
+not as OpenCL wants them.
 """
 
 from __future__ import annotations
 
+from math import prod
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pyopencl as cl
 
-from dlbridge.protocol import Span
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import Region, Span
 
-from . import devices
-from .commands import plain, run
-from .driver import call, read_buffer, write_buffer
-from .memory import buffer_of
-from .queues import synchronize
-from .views import mapped
+from . import devices, queues
+from .driver import read_buffer, translated, write_buffer
+from .memory import find
 
-__all__ = ["copy", "copy_from_host", "copy_to_host", "fill"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "command",
+    "copy",
+    "copy_from_host",
+    "copy_strided",
+    "copy_strided_from_host",
+    "copy_strided_to_host",
+    "copy_to_host",
+    "fill",
+    "max_strided_ndim",
+]
+
+_Extent = tuple[int, int, int]
+_Pitches = tuple[tuple[int, int], tuple[int, int]]
 
 CHUNK = 16 << 20
-"""Bytes of host memory that a copy between contexts uses at a time. Some drivers hold
-a second copy of memory that is mapped."""
+"""Bytes of host memory that a copy between contexts uses at a time."""
+
+max_strided_ndim = 2
+"""Rows and slices, beside the bytes of a row."""
+
+
+def command(
+    doing: str,
+    stream: int,
+    spans: Sequence[Span],
+    enqueue: Callable[..., object],
+    *given: object,
+    blocks: bool = False,
+) -> None:
+    """Call ``enqueue(queue, *buffers, *given)`` for *spans*, which are in one context.
+
+    The queue is *stream* if it is of their context. For buffers of another
+    context it is a new queue, the commands come after the work on *stream*, and
+    they are done on return.
+
+    If users have one of the buffers, too, the commands come after the work that is
+    now on the users' queues (`queues.note_user`). If one was not made here, they are also
+    done on return: its owner knows nothing of our queues.
+
+    *doing* names the commands in errors. *blocks* says that the last command waits
+    for all of them; otherwise the queue is flushed, as drivers may keep commands
+    back until then (OpenCL 3.0, 5.15).
+    """
+    device_id = spans[0].device_id
+    at = queues.OURS.get(stream)
+    if at is None or at.device_id != device_id:
+        chosen = devices.device(device_id)
+        at = queues.resolve(device_id, stream)
+    else:
+        chosen = at.device
+    queue, done_on_return, buffers = at.queue, False, []
+    for span in spans:
+        memory = find(span)
+        buffers.append(memory.buffer)
+        # Most are the same object: to compare two asks the driver.
+        if memory.context is not at.context and queue.context != memory.context:
+            queue, done_on_return = _in_its_context(chosen, device_id, at, memory.context), True
+        if memory.users is not None:
+            for other in list(memory.users.queues):
+                queues.order(device_id, queue, other)
+        done_on_return |= not memory.is_ours
+    try:
+        chosen.gate.run(doing, enqueue, queue, *buffers, *given)
+        if not blocks and not done_on_return:
+            chosen.gate.run(doing, queue.flush)
+    except cl.Error as exc:
+        raise translated(exc, doing) from exc
+    finally:
+        if done_on_return:
+            queues.finish(device_id, queue)
+
+
+def _in_its_context(
+    chosen: devices.Device, device_id: int, at: queues.Stream, context: cl.Context
+) -> cl.CommandQueue:
+    """A new queue in *context*, after the work that is on *at*."""
+    if chosen.handle not in context.devices:
+        names = ", ".join(handle.name for handle in context.devices)
+        raise ExchangeError(f"the memory is on {names}, not on opencl:{device_id}, {chosen.name}")
+    queues.finish(device_id, at.queue)
+    return queues.new(device_id, context)
 
 
 def copy_from_host(target: Span, source: memoryview, stream: int) -> None:
     """Copy the bytes of *source* to *target*; *source* is not needed after the return."""
-    device_id, data, offset, nbytes = target
-    found = plain(target, stream)
-    if found is not None:
-        ours, owned = found
-        doing = "copying from the host"
-        call(doing, write_buffer, ours.queue, owned.buffer, source, offset, None, True)
-        return
-    buffer = buffer_of(data, offset, nbytes)
-
-    def enqueue(queue: cl.CommandQueue) -> None:
-        cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=True)
-
-    run(device_id, stream, "copying from the host", (buffer,), enqueue, blocks=True)
+    given = source, target.offset, None, True
+    command("copying from the host", stream, (target,), write_buffer, *given, blocks=True)
 
 
 def copy_to_host(source: Span, into: memoryview, stream: int) -> None:
     """Copy to the host; done on return."""
-    device_id, data, offset, nbytes = source
-    found = plain(source, stream)
-    if found is not None:
-        ours, owned = found
-        doing = "copying to the host"
-        call(doing, read_buffer, ours.queue, owned.buffer, into, offset, None, True)
-        return
-    buffer = buffer_of(data, offset, nbytes)
-
-    def enqueue(queue: cl.CommandQueue) -> None:
-        cl.enqueue_copy(queue, into, buffer, src_offset=offset, is_blocking=True)
-
-    run(device_id, stream, "copying to the host", (buffer,), enqueue, blocks=True)
+    given = into, source.offset, None, True
+    command("copying to the host", stream, (source,), read_buffer, *given, blocks=True)
 
 
 def fill(target: Span, value: int, stream: int) -> None:
     """Enqueue a fill with one byte value."""
-    device_id, data, offset, nbytes = target
-    buffer = buffer_of(data, offset, nbytes)
-
-    def enqueue(queue: cl.CommandQueue) -> None:
-        cl.enqueue_fill_buffer(queue, buffer, bytes([value]), offset, nbytes)
-
-    run(device_id, stream, "filling", (buffer,), enqueue)
+    given = bytes([value]), target.offset, target.nbytes
+    command("filling", stream, (target,), cl.enqueue_fill_buffer, *given)
 
 
 def copy(target: Span, source: Span, stream: int) -> None:
     """Enqueue a copy inside a context, or do one between contexts through the host."""
-    device_id, data, offset, nbytes = target
-    devices.device(source.device_id)  # an error if there is none; `run` looks for the other
-    into, origin = buffer_of(data, offset, nbytes), buffer_of(source.data, source.offset, nbytes)
-    if into.context == origin.context:
+    if _in_one_context(target, source):
 
-        def enqueue(queue: cl.CommandQueue) -> None:
+        def enqueue(queue: cl.CommandQueue, into: cl.Buffer, origin: cl.Buffer) -> None:
+            at = {"src_offset": source.offset, "dst_offset": target.offset}
+            cl.enqueue_copy(queue, into, origin, byte_count=source.nbytes, **at)
+
+        command("copying on the device", stream, (target, source), enqueue)
+        return
+    queues.synchronize(target.device_id, stream)  # the core has ordered the source's work before
+    between = np.empty(min(CHUNK, source.nbytes), "u1").data
+    for start in range(0, source.nbytes, CHUNK):
+        part = between[: source.nbytes - start]
+        here = Span(source.device_id, source.data, source.offset + start, len(part))
+        there = Span(target.device_id, target.data, target.offset + start, len(part))
+        copy_to_host(here, part, 0)
+        copy_from_host(there, part, stream)
+
+
+def _in_one_context(target: Span, source: Span) -> bool:
+    devices.device(source.device_id)  # an error if there is none; `command` looks for the other
+    there, here = find(target).context, find(source).context
+    return there is here or bool(there == here)
+
+
+# Regions --------------------------------------------------------------------------
+
+
+def copy_strided(
+    target: Span, target_region: Region, source: Span, source_region: Region, stream: int
+) -> None:
+    """Enqueue a strided copy inside a context, or do it from another through the host."""
+    shape, strides, run_nbytes = target_region
+    dense = Region(shape, _packed(shape, run_nbytes), run_nbytes)
+    if not _in_one_context(target, source):
+        queues.synchronize(target.device_id, stream)
+        between = np.empty(dense.extent, "u1").data
+        copy_strided_to_host(source, source_region, between, dense, 0)
+        copy_strided_from_host(target, target_region, between, dense, stream)
+        return
+
+    def enqueue(queue: cl.CommandQueue, into: cl.Buffer, origin: cl.Buffer) -> None:
+        there, here = _whole(into, target.offset), _whole(origin, source.offset)
+        if there[0] != here[0]:
+            _on_device(queue, there, strides, here, source_region)
+            return
+        # Inside one buffer OpenCL wants the same pitches on both sides, and spans apart.
+        scratch = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=dense.extent), 0
+        _on_device(queue, scratch, dense.strides, here, source_region)
+        _on_device(queue, there, strides, scratch, dense)
+
+    command("copying a region on the device", stream, (target, source), enqueue)
+
+
+def _on_device(
+    queue: cl.CommandQueue,
+    target: tuple[cl.Buffer, int],
+    strides: Sequence[int],
+    source: tuple[cl.Buffer, int],
+    region: Region,
+) -> None:
+    def enqueue(starts: tuple[int, int], extent: _Extent, pitches: _Pitches) -> None:
+        cl.enqueue_copy(
+            queue,
+            target[0],
+            source[0],
+            dst_origin=(target[1] + starts[0], 0, 0),
+            src_origin=(source[1] + starts[1], 0, 0),
+            region=extent,
+            dst_pitches=pitches[0],
+            src_pitches=pitches[1],
+        )
+
+    _by_rectangles(enqueue, region, strides, region.strides)
+
+
+def _whole(buffer: cl.Buffer, offset: int) -> tuple[cl.Buffer, int]:
+    """The buffer that *buffer* is a part of, or itself, and the offset in it.
+
+    PoCL 3.1 crashes in clEnqueueCopyBufferRect on a part (measured).
+    """
+    parent = buffer.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
+    if not isinstance(parent, cl.Buffer):
+        return buffer, offset
+    return parent, offset + buffer.get_info(cl.mem_info.OFFSET)
+
+
+def copy_strided_from_host(
+    target: Span, target_region: Region, source: memoryview, source_region: Region, stream: int
+) -> None:
+    """Copy a region from the host; *source* is not needed after the return."""
+    given = target, target_region, source, source_region, stream
+    _with_host("copying a region from the host", *given, to_host=False)
+
+
+def copy_strided_to_host(
+    source: Span, source_region: Region, into: memoryview, into_region: Region, stream: int
+) -> None:
+    """Copy a region to the host; done on return."""
+    given = source, source_region, into, into_region, stream
+    _with_host("copying a region to the host", *given, to_host=True)
+
+
+def _with_host(
+    doing: str,
+    span: Span,
+    region: Region,
+    host: memoryview,
+    host_region: Region,
+    stream: int,
+    *,
+    to_host: bool,
+) -> None:
+    if host_region.extent > host.nbytes:
+        raise ExchangeError(
+            f"opencl: a region of {host_region.extent} bytes reaches outside the host's "
+            f"{host.nbytes}"
+        )
+
+    def enqueue(queue: cl.CommandQueue, buffer: cl.Buffer) -> None:
+        sides = (host, buffer) if to_host else (buffer, host)
+
+        def rectangle(starts: tuple[int, int], extent: _Extent, pitches: _Pitches) -> None:
             cl.enqueue_copy(
                 queue,
-                into,
-                origin,
-                byte_count=nbytes,
-                src_offset=source.offset,
-                dst_offset=offset,
+                *sides,
+                buffer_origin=(span.offset + starts[0], 0, 0),
+                host_origin=(starts[1], 0, 0),
+                region=extent,
+                buffer_pitches=pitches[0],
+                host_pitches=pitches[1],
+                is_blocking=True,
             )
 
-        run(device_id, stream, "copying on the device", (into, origin), enqueue)
-        return
-    synchronize(device_id, stream)  # the core has ordered the source's work before it
-    shared = devices.device(source.device_id).shares_memory
-    between = np.empty(min(CHUNK, nbytes), "u1").data
-    for start in range(0, nbytes, CHUNK):
-        size = min(CHUNK, nbytes - start)
-        here = source._replace(offset=source.offset + start, nbytes=size)
-        there = Span(device_id, data, offset + start, size)
-        if shared:
-            with mapped(source.device_id, origin, here.offset, size) as part:
-                copy_from_host(there, part, stream)
-        else:
-            copy_to_host(here, between[:size], 0)
-            copy_from_host(there, between[:size], stream)
+        _by_rectangles(rectangle, region, region.strides, host_region.strides)
+
+    command(doing, stream, (span,), enqueue, blocks=True)
+
+
+def _by_rectangles(
+    enqueue: Callable[[tuple[int, int], _Extent, _Pitches], object],
+    region: Region,
+    strides: Sequence[int],
+    other: Sequence[int],
+) -> None:
+    """Enqueue the rectangles of *region*, with *strides* on one side and *other* on the other.
+
+    *enqueue* gets the first byte, the extent, and the (row, slice) pitches, both for both sides.
+    """
+    (slices, rows), run_nbytes = (1, *region.shape)[-2:], region.run_nbytes
+    sides = [(0, *steps)[-2:] for steps in (strides, other)]
+    if slices > 1 and any(outer % inner for outer, inner in sides):
+        for index in range(slices):  # OpenCL wants slices of whole rows (OpenCL 3.0, 5.2.4)
+            starts = index * sides[0][0], index * sides[1][0]
+            _rectangle(enqueue, starts, (run_nbytes, rows, 1), sides)
+    else:
+        _rectangle(enqueue, (0, 0), (run_nbytes, rows, slices), sides)
+
+
+def _rectangle(
+    enqueue: Callable[[tuple[int, int], _Extent, _Pitches], object],
+    starts: tuple[int, int],
+    extent: _Extent,
+    sides: Sequence[tuple[int, ...]],
+) -> None:
+    """Enqueue one rectangle; in parts if the driver refuses it.
+
+    NVIDIA's driver 580.159 gives CL_INVALID_VALUE where the last row, with its whole
+    pitch, would end outside the buffer (tests/hardware/rectangles.py).
+    """
+    run_nbytes, rows, slices = extent
+    pitches = tuple(
+        (inner if rows > 1 else 0, outer if slices > 1 else 0) for outer, inner in sides
+    )
+    try:
+        enqueue(starts, extent, pitches)  # type: ignore[arg-type] # a tuple of two
+    except cl.Error as exc:
+        if exc.code != cl.status_code.INVALID_VALUE or rows * slices == 1:
+            raise
+        axis, last = (0, slices - 1) if slices > 1 else (1, rows - 1)
+        there = starts[0] + last * sides[0][axis], starts[1] + last * sides[1][axis]
+        first = (run_nbytes, rows, last) if slices > 1 else (run_nbytes, last, 1)
+        rest = (run_nbytes, rows, 1) if slices > 1 else (run_nbytes, 1, 1)
+        _rectangle(enqueue, starts, first, sides)
+        _rectangle(enqueue, there, rest, sides)
+
+
+def _packed(shape: Sequence[int], run_nbytes: int) -> tuple[int, ...]:
+    """The byte strides of runs without gaps between them."""
+    return tuple(run_nbytes * prod(shape[axis + 1 :]) for axis in range(len(shape)))

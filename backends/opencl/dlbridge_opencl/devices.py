@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyopencl as cl
 
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.kit.limits import pool_limit
 
-from . import forking
-from .errors import translated
-from .forking import inherited, opening
+from .driver import lasting, make_gate, run
 from .identity import identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from contextlib import AbstractContextManager
+
+    from dlbridge.kit.gate import Gate
 
 __all__ = [
     "CONTEXTS",
@@ -44,16 +41,10 @@ SIMULATORS = ("Oclgrind",)
 """Platforms that are numbered last: correct, thousands of times slower, and crash
 if two threads call them at once."""
 
-IDLE_PART = 4
-"""Unused buffers may occupy one part in so many of the device's memory, unless the user says
-less or more."""
-
 _lock = threading.RLock()
-_devices: list[Device] = inherited([])
-CONTEXTS: dict[int, cl.Context] = inherited({})
+_devices: list[Device] = lasting([])
+CONTEXTS: dict[int, cl.Context] = lasting({})
 """device_id -> its context, once there is one: see `context`."""
-_one_at_a_time = threading.RLock()
-_no_lock = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -73,20 +64,16 @@ class Device:
     """Whether two threads may be in the driver at once."""
     shares_memory: bool
     """CL_DEVICE_HOST_UNIFIED_MEMORY: the host reaches its memory without a copy."""
-    pool_limit: int
-    """Bytes of unused buffers that are kept."""
+    gate: Gate
+    """What each call of the driver goes through."""
 
-    lock: AbstractContextManager[object] = field(init=False, compare=False)
-    """The lock to hold during a call of the driver (`driver.Call`)."""
-    copies_at_once: bool = field(init=False)
-    """Whether its driver copies content that a buffer is made with in the caller's thread, as
-    those of CPUs do."""
+    @property
+    def copies_at_once(self) -> bool:
+        """Whether its driver copies content that a buffer is made with in the caller's thread.
 
-    def __post_init__(self) -> None:
-        lock = _no_lock if self.thread_safe else _one_at_a_time
-        object.__setattr__(self, "lock", lock)
-        at_once = self.is_cpu and self.shares_memory and self.thread_safe
-        object.__setattr__(self, "copies_at_once", at_once)
+        Those of CPUs do.
+        """
+        return self.is_cpu and self.shares_memory and self.thread_safe
 
 
 def device_count() -> int:
@@ -96,7 +83,7 @@ def device_count() -> int:
 
 def device(device_id: int) -> Device:
     """The device with that number; ExchangeError if there is none."""
-    devices = _all() if forking.forked or not _devices else _devices
+    devices = _devices or _all()
     if not 0 <= device_id < len(devices):
         raise ExchangeError(
             f"opencl:{device_id} is not a valid device; the devices are opencl:0 to "
@@ -115,18 +102,14 @@ def find(handle: cl.Device) -> int | None:
 
 def context(device_id: int) -> cl.Context:
     """The context in which the device's memory is made: the user's, or one made here."""
-    if forking.forked:  # read here: a call at each step would cost more than the step
-        forking.refuse()
     found = CONTEXTS.get(device_id)
     if found is not None:
         return found
     chosen = device(device_id)
     with _lock:
         if device_id not in CONTEXTS:
-            try:
-                CONTEXTS[device_id] = cl.Context([chosen.handle])
-            except cl.Error as exc:
-                raise translated(exc, f"making a context on {chosen.name}") from exc
+            doing = f"making a context on {chosen.name}"
+            CONTEXTS[device_id] = run(chosen.gate, doing, cl.Context, [chosen.handle])
         return CONTEXTS[device_id]
 
 
@@ -171,6 +154,8 @@ def use_context(context: cl.Context) -> None:
             f"use_context takes a pyopencl.Context, not {context!r}; pyopencl.Context(devices) "
             "makes one, and t.to_native().context is the one of a tensor on an OpenCL device"
         )
+    for each in _all():
+        each.gate.guard.check()
     found = [number for number in map(find, context.devices) if number is not None]
     if not found:
         raise ExchangeError(f"{context!r} has no device that clGetDeviceIDs lists")
@@ -237,12 +222,9 @@ def device_info(device_id: int) -> Mapping[str, object]:
 
 
 def _all() -> list[Device]:
-    if forking.forked:  # read here: a call at each step would cost more than the step
-        forking.refuse()
     if not _devices:
         with _lock:
             if not _devices:
-                opening()
                 _devices.extend(_enumerate())
     return _devices
 
@@ -260,22 +242,26 @@ def _enumerate() -> list[Device]:
     # Otherwise the platforms keep the loader's order.
     platforms.sort(key=lambda platform: platform.name in SIMULATORS)
     troubles: list[str] = []
-    found = [device for platform in platforms for device in _of_platform(platform, troubles)]
+    gates = {several: make_gate(several) for several in (True, False)}
+    found = [device for platform in platforms for device in _of_platform(platform, gates, troubles)]
     if not found:
         reasons = "; ".join(troubles) or ", ".join(platform.name for platform in platforms)
         raise BackendUnavailable(f"opencl: no driver has a device ({reasons}); {INSTALL}")
     return found
 
 
-def _of_platform(platform: cl.Platform, troubles: list[str]) -> list[Device]:
+def _of_platform(
+    platform: cl.Platform, gates: Mapping[bool, Gate], troubles: list[str]
+) -> list[Device]:
     try:
-        return [_describe(handle, platform.name) for handle in platform.get_devices()]
+        return [_describe(handle, platform.name, gates) for handle in platform.get_devices()]
     except cl.Error as exc:  # a broken driver must not hide the others
         troubles.append(f"{platform.name}: {exc}")
         return []
 
 
-def _describe(handle: cl.Device, platform: str) -> Device:
+def _describe(handle: cl.Device, platform: str, gates: Mapping[bool, Gate]) -> Device:
+    several = platform.strip() not in SIMULATORS
     return Device(
         handle=handle,
         name=handle.name.strip(),
@@ -283,9 +269,9 @@ def _describe(handle: cl.Device, platform: str) -> Device:
         memory=handle.global_mem_size,
         max_allocation=handle.max_mem_alloc_size,
         is_cpu=bool(handle.type & cl.device_type.CPU),
-        thread_safe=platform not in SIMULATORS,
+        thread_safe=several,
         shares_memory=bool(handle.host_unified_memory),
-        pool_limit=pool_limit(handle.global_mem_size // IDLE_PART),
+        gate=gates[several],
     )
 
 

@@ -1,4 +1,4 @@
-"""Calls of the driver: one thread at a time where it must be, and none while the process ends.
+"""Calls of the driver: who may be in it, its errors in dlbridge's, and what is never released.
 
 pyopencl releases the GIL while the driver works, so several threads can be in
 the driver at once. OpenCL allows that; Oclgrind 21.10 crashes (measured).
@@ -6,26 +6,59 @@ the driver at once. OpenCL allows that; Oclgrind 21.10 crashes (measured).
 At exit, before Python 3.14, a daemon thread that asks for the GIL after the
 interpreter has ended is unwound through C++ frames, and that aborts the process
 ("terminate called without an active exception"). So at exit calls that have
-begun are waited for, and new ones are refused (`ending` asks for that).
+begun are waited for, and new ones are refused (`dlbridge.kit.gate.Gate`).
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from typing import TYPE_CHECKING, Any, NoReturn
+import ctypes
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyopencl as cl
 from pyopencl import _cl
 
-from dlbridge.errors import DeviceError
-
-from .errors import translated
+from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, Error, ExchangeError
+from dlbridge.kit.gate import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Call", "call", "keep_to_this_thread", "read_buffer", "write_buffer"]
+__all__ = [
+    "keep",
+    "lasting",
+    "make_gate",
+    "read_buffer",
+    "run",
+    "translated",
+    "write_buffer",
+]
+
+_Container = TypeVar("_Container")
+_containers: list[object] = []
+
+
+def lasting(container: _Container) -> _Container:
+    """*container*, the OpenCL objects in which no forked child releases, nor the end of all."""
+    _containers.append(container)
+    return container
+
+
+def keep() -> None:
+    """Never release what is in the `lasting` containers, also when the modules are cleared."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_containers))  # a deliberate extra reference
+
+
+def make_gate(several: bool) -> Gate:
+    """The gate of the drivers that *several* threads may call at once, or of the others."""
+    return Gate("OpenCL", _containers, {}, several=several)
+
+
+def run(gate: Gate, doing: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call *function* inside the *gate*; an error of OpenCL is translated, and names *doing*."""
+    try:
+        return gate.run(doing, function, *given, **named)
+    except cl.Error as exc:
+        raise translated(exc, doing) from exc
 
 
 def _read(queue: Any, buffer: Any, into: Any, offset: int, _: None, blocks: bool) -> object:
@@ -41,62 +74,59 @@ def _write(queue: Any, buffer: Any, source: Any, offset: int, _: None, blocks: b
 read_buffer: Callable[..., object] = getattr(_cl, "_enqueue_read_buffer", _read)
 write_buffer: Callable[..., object] = getattr(_cl, "_enqueue_write_buffer", _write)
 
-# Single operations on a dict are atomic, so a finalizer may run between any two.
-_calls: dict[object, int] = {}  # call -> thread
-_last_thread: list[int] = []  # the thread that ends the process, once it does
+# Errors ---------------------------------------------------------------------------
+
+_code = cl.status_code
+
+# A status that is in no table is a DeviceError without advice. (OpenCL 3.0 API
+# specification, Appendix F; the texts say what to do.)
+MEMORY = {
+    _code.MEM_OBJECT_ALLOCATION_FAILURE: "the device has no room left",
+    _code.OUT_OF_HOST_MEMORY: "the host has no room left",
+    _code.INVALID_BUFFER_SIZE: "the device does not allow one allocation of this size; "
+    "move a large tensor in slices, each a tensor of its own",
+}
+ALLOCATING = {
+    **MEMORY,
+    # NVIDIA's driver says so when it has no memory for a buffer.
+    _code.OUT_OF_RESOURCES: "the device has no room left",
+}
+IMPOSSIBLE = {
+    _code.INVALID_OPERATION: "the memory was made with flags that forbid it, "
+    "or the device cannot do it; if they forbid the host (CL_MEM_HOST_NO_ACCESS and the "
+    "like), copy on the device first: to_device(t, t.device, copy=True)",
+    _code.MEM_COPY_OVERLAP: "source and target overlap; copy through a third tensor",
+}
+LOST = {
+    _code.INVALID_CONTEXT: "the context was lost or belongs to another device",
+    _code.INVALID_COMMAND_QUEUE: "the queue was lost",
+    _code.DEVICE_NOT_AVAILABLE: "the device was lost",
+    _code.OUT_OF_RESOURCES: "the device ran out of resources, "
+    "or an earlier kernel reached outside its memory",
+}
 
 
-class Call:
-    """``with device.lock, Call():`` around what releases the GIL or changes the driver's state.
+def translated(exc: cl.Error, doing: str, *, allocating: bool = False) -> Error:
+    """The error to raise from *exc*, which came while we were *doing* something.
 
-    The lock is a context manager of its own, entered by C code: a Ctrl-C cannot
-    come between acquiring it and the block. Finalizers do not use `Call`, as they
-    must not wait for another thread. DeviceError in every thread but the one that
-    ends the process, once it does.
+    *allocating* says that this was the creation of a buffer.
     """
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        thread = threading.get_ident()
-        _calls[self] = thread
-        if _last_thread and thread not in _last_thread:
-            _calls.pop(self, None)
-            _refuse()
-
-    def __exit__(self, *exc: object) -> None:
-        _calls.pop(self, None)
-
-
-def call(doing: str, function: Callable[..., object], *arguments: object) -> None:
-    """Call *function* as in ``with Call()``, for drivers that several threads may call at once.
-
-    An error of OpenCL is translated; *doing* names the call in it.
-    """
-    key, thread = object(), threading.get_ident()
-    _calls[key] = thread
-    try:
-        if _last_thread and thread not in _last_thread:
-            _refuse()
-        function(*arguments)
-    except cl.Error as exc:
-        raise translated(exc, doing) from exc
-    finally:
-        _calls.pop(key, None)
-
-
-def _refuse() -> NoReturn:
-    raise DeviceError("opencl: the process is ending; join your threads before that")
-
-
-def keep_to_this_thread(deadline: float) -> None:
-    """Refuse calls of other threads from now on, and wait until *deadline* for those that run.
-
-    *deadline* is a time of `time.monotonic`.
-    """
-    thread = threading.get_ident()
-    _last_thread.append(thread)
-    while any(other != thread for other in list(_calls.values())):
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.001)
+    code = exc.code
+    name = cl.status_code.to_string(code, "status %d")
+    text = f"opencl: {doing}: {exc.routine}: {name} ({code})"
+    # What the compiler said stands after a line about the device.
+    log = str(exc).partition("\n\nBuild on ")[2].partition("\n\n")[2]
+    if log:
+        text = f"{text}: {log}"
+    memory = ALLOCATING if allocating else MEMORY
+    if code in memory:
+        return DeviceMemoryError(f"{text}: {memory[code]}")
+    if code in IMPOSSIBLE:
+        return ExchangeError(f"{text}: {IMPOSSIBLE[code]}")
+    if code in LOST:
+        kind = DeviceLost if code == _code.DEVICE_NOT_AVAILABLE else DeviceError
+        return kind(
+            f"{text}: {LOST[code]}. If a kernel crashed before, its context is lost: "
+            "drop the tensors in it and call dlbridge_opencl.use_context with a new one"
+        )
+    return DeviceError(text)

@@ -1,226 +1,109 @@
-"""Device memory: buffers that are allocated, kept for reuse, and released.
+"""Device memory: who owns a buffer, where it is found again, and the host memory in place.
 
 ``data`` is a ``cl_mem`` as an integer.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyopencl as cl
 
-from dlbridge.errors import Error, ExchangeError
+from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
+from dlbridge.kit.resources import AllocationOwner, Resources
 
-from . import devices, forking, handles, queues, sharing
-from .driver import Call
-from .errors import no_room, translated
-from .forking import inherited
+from . import devices, foreign, queues
+from .driver import lasting, run, translated, write_buffer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from dlbridge.protocol import Span
 
 __all__ = [
-    "OWNED",
-    "Owned",
-    "adopt",
+    "FROM_HOST",
+    "Memory",
     "allocate",
-    "allocate_from_host",
-    "allocate_from_host_limit",
-    "buffer_of",
-    "free",
-    "is_kept",
-    "is_ours",
+    "find",
+    "host_import_refusal",
+    "host_memory",
+    "import_data",
+    "import_host",
+    "live",
     "live_allocations",
-    "release_freed",
-    "trim",
 ]
 
 FROM_HOST = 64 << 10
 """Bytes up to which memory is made together with its content. PoCL 3.1 then copies in the
 caller's thread: 0.4 us for 64 bytes, where a command takes 12 to 25 us to wake a thread. Fresh
 memory costs more with its size; 64 buffers of 64 KiB take 7 us each, 256 KiB 25, against 28 and 49
-by the pool and a command on a busy machine, and less than half of that on a quiet one. From
+by a command on a busy machine, and less than half of that on a quiet one. From
 128 KiB on malloc may fetch pages from the system."""
 
 _flags = cl.mem_flags
-_WITH_CONTENT = _flags.READ_WRITE | _flags.ALLOC_HOST_PTR | _flags.COPY_HOST_PTR
 
 
-class Owned(NamedTuple):
-    """A buffer that was made here, and what is asked of it often."""
+class Memory:
+    """A buffer, and what is asked of it often.
 
-    buffer: cl.Buffer
-    nbytes: int
-    context: cl.Context | None
-    """Its context, if that is one of our queues' (`queues.OURS`)."""
-    over_host: bool
-    """Whether its memory belongs to the host."""
-    reusable: bool
-    """Whether it is kept for another tensor when it is freed."""
-    exports: int
-    """The number of exports before it was made (`sharing.exports`)."""
-
-
-_owned = partial(tuple.__new__, Owned)
-"""An `Owned` of a tuple: the class itself takes twice as long."""
-
-OWNED: dict[int, Owned] = inherited({})
-"""data -> its buffer"""
-
-_released: list[cl.Buffer] = inherited([])  # by finalizers, of drivers for one thread at a time
-
-
-class _Pool:
-    """Unused buffers of a device, by the queue that used them last and their size.
-
-    A buffer is used again on the same in-order queue only: work of the old owner
-    that is still running there is over before work of the new owner begins.
-
-    A Ctrl-C between two lines makes the count of bytes too high and never too low, and
-    leaves no handle in *handles* whose buffer is gone.
+    *stream* is that of the last work on it. *users* has the queues of users of it, if there are
+    any, and *is_ours* says whether the buffer was made here.
     """
 
-    def __init__(self) -> None:
-        self._idle: dict[tuple[int, int], list[cl.Buffer]] = {}
-        self._nbytes = 0
-        self.handles: set[int] = set()
+    __slots__ = (
+        "buffer",
+        "context",
+        "device_id",
+        "in_place",
+        "is_alone",
+        "is_ours",
+        "nbytes",
+        "stream",
+        "users",
+    )
 
-    def take(self, queue: int, nbytes: int) -> cl.Buffer | None:
-        with sharing.lock:
-            buffers = self._idle.get((queue, nbytes))
-            if not buffers:
-                return None
-            self.handles.discard(buffers[-1].int_ptr)
-            buffer = buffers.pop()
-            self._nbytes -= nbytes
-            return buffer
-
-    def put(self, queue: int, nbytes: int, buffer: cl.Buffer, limit: int) -> None:
-        if nbytes > limit:
-            return
-        with sharing.lock:
-            if self._nbytes + nbytes > limit:
-                self.clear()
-            self._nbytes += nbytes
-            self._idle.setdefault((queue, nbytes), []).append(buffer)
-            self.handles.add(buffer.int_ptr)
-
-    def clear(self) -> None:
-        with sharing.lock:
-            self.handles = set()
-            self._idle = {}
-            self._nbytes = 0
+    def __init__(self, device_id: int, context: cl.Context, nbytes: int, stream: int) -> None:
+        self.buffer: Any = None
+        self.device_id = device_id
+        self.context = context
+        self.nbytes = nbytes
+        self.stream = stream
+        self.users: queues.Users | None = None
+        self.is_ours = True
+        self.in_place = False
+        """Whether the memory is the host's."""
+        self.is_alone = False
+        """Whether its driver takes one thread at a time."""
 
 
-_pools: dict[int, _Pool] = inherited({})  # one per device, as each device has its own memory
+live: dict[int, Memory] = lasting({})
+"""data -> memory that was made here; an entry goes before its buffer does."""
+_left: list[cl.Buffer] = lasting([])
+"""What finalizers have left to whoever makes memory next, for drivers of one thread at a time."""
 
 
-def _pool(device_id: int) -> _Pool:
-    return _pools.get(device_id) or _pools.setdefault(device_id, _Pool())
+def _release(memory: Memory) -> bool:
+    """Let the buffer go. OpenCL itself keeps it until the commands on it are done.
 
-
-def allocate(device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-    """A buffer of *nbytes* bytes in the context of the queue *stream*.
-
-    It may contain the bytes of an earlier buffer. Drivers align every buffer for
-    their widest type; *alignment* changes nothing.
-
-    The buffer is recorded as the last step. So a caller that stores the result
-    in an owner which exists already loses no memory when a Ctrl-C comes.
+    (clReleaseMemObject.) For host memory in place it waits for these.
     """
-    queue = queues.resolve(device_id, stream)
-    buffer = _pool(device_id).take(stream or queue.int_ptr, nbytes)
-    if buffer is None:
-        buffer = _new_buffer(device_id, queue, nbytes)
-    data: int = buffer.int_ptr
-    ours = queues.OURS.get(stream)
-    context = None if ours is None else ours.context
-    owned = _owned((buffer, nbytes, context, False, True, sharing.exports))
-    OWNED[data] = owned
-    return data
+    buffer = memory.buffer
+    if buffer is not None:
+        if memory.in_place:
+            noted = [] if memory.users is None else memory.users.queues
+            _finish_all(memory.device_id, [*noted, *queues.all_in(memory.context)])
+        live.pop(buffer.int_ptr, None)
+        if memory.is_alone:
+            _left.append(buffer)
+        memory.buffer = None
+    return True
 
 
-def allocate_from_host_limit(device_id: int) -> int:
-    """`FROM_HOST` on CPUs; 0 on other devices, where nothing is known of it."""
-    return FROM_HOST if devices.device(device_id).copies_at_once else 0
+_resources: Resources[Memory] = Resources(_release)
 
 
-def allocate_from_host(device_id: int, source: memoryview, alignment: int, stream: int) -> int:
-    """A buffer with the bytes of *source*, made without a command; 0 if that fails.
-
-    The last step is that of `allocate`. It is not kept for another tensor: a new one is
-    as cheap.
-    """
-    chosen, ours = devices.device(device_id), queues.OURS.get(stream)
-    if ours is None or ours.device is not chosen or not chosen.copies_at_once:
-        return 0
-    try:
-        with Call():
-            buffer = cl.Buffer(ours.context, _WITH_CONTENT, 0, source)
-    except cl.Error:  # no room, mostly: `allocate` makes some, or says why not
-        return 0
-    data: int = buffer.int_ptr
-    owned = _owned((buffer, len(source), ours.context, False, False, sharing.exports))
-    OWNED[data] = owned
-    return data
-
-
-def adopt(buffer: cl.Buffer, nbytes: int, context: cl.Context) -> int:
-    """Record *buffer*, which was made over host memory in *context*; its ``data``."""
-    data: int = buffer.int_ptr
-    owned = Owned(buffer, nbytes, context, True, False, sharing.exports)
-    OWNED[data] = owned
-    return data
-
-
-def free(device_id: int, data: int, stream: int) -> None:
-    """Release *data*; never raises an Error, as it may run in a finalizer.
-
-    OpenCL itself keeps a released buffer until the commands on it are done
-    (clReleaseMemObject). So only memory that nobody else can have is kept for the
-    next tensor. Host memory is different: its owner may use it for something else
-    after this, so the work of all known queues is waited for.
-    """
-    taken: list[Any] = []
-    try:
-        _free(taken, device_id, data, stream)
-    except BaseException:
-        # Of a signal handler, in a destructor: nobody calls this again.
-        _free(taken, device_id, data, stream)
-        raise
-
-
-def _free(taken: list[Any], device_id: int, data: int, stream: int) -> None:
-    """See `free`. *taken* records what is done: a second call does the rest."""
-    if forking.forked:
-        return  # the buffer belongs to the parent process
-    if not taken:
-        taken.extend(map(OWNED.pop, (data,), (None,)))  # one step, as other threads may free too
-    owned: Owned | None = taken[0]
-    if owned is None:
-        return
-    if len(taken) == 1:
-        taken.extend(map(sharing.QUEUES.pop, (data,), ((),)))  # one step again
-    shared: Sequence[cl.CommandQueue] = taken[1]
-    try:
-        chosen = devices.device(device_id)
-        if owned.over_host:
-            _finish_all([*shared, *queues.all_in(owned.buffer.context)], device_id)
-        if len(taken) > 2:
-            return
-        taken.append("given on")  # before it is: only a buffer that is kept once may be reused
-        if not chosen.thread_safe:
-            _released.append(owned.buffer)
-        elif not owned.reusable or shared or owned.exports != sharing.exports:
-            return  # others may still use it, or a new one is as cheap
-        elif queues.is_ours(stream, owned.context or owned.buffer.context):
-            _pool(device_id).put(stream, owned.nbytes, owned.buffer, chosen.pool_limit)
-    except (Error, cl.Error):  # the context is lost, and the memory with it
-        return
-
-
-def _finish_all(waiting: list[cl.CommandQueue], device_id: int) -> None:
+def _finish_all(device_id: int, waiting: list[cl.CommandQueue]) -> None:
     """Wait for every queue, also after a Ctrl-C: kernels may still write to the host's memory."""
     interruption: BaseException | None = None
     while waiting:
@@ -235,104 +118,243 @@ def _finish_all(waiting: list[cl.CommandQueue], device_id: int) -> None:
         raise interruption
 
 
-def is_ours(buffer: cl.MemoryObject) -> bool:
-    """Whether *buffer* was made here, and has not been freed."""
-    return buffer.int_ptr in OWNED
-
-
-def is_kept(data: int) -> bool:
-    """Whether *data* was freed here, and its buffer is kept: the next tensor may be in it."""
-    if data in OWNED:
-        return False
-    if any(buffer.int_ptr == data for buffer in _released.copy()):
-        return True
-    return any(data in pool.handles for pool in _pools.copy().values())
-
-
 def live_allocations() -> int:
-    """The number of results of `allocate` and `import_host` that have not been freed."""
-    return len(OWNED)
+    """How many results of `allocate` and `import_host` there are whose memory is not back."""
+    return len(_resources)
 
 
-def buffer_of(data: int, offset: int = 0, nbytes: int = 0) -> cl.MemoryObject:
-    """The buffer *data*, made here or by another library, which contains the bytes asked for.
-
-    ExchangeError if it is not memory of the drivers in use, or if the region
-    reaches outside it.
-    """
-    if forking.forked:  # read here: a call at each step would cost more than the step
-        forking.refuse()
-    owned = OWNED.get(data)
-    if owned is not None:
-        buffer = owned.buffer
-    elif handles.is_object(data):
-        buffer = cl.MemoryObject.from_int_ptr(data, True)
-    else:
-        raise ExchangeError(f"opencl: {data:#x} is not a cl_mem of the drivers in use")
-    if offset < 0 or offset + nbytes > buffer.size:
+def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
+    """`foreign.import_data`, which is not asked about what was made here."""
+    memory = live.get(data)
+    if memory is not None:
+        return memory.device_id, data
+    device_id, data = foreign.import_data(device_id, data, module)
+    if any(buffer.int_ptr == data for buffer in _left.copy()):
         raise ExchangeError(
-            f"opencl: {nbytes} bytes at offset {offset} reach outside the {buffer.size} "
+            f"opencl: data {data:#x} from {module} is memory of dlbridge that was freed: keep the "
+            "tensor, or its capsule, as long as its memory is used"
+        )
+    return device_id, data
+
+
+def find(span: Span) -> Memory:
+    """The memory, made here or by another library, which contains the bytes of *span*.
+
+    ExchangeError if it is not memory of the drivers in use, or if the bytes reach outside it.
+    """
+    device_id, data, offset, nbytes = span
+    memory = live.get(data)
+    if memory is None:
+        if not foreign.is_object(data):
+            raise ExchangeError(f"opencl: {data:#x} is not a cl_mem of the drivers in use")
+        buffer = cl.MemoryObject.from_int_ptr(data, True)
+        memory = Memory(device_id, buffer.context, buffer.size, 0)
+        memory.buffer, memory.is_ours = buffer, False
+        memory.users = queues.users_of.get(data)
+    if offset < 0 or offset + nbytes > memory.nbytes:
+        raise ExchangeError(
+            f"opencl: {nbytes} bytes at offset {offset} reach outside the {memory.nbytes} "
             f"bytes of {data:#x}"
         )
-    return buffer
+    return memory
 
 
-def release_freed(chosen: devices.Device) -> None:
-    """Release what `free` has left to a caller that holds the driver's lock, as this one does."""
-    if not chosen.thread_safe:
-        _released.clear()
+def allocate(
+    device_id: int, nbytes: int, alignment: int, stream: int, content: memoryview | None = None
+) -> AllocationOwner[Memory]:
+    """A buffer of *nbytes* bytes in the context of the queue *stream*, with *content*.
 
-
-def trim(device_id: int) -> None:
-    """Release the unused buffers of the device.
-
-    The driver gives up their memory when the commands on them are done.
+    Drivers align every buffer for their widest type; *alignment* changes nothing.
     """
-    chosen = devices.device(device_id)
+    at = queues.OURS.get(stream) or queues.resolve(device_id, stream)
+    owner = AllocationOwner(_resources, Memory(device_id, at.context, nbytes, stream))
     try:
-        with chosen.lock, Call():
-            release_freed(chosen)
-            pool = _pools.get(device_id)
-            if pool is not None:
-                pool.clear()
-    except cl.Error as exc:
-        raise translated(exc, f"giving back what opencl:{device_id} keeps") from exc
+        return _made(owner, at, content)
+    except DeviceMemoryError:
+        queues.finish(device_id, at.queue)  # a released buffer waits for the commands on it
+        return _made(owner, at, content)
 
 
-def _new_buffer(device_id: int, queue: cl.CommandQueue, nbytes: int) -> cl.Buffer:
-    chosen = devices.device(device_id)
-    service = queues.service(device_id, queue.context)
+def _made(
+    owner: AllocationOwner[Memory], at: queues.Stream, content: memoryview | None
+) -> AllocationOwner[Memory]:
+    """*owner* with a buffer whose memory exists: a later command does not fail for want of it."""
+    memory, chosen = owner.resource, at.device
+    nbytes, flags = memory.nbytes, _flags.READ_WRITE
+    if chosen.shares_memory:
+        # Mapping it for the host then copies nothing. PoCL allocates it now; without the
+        # flag it would abort the process at the first command if there is no memory.
+        flags |= _flags.ALLOC_HOST_PTR
     try:
-        with chosen.lock, Call():
-            release_freed(chosen)
-            try:
-                return _committed(chosen, service, nbytes)
-            except cl.Error as exc:
-                if not no_room(exc):
-                    raise
-            for pool in list(_pools.values()):  # several devices may share one memory
-                pool.clear()
-            queue.finish()  # a released buffer is deleted when the commands on it are done
-            return _committed(chosen, service, nbytes)
+        if not chosen.thread_safe:
+            memory.is_alone = True
+            chosen.gate.run("releasing memory", _left.clear)
+        if content is None or not chosen.copies_at_once:
+            memory.buffer = chosen.gate.run("allocating", cl.Buffer, at.context, flags, nbytes)
+        else:
+            flags |= _flags.COPY_HOST_PTR
+            memory.buffer = chosen.gate.run("allocating", cl.Buffer, at.context, flags, 0, content)
+        if not chosen.shares_memory:
+            # Drivers of GPUs allocate at the first command on the buffer, and that fails then.
+            service = queues.service(at.device_id, at.context)
+            chosen.gate.run("allocating", _first_command, service, memory.buffer)
     except cl.Error as exc:
-        doing = f"allocating {nbytes} bytes on opencl:{device_id}"
+        doing = f"allocating {nbytes} bytes on opencl:{at.device_id}"
         if nbytes > chosen.max_allocation:
             doing += (
                 f" (every driver accepts up to {chosen.max_allocation} bytes in one buffer on "
                 f"{chosen.name}, and this one does not accept more)"
             )
+        memory.buffer = None
         raise translated(exc, doing, allocating=True) from exc
+    data = memory.buffer.int_ptr
+    live[data] = memory
+    owner.data, owner.nbytes = data, nbytes
+    if content is not None and not chosen.copies_at_once:
+        doing = "copying from the host"
+        run(chosen.gate, doing, write_buffer, at.queue, memory.buffer, content, 0, None, True)
+    return owner
 
 
-def _committed(chosen: devices.Device, service: cl.CommandQueue, nbytes: int) -> cl.Buffer:
-    """A new buffer whose memory exists: a later command does not fail for want of it."""
-    flags = _flags.READ_WRITE
-    if chosen.shares_memory:
-        # Mapping it for the host then copies nothing. PoCL allocates it now; without the
-        # flag it would abort the process at the first command if there is no memory.
-        flags |= _flags.ALLOC_HOST_PTR
-    buffer = cl.Buffer(service.context, flags, size=nbytes)
-    if not chosen.shares_memory:
-        # Drivers of GPUs allocate at the first command on the buffer, and that fails then.
-        cl.enqueue_fill_buffer(service, buffer, b"\0", 0, 1).wait()
-    return buffer
+def _first_command(queue: cl.CommandQueue, buffer: cl.Buffer) -> None:
+    cl.enqueue_fill_buffer(queue, buffer, b"\0", 0, 1).wait()
+
+
+# Host memory in place (CL_MEM_USE_HOST_PTR) ---------------------------------------
+
+PAGE = 4096
+"""Bytes."""
+
+CPU_ALIGNMENT = 64
+"""Bytes. A kernel may take its buffer for ``float16 *``, which OpenCL C lets the
+compiler read as aligned: PoCL 3.1 then crashes on memory that is not (measured)."""
+
+GPU_GRANULARITY = 64
+"""Bytes. GPUs that share memory use it in place only if it begins at a page and its
+size is a multiple of this (Intel's and Arm's OpenCL guides; not confirmed on hardware)."""
+
+
+def host_import_refusal(device_id: int, address: int, nbytes: int, demanded: bool) -> str:
+    """Why the device does not use this host memory in place; empty if it does."""
+    chosen = devices.device(device_id)
+    if not (demanded or chosen.shares_memory):
+        return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
+    return _refusal(device_id, address, nbytes, readonly=False)
+
+
+def _refusal(device_id: int, address: int, nbytes: int, *, readonly: bool) -> str:
+    chosen = devices.device(device_id)
+    if nbytes > chosen.max_allocation:
+        return f"{chosen.name} allows {chosen.max_allocation} bytes in one buffer"
+    alignment = CPU_ALIGNMENT if chosen.is_cpu else PAGE
+    if address % alignment:
+        return (
+            f"its address {address:#x} is not a multiple of {alignment} bytes, which kernels on "
+            f"{chosen.name} may rely on; memory of dlbridge.empty(shape, dtype, "
+            f"alignment={alignment}).numpy() needs no copy"
+        )
+    if not chosen.is_cpu and nbytes % GPU_GRANULARITY:
+        return f"its size is not a multiple of {GPU_GRANULARITY} bytes, as {chosen.name} needs"
+    if not chosen.is_cpu and readonly:
+        return (
+            f"it is read-only, and the driver of a GPU as {chosen.name} may pin pages for writing"
+        )
+    trouble = _why_not_one_memory(device_id)
+    if not trouble:
+        return ""
+    own = "" if chosen.shares_memory else " has memory of its own, and"
+    return f"{chosen.name}{own}: {trouble}"
+
+
+def import_host(
+    device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+) -> AllocationOwner[Memory]:
+    """A buffer over host memory; ExchangeError where it is refused."""
+    if refusal := _refusal(device_id, address, nbytes, readonly=readonly):
+        raise ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
+    chosen, context = devices.device(device_id), devices.context(device_id)
+    memory = Memory(device_id, context, nbytes, stream)
+    memory.in_place, memory.is_alone = True, not chosen.thread_safe
+    owner = AllocationOwner(_resources, memory)
+    flags = _flags.READ_ONLY | _flags.HOST_READ_ONLY if readonly else _flags.READ_WRITE
+    service = queues.service(device_id, context)
+
+    def make() -> None:
+        if memory.is_alone:
+            _left.clear()
+        host = host_memory(address, nbytes, readonly)
+        memory.buffer = cl.Buffer(context, flags | _flags.USE_HOST_PTR, hostbuf=host)
+        if not chosen.is_cpu:
+            # Drivers of GPUs pin the pages at the first command, and that fails then.
+            cl.enqueue_copy(service, bytearray(1), memory.buffer, is_blocking=True)
+
+    doing = f"using {nbytes} bytes of host memory in place"
+    try:
+        chosen.gate.run(doing, make)
+    except cl.Error as exc:
+        raise translated(exc, doing, allocating=True) from exc
+    owner.data, owner.nbytes = memory.buffer.int_ptr, nbytes
+    live[owner.data] = memory
+    return owner
+
+
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_view.restype = ctypes.py_object
+_READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
+
+
+def host_memory(address: int, nbytes: int, readonly: bool) -> memoryview:
+    """The bytes at *address*; the caller keeps their owner alive."""
+    view: memoryview = _view(address, nbytes, _READ if readonly else _WRITE)
+    return view
+
+
+@functools.cache
+def _why_not_one_memory(device_id: int) -> str:
+    """Why host memory in place is not one memory with the device's; empty if it is.
+
+    CL_MEM_USE_HOST_PTR does not promise that: a driver may "cache the buffer contents
+    pointed to by host_ptr in device memory", and only mapping makes the two equal
+    (OpenCL 3.0, 5.2.1). Some drivers do so always, some where it suits them. A tensor
+    over a user's array is never mapped when the user writes to the array. So it is tried on
+    two pages, once per device: a millisecond.
+    """
+    raw = np.zeros(3 * PAGE, "u1")
+    start = -raw.ctypes.data % PAGE
+    host = raw[start : start + 2 * PAGE]
+    context = devices.context(device_id)
+    queue = queues.service(device_id, context)
+
+    def look() -> str:
+        buffer = cl.Buffer(context, _flags.READ_WRITE | _flags.USE_HOST_PTR, hostbuf=host)
+        scratch = cl.Buffer(context, _flags.READ_WRITE, size=host.nbytes)
+        try:
+            return _compare(queue, host, buffer, scratch)
+        finally:
+            queue.finish()
+            buffer.release()  # before its memory, in every case
+
+    try:
+        return devices.device(device_id).gate.run("trying host memory in place", look)
+    except cl.Error as exc:
+        return f"its driver does not use host memory in place ({exc})"
+
+
+def _compare(
+    queue: cl.CommandQueue, host: np.ndarray[Any, Any], buffer: cl.Buffer, scratch: cl.Buffer
+) -> str:
+    """Why the two differ, with *scratch* to see what the device sees."""
+    seen = np.empty_like(host)
+    # Two rounds: a driver may fetch the host's bytes once, at the first command.
+    for turn in (1, 2):
+        host[:] = turn
+        cl.enqueue_copy(queue, scratch, buffer)
+        cl.enqueue_copy(queue, seen, scratch, is_blocking=True)
+        if not (seen == turn).all():
+            return "its driver keeps a copy of host memory, and the device reads that copy"
+        cl.enqueue_fill_buffer(queue, buffer, bytes([100 + turn]), 0, host.nbytes)
+        queue.finish()
+        if not (host == 100 + turn).all():
+            return "its driver keeps a copy of host memory, and the device writes to that copy"
+    return ""

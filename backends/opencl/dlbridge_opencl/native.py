@@ -8,10 +8,10 @@ import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import NativeArray
+from dlbridge.protocol import NativeArray, Span
 
-from . import devices, foreign, imports, memory, queues, sharing
-from .errors import translated
+from . import devices, foreign, memory, queues
+from .driver import translated
 
 __all__ = ["from_native", "to_native"]
 
@@ -73,7 +73,7 @@ def _svm(svm: cl.SVMPointer) -> NativeArray:
 def _over_svm(context: cl.Context, svm: cl.SVMPointer) -> cl.Buffer:
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
     try:
-        host = imports.host_memory(svm.svm_ptr, svm.size, readonly=False)
+        host = memory.host_memory(svm.svm_ptr, svm.size, readonly=False)
         buffer = cl.Buffer(context, flags, hostbuf=host)
         if buffer.uses_svm_pointer:
             return buffer
@@ -104,7 +104,7 @@ def _array(array: Any) -> NativeArray:
         event.wait()
     owner: object = (base, array)
     if queue is not None:
-        owner = sharing.Borrowed(base.int_ptr, queue, base, array)
+        owner = (base, array, queues.note_user(base.int_ptr, queue))
     described = _buffer(base, device_id)
     return described._replace(owner=owner, offset=array.offset, **layout)
 
@@ -121,7 +121,7 @@ def to_native(array: NativeArray) -> object:
     from pyopencl.array import Array
 
     dtype = _dtype(array.dtype)
-    queue = queues.resolve(array.device_id, array.stream)
+    queue = queues.resolve(array.device_id, array.stream).queue
     if not array.data:
         return Array(queue, array.shape, dtype)
     if array.readonly:
@@ -129,18 +129,16 @@ def to_native(array: NativeArray) -> object:
             "opencl: the tensor is read-only, and a kernel could write to the pyopencl array; "
             "copy it first: to_device(x, device, copy=True).to_native()"
         )
-    context = memory.buffer_of(array.data).context
-    buffer = cl.MemoryObject.from_int_ptr(array.data, True)
-    buffer.owner = array.owner
-    if queue.context != context:
-        queue = queues.elsewhere(array.device_id, context)
+    found = memory.find(Span(array.device_id, array.data, 0, 0))
+    if queue.context != found.context:
+        queue = queues.elsewhere(array.device_id, found.context)
+    noted = [] if found.users is None else found.users.queues
     # `use_stream` may have put our work on one of the first; the others have the user's.
-    for user in [*queues.users(context), *sharing.queues_of(array.data)]:
+    for user in [*queues.users(found.context), *noted]:
         queues.order(array.device_id, queue, user)
-    if memory.is_ours(buffer):
-        sharing.give_out(array.data, queue)
-    else:
-        buffer.owner = sharing.Borrowed(array.data, queue, array.owner)
+    users = found.users = queues.note_user(array.data, queue)
+    buffer = cl.MemoryObject.from_int_ptr(array.data, True)
+    buffer.owner = array.owner if found.is_ours else (array.owner, users)
     return Array(queue, array.shape, dtype, data=buffer, offset=array.offset, strides=array.strides)
 
 

@@ -5,35 +5,40 @@ A stream is a ``cl_command_queue`` as an integer; 0 is the thread's own queue.
 
 from __future__ import annotations
 
+import atexit
 import operator
 import threading
-from typing import Any, NamedTuple
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import pyopencl as cl
 
-from . import devices, forking, handles, sharing
-from .driver import Call
-from .errors import translated
-from .forking import inherited
+from . import devices, foreign
+from .driver import keep, lasting, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "CONTEXTS_KEPT",
     "OURS",
-    "Ours",
+    "PATIENCE",
+    "Stream",
+    "Users",
     "all_in",
-    "current",
     "current_stream",
     "elsewhere",
     "finish",
-    "is_ours",
-    "known",
     "new",
     "normalize_stream",
+    "note_user",
     "order",
     "resolve",
     "service",
     "synchronize",
     "users",
+    "users_of",
     "wait",
 ]
 
@@ -45,9 +50,12 @@ CONTEXTS_KEPT = 8
 users need them. Each takes some of a GPU's memory: with 64 of them, and more in other processes,
 NVIDIA's driver gave CL_OUT_OF_HOST_MEMORY for the next (measured on an H100)."""
 
+PATIENCE = 10.0
+"""Seconds to wait at exit for the work on the queues, in all."""
 
-class Ours(NamedTuple):
-    """A queue of a thread, and what the driver would say of it, which takes longer."""
+
+class Stream(NamedTuple):
+    """A queue, and what the driver would say of it, which takes longer."""
 
     queue: cl.CommandQueue
     handle: int
@@ -56,20 +64,20 @@ class Ours(NamedTuple):
     device: devices.Device
 
 
-OURS: dict[int, Ours] = inherited({})
+OURS: dict[int, Stream] = lasting({})
 """Handle -> a queue that was made here for a thread. It lives as long as the process: a tensor
 may hold its handle when its thread has ended. The next new thread uses the queue then."""
 
-_spare: dict[tuple[int, cl.Context], list[Ours]] = inherited({})
-_users: dict[int, cl.CommandQueue] = inherited({})
-_elsewhere: dict[tuple[int, cl.Context], cl.CommandQueue] = inherited({})  # users' contexts
-_service: dict[tuple[int, cl.Context], cl.CommandQueue] = inherited({})
+_spare: dict[tuple[int, cl.Context], list[Stream]] = lasting({})
+_users: dict[int, Stream] = lasting({})
+_elsewhere: dict[tuple[int, cl.Context], cl.CommandQueue] = lasting({})  # users' contexts
+_service: dict[tuple[int, cl.Context], cl.CommandQueue] = lasting({})
 
 
-class _QueuesOfThread(dict[int, Ours]):
+class _QueuesOfThread(dict[int, Stream]):
     """device_id -> its queue; returns the queues to `_spare` when its thread ends."""
 
-    def __del__(self, spare: dict[Any, list[Ours]] = _spare) -> None:
+    def __del__(self, spare: dict[Any, list[Stream]] = _spare) -> None:
         # The default outlives the module: its names are cleared when the process ends.
         for device_id, ours in self.items():
             spare.setdefault((device_id, ours.context), []).append(ours)
@@ -78,11 +86,9 @@ class _QueuesOfThread(dict[int, Ours]):
 _thread = threading.local()
 
 
-def _ours(device_id: int) -> Ours:
+def _current(device_id: int) -> Stream:
     """The thread's queue on the device, in the context of `devices.context`."""
-    if forking.forked:  # read here, and in the table: calls would cost more than the rest
-        forking.refuse()
-    context = devices.CONTEXTS.get(device_id) or devices.context(device_id)
+    context = devices.context(device_id)
     own: dict[str, _QueuesOfThread] = _thread.__dict__
     # One step makes the dictionary: a finalizer that runs meanwhile may make it first.
     queues = own.get("queues") or own.setdefault("queues", _QueuesOfThread())
@@ -92,40 +98,31 @@ def _ours(device_id: int) -> Ours:
     return found
 
 
-def current(device_id: int) -> cl.CommandQueue:
-    """The thread's in-order queue on the device, in the context of `devices.context`."""
-    return _ours(device_id).queue
-
-
-def _take(device_id: int, context: cl.Context) -> Ours:
+def _take(device_id: int, context: cl.Context) -> Stream:
     try:
         found = _spare[device_id, context].pop()  # atomic, as other threads may do the same
     except LookupError:
-        queue = new(device_id, context)
-        found = Ours(queue, queue.int_ptr, device_id, context, devices.device(device_id))
+        found = _described(device_id, new(device_id, context))
     # The context by the same name that it has now: an equal one may have another.
     ours = OURS[found.handle] = found._replace(context=context)
     return ours
 
 
+def _described(device_id: int, queue: cl.CommandQueue) -> Stream:
+    return Stream(queue, queue.int_ptr, device_id, queue.context, devices.device(device_id))
+
+
 def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
     """A new in-order queue in *context*, which only the caller knows."""
     chosen = devices.device(device_id)
-    try:
-        with chosen.lock, Call():
-            return cl.CommandQueue(context, chosen.handle)
-    except cl.Error as exc:
-        raise translated(exc, f"making a queue on {chosen.name}") from exc
+    doing = f"making a queue on {chosen.name}"
+    queue: cl.CommandQueue = run(chosen.gate, doing, cl.CommandQueue, context, chosen.handle)
+    return queue
 
 
 def elsewhere(device_id: int, context: cl.Context) -> cl.CommandQueue:
     """The in-order queue in a user's *context* for all arrays that are handed out there."""
-    queue = _elsewhere.get((device_id, context))
-    if queue is None:
-        # One step: another thread may have made one meanwhile, and then both use that.
-        queue = _elsewhere.setdefault((device_id, context), new(device_id, context))
-        _forget_oldest(_elsewhere, CONTEXTS_KEPT)
-    return queue
+    return _one_for_each(_elsewhere, device_id, context)
 
 
 def service(device_id: int, context: cl.Context) -> cl.CommandQueue:
@@ -133,35 +130,42 @@ def service(device_id: int, context: cl.Context) -> cl.CommandQueue:
 
     No stream is this queue, and no command on it waits for an event.
     """
-    queue = _service.get((device_id, context))
+    return _one_for_each(_service, device_id, context)
+
+
+def _one_for_each(
+    queues: dict[tuple[int, cl.Context], cl.CommandQueue], device_id: int, context: cl.Context
+) -> cl.CommandQueue:
+    queue = queues.get((device_id, context))
     if queue is None:
-        queue = _service.setdefault((device_id, context), new(device_id, context))
-        _forget_oldest(_service, CONTEXTS_KEPT)
+        # One step: another thread may have made one meanwhile, and then both use that.
+        queue = queues.setdefault((device_id, context), new(device_id, context))
+        _forget_oldest(queues, CONTEXTS_KEPT)
     return queue
+
+
+def _forget_oldest(kept: dict[Any, Any], limit: int) -> None:
+    # list() is one step, so that no other thread can change the dict meanwhile.
+    for oldest in list(kept)[:-limit]:
+        kept.pop(oldest, None)
 
 
 def current_stream(device_id: int) -> int:
     """The handle of this thread's queue."""
-    return _ours(device_id).handle
+    try:  # mostly it is there; each call less counts here
+        found: Stream = _thread.queues[device_id]
+        if found.context is devices.CONTEXTS[device_id]:
+            return found.handle
+    except (AttributeError, KeyError):
+        pass
+    return _current(device_id).handle
 
 
-def is_ours(stream: int, context: cl.Context) -> bool:
-    """Whether *stream* is a queue in *context* that was made here, and so is never released."""
-    ours = OURS.get(stream)
-    # Most are the same object: to compare two asks the driver.
-    return ours is not None and (ours.context is context or ours.context == context)
-
-
-def resolve(device_id: int, stream: int) -> cl.CommandQueue:
-    """The queue *stream* of the device; 0 is `current`."""
-    if forking.forked:  # read here: a call at each step would cost more than the step
-        forking.refuse()
+def resolve(device_id: int, stream: int) -> Stream:
+    """The queue *stream* of the device; 0 is this thread's own."""
     if stream == 0:
-        return current(device_id)
-    ours = OURS.get(stream)
-    if ours is not None:
-        return ours.queue
-    return _users.get(stream) or _adopt(device_id, stream)
+        return _current(device_id)
+    return OURS.get(stream) or _users.get(stream) or _adopt(device_id, stream)
 
 
 def normalize_stream(device_id: int, stream: object) -> int:
@@ -172,15 +176,11 @@ def normalize_stream(device_id: int, stream: object) -> int:
     it, as every stream must; the last few are also kept alive here. An integer
     that is not an OpenCL object is refused. An object of another kind is refused
     only if the driver notices it.
-
-    Exports ask this for the queue of their consumer, so everything that is
-    allocated now may be about to get a consumer (`sharing.may_be_exported`).
     """
-    sharing.may_be_exported()
     if stream is None:
         return current_stream(device_id)
     if isinstance(stream, cl.CommandQueue):
-        return _keep(device_id, stream)
+        return _keep(device_id, stream).handle
     try:
         handle = operator.index(stream)  # type: ignore[arg-type] # what else it is raises
     except TypeError:
@@ -199,21 +199,19 @@ def normalize_stream(device_id: int, stream: object) -> int:
     return handle
 
 
-def _adopt(device_id: int, handle: int) -> cl.CommandQueue:
-    if not handles.is_object(handle):
+def _adopt(device_id: int, handle: int) -> Stream:
+    if not foreign.is_object(handle):
         raise ValueError(
             f"opencl: stream {handle:#x} is not a cl_command_queue of the drivers in use; "
             "pass None, -1, a pyopencl.CommandQueue or its int_ptr"
         )
     try:
-        queue = cl.CommandQueue.from_int_ptr(handle, True)
-        _keep(device_id, queue)
+        return _keep(device_id, cl.CommandQueue.from_int_ptr(handle, True))
     except cl.Error as exc:  # an object of another kind
         raise ValueError(f"opencl: stream {handle:#x} is not a cl_command_queue ({exc})") from exc
-    return queue
 
 
-def _keep(device_id: int, queue: cl.CommandQueue) -> int:
+def _keep(device_id: int, queue: cl.CommandQueue) -> Stream:
     chosen = devices.device(device_id)
     if queue.device is None:  # the answer of an object of another kind
         raise ValueError(f"opencl: stream {queue.int_ptr:#x} is not a cl_command_queue")
@@ -224,31 +222,24 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> int:
             f"opencl: {queue!r} runs its commands out of order, and a stream must run them in "
             "order; make a queue without OUT_OF_ORDER_EXEC_MODE_ENABLE"
         )
-    handle: int = queue.int_ptr
-    if handle not in OURS:
-        _users[handle] = queue
-    _forget_oldest(_users, USERS_KEPT)
-    return handle
+    stream = _described(device_id, queue)
+    if stream.handle not in OURS:
+        _users[stream.handle] = stream
+        _forget_oldest(_users, USERS_KEPT)
+    return stream
 
 
-def _forget_oldest(kept: dict[Any, cl.CommandQueue], limit: int) -> None:
-    # list() is one step, so that no other thread can change the dict meanwhile.
-    for oldest in list(kept)[:-limit]:
-        kept.pop(oldest, None)
+# Order ----------------------------------------------------------------------------
 
 
 def synchronize(device_id: int, stream: int) -> None:
     """Block until the work on *stream* is done."""
-    finish(device_id, resolve(device_id, stream))
+    finish(device_id, resolve(device_id, stream).queue)
 
 
 def finish(device_id: int, queue: cl.CommandQueue) -> None:
     """Block until the work on *queue* is done."""
-    try:
-        with devices.device(device_id).lock, Call():
-            queue.finish()
-    except cl.Error as exc:
-        raise translated(exc, "waiting for a queue") from exc
+    run(devices.device(device_id).gate, "waiting for a queue", queue.finish)
 
 
 def wait(device_id: int, stream: int, on: int) -> None:
@@ -258,11 +249,11 @@ def wait(device_id: int, stream: int, on: int) -> None:
     says which memory: it waits for all queues of users in its context.
     """
     later = resolve(device_id, stream)
-    order(device_id, later, resolve(device_id, on))
+    order(device_id, later.queue, resolve(device_id, on).queue)
     if stream in _users:
-        for queue in sharing.all_queues():
+        for queue in _all_noted():
             if queue.context == later.context:
-                order(device_id, later, queue)
+                order(device_id, later.queue, queue)
 
 
 def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> None:
@@ -276,29 +267,105 @@ def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> N
     if later.context != earlier.context:
         finish(device_id, earlier)
         return
-    try:
-        with devices.device(device_id).lock, Call():
-            event = cl.enqueue_marker(earlier)
-            # OpenCL 3.0, 5.15: the queue of an event that another queue waits for must be flushed.
-            earlier.flush()
-            cl.enqueue_barrier(later, wait_for=[event])
-    except cl.Error as exc:
-        raise translated(exc, "ordering two queues") from exc
+
+    def by_event() -> None:
+        event = cl.enqueue_marker(earlier)
+        # OpenCL 3.0, 5.15: the queue of an event that another queue waits for must be flushed.
+        earlier.flush()
+        cl.enqueue_barrier(later, wait_for=[event])
+
+    run(devices.device(device_id).gate, "ordering two queues", by_event)
 
 
 def users(context: cl.Context) -> list[cl.CommandQueue]:
     """The known queues of users in *context*."""
-    return [queue for queue in list(_users.values()) if queue.context == context]
-
-
-def known() -> list[cl.CommandQueue]:
-    """All known queues, of all devices and contexts."""
-    ours = [each.queue for each in list(OURS.values())]
-    tables = (_users, _elsewhere, _service)
-    return ours + [queue for table in tables for queue in list(table.values())]
+    return _queues_in(context, _users)
 
 
 def all_in(context: cl.Context) -> list[cl.CommandQueue]:
     """All known queues in *context* that may have work on memory."""
-    ours = [each.queue for each in list(OURS.values()) if each.context == context]
-    return [*ours, *users(context)]
+    return _queues_in(context, OURS) + users(context)
+
+
+def _queues_in(context: cl.Context, streams: dict[int, Stream]) -> list[cl.CommandQueue]:
+    return [each.queue for each in list(streams.values()) if each.context == context]
+
+
+# Users of one memory --------------------------------------------------------------
+
+
+class Users:
+    """The users' queues that may have work on one memory: ours on it comes after theirs."""
+
+    __slots__ = ("__weakref__", "queues")
+
+    def __init__(self) -> None:
+        self.queues: list[cl.CommandQueue] = []
+
+
+users_of: WeakValueDictionary[int, Users] = WeakValueDictionary()
+"""data -> its users, as long as somebody keeps them: memory that was given out, or the owner of
+a user's array."""
+_users_lock = threading.RLock()
+
+
+def note_user(data: int, queue: cl.CommandQueue) -> Users:
+    """Note that a user may have work on *data* on *queue*, as long as the result lives.
+
+    A `pyopencl.array.Array` has a queue of its own, whether it came from the user
+    or was given to the user here.
+    """
+    with _users_lock:
+        found = users_of.get(data)
+        if found is None:
+            found = users_of[data] = Users()
+        if queue not in found.queues:
+            found.queues.append(queue)
+        return found
+
+
+def _all_noted() -> set[cl.CommandQueue]:
+    return {queue for each in list(users_of.values()) for queue in list(each.queues)}
+
+
+# The end of the process -----------------------------------------------------------
+
+
+def _known() -> Iterable[cl.CommandQueue]:
+    streams = [*OURS.values(), *_users.values()]
+    made = [*_elsewhere.values(), *_service.values()]
+    return {*made, *(each.queue for each in streams), *_all_noted()}
+
+
+@atexit.register
+def _end() -> None:
+    """Wait for the work on all known queues, and release nothing any more.
+
+    PoCL 3.1 compiles a kernel in a thread of its own at its first launch. If the
+    process ends meanwhile, LLVM's data are destroyed while that thread uses them,
+    and that is a crash (measured: 1 to 3 of 100 exits right after a first launch,
+    with nothing in PoCL's cache). Some work may never end, and a driver may wait for it
+    when a queue or a buffer goes.
+    """
+    keep()
+    if any(stream.device.gate.guard.in_child for stream in OURS.values()):
+        return  # the queues are the parent's
+    deadline = time.monotonic() + PATIENCE
+    for queue in _known():
+        _empty(queue, deadline)
+
+
+def _empty(queue: cl.CommandQueue, deadline: float) -> None:
+    """Wait for *queue*, not by ``finish()``: that may wait for ever (a kernel that hangs)."""
+    device_id = devices.find(queue.device)
+    chosen = None if device_id is None else devices.device(device_id)
+    if chosen is None or not chosen.thread_safe:
+        return  # Oclgrind works in the threads of its callers only
+    complete = cl.command_execution_status.COMPLETE
+    try:
+        event = cl.enqueue_marker(queue)
+        queue.flush()
+        while event.command_execution_status > complete and time.monotonic() < deadline:
+            time.sleep(0.0001)
+    except cl.Error:  # a device that was lost has no work left
+        pass

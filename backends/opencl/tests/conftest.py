@@ -153,7 +153,8 @@ class Memory:
     def __init__(self, opencl, nbytes, stream=0):
         self.opencl, self.nbytes = opencl, nbytes
         self.stream = stream or opencl.current_stream(0)
-        self.data = opencl.allocate(0, nbytes, 64, self.stream)
+        self.owner = opencl.allocate(0, nbytes, 64, self.stream)
+        self.data = self.owner.data
 
     @property
     def buffer(self):
@@ -177,9 +178,7 @@ class Memory:
         return np.frombuffer(into, dtype)
 
     def free(self):
-        if self.data:
-            self.opencl.free(0, self.data, self.stream)
-            self.data = 0
+        self.owner = None
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from dlbridge.protocol import Span
 
 opencl = backend("opencl")
 before = opencl.allocate(0, 64, 64, 0)
-opencl.copy_from_host(Span(0, before, 0, 64), memoryview(b"b" * 64), 0)
+opencl.copy_from_host(Span(0, before.data, 0, 64), memoryview(b"b" * 64), 0)
 old = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
 devices = old.device.platform.get_devices()  # a second platform may have the same name
 context, count = cl.Context(devices), len(devices)
@@ -28,18 +28,17 @@ dlbridge_opencl.use_context(context)
 stream = opencl.current_stream(0)
 assert cl.CommandQueue.from_int_ptr(stream, True).context == context
 for device_id in range(count):
-    data = opencl.allocate(device_id, 64, 64, 0)
-    assert cl.Buffer.from_int_ptr(data, True).context == context
-    for source_id, source in ((0, before), (device_id, data)):
+    made = opencl.allocate(device_id, 64, 64, 0)
+    assert cl.Buffer.from_int_ptr(made.data, True).context == context
+    for source_id, source in ((0, before.data), (device_id, made.data)):
         into = opencl.allocate(0, 64, 64, stream)
         opencl.copy_from_host(Span(source_id, source, 0, 64), memoryview(b"c" * 64), 0)
         opencl.synchronize(source_id, 0)
-        opencl.copy(Span(0, into, 0, 64), Span(source_id, source, 0, 64), stream)
+        opencl.copy(Span(0, into.data, 0, 64), Span(source_id, source, 0, 64), stream)
         out = bytearray(64)
-        opencl.copy_to_host(Span(0, into, 0, 64), memoryview(out), stream)
+        opencl.copy_to_host(Span(0, into.data, 0, 64), memoryview(out), stream)
         opencl.synchronize(0, stream)
         assert out == b"c" * 64
-opencl.free(0, before, old.int_ptr)
 print("devices:", count)
 """
 
@@ -62,15 +61,14 @@ def test_what_is_no_context(wrong):
 def test_memory_is_made_in_the_context_of_the_stream(opencl, context):
     queue = cl.CommandQueue(cl.Context(context.devices))
     stream = opencl.normalize_stream(0, queue)
-    data = opencl.allocate(0, 64, 64, stream)
-    assert cl.Buffer.from_int_ptr(data, True).context == queue.context
-    opencl.copy_from_host(Span(0, data, 0, 64), memoryview(b"x" * 64), stream)
+    memory = opencl.allocate(0, 64, 64, stream)
+    assert cl.Buffer.from_int_ptr(memory.data, True).context == queue.context
+    opencl.copy_from_host(Span(0, memory.data, 0, 64), memoryview(b"x" * 64), stream)
     into = bytearray(64)
     opencl.copy_to_host(
-        Span(0, data, 0, len(into)), memoryview(into), 0
+        Span(0, memory.data, 0, len(into)), memoryview(into), 0
     )  # on a queue of another context
     assert into == b"x" * 64
-    opencl.free(0, data, stream)
 
 
 def test_a_large_copy_between_contexts(opencl, context, make):
@@ -89,7 +87,6 @@ def test_a_large_copy_between_contexts(opencl, context, make):
 def test_memory_of_another_device_is_refused(opencl):
     if opencl.device_count() < 2:
         pytest.skip("one device")
-    data = opencl.allocate(1, 64, 64, 0)
+    memory = opencl.allocate(1, 64, 64, 0)
     with pytest.raises(BufferError, match="not on opencl:0"):
-        opencl.copy_from_host(Span(0, data, 0, 1), memoryview(b"x"), 0)
-    opencl.free(1, data, 0)
+        opencl.copy_from_host(Span(0, memory.data, 0, 1), memoryview(b"x"), 0)

@@ -8,7 +8,7 @@ import sys
 
 import pyopencl as cl
 import pytest
-from dlbridge_opencl.errors import translated
+from dlbridge_opencl.driver import translated
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
@@ -160,7 +160,7 @@ def test_overlapping_copies_are_refused(opencl, make):
 EXITS = {
     "a kernel is running": "kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()",
     "a view is open": "opencl.host_view_refusal(0, data) or "
-    "opencl.host_view(Span(0, data, 0, 64), True, 0)",
+    "(view := opencl.host_view(Span(0, data, 0, 64), True, 0))",
     "a thread is copying": "import threading; threading.Thread(target=copies, daemon=True).start()",
     "an array is alive": "array = opencl.to_native(NativeArray("
     "0, data, 0, 'uint8', (4096,), None, False, None))",
@@ -175,7 +175,8 @@ from dlbridge.core.plugins.registry import backend
 opencl = backend("opencl")
 turns = 20_000 if opencl.device_info(0)["platform"] == "Oclgrind" else 50_000_000
 queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
-data = opencl.allocate(0, 4096, 64, 0)
+memory = opencl.allocate(0, 4096, 64, 0)
+data = memory.data
 out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size=4)
 kernel = cl.Program(queue.context, '''
 __kernel void spin(__global uint *out, uint turns) {
@@ -197,11 +198,11 @@ def test_the_process_may_end_whenever(opencl, exit):
 
 
 def test_the_work_ends_before_the_process(simulated):
-    """What runs later than our wait at exit finds the kernel done: see `ending`."""
+    """What runs later than our wait at exit finds the kernel done: see `queues`."""
     if simulated:
         pytest.skip("Oclgrind works in the callers' threads alone")
     look = "import atexit; atexit.register(lambda: print(event.command_execution_status))\n"
-    patient = "import dlbridge_opencl.ending as ending; ending.PATIENCE = 1000\n"
+    patient = "import dlbridge_opencl.queues as ending; ending.PATIENCE = 1000\n"
     launch = "event = kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()"
     assert python(look + EXIT + patient + launch) == f"{cl.command_execution_status.COMPLETE}\n"
 
@@ -209,7 +210,7 @@ def test_the_work_ends_before_the_process(simulated):
 def test_the_process_ends_though_the_work_does_not(simulated):
     if simulated:
         pytest.skip("Oclgrind works in the callers' threads alone")
-    impatient = "import dlbridge_opencl.ending as ending; ending.PATIENCE = 0.1\n"
+    impatient = "import dlbridge_opencl.queues as ending; ending.PATIENCE = 0.1\n"
     never = "gate = cl.UserEvent(queue.context); cl.enqueue_barrier(queue, wait_for=[gate])"
     ends_though_the_work_does_not(lambda: python(EXIT + impatient + never, timeout=100))
 
@@ -252,7 +253,7 @@ def waits_for_ever_by_itself():
 
 def test_a_driver_whose_queues_wait_for_their_work(script):
     """Nothing of ours is released then at the end of the process, which would never come."""
-    impatient = "import dlbridge_opencl.ending as ending; ending.PATIENCE = 0.1\n"
+    impatient = "import dlbridge_opencl.queues as ending; ending.PATIENCE = 0.1\n"
     never = (
         "gate = cl.UserEvent(queue.context)\n"
         "cl.enqueue_barrier(queue, wait_for=[gate])\n"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pyopencl as cl
 import pytest
-from dlbridge_opencl import devices, memory as table
+from dlbridge_opencl import devices
 
 import dlbridge as bridge
 from dlbridge.errors import DeviceMemoryError, ExchangeError
@@ -24,42 +23,6 @@ def native(opencl, memory):
         0, memory.data, 0, "uint32", (memory.nbytes // 4,), None, readonly=False, owner=memory
     )
     return opencl.to_native(array)
-
-
-@pytest.fixture
-def pooled(simulated):
-    """Skips where freed buffers are not kept."""
-    if simulated:
-        pytest.skip("buffers of a driver for one thread are released, not kept")
-
-
-def test_the_pool_gives_a_freed_buffer_back(make, pooled):
-    first = make(N)
-    data = first.data
-    first.free()
-    assert make(N).data == data
-    assert make(N).data != data
-
-
-def test_the_pool_keeps_queues_apart(make, pooled):
-    first = make(N)
-    data = first.data
-    first.free()
-    others = []
-    thread = threading.Thread(target=lambda: others.append(make(N).data))
-    thread.start()
-    thread.join()
-    assert others[0] != data
-
-
-def test_the_pool_keeps_contexts_apart(opencl, make, context):
-    """Memory of the user's context, freed when the thread's own queue is the current one."""
-    elsewhere = cl.CommandQueue(cl.Context(context.devices))
-    theirs = make(N, opencl.normalize_stream(0, elsewhere))
-    own = opencl.current_stream(0)
-    opencl.free(0, theirs.data, own)
-    theirs.data = 0
-    assert make(N, own).buffer.context == context
 
 
 def test_what_others_hold_is_never_used_again(make, opencl):
@@ -106,53 +69,19 @@ def test_freeing_before_the_kernel_begins_is_safe(make, opencl, kernels, gate, c
     assert (target.read("u4") == 5).all()
 
 
-def test_freeing_on_the_queue_of_the_kernel_is_safe(make, opencl, kernels, turns, pooled):
-    """Used again at once, and in order behind the kernel."""
+def test_freeing_on_the_queue_of_the_kernel_is_safe(make, opencl, kernels, turns):
+    """The memory may be another tensor's at once, and the kernel still reads its own."""
     queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
     target = make(N * 4)
     for value in range(1, 51):
         source = make(N * 4).write(np.full(N, value, "u4"))
         kernels("late_copy", queue, source.buffer, target.buffer, N, turns)
         queue.flush()
-        data = source.data
         source.free()
         again = make(N * 4)
-        assert again.data == data
         again.write(np.zeros(N, "u4"))
         assert (target.read("u4") == value).all(), f"round {value}"
         again.free()
-
-
-def test_the_pool_does_not_grow_beyond_its_part(opencl):
-    from dlbridge_opencl import memory
-
-    limit = opencl.device_info(0)["memory"] // 4
-    pool = memory._Pool()
-    context = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True).context
-    buffers = [cl.Buffer(context, cl.mem_flags.READ_WRITE, size=256) for _ in range(3)]
-    pool.put(1, limit, buffers[0], limit)
-    pool.put(1, 256, buffers[1], limit)
-    assert pool.take(1, limit) is None
-    assert pool.take(1, 256) == buffers[1]
-    pool.put(1, limit + 1, buffers[2], limit)
-    assert pool.take(1, limit + 1) is None
-
-
-def test_each_device_has_a_pool_of_its_own(opencl, pooled):
-    """One with little memory does not empty that of one with much."""
-    if opencl.device_count() < 2:
-        pytest.skip("one device")
-    from dlbridge_opencl import memory
-
-    streams = [opencl.current_stream(i) for i in (0, 1)]
-    kept = opencl.allocate(0, N, 64, streams[0])
-    other = opencl.allocate(1, N, 64, streams[1])
-    opencl.free(0, kept, streams[0])
-    idle = memory._pool(0)._nbytes
-    assert idle >= N
-    opencl.free(1, other, streams[1])
-    memory._pool(1).clear()
-    assert memory._pool(0)._nbytes == idle
 
 
 def test_one_byte_more_than_is_promised_for_one_buffer(opencl):
@@ -160,7 +89,7 @@ def test_one_byte_more_than_is_promised_for_one_buffer(opencl):
     info = opencl.device_info(0)
     limit = info["max_allocation"]
     try:
-        data = opencl.allocate(0, limit + 1, 64, 0)
+        memory = opencl.allocate(0, limit + 1, 64, 0)
     except DeviceMemoryError as exc:
         said = str(exc)
     else:
@@ -171,9 +100,8 @@ def test_one_byte_more_than_is_promised_for_one_buffer(opencl):
         return
     assert "Portable" not in info["platform"]
     into = bytearray(1)
-    opencl.fill(Span(0, data, limit, 1), 7, 0)
-    opencl.copy_to_host(Span(0, data, limit, len(into)), memoryview(into), 0)
-    opencl.free(0, data, 0)
+    opencl.fill(Span(0, memory.data, limit, 1), 7, 0)
+    opencl.copy_to_host(Span(0, memory.data, limit, len(into)), memoryview(into), 0)
     assert into == b"\x07"
 
 
@@ -184,19 +112,20 @@ from dlbridge.core.plugins.registry import backend
 from dlbridge.protocol import Span
 
 opencl = backend("opencl")
-opencl.fill(Span(0, opencl.allocate(0, 256, 64, 0), 0, 256), 0, 0)  # threads and all are there
+first = opencl.allocate(0, 256, 64, 0)
+opencl.fill(Span(0, first.data, 0, 256), 0, 0)  # threads and all are there
 opencl.synchronize(0, 0)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
 stream = opencl.current_stream(0)
 half = opencl.allocate(0, 600 << 20, 64, stream)
-opencl.free(0, half, stream)  # into the pool, which must give it up for the next
+half = None
 half = opencl.allocate(0, 700 << 20, 64, stream)
 try:
     opencl.allocate(0, 800 << 20, 64, stream)
 except DeviceMemoryError as exc:
     print(exc)
-opencl.free(0, half, stream)
+half = None
 opencl.allocate(0, 800 << 20, 64, stream)
 print("goes on")
 """
@@ -218,34 +147,35 @@ def test_no_room_is_an_error_and_not_the_end(opencl):
 def test_host_memory_is_used_in_place(opencl, kernels, shared):
     host = aligned(N * 4).view("u4")
     address = host.__array_interface__["data"][0]
-    assert opencl.host_import_refusal(0, address, host.nbytes) == ""
-    data, offset = opencl.import_host(0, address, host.nbytes, False)
+    assert opencl.host_import_refusal(0, address, host.nbytes, False) == ""
+    memory = opencl.import_host(0, address, host.nbytes, False, 0)
     queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
-    kernels("late_fill", queue, cl.Buffer.from_int_ptr(data, True), N, 9, 0)
-    view = opencl.host_view(Span(0, data, 0, host.nbytes), True, 0)
-    assert (view, offset) == (address, 0)
+    kernels("late_fill", queue, cl.Buffer.from_int_ptr(memory.data, True), N, 9, 0)
+    view = opencl.host_view(Span(0, memory.data, 0, host.nbytes), True, 0)
+    assert (view.data, memory.offset) == (address, 0)
     assert (host == 9).all()
-    opencl.release_host_view(Span(0, data, 0, 1), view, 0)
-    opencl.free(0, data, 0)
 
 
-def test_free_waits_for_work_on_host_memory(opencl, kernels, context, turns, shared):
+def test_the_end_of_an_import_waits_for_work_on_host_memory(
+    opencl, kernels, context, turns, shared
+):
     """Its owner may take it back right after."""
     queue = cl.CommandQueue(context, context.devices[0])
     opencl.normalize_stream(0, queue)
     host = aligned(N * 4).view("u4")
-    data, _ = opencl.import_host(0, host.__array_interface__["data"][0], host.nbytes, False)
-    kernels("late_fill", queue, cl.Buffer.from_int_ptr(data, True), N, 9, 100 * turns)
-    opencl.free(0, data, 0)
+    address = host.__array_interface__["data"][0]
+    memory = opencl.import_host(0, address, host.nbytes, False, 0)
+    kernels("late_fill", queue, cl.Buffer.from_int_ptr(memory.data, True), N, 9, 100 * turns)
+    del memory
     assert (host == 9).all()
 
 
 def test_badly_aligned_host_memory_is_refused(opencl, shared):
     host = aligned(N)[16:]
     address = host.__array_interface__["data"][0]
-    assert "not a multiple of 64 bytes" in opencl.host_import_refusal(0, address, 256)
+    assert "not a multiple of 64 bytes" in opencl.host_import_refusal(0, address, 256, False)
     with pytest.raises(ExchangeError, match="multiple of 64 bytes"):
-        opencl.import_host(0, address, 256, False)
+        opencl.import_host(0, address, 256, False, 0)
 
 
 def test_a_device_with_memory_of_its_own_refuses(opencl):
@@ -254,30 +184,22 @@ def test_a_device_with_memory_of_its_own_refuses(opencl):
         pytest.skip("it shares the host's")
     host = aligned(N, 4096)  # as GPUs need it
     address = host.__array_interface__["data"][0]
-    assert "memory of its own" in opencl.host_import_drawback(0)
-    refusal = opencl.host_import_refusal(0, address, N)
+    assert "memory of its own" in opencl.host_import_refusal(0, address, N, False)
+    refusal = opencl.host_import_refusal(0, address, N, True)
     assert refusal == "" or "keeps a copy of host memory" in refusal
-    data = opencl.allocate(0, N, 64, 0)
-    assert "memory of its own" in opencl.host_view_refusal(0, data)
-    opencl.free(0, data, 0)
+    memory = opencl.allocate(0, N, 64, 0)
+    assert "memory of its own" in opencl.host_view_refusal(0, memory.data)
 
 
 def test_read_only_host_memory_cannot_be_written(opencl, shared):
     host = aligned(N)
-    data, _ = opencl.import_host(0, host.__array_interface__["data"][0], N, True)
+    address = host.__array_interface__["data"][0]
+    memory = opencl.import_host(0, address, N, True, 0)
     with pytest.raises(ExchangeError, match="flags"):
-        opencl.copy_from_host(Span(0, data, 0, 1), memoryview(b"x"), 0)
+        opencl.copy_from_host(Span(0, memory.data, 0, 1), memoryview(b"x"), 0)
     with pytest.raises(ExchangeError, match="flags"):
-        opencl.host_view(Span(0, data, 0, N), True, 0)
-    assert opencl.host_view(Span(0, data, 0, N), False, 0) == host.__array_interface__["data"][0]
-    opencl.release_host_view(Span(0, data, 0, 1), host.__array_interface__["data"][0], 0)
-    opencl.free(0, data, 0)
-
-
-def test_views_end_quietly(opencl, make, shared):
-    memory = make(N)
-    opencl.release_host_view(Span(0, memory.data, 0, 1), 12345, 0)  # no such view
-    opencl.free(0, 12345, 0)  # no such memory
+        opencl.host_view(Span(0, memory.data, 0, N), True, 0)
+    assert opencl.host_view(Span(0, memory.data, 0, N), False, 0).data == address
 
 
 def aligned(nbytes, alignment=64):
@@ -292,15 +214,14 @@ def aligned(nbytes, alignment=64):
 @pytest.fixture
 def limit(opencl):
     """Up to how many bytes; skips where the device makes no memory in this way."""
-    limit = opencl.allocate_from_host_limit(0)
-    if not limit:
+    if not devices.device(0).copies_at_once:
         pytest.skip("it is for drivers of CPUs that take several threads")
-    return limit
+    return opencl.content_limit
 
 
 def test_a_small_upload_is_no_command(opencl, layer, limit):
     array = np.arange(limit + 4, dtype="u1")[3 : 3 + limit]  # not aligned for a use in place
-    kinds = ("reads", "writes", "copies", "fills", "maps", "kernels")
+    kinds = ("reads", "writes", "copies", "fills", "maps")
     before = [layer[kind] for kind in kinds]
     moved = [bridge.to_device(array, "opencl:0") for _ in range(3)]
     assert [layer[kind] for kind in kinds] == before
@@ -308,24 +229,23 @@ def test_a_small_upload_is_no_command(opencl, layer, limit):
         assert (bridge.to_device(tensor, "cpu", copy=True).numpy() == array).all()
 
 
-def test_memory_made_with_its_content_is_released(opencl, limit):
-    """It is not kept for another tensor: each upload makes a buffer, and they would pile up."""
-    content = memoryview(bytes(100))
+@pytest.mark.parametrize("with_content", [False, True])
+def test_dropped_memory_is_released(opencl, with_content):
+    content = memoryview(bytes(100)) if with_content else None
     stream = opencl.current_stream(0)
     for _ in range(3):
-        data = opencl.allocate_from_host(0, content, 64, stream)
-        buffer = cl.Buffer.from_int_ptr(data, True)
+        memory = opencl.allocate(0, 100, 64, stream, content)
+        buffer = cl.Buffer.from_int_ptr(memory.data, True)
         before = buffer.reference_count
-        opencl.free(0, data, stream)
+        del memory
+        if not devices.device(0).thread_safe:  # the next one releases what was dropped
+            opencl.allocate(0, 100, 64, stream)
         assert buffer.reference_count == before - 1
-        assert not table.is_kept(data)
 
 
-def test_a_users_queue_gets_memory_of_its_context(opencl, limit):
-    """The way without a command is for our queues only; a tensor is made all the same."""
+def test_a_users_queue_gets_memory_of_its_context(opencl):
+    """Also with its content."""
     elsewhere = cl.CommandQueue(cl.Context([devices.device(0).handle]))
-    stream = opencl.normalize_stream(0, elsewhere)
-    assert opencl.allocate_from_host(0, memoryview(b"four"), 64, stream) == 0
     with bridge.use_stream("opencl:0", elsewhere):
         tensor = bridge.to_device(np.arange(5), "opencl:0", copy=True)
         buffer = cl.Buffer.from_int_ptr(tensor.operand().data, True)

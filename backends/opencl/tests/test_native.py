@@ -235,23 +235,10 @@ def test_foreign_cl_mem(opencl, elsewhere):
     assert opencl.import_data(77, buffer.int_ptr, "somebody") == (0, buffer.int_ptr)
 
 
-def test_memory_that_was_freed_is_refused(opencl):
-    """Its buffer is kept for the next tensor, which an import would share."""
-    stream = opencl.current_stream(0)
-    data = opencl.allocate(0, 12_345, 256, stream)
-    opencl.free(0, data, stream)
-    with pytest.raises(ExchangeError, match=r"was freed: keep the tensor"):
-        opencl.import_data(0, data, "somebody")
-    again = opencl.allocate(0, 12_345, 256, stream)
-    assert opencl.import_data(0, again, "somebody") == (0, again)
-    opencl.free(0, again, stream)
-
-
 def test_foreign_device_ids_are_not_believed(opencl):
     for device_id in range(opencl.device_count()):
-        data = opencl.allocate(device_id, 256, 64, 0)
-        assert opencl.import_data(5, data, "somebody") == (device_id, data)
-        opencl.free(device_id, data, 0)
+        memory = opencl.allocate(device_id, 256, 64, 0)
+        assert opencl.import_data(5, memory.data, "somebody") == (device_id, memory.data)
 
 
 def test_tvms_descriptor(opencl, context):
@@ -295,19 +282,19 @@ def test_work_on_the_queue_that_was_handed_out_comes_first(opencl, make, kernels
 
 
 def test_nothing_is_kept_for_arrays_that_are_gone(opencl, queue, make):
-    from dlbridge_opencl import sharing
+    from dlbridge_opencl.queues import users_of
 
-    before = dict(sharing.QUEUES)
+    before = dict(users_of)
     array = cl.array.zeros(queue, 16, "u4")
     described = [opencl.from_native(array), opencl.from_native(array)]
     memory = make(64)
     opencl.to_native(NativeArray(0, memory.data, 0, "uint32", (16,), None, False, memory))
-    assert len(sharing.QUEUES) == len(before) + 2
-    assert sharing.queues_of(described[0].data) == [queue, queue]
+    assert len(users_of) == len(before) + 2
+    assert users_of[described[0].data].queues == [queue]
     del described, array
     memory.free()
     gc.collect()
-    assert before == sharing.QUEUES
+    assert before == dict(users_of)
 
 
 def test_arrays_in_the_users_context_have_one_queue(opencl, elsewhere, make):

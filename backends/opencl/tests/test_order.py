@@ -265,10 +265,10 @@ def test_a_copy_to_another_context_comes_after_the_stream(
 def test_a_written_view_is_unmapped_on_return(opencl, make, own, context, gate, shared):
     """So that a queue that we do not know sees it, too; whatever is on the stream by then."""
     memory = make(N).write(np.zeros(N, "u1"))
-    address = opencl.host_view(Span(0, memory.data, 0, N), True, own.int_ptr)
-    ctypes.memset(address, 7, N)
+    view = opencl.host_view(Span(0, memory.data, 0, N), True, own.int_ptr)
+    ctypes.memset(view.data, 7, N)
     close(own, gate)
-    opencl.release_host_view(Span(0, memory.data, 0, 1), address, own.int_ptr)
+    del view
     assert memory.buffer.map_count == 0
     got = np.zeros(N, "u1")
     cl.enqueue_copy(cl.CommandQueue(context), got, memory.buffer, is_blocking=True)
@@ -278,13 +278,15 @@ def test_a_written_view_is_unmapped_on_return(opencl, make, own, context, gate, 
 def test_host_memory_goes_back_after_the_queue_of_its_array(opencl, context, kernels, gate, shared):
     """A queue that was made for the array: by then we use another context."""
     host = bridge.empty(N, "uint32").numpy()
-    data, _ = opencl.import_host(0, host.__array_interface__["data"][0], host.nbytes, False)
+    address = host.__array_interface__["data"][0]
+    memory = [opencl.import_host(0, address, host.nbytes, False, 0)]
+    data = memory[0].data
     try:
         use_context(cl.Context(context.devices))
         array = opencl.to_native(NativeArray(0, data, 0, "uint32", (N,), None, False, host))
         kernels("late_fill", array.queue, array.base_data, N, 5, 0, wait_for=gate.closed)
         array.queue.flush()
-        gate.holds(lambda: opencl.free(0, data, 0))
+        gate.holds(memory.clear)
         assert (host == 5).all()
     finally:
         use_context(context)

@@ -84,14 +84,14 @@ RAGGED = {
 
 
 @pytest.mark.parametrize("case", RAGGED)
-def test_pitches_that_do_not_divide_each_other(opencl, layer, make, case, simulated):
-    """A few commands, and not one for each row."""
+def test_pitches_that_do_not_divide_each_other(opencl, layer, make, case):
+    """A rectangle for each slice, and not one command for each run."""
     shape, run, inner, outer = RAGGED[case]
     nbytes = outer * shape[0]
     content = np.random.default_rng(0).integers(0, 256, nbytes, "u1")
     memory, packed = make(nbytes).write(content), Region(shape, (run * shape[1], run), run)
     there = positions(0, (outer, inner), shape, run)
-    kinds = ("rectangles", "kernels", "reads", "writes")
+    kinds = ("rectangles", "reads", "writes")
     before = [layer[kind] for kind in kinds]
 
     into = np.zeros(len(there), "u1")
@@ -111,7 +111,7 @@ def test_pitches_that_do_not_divide_each_other(opencl, layer, make, case, simula
     assert (got[there] == content[there]).all()
     assert got.sum() == content[there].sum()
     commands = sum(layer[kind] for kind in kinds) - sum(before)
-    assert commands < 12 or simulated
+    assert commands <= 3 * shape[0] + 5
 
 
 def test_many_short_runs_are_few_commands(opencl, layer, make, simulated):
@@ -123,10 +123,10 @@ def test_many_short_runs_are_few_commands(opencl, layer, make, simulated):
     content = np.arange(2 * count, dtype="u4")
     memory = make(content.nbytes).write(content)
     into = np.zeros(count, "u4")
-    before = layer["rectangles"], layer["reads"], layer["kernels"]
+    before = layer["rectangles"], layer["reads"]
     gaps, packed = side(0, memory.data, 0, (count,), (8,), 4), Region((count,), (4,), 4)
     opencl.copy_strided_to_host(*gaps, memoryview(into).cast("B"), packed, memory.stream)
-    after = layer["rectangles"], layer["reads"], layer["kernels"]
+    after = layer["rectangles"], layer["reads"]
     assert (into == content[::2]).all()
     assert sum(after) - sum(before) == 1
 
@@ -168,44 +168,9 @@ assert (bridge.to_device(got, 'cpu', copy=True).numpy() == host).all()""",
 @pytest.mark.parametrize("planes", [1, 3])
 @pytest.mark.parametrize("do", COPIES)
 @pytest.mark.parametrize("kind", [{}, {"gpu": 1, "unified": 0}], ids=["cpu", "gpu"])
-def test_a_rectangle_that_the_driver_refuses_is_copied_by_a_kernel(script, do, planes, kind):
+def test_a_rectangle_that_the_driver_refuses_is_copied_in_parts(script, do, planes, kind):
     """NVIDIA's driver refuses some that OpenCL allows: the copy was a DeviceError."""
     script(TIGHT.format(do=COPIES[do], planes=planes), tight=1, **kind)
-
-
-SHORT = """
-import ctypes, os
-import numpy as np
-import dlbridge as bridge
-
-layer = ctypes.CDLL(os.environ["OPENCL_LAYERS"])
-layer.layer_get.restype = ctypes.c_long
-def commands():
-    return {name: layer.layer_get(name.encode()) for name in ("rectangles", "kernels")}
-
-x = np.arange(600 * 1000, dtype="f4").reshape(600, 1000)
-for view, by_kernel in ((np.s_[:, ::2], 0), (np.s_[::3, ::7], 1), (np.s_[:, 5:6], 1)):
-    there = bridge.to_device(x, "opencl:0", copy=True)[view]
-    before = commands()
-    assert (bridge.to_device(there, "cpu", copy=True).numpy() == x[view]).all()
-    # The host reads the gaps too where they are at most three times the bytes.
-    assert commands()["kernels"] - before["kernels"] == by_kernel, view
-    y = np.zeros_like(x)
-    target = bridge.to_device(y, "opencl:0", copy=True)
-    bridge.copy_(target[view], np.ascontiguousarray(x[view]))
-    y[view] = x[view]
-    assert (bridge.to_device(target, "cpu", copy=True).numpy() == y).all()
-    again = bridge.to_device(there, "opencl:0", copy=True)
-    assert (bridge.to_device(again, "cpu", copy=True).numpy() == x[view]).all()
-    after = commands()
-    assert after["rectangles"] == before["rectangles"], (view, before, after)
-    assert 2 <= after["kernels"] - before["kernels"] <= 3, (view, before, after)
-"""
-
-
-def test_short_runs_of_gpus_are_copied_by_a_kernel(script):
-    """By the host where the span is at most four times the bytes."""
-    script(SHORT, gpu=1, unified=0)
 
 
 SHARED = {

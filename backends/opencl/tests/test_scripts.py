@@ -75,7 +75,7 @@ def test_copies_are_those_that_explain_predicted(opencl, peer, source):
     x = source(peer)
     there = bridge.plan(x, device)
     assert "memory of its own" in str(there)
-    refusal = opencl.host_import_refusal(int(device.partition(":")[2]), address(x), 4 * N)
+    refusal = opencl.host_import_refusal(int(device.partition(":")[2]), address(x), 4 * N, True)
     if refusal:
         with pytest.raises(bridge.Error) as caught:
             bridge.plan(x, device, copy=False)

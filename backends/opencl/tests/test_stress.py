@@ -25,7 +25,7 @@ class Worker(threading.Thread):
         self.turns = turns
         self.opencl, self.market, self.failures = opencl, market, failures
         self.random = random.Random(seed)
-        self.held = []  # (data, bytes that it must hold)
+        self.held = []  # (memory, bytes that it must hold)
 
     def run(self):
         try:
@@ -39,18 +39,18 @@ class Worker(threading.Thread):
 
     def make(self):
         nbytes, value = self.random.choice(SIZES), self.random.randrange(256)
-        data = self.opencl.allocate(0, nbytes, 64, self.stream)
-        self.opencl.fill(Span(0, data, 0, nbytes), value, self.stream)
-        self.held.append((data, bytes([value]) * nbytes))
+        memory = self.opencl.allocate(0, nbytes, 64, self.stream)
+        self.opencl.fill(Span(0, memory.data, 0, nbytes), value, self.stream)
+        self.held.append((memory, bytes([value]) * nbytes))
 
     def copy(self):
         if self.held:
             source, content = self.random.choice(self.held)
-            data = self.opencl.allocate(0, len(content), 64, self.stream)
-            self.opencl.copy(
-                Span(0, data, 0, len(content)), Span(0, source, 0, len(content)), self.stream
-            )
-            self.held.append((data, content))
+            memory = self.opencl.allocate(0, len(content), 64, self.stream)
+            there, here = (Span(0, each.data, 0, len(content)) for each in (memory, source))
+            self.opencl.copy(there, here, self.stream)
+            source.stream = self.stream
+            self.held.append((memory, content))
 
     def hand_on(self):
         if self.held:
@@ -58,18 +58,19 @@ class Worker(threading.Thread):
 
     def take(self):
         try:
-            data, content, stream = self.market.get_nowait()
+            memory, content, stream = self.market.get_nowait()
         except queue.Empty:
             return
         self.opencl.wait(0, self.stream, stream)
-        self.held.append((data, content))
+        self.held.append((memory, content))
 
     def check(self):
         if self.held:
-            data, content = self.held.pop(self.random.randrange(len(self.held)))
+            memory, content = self.held.pop(self.random.randrange(len(self.held)))
             got = np.zeros(len(content), "u1")
-            self.opencl.copy_to_host(Span(0, data, 0, len(got)), memoryview(got), self.stream)
-            self.opencl.free(0, data, self.stream)
+            span = Span(0, memory.data, 0, len(got))
+            self.opencl.copy_to_host(span, memoryview(got), self.stream)
+            memory.stream = self.stream
             if got.tobytes() != content:
                 self.failures.append(f"{len(content)} bytes: {got[:4]}, not {content[:4]!r}")
 
@@ -91,7 +92,6 @@ def test_threads_never_see_each_others_data(opencl, turns):
         worker.join(300)
         assert not worker.is_alive(), "deadlock\n" + where_threads_are()
     while not market.empty():
-        data, _, stream = market.get()
-        opencl.free(0, data, stream)
+        market.get()
     assert failures == []
     assert opencl.live_allocations() == before

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pyopencl as cl
+import pytest
 
 import dlbridge as bridge
 from dlbridge.protocol import Span
@@ -31,7 +32,7 @@ for thread in threads:
 for thread in threads:
     thread.join()
 from dlbridge_opencl import views as inside
-assert not inside._mapped, inside._mapped
+assert not inside._resources.all()
 """
 
 
@@ -50,15 +51,14 @@ def test_a_view_of_every_thread_is_given_back(opencl, make, shared):
     def look():
         for _ in range(300):
             barrier.wait()
-            address = opencl.host_view(Span(0, memory.data, 0, 64), False, memory.stream)
-            opencl.release_host_view(Span(0, memory.data, 0, 1), address, memory.stream)
+            opencl.host_view(Span(0, memory.data, 0, 64), False, memory.stream)
 
     threads = [threading.Thread(target=look) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not views._mapped
+    assert not views._resources.all()
     assert memory.buffer.map_count == 0
 
 
@@ -80,11 +80,12 @@ def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate,
     assert not given, "it did not wait for the kernel"
     taken = []
 
-    def finalizer():  # takes the lock and finds no view of this address
-        opencl.release_host_view(Span(0, memory.data, 0, 1), 12345, 0)
-        lock = views._lock(memory.data)
-        taken.append(lock.acquire(timeout=100))
-        lock.release()
+    other_view = [opencl.host_view(Span(0, memory.data, 0, 64), False, memory.stream)]
+
+    def finalizer():
+        other_view.clear()
+        taken.append(views._lock.acquire(timeout=100))
+        views._lock.release()
 
     other = threading.Thread(target=finalizer)
     other.start()
@@ -92,7 +93,8 @@ def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate,
     gate.open()
     look.join()
     assert taken == [True]
-    opencl.release_host_view(Span(0, memory.data, 0, 1), given[0], stream)
+    given.clear()
+    assert memory.buffer.map_count == 0
 
 
 STORM = """
@@ -103,26 +105,18 @@ import dlbridge as bridge
 opencl = bridge.backend("opencl")
 x = bridge.empty(4096, "uint8").numpy()
 address = x.__array_interface__["data"][0]
-opencl.free(0, opencl.allocate(0, 64, 64, 0), opencl.current_stream(0))
+opencl.allocate(0, 64, 64, 0)
 
-class Owner:
-    '''What the core has: it exists before the memory.'''
-    data = 0
-    def __del__(self):
-        if self.data:
-            data, self.data = self.data, 0
-            opencl.free(0, data, opencl.current_stream(0))
+def allocate():
+    return opencl.allocate(0, 1 << random.randrange(4, 16), 64, 0)
 
-def allocate(owner):
-    owner.data = opencl.allocate(0, 1 << random.randrange(4, 16), 64, 0)
-
-def import_(owner):
-    owner.data, _ = opencl.import_host(0, address, 4096, False)
+def import_():
+    return opencl.import_host(0, address, 4096, False, 0)
 
 def interrupt(signum, frame):
     global armed
     while frame:  # finalizers swallow exceptions: that is the core's matter
-        if frame.f_code is Owner.__del__.__code__:
+        if frame.f_code.co_name == "__del__":
             return
         frame = frame.f_back
     if armed:
@@ -135,25 +129,24 @@ armed, heard = False, 0
 def loop():
     global armed, heard
     while heard < 1000:
-        owner = Owner()
         try:
             armed = True
-            {what}(owner)
+            memory = {what}()
             armed = False
         except KeyboardInterrupt:
             heard += 1
-        del owner
+        memory = None
 
 signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
 loop()
 signal.setitimer(signal.ITIMER_REAL, 0)
+opencl.allocate(0, 64, 64, 0)  # its end does what was cut off
 assert opencl.live_allocations() == 0, (opencl.live_allocations(), heard)
 print(heard)
 """
 
 
 def test_a_ctrl_c_loses_no_memory(script):
-    """Where the owner exists before: `allocate` records the buffer as its last step."""
     script(STORM.replace("{what}", "allocate"))
 
 
@@ -242,9 +235,10 @@ def test_host_memory_is_waited_for_though_a_ctrl_c_comes(opencl, make, kernels, 
     from dlbridge_opencl import memory, queues
 
     host = bridge.empty(4096, "uint32").numpy()
-    data, _ = opencl.import_host(0, host.__array_interface__["data"][0], host.nbytes, False)
+    address = host.__array_interface__["data"][0]
+    imported = [opencl.import_host(0, address, host.nbytes, False, 0)]
     queue = cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
-    buffer = cl.MemoryObject.from_int_ptr(data, True)
+    buffer = cl.MemoryObject.from_int_ptr(imported[0].data, True)
     kernels("late_fill", queue, buffer, 4096, 7, 0, wait_for=gate.closed)
     queue.flush()
     interrupted = []
@@ -256,205 +250,99 @@ def test_host_memory_is_waited_for_though_a_ctrl_c_comes(opencl, make, kernels, 
             raise KeyboardInterrupt
         finish(device_id, queue)
 
-    raised = []
-
-    def free():
+    def drop():
         memory.queues.finish = interrupt_once
         try:
-            opencl.free(0, data, 0)
-        except KeyboardInterrupt as exc:
-            raised.append(exc)
+            imported.clear()
         finally:
             memory.queues.finish = finish
 
-    gate.holds(free)
-    assert raised
+    gate.holds(drop)
+    assert interrupted
     assert (host == 7).all()
     assert isinstance(host, np.ndarray)
 
 
-def indent(line):
-    return len(line) - len(line.lstrip())
-
-
-def interrupted_at_each_line(work):
-    """Call *work* again and again, with a KeyboardInterrupt before its first, second ... line.
-
-    As an exception of a signal handler that comes in a destructor, where nobody calls
-    again. CPython raises it after calls and where a function begins. (At the beginning
-    of the function of a backend the core calls it again.) After the last call of a
-    ``with`` block it raises it inside the block; a trace function could do so only when the
-    block has been left and its lock not yet been released, so that moment is left out.
-    """
-    import linecache
-    import sys
-
-    for count in range(1, 1000):
-        left = count
-        before = {}
-
-        def trace(frame, event, _argument, before=before):
-            nonlocal left
-            file = frame.f_code.co_filename
-            if event == "line" and "dlbridge_opencl" in file:
-                last = before.get(frame, "(" if before else "")
-                before[frame] = line = linecache.getline(file, frame.f_lineno)
-                leaves = line.lstrip().startswith("with ") and indent(last) > indent(line)
-                left -= "(" in last and not leaves
-                if left == 0:
-                    raise KeyboardInterrupt
-            return trace
-
-        call = work()
-        sys.settrace(trace)
-        try:
-            call()
-        except KeyboardInterrupt:
-            continue
-        finally:
-            sys.settrace(None)
-            before.clear()  # the frames, with what they hold
-        assert count > 4, "no line was interrupted"
-        return
-    raise AssertionError("it never ended")
-
-
-def test_memory_is_freed_though_a_handler_raises(opencl):
-    """The exception came after the owner had let go, and the buffer stayed for ever."""
-    before = opencl.live_allocations()
-
-    def work():
-        stream = opencl.current_stream(0)
-        data = opencl.allocate(0, 1 << 12, 64, stream)
-        return lambda: opencl.free(0, data, stream)
-
-    interrupted_at_each_line(work)
-    assert opencl.live_allocations() == before
-
-
-def test_no_buffer_is_kept_twice_though_a_handler_raises(opencl):
-    """Two tensors would get the same memory."""
-    stream = opencl.current_stream(0)
-
-    def work():
-        data = opencl.allocate(0, 12_345, 64, stream)
-        return lambda: opencl.free(0, data, stream)
-
-    interrupted_at_each_line(work)
-    taken = [opencl.allocate(0, 12_345, 64, stream) for _ in range(60)]
-    assert len(set(taken)) == 60
-    for data in taken:
-        opencl.free(0, data, stream)
-
-
-def test_a_view_is_given_back_though_a_handler_raises(opencl, make, shared):
-    from dlbridge_opencl import views
-
-    memory = make(4096)
-    span = Span(0, memory.data, 0, 64)
-
-    def release():
-        address = opencl.host_view(span, False, memory.stream)
-        return lambda: opencl.release_host_view(span, address, memory.stream)
-
-    interrupted_at_each_line(release)
-    assert not views._mapped
-    assert memory.buffer.map_count == 0
-
-
-ANOTHER_VIEW = """
+VIEW_STORM = """
+import signal, sys
+import numpy as np
 import dlbridge as bridge
 from dlbridge.protocol import Span
-
-opencl = bridge.backend("opencl")
-stream = opencl.current_stream(0)
-data = opencl.allocate(0, 4096, 64, stream)
-span = Span(0, data, 0, 64)
-
 from dlbridge_opencl import memory, views
 
-buffer = memory.buffer_of(data)
+opencl = bridge.backend("opencl")
+t = bridge.to_device(np.arange(3000), "opencl:0", copy=True)
+view = bridge.to_device(t, "cpu", like="numpy", copy=False)
+del view
+data, stream = t.operand().data, opencl.current_stream(0)
+span = Span(0, data, 0, 64)
+buffer = memory.live[data].buffer
 other = opencl.host_view(span, False, stream)
+armed, heard = False, 0
+sys.unraisablehook = lambda _: None  # what a handler raises in a finalizer
 
-def release():
-    assert buffer.map_count == 1, buffer.map_count
-    address = opencl.host_view(span, False, stream)
-    assert buffer.map_count == 2, buffer.map_count
-    return lambda: opencl.release_host_view(span, address, stream)
+def interrupt(signum, frame):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
 
-interrupted_at_each_line(release)
-assert buffer.map_count == 1, buffer.map_count
-assert len(views._mapped) == 1
-opencl.release_host_view(span, other, stream)
-assert buffer.map_count == 0, buffer.map_count
-assert not views._mapped
+signal.signal(signal.SIGALRM, interrupt)
+
+def loop():
+    global armed, heard
+    while heard < 500:
+        try:
+            armed = True
+            for _ in range(10):
+                opencl.host_view(span, False, stream)
+            armed = False
+        except KeyboardInterrupt:
+            heard += 1
+
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
+loop()
+signal.setitimer(signal.ITIMER_REAL, 0)
+opencl.host_view(span, False, stream)  # its end does what was cut off
+{check}
 print("done")
 """
 
 
 def test_another_view_stays_mapped_though_a_handler_raises(script, shared):
     """PoCL takes a second release of one view for that of another, which has the same address."""
-    import inspect
-
-    functions = inspect.getsource(indent) + inspect.getsource(interrupted_at_each_line)
-    assert script(functions + ANOTHER_VIEW) == "done\n"
-
-
-REFUSED = """
-import gc
-import numpy as np
-import dlbridge as bridge
-
-t = bridge.to_device(np.arange(3000), "opencl:0", copy=True)
-view = bridge.to_device(t, "cpu", like="numpy", copy=False)
-del view
-gc.collect()
-
-opencl = bridge.backend("opencl")
-from dlbridge.protocol import Span
-from dlbridge_opencl import views
-
-data, stream = t.operand().data, opencl.current_stream(0)
-span = Span(0, data, 0, 64)
-
-def release():
-    address = opencl.host_view(span, False, stream)
-    return lambda: opencl.release_host_view(span, address, stream)
-
-interrupted_at_each_line(release)
-try:
-    with views.mapped(0, views.buffer_of(data), 0, 64):
-        pass
-except Exception as exc:
-    print(exc)
-gc.collect()
-assert not views._mapped
-print("done")
-"""
+    check = """
+assert len(views._resources.all()) == 1, views._resources.all()
+assert buffer.map_count == 1, buffer.map_count
+del other
+assert buffer.map_count == 0, buffer.map_count
+assert not views._resources.all()"""
+    assert script(VIEW_STORM.replace("{check}", check)) == "done\n"
 
 
 def test_a_view_that_the_driver_does_not_unmap(script, shared):
     """As of a lost context. pyopencl's destructor would try again, and end the process."""
-    import inspect
+    check = """
+del other
+assert not views._resources.all()"""
+    said = script(VIEW_STORM.replace("{check}", check), refuse_unmap=-34)
+    assert said == "done\n"
 
-    functions = inspect.getsource(indent) + inspect.getsource(interrupted_at_each_line)
-    said = script(functions + REFUSED, refuse_unmap=-34).splitlines()
-    assert "INVALID_CONTEXT" in said[0]
-    assert said[1:] == ["done"]
 
-
-def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared):
+def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared, monkeypatch):
     from dlbridge_opencl import views
 
     memory = make(4096)
-    span = Span(0, memory.data, 0, 64)
-    addresses = []
+    span, wait, raised = Span(0, memory.data, 0, 64), views._wait, []
 
-    def look():
-        return lambda: addresses.extend(map(opencl.host_view, [span], [False], [memory.stream]))
+    def interrupt_once(*given):
+        if not raised:
+            raised.append(1)
+            raise KeyboardInterrupt
+        wait(*given)
 
-    interrupted_at_each_line(look)
-    assert len(addresses) == 1
-    opencl.release_host_view(span, addresses[0], memory.stream)
-    assert not views._mapped
+    monkeypatch.setattr(views, "_wait", interrupt_once)
+    with pytest.raises(KeyboardInterrupt):
+        opencl.host_view(span, False, memory.stream)
+    assert not views._resources.all()
     assert memory.buffer.map_count == 0

@@ -48,7 +48,7 @@ class ROCM(DeviceBackend):
     name for HIP's managed memory.
     """
 
-    api = 1
+    api = 2
     device_type = 10  # kDLROCM
     name = "rocm"
 
@@ -60,7 +60,7 @@ class ROCM(DeviceBackend):
 class ROCMHost(HostBackend):
     """Page-locked host memory."""
 
-    api = 1
+    api = 2
     device_type = 11  # kDLROCMHost
     name = "rocm_host"
 

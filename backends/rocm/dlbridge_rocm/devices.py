@@ -6,13 +6,18 @@ thread, which is left as it was found.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
-from .driver import INVALID_VALUE, answer, call, check, guard, status
+from .driver import INVALID_VALUE, call, check, guard, status
 from .library import constant, ffi
 
-__all__ = ["attribute", "current"]
+__all__ = ["attribute", "run"]
+
+T = TypeVar("T")
+
+_RELAXED: int = constant("hipStreamCaptureModeRelaxed")
 
 
 @cache
@@ -27,20 +32,32 @@ def attribute(device_id: int, name: str) -> int:
     return int(value[0])
 
 
-class current:  # noqa: N801  # reads as a function in `with current(device_id):`
-    """Make *device_id* the thread's current device inside ``with``, and restore it after."""
+def run(device_id: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Call *work* on *device_id*, relaxed; the thread's own device and mode are back after it.
 
-    __slots__ = ("_before", "_device_id")
-
-    def __init__(self, device_id: int) -> None:
-        self._device_id = device_id
-
-    def __enter__(self) -> None:
+    Allocating, freeing and waiting would otherwise invalidate a capture anywhere in the process
+    (``hipThreadExchangeStreamCaptureMode``; StreamCaptureOngoing in AMD's hip_stream.cpp).
+    """
+    if guard.in_child:
         guard.check()
-        self._before = int(answer("hipGetDevice", "int"))
-        if self._before != self._device_id:
-            call("hipSetDevice", self._device_id)
+    own, mode = ffi.new("int *"), ffi.new("hipStreamCaptureMode *", _RELAXED)
+    call("hipGetDevice", own)
+    try:
+        try:
+            if own[0] != device_id:
+                call("hipSetDevice", device_id)
+            call("hipThreadExchangeStreamCaptureMode", mode)  # now it holds the old mode
+            return work(*arguments)
+        finally:
+            _leave(own[0], device_id, mode)
+    except BaseException:  # a signal handler's may have cut off the first
+        _leave(own[0], -1, mode)
+        raise
 
-    def __exit__(self, *_: Any) -> None:
-        if self._before != self._device_id:
-            call("hipSetDevice", self._before)
+
+def _leave(own: int, device_id: int, mode: Any) -> None:
+    """Put back what is not back yet."""
+    if mode[0] != _RELAXED:
+        call("hipThreadExchangeStreamCaptureMode", mode)  # now it holds `_RELAXED` again
+    if own != device_id:
+        call("hipSetDevice", own)

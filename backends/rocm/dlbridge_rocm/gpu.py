@@ -16,7 +16,7 @@ from dlbridge.kit.regions import Side
 from dlbridge.kit.status import NoPoolError, StreamGoneError
 
 from . import info
-from .devices import attribute, current
+from .devices import attribute, run
 from .driver import (
     INVALID_VALUE,
     NOT_READY,
@@ -34,7 +34,7 @@ from .driver import (
 )
 from .library import constant, ffi
 
-__all__ = ["GPU", "default_pool", "events", "gpu", "relaxed", "without_pool"]
+__all__ = ["GPU", "default_pool", "events", "gpu", "without_pool"]
 
 _IMPLICIT = 906  # hipErrorStreamCaptureImplicit
 _DESTROYED = frozenset({400, 709, INVALID_VALUE})
@@ -48,23 +48,6 @@ _KINDS_6 = {0: "pageable", 1: "host", 2: "device", 3: "managed", 11: "managed"}
 
 without_pool: set[int] = set()
 """Devices that have hipMallocFromPoolAsync, and refuse it."""
-
-
-class relaxed:  # noqa: N801  # reads as a function in `with relaxed():`
-    """Let this thread call what another thread's capture would forbid, inside ``with``.
-
-    Allocating, freeing and waiting would otherwise invalidate a capture anywhere in the process
-    (``hipThreadExchangeStreamCaptureMode``; StreamCaptureOngoing in AMD's hip_stream.cpp).
-    """
-
-    __slots__ = ("_mode",)
-
-    def __enter__(self) -> None:
-        self._mode = ffi.new("hipStreamCaptureMode *", constant("hipStreamCaptureModeRelaxed"))
-        call("hipThreadExchangeStreamCaptureMode", self._mode)  # now it holds the old mode
-
-    def __exit__(self, *_: Any) -> None:
-        call("hipThreadExchangeStreamCaptureMode", self._mode)
 
 
 class GPU(StreamDriver):
@@ -92,15 +75,7 @@ class GPU(StreamDriver):
     def place(self, device_id: int) -> int:
         return device_id
 
-    def at(self, place: Any) -> current:
-        return current(place)
-
-    def here(self) -> int:
-        return 0 if guard.in_child else int(answer("hipGetDevice", "int"))
-
-    def back_to(self, place: int) -> None:
-        if not guard.in_child and self.here() != place:
-            call("hipSetDevice", place)
+    run = staticmethod(run)  # type: ignore[assignment]  # mypy: a generic one is no T
 
     def place_of(self, stream: int, device_id: int) -> int:
         home = _device_of(stream, device_id)
@@ -109,9 +84,6 @@ class GPU(StreamDriver):
         return home
 
     # Capture
-
-    def relaxed(self) -> relaxed:
-        return relaxed()
 
     def stream_state(self, stream: int) -> StreamState:
         captured = ffi.new("hipStreamCaptureStatus *")
@@ -140,8 +112,7 @@ class GPU(StreamDriver):
     def wait_for_stream(self, stream: int) -> None:
         if self.keeper(stream, 0) is None:
             raise StreamGoneError(f"stream {stream:#x} was destroyed")
-        with relaxed():
-            call("hipStreamSynchronize", stream)
+        call("hipStreamSynchronize", stream)
 
     def is_idle(self, stream: int) -> bool:
         return _is_ready("hipStreamQuery", stream)
@@ -297,11 +268,14 @@ def default_pool(device_id: int) -> int | None:
     check("hipDeviceGetDefaultMemPool", code)
     which = constant("hipMemPoolAttrReleaseThreshold")
     threshold = ffi.new("uint64_t *")
-    with relaxed():
+
+    def keep() -> None:
         call("hipMemPoolGetAttribute", pool[0], which, threshold)
         if threshold[0] == 0:
             threshold[0] = limit
             call("hipMemPoolSetAttribute", pool[0], which, threshold)
+
+    run(device_id, keep)
     return int(pool[0])
 
 
@@ -310,16 +284,19 @@ def _let_see(device_id: int, source_id: int) -> None:
     """Let *device_id* read memory of *source_id*, pool memory too; no harm if it cannot."""
     if not answer("hipDeviceCanAccessPeer", "int", device_id, source_id):
         return
-    with current(device_id), relaxed():
-        # Any refusal is fine: enabled already, or the copy goes through the host.
-        status("hipDeviceEnablePeerAccess", source_id, 0)
-        pool = default_pool(source_id)
-        if pool:
-            access = ffi.new("hipMemAccessDesc *")
-            access.location.type = constant("hipMemLocationTypeDevice")
-            access.location.id = device_id
-            access.flags = constant("hipMemAccessFlagsProtReadWrite")
-            status("hipMemPoolSetAccess", pool, access, 1)  # likewise
+    run(device_id, _enable_peer, device_id, source_id)
+
+
+def _enable_peer(device_id: int, source_id: int) -> None:
+    # Any refusal is fine: enabled already, or the copy goes through the host.
+    status("hipDeviceEnablePeerAccess", source_id, 0)
+    pool = default_pool(source_id)
+    if pool:
+        access = ffi.new("hipMemAccessDesc *")
+        access.location.type = constant("hipMemLocationTypeDevice")
+        access.location.id = device_id
+        access.flags = constant("hipMemAccessFlagsProtReadWrite")
+        status("hipMemPoolSetAccess", pool, access, 1)  # likewise
 
 
 def _device_of(stream: int, device_id: int) -> int | None:
@@ -342,8 +319,7 @@ def _device_of(stream: int, device_id: int) -> int | None:
 
 def _is_ready(function: str, handle: Any) -> bool:
     """Ask about an event or a stream without disturbing a capture."""
-    with relaxed():
-        code = status(function, handle)
+    code = status(function, handle)
     if code != NOT_READY:
         check(function, code)
     return code == 0

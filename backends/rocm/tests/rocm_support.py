@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,9 +36,20 @@ def hip(name, *arguments):
     assert code == 0, (name, code)
 
 
-def at(device_id):
-    from dlbridge_rocm.devices import current
+@contextmanager
+def current(device_id):
+    """The thread's device is *device_id* in the block."""
+    from dlbridge_rocm.driver import answer, call
 
+    before = answer("hipGetDevice", "int")
+    call("hipSetDevice", device_id)
+    try:
+        yield
+    finally:
+        call("hipSetDevice", before)
+
+
+def at(device_id):
     return current(device_id)
 
 

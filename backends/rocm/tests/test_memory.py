@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 from rocm_support import gate, memory, read, stream
-from suite.rig import capture
+from suite.rig import capture, drop, hold
 
 import dlbridge
 from dlbridge.errors import DeviceMemoryError, ExchangeError
@@ -36,11 +36,11 @@ def test_without_pools(fake, no_pools):
     """Plain allocation, and a free that waits: the driver crashes on too early a free."""
     live, pooled = fake.live(), fake.calls("hipFreeAsync")
     with stream() as other:
-        data = no_pools.allocate(0, 1 << 16, 256, other)
+        data = hold(no_pools.allocate(0, 1 << 16, 256, other))
         with gate(other) as closed:
             no_pools.fill(Span(0, data, 0, 1 << 16), 7, other)
             closed.open_soon()
-            no_pools.free(0, data, other)
+            drop(data, other)
             assert closed.is_open
         assert fake.live() == live
     assert fake.calls("hipFreeAsync") == pooled
@@ -66,9 +66,9 @@ def test_a_pool_that_a_capture_refuses(fake, rocm, mode):
         with capture(captured, mode), memory_beside(rocm, own) as data:
             assert read(rocm, data, 64, own) == b"x" * 64
         assert fake.calls("hipMalloc") == plain + 1
-        data = rocm.allocate(0, 64, 256, own)
+        data = hold(rocm.allocate(0, 64, 256, own))
         assert fake.calls("hipMalloc") == plain + 1  # the pool again
-        rocm.free(0, data, own)
+        drop(data, own)
         rocm.synchronize(0, own)
     assert fake.live() == live
 
@@ -78,14 +78,14 @@ def test_a_pool_that_finds_no_room(fake, rocm):
     live, trims, plain = fake.live(), fake.calls("trim"), fake.calls("hipMalloc")
     fake.fail("hipMallocFromPoolAsync", 2)
     with stream() as own:
-        data = rocm.allocate(0, 64, 256, own)
+        data = hold(rocm.allocate(0, 64, 256, own))
         assert (fake.calls("trim"), fake.calls("hipMalloc")) == (trims + 1, plain + 1)
         with gate(own) as closed:
             rocm.fill(Span(0, data, 0, 64), ord("x"), own)
             closed.open_soon()
             assert read(rocm, data, 64, own) == b"x" * 64
             pooled = fake.calls("hipFreeAsync")
-            rocm.free(0, data, own)
+            drop(data, own)
             assert fake.calls("hipFreeAsync") == pooled
     assert fake.live() == live
 
@@ -104,12 +104,12 @@ class memory_beside:  # noqa: N801  # as `memory`, and without a wait for the de
         self.backend, self.own = backend, own
 
     def __enter__(self):
-        self.data = self.backend.allocate(0, 64, 256, self.own)
-        self.backend.fill(Span(0, self.data, 0, 64), ord("x"), self.own)
-        return self.data
+        self.memory = self.backend.allocate(0, 64, 256, self.own)
+        self.backend.fill(Span(0, self.memory.data, 0, 64), ord("x"), self.own)
+        return self.memory.data
 
     def __exit__(self, *_):
-        self.backend.free(0, self.data, self.own)
+        del self.memory
 
 
 def test_host_memory_that_the_gpu_sees_elsewhere_is_copied(fake, rocm_host):
@@ -118,7 +118,7 @@ def test_host_memory_that_the_gpu_sees_elsewhere_is_copied(fake, rocm_host):
     live = fake.live()
     fake.shift(1 << 20)
     with pytest.raises(ExchangeError, match="at another address"):
-        rocm_host.import_host(0, pages.ctypes.data, pages.nbytes, False)
+        rocm_host.import_host(0, pages.ctypes.data, pages.nbytes, False, 0)
     assert fake.live() == live
     tensor = dlbridge.to_device(pages, "rocm_host")
     assert tensor.data_ptr() != pages.ctypes.data

@@ -70,10 +70,9 @@ def test_the_numbers_do_differ(fake, rocm):
 
 
 def test_managed_memory(version, rocm):
-    from dlbridge_rocm.devices import current
     from dlbridge_rocm.driver import call
     from dlbridge_rocm.gpu import gpu
-    from rocm_support import hip
+    from rocm_support import current, hip
 
     data = ctypes.c_void_p()
     with current(0):

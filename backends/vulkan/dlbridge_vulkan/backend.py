@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from dlbridge.errors import ExchangeError
-from dlbridge.protocol import ExportedMemory, NativeArray, Region, Span
+from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.protocol import ExportedMemory, NativeArray, PlainAllocation, Region, Span
 
-from . import copies, export, exportable, fd_import, host_import, native
-from .beyond import Beyond
-from .buffer import Buffer
+from . import copies, native, shared
+from .compute import Kernel
+from .device import Device
 from .devices import Devices
-from .hostcopy import address_of, write
 from .library import handle
-from .live import Live
-from .strided import Side
 
 if TYPE_CHECKING:
     from dlbridge.protocol import (
+        Allocation,
         Backend,
-        SupportsAllocateExportable,
-        SupportsAllocateFromHost,
         SupportsCopy,
         SupportsDeviceInfo,
-        SupportsDeviceNames,
         SupportsFill,
         SupportsForeignData,
         SupportsHostImport,
@@ -45,7 +40,7 @@ FROM_HOST = 1 << 20
 the backend and the work on the memory again. A longer copy takes much longer than that."""
 
 
-class Vulkan(Beyond):
+class Vulkan:
     """Tensors in VkBuffers, on every device that a Vulkan 1.2 driver offers.
 
     Parameters
@@ -67,9 +62,11 @@ class Vulkan(Beyond):
     ``vulkan = bridge.backend("vulkan")``
     """
 
-    api = 1
+    api = 2
     device_type = 7  # kDLVulkan
     max_strided_ndim = 32
+    host_copies_block = True
+    content_limit = FROM_HOST
 
     def __init__(self, *, staged: bool | None = None, exportable: bool | None = None) -> None:
         if staged is None:
@@ -77,7 +74,7 @@ class Vulkan(Beyond):
         if exportable is None:
             exportable = os.environ.get("DLBRIDGE_VULKAN_EXPORT") == "1"
         self.devices = Devices(staged=staged, exportable=exportable)
-        self.live = Live()
+        self._open: dict[int, Device] = {}
 
     # --- Backend ---
 
@@ -85,46 +82,40 @@ class Vulkan(Beyond):
         """The devices that Vulkan lists, and those that were adopted."""
         return len(self.devices)
 
-    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-        """The address of a new buffer's descriptor; see docs/vulkan.md."""
-        return self.live.enter(Buffer.new(self.devices[device_id], nbytes, alignment))
-
-    def free(self, device_id: int, data: int, stream: int) -> None:
-        """Give the buffer back once its work is done; blocks only for imported memory."""
-        try:
-            self.live.free(data)
-        except BaseException:  # of a signal handler, in a destructor: nobody calls this again
-            self.live.free(data)
-            raise
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        content: memoryview | None = None,
+    ) -> Allocation:
+        """A new buffer; ``data`` is the address of its descriptor, see docs/vulkan.md."""
+        device = self._open.get(device_id)
+        if device is None or self.devices.guard.in_child:
+            device = self._opened(device_id)
+        made = device.allocate(nbytes, alignment)
+        if content is not None:
+            if made.mapped:  # no work can use it yet
+                copies.write(made.mapped, content)
+            else:
+                copies.from_host(made, 0, content)
+        return made
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source* into the buffer; *source* may change on return."""
-        copies.from_host(self._at(target), target.offset, source)
+        copies.from_host(self.devices.at(target), target.offset, source)
 
     def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
         """Copy bytes of the buffer to *into*; they are there on return."""
-        copies.to_host(self._at(source), source.offset, into)
+        copies.to_host(self.devices.at(source), source.offset, into)
 
     def current_stream(self, device_id: int) -> int:
         """The VkQueue: each device has one, and it is every thread's stream."""
-        return self.devices[device_id].queue.number
-
-    # --- SupportsAllocateFromHost ---
-
-    def allocate_from_host_limit(self, device_id: int) -> int:
-        """`FROM_HOST` where the host addresses the memory, else 0."""
-        return FROM_HOST if self.devices[device_id].heaps[0].kind.mapped else 0
-
-    def allocate_from_host(
-        self, device_id: int, source: memoryview, alignment: int, stream: int
-    ) -> int:
-        """A new buffer, which the host fills: no work can use it yet. 0 if it cannot address it."""
-        made = Buffer.new(self.devices[device_id], len(source), alignment)
-        if not made.mapped:  # the first kind of memory was full
-            made.release()
-            return 0
-        write(made.mapped, source)
-        return self.live.enter(made)
+        device = self._open.get(device_id)
+        if device is None or self.devices.guard.in_child:
+            device = self._opened(device_id)
+        return device.queue.number
 
     # --- SupportsStreams ---
 
@@ -155,7 +146,13 @@ class Vulkan(Beyond):
 
     def copy(self, target: Span, source: Span, stream: int) -> None:
         """Copy by the device; between two of them through mapped or staging memory."""
-        copies.copy(self._at(target), target.offset, self._at(source), source.offset, target.nbytes)
+        copies.copy(
+            self.devices.at(target),
+            target.offset,
+            self.devices.at(source),
+            source.offset,
+            target.nbytes,
+        )
 
     def copy_strided(
         self,
@@ -166,10 +163,8 @@ class Vulkan(Beyond):
         stream: int,
     ) -> None:
         """Copy a region inside one device, many runs per command."""
-        to = target.offset, target_region.strides
-        start = source.offset, source_region.strides
-        shape, _, run_nbytes = target_region
-        copies.copy_strided(self._at(target), to, self._at(source), start, shape, run_nbytes)
+        there, here = self.devices.at(target), self.devices.at(source)
+        copies.copy_strided(there, target.offset, target_region, here, source.offset, source_region)
 
     def copy_strided_from_host(
         self,
@@ -180,10 +175,9 @@ class Vulkan(Beyond):
         stream: int,
     ) -> None:
         """Copy a region of host memory into the buffer; *source* may change on return."""
-        to = target.offset, target_region.strides
-        start = _on_host(source, source_region)
-        shape, _, run_nbytes = target_region
-        copies.strided_from_host(self._at(target), to, start, shape, run_nbytes)
+        _check_host(source, source_region)
+        there = self.devices.at(target)
+        copies.strided_from_host(there, target.offset, target_region, source, source_region)
 
     def copy_strided_to_host(
         self,
@@ -194,20 +188,19 @@ class Vulkan(Beyond):
         stream: int,
     ) -> None:
         """Copy a region of the buffer to host memory; it is there on return."""
-        start = source.offset, source_region.strides
-        to = _on_host(into, into_region)
-        shape, _, run_nbytes = source_region
-        copies.strided_to_host(self._at(source), start, to, shape, run_nbytes)
+        _check_host(into, into_region)
+        here = self.devices.at(source)
+        copies.strided_to_host(here, source.offset, source_region, into, into_region)
 
     def fill(self, target: Span, value: int, stream: int) -> None:
         """Set bytes of the buffer to *value*."""
-        copies.fill(self._at(target), target.offset, target.nbytes, value)
+        copies.fill(self.devices.at(target), target.offset, target.nbytes, value)
 
     # --- SupportsHostView, SupportsHostImport ---
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address the buffer in place; empty if it can."""
-        allocation = self.live.get(data)
+        allocation = self.devices.buffer(data)
         name = allocation.device.physical.name
         if not allocation.mapped:
             return f"the host cannot address this memory of {name}"
@@ -215,80 +208,54 @@ class Vulkan(Beyond):
             return f"the host reads this memory of {name} uncached, slower than a copy"
         return ""
 
-    def host_view(self, span: Span, writable: bool, stream: int) -> int:
+    def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
         """The mapped address, after all work on the buffer.
 
         The memory is coherent and stays mapped: what the host writes is seen
         by every submission after it.
         """
-        allocation = self._at(span)
+        buffer = self.devices.at(span)
         refusal = self.host_view_refusal(span.device_id, span.data)
         if refusal:
             raise ExchangeError(f"no host view: {refusal}")
-        allocation.settle()
-        return allocation.mapped + span.offset
+        buffer.settle()
+        return PlainAllocation(buffer.mapped + span.offset, span.nbytes, stream)
 
-    def release_host_view(self, span: Span, address: int, stream: int) -> None:
-        """Do nothing: coherent memory needs no unmapping to be seen by the device."""
-
-    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
-        """Why this host memory cannot be a VkBuffer in place; empty if it can."""
-        return host_import.import_refusal(self.devices[device_id], address, nbytes)
-
-    def host_import_drawback(self, device_id: int) -> str:
-        """Say why a copy is better than host memory in place, unless that is asked for.
-
-        Parameters
-        ----------
-        device_id : int
-            The device.
-
-        Returns
-        -------
-        str
-            The reason; empty where host and device share their memory.
-
-        Examples
-        --------
-        ``vulkan.host_import_drawback(0)``
-        """
-        return host_import.import_drawback(self.devices[device_id])
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
+        """Why this host memory does not become a VkBuffer in place; empty if it does."""
+        device = self.devices[device_id]
+        refusal = shared.import_refusal(device, address, nbytes)
+        return refusal or ("" if demanded else shared.import_drawback(device))
 
     def import_host(
-        self, device_id: int, address: int, nbytes: int, readonly: bool
-    ) -> tuple[int, int]:
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> Allocation:
         """A VkBuffer on the host memory itself; ExchangeError if it must be copied instead."""
-        device = self.devices[device_id]
-        return self.live.enter(host_import.import_memory(device, address, nbytes, readonly)), 0
+        return shared.import_memory(self.devices[device_id], address, nbytes, readonly)
 
     # --- SupportsMemoryExport, SupportsMemoryImport ---
 
     def memory_export_refusal(self, device_id: int, data: int) -> str:
         """Why the memory of the buffer cannot be given to another driver; empty if it can."""
-        return export.export_refusal(self.live.get(data))
+        if data:
+            return shared.export_refusal(self.devices.buffer(data))
+        return self.devices[device_id].sharing_refusal
 
     def export_memory(self, device_id: int, data: int) -> ExportedMemory:
-        """A file descriptor for the memory of the buffer, which the caller closes."""
-        return export.export(self.live.get(data))
+        """A file descriptor for the memory of the buffer; its owner closes it."""
+        return shared.export(self.devices.buffer(data))
+
+    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> Allocation:
+        """A buffer on an allocation of its own, which other processes can have."""
+        return shared.allocate_exportable(self.devices[device_id], nbytes)
 
     def memory_import_refusal(self, device_id: int) -> str:
         """Why the device uses no memory of other drivers; empty if it does."""
-        return fd_import.fd_refusal(self.devices[device_id])
+        return shared.fd_refusal(self.devices[device_id])
 
-    def import_memory(self, device_id: int, memory: ExportedMemory) -> tuple[int, int]:
-        """A VkBuffer on all of the allocation, and where *memory* begins in it."""
-        made = fd_import.import_fd(self.devices[device_id], memory)
-        return self.live.enter(made), memory.offset
-
-    # --- SupportsAllocateExportable ---
-
-    def exportable_refusal(self, device_id: int) -> str:
-        """Why the device has no memory for other processes; empty if it has."""
-        return self.devices[device_id].sharing_refusal
-
-    def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> int:
-        """A buffer on an allocation of its own, which other processes can have."""
-        return self.live.enter(exportable.allocate(self.devices[device_id], nbytes))
+    def import_memory(self, device_id: int, memory: ExportedMemory, stream: int) -> Allocation:
+        """A VkBuffer on all of the allocation; ``offset`` is where *memory* begins in it."""
+        return shared.import_fd(self.devices[device_id], memory)
 
     # --- SupportsNative, SupportsForeignData ---
 
@@ -322,11 +289,11 @@ class Vulkan(Beyond):
         """
         if 0 in array.shape:
             raise ExchangeError(f"a tensor of shape {array.shape} has no bytes, and no buffer")
-        return native.describe(self.live.get(array.data), array)
+        return native.describe(self.devices.buffer(array.data), array)
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """Our own buffers only: a foreign kDLVulkan pointer says nothing about itself."""
-        allocation = self.live.find(data)
+        allocation = self.devices.find(data)
         if allocation is None:
             raise ExchangeError(
                 f"a kDLVulkan tensor from {module}: its data ({data:#x}) is not one of "
@@ -335,7 +302,7 @@ class Vulkan(Beyond):
             )
         return allocation.device.index, data
 
-    # --- SupportsDeviceNames, SupportsDeviceInfo ---
+    # --- SupportsDeviceInfo ---
 
     def find_device(self, name: str) -> int:
         """Find a device by name.
@@ -360,7 +327,7 @@ class Vulkan(Beyond):
         --------
         ``vulkan.find_device("llvmpipe")``
         """
-        return self.devices.find(name)
+        return self.devices.named(name)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """Describe a device, without opening it.
@@ -397,34 +364,222 @@ class Vulkan(Beyond):
         if device is not None:
             device.trim()
 
+    # --- For users of Vulkan: kernels, devices and buffers of their own ---
+
+    def kernel(
+        self,
+        spirv: bytes,
+        *,
+        buffers: int,
+        push_nbytes: int = 0,
+        entry: str = "main",
+        device_id: int = 0,
+    ) -> Kernel:
+        """Make a SPIR-V module ready to run over tensors.
+
+        Parameters
+        ----------
+        spirv : bytes
+            The module, little-endian: what its file holds, and not the file's name. Its
+            instructions are trusted, as Vulkan trusts them.
+        buffers : int
+            Number of its storage buffers: ``binding = 0, 1, ...`` of ``set = 0``.
+        push_nbytes : int
+            Size of its push-constant block in bytes, a multiple of 4.
+        entry : str
+            Name of the entry point: of the function that runs. One module may have several.
+        device_id : int
+            The device that it runs on.
+
+        Returns
+        -------
+        Kernel
+            Call it with tensors; see `Kernel.__call__`.
+
+        Raises
+        ------
+        ValueError
+            If *spirv* is not a SPIR-V module, it has no entry point of that name, the entry
+            point needs more bindings or push constants than are given, or other bindings than
+            storage buffers of set 0, or a number is beyond the device's limits.
+        TypeError
+            If *spirv* is a path, or anything else that is not bytes.
+        DeviceError
+            If the driver refuses the module.
+
+        Examples
+        --------
+        ``scale = bridge.backend("vulkan").kernel(spirv, buffers=1, push_nbytes=12)``
+        """
+        return Kernel(self.devices[device_id], self.devices, spirv, buffers, push_nbytes, entry)
+
+    def adopt_device(
+        self,
+        instance: Any,
+        physical_device: Any,
+        device: Any,
+        queue: Any,
+        queue_family: int,
+        *,
+        lock: Any = None,
+        host_import: bool = False,
+    ) -> int:
+        """Use a VkDevice of yours as one more device.
+
+        Parameters
+        ----------
+        instance, physical_device, device, queue : int or cffi pointer
+            Your handles, created for Vulkan 1.2 or newer through the system's
+            loader, with the feature ``timelineSemaphore``.
+        queue_family : int
+            The queue's family, which must support compute.
+        lock : threading.RLock, optional
+            Give it if other threads submit to *queue*: it is held for each
+            submission of dlbridge. It must be reentrant.
+        host_import : bool
+            Whether VK_EXT_external_memory_host is enabled on the device.
+
+        Returns
+        -------
+        int
+            Its device_id. `close_device` it before you destroy the device.
+
+        Raises
+        ------
+        ValueError
+            If a handle is 0 or *lock* is not reentrant.
+        TypeError
+            If a handle is neither an integer nor a cffi pointer.
+        DeviceError
+            If the device lacks what dlbridge needs, or the process has forked.
+
+        Examples
+        --------
+        ``index = vulkan.adopt_device(instance, physical_device, device, queue, family)``
+        """
+        return self.devices.adopt(
+            instance=instance,
+            physical_device=physical_device,
+            device=device,
+            queue=queue,
+            queue_family=queue_family,
+            lock=lock,
+            host_import=host_import,
+        ).index
+
+    def close_device(self, device_id: int) -> None:
+        """Wait for a device and give back all that is dlbridge's in it.
+
+        No other thread may use it meanwhile. Its number is not used again.
+
+        Parameters
+        ----------
+        device_id : int
+            The device.
+
+        Raises
+        ------
+        DeviceError
+            If tensors are left on it, or it is closed already.
+
+        Examples
+        --------
+        ``vulkan.close_device(index)``
+        """
+        device = self.devices[device_id]
+        left = self.devices.buffers(device)
+        if left:
+            raise DeviceError(f"vulkan:{device_id} still has {left} tensors; drop them first")
+        self._open.pop(device_id, None)
+        device.close()
+
+    def wrap_buffer(
+        self,
+        device_id: int,
+        buffer: Any,
+        memory: Any,
+        nbytes: int,
+        *,
+        memory_offset: int = 0,
+        mapped: int = 0,
+        dtype: str = "uint8",
+        shape: Sequence[int] | None = None,
+        owner: object = None,
+    ) -> native.VulkanArray:
+        """Describe a VkBuffer of yours as an array that dlbridge takes like any other.
+
+        Work of yours on it must be done, or earlier on the same queue.
+
+        Parameters
+        ----------
+        device_id : int
+            The device that *buffer* belongs to.
+        buffer, memory : int or cffi pointer
+            The VkBuffer, with the usages TRANSFER_SRC, TRANSFER_DST and, for
+            kernels, STORAGE_BUFFER; and the VkDeviceMemory that it is bound to.
+        nbytes : int
+            Bytes of the buffer.
+        memory_offset : int
+            Where it is bound in *memory*, in bytes.
+        mapped : int
+            Host address of its first byte, if its memory is coherent and mapped; else 0.
+        dtype : str
+            Name of the elements' type.
+        shape : sequence of int, optional
+            In elements; by default (nbytes,).
+        owner : object
+            Kept as long as the buffer is in use; let it destroy the buffer.
+
+        Returns
+        -------
+        VulkanArray
+            Give it to ``bridge.asarray``.
+
+        Raises
+        ------
+        ValueError
+            If the buffer is 0, or smaller than *shape* and *dtype* need.
+
+        Examples
+        --------
+        ``bridge.asarray(vulkan.wrap_buffer(index, buffer, memory, 4096, dtype="float32",
+        shape=(32, 32)))``
+        """
+        extent = (nbytes,) if shape is None else tuple(shape)
+        return native.wrap(
+            self.devices[device_id],
+            buffer,
+            memory,
+            nbytes,
+            memory_offset,
+            mapped,
+            dtype,
+            extent,
+            owner,
+        )
+
     # --- Inside, and the kit's question ---
 
     def live_allocations(self) -> int:
-        """Buffers that have not been given back."""
-        return len(self.live)
+        """Buffers that somebody has."""
+        return self.devices.buffers()
 
-    def _at(self, span: Span) -> Buffer:
-        """The buffer, in which the whole span must lie."""
-        buffer = self.live.at(span.data, span.offset, span.nbytes)
-        if buffer.device.index != span.device_id:
-            raise ExchangeError(
-                f"{span.data:#x} is memory of vulkan:{buffer.device.index}, and not of "
-                f"vulkan:{span.device_id}; name the device of the memory"
-            )
-        return buffer
+    def _opened(self, device_id: int) -> Device:
+        """The device, which is known to be open from now on."""
+        device = self.devices[device_id]
+        self._open[device_id] = device
+        return device
 
 
-def _on_host(memory: memoryview, region: Region) -> Side:
-    """Address and strides of a region of host memory, which must hold it."""
+def _check_host(memory: memoryview, region: Region) -> None:
+    """ExchangeError unless *memory* holds the *region*."""
     needed = region.extent
     if needed > len(memory):
         raise ExchangeError(f"a region of {needed} bytes is outside {len(memory)} bytes of memory")
-    return address_of(memory), region.strides
 
 
 if TYPE_CHECKING:
     _backend: Backend = Vulkan()
-    _from_host: SupportsAllocateFromHost = Vulkan()
     _streams: SupportsStreams = Vulkan()
     _copy: SupportsCopy = Vulkan()
     _strided: SupportsStridedCopy = Vulkan()
@@ -433,9 +588,7 @@ if TYPE_CHECKING:
     _import: SupportsHostImport = Vulkan()
     _export: SupportsMemoryExport = Vulkan()
     _imports: SupportsMemoryImport = Vulkan()
-    _exportable: SupportsAllocateExportable = Vulkan()
     _native: SupportsNative = Vulkan()
     _foreign: SupportsForeignData = Vulkan()
-    _names: SupportsDeviceNames = Vulkan()
     _info: SupportsDeviceInfo = Vulkan()
     _trim: SupportsTrim = Vulkan()

@@ -1,37 +1,35 @@
-"""Compute: a user's SPIR-V module, run over tensors with a push-constant block."""
+"""A user's SPIR-V module, run over tensors with a push-constant block; the checks before it."""
 
 from __future__ import annotations
 
+import operator
+import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.kit.resources import Owner
 
-from .arguments import (
-    Binding,
-    binding_of,
-    bytes_of,
-    check_bindings,
-    check_module,
-    check_readonly,
-    counts_of,
-    module_of,
-)
 from .device import Device
-from .errors import AFTER_FORK, check
-from .handles import Handles
-from .library import constant, ffi, struct
-from .live import Live
-from .locks import holds
+from .devices import Devices
+from .library import Objects, check, constant, ffi, struct
+from .memory import Buffer
+from .native import VulkanArray
 from .queue import NEVER
-from .spirv import Module
+from .spirv import MAGIC, Module
 
 __all__ = ["Kernel"]
 
 SETS = 32
 """Descriptor sets of a kernel: dispatches before one waits for the oldest."""
+
+
+VULKAN = 7  # kDLVulkan
+
+Binding = tuple[Buffer, int, int]
+"""A buffer, and the offset and number of bytes of it that a shader sees."""
 
 
 class Kernel:
@@ -46,18 +44,18 @@ class Kernel:
     def __init__(
         self,
         device: Device,
-        live: Live,
+        devices: Devices,
         spirv: bytes,
         buffers: int,
         push_nbytes: int,
         entry: str,
     ) -> None:
-        spirv = module_of(spirv)
-        check_module(device, spirv, buffers, push_nbytes)
+        spirv = _module_of(spirv)
+        _check_module(device, spirv, buffers, push_nbytes)
         declared = Module(spirv)
         declared.check(entry, buffers, push_nbytes)
         self.device = device
-        self._live = live
+        self._devices = devices
         self.buffers = buffers
         self.push_nbytes = push_nbytes
         self._writable = declared.writable_bindings()
@@ -66,10 +64,10 @@ class Kernel:
         """The calls that are under way."""
         self._sets: deque[tuple[int, Any]] = deque()
         """Descriptor sets that no call has claimed, with the queue's value of their last use."""
-        self._handles = Handles()
-        self._owned = _Owned(device, self._handles, self._sets)
-        device.reclaim()
-        self._life: object = device.kernels.enter(self._owned)
+        self._handles = Objects()
+        device.kernels.sweep()
+        owned = _Owned(device, self._handles, self._sets)
+        self._owner: Owner[Any] | None = Owner(device.kernels, owned)
         self._build(spirv, entry)
 
     def close(self) -> None:
@@ -84,12 +82,14 @@ class Kernel:
         ``scale.close()``
         """
         self._closed = True
-        if not self._calls:
+        if not self._calls and not self._devices.guard.in_child:
             self._free()
 
     def _free(self) -> None:
-        self._owned.close()
-        self._life = None
+        owner = self._owner
+        if owner is not None:
+            owner.resource.close()
+        self._owner = None
 
     def _build(self, spirv: bytes, entry: str) -> None:
         device = self.device.pointer
@@ -187,14 +187,14 @@ class Kernel:
         ``scale(t, groups=16, push=struct.pack("=IIf", 1000, 1, 2.0))`` runs 16
         work groups of the module in docs/vulkan.md.
         """
-        bindings = [binding_of(tensor, self.device, self._live) for tensor in tensors]
-        check_readonly(tensors, self._writable)
+        bindings = [_binding_of(tensor, self.device, self._devices) for tensor in tensors]
+        _check_readonly(tensors, self._writable)
         self.run(bindings, groups, push)
 
     def run(self, bindings: Sequence[Binding], groups: int | Sequence[int], push: bytes) -> int:
         """Enqueue one dispatch over allocations; the queue's value for it."""
         self._refuse_closed()
-        counts, push = counts_of(groups), bytes_of(push)
+        counts, push = _counts_of(groups), _bytes_of(push)
         self._check(bindings, counts, push)
         block = ffi.new("char[]", push) if push else ffi.NULL
         call = object()
@@ -209,9 +209,8 @@ class Kernel:
                 self._free()
 
     def _refuse_closed(self) -> None:
-        if self._closed or not self.device.alive:
-            if self.device.queue.forked:
-                raise DeviceError(f"this kernel is the parent process's: {AFTER_FORK}")
+        self._devices.guard.check()
+        if self._closed or not self.device.queue.alive:
             raise DeviceError("this kernel is closed, or its device is")
 
     def _dispatch(self, bindings: Sequence[Binding], counts: Sequence[int], block: Any) -> int:
@@ -221,7 +220,7 @@ class Kernel:
             self._bind(chosen, bindings)
             value = self.device.queue.submit(
                 lambda commands: self._record(commands, chosen, counts, block),
-                [allocation for allocation, _, _ in bindings],
+                [buffer.resource for buffer, _, _ in bindings],
             )
         except BaseException:
             value = NEVER  # it may have been submitted: the next call waits for all work
@@ -278,13 +277,13 @@ class Kernel:
         for count, most in zip(groups, limits["max_work_groups"], strict=True):
             if not 0 < count <= most:
                 raise ValueError(f"groups {tuple(groups)}: each must be 1 to {most} here")
-        check_bindings(self.device, bindings)
+        _check_bindings(self.device, bindings)
 
 
 class _Owned:
     """The Vulkan objects that a kernel owns, and when their last use is done."""
 
-    def __init__(self, device: Device, handles: Handles, sets: deque[tuple[int, Any]]) -> None:
+    def __init__(self, device: Device, handles: Objects, sets: deque[tuple[int, Any]]) -> None:
         self._device = device
         self._handles = handles
         self._sets = sets
@@ -292,10 +291,10 @@ class _Owned:
     def close(self, wait: bool = True) -> bool:
         """Destroy it when the kernel's work is done, or *wait* for that; never raises."""
         device = self._device
-        if not device.alive or not len(self._handles):
+        if not device.queue.alive or not len(self._handles):
             return True
         try:
-            if not wait and (holds(device.queue.lock) or not device.queue.done(self._last_use())):
+            if not wait and not device.queue.done(self._last_use()):
                 return False
             device.queue.wait(self._last_use())
         except DeviceMemoryError:
@@ -310,3 +309,142 @@ class _Owned:
         sets = self._sets.copy()
         lost = len(sets) % SETS
         return NEVER if lost else max((value for value, _ in sets), default=0)
+
+
+# What a kernel is made of and called with -------------------------------------------
+
+
+def _binding_of(tensor: Any, device: Device, devices: Devices) -> Binding:
+    """The binding of a dlbridge tensor or a `VulkanArray`; ExchangeError if it has no buffer."""
+    native = isinstance(tensor, VulkanArray)
+    if not native and not (hasattr(tensor, "data_ptr") and hasattr(tensor, "byte_offset")):
+        raise TypeError(
+            f"{type(tensor).__module__}.{type(tensor).__qualname__} was given, which is not in "
+            f"Vulkan memory; move it with dlbridge.to_device(x, 'vulkan:{device.index}')"
+        )
+    if 0 in tensor.shape:
+        raise ExchangeError(f"a tensor of shape {tensor.shape} has no bytes, and no buffer")
+    data = tensor.data if native else tensor.data_ptr()
+    offset = tensor.offset if native else tensor.byte_offset
+    allocation = devices.find(data)
+    if allocation is None:
+        where = getattr(tensor, "device", None)
+        if native or getattr(where, "type", None) == VULKAN:
+            devices.buffer(data)  # which says what has become of it
+        raise ExchangeError(
+            f"a tensor on {where or 'no known device'} is not in Vulkan "
+            f"memory; move it with dlbridge.to_device(x, 'vulkan:{device.index}')"
+        )
+    if hasattr(tensor, "operand"):
+        tensor.operand()  # the order of work, and the refusal while the host uses the memory
+    return allocation, offset, allocation.nbytes - offset if native else _extent(tensor)
+
+
+def _check_bindings(device: Device, bindings: Sequence[Binding]) -> None:
+    """ExchangeError for what the device cannot bind, by its place among the tensors."""
+    limits = device.physical.limits
+    for place, (allocation, offset, nbytes) in enumerate(bindings):
+        if allocation.queue is not device.queue:
+            where = getattr(allocation, "device", None)
+            raise ExchangeError(
+                f"tensor {place} is on {f'vulkan:{where.index}' if where else 'another device'}, "
+                f"the kernel on vulkan:{device.index}; move it with to_device"
+            )
+        if not 0 <= offset < allocation.words:
+            raise ExchangeError(
+                f"tensor {place} begins at byte {offset}, outside its buffer of "
+                f"{allocation.nbytes} bytes"
+            )
+        step = limits["min_storage_buffer_offset_alignment"]
+        if offset % step:
+            raise ExchangeError(
+                f"tensor {place} begins {offset} bytes into its buffer; this device binds "
+                f"at multiples of {step}. Pass the whole tensor and the offset as a push "
+                "constant, or a copy"
+            )
+        if nbytes > limits["max_storage_buffer_range"]:
+            raise ExchangeError(
+                f"tensor {place} has {nbytes} bytes; this device's shaders see at most "
+                f"{limits['max_storage_buffer_range']} of one buffer. Pass it in slices"
+            )
+        if offset + nbytes > allocation.words:
+            raise ExchangeError(
+                f"tensor {place} ends at byte {offset + nbytes}, outside its buffer of "
+                f"{allocation.nbytes} bytes"
+            )
+
+
+def _check_readonly(tensors: Sequence[Any], writable: frozenset[int]) -> None:
+    """ExchangeError for a read-only tensor at a binding that the module may write to."""
+    for place, tensor in enumerate(tensors):
+        if tensor.readonly and place in writable:
+            raise ExchangeError(
+                f"tensor {place} is read-only, and the module may write to binding {place}: it is "
+                "not marked NonWritable. Declare the buffer `readonly` in the shader if it is only "
+                "read, or pass a copy"
+            )
+
+
+def _extent(tensor: Any) -> int:
+    """Bytes from the first to the last element of a tensor that is not empty."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    if any(n > 1 and step < 0 for n, step in zip(tensor.shape, tensor.strides, strict=True)):
+        raise ExchangeError(
+            f"strides {tensor.strides} run backwards, to before the tensor's first element; "
+            "pass a copy"
+        )
+    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
+    return int((steps + 1) * tensor.itemsize)
+
+
+def _counts_of(groups: Any) -> tuple[int, ...]:
+    """The numbers of work groups along x, y and z."""
+    rule = f"groups={groups!r}: one to three whole numbers, along x, y, z"
+    try:
+        given = tuple(groups) if hasattr(groups, "__len__") else (groups,)
+        counts = tuple(map(operator.index, given))
+    except TypeError as exc:
+        raise TypeError(rule) from exc
+    if not 1 <= len(counts) <= 3:
+        raise ValueError(rule)
+    return (*counts, 1, 1)[:3]
+
+
+def _bytes_of(push: Any) -> bytes:
+    """The push constants as bytes."""
+    try:
+        return bytes(memoryview(push))
+    except TypeError as exc:
+        raise TypeError(f"push must be bytes, not {type(push).__qualname__}") from exc
+
+
+def _module_of(spirv: Any) -> bytes:
+    """The module as bytes."""
+    if isinstance(spirv, (str, os.PathLike)):
+        raise TypeError(
+            f"spirv must be the bytes of a SPIR-V module, not {spirv!r}: if that is its file, "
+            "pass open(path, 'rb').read()"
+        )
+    try:
+        return bytes(memoryview(spirv))
+    except TypeError as exc:
+        raise TypeError(
+            f"spirv must be the bytes of a SPIR-V module, not {type(spirv).__qualname__}"
+        ) from exc
+
+
+def _check_module(device: Device, spirv: bytes, buffers: int, push_nbytes: int) -> None:
+    """ValueError for what is not a SPIR-V module, or beyond the device."""
+    limits = device.physical.limits
+    if len(spirv) < 20 or len(spirv) % 4 or int.from_bytes(spirv[:4], "little") != MAGIC:
+        raise ValueError(
+            "this is not a SPIR-V module: it must begin with 0x07230203 (little-endian) and be "
+            "whole 32-bit words; compile GLSL with `glslangValidator -V x.comp -o x.spv`"
+        )
+    if not 1 <= buffers <= limits["max_storage_buffers"]:
+        raise ValueError(f"buffers={buffers}: 1 to {limits['max_storage_buffers']} here")
+    if push_nbytes % 4 or not 0 <= push_nbytes <= limits["max_push_constants"]:
+        raise ValueError(
+            f"push_nbytes={push_nbytes}: a multiple of 4, at most {limits['max_push_constants']}"
+        )

@@ -1,29 +1,27 @@
-"""The devices by number and by name: opened at first use, adopted, closed at exit."""
+"""The devices by number and by name, opened at first use, and the buffers on them."""
 
 from __future__ import annotations
 
 import atexit
-import os
-import weakref
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.kit.fork import ForkGuard
 from dlbridge.kit.resources import Owner, Resources
+from dlbridge.protocol import Span
 
-from .device import Device, adopt_device, open_device
-from .errors import AFTER_FORK
-from .handles import Handles
+from .device import Device, Table, adopt, open_device
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
-from .locks import package_lock
+from .library import Objects
+from .memory import Buffer
 
 __all__ = ["Devices"]
 
 EXIT_SECONDS = 10.0
 """How long the end of the process waits for the work of a device."""
-
-_tables: weakref.WeakSet[Devices] = weakref.WeakSet()
 
 
 @dataclass(eq=False)
@@ -54,10 +52,10 @@ class Devices:
         self.exportable = exportable
         self.instance, version = create_instance()
         self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
-        self._lock = package_lock()
-        self._handles: Resources[Handles] = Resources(self._settle)
-        self.forked = False
-        _tables.add(self)
+        self.table: Table = {}
+        self.guard = ForkGuard("Vulkan", self._entries)
+        self._lock = threading.RLock()  # a finalizer may come in while its thread is inside
+        self._objects: Resources[Objects] = Resources(self._settle)
         atexit.register(self.finish)
 
     def __len__(self) -> int:
@@ -65,26 +63,28 @@ class Devices:
 
     def __getitem__(self, index: int) -> Device:
         """The device *index*, opened now if it is not yet."""
-        entry = self._entries[index] if 0 <= index < len(self._entries) else None
-        if entry is not None:
-            opened = entry.device
-            if opened is not None and opened.queue.alive:
-                return opened
-        self._refuse_after_fork()
-        if entry is None:
+        self.guard.check()
+        if not 0 <= index < len(self._entries):
             raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
+        entry = self._entries[index]
         with self._lock:
             device = entry.device
             if device is None:
                 device = self._make(
-                    lambda handles: entry.enter(
+                    lambda made: entry.enter(
                         open_device(
-                            handles, self.instance, entry.physical, self.staged, self.exportable
+                            made,
+                            self.table,
+                            self._lock,
+                            self.instance,
+                            entry.physical,
+                            self.staged,
+                            self.exportable,
                         ),
                         index,
                     )
                 )
-        if not device.alive:
+        if not device.queue.alive:
             raise DeviceError(f"vulkan:{index} has been closed")
         return device
 
@@ -93,12 +93,13 @@ class Devices:
         entry = self._entries[index] if 0 <= index < len(self._entries) else None
         return None if entry is not None and entry.device is None else self[index]
 
-    def adopt(self, **handles: Any) -> Device:
-        """Take a VkDevice of the caller's in as one more device; see `adopt_device`."""
-        self._refuse_after_fork()
+    def adopt(self, lock: Any = None, **handles: Any) -> Device:
+        """Take a VkDevice of the caller's in as one more device; see `device.adopt`."""
+        self.guard.check()
         with self._lock:
+            given = {**handles, "lock": self._lock if lock is None else lock}
             return self._make(
-                lambda made: self._append(adopt_device(made, staged=self.staged, **handles))
+                lambda made: self._append(adopt(made, self.table, staged=self.staged, **given))
             )
 
     def _append(self, device: Device) -> Device:
@@ -107,25 +108,25 @@ class Devices:
         device.index = self._entries.index(entry)
         return device
 
-    def _make(self, make: Callable[[Handles], Device]) -> Device:
-        """Run *make*, whose device keeps the handles; the lock is held.
+    def _make(self, make: Callable[[Objects], Device]) -> Device:
+        """Run *make*, whose device keeps the objects; the lock is held.
 
         What an exception leaves of a device is destroyed.
         """
-        owner = Owner(self._handles, Handles())
+        owner = Owner(self._objects, Objects())
         try:
             return make(owner.resource)
         finally:
             del owner  # now, also if the exception keeps this frame
 
-    def _settle(self, handles: Handles) -> bool:
-        """Destroy *handles*, unless they belong to a device that has been entered."""
+    def _settle(self, objects: Objects) -> bool:
+        """Destroy *objects*, unless they belong to a device that has been entered."""
         devices = [entry.device for entry in self._entries]
-        if not any(device is not None and device.handles is handles for device in devices):
-            handles.destroy()
+        if not any(device is not None and device.objects is objects for device in devices):
+            objects.destroy()
         return True
 
-    def find(self, name: str) -> int:
+    def named(self, name: str) -> int:
         """The device whose UUID is *name*, or the first whose name contains it."""
         wanted = name.casefold()
         for match in (
@@ -149,7 +150,7 @@ class Devices:
             "uuid": physical.uuid,
             "driver": physical.driver,
             "vulkan": version_text(physical.version),
-            "host_memory_shared": _shares_memory(physical),
+            "host_memory_shared": physical.shares_memory,
             "host_import": bool(physical.limits["min_imported_host_pointer_alignment"]),
             **physical.limits,
             **({"pci": physical.pci} if physical.pci else {}),
@@ -163,43 +164,55 @@ class Devices:
         """
         for entry in self._entries:
             device = entry.device
-            if device is not None and device.alive:
+            if device is not None and device.queue.alive and not self.guard.in_child:
                 try:
                     device.queue.finish(EXIT_SECONDS)
                 except (DeviceError, DeviceMemoryError):
                     continue  # a lost device has no work left
 
-    def forget(self) -> None:
-        """In a forked child: the devices are the parent's only."""
-        self.forked = True
-        for entry in self._entries:
-            if entry.device is not None:
-                entry.device.queue.forked = True
-                entry.device.queue.alive = False
+    # --- Buffers ---
 
-    def _refuse_after_fork(self) -> None:
-        if self.forked:
-            raise DeviceError(AFTER_FORK)
+    def find(self, data: int) -> Buffer | None:
+        """The buffer behind *data*, or None if this package did not make it, or no longer has."""
+        known = self.table.get(data)
+        return None if known is None else known()
+
+    def buffer(self, data: int) -> Buffer:
+        """The buffer behind *data*; DeviceError if there is none, or no longer."""
+        self.guard.check()
+        buffer = self.find(data)
+        if buffer is None or not buffer.queue.alive:
+            raise DeviceError(
+                f"{data:#x} is not a live Vulkan buffer of this process: it was freed, or its "
+                "device was closed"
+            )
+        return buffer
+
+    def at(self, span: Span) -> Buffer:
+        """The buffer, in which the whole span must lie."""
+        device_id, data, offset, nbytes = span
+        known = self.table.get(data)
+        buffer = None if known is None else known()
+        if buffer is None or not buffer.queue.alive or self.guard.in_child:
+            buffer = self.buffer(data)  # which says what is wrong
+        if offset < 0 or offset + nbytes > buffer.nbytes:
+            raise ExchangeError(
+                f"bytes {offset} to {offset + nbytes} are outside a Vulkan buffer of "
+                f"{buffer.nbytes} bytes"
+            )
+        if buffer.device.index != device_id:
+            raise ExchangeError(
+                f"{data:#x} is memory of vulkan:{buffer.device.index}, and not of "
+                f"vulkan:{device_id}; name the device of the memory"
+            )
+        return buffer
+
+    def buffers(self, device: Device | None = None) -> int:
+        """How many buffers somebody has, of all devices or of one."""
+        found = [known() for known in list(self.table.values())]
+        return sum(each is not None and device in (None, each.device) for each in found)
 
     def _listed(self) -> str:
         found = [entry.physical for entry in self._entries]
         names = (f"vulkan:{i} {p.name} ({p.uuid})" for i, p in enumerate(found))
         return f"devices: {', '.join(names)}"
-
-
-def _shares_memory(physical: PhysicalDevice) -> bool:
-    """Whether all its memory is the host's.
-
-    The flag DEVICE_LOCAL says nothing of it: AMD's drivers show an APU's memory
-    as one part with it and one without.
-    """
-    return physical.kind in ("integrated", "cpu")
-
-
-def _after_fork() -> None:
-    for table in _tables:
-        table.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Opens the Vulkan loader at first use, and makes its structures.
+"""The Vulkan loader: opened at first use; its structures, results and objects.
 
 The only module that knows the loader's names and cffi's module.
 """
@@ -8,16 +8,24 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from dlbridge.errors import BackendUnavailable
+from dlbridge.errors import (
+    BackendUnavailable,
+    DeviceError,
+    DeviceLost,
+    DeviceMemoryError,
+    Error,
+    ExchangeError,
+)
+from dlbridge.kit.status import StatusTable
 
 from ._cdefs import ffi
-from .errors import check
 
-__all__ = ["array", "constant", "ffi", "handle", "load", "struct", "text"]
+__all__ = ["Objects", "array", "check", "constant", "ffi", "handle", "load", "struct", "text"]
 
 
 def names(platform: str, sdk: str | None) -> tuple[str, ...]:
@@ -40,6 +48,50 @@ def names(platform: str, sdk: str | None) -> tuple[str, ...]:
 
 constant = cache(ffi.integer_const)
 """The value of a constant of ``vulkan.h``; needs no library."""
+
+_MEANINGS: dict[str, tuple[type[Error], str]] = {  # Vulkan 1.3 specification, "Return Codes"
+    "VK_ERROR_OUT_OF_HOST_MEMORY": (DeviceMemoryError, "no host memory left"),
+    "VK_ERROR_OUT_OF_DEVICE_MEMORY": (DeviceMemoryError, "no device memory left"),
+    "VK_ERROR_INITIALIZATION_FAILED": (DeviceError, "the driver could not start"),
+    "VK_ERROR_DEVICE_LOST": (
+        DeviceLost,
+        "the device crashed, was reset or was removed; start a new process",
+    ),
+    "VK_ERROR_MEMORY_MAP_FAILED": (DeviceMemoryError, "the host could not map the memory"),
+    "VK_ERROR_LAYER_NOT_PRESENT": (DeviceError, "a layer of VK_INSTANCE_LAYERS is missing"),
+    "VK_ERROR_EXTENSION_NOT_PRESENT": (DeviceError, "the driver lacks an extension"),
+    "VK_ERROR_FEATURE_NOT_PRESENT": (DeviceError, "the driver lacks a feature"),
+    "VK_ERROR_INCOMPATIBLE_DRIVER": (DeviceError, "no driver speaks this Vulkan version"),
+    "VK_ERROR_TOO_MANY_OBJECTS": (DeviceMemoryError, "too many objects of this kind"),
+    "VK_ERROR_FRAGMENTED_POOL": (DeviceMemoryError, "the pool is fragmented"),
+    "VK_ERROR_UNKNOWN": (DeviceError, "the driver does not say why"),
+    "VK_ERROR_INVALID_SHADER_NV": (ExchangeError, "the SPIR-V module is not valid"),
+    "VK_ERROR_OUT_OF_POOL_MEMORY": (DeviceMemoryError, "the pool is full"),
+    "VK_ERROR_INVALID_EXTERNAL_HANDLE": (
+        ExchangeError,
+        "the driver cannot use this host memory in place",
+    ),
+    "VK_ERROR_FRAGMENTATION": (DeviceMemoryError, "the pool is fragmented"),
+    "VK_ERROR_INVALID_OPAQUE_CAPTURE_ADDRESS": (DeviceMemoryError, "no address is free"),
+}
+
+_NAMES = {int(constant(name)): name for name in _MEANINGS}
+STATUS = StatusTable(
+    {code: _MEANINGS[name] for code, name in _NAMES.items()},
+    lambda code: _NAMES.get(code, f"VkResult {code}"),
+)
+
+
+def check(result: int, call: str) -> int:
+    """*result* of the Vulkan function *call*, if it is not an error.
+
+    Errors are negative; the others (VK_TIMEOUT, VK_INCOMPLETE) are the caller's.
+    *call* may go on after the function's name with what was asked of it.
+    """
+    if result < 0:
+        STATUS.check(call, result)
+    return result
+
 
 _library: Any = None
 
@@ -103,16 +155,12 @@ def array(function: Any, kind: str, *arguments: Any) -> Any:
     """
     count = ffi.new("uint32_t *")
     while True:
-        _check(function(*arguments, count, ffi.NULL), kind)
+        what = f"the enumeration of {kind}"
+        check(function(*arguments, count, ffi.NULL) or 0, what)  # some return nothing
         found = ffi.new(f"{kind}[]", count[0])
-        _check(function(*arguments, count, found), kind)
+        check(function(*arguments, count, found) or 0, what)
         if count[0] == len(found):
             return found
-
-
-def _check(result: int | None, kind: str) -> None:
-    # Some of these functions return nothing.
-    check(result or 0, f"the enumeration of {kind}")
 
 
 def text(characters: Any) -> str:
@@ -130,3 +178,54 @@ def handle(value: Any) -> int:
         f"{value!r} is not a Vulkan handle, and so not a stream either; give an integer or a cffi "
         "pointer"
     )
+
+
+class Objects:
+    """Vulkan objects that are destroyed together, in reverse order.
+
+    The driver writes each new handle into memory that is noted here before.
+    """
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Any, tuple[Any, ...], Any, Any]] = []
+
+    def make(self, kind: str, create: Callable[[Any], int], *parent: Any, call: str = "") -> Any:
+        """The cell (a C array of one handle) of a new object.
+
+        *create* is given the cell and returns a VkResult; the object is
+        destroyed with ``vkDestroy<kind>(*parent, handle, NULL)``.
+        """
+        cell = ffi.new(f"Vk{kind}[1]")
+        none = cell[0]
+        self._made.append((getattr(load(), f"vkDestroy{kind}"), parent, cell, none))
+        result = create(cell)
+        if result < 0:
+            cell[0] = none  # what a failed call leaves there is not defined
+        check(result, call or f"vkCreate{kind}")
+        return cell
+
+    def create(self, device: Any, kind: str, info: Any) -> Any:
+        """The cell of a new object, by ``vkCreate<kind>``."""
+        function = getattr(load(), f"vkCreate{kind}")
+        return self.make(kind, lambda cell: function(device, info, ffi.NULL, cell), device)
+
+    def destroy(self) -> None:
+        """Destroy all objects that are left; nothing may be using them.
+
+        Two threads may do so at once, and an interrupted call may be repeated.
+        """
+        for function, parent, cell, none in reversed(self._made.copy()):
+            if cell[0]:
+                # Python runs no signal handler and no other thread between these two lines.
+                handle, cell[0] = cell[0], none
+                function(*parent, handle, ffi.NULL)
+        self._made.clear()
+
+    def forget(self) -> None:
+        """Leave the objects to the driver: they may be in use."""
+        self._made.clear()
+
+    def __len__(self) -> int:
+        return len(self._made)

@@ -1,28 +1,41 @@
-"""Device memory: few VkDeviceMemory blocks, shared out to many VkBuffers.
+"""Memory of a device: few VkDeviceMemory blocks, shared out to many VkBuffers.
 
 Drivers allow few allocations (4096 is common), so buffers are bound at offsets
 inside large blocks. Each tensor still has a VkBuffer of its own, bound at one
 place and beginning at its byte 0, as TVM's convention wants it.
+
+No lock guards the ranges of a block: they are replaced as a whole, if they are still those that
+the change was made for. Between that comparison and the assignment there is no call, and so no
+other thread, finalizer or signal handler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from operator import attrgetter
+import bisect
+import os
+from contextlib import suppress
 from typing import Any
 
-from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.errors import DeviceMemoryError
 from dlbridge.kit.limits import pool_limit
-from dlbridge.kit.resources import Resources
+from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call
 
-from .blocks import Block
-from .errors import check
-from .library import constant, ffi, load, struct
-from .locks import holds, package_lock
-from .memory_types import MemoryType
+from .instance import MemoryType
+from .library import check, constant, ffi, load, struct
 from .queue import Queue
 
-__all__ = ["IN_SLICES", "USAGE", "Allocation", "Heap", "Place", "create_buffer", "external"]
+__all__ = [
+    "IN_SLICES",
+    "MAGIC",
+    "USAGE",
+    "Block",
+    "Buffer",
+    "Given",
+    "Heap",
+    "Place",
+    "create_buffer",
+    "external",
+]
 
 BLOCK = 64 << 20
 """Bytes of a block. Larger buffers get one of their own size."""
@@ -33,325 +46,310 @@ KEEP = 256 << 20
 """Bytes of empty blocks that are kept unless the user sets a limit, because fresh memory costs
 page faults (measured: they halve the speed of the first copy)."""
 
+MAGIC = 0x6B56656764697262
+"""The descriptor's magic: the bytes ``bridgeVk``."""
+
 USAGE = (
     constant("VK_BUFFER_USAGE_TRANSFER_SRC_BIT")
     | constant("VK_BUFFER_USAGE_TRANSFER_DST_BIT")
     | constant("VK_BUFFER_USAGE_STORAGE_BUFFER_BIT")
 )
 
-
 # Looking a type up by name costs as much as to make one.
 _CELL = ffi.typeof("VkBuffer[1]")
+_DESCRIPTOR = ffi.typeof("DlbridgeVulkanBuffer *")
 _INFO = ffi.typeof("VkBufferCreateInfo *")
 _INFO_TYPE = constant("VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO")
 _NEEDS = ffi.typeof("VkMemoryRequirements *")
+_NUMBER = ffi.typeof("uintptr_t")
 
 
-_is_ready = attrgetter("ready")
+# One VkDeviceMemory -----------------------------------------------------------------
+
+
+class Given:
+    """A VkDeviceMemory, or what there is of one: the resource of a `Block`."""
+
+    __slots__ = ("cell", "codes", "device", "file", "original")
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.cell = ffi.new("VkDeviceMemory[1]")
+        self.codes: list[int] = []
+        """What the driver said: a failed call may leave anything in the cell."""
+        self.file: list[int] = []
+        """A file descriptor that the driver takes over if it says 0."""
+        self.original = -1
+        """What it is a duplicate of."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether there is memory, which is to be given back."""
+        return self.codes[-1:] == [0] and bool(self.cell[0])
+
+    def close_file(self) -> None:
+        """Close what the driver has not taken over."""
+        if self.file and self.codes[-1:] != [0]:
+            # Vulkan leaves it to the caller then; lavapipe (Mesa 22.3) closes it all the same.
+            with suppress(OSError):
+                if os.path.sameopenfile(self.file[0], self.original):
+                    list(map(os.close, map(self.file.pop, [0])))  # one step: it is closed once
+            self.file.clear()
+
+    def free(self) -> bool:
+        """Give the memory back to the driver; nothing may be using it."""
+        free = load().vkFreeMemory
+        if self.is_ours:
+            # Python runs no signal handler between these two lines.
+            memory, self.cell[0] = self.cell[0], 0
+            free(self.device, memory, ffi.NULL)
+        self.close_file()
+        return True
+
+
+Ranges = list[tuple[int, int]]
+
+
+class Block(Owner[Given]):
+    """A VkDeviceMemory and its free ranges, sorted and never adjacent.
+
+    It goes back to the driver when neither its heap nor a buffer has it.
+    """
+
+    __slots__ = ("free", "mapped", "size")
+
+    def __init__(self, memories: Resources[Given], given: Given, size: int) -> None:
+        super().__init__(memories, given)
+        self.size = size
+        self.free: Ranges = []
+        self.mapped = 0
+        """Host address of its first byte; 0 if the host cannot address it."""
+
+    def allocate(self, kind: int, chain: Any, what: str = "") -> None:
+        """Get the memory, of type *kind*, from the driver; *chain* is the rest of its info."""
+        given = self.resource
+        info = struct(
+            "VkMemoryAllocateInfo", pNext=chain, allocationSize=self.size, memoryTypeIndex=kind
+        )
+        code = call(given.codes, load().vkAllocateMemory, given.device, info, ffi.NULL, given.cell)
+        given.close_file()
+        what = what or f"{self.size} bytes of memory type {kind}"
+        check(code, f"vkAllocateMemory of {what}")
+
+    def map(self) -> None:
+        """Let the host address it, for its whole life."""
+        address = ffi.new("void **")
+        function, device = load().vkMapMemory, self.resource.device
+        check(function(device, self.memory, 0, self.size, 0, address), "vkMapMemory")
+        self.mapped = int(ffi.cast("uintptr_t", address[0]))
+
+    @property
+    def memory(self) -> int:
+        """The VkDeviceMemory."""
+        return int(self.resource.cell[0])
+
+    def fit(self, size: int, alignment: int, step: int) -> tuple[int, int] | None:
+        """``(waste, start)`` of the best place for *size* bytes, or None.
+
+        *alignment* is honoured for the host's address where there is one (as
+        long as the block's own address is a multiple of *step*, what Vulkan wants).
+        """
+        origin = self.mapped if self.mapped % step == 0 else 0
+        best = None
+        for low, high in self.free:
+            start = -(-(origin + low) // alignment) * alignment - origin
+            if start + size <= high and (best is None or high - low - size < best[0]):
+                best = (high - low - size, start)
+        return best
+
+    def take(self, place: Place, start: int, size: int) -> bool:
+        """Let *place* have *size* bytes from *start* on; False if they are not free."""
+        free, end = self.free, start + size
+        index = bisect.bisect_right(free, (start, self.size + 1)) - 1
+        if index < 0 or free[index][1] < end:
+            return False
+        low, high = free[index]
+        left = [part for part in ((low, start), (end, high)) if part[0] < part[1]]
+        left = [*free[:index], *left, *free[index + 1 :]]
+        if self.free is not free:
+            return False
+        self.free, place.block, place.start, place.end = left, self, start, end
+        return True
+
+    def put_back(self, place: Place) -> None:
+        """Take the bytes of *place* back, joined with their free neighbours."""
+        while place.block is self:
+            free, start, end = self.free, place.start, place.end
+            first = last = bisect.bisect_left(free, (start, end))
+            if first and free[first - 1][1] == start:
+                first, start = first - 1, free[first - 1][0]
+            if last < len(free) and free[last][0] == end:
+                last, end = last + 1, free[last][1]
+            joined = [*free[:first], (start, end), *free[last:]]
+            if self.free is free:
+                self.free, place.block = joined, None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of it is in use."""
+        return self.free == [(0, self.size)]
+
+    def retire(self) -> bool:
+        """Let nobody take any of it; False if it is in use."""
+        free = self.free
+        if free != [(0, self.size)] or self.free is not free:
+            return False
+        self.free = []
+        return True
+
+
+class Heap:
+    """All blocks of one memory type of one device."""
+
+    def __init__(self, device: Any, kind: MemoryType, handle_types: int = 0) -> None:
+        self.kind = kind
+        self.blocks: list[Block] = []
+        self._device = device
+        self._handle_types = handle_types
+        """As what its memory can be exported (VkExternalMemoryHandleTypeFlags); 0: not at all."""
+        self._limit = min(device.physical.limits["max_allocation"], kind.size)
+        self._block = min(BLOCK, max(1 << 20, kind.size // 8))
+        self._keep = pool_limit(KEEP)
+
+    def place(self, place: Place, size: int, alignment: int, step: int) -> None:
+        """Let *place* have *size* bytes at a multiple of *alignment*; DeviceMemoryError if full."""
+        while True:
+            best: tuple[int, int] | None = None
+            found = None
+            for block in self.blocks:
+                fit = block.fit(size, alignment, step)
+                if fit is not None and (best is None or fit[0] < best[0]):
+                    best, found = fit, block
+            if found is None or best is None:
+                # A block's own address may be less aligned than the buffer wants.
+                self._grow(size + (alignment if alignment > step else 0), place, alignment, step)
+                return
+            if found.take(place, best[1], size):
+                return
+
+    def _grow(self, need: int, place: Place, alignment: int, step: int) -> None:
+        """A new block for *need* bytes, and the first of them for *place*."""
+        large = need > self._block // 2
+        try:
+            block = self._new(need if large else self._block)
+        except DeviceMemoryError:
+            if large:
+                raise
+            block = self._new(need)
+        size = need - (alignment if alignment > step else 0)
+        fit = block.fit(size, alignment, step)
+        assert fit is not None  # it was made large enough
+        block.take(place, fit[1], size)
+        self.blocks.append(block)  # others see it only now
+
+    def _new(self, size: int) -> Block:
+        device = self._device
+        if size > self._limit:
+            raise DeviceMemoryError(
+                f"{device.physical.name} gives at most {self._limit} bytes of this memory at once, "
+                f"and {size} are needed with what the alignment may take; {IN_SLICES}"
+            )
+        if device.is_full:
+            raise DeviceMemoryError(
+                f"{device.most_allocations} blocks of memory are allocated, as many as "
+                f"{device.physical.name} allows at once; free tensors first"
+            )
+        block = Block(device.memories, Given(device.pointer), size)
+        chain = ffi.NULL
+        if self._handle_types:
+            chain = struct("VkExportMemoryAllocateInfo", handleTypes=self._handle_types)
+        block.allocate(self.kind.index, chain)
+        if self.kind.mapped:
+            block.map()
+        block.free = [(0, size)]
+        return block
+
+    def trim(self, keep: int | None = None) -> bool:
+        """Give empty blocks back until *keep* bytes of them are left; whether there were any."""
+        empty = [block for block in self.blocks if block.is_empty]
+        kept = sum(block.size for block in empty)
+        for block in empty:
+            if kept <= (self._keep if keep is None else keep):
+                break
+            kept -= block.size
+            if block.retire():
+                self.blocks.remove(block)
+                block.resource.free()  # now: the traceback of an exception may keep it
+        return bool(empty)
+
+
+# Buffers ----------------------------------------------------------------------------
 
 
 class Place:
-    """The parts that an allocation owns: a VkBuffer, and a range of a block."""
-
-    __slots__ = ("block", "cell", "end", "last_use", "start")
-
-    def __init__(self) -> None:
-        self.cell = ffi.new(_CELL)
-        self.block: Block | None = None
-        self.start = 0
-        self.end = 0
-        self.last_use: int | None = None
-        """The queue's value after which nothing uses it, if that is known when it is freed."""
-
-
-class Allocation:
-    """One VkBuffer and the memory behind it.
-
-    It is made empty; `Heap.allocate` makes the buffer into its `place`, which goes back when the
-    allocation is released or dropped.
-    """
+    """What a buffer owns: a VkBuffer, and a range of a block."""
 
     __slots__ = (
-        "__weakref__",
-        "_life",
-        "buffer",
-        "cached",
+        "block",
+        "cell",
+        "descriptor",
+        "end",
         "heap",
+        "is_foreign",
+        "is_marked",
         "last_use",
-        "mapped",
-        "memory",
-        "nbytes",
-        "place",
-        "queue",
-    )
+        "start",
+        "stream",
+    )  # fmt: skip
 
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
+    def __init__(self, stream: int, is_foreign: bool = False) -> None:
+        self.cell = ffi.new(_CELL)
+        self.descriptor = ffi.new(_DESCRIPTOR)
+        """What the ``data`` of tensors points to: no other buffer has it until this is back."""
+        self.stream = stream
+        self.is_foreign = is_foreign
+        """Whether the memory is somebody else's, so that the end waits."""
+        self.is_marked = False
+        """Whether `last_use` covers what others have submitted."""
         self.heap: Heap | None = None
-        self.place = Place()
-        self._life: object = None
-        """While it has this, the place is its own (`Resources.enter`)."""
-        self.buffer = 0
-        self.memory = 0
-        self.nbytes = 0
-        self.mapped = 0
-        """Host address of its first byte; 0 if the host cannot address it."""
-        self.cached = False
-        """Whether the host reads it at full speed."""
+        self.block: Block | None = None
+        self.start = 0
+        """Where the buffer is bound in the memory."""
+        self.end = 0
         self.last_use = 0
         """The queue's value after which nothing uses it."""
 
-    def enter(self, heap: Heap) -> None:
-        """Belong to *heap* from now on."""
-        self.heap, self.place = heap, Place()
-        self._life = heap.resources.enter(self.place)
+
+class Buffer(AllocationOwner[Place]):
+    """A VkBuffer on *device* that tensors may lie in; ``data`` is the address of its descriptor."""
+
+    __slots__ = ("buffer", "cached", "device", "mapped", "memory", "owner", "queue", "size")
+
+    device: Any  # a `device.Device`, which makes them
+    queue: Queue
+    buffer: int
+    memory: int
+    mapped: int
+    """Host address of its first byte; 0 if the host cannot address it."""
+    cached: bool
+    """Whether the host reads it at full speed."""
+    size: int
+    """Bytes of its memory, where that is its own; else 0."""
+    owner: object
+    """Of memory that is somebody else's; it is kept as long."""
+
+    @property
+    def words(self) -> int:
+        """Bytes of the buffer that shaders may see: our own are whole 32-bit words."""
+        return self.nbytes if self.resource.is_foreign else -(-self.nbytes // 4) * 4
 
     def settle(self) -> None:
         """Block until no work uses it, so that the host may touch it."""
         queue = self.queue
         if queue.shared:
             queue.finish()
-        elif self.last_use > queue.reached:
-            queue.wait(self.last_use)
-
-    def release(self) -> None:
-        """Give it back once no work uses it; does not block. Harmless when repeated.
-
-        Where others may submit to the queue, their work that is on it now counts as well.
-        """
-        if not self.queue.shared:
-            self.place.last_use = self.last_use
-        self._life = None
-        if self.heap is not None:
-            self.heap.collect()
-
-    @property
-    def start(self) -> int:
-        """Where the buffer is bound in the memory."""
-        return self.place.start
-
-    @property
-    def end(self) -> int:
-        """Where its range of the memory ends."""
-        return self.place.end
-
-    @property
-    def words(self) -> int:
-        """Bytes of the buffer that shaders may see: our own are whole 32-bit words."""
-        return -(-self.nbytes // 4) * 4
-
-
-class Heap:
-    """All blocks of one memory type of one device. Safe from any thread and any finalizer."""
-
-    def __init__(
-        self,
-        device: Any,
-        name: str,
-        limits: Mapping[str, Any],
-        queue: Queue,
-        kind: MemoryType,
-        allocations: Callable[[], int],
-        handle_types: int = 0,
-    ) -> None:
-        self.kind = kind
-        self._handle_types = handle_types
-        """As what its memory can be exported (VkExternalMemoryHandleTypeFlags); 0: not at all."""
-        self._chain = external(handle_types)
-        self._device = device
-        self._lib = load()
-        self._name = name
-        self._allocations = allocations
-        """The VkDeviceMemory objects of the device, of all heaps and imports."""
-        self._most = limits["max_allocations"]
-        self._limit = min(limits["max_allocation"], kind.size)
-        self._queue = queue
-        self._block = min(BLOCK, max(1 << 20, kind.size // 8))
-        self._keep = pool_limit(KEEP)
-        self._lock = package_lock()
-        self._busy = False
-        """Whether the blocks are being changed, by the thread that holds the lock."""
-        self._blocks: list[Block] = []
-        self.resources: Resources[Place] = Resources(self._give_back)
-
-    def allocate(self, into: Allocation, nbytes: int, alignment: int) -> None:
-        """Make *into* a new buffer of *nbytes* bytes.
-
-        *alignment* (bytes, a power of two) holds for the host's address, or
-        for the place in the block where there is none. DeviceMemoryError if
-        there is no room even after what is still in use by the queue was freed.
-        """
-        self.collect()
-        into.enter(self)
-        into.nbytes = nbytes
-        place = into.place
-        size, step = create_buffer(self._device, nbytes, place.cell, self._chain)
-        alignment = max(alignment, step)
-        try:
-            self._place(place, size, alignment, step)
-        except DeviceMemoryError:
-            if not self.make_room():
-                raise
-            self._place(place, size, alignment, step)
-        block = place.block
-        assert block is not None  # placed above
-        into.buffer, into.memory = place.cell[0], block.memory
-        into.mapped = block.mapped and block.mapped + into.start
-        into.cached = self.kind.cached
-        check(
-            self._lib.vkBindBufferMemory(self._device, into.buffer, into.memory, into.start),
-            "vkBindBufferMemory",
-        )
-
-    def collect(self) -> None:
-        """Take back what was freed and is no longer in use."""
-        self.resources.sweep()
-
-    def _give_back(self, place: Place) -> bool:
-        """Take *place* back if the queue is done with it. Waits for no device.
-
-        May run in a finalizer, and so in the middle of any other call of the same thread: not
-        while that changes the blocks.
-        """
-        queue = self._queue
-        if not queue.alive:
-            return True
-        if holds(self._lock):
-            return False
-        try:
-            if place.last_use is None:
-                place.last_use = queue.mark()
-            if not queue.done(place.last_use):
-                return False
-        except (DeviceError, DeviceMemoryError):
-            return False
-        with self._lock:
-            self._changing(self._destroy, place)
-        return True
-
-    def close(self) -> None:
-        """Give everything back to the driver; nothing may be in use."""
-        with self._lock:
-            for place in self.resources.all():
-                self._destroy(place)
-            while self._blocks:
-                self._blocks[-1].destroy()
-                self._blocks.pop()
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The blocks now held, for tests and figures."""
-        return list(self._blocks)
-
-    def _changing(self, change: Callable[..., None], *arguments: Any) -> None:
-        """Run *change*, which may change the blocks; the lock is held."""
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            change(*arguments)
-        finally:
-            self._busy = False
-
-    def _sweep(self) -> None:
-        """Give back blocks whose making was interrupted."""
-        if all(map(_is_ready, self._blocks)):
-            return
-        for block in [block for block in self._blocks if not block.ready]:
-            block.destroy()
-            self._blocks.remove(block)
-
-    def _destroy(self, place: Place) -> None:
-        cell = place.cell
-        if cell[0]:
-            # Python runs no signal handler between these two lines.
-            buffer, cell[0] = cell[0], 0
-            self._lib.vkDestroyBuffer(self._device, buffer, ffi.NULL)
-        block = place.block
-        if block is None:
-            return
-        free = block.joined(place.start, place.end)
-        block.free, place.block = free, None
-        if block.empty:
-            self._trim(self._keep)
-
-    def _trim(self, keep: int) -> None:
-        """Give empty blocks back to the driver until *keep* bytes of them are left."""
-        empty = [block for block in self._blocks if block.empty]
-        kept = sum(block.size for block in empty)
-        for block in empty:
-            if kept <= keep:
-                break
-            kept -= block.size
-            block.destroy()
-            self._blocks.remove(block)
-
-    def make_room(self) -> bool:
-        """Wait for what was freed and give all empty blocks back; False if there was nothing."""
-        if not self.resources.waiting and not any(block.empty for block in self._blocks):
-            return False
-        self._queue.finish()
-        self.collect()
-        with self._lock:
-            self._changing(self._trim, 0)
-        return True
-
-    def _place(self, into: Place, size: int, alignment: int, step: int) -> None:
-        # A block's own address may be less aligned than the buffer wants.
-        need = size + (alignment if alignment > step else 0)
-        with self._lock:
-            if self._busy:  # in a finalizer, in the middle of another change: a block of its own
-                block = self._grow(need)
-                self._take(into, block, size, block.fit(size, alignment, step))
-            else:
-                self._changing(self._find, into, size, alignment, step, need)
-
-    def _find(self, into: Place, size: int, alignment: int, step: int, need: int) -> None:
-        self._sweep()
-        fits = [
-            (fit[0], index, fit)
-            for index, block in enumerate(self._blocks)
-            if (fit := block.fit(size, alignment, step)) is not None
-        ]
-        if fits:
-            _, index, fit = min(fits)
-            self._take(into, self._blocks[index], size, fit)
-            return
-        try:
-            block = self._grow(need if need > self._block // 2 else self._block)
-        except DeviceMemoryError:
-            if need > self._block // 2:
-                raise
-            block = self._grow(need)
-        self._take(into, block, size, block.fit(size, alignment, step))
-
-    def _take(self, into: Place, block: Block, size: int, fit: tuple[int, int] | None) -> None:
-        assert fit is not None  # found or made large enough
-        start, end = fit[1], fit[1] + size
-        free = block.without(start, end)
-        # One step: there is no call in between.
-        block.free, into.block, into.start, into.end = free, block, start, end
-
-    def _grow(self, size: int) -> Block:
-        if size > self._limit:
-            raise DeviceMemoryError(
-                f"{self._name} gives at most {self._limit} bytes of this memory at once, and "
-                f"{size} are needed with what the alignment may take; {IN_SLICES}"
-            )
-        if self._allocations() >= self._most:
-            raise DeviceMemoryError(
-                f"{self._most} blocks of memory are allocated, as many as {self._name} allows at "
-                "once; free tensors first"
-            )
-        block = Block(self._device, size)
-        self._blocks.append(block)
-        try:
-            block.allocate(self.kind, self._handle_types)
-        except BaseException:
-            block.destroy()
-            self._blocks.remove(block)
-            raise
-        return block
+        elif self.resource.last_use > queue.reached:
+            queue.wait(self.resource.last_use)
 
 
 def external(handle_types: int) -> Any:

@@ -7,19 +7,17 @@ VkDevice needs to use a tensor's memory, and to wait for it.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from dlbridge.errors import DeviceError
 from dlbridge.protocol import NativeArray
 
-from .buffer import Buffer
 from .device import Device
 from .library import handle
+from .memory import Buffer
 
-__all__ = ["VulkanArray", "Wrapped", "describe", "wrap"]
+__all__ = ["VulkanArray", "describe", "wrap"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +54,8 @@ class VulkanArray:
     data: int
     """The DLTensor's data, the address of a DlbridgeVulkanBuffer (docs/vulkan.md)."""
     owner: object = field(repr=False)
+    memory_owner: object = field(default=None, repr=False)
+    """Of a buffer that was wrapped: it waits for dlbridge's work on it when it is dropped."""
 
     def described(self) -> NativeArray:
         """The same tensor in dlbridge's terms."""
@@ -71,29 +71,7 @@ class VulkanArray:
         )
 
 
-class Wrapped(Buffer):
-    """A VkBuffer of the caller's; nothing of it is destroyed here."""
-
-    __slots__ = ("used",)
-
-    def __init__(self, device: Device) -> None:
-        self.used = True
-        super().__init__(device)
-
-    @property
-    def words(self) -> int:
-        """Bytes that shaders may see: what the caller's buffer has."""
-        return self.nbytes
-
-    def release(self) -> None:
-        """Wait until no work uses it: its owner may destroy it as soon as this returns."""
-        if self.used and self.queue.alive:
-            with suppress(DeviceError):  # a lost device has no work left
-                self.queue.finish()
-            self.used = False
-
-
-def describe(allocation: Buffer, array: NativeArray) -> VulkanArray:
+def describe(allocation: Buffer, array: NativeArray, memory_owner: object = None) -> VulkanArray:
     """*array*, which lies in *allocation*, with its raw handles.
 
     From now on others may use the queue, and dlbridge's waits cover their work too.
@@ -109,10 +87,10 @@ def describe(allocation: Buffer, array: NativeArray) -> VulkanArray:
         queue_family=queue.family,
         buffer=allocation.buffer,
         memory=allocation.memory,
-        memory_offset=allocation.start,
+        memory_offset=allocation.resource.start,
         buffer_size=allocation.nbytes,
         semaphore=queue.semaphore,
-        value=allocation.last_use,
+        value=allocation.resource.last_use,
         lock=queue.lock,
         mapped=allocation.mapped,
         offset=array.offset,
@@ -123,6 +101,7 @@ def describe(allocation: Buffer, array: NativeArray) -> VulkanArray:
         device_id=array.device_id,
         data=array.data,
         owner=array.owner,
+        memory_owner=memory_owner,
     )
 
 
@@ -141,20 +120,20 @@ def wrap(
     mapped: int,
     dtype: str,
     shape: tuple[int, ...],
-) -> Wrapped:
-    """A buffer of ours over a VkBuffer of the caller's."""
-    made = Wrapped(device)
-    made.buffer, made.memory = handle(buffer), handle(memory)
-    if not made.buffer or nbytes <= 0:
+    owner: object,
+) -> VulkanArray:
+    """A VkBuffer of the caller's as an array; nothing of it is destroyed here."""
+    number, place = handle(buffer), handle(memory)
+    if not number or nbytes <= 0:
         raise ValueError(
-            f"a VkBuffer of {nbytes} bytes with handle {made.buffer} is not valid: both must be "
+            f"a VkBuffer of {nbytes} bytes with handle {number} is not valid: both must be "
             "greater than 0"
         )
     needed = -(-prod(shape) * _bits(dtype) // 8)
     if needed > nbytes:
         raise ValueError(f"shape {shape} of {dtype} takes {needed} bytes; the buffer has {nbytes}")
-    made.place.start, made.nbytes = memory_offset, nbytes
-    made.mapped = mapped
-    made.cached = bool(mapped)
-    made.describe()
-    return made
+    made = device.new(is_foreign=True)
+    made.owner, made.resource.start = owner, memory_offset
+    device.describe(made, number, place, nbytes, mapped, bool(mapped))
+    described = NativeArray(device.index, made.data, 0, dtype, shape, None, False, owner)
+    return describe(made, described, memory_owner=made)

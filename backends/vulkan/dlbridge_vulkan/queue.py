@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from .errors import check
-from .handles import Handles
-from .library import constant, ffi, handle as number_of, load, struct
-from .locks import package_lock
+from .library import Objects, check, constant, ffi, handle as number_of, load, struct
 
 __all__ = ["NEVER", "Queue", "Used"]
 
@@ -44,16 +41,18 @@ class Queue:
     *lock* is held for each vkQueueSubmit, which Vulkan allows one thread at a
     time, and it guards the command pool. Whoever else submits to the same
     VkQueue must hold it too. It must be reentrant: a finalizer may submit while
-    the same thread records.
+    the same thread records. It is one lock for all devices that are opened here: a finalizer
+    may use one while its thread works for another. It is only ever taken by ``with``, which a
+    signal handler cannot separate from the release, and nobody waits while holding it.
     """
 
     def __init__(
         self,
-        handles: Handles,
+        objects: Objects,
         device: Any,
         handle: Any,
         family: int,
-        lock: Any = None,
+        lock: Any,
         *,
         shared: bool = False,
     ) -> None:
@@ -62,13 +61,11 @@ class Queue:
         self.number = number_of(handle)
         """The handle as an integer, which is a stream of dlbridge."""
         self.family = family
-        self.lock = package_lock() if lock is None else lock
+        self.lock = lock
         self.shared = shared
         """Whether others have the handles, so that they may submit here too."""
         self.alive = True
-        """False once the device is closed, and in a forked child: nothing may be called then."""
-        self.forked = False
-        """Whether this process is a forked child, and the device its parent's."""
+        """False once the device is closed: nothing may be called then."""
         self.submitted = 0
         """The timeline's value after the last submission."""
         self.reached = 0
@@ -79,13 +76,13 @@ class Queue:
             "VkSemaphoreTypeCreateInfo", semaphoreType=constant("VK_SEMAPHORE_TYPE_TIMELINE")
         )
         info = struct("VkSemaphoreCreateInfo", pNext=timeline)
-        semaphore = handles.create(device, "Semaphore", info)
+        semaphore = objects.create(device, "Semaphore", info)
         info = struct(
             "VkCommandPoolCreateInfo",
             flags=constant("VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT"),
             queueFamilyIndex=family,
         )
-        self._pool = handles.create(device, "CommandPool", info)[0]
+        self._pool = objects.create(device, "CommandPool", info)[0]
         self.semaphore = int(semaphore[0])
         self._free: list[Any] = []  # VkCommandBuffer[1]
         self._running: deque[tuple[int, Any]] = deque()

@@ -21,10 +21,11 @@ import pytest
 from dlbridge.protocol import Span
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[2] / "tests" / "support"))
+sys.path[:0] = [str(HERE), str(HERE.parents[2] / "tests" / "support")]
 
 from expected import backend_or_skip, expected as is_expected  # noqa: E402 - found by that
 from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
+from held_buffers import allocate, free  # noqa: E402
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
 from working import leave_out  # noqa: E402
 
@@ -61,7 +62,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run *code* in a new process, whose crash is then only its own."""
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": str(HERE), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -158,7 +159,7 @@ def scale(scale_spirv):
             kernels[key] = backend.kernel(
                 scale_spirv, buffers=1, push_nbytes=12, device_id=device_id
             )
-        binding = (backend.live.get(data), 0, 4 * count)
+        binding = (backend.devices.buffer(data), 0, 4 * count)
         push = struct.pack("=IIf", count, rounds, factor)
         return kernels[key].run([binding], (-(-count // 64), 1), push)
 
@@ -169,10 +170,9 @@ class Gate:
     """A submission that waits for the host: what is queued after it is not done before `open`."""
 
     def __init__(self, queue):
-        from dlbridge_vulkan.handles import Handles
-        from dlbridge_vulkan.library import constant, ffi, load, struct
+        from dlbridge_vulkan.library import Objects, constant, ffi, load, struct
 
-        self.queue, self.handles = queue, Handles()
+        self.queue, self.handles = queue, Objects()
         kind = struct(
             "VkSemaphoreTypeCreateInfo", semaphoreType=constant("VK_SEMAPHORE_TYPE_TIMELINE")
         )
@@ -264,9 +264,9 @@ def vulkan():
 @pytest.fixture(scope="session")
 def views(vulkan):
     """Skips where the host has no views of the memory of device 0."""
-    data = vulkan.allocate(0, 64, 16, 0)
+    data = allocate(vulkan, 0, 64, 16, 0)
     refusal = vulkan.host_view_refusal(0, data)
-    vulkan.free(0, data, 0)
+    free(vulkan, 0, data, 0)
     if refusal:
         pytest.skip(refusal)
 
@@ -378,7 +378,7 @@ class Tensors:
         self.live = []
 
     def new(self, nbytes, alignment=256):
-        data = self.backend.allocate(self.device_id, nbytes, alignment, 0)
+        data = allocate(self.backend, self.device_id, nbytes, alignment, 0)
         self.live.append(data)
         return data
 
@@ -397,11 +397,11 @@ class Tensors:
         return bytes(into)
 
     def allocation(self, data):
-        return self.backend.live.get(data)
+        return self.backend.devices.buffer(data)
 
     def close(self):
         for data in self.live:
-            self.backend.free(self.device_id, data, 0)
+            free(self.backend, self.device_id, data)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_s2_on_memory_that_lies_badly(vulkan, double):
     torch = pytest.importorskip("torch")
     x = torch.arange(1001, dtype=torch.float32)[1:]
     said = bridge.explain(x, "vulkan:0")
-    reason = vulkan.host_import_drawback(0) or "pointer not page aligned"
+    reason = vulkan.host_import_refusal(0, 0, 4, False) or "pointer not page aligned"
     assert f"4000 bytes copied: {reason}" in said
     with pytest.raises(BufferError, match="pointer not page aligned"):
         bridge.to_device(x, "vulkan:0", copy=False)
@@ -110,14 +110,14 @@ def test_a_kernel_sees_a_strided_tensor_to_its_last_element(vulkan, double, scal
 def test_a_kernel_on_memory_that_is_gone(vulkan, double):
     """Freed by its owner behind the tensor's back: it is not told to be moved to its own device."""
     g = bridge.empty(4, "float32", "vulkan:0")
-    allocation = vulkan.live._table.pop(g.data_ptr())
+    known = vulkan.devices.table.pop(g.data_ptr())
     try:
         with pytest.raises(
             DeviceError, match="not a live Vulkan buffer of this process: it was freed"
         ):
             double(g)
     finally:
-        vulkan.live.enter(allocation)
+        vulkan.devices.table[g.data_ptr()] = known
 
 
 def test_an_empty_tensor_has_no_buffer(vulkan, double):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import strided_kernel
 from dlbridge_vulkan.compute import SETS
 from dlbridge_vulkan.instance import features
 from dlbridge_vulkan.library import ffi
@@ -20,8 +19,8 @@ from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 HERE = Path(__file__).parent
 SOURCES = [
     HERE / "shaders" / "scale.comp",
+    HERE / "shaders" / "strided_copy.comp",
     Path(kernels.__file__).with_name("box_blur.comp"),
-    strided_kernel.SHADER.with_suffix(".comp"),
 ]
 
 

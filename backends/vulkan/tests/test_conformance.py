@@ -2,6 +2,7 @@
 
 import pytest
 from dlbridge_vulkan import Vulkan
+from held_buffers import allocate, free
 
 from dlbridge.testing import BackendTests
 
@@ -16,9 +17,9 @@ class VulkanTests(BackendTests):
 
     def slow_work(self, backend, device_id, stream):
         """A shader that begins when somebody waits for the queue."""
-        data = backend.allocate(device_id, 4, 4, 0)
+        data = allocate(backend, device_id, 4, 4, 0)
         value = self.delay(backend, data, device_id)
-        backend.free(device_id, data, stream)  # deferred until the shader is done
+        free(backend, device_id, data, stream)  # deferred until the shader is done
         return value
 
     def is_done(self, backend, device_id, stream, work):
@@ -67,15 +68,15 @@ def test_the_simulated_gpu_is_the_one_that_is_meant(discrete):
     assert device.physical.kind == "discrete"
     assert device.physical.limits["min_storage_buffer_offset_alignment"] == 256
     assert device.physical.limits["max_storage_buffer_range"] == 128 * mib
-    assert "no VK_EXT_external_memory_host" in discrete.host_import_refusal(0, 0, 4096)
+    assert "no VK_EXT_external_memory_host" in discrete.host_import_refusal(0, 0, 4096, True)
     visible, coherent = 2, 4  # VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT, ..._HOST_COHERENT_BIT
     types = device.physical.memory_types
     local = [(flags, size) for flags, _, size in types if flags & 1 and flags & visible]
     assert [size for flags, size in local if flags & coherent] == [256 * mib]
     assert [size for flags, size in local if not flags & coherent] == [info["memory"]]
-    data = discrete.allocate(0, 64, 256, 0)
-    assert not discrete.live.get(data).mapped
-    discrete.free(0, data, 0)
+    data = allocate(discrete, 0, 64, 256, 0)
+    assert not discrete.devices.buffer(data).mapped
+    free(discrete, 0, data, 0)
     changed = set(vars(TestSimulatedDiscrete)) | set(vars(VulkanTests))
     assert not [name for name in changed if name.startswith("test_")]  # the whole kit, unchanged
 

@@ -33,7 +33,7 @@ def test_the_examples_run(vulkan, page, tmp_path, monkeypatch, scale_spirv, caps
     names = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
-    reason = vulkan.host_import_drawback(0) or "pointer not page aligned"
+    reason = vulkan.host_import_refusal(0, 0, 4, False) or "pointer not page aligned"
     assert reason in capsys.readouterr().out
 
 

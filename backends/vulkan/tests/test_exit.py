@@ -9,11 +9,12 @@ pytestmark = pytest.mark.usefixtures("vulkan")
 START = """
 import struct
 from dlbridge_vulkan import Vulkan
+from held_buffers import HELD, allocate, free, import_host
 backend = Vulkan()
-data = backend.allocate(0, 4, 4, 0)
+data = allocate(backend, 0, 4, 4, 0)
 kernel = backend.kernel(open({spirv!r}, "rb").read(), buffers=1, push_nbytes=12)
 def work(repeats, data=data):
-    allocation = backend.live.get(data)
+    allocation = backend.devices.buffer(data)
     kernel.run([(allocation, 0, 4)], (1, repeats), struct.pack("=IIf", 1, 60_000, 1.0))
 """
 
@@ -22,10 +23,9 @@ SCENES = {
     "a tensor is alive": "keep = data",
     "a tensor is freed while the interpreter ends": """
 class Owner:
-    def __init__(self, free=backend.free): self.free = free
-    def __del__(self): self.free(0, data, 0)
+    def __init__(self, memory): self.memory = memory
 import builtins
-builtins.keep = Owner()
+builtins.keep = Owner(HELD[data])
 work(30)
 """,
     "a daemon thread works": """
@@ -39,15 +39,15 @@ import time; time.sleep(0.2)
 import mmap, numpy as np
 pages = mmap.mmap(-1, 8192)
 address = np.frombuffer(pages, "u1").__array_interface__["data"][0]
-imported, _ = backend.import_host(0, address, 8192, False)
+imported, _ = import_host(backend, 0, address, 8192, False)
 work(60, imported)
 """,
     "an exception ends it": "work(30); print('ok', flush=True); raise SystemExit(0)",
-    "the device is closed first": "backend.free(0, data, 0); backend.close_device(0)",
+    "the device is closed first": "free(backend, 0, data, 0); backend.close_device(0)",
     "threads free at once": """
 import threading
-made = [backend.allocate(0, 1000, 4, 0) for _ in range(400)]
-threads = [threading.Thread(target=lambda i=i: [backend.free(0, d, 0) for d in made[i::4]])
+made = [allocate(backend, 0, 1000, 4, 0) for _ in range(400)]
+threads = [threading.Thread(target=lambda i=i: [free(backend, 0, d) for d in made[i::4]])
            for i in range(4)]
 for thread in threads: thread.start()
 """,
@@ -78,14 +78,14 @@ def test_after_a_fork(run_python, scale_spirv, tmp_path):
         "child = os.fork()\n"
         "if child == 0:\n"
         "    said = 0\n"
-        "    for call in (lambda: backend.allocate(0, 4, 4, 0),\n"
+        "    for call in (lambda: allocate(backend, 0, 4, 4, 0),\n"
         "                 lambda: backend.fill(Span(0, data, 0, 4), 0, 0),\n"
         "                 lambda: backend.host_view_refusal(0, data),\n"
         "                 lambda: kernel.run([], (1, 1), b''),\n"
         "                 lambda: backend.synchronize(0, 0)):\n"
         "        try: call()\n"
         "        except DeviceError as exc: said += 'fork' in str(exc) and 'spawn' in str(exc)\n"
-        "    backend.free(0, data, 0)\n"
+        "    free(backend, 0, data, 0)\n"
         "    del kernel; gc.collect()\n"
         "    raise SystemExit(10 + said)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
@@ -104,28 +104,26 @@ def test_a_fork_while_another_thread_works(run_python, scale_spirv, tmp_path):
     spirv.write_bytes(scale_spirv)
     code = START.format(spirv=str(spirv)) + (
         "import gc, os, sys, threading, time\n"
-        "from dlbridge_vulkan.locks import package_lock\n"
         "from dlbridge.errors import DeviceError\n"
         "from dlbridge.protocol import Span\n"
         "inside, done = threading.Event(), threading.Event()\n"
         "def hold():\n"
-        "    with package_lock():\n"
+        "    with backend.devices[0].queue.lock:\n"
         "        inside.set(); done.wait()\n"
         "from dlbridge_vulkan import devices; devices.EXIT_SECONDS = 1000\n"
         "work(300)\n"  # a child that waits for it hangs
         "threading.Thread(target=hold).start(); inside.wait()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    for call in (lambda: backend.allocate(0, 4, 4, 0), lambda: work(1),\n"
+        "    for call in (lambda: allocate(backend, 0, 4, 4, 0), lambda: work(1),\n"
         "                 lambda: backend.copy_to_host(Span(0, data, 0, 4), memoryview(bytearray(4)), 0),\n"
         "                 lambda: backend.synchronize(0, 0)):\n"
         "        try: call()\n"
         "        except DeviceError: pass\n"
         "        else: os._exit(2)\n"
-        "    backend.free(0, data, 0)\n"
+        "    free(backend, 0, data, 0)\n"
         "    kernel.close(); del kernel; gc.collect()\n"
         "    backend.devices.finish()\n"
-        "    with package_lock(): pass\n"
         "    raise SystemExit(0)\n"
         "end = time.monotonic() + 100\n"
         "while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:\n"

@@ -4,8 +4,9 @@ import gc
 import os
 
 import pytest
-from dlbridge_vulkan import Vulkan, fd_memory
+from dlbridge_vulkan import Vulkan, device as device_module
 from dlbridge_vulkan.library import constant
+from held_buffers import allocate, free
 
 from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.protocol import Span
@@ -22,33 +23,33 @@ def exporting(vulkan):
 
 @pytest.fixture
 def buffer(exporting):
-    data = exporting.allocate(0, 5000, 256, 0)
+    data = allocate(exporting, 0, 5000, 256, 0)
     yield data
-    exporting.free(0, data, 0)
+    free(exporting, 0, data, 0)
 
 
 def test_the_file_of_a_buffer(exporting, buffer):
     """Each export is a new file descriptor, for the whole block; the caller closes it."""
     first, second = (exporting.export_memory(0, buffer) for _ in range(2))
-    allocation = exporting.live.get(buffer)
+    allocation = exporting.devices.buffer(buffer)
     assert first.fd != second.fd
-    assert first[1:] == second[1:] == (allocation.place.block.size, allocation.start, "")
+    assert (
+        first[1:4] == second[1:4] == (allocation.resource.block.size, allocation.resource.start, "")
+    )
     for memory in (first, second):
         os.fstat(memory.fd)
-        os.close(memory.fd)
+        del memory
     assert exporting.memory_export_refusal(0, buffer) == ""
 
 
 def test_buffers_of_one_block(exporting, buffer):
     """They share a file, and lie apart in it."""
-    other = exporting.allocate(0, 5000, 256, 0)
+    other = allocate(exporting, 0, 5000, 256, 0)
     exported = [exporting.export_memory(0, data) for data in (buffer, other)]
-    for memory in exported:
-        os.close(memory.fd)
     begin, end = sorted(memory.offset for memory in exported)
     assert end - begin >= 5000
     assert exported[0].nbytes == exported[1].nbytes
-    exporting.free(0, other, 0)
+    free(exporting, 0, other, 0)
 
 
 def test_the_file_is_the_memory(exporting, buffer):
@@ -63,18 +64,18 @@ def test_the_file_is_the_memory(exporting, buffer):
         header = os.fstat(memory.fd).st_size - memory.nbytes
         found = os.pread(memory.fd, header + 8192, memory.offset)
     finally:
-        os.close(memory.fd)
+        del memory
     assert marker in found
 
 
 def test_memory_that_was_not_allocated_for_it(vulkan):
     """By default nothing is, and the refusal says how to have it."""
-    data = vulkan.allocate(0, 64, 4, 0)
+    data = allocate(vulkan, 0, 64, 4, 0)
     refusal = vulkan.memory_export_refusal(0, data)
     assert "set DLBRIDGE_VULKAN_EXPORT=1 before the first use of Vulkan" in refusal
     with pytest.raises(ExchangeError, match="DLBRIDGE_VULKAN_EXPORT=1"):
         vulkan.export_memory(0, data)
-    vulkan.free(0, data, 0)
+    free(vulkan, 0, data, 0)
 
 
 def test_memory_that_is_somebody_elses(exporting):
@@ -85,8 +86,8 @@ def test_memory_that_is_somebody_elses(exporting):
 
 
 def test_memory_that_was_freed(exporting):
-    data = exporting.allocate(0, 64, 4, 0)
-    exporting.free(0, data, 0)
+    data = allocate(exporting, 0, 64, 4, 0)
+    free(exporting, 0, data, 0)
     for ask in (exporting.memory_export_refusal, exporting.export_memory):
         with pytest.raises(DeviceError, match="not a live Vulkan buffer"):
             ask(0, data)
@@ -108,8 +109,8 @@ def test_what_a_driver_says_of_such_buffers(exporting, monkeypatch, features, sa
         def vkGetPhysicalDeviceExternalBufferProperties(self, _pointer, _info, found):
             found.externalMemoryProperties.externalMemoryFeatures = features
 
-    monkeypatch.setattr(fd_memory, "load", Driver)
-    refusal = fd_memory.device_refusal(exporting.devices[0].physical, 1)
+    monkeypatch.setattr(device_module, "load", Driver)
+    refusal = device_module.device_refusal(exporting.devices[0].physical)
     assert says in refusal
     assert bool(says) == bool(refusal)
 
@@ -118,10 +119,11 @@ def test_what_a_driver_says_of_such_buffers(exporting, monkeypatch, features, sa
 def test_the_environment_asks_for_it(run_python):
     code = """
 import dlbridge as bridge
+from held_buffers import allocate, allocate_exportable, free
 vulkan = bridge.backend("vulkan")
-data = vulkan.allocate(0, 64, 4, 0)
+data = allocate(vulkan, 0, 64, 4, 0)
 print(vulkan.memory_export_refusal(0, data))
-vulkan.free(0, data, 0)
+free(vulkan, 0, data, 0)
 """
     asked, plain = run_python(code, DLBRIDGE_VULKAN_EXPORT="1"), run_python(code)
     assert "not allocated for other drivers" in plain.stdout, plain.stderr

@@ -2,16 +2,16 @@
 
 import gc
 import linecache
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dlbridge_vulkan import Vulkan
+from held_buffers import allocate, free, import_memory
 
 import dlbridge as bridge
-from dlbridge.core.plugins import identity, registry
+from dlbridge.core.plugins import lookup, registry
 from dlbridge.errors import DeviceError, Error, ExchangeError
 from dlbridge.protocol import ExportedMemory, Span
 
@@ -32,7 +32,7 @@ def both(vulkan, exporting, monkeypatch):
     """``OTHER`` exports, and ``vulkan`` imports."""
     monkeypatch.setitem(registry._registered, OTHER, Vulkan)
     monkeypatch.setitem(registry.LOADED, OTHER, exporting)
-    monkeypatch.setattr(identity, "_known", {})
+    monkeypatch.setattr(lookup, "_known", {})
     yield exporting, vulkan
     gc.collect()
     assert exporting.live_allocations() == 0
@@ -100,11 +100,11 @@ def test_what_is_no_memory_is_refused(vulkan):
     before, allocations = files(), vulkan.devices[0].allocations
     with Path("/dev/null").open("rb") as file:
         with pytest.raises(Error, match="vkAllocateMemory of 4096 bytes of another driver's"):
-            vulkan.import_memory(0, ExportedMemory(file.fileno(), 4096, 0))
+            import_memory(vulkan, 0, ExportedMemory(file.fileno(), 4096, 0))
         assert file.read() == b""
     assert (files(), vulkan.devices[0].allocations) == (before, allocations)
     with pytest.raises(ExchangeError, match="there is no vulkan:99"):
-        vulkan.import_memory(99, ExportedMemory(0, 4, 0))
+        import_memory(vulkan, 99, ExportedMemory(0, 4, 0))
 
 
 def test_a_device_without_the_extension(vulkan, monkeypatch):
@@ -112,25 +112,25 @@ def test_a_device_without_the_extension(vulkan, monkeypatch):
     refusal = vulkan.memory_import_refusal(0)
     assert "VK_KHR_external_memory_fd" in refusal
     with pytest.raises(ExchangeError, match="VK_KHR_external_memory_fd"):
-        vulkan.import_memory(0, ExportedMemory(0, 4096, 0))
+        import_memory(vulkan, 0, ExportedMemory(0, 4096, 0))
 
 
 def test_an_import_by_hand(vulkan, exporting):
     """The members themselves: the offset, the bytes outside of it, the end."""
-    data = exporting.allocate(0, 5000, 256, 0)
+    data = allocate(exporting, 0, 5000, 256, 0)
     exporting.copy_from_host(Span(0, data, 4900, 100), memoryview(bytes(range(100))), 0)
     exporting.synchronize(0, 0)
     memory = exporting.export_memory(0, data)
-    imported, offset = vulkan.import_memory(0, memory)
-    os.close(memory.fd)
+    imported, offset = import_memory(vulkan, 0, memory)
+    memory = memory._replace(fd=-1, owner=None)
     into = bytearray(100)
     vulkan.copy_to_host(Span(0, imported, offset + 4900, 100), memoryview(into), 0)
     vulkan.synchronize(0, 0)
     assert into == bytes(range(100))
     with pytest.raises(ExchangeError, match="outside a Vulkan buffer"):
         vulkan.copy_to_host(Span(0, imported, memory.nbytes, 100), memoryview(into), 0)
-    vulkan.free(0, imported, 0)
-    exporting.free(0, data, 0)
+    free(vulkan, 0, imported, 0)
+    free(exporting, 0, data, 0)
     with pytest.raises(DeviceError, match="not a live Vulkan buffer"):
         vulkan.memory_export_refusal(0, imported)
 
@@ -146,7 +146,7 @@ def interrupted_imports(vulkan, memory):
 
         def trace(frame, event, _argument, before=before):
             nonlocal left
-            if not frame.f_code.co_filename.endswith("fd_import.py"):
+            if not frame.f_code.co_filename.endswith("shared.py"):
                 return None
             if event == "line":
                 last = before.get(frame, "")
@@ -158,7 +158,7 @@ def interrupted_imports(vulkan, memory):
 
         sys.settrace(trace)
         try:
-            given = vulkan.import_memory(0, memory)
+            given = import_memory(vulkan, 0, memory)
         except KeyboardInterrupt:
             continue
         except Error as exc:
@@ -173,18 +173,18 @@ def interrupted_imports(vulkan, memory):
 
 def test_an_import_that_a_handler_interrupts(vulkan, exporting):
     """The duplicate of the caller's descriptor is closed, unless the driver has it."""
-    data = exporting.allocate(0, 5000, 256, 0)
+    data = allocate(exporting, 0, 5000, 256, 0)
     memory = exporting.export_memory(0, data)
-    vulkan.free(0, vulkan.import_memory(0, memory)[0], 0)
-    vulkan.devices[0].reclaim()
+    free(vulkan, 0, import_memory(vulkan, 0, memory)[0], 0)
+    vulkan.devices[0].buffers.sweep()
     before, allocations = files(), vulkan.devices[0].allocations
     imported, _ = interrupted_imports(vulkan, memory)
-    vulkan.free(0, imported, 0)
+    free(vulkan, 0, imported, 0)
     gc.collect()
-    vulkan.devices[0].reclaim()
+    vulkan.devices[0].buffers.sweep()
     assert (files(), vulkan.devices[0].allocations) == (before, allocations)
-    os.close(memory.fd)
-    exporting.free(0, data, 0)
+    del memory
+    free(exporting, 0, data, 0)
 
 
 def test_a_refused_import_that_a_handler_interrupts(vulkan):
@@ -193,6 +193,6 @@ def test_a_refused_import_that_a_handler_interrupts(vulkan):
         before, allocations = files(), vulkan.devices[0].allocations
         assert "vkAllocateMemory" in interrupted_imports(vulkan, memory)
         gc.collect()
-        vulkan.devices[0].reclaim()
+        vulkan.devices[0].buffers.sweep()
         assert (files(), vulkan.devices[0].allocations) == (before, allocations)
         assert file.read() == b""

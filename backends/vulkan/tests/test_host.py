@@ -1,12 +1,12 @@
 """Host memory in place: imported where it lies well, refused with the reason elsewhere."""
 
-import contextlib
 import ctypes
 import mmap
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import host_import, hostcopy
+from dlbridge_vulkan import memory, shared
+from held_buffers import allocate, free, import_host
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
@@ -32,22 +32,22 @@ def test_a_shader_writes_host_memory_in_place(vulkan, pages, scale):
     """S2: no byte is copied, the address is the same, the host sees it after the wait."""
     values = pages(4)
     values[:] = np.arange(len(values))
-    data, offset = vulkan.import_host(0, address(values), values.nbytes, False)
+    data, offset = import_host(vulkan, 0, address(values), values.nbytes, False)
     assert offset == 0
     scale(vulkan, data, len(values), 2.0)
     vulkan.synchronize(0, 0)
     assert (values == 2 * np.arange(len(values))).all()
-    assert vulkan.host_view(Span(0, data, 8, 4), True, 0) == address(values) + 8
-    vulkan.free(0, data, 0)
+    assert vulkan.host_view(Span(0, data, 8, 4), True, 0).data == address(values) + 8
+    free(vulkan, 0, data, 0)
 
 
 def test_torch_sees_what_the_shader_wrote(vulkan, pages, scale):
     torch = pytest.importorskip("torch")
     tensor = torch.from_numpy(pages(2))
     tensor.fill_(3)
-    data, _ = vulkan.import_host(0, tensor.data_ptr(), 2 * PAGE, False)
+    data, _ = import_host(vulkan, 0, tensor.data_ptr(), 2 * PAGE, False)
     scale(vulkan, data, tensor.numel(), 7.0)
-    vulkan.free(0, data, 0)  # waits for the shader
+    free(vulkan, 0, data, 0)  # waits for the shader
     assert bool((tensor == 21).all())
 
 
@@ -55,11 +55,11 @@ def test_free_waits_before_the_memory_goes(vulkan, delay):
     """dlbridge lets the memory go as soon as `free` returns: nothing may use it then."""
     memory = mmap.mmap(-1, PAGE)
     array = np.frombuffer(memory, np.float32)
-    data, _ = vulkan.import_host(0, address(array), PAGE, False)
+    data, _ = import_host(vulkan, 0, address(array), PAGE, False)
     value = delay(vulkan, data)
     queue = vulkan.devices[0].queue
     assert not queue.done(value)
-    vulkan.free(0, data, 0)
+    free(vulkan, 0, data, 0)
     assert queue.done(value)
     del array
     memory.close()
@@ -68,10 +68,10 @@ def test_free_waits_before_the_memory_goes(vulkan, delay):
 @pytest.mark.parametrize("misaligned", [1, 4, 64, PAGE // 2])
 def test_memory_inside_a_page_is_refused(vulkan, pages, misaligned):
     where = address(pages(2)) + misaligned
-    refusal = vulkan.host_import_refusal(0, where, 64)
+    refusal = vulkan.host_import_refusal(0, where, 64, True)
     assert refusal.startswith(f"pointer not page aligned: {where:#x} is not a multiple of 4096")
     with pytest.raises(ExchangeError, match="pointer not page aligned"):
-        vulkan.import_host(0, where, 64, False)
+        import_host(vulkan, 0, where, 64, False)
 
 
 @pytest.mark.parametrize("nbytes", [4, 100, PAGE - 4, PAGE + 4])
@@ -80,9 +80,9 @@ def test_a_last_page_is_imported_whole(vulkan, pages, nbytes):
     values = pages(2)
     raw = values.view(np.uint8)
     raw[:] = 5
-    data, _ = vulkan.import_host(0, address(values), nbytes, False)
+    data, _ = import_host(vulkan, 0, address(values), nbytes, False)
     vulkan.fill(Span(0, data, 0, nbytes), 9, 0)
-    vulkan.free(0, data, 0)
+    free(vulkan, 0, data, 0)
     assert (raw[:nbytes] == 9).all()
     assert (raw[nbytes:] == 5).all()
 
@@ -91,43 +91,47 @@ def test_a_last_page_is_imported_whole(vulkan, pages, nbytes):
 def test_memory_that_ends_inside_a_word_is_refused(vulkan, pages, nbytes):
     """A shader writes whole words: the bytes up to the next one are somebody else's."""
     where = address(pages(1))
-    refusal = vulkan.host_import_refusal(0, where, nbytes)
+    refusal = vulkan.host_import_refusal(0, where, nbytes, True)
     assert refusal.startswith(
         f"{nbytes} bytes are not a multiple of 4: a shader writes 32-bit words"
     )
     with pytest.raises(ExchangeError, match="not a multiple of 4"):
-        vulkan.import_host(0, where, nbytes, False)
+        import_host(vulkan, 0, where, nbytes, False)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DeviceMemoryError, DeviceError])
 def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
     """Only a device that is lost has no work left; else what cannot be waited for stays."""
     values = pages(1)
-    data, _ = vulkan.import_host(0, address(values), values.nbytes, False)
-    allocation = vulkan.live.get(data)
-    device = vulkan.devices[0]
+    data, _ = import_host(vulkan, 0, address(values), values.nbytes, False)
+    place, device = vulkan.devices.buffer(data).resource, vulkan.devices[0]
     real, destroyed = device.lib, []
 
     class Watching:
         def __getattr__(self, name):
             if name.startswith(("vkDestroy", "vkFree")):
                 destroyed.append(name)
+                return lambda *_: None
             return getattr(real, name)
 
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(host_import, "load", Watching)
+    monkeypatch.setattr(device, "lib", Watching())
+    monkeypatch.setattr(place, "last_use", 1 << 40)
+    monkeypatch.setattr(device.queue, "done", lambda _: False)
     monkeypatch.setattr(device.queue, "wait", failing)
-    lost = error is DeviceError
-    with contextlib.nullcontext() if lost else pytest.raises(error):
-        allocation.release()
-    assert destroyed == (["vkDestroyBuffer", "vkFreeMemory"] if lost else [])
-    monkeypatch.undo()
-    if lost:
-        del vulkan.live._table[data]
+    handle, lost = place.cell[0], error is DeviceError
+    if error is KeyboardInterrupt:
+        with pytest.raises(error):
+            device._give_back(place)
     else:
-        vulkan.free(0, data, 0)
+        assert device._give_back(place) is lost
+    assert destroyed == (["vkDestroyBuffer"] if lost else [])
+    assert (place.block is None) is lost
+    monkeypatch.undo()
+    place.cell[0], place.last_use = handle, 0
+    free(vulkan, 0, data, 0)
 
 
 @pytest.mark.usefixtures("vulkan")
@@ -137,22 +141,24 @@ def test_an_import_that_was_freed_is_freed(pages):
 
     own = Vulkan()
     values = pages(1)
-    data, _ = own.import_host(0, address(values), values.nbytes, False)
+    data, _ = import_host(own, 0, address(values), values.nbytes, False)
     own.fill(Span(0, data, 0, PAGE), 1, 0)
-    own.free(0, data, 0)
+    free(own, 0, data, 0)
     own.close_device(0)
 
 
 def test_a_driver_with_larger_pages_than_the_system(vulkan, monkeypatch):
     """Then the end of the last page might not be mapped: refused (no such driver was met)."""
-    monkeypatch.setattr(host_import.mmap, "PAGESIZE", 1024)
-    assert "not a multiple of the 4096" in vulkan.host_import_refusal(0, 1 << 20, 100)
-    assert vulkan.host_import_refusal(0, 1 << 20, 4096) == ""
+    monkeypatch.setattr(shared.mmap, "PAGESIZE", 1024)
+    assert "not a multiple of the 4096" in vulkan.host_import_refusal(0, 1 << 20, 100, True)
+    assert vulkan.host_import_refusal(0, 1 << 20, 4096, True) == ""
 
 
 def test_a_device_without_the_extension(vulkan, monkeypatch):
     monkeypatch.setattr(vulkan.devices[0], "host_pointer_properties", None)
-    assert "has no VK_EXT_external_memory_host" in vulkan.host_import_refusal(0, 1 << 20, 4096)
+    assert "has no VK_EXT_external_memory_host" in vulkan.host_import_refusal(
+        0, 1 << 20, 4096, True
+    )
 
 
 def test_an_import_that_the_driver_refuses_leaves_nothing(vulkan, pages, monkeypatch):
@@ -162,7 +168,7 @@ def test_an_import_that_the_driver_refuses_leaves_nothing(vulkan, pages, monkeyp
     own = Vulkan()
     device = own.devices[0]
     values = pages(1)
-    real = host_import.load()
+    real = memory.load()
 
     class Refusing:
         def __getattr__(self, name):
@@ -170,39 +176,30 @@ def test_an_import_that_the_driver_refuses_leaves_nothing(vulkan, pages, monkeyp
                 return lambda *_: -1000072003
             return getattr(real, name)
 
-    monkeypatch.setattr(host_import, "load", Refusing)
+    monkeypatch.setattr(memory, "load", Refusing)
     with pytest.raises(ExchangeError, match="VK_ERROR_INVALID_EXTERNAL_HANDLE"):
-        own.import_host(0, address(values), values.nbytes, False)
+        import_host(own, 0, address(values), values.nbytes, False)
     monkeypatch.undo()
-    assert own.live.on(device) == 0
+    assert own.devices.buffers(device) == 0
     own.close_device(0)  # the validation layer would name a buffer that is left
 
 
 def test_views_of_unmapped_memory_are_refused(staged):
-    data = staged.allocate(0, 64, 16, 0)
+    data = allocate(staged, 0, 64, 16, 0)
     refusal = staged.host_view_refusal(0, data)
     assert refusal.startswith("the host cannot address this memory of ")
     with pytest.raises(ExchangeError, match="no host view: the host cannot address"):
         staged.host_view(Span(0, data, 0, 4), False, 0)
-    staged.free(0, data, 0)
+    free(staged, 0, data, 0)
 
 
 def test_a_view_is_the_mapped_memory(vulkan, tensors, views):
     data = tensors.of(b"abcdefgh")
-    where = vulkan.host_view(Span(0, data, 2, 4), True, 0)
+    view = vulkan.host_view(Span(0, data, 2, 4), True, 0)
+    where = view.data
     assert ctypes.string_at(where, 4) == b"cdef"
     ctypes.memmove(where, b"CDEF", 4)
-    vulkan.release_host_view(Span(0, data, 0, 1), where, 0)
+    del view
     target = tensors.new(8)
     vulkan.copy(Span(0, target, 0, 8), Span(0, data, 0, 8), 0)
     assert tensors.bytes(target, 8) == b"abCDEFgh"
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, hostcopy.HOLD_GIL, hostcopy.HOLD_GIL + 1])
-def test_move(nbytes):
-    source, target = bytearray(b"x" * nbytes), bytearray(nbytes)
-    if nbytes:
-        hostcopy.move(
-            hostcopy.address_of(memoryview(target)), hostcopy.address_of(memoryview(source)), nbytes
-        )
-    assert source == target

@@ -6,6 +6,7 @@ import pytest
 from dlbridge_vulkan import instance as instances, library
 from dlbridge_vulkan.devices import Devices
 from dlbridge_vulkan.instance import KINDS, version_text
+from held_buffers import allocate, free
 
 import dlbridge
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
@@ -143,7 +144,7 @@ def test_device_info(vulkan):
 def test_unknown_devices(vulkan):
     for wrong in (-1, vulkan.device_count()):
         with pytest.raises(ExchangeError, match=f"no vulkan:{wrong}.*vulkan:0 "):
-            vulkan.allocate(wrong, 16, 16, 0)
+            allocate(vulkan, wrong, 16, 16, 0)
         with pytest.raises(ExchangeError, match=f"no vulkan:{wrong}"):
             vulkan.device_info(wrong)
 
@@ -161,11 +162,11 @@ def test_a_device_that_cannot_be_opened_leaves_nothing(vulkan, monkeypatch):
         raise DeviceMemoryError("full")
 
     own = Vulkan()
-    monkeypatch.setattr(device, "Staging", full)
+    monkeypatch.setattr(device.MemoryType, "for_staging", full)
     with pytest.raises(DeviceMemoryError, match="full"):
-        own.allocate(0, 16, 16, 0)
+        allocate(own, 0, 16, 16, 0)
     monkeypatch.undo()
-    own.free(0, own.allocate(0, 16, 16, 0), 0)  # the next call tries again
+    free(own, 0, allocate(own, 0, 16, 16, 0), 0)  # the next call tries again
     own.close_device(0)
 
 
@@ -250,11 +251,11 @@ def test_a_closed_device_says_so(vulkan):
     from dlbridge_vulkan import Vulkan
 
     own = Vulkan()
-    data = own.allocate(0, 16, 16, 0)
+    data = allocate(own, 0, 16, 16, 0)
     with pytest.raises(DeviceError, match="1 tensors"):
         own.close_device(0)
-    own.free(0, data, 0)
+    free(own, 0, data, 0)
     own.close_device(0)  # the validation layer would name what is left in it
     with pytest.raises(DeviceError, match="vulkan:0 has been closed"):
-        own.allocate(0, 16, 16, 0)
-    own.free(0, data, 0)  # late, and harmless
+        allocate(own, 0, 16, 16, 0)
+    free(own, 0, data, 0)  # late, and harmless

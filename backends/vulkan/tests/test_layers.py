@@ -12,25 +12,13 @@ FOLDER = Path(dlbridge_vulkan.__file__).parent
 # Modules in one line do not know each other. A new module is entered here.
 ORDER = """
 _cdefs              C declarations, generated
-errors locks        what VkResults mean; the one lock
 library             the loader
-spirv strided       reading modules; cutting regions
-hostcopy handles    moving bytes on the host; what an owner destroys
-instance owners     the physical devices; what dropped objects leave
-memory_types fd_memory  which memory for what, and for other drivers
-blocks queue        one VkDeviceMemory; one VkQueue
+spirv instance      reading modules; the physical devices
+queue               one VkQueue
 memory              buffers in blocks
-staging             the way to unmapped memory
 device              an open device
-buffer devices      the memory of a tensor; all devices
-live host_import native
-fd_import           memory of other drivers
-exportable          memory for other processes
-export              its file descriptors
-arguments           checks of what a kernel gets
+devices copies native shared  all devices; moving bytes; handles; memory of others
 compute             kernels
-strided_kernel      strided copies by a kernel
-copies beyond       what users and dlbridge call
 backend             dlbridge's contract
 """
 

@@ -12,7 +12,7 @@ None of these devices has run the tests.
 from types import SimpleNamespace
 
 import pytest
-from dlbridge_vulkan.memory_types import MemoryType
+from dlbridge_vulkan.instance import MemoryType
 
 LOCAL, VISIBLE, COHERENT, CACHED, LAZY, PROTECTED = 1, 2, 4, 8, 16, 32
 HOST = VISIBLE | COHERENT
@@ -24,6 +24,7 @@ def device(kind, heaps, types):
     """*heaps*: (bytes, device-local); *types*: (flags, heap)."""
     return SimpleNamespace(
         kind=kind,
+        shares_memory=kind in ("integrated", "cpu"),
         memory=max(size for size, local in heaps if local),
         memory_types=tuple((flags, heap, heaps[heap][0]) for flags, heap in types),
     )

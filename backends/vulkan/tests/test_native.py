@@ -7,8 +7,9 @@ import threading
 import numpy as np
 import pytest
 from dlbridge_vulkan import Vulkan, VulkanArray
-from dlbridge_vulkan.buffer import MAGIC
 from dlbridge_vulkan.library import ffi, handle, load, struct as vk
+from dlbridge_vulkan.memory import MAGIC
+from held_buffers import allocate, free
 
 import dlbridge as bridge
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
@@ -124,7 +125,7 @@ def test_the_descriptor_behind_data(vulkan):
     # Of several buffers in one memory no two begin at the same place.
     other = bridge.empty(1000, "uint8", "vulkan:0").to_native()
     assert other.memory_offset != array.memory_offset or other.memory != array.memory
-    assert array.memory_offset == vulkan.live.get(array.data).start
+    assert array.memory_offset == vulkan.devices.buffer(array.data).resource.start
     assert (seen.size, seen.offset, seen.version) == (1000, array.memory_offset, 1)
     assert handle(seen.instance) == array.instance
     assert handle(seen.physical_device) == array.physical_device
@@ -175,10 +176,10 @@ def test_an_array_keeps_the_memory(vulkan):
     array, data = tensor.to_native(), tensor.data_ptr()
     del tensor
     gc.collect()
-    assert vulkan.live.find(data) is not None
+    assert vulkan.devices.find(data) is not None
     del array
     gc.collect()
-    assert vulkan.live.find(data) is None
+    assert vulkan.devices.find(data) is None
 
 
 # In
@@ -194,28 +195,28 @@ def test_a_device_of_the_users_own(own, scale_spirv):
     assert backend.device_count() == count + 1
     assert backend.device_info(index)["name"] == backend.device_info(0)["name"]
     assert backend.devices[index].queue.lock is lock
-    data = backend.allocate(index, 400, 16, 0)
+    data = allocate(backend, index, 400, 16, 0)
     values = np.arange(100, dtype=np.float32)
     backend.copy_from_host(
         Span(index, data, 0, memoryview(values).nbytes), memoryview(values).cast("B"), 0
     )
     kernel = backend.kernel(scale_spirv, buffers=1, push_nbytes=12, device_id=index)
-    kernel.run([(backend.live.get(data), 0, 400)], (2,), struct.pack("=IIf", 100, 1, 3.0))
+    kernel.run([(backend.devices.buffer(data), 0, 400)], (2,), struct.pack("=IIf", 100, 1, 3.0))
     got = np.empty_like(values)
     backend.copy_to_host(Span(index, data, 0, memoryview(got).nbytes), memoryview(got).cast("B"), 0)
     assert (got == 3 * values).all()
-    assert backend.host_import_refusal(index, 1 << 20, 4096) == ""
-    other = backend.allocate(0, 400, 16, 0)  # the same GPU, another VkDevice
+    assert backend.host_import_refusal(index, 1 << 20, 4096, True) == ""
+    other = allocate(backend, 0, 400, 16, 0)  # the same GPU, another VkDevice
     backend.copy(Span(0, other, 0, 400), Span(index, data, 0, 400), 0)
     backend.copy_to_host(Span(0, other, 0, memoryview(got).nbytes), memoryview(got).cast("B"), 0)
     assert (got == 3 * values).all()
-    backend.free(0, other, 0)
+    free(backend, 0, other, 0)
     with pytest.raises(DeviceError, match="still has 1 tensors"):
         backend.close_device(index)
-    backend.free(index, data, 0)
+    free(backend, index, data, 0)
     backend.close_device(index)
     with pytest.raises(DeviceError, match="has been closed"):
-        backend.allocate(index, 4, 4, 0)
+        allocate(backend, index, 4, 4, 0)
     own.destroy()  # the validation layer would name what is left of ours
 
 
@@ -237,11 +238,11 @@ def test_a_buffer_of_the_users_own(own):
     described = backend.from_native(array)
     assert described.owner is array
     assert array.owner is owner
-    assert backend.host_view(Span(index, array.data, 4, 4), False, 0) == address + 4
+    assert backend.host_view(Span(index, array.data, 4, 4), False, 0).data == address + 4
     data = array.data
     del array, described
     gc.collect()
-    assert backend.live.find(data) is None
+    assert backend.devices.find(data) is None
     backend.close_device(index)
     own.destroy(made)
 
@@ -290,7 +291,7 @@ def test_an_adoption_that_fails_leaves_nothing(vulkan, own, monkeypatch):
         raise DeviceMemoryError("full")
 
     count = vulkan.device_count()
-    monkeypatch.setattr(device, "Staging", full)
+    monkeypatch.setattr(device.MemoryType, "for_staging", full)
     with pytest.raises(DeviceMemoryError, match="full"):
         vulkan.adopt_device(*own.handles())
     assert vulkan.device_count() == count
@@ -299,8 +300,8 @@ def test_an_adoption_that_fails_leaves_nothing(vulkan, own, monkeypatch):
 
 def test_an_adoption_in_a_forked_child(own):
     backend = Vulkan()
-    backend.devices.forked = True
-    with pytest.raises(DeviceError, match=r"does not survive os\.fork"):
+    backend.devices.guard.in_child = True
+    with pytest.raises(DeviceError, match=r"does not survive fork"):
         backend.adopt_device(*own.handles())
     own.destroy()
 

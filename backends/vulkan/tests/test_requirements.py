@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import strided_kernel
 from dlbridge_vulkan.spirv import MAGIC, Module
 
 import dlbridge as bridge
@@ -289,7 +288,6 @@ def test_the_packages_own_modules(scale_spirv):
     check_layout(scale_spirv, "main", 1, 12)
     blur = Path(kernels.__file__).with_name("box_blur.spv")
     check_layout(blur.read_bytes(), "main", 2, 32)
-    check_layout(strided_kernel.SHADER.read_bytes(), "main", 2, strided_kernel.PUSH.size)
     with pytest.raises(ValueError, match="pass push_nbytes=12"):
         check_layout(scale_spirv, "main", 1, 8)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import strided_kernel
 from dlbridge_vulkan.spirv import Module
 
 import dlbridge as bridge
@@ -22,6 +21,9 @@ layout(set = 0, binding = 1) {first} buffer B {{ {second} float b; {third} float
 layout(set = 0, binding = 2) buffer C {{ float d[]; }} many[2];
 void main() {{ many[0].d[0] = a[0] + b + c[0]; {body} }}
 """
+
+COPY = Path(__file__).parent / "shaders" / "strided_copy.spv"
+"""Marks its first binding as one that is only read."""
 
 
 def writable_bindings(spirv):
@@ -70,9 +72,8 @@ def test_what_is_not_well_formed_ends_the_reading(cut):
 
 def test_the_packages_own_modules(scale_spirv):
     assert writable_bindings(scale_spirv) == {0}
-    blur = Path(kernels.__file__).with_name("box_blur.spv")
-    assert writable_bindings(blur.read_bytes()) == {1}
-    assert writable_bindings(strided_kernel.SHADER.read_bytes()) == {1}
+    assert writable_bindings(Path(kernels.__file__).with_name("box_blur.spv").read_bytes()) == {1}
+    assert writable_bindings(COPY.read_bytes()) == {1}
 
 
 @pytest.mark.parametrize(
@@ -126,10 +127,8 @@ def test_a_read_only_tensor_is_read(vulkan):
     """Where the module marks the binding, as the strided copy's first."""
     _, t = readonly_tensor(vulkan)
     out = bridge.to_device(np.zeros(1024, np.float32), "vulkan:0", copy=True)
-    kernel = vulkan.kernel(
-        strided_kernel.SHADER.read_bytes(), buffers=2, push_nbytes=strided_kernel.PUSH.size
-    )
-    push = strided_kernel.PUSH.pack(4, 0, 0, 1024, 1024, *[1] * 4, *[0] * 8)
+    kernel = vulkan.kernel(COPY.read_bytes(), buffers=2, push_nbytes=68)
+    push = struct.pack("=17I", 4, 0, 0, 1024, 1024, *[1] * 4, *[0] * 8)
     kernel(t, out, groups=16, push=push)
     assert (bridge.to_device(out, "cpu", like="numpy") == 1).all()
     with pytest.raises(ExchangeError, match="tensor 1 is read-only"):

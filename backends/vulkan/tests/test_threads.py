@@ -7,6 +7,7 @@ import struct
 import threading
 
 import numpy as np
+from held_buffers import allocate, free, import_host
 
 from dlbridge.protocol import Span
 
@@ -21,12 +22,12 @@ class Owned:
         if imported:
             self.host = np.frombuffer(mmap.mmap(-1, count * 4), np.float32)
             address = self.host.__array_interface__["data"][0]
-            self.data, _ = backend.import_host(0, address, count * 4, False)
+            self.data, _ = import_host(backend, 0, address, count * 4, False)
         else:
-            self.data = backend.allocate(0, count * 4, 256, 0)
+            self.data = allocate(backend, 0, count * 4, 256, 0)
 
     def __del__(self):
-        self.backend.free(0, self.data, 0)
+        free(self.backend, 0, self.data, 0)
 
 
 def rounds(backend, spirv, seed):
@@ -41,7 +42,7 @@ def rounds(backend, spirv, seed):
         backend.copy_from_host(
             Span(0, source.data, 0, memoryview(values).nbytes), memoryview(values).cast("B"), 0
         )
-        binding = (backend.live.get(source.data), 0, 4 * count)
+        binding = (backend.devices.buffer(source.data), 0, 4 * count)
         kernel.run([binding], (-(-count // 64),), struct.pack("=IIf", count, 1, 2.0))
         backend.copy(Span(0, target.data, 0, 4 * count), Span(0, source.data, 0, 4 * count), 0)
         if pick.random() < 0.1:

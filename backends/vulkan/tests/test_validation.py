@@ -4,15 +4,14 @@ import pytest
 
 MISUSE = """
 from dlbridge_vulkan import Vulkan
-from dlbridge_vulkan.buffer import Buffer
+from dlbridge_vulkan.copies import _copy_regions
 from dlbridge_vulkan.library import ffi
-from dlbridge_vulkan.staging import copy_regions
 backend = Vulkan()
-a = Buffer.new(backend.devices[0], 64, 16)
-b = Buffer.new(backend.devices[0], 64, 16)
+a = backend.devices[0].allocate(64, 16)
+b = backend.devices[0].allocate(64, 16)
 beyond = ffi.new("VkBufferCopy[1]", [(0, 32, 64)])
 if {misuse}:
-    copy_regions(a.queue, a, b, 1, beyond)
+    _copy_regions(b, a, 1, beyond)
 backend.devices[0].queue.finish()
 """
 

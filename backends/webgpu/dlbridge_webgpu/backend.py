@@ -11,7 +11,7 @@ from dlbridge.kit.gate import Gate
 from dlbridge.kit.handles import Handles
 from dlbridge.kit.single_queue import SingleQueue
 from dlbridge.kit.through_host import ThroughHost
-from dlbridge.protocol import NativeArray, Span
+from dlbridge.protocol import Allocation, NativeArray, Span
 
 from .devices import PIECE, Slot, one_per_gpu
 from .native import WebGPUArray
@@ -22,7 +22,7 @@ __all__ = ["WebGPU"]
 class WebGPU(SingleQueue, ThroughHost):
     """WebGPU devices; ``data`` is the address of a WGPUBuffer, and each device has one queue."""
 
-    api = 1
+    api = 2
     device_type = 15  # kDLWebGPU
     name = "webgpu"
     host_copies_block = True
@@ -44,21 +44,23 @@ class WebGPU(SingleQueue, ThroughHost):
         meanings: dict[Any, Any] = {wgpu.GPUOutOfMemoryError: errors.DeviceMemoryError}
         meanings |= dict.fromkeys((wgpu.GPUError, RuntimeError), errors.DeviceError)
         self._gate = Gate("WebGPU", self, meanings, its_threads="wgpu.")
-        self._buffers = Handles("webgpu", self._gate.guard, self._describe)
+        self._buffers = Handles("webgpu", self._describe)
         self.live_allocations = self._buffers.__len__  # the conformance kit asks for it
         self.import_data = self._buffers.import_data
-        self.free = self._buffers.free  # wgpu keeps a buffer until the submitted work is done
 
     def device_count(self) -> int:
         """The GPUs that wgpu finds, then the GPUDevices of users whose buffers came in."""
         return len(self._slots)
 
-    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
-        """A new buffer for shaders; *alignment* has no meaning for a handle."""
+    def allocate(
+        self, device_id: int, nbytes: int, alignment: int, stream: int, content: Any = None
+    ) -> Allocation:
+        """A new buffer for shaders, which wgpu keeps until the submitted work is done.
+
+        *alignment* has no meaning for a handle.
+        """
         buffer = self._on(device_id, f"allocating {nbytes} bytes", Slot.create, (), nbytes)
-        data = self._address(buffer)
-        self._buffers.owned[data] = buffer
-        return data
+        return self._buffers.own(self._address(buffer), nbytes, stream, buffer)
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Write to the buffer; wgpu has read *source* on return."""
@@ -107,7 +109,7 @@ class WebGPU(SingleQueue, ThroughHost):
         if not buffer.usage & usage.COPY_SRC:
             raise errors.ExchangeError(f"webgpu: usage {buffer.usage:#x} lacks COPY_SRC; add it")
         self._gate.run("webgpu: taking a GPUBuffer", self._let_in, buffer._device)
-        data = self._buffers.borrow(self._address(buffer), buffer) if buffer.size else 0
+        data = self._buffers.enter(self._address(buffer), buffer) if buffer.size else 0
         readonly = not buffer.usage & usage.COPY_DST
         return array.described(self._describe(buffer)[0], data, readonly)
 

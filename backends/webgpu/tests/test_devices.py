@@ -108,7 +108,8 @@ keep = []
 def test_the_first_use_after_a_loss_says_so(webgpu, use):
     """wgpu-native ends the process where work is submitted to a lost device: that is not done."""
     backend = WebGPU()  # of its own, so that each use is the first
-    data = backend.allocate(0, 32, 4, 0)
+    memory = backend.allocate(0, 32, 4, 0)
+    data = memory.data
     span = Span(0, data, 0, 16)
     described = backend.to_native(
         bridge.protocol.NativeArray(0, data, 0, "uint8", (32,), None, readonly=False, owner=None)
@@ -120,13 +121,14 @@ def test_the_first_use_after_a_loss_says_so(webgpu, use):
             backend.synchronize(0, 0)
     with pytest.raises(DeviceLost, match="lost"):
         USES[use](backend, span)
-    backend.free(0, data, 0)
-    again = Span(0, backend.allocate(0, 16, 4, 0), 0, 16)
+    del memory
+    new = backend.allocate(0, 16, 4, 0)
+    again = Span(0, new.data, 0, 16)
     backend.copy_from_host(again, memoryview(b"0123456789abcdef"), 0)
     into = bytearray(16)
     backend.copy_to_host(again, memoryview(into), 0)
     assert into == b"0123456789abcdef"
-    backend.free(0, again.data, 0)
+    del new
     assert backend.live_allocations() == 0
 
 

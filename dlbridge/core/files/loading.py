@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from dlbridge.core.dlpack.requests import check_copy
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.moves.allocate import allocate
-from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.host_and_device import packed_bytes
+from dlbridge.core.moves.copies import copy_elements, packed_bytes
 from dlbridge.core.moves.host_views import host_view
-from dlbridge.core.moves.plans import plan_move, why_no_host_view
+from dlbridge.core.moves.plans import Plan, plan_move, why_no_host_view
 from dlbridge.core.moves.progress import Tally, reporter
-from dlbridge.core.moves.steps import Plan
 from dlbridge.core.moves.traces import record
-from dlbridge.core.moves.transfer import run
-from dlbridge.core.plugins.lookup import backend_of, find_device
+from dlbridge.core.moves.transfer import allocate, run
+from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.operand import operand_of
@@ -332,7 +329,7 @@ def load(
     """
     check_copy(copy)
     where = find_device(device)
-    backend_of(where)  # an error at once, not at the first use
+    plugin_of(where)  # an error at once, not at the first use
     wanted = None if dtype is None else as_dtype(dtype)
     if wanted is not None:
         check(wanted.code, wanted.bits, wanted.lanes)

@@ -13,11 +13,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.api import asarray, to_device
-from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.host_and_device import packed_bytes
+from dlbridge.core.moves.copies import copy_elements, packed_bytes
 from dlbridge.core.moves.progress import Tally, reporter
 from dlbridge.core.moves.transfer import to_compact_host
-from dlbridge.core.plugins.lookup import backend_of
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.operand import operand_of
@@ -141,7 +140,7 @@ def _import(path: str, given: dict[Any, Any]) -> dict[str, Tensor]:
 def _tensor(array: Any) -> Tensor:
     tensor = asarray(array)
     try:
-        backend_of(tensor.device)
+        plugin_of(tensor.device)
     except BackendUnavailable:  # its own library may bring it
         return to_device(array, "cpu")
     return tensor

@@ -10,8 +10,7 @@ import operator
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_stream, current_use, wait
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import make_tensor
@@ -28,7 +27,6 @@ from dlbridge.core.values.layout import (
     why_impossible,
 )
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
-from dlbridge.protocol import SupportsForeignData
 
 if TYPE_CHECKING:
     from dlbridge.typing import DTypeLike, SupportsCUDAArrayInterface
@@ -125,14 +123,12 @@ def _locate(data: int, module: str) -> Device:
     refusal: object = "no backend could be asked"
     for kind in (DLDeviceType.kDLCUDAManaged, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDA):
         device = Device.of(kind, 0)
-        plugin = backend_of(device)
-        if supports(plugin, SupportsForeignData):
+        plugin = plugin_of(device)
+        if plugin.import_data is not None:
             try:
                 index, _ = plugin.import_data(0, data, module)
             except Error as exc:
                 refusal = exc
-            except Exception as exc:
-                fail(exc, device.name, "import_data")
             else:
                 return Device.of(kind, index)
     raise ExchangeError(f"{data:#x} is not memory that CUDA knows: {refusal}")

@@ -32,8 +32,8 @@ from dlbridge.core.libraries.lookup import find_description, library_of
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.plans import why_no_host_view
 from dlbridge.core.moves.transfer import copy_of, copy_to_host
-from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.plugins.streams import consumer_stream, current_use, normalized, order, wait
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.streams import consumer_stream, current_use, wait
 from dlbridge.core.tensor.adopt import adopt
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
 from dlbridge.core.tensor.consumers import order_consumer
@@ -46,7 +46,6 @@ from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
-from dlbridge.protocol import SupportsStreams
 
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.foreign_tables import ForeignTable
@@ -116,7 +115,7 @@ def needs_its_library(x: Any, tensor: Tensor, target: Device) -> bool:
     if not hasattr(type(x), "__dlpack_device__"):
         return False
     try:
-        backend_of(device)
+        plugin_of(device)
     except BackendUnavailable:
         return True
     return False
@@ -187,7 +186,7 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
     """Make our stream wait for the stream of *producer*; a table does not synchronise."""
     device = tensor.device
     try:
-        plugin = backend_of(device)
+        plugin = plugin_of(device)
     except BackendUnavailable:
         if producer:
             raise  # memory that may not be ready, and nothing here to wait with
@@ -195,10 +194,10 @@ def _order_after(tensor: Tensor, producer: int, stream: Any) -> None:
     if stream is None:
         wait(device, producer)
         _note_use(tensor, device)
-    elif supports(plugin, SupportsStreams):
-        consumer = normalized(plugin, device, stream)
+    elif plugin.normalize_stream is not None and plugin.wait is not None:
+        consumer = plugin.normalize_stream(device.index, stream)
         if consumer not in (-1, producer):
-            order(plugin, device, consumer, producer)
+            plugin.wait(device.index, consumer, producer)
 
 
 def _import_by_method(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import library_of
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of, find_device, supports
-from dlbridge.core.plugins.registry import LOADED, backend, packages_of
+from dlbridge.core.plugins.lookup import find_device, plugin_of
+from dlbridge.core.plugins.records import plugin_named
+from dlbridge.core.plugins.registry import LOADED, packages_of
 from dlbridge.core.plugins.streams import chosen_stream
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
@@ -19,7 +18,7 @@ from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import are_whole_steps
 from dlbridge.errors import Error, ExchangeError
-from dlbridge.protocol import NativeArray, SupportsNative
+from dlbridge.protocol import NativeArray
 
 if TYPE_CHECKING:
     from dlbridge.core.libraries.library import Library
@@ -51,28 +50,28 @@ def import_native(
         return None
     known = "" if library is None else library.backend
     found: dict[str, tuple[int, NativeArray]] = {}
-    broken: list[tuple[str, Exception]] = []
+    broken: list[Error] = []
     own = [known] if known else packages_of(type(x))
     asked = None if device is None else find_device(device).name
     for name in [*own, *sorted(LOADED.copy().keys() - set(own))]:
         try:
-            plugin: Any = backend(name)
+            plugin = plugin_named(name)
         except Error:  # a broken backend knows no objects
             if name != known:
                 continue
             raise
         try:
-            array = plugin.from_native(x) if supports(plugin, SupportsNative) else None
-        except Exception as exc:
-            if name in (*own, asked) or is_from_handler(exc.__traceback__):
-                fail(exc, name, "from_native")
-            broken.append((name, exc))
+            array = plugin.from_native(x) if plugin.from_native is not None else None
+        except Error as exc:
+            if name in (*own, asked):
+                raise
+            broken.append(exc)
             continue
         if array is not None:
             found[name] = plugin.device_type, array
     if not found:
-        for name, error in broken:  # nobody else knows the object
-            fail(error, name, "from_native")
+        if broken:  # nobody else knows the object
+            raise broken[0]
         return None
     if len(found) > 1 and asked not in found:
         raise ExchangeError(
@@ -122,8 +121,8 @@ def to_native(tensor: Tensor) -> object:
     device = operand.device
     if device is _CPU:
         return tensor.numpy()
-    plugin = backend_of(device)
-    if not supports(plugin, SupportsNative):
+    plugin = plugin_of(device)
+    if plugin.to_native is None:
         raise ExchangeError(f"the backend of {device} has no native objects; use DLPack")
     check_whole_elements(tensor)
     if operand.size:
@@ -140,7 +139,4 @@ def to_native(tensor: Tensor) -> object:
         owner=tensor,
         stream=chosen_stream(device),
     )
-    try:
-        return plugin.to_native(array)
-    except Exception as exc:
-        fail(exc, device.name, "to_native")
+    return plugin.to_native(array)

@@ -30,8 +30,7 @@ from dlbridge.core.implementation_details.python_api import (
     object_at,
     python_api,
 )
-from dlbridge.core.moves.allocate import allocate
-from dlbridge.core.moves.transfer import copy_of
+from dlbridge.core.moves.transfer import allocate, copy_of
 from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.tensor.adopt import adopt
 from dlbridge.core.tensor.consumers import order_consumer_on_current_stream

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.interfaces.lists import array_of
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.moves.transfer import allocate
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.tensor.operand import host_array, operand_of
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.subbyte import pack_bits
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import Span, SupportsFill
+from dlbridge.protocol import Span
 
-from .allocate import allocate
 from .copies import bytes_of, copy_elements
 
 if TYPE_CHECKING:
@@ -91,15 +90,12 @@ def fill(tensor: Tensor, pattern: bytes) -> None:
 def _filled_by_device(operand: Operand, value: int) -> bool:
     """Whether the device has set each byte to *value*."""
     where = operand.device
-    plugin = backend_of(where)
-    if not supports(plugin, SupportsFill):
+    plugin = plugin_of(where)
+    if plugin.fill is None:
         return False
     stream = operand.access()
     span = Span(where.index, operand.data, operand.byte_offset, operand.nbytes)
-    try:
-        plugin.fill(span, value, stream)
-    except Exception as exc:
-        fail(exc, where.name, "fill")
+    plugin.fill(span, value, stream)
     return True
 
 

@@ -7,33 +7,184 @@ that do not share memory it goes through the host. ``transfer`` runs the steps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.requests import check_copy
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.moves.regions import bytes_to_host, can_copy_natively, is_faster_on_device
+from dlbridge.core.plugins.lookup import identity_of, plugin_of
+from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.units import bytes_text
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import SupportsHostImport, SupportsHostImportDrawback, SupportsHostView
-
-from .memory_imports import why_no_memory_import
-from .regions import bytes_to_host, can_copy_natively, is_faster_on_device
-from .steps import Plan
 
 if TYPE_CHECKING:
+    from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
+    from dlbridge.core.values.devices import Device
+    from dlbridge.core.values.dtypes import DType
 
-__all__ = [
-    "host_range",
-    "plan_by_library",
-    "plan_device_copy",
-    "plan_host_copy",
-    "plan_move",
-    "why_no_host_import",
-    "why_no_host_view",
-]
+
+@public
+class Step(NamedTuple):
+    """One step of a move.
+
+    Attributes
+    ----------
+    kind : str
+        ``share``, ``relabel`` (host memory under another name), ``host view``
+        (a device's memory addressed by the host), ``host import`` (host memory
+        used by a device), ``memory import`` (memory of another driver of the
+        same device), ``by library`` (the library that made the array brings
+        it to the CPU), or a copy: ``copy``, ``pack``, ``upload``, ``download``,
+        ``peer copy``, ``as library``, ``read`` (into new memory, from a file or
+        from an object that has no memory to share, such as a list).
+    source, target : Device
+        From where to where.
+    nbytes : int
+        The bytes that it copies, 0 for none. A reversed or transposed tensor
+        comes to the host with the gaps between its elements.
+    reason : str
+        Why the step is needed, or why nothing is copied.
+
+    Examples
+    --------
+    >>> bridge.plan(np.zeros(4), "cpu", copy=True).steps[0].kind
+    'copy'
+    """
+
+    kind: str
+    source: Device
+    target: Device
+    nbytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        if self.kind == "as library" and not self.nbytes:
+            return self.reason  # which says that nothing is copied
+        cost = f"{bytes_text(self.nbytes)} copied" if self.nbytes else "no copy"
+        return f"{self.kind}: {self.source} -> {self.target}, {cost}: {self.reason}"
+
+
+@public
+class Plan:
+    """The steps of one move, in order. ``print(plan)`` explains them.
+
+    Attributes
+    ----------
+    dtype, shape, origin : DType, tuple of int, str
+        The tensor: its type, extents in elements, and the source of its memory.
+    source, target : Device
+        From where to where.
+    may_copy : bool
+        Whether it may copy if a driver refuses to use the memory in place.
+    alignment : int
+        Of new memory, in bytes; 1 for what each device gives.
+    steps : list of Step
+        In order.
+    address, result_address : int
+        `Tensor.data_ptr` at the start and of the result; 0 until it ran.
+    seconds : float
+        How long it took; 0 until it ran.
+
+    Examples
+    --------
+    >>> print(bridge.plan(np.zeros(4, "float32"), "cpu"))
+    float32 (4,) from numpy.ndarray: cpu:0 -> cpu:0, no copy
+      1. share: cpu:0 -> cpu:0, no copy: it is there already: the same memory
+    """
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: tuple[int, ...],
+        origin: str,
+        source: Device,
+        target: Device,
+        *,
+        may_copy: bool = True,
+        alignment: int = 1,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.origin = origin
+        self.source = source
+        self.target = target
+        self.may_copy = may_copy
+        self.alignment = alignment
+        self.steps: list[Step] = []
+        self.address = self.result_address = 0
+        self.seconds: float = 0.0
+
+    @property
+    def what(self) -> str:
+        """The dtype, shape and origin of the tensor, as text."""
+        return f"{self.dtype} {self.shape} from {self.origin}"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all steps copy."""
+        return sum(step.nbytes for step in self.steps)
+
+    @property
+    def copies(self) -> int:
+        """The number of steps that copy."""
+        return sum(step.nbytes > 0 for step in self.steps)
+
+    def add(self, kind: str, source: Device, target: Device, nbytes: int, reason: str) -> None:
+        """Append a step.
+
+        Parameters
+        ----------
+        kind, source, target, nbytes, reason
+            As in `Step`.
+
+        Examples
+        --------
+        >>> plan = bridge.plan(np.zeros(4), "cpu")
+        >>> plan.add("copy", plan.source, plan.target, 32, "an example")
+        >>> plan.nbytes
+        32
+        """
+        self.steps.append(Step(kind, source, target, nbytes, reason))
+
+    def __str__(self) -> str:
+        copies = "no copy" if not self.copies else f"{bytes_text(self.nbytes)} copied"
+        head = f"{self.what}: {self.source} -> {self.target}, {copies}"
+        lines = [f"  {number}. {step}" for number, step in enumerate(self.steps, 1)]
+        return "\n".join([head, *lines])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan in plain values, for JSON.
+
+        Returns
+        -------
+        dict
+            ``what``, ``source``, ``target``, ``nbytes`` and ``steps``, a list of
+            dictionaries with the attributes of `Step`.
+
+        Examples
+        --------
+        >>> bridge.plan(np.zeros(4), "cpu", copy=True).as_dict()["nbytes"]
+        32
+        """
+        return {
+            "what": self.what,
+            "source": str(self.source),
+            "target": str(self.target),
+            "nbytes": self.nbytes,
+            "steps": [
+                {
+                    "kind": step.kind,
+                    "source": str(step.source),
+                    "target": str(step.target),
+                    "nbytes": step.nbytes,
+                    "reason": step.reason,
+                }
+                for step in self.steps
+            ],
+        }
+
 
 _CPU = Device.of(1, 0)
 
@@ -143,7 +294,7 @@ def _why_not_on_device(operand: Operand) -> str:
 
 def _plan_from_device(plan: Plan, operand: Operand, forced: str) -> None:
     source, target = operand.device, plan.target
-    _backend_of_source(source)
+    _plugin_of_source(source)
     if source.name == target.name and can_copy_natively(operand, target):
         plan.add("peer copy", source, target, operand.nbytes, f"{source.name} copies by itself")
         return
@@ -214,18 +365,10 @@ def why_no_host_import(start: int, nbytes: int, target: Device, *, asked: bool =
 
     *asked*: copy=False was given, so a drawback of the device does not count.
     """
-    plugin: Any = backend_of(target)  # asked twice below, which a type checker cannot follow
-    if not supports(plugin, SupportsHostImport):
+    plugin = plugin_of(target)
+    if plugin.host_import_refusal is None:
         return f"{target} cannot use host memory in place"
-    try:
-        if not asked and supports(plugin, SupportsHostImportDrawback):
-            drawback: str = plugin.host_import_drawback(target.index)
-            if drawback:
-                return drawback
-        refusal: str = plugin.host_import_refusal(target.index, start, nbytes)
-    except Exception as exc:
-        fail(exc, target.name, "host_import_refusal")
-    return refusal
+    return plugin.host_import_refusal(target.index, start, nbytes, asked)
 
 
 def why_no_host_view(operand: Operand) -> str:
@@ -233,19 +376,32 @@ def why_no_host_view(operand: Operand) -> str:
     device = operand.device
     if device.is_host or not operand.size:
         return ""
-    plugin = _backend_of_source(device)
-    if not supports(plugin, SupportsHostView):
+    plugin = _plugin_of_source(device)
+    if plugin.host_view_refusal is None:
         return f"the host cannot address {device} memory"
-    try:
-        return plugin.host_view_refusal(device.index, operand.data)
-    except Exception as exc:
-        fail(exc, device.name, "host_view_refusal")
+    return plugin.host_view_refusal(device.index, operand.data)
 
 
-def _backend_of_source(device: Device) -> Any:
+def _plugin_of_source(device: Device) -> Plugin:
     try:
-        return backend_of(device)
+        return plugin_of(device)
     except BackendUnavailable as exc:
         raise ExchangeError(
             f"the tensor is on {device}, and no backend here can read it: {exc}"
         ) from exc
+
+
+def why_no_memory_import(operand: Operand, target: Device) -> str | None:
+    """Why *target* cannot use the memory of another backend; empty if it can.
+
+    None where one of the two backends does not do such things at all.
+    """
+    source = operand.device
+    exporter, importer = plugin_of(source), plugin_of(target)
+    if exporter.memory_export_refusal is None or importer.memory_import_refusal is None:
+        return None
+    here, there = identity_of(source).uuid, identity_of(target).uuid
+    if here is None or here != there:
+        return f"their UUIDs are not the same ({here} and {there})"
+    refusal = exporter.memory_export_refusal(source.index, operand.data)
+    return refusal or importer.memory_import_refusal(target.index)

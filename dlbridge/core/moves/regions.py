@@ -11,15 +11,15 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.plugins.lookup import backend_of, supports
+from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.values.layout import compact_strides, merge
-from dlbridge.protocol import Region, SupportsCopy, SupportsStridedCopy
+from dlbridge.protocol import Region
 
 if TYPE_CHECKING:
+    from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.devices import Device
-    from dlbridge.protocol import Backend
 
 __all__ = [
     "bytes_to_host",
@@ -47,8 +47,8 @@ def bytes_to_host(operand: Operand) -> int:
 
 def can_copy_natively(operand: Operand, target: Device) -> bool:
     """Whether the device of *operand* copies it to its own device *target* without the host."""
-    plugin = backend_of(target)
-    if plugin is not backend_of(operand.device) or not supports(plugin, SupportsCopy):
+    plugin = plugin_of(target)
+    if plugin is not plugin_of(operand.device) or plugin.copy is None:
         return False
     _, (steps, _), _ = _with_compact(operand)
     return not steps or (target is operand.device and all(step > 0 for step in steps))
@@ -63,7 +63,7 @@ def is_faster_on_device(source: Operand, target: Operand | None = None) -> bool:
     """
     if source.contiguous and (target is None or target.contiguous):
         return True
-    plugin = backend_of(source.device)
+    plugin = plugin_of(source.device)
     if target is None:
         here = _with_compact(source)
         back = 1
@@ -87,7 +87,7 @@ def needs_full_span(operand: Operand) -> bool:
 
 def _cost_to_host(operand: Operand) -> int:
     """The bytes that could be copied in the time that *operand* takes to the host."""
-    runs = _calls(backend_of(operand.device), *_with_compact(operand)) * CALL + operand.nbytes
+    runs = _calls(plugin_of(operand.device), *_with_compact(operand)) * CALL + operand.nbytes
     return min(runs, operand.span()[1] + CALL)
 
 
@@ -101,14 +101,14 @@ def _with_compact(operand: Operand) -> tuple[list[int], list[list[int]], int]:
     return merge(operand.shape, [strides, packed], size)
 
 
-def _calls(plugin: Backend, shape: list[int], strides: list[list[int]], run: int) -> int:
+def _calls(plugin: Plugin, shape: list[int], strides: list[list[int]], run: int) -> int:
     """How many calls `copy_strided` makes for a region."""
     return prod(shape[: len(shape) - _dims_of_one_call(plugin, shape, strides, run)])
 
 
-def _dims_of_one_call(plugin: Backend, shape: list[int], strides: list[list[int]], run: int) -> int:
+def _dims_of_one_call(plugin: Plugin, shape: list[int], strides: list[list[int]], run: int) -> int:
     """How many of the innermost strided dimensions the backend copies in one call."""
-    if not supports(plugin, SupportsStridedCopy):
+    if plugin.copy_strided is None:
         return 0
     if any(step <= 0 for side in strides for step in side):
         return 0

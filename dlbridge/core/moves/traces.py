@@ -6,10 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dlbridge.core.moves.plans import Plan
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import TRACES
-
-from .steps import Plan
 
 __all__ = ["Trace", "is_recording", "record", "trace"]
 

@@ -1,42 +1,144 @@
-"""Moving a tensor to a device: the steps of a plan, and how each is run."""
+"""New memory on a device, and the steps of a plan: how each is run."""
 
 from __future__ import annotations
 
 import time
+from math import prod
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
+from dlbridge.core.moves.copies import copy_elements, packed_bytes
+from dlbridge.core.moves.plans import plan_device_copy, plan_host_copy, plan_move, why_no_host_view
+from dlbridge.core.moves.traces import record
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
-from dlbridge.core.plugins.lookup import backend_of
-from dlbridge.core.plugins.streams import current_use
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import HostImportMemory, HostViewMemory, Memory
+from dlbridge.core.tensor.memory import Memory, view_memory
 from dlbridge.core.tensor.operand import operand_of, operand_of_new
 from dlbridge.core.tensor.ordering import access, host_access
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import Error, ExchangeError
-
-from .allocate import allocate, allocate_from_host, allocate_from_host_limit, allocate_like
-from .copies import copy_elements
-from .host_and_device import packed_bytes
-from .memory_imports import import_from_device
-from .plans import plan_device_copy, plan_host_copy, plan_move, why_no_host_view
-from .traces import record
+from dlbridge.protocol import ExportedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlbridge.core.moves.plans import Plan
+    from dlbridge.core.moves.within_host import Progress
+    from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
-
-    from .steps import Plan
-    from .within_host import Progress
+    from dlbridge.core.values.devices import Device
+    from dlbridge.core.values.dtypes import DType
 
     _Place = tuple[Tensor, Operand]
     StepFunction = Callable[[Tensor, Operand, Device, Progress | None, int], _Place]
 
-__all__ = ["aligned", "copy_of", "copy_to_host", "move", "run", "to_compact_host"]
+
+MAX_ALIGNMENT = 1 << 30
+"""The largest alignment accepted, in bytes: the largest huge page (1 GiB)."""
+
+
+def allocate(
+    where: Device,
+    dtype: DType,
+    shape: tuple[int, ...],
+    *,
+    alignment: int = MIN_ALIGNMENT,
+    padded: bool = False,
+) -> Tensor:
+    """A new compact tensor whose elements are not initialised; *alignment* in bytes."""
+    nbytes = dtype.nbytes(prod(shape), padded=padded)
+    memory = Memory(where, 0, "dlbridge.empty")
+    plugin = plugin_of(where)
+    if nbytes:
+        use = current_use(where, plugin)
+        given = where.index, nbytes, alignment, use.handle
+        memory.take(use, "allocate", plugin.allocate, *given)
+    return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
+
+
+def allocate_like(operand: Operand, where: Device, alignment: int = 1) -> tuple[Tensor, Operand]:
+    """A new compact tensor on *where* for the elements of *operand*, and its operand."""
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    plugin = plugin_of(where)
+    use = current_use(where, plugin)
+    memory = Memory(where, 0, "dlbridge.empty")
+    given = where.index, operand.nbytes, max(alignment, MIN_ALIGNMENT), use.handle
+    memory.take(use, "allocate", plugin.allocate, *given)
+    tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
+    return tensor, operand_of_new(tensor, memory, operand)
+
+
+def allocate_with(
+    plugin: Plugin,
+    where: Device,
+    content: memoryview,
+    dtype: DType,
+    shape: tuple[int, ...],
+    flags: int = 0,
+) -> tuple[Tensor, Memory]:
+    """A new compact tensor on *where* made with the bytes *content*, and its memory.
+
+    `content_limit` of *plugin*, its backend, allows so many.
+    """
+    use = current_use(where, plugin)
+    memory = Memory(where, 0, "dlbridge.empty")
+    given = where.index, content.nbytes, MIN_ALIGNMENT, use.handle, content
+    memory.take(use, "allocate", plugin.allocate, *given)
+    use.used = True
+    return make_tensor(memory, 0, dtype, shape, flags=flags & FLAG_SUBBYTE_PADDED), memory
+
+
+def check_alignment(given: Any) -> int:
+    """*given* as a power of two, in bytes."""
+    try:
+        alignment = index(given)
+    except TypeError:
+        alignment = None
+    if isinstance(given, bool) or alignment is None:
+        raise TypeError(
+            f"alignment {given!r} is not a number of bytes; give a power of two, such as 4096"
+        )
+    if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise ValueError(
+            f"alignment {alignment} is not a power of two from 1 to {MAX_ALIGNMENT} bytes"
+        )
+    return alignment
+
+
+def import_from_device(tensor: Tensor, operand: Operand, target: Device) -> tuple[Memory, int]:
+    """The memory of *operand* under *target*, and the offset of its `data` in it.
+
+    The work on it is done on return; *tensor* lives as long as the import.
+    """
+    source, viewed = operand.device, operand.memory
+    assert viewed is not None  # only the CPU has such operands
+    finish(plugin_of(source), source, access(viewed))
+    origin = f"{source} memory of {tensor.origin}"
+    return import_memory(target, export_memory(source, operand.data), origin, tensor)
+
+
+def export_memory(device: Device, data: int) -> ExportedMemory:
+    """What the backend of *device* exports for its memory *data*; its owner closes it."""
+    plugin = plugin_of(device)
+    assert plugin.export_memory is not None  # the plan has asked for the capability
+    return plugin.export_memory(device.index, data)
+
+
+def import_memory(
+    target: Device, exported: ExportedMemory, origin: str, owner: object
+) -> tuple[Memory, int]:
+    """The memory that *exported* is in under *target*, and the offset of its bytes there."""
+    plugin = plugin_of(target)
+    memory, use = Memory(target, 0, origin, owner), current_use(target, plugin)
+    memory.is_import = True
+    given = target.index, exported, use.handle
+    return memory, memory.take(use, "import_memory", plugin.import_memory, *given)
+
 
 _CPU = Device.of(1, 0)
 
@@ -147,35 +249,36 @@ def _copy(
 def _upload(
     tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
 ) -> _Place:
-    plugin, made = backend_of(target), None
+    plugin = plugin_of(target)
     usual = progress is None and alignment <= MIN_ALIGNMENT
-    if usual and operand.nbytes <= allocate_from_host_limit(plugin, target):
-        flat, flags = packed_bytes(operand), operand.flags
-        made = allocate_from_host(plugin, target, flat, operand.dtype, operand.shape, flags)
-    if made is None:
+    if not usual or operand.nbytes > plugin.content_limit:
         return _copy(tensor, operand, target, progress, alignment)
-    new, memory = made
+    content, flags = packed_bytes(operand), operand.flags
+    new, memory = allocate_with(plugin, target, content, operand.dtype, operand.shape, flags)
     there = operand_of_new(new, memory, operand)
     there.is_new = False
     return new, there
 
 
 def _host_view(_tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
-    plugin: Any = backend_of(operand.device)  # the plan has asked for SupportsHostView
+    plugin = plugin_of(operand.device)
     viewed: Any = operand.memory
-    memory = HostViewMemory(plugin, viewed, target, access(viewed, viewing=True))
+    stream = access(viewed, viewing=True)
     low, nbytes = operand.span()
-    memory.map(operand.byte_offset + low, nbytes, not operand.readonly)
+    start, writable = operand.byte_offset + low, not operand.readonly
+    memory = view_memory(plugin, viewed, stream, target, start, nbytes, writable)
     return _same_layout(operand, memory, -low)
 
 
 def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _Place:
-    plugin: Any = backend_of(target)  # the plan has asked for SupportsHostImport
+    plugin = plugin_of(target)
     low, nbytes = operand.span()
     start = operand.data + operand.byte_offset + low
     origin = f"host memory of {tensor.origin}"
-    memory = HostImportMemory(plugin, target, current_use(target), origin, tensor)
-    offset = memory.import_host(plugin, start, nbytes, operand.readonly)
+    memory, use = Memory(target, 0, origin, tensor), current_use(target, plugin)
+    given = target.index, start, nbytes, operand.readonly, use.handle
+    offset = memory.take(use, "import_host", plugin.import_host, *given)
+    memory.is_import, memory.host_start = True, start - offset
     return _same_layout(operand, memory, offset - low)
 
 

@@ -139,6 +139,9 @@ def _check_facts(plugin: object, name: str, who: str) -> None:
     blocks = getattr(plugin, "host_copies_block", Facts.host_copies_block)
     if not isinstance(blocks, bool):
         refuse("host_copies_block", blocks, "True or False")
+    limit = getattr(plugin, "content_limit", Facts.content_limit)
+    if not _is_int(limit) or limit < 0:
+        refuse("content_limit", limit, "a number of bytes")
     strided = getattr(plugin, "max_strided_ndim", 1)  # of SupportsStridedCopy
     if not _is_int(strided) or strided < 1:
         refuse("max_strided_ndim", strided, "a number of dimensions, at least 1")
@@ -152,16 +155,15 @@ def _check_addresses(plugin: Backend, name: str, who: str) -> None:
     """Check that ``data`` is an address, on a device whose memory the host reads itself."""
     try:
         stream = plugin.current_stream(0)
-        data = plugin.allocate(0, _TRIAL, _TRIAL, stream)
+        allocation = plugin.allocate(0, _TRIAL, _TRIAL, stream)
     except Exception:  # no room, perhaps: whoever allocates next is told
         return
+    data = getattr(allocation, "data", None)
     if isinstance(data, int) and not data % _TRIAL and _can_read(data):
-        plugin.free(0, data, stream)
         return
-    plugin.free(0, data, stream)
     raise BackendError(
         f"{who}: backend {name!r} has device_type = {plugin.device_type}, whose memory the host "
-        f"reads in place, so data must be an address; allocate returned {data!r} for "
+        f"reads in place, so data must be an address; allocate gave data {data!r} for "
         f"{_TRIAL} bytes aligned to {_TRIAL}, which is none. Take another device type "
         "(kDLExtDev, 12) if data is a handle"
     )

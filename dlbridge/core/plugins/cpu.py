@@ -6,14 +6,16 @@ import ctypes
 import os
 import platform
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.protocol import PlainAllocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlbridge.protocol import Span
+    from dlbridge.protocol import Allocation, Span
 
 __all__ = ["CPU"]
 
@@ -29,20 +31,28 @@ class CPU:
     (measured on two cores).
     """
 
-    api = 1
+    api = 2
     device_type = 1  # kDLCPU
 
     def __init__(self) -> None:
         import numpy as np
 
         self._np = np
-        self._allocations: dict[int, Any] = {}  # data -> the array over it
+        # To check what is copied; weak, so that what is dropped is freed.
+        self._allocations: WeakValueDictionary[int, PlainAllocation] = WeakValueDictionary()
 
     def device_count(self) -> int:
         """1: the host."""
         return 1
 
-    def allocate(self, device_id: int, nbytes: int, alignment: int, stream: int) -> int:
+    def allocate(
+        self,
+        device_id: int,
+        nbytes: int,
+        alignment: int,
+        stream: int,
+        content: memoryview | None = None,
+    ) -> Allocation:
         """Uninitialised memory; DeviceMemoryError if the system has no room."""
         _check_device(device_id)
         alignment = max(alignment, MIN_ALIGNMENT)
@@ -54,15 +64,9 @@ class CPU:
                 f"cpu: no room for {nbytes} bytes aligned to {alignment}: {exc}"
             ) from exc
         start = address_of(memory)
-        padding = -start % alignment
-        self._allocations[start + padding] = memory[padding : padding + nbytes]
-        return start + padding
-
-    def free(self, device_id: int, data: int, stream: int) -> None:
-        """Free *data*; imported memory is left to its owner."""
-        # A single dict operation needs no lock, so a finalizer may run at any
-        # point of the other methods.
-        self._allocations.pop(data, None)
+        data = start + -start % alignment
+        self._allocations[data] = allocation = PlainAllocation(data, nbytes, owner=memory)
+        return allocation
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source* to *target*, at once."""
@@ -108,26 +112,23 @@ class CPU:
         """Empty: all of it is host memory."""
         return ""
 
-    def host_view(self, span: Span, writable: bool, stream: int) -> int:
+    def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
         """The address itself."""
-        return self._start(span)
+        return PlainAllocation(self._start(span), span.nbytes)
 
-    def release_host_view(self, span: Span, address: int, stream: int) -> None:
-        """Do nothing: `host_view` allocates nothing."""
-
-    def host_import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
         """Refuse memory of this backend only: it is on this device already."""
         return "this backend allocated it, use it as it is" if address in self._allocations else ""
 
     def import_host(
-        self, device_id: int, address: int, nbytes: int, readonly: bool
-    ) -> tuple[int, int]:
-        """The address itself, and offset 0."""
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> Allocation:
+        """The address itself."""
         _check_device(device_id)
-        refusal = self.host_import_refusal(device_id, address, nbytes)
-        if refusal:  # else `free` of the import would free the allocation
+        refusal = self.host_import_refusal(device_id, address, nbytes, True)
+        if refusal:
             raise ExchangeError(f"cpu: cannot import the memory at {address:#x}: {refusal}")
-        return address, 0
+        return PlainAllocation(address, nbytes)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """The name of the processor, the memory, and the number of usable cores."""
@@ -142,8 +143,15 @@ class CPU:
             info["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return info
 
+    def find_device(self, name: str) -> int:
+        """0 for the name of the processor, or a part of it."""
+        known = _processor_name()
+        if name.lower() not in known.lower():
+            raise LookupError(f"cpu has one device, cpu:0 ({known})")
+        return 0
+
     def live_allocations(self) -> int:
-        """The number of allocations that have not been freed (for the conformance kit)."""
+        """The number of allocations that have not been dropped (for the conformance kit)."""
         return len(self._allocations)
 
     def _address(self, view: memoryview) -> int:

@@ -1,67 +1,41 @@
-"""Finds the device that a caller names, and the backend of a device."""
+"""Finds devices: by what a caller names, by what they are, all that are here; trims them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.plugins import registry
+from dlbridge.core.plugins.records import Plugin, plugin_named
+from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.public import public
-from dlbridge.core.values.devices import (
-    Device,
-    UnknownName,
-    device as _device,
-    split,
-    type_names,
-)
+from dlbridge.core.values.devices import Device, UnknownName, device as _device, split, type_names
+from dlbridge.core.values.identity import Identity, pci_text, uuid_text
 from dlbridge.core.values.suggestions import did_you_mean
-from dlbridge.errors import BackendUnavailable, DeviceNotFound, ExchangeError
-from dlbridge.protocol import Backend, SupportsDeviceInfo, SupportsDeviceNames
-
-from .failures import fail
-from .registry import LOADED, backend, backends
+from dlbridge.errors import BackendUnavailable, DeviceLost, DeviceNotFound, Error, ExchangeError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dlbridge.core.plugins.records import Plugin
     from dlbridge.typing import DeviceLike
 
-__all__ = ["backend_of", "device", "find_device", "supports"]
 
-
-_Capability = TypeVar("_Capability")
-
-_supported: dict[tuple[type, type], bool] = {}
-
-
-def supports(plugin: object, capability: type[_Capability]) -> TypeGuard[_Capability]:
-    """Whether *plugin* has all members of the protocol *capability*.
-
-    The same as ``isinstance``, with a cache for each class: on a protocol
-    ``isinstance`` takes 5 to 20 us each time (measured on Python 3.11).
-    """
-    key = type(plugin), capability
-    found = _supported.get(key)
-    if found is None:
-        found = _supported[key] = isinstance(plugin, capability)
-    return found
-
-
-def backend_of(device: Device) -> Backend:
-    """The backend of *device*.
+def plugin_of(device: Device) -> Plugin:
+    """The backend of *device*, with its members.
 
     BackendUnavailable or BackendError if it cannot be loaded.
     ExchangeError if it does not have the index, or is for another type.
     """
     known = _usable.get(device)
-    if known is not None and LOADED.get(device.name) is known:
+    if known is not None and LOADED.get(device.name) is known.backend:
         return known
-    plugin = backend(device.name)
+    plugin = plugin_named(device.name)
     if plugin.device_type != device.type:
         raise ExchangeError(
             f"backend {device.name!r} is for device type {plugin.device_type}, not {device.type:d}"
         )
-    try:
-        count = plugin.device_count()
-    except Exception as exc:
-        fail(exc, device.name, "device_count")
+    count = plugin.device_count()
     if device.index >= count:
         listed = _listed(plugin, device.name, count)
         raise DeviceNotFound(
@@ -72,23 +46,19 @@ def backend_of(device: Device) -> Backend:
     return plugin
 
 
-def _listed(plugin: Backend, name: str, count: int) -> str:
+def _listed(plugin: Plugin, name: str, count: int) -> str:
     """The devices of *plugin* by number, with their names where it has them, for a message."""
     shown = []
     for index in range(min(count, 8)):
         called: object = None
-        if supports(plugin, SupportsDeviceInfo):
-            try:
+        if plugin.device_info is not None:
+            with suppress(Error):  # the message is about something else, and has the number
                 called = plugin.device_info(index).get("name")
-            except Exception as exc:
-                if is_from_handler(exc.__traceback__):
-                    raise
-                # The message is about something else, and has the number.
         shown.append(f"{name}:{index}" + (f" ({called})" if called else ""))
     return f": {', '.join(shown)}{', ...' if count > 8 else ''}" if shown else ""
 
 
-_usable: dict[Device, Backend] = {}
+_usable: dict[Device, Plugin] = {}
 """Cache of validated devices, with the backend that serves each."""
 
 
@@ -110,7 +80,7 @@ def find_device(wanted: DeviceLike) -> Device:
     except UnknownName:
         raise _unknown(wanted) from None  # it says the same, without what is here
     try:
-        backend_of(found)
+        plugin_of(found)
     except BackendUnavailable as exc:
         if not isinstance(wanted, int):
             raise
@@ -194,20 +164,165 @@ _found: dict[str, Device] = {}
 
 
 def _of_backend(wanted: str, name: str, selector: int | str | None) -> Device:
-    plugin = backend(name)
+    plugin = plugin_named(name)
     if isinstance(selector, str):
-        if not supports(plugin, SupportsDeviceNames):
+        if plugin.find_device is None:
             raise ValueError(
                 f"{wanted!r}: backend {name!r} finds devices by number only ('{name}:0')"
             )
         try:
             selector = plugin.find_device(selector)
         except LookupError as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
             raise DeviceNotFound(f"there is no {wanted}: {_said(exc)}") from exc
-        except Exception as exc:
-            fail(exc, name, "find_device")
     found = Device.of(plugin.device_type, selector or 0, name)
-    backend_of(found)
+    plugin_of(found)
     return found
+
+
+_known: dict[Device, tuple[Plugin, Identity]] = {}
+"""What each device has said; a number means one device as long as the process lives."""
+
+
+def identity_of(device: Device) -> Identity:
+    """What the backend of *device* says of it; loads the backend.
+
+    BackendUnavailable or ExchangeError if there is no such device here.
+    """
+    plugin = plugin_of(device)
+    known = _known.get(device)
+    if known is not None and known[0] is plugin:
+        return known[1]
+    found = Identity(None, None)
+    if plugin.device_info is not None:
+        info = plugin.device_info(device.index)
+        found = Identity(uuid_text(info.get("uuid")), pci_text(info.get("pci")))
+    _known[device] = plugin, found
+    return found
+
+
+def same_device(device: Device, name: str) -> Device | None:
+    """The device of the backend *name* that is physically *device*; None if none is known."""
+    _check_name(name)
+    plugin = plugin_named(name)
+    wanted = identity_of(device)
+    if name == device.name:
+        return device
+    count = plugin.device_count()
+    others = [Device.of(plugin.device_type, index, name) for index in range(count)]
+    if wanted.uuid is not None:
+        for other in others:
+            if identity_of(other).uuid == wanted.uuid:
+                return other
+    if wanted.pci is None:
+        return None
+    # Parts of one device (MIG, sub-devices) share its address: then it says too little.
+    there = [other for other in others if identity_of(other).pci == wanted.pci]
+    return there[0] if len(there) == 1 else None
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"same_device takes the name of a backend, such as 'vulkan', not {name!r}")
+    if ":" in name:
+        raise ValueError(
+            f"{name!r} is a device; give the name of a backend, such as {name.partition(':')[0]!r}"
+        )
+
+
+@public
+def devices(backend: str | None = None) -> list[Device]:
+    """Return the devices that can be used here now; loads the backends to ask them.
+
+    Parameters
+    ----------
+    backend : str, optional
+        The backend that is asked. None: all that are installed. Those that cannot be
+        used here are left out then; `info` gives the reasons.
+
+    Returns
+    -------
+    list of Device
+        In the order of `backends`, and of the numbers of each backend.
+
+    Raises
+    ------
+    BackendUnavailable
+        With the reason, if *backend* is named and cannot be used here.
+    BackendError
+        If *backend* is named and broken.
+
+    Examples
+    --------
+    >>> bridge.devices("cpu")
+    [dlbridge.device('cpu:0')]
+    >>> set(bridge.devices("cpu")) <= set(bridge.devices())
+    True
+    """
+    if backend is not None:
+        return list(_of(backend))
+    found: list[Device] = []
+    for name in registry.backends():
+        try:
+            found += _of(name)
+        except Error:
+            continue
+    return found
+
+
+def _of(name: str) -> Iterable[Device]:
+    plugin = plugin_named(name)
+    return [Device.of(plugin.device_type, index, name) for index in range(plugin.device_count())]
+
+
+@public
+def trim(device: DeviceLike | None = None) -> None:
+    """Give back to the system what backends keep of freed memory.
+
+    A backend may keep the memory of freed tensors, because new memory costs time.
+    Other programs, and other parts of this one, cannot use it meanwhile. The
+    environment variable ``DLBRIDGE_POOL_LIMIT`` (bytes for each device) limits it
+    from the start.
+
+    Parameters
+    ----------
+    device : DeviceLike or None
+        `dlbridge.device` says what is accepted. None: all devices of the backends that
+        are loaded; no other backend is loaded for it.
+
+    Raises
+    ------
+    BackendUnavailable
+        If no backend here serves *device*.
+    DeviceError
+        If a driver refuses; with None the other devices have been asked all the same.
+
+    Notes
+    -----
+    It may wait for work that was queued before. Memory of tensors that exist does not
+    change, and a backend that keeps nothing has nothing to do.
+
+    Examples
+    --------
+    >>> bridge.trim("cpu")
+    """
+    if device is not None:
+        where = find_device(device)
+        _trim(plugin_of(where), where.index)
+        return
+    failure: Error | None = None
+    for name in LOADED.copy():  # one step: others may be loading a backend
+        plugin = plugin_named(name)
+        for index in range(0 if plugin.trim is None else plugin.device_count()):
+            try:
+                _trim(plugin, index)
+            except DeviceLost:  # its memory is gone
+                continue
+            except Error as exc:
+                failure = failure or exc
+    if failure is not None:
+        raise failure
+
+
+def _trim(plugin: Plugin, index: int) -> None:
+    if plugin.trim is not None:
+        plugin.trim(index)

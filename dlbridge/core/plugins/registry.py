@@ -11,9 +11,10 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, overload
 
+from dlbridge.core.implementation_details.python_api import increment_references
 from dlbridge.core.public import public
 from dlbridge.core.values.suggestions import did_you_mean
-from dlbridge.errors import BackendError, BackendUnavailable, Error
+from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, Error
 
 from .contract import check_contract, type_of_name
 
@@ -75,9 +76,6 @@ _registered: dict[str, type[Backend]] = {}
 # One lock per name: while one driver takes a second to open, other backends can
 # be loaded.
 _locks: dict[str, threading.RLock] = {}
-if hasattr(os, "register_at_fork"):
-    # A thread that held one does not exist in the child.
-    os.register_at_fork(after_in_child=_locks.clear)
 
 
 @public
@@ -175,8 +173,8 @@ def loaded(device_type: int) -> list[tuple[str, Backend]]:
     return [(name, plugin) for name, plugin in known.items() if plugin.device_type == device_type]
 
 
-def sharing(device_type: int) -> list[tuple[str, Backend]]:
-    """The usable backends of *device_type* with their names, also those not loaded before.
+def sharing(device_type: int) -> list[str]:
+    """The names of the usable backends of *device_type*, also of those not loaded before.
 
     A backend's type is known when it is loaded, unless DLPack has its name. What
     could not be loaded is tried again when another backend has been loaded.
@@ -195,14 +193,10 @@ def sharing(device_type: int) -> list[tuple[str, Backend]]:
             else:  # not before it is there: other threads wait for it, too
                 untried.pop(name, None)
                 _untried = generation(), untried
-    return sorted(loaded(device_type), key=_name)
+    return sorted(name for name, _ in loaded(device_type))
 
 
 _untried: tuple[tuple[int, ...], dict[str, DLDeviceType | None]] = ((-1,), {})
-
-
-def _name(pair: tuple[str, Backend]) -> str:
-    return pair[0]
 
 
 def generation() -> tuple[int, ...]:
@@ -368,3 +362,47 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
             continue  # for other programs that list the group; we need no metadata for it
         found.setdefault(point.name, []).append(point)
     return found
+
+
+# Forks ----------------------------------------------------------------------------
+
+_OF_PYTHON = {"__class__", "__dict__", "__module__", "api", "device_type"}
+"""What a stub has: no driver is called for it, and a tensor's device is told by it."""
+
+
+def _stub(name: str, plugin: Backend) -> type:
+    """A class all of whose members raise the one error for the backend *name*."""
+
+    def refuse(self: object, member: str) -> object:
+        if member in _OF_PYTHON:
+            return object.__getattribute__(self, member)
+        raise DeviceError(
+            f"the backend {name!r} was used before fork(), which its driver does not survive: "
+            "start processes with 'spawn' (multiprocessing.get_context('spawn')), or use the "
+            "device in the child only"
+        )
+
+    members = {"api": plugin.api, "device_type": plugin.device_type}
+    return type("Stub", (), {**members, "__getattribute__": refuse})
+
+
+def _after_fork() -> None:
+    """In a child: put a stub in the place of every backend that the parent has used.
+
+    Drivers have threads and connections that do not exist here. What the parent's tensors own
+    is not given back (`dlbridge.kit.resources`).
+    """
+    _locks.clear()  # a thread that held one does not exist
+    for name, plugin in LOADED.items():
+        if name != BUILT_IN:
+            stub = _stub(name, plugin)
+            LOADED[name] = stub()
+            increment_references(plugin)  # what it has would call the driver when it ends
+            try:
+                plugin.__class__ = stub  # for those who have kept the object
+            except TypeError:  # its class has slots
+                continue
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)

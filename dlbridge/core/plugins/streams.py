@@ -9,21 +9,23 @@ from functools import wraps
 from threading import get_ident
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable
-from dlbridge.protocol import Backend, SupportsStreams
 
-from .failures import fail
-from .lookup import backend_of, find_device, supports
+from .lookup import find_device, plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
     from typing import ParamSpec, TypeVar
 
+    from dlbridge.core.tensor.memory import Memory
     from dlbridge.typing import DeviceLike, StreamLike
+
+    from .records import Plugin
 
     _Arguments = ParamSpec("_Arguments")
     _Result = TypeVar("_Result")
@@ -36,8 +38,7 @@ __all__ = [
     "consumer_stream",
     "current_stream",
     "current_use",
-    "normalized",
-    "order",
+    "finish",
     "stream_block",
     "synchronize",
     "use_stream",
@@ -48,13 +49,25 @@ __all__ = [
 class StreamUse(SimpleNamespace):
     """The native handle of a stream, and whether work was queued on it.
 
-    All memory that is used in one ``use_stream`` block shares it. The end of the
-    block replaces the handle, because the stream may be destroyed after it. Outside of
-    such blocks it never changes, and memory shares it as well.
+    All memory that is used in one ``use_stream`` block shares it, and is in its `memories`. The
+    end of the block replaces the handle, because the stream may be destroyed after it. Outside
+    of such blocks it never changes, and memory shares it as well.
     """
 
     handle: int
     used: bool
+    memories: WeakSet[Memory] | None
+
+    def end(self, outer: int) -> None:
+        """At the end of the block, name *outer* in its place, which has waited for it."""
+        self.handle = outer
+        for memory in self.memories or ():
+            allocation, written = memory.allocation, None
+            # Another thread may use the memory meanwhile: it writes `last_use` before the stream,
+            # and this the stream before it looks at `last_use` again.
+            while allocation is not None and written is not (last := memory.last_use):
+                written = last
+                allocation.stream = last.handle if last is not None else outer
 
 
 class _Chosen(threading.local):
@@ -158,17 +171,17 @@ def use_stream(device: DeviceLike, stream: StreamLike | None) -> StreamBlock:
 def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]:
     """One block of `use_stream`."""
     where = find_device(device)
-    plugin = backend_of(where)
-    if not supports(plugin, SupportsStreams):
+    plugin = plugin_of(where)
+    if plugin.normalize_stream is None or plugin.wait is None:
         raise TypeError(f"{where} has no streams to choose from")
-    handle = normalized(plugin, where, stream)
+    handle = plugin.normalize_stream(where.index, stream)
     if handle == -1:
         raise ValueError("stream -1 means 'do not synchronise'; it is not a stream to work on")
     before = _chosen.streams.get(where)
     # Of this thread: where a signal handler's exception cuts a generator off, it may end in
     # another one.
     mine = vars(_chosen)
-    inside = StreamUse(handle=handle, used=False)
+    inside = StreamUse(handle=handle, used=False, memories=WeakSet())
     _chosen.streams = {**_chosen.streams, where: inside}
     try:
         yield handle
@@ -179,24 +192,21 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
         if vars(_chosen) is mine:
             outer = current_stream(where)
             if inside.used and outer != handle:
-                order(plugin, where, outer, handle)
-            inside.handle = outer
+                plugin.wait(where.index, outer, handle)
+            inside.end(outer)
 
 
-def current_use(device: Device, plugin: Backend | None = None) -> StreamUse:
+def current_use(device: Device, plugin: Plugin | None = None) -> StreamUse:
     """The stream that our work on *device* is queued on; *plugin* is its backend, if known."""
     chosen = _chosen.streams.get(device)
     if chosen is not None:
         return chosen
     if plugin is None:
-        plugin = backend_of(device)
-    try:
-        handle = plugin.current_stream(device.index)
-    except Exception as exc:
-        fail(exc, device.name, "current_stream")
+        plugin = plugin_of(device)
+    handle = plugin.current_stream(device.index)
     latest = _latest.get(device)
     if latest is None or latest.handle != handle:
-        latest = _latest[device] = StreamUse(handle=handle, used=True)
+        latest = _latest[device] = StreamUse(handle=handle, used=True, memories=None)
     return latest
 
 
@@ -261,26 +271,10 @@ _STREAM_DEVICES = {DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged, DLDeviceTy
 
 def wait(device: Device, on: int) -> None:
     """Make our stream on *device* wait for the work now on stream *on*."""
-    plugin = backend_of(device)
-    stream = current_stream(device)
-    if supports(plugin, SupportsStreams) and stream != on:
-        order(plugin, device, stream, on)
-
-
-def order(plugin: SupportsStreams, device: Device, stream: int, on: int) -> None:
-    """Make *stream* of *device* wait for the work now on *on*."""
-    try:
+    plugin = plugin_of(device)
+    stream = current_use(device, plugin).handle
+    if plugin.wait is not None and stream != on:
         plugin.wait(device.index, stream, on)
-    except Exception as exc:
-        fail(exc, device.name, "wait")
-
-
-def normalized(plugin: SupportsStreams, device: Device, stream: object) -> int:
-    """The handle of what a caller passed as ``stream=``; -1: do not order."""
-    try:
-        return plugin.normalize_stream(device.index, stream)
-    except Exception as exc:
-        fail(exc, device.name, "normalize_stream", TypeError, ValueError)
 
 
 @public
@@ -304,9 +298,10 @@ def synchronize(device: DeviceLike) -> None:
     >>> bridge.synchronize("cpu")
     """
     where = find_device(device)
-    plugin = backend_of(where)
-    if supports(plugin, SupportsStreams):
-        try:
-            plugin.synchronize(where.index, current_stream(where))
-        except Exception as exc:
-            fail(exc, where.name, "synchronize")
+    finish(plugin_of(where), where, current_stream(where))
+
+
+def finish(plugin: Plugin, device: Device, stream: int) -> None:
+    """Block until the work on *stream* is done."""
+    if plugin.synchronize is not None:
+        plugin.synchronize(device.index, stream)

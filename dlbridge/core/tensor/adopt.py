@@ -5,20 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
-from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import supports
-from dlbridge.core.plugins.registry import backend, sharing
+from dlbridge.core.plugins.records import plugin_named
+from dlbridge.core.plugins.registry import sharing
 from dlbridge.core.values.devices import Device
-from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.protocol import CONTEXT_DEVICES, SupportsForeignData
+from dlbridge.errors import BackendUnavailable, Error, ExchangeError
+from dlbridge.protocol import CONTEXT_DEVICES
 
 from .array_tensor import make_tensor
 from .memory import Memory
 
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.capsules import ManagedTensor
-    from dlbridge.protocol import Backend
 
     from .tensor import Tensor
 
@@ -80,17 +77,16 @@ def _bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Dev
     """
     taken: list[tuple[Device, int]] = []
     refusals: list[tuple[str, ExchangeError]] = []
-    broken: list[tuple[str, Exception]] = []
-    for each, plugin in sharing(device.type) if name is None else _called(name):
-        if supports(plugin, SupportsForeignData):
+    broken: list[Error] = []
+    for each in sharing(device.type) if name is None else _called(name):
+        import_data = plugin_named(each).import_data
+        if import_data is not None:
             try:
-                index, own = plugin.import_data(device.index, data, origin.rpartition(".")[0])
+                index, own = import_data(device.index, data, origin.rpartition(".")[0])
             except ExchangeError as exc:
                 refusals.append((each, exc))
-            except Exception as exc:
-                if is_from_handler(exc.__traceback__):
-                    raise
-                broken.append((each, exc))
+            except Error as exc:
+                broken.append(exc)
             else:
                 taken.append((Device.of(device.type, index, each), own))
     if len(taken) > 1:
@@ -101,8 +97,8 @@ def _bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Dev
         )
     if taken:
         return taken[0]
-    for each, error in broken:  # nobody else knows the handle
-        fail(error, each, "import_data")
+    if broken:  # nobody else knows the handle
+        raise broken[0]
     if len(refusals) == 1:
         raise refusals[0][1]
     if refusals:
@@ -113,8 +109,8 @@ def _bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Dev
     return device, data
 
 
-def _called(name: str) -> list[tuple[str, Backend]]:
+def _called(name: str) -> list[str]:
     try:
-        return [(name, backend(name))]
+        return [plugin_named(name).name]
     except BackendUnavailable:
         return []

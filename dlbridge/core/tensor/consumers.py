@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.requests import check_host_stream
-from dlbridge.core.plugins.lookup import supports
-from dlbridge.core.plugins.registry import backend
-from dlbridge.core.plugins.streams import current_stream, normalized, order
+from dlbridge.core.plugins.records import plugin_named
+from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.errors import BackendUnavailable, Error
-from dlbridge.protocol import SupportsStreams
 
 from .operand import operand_of
 from .ordering import access
@@ -36,20 +34,20 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
     if stream == -1 and not isinstance(stream, bool):
         return
     try:
-        plugin = backend(device.name)
+        plugin = plugin_named(device.name)
     except BackendUnavailable:
         if stream is None:
             return
         raise
-    if supports(plugin, SupportsStreams):
-        consumer = normalized(plugin, device, stream)
+    if plugin.normalize_stream is not None and plugin.wait is not None:
+        consumer = plugin.normalize_stream(device.index, stream)
         if consumer != -1:
             # The last work of ours, and what may have been queued beside it.
             memory = operand_of(tensor).memory
             last = memory.last_use if memory is not None else None
             ours = {current_stream(device)} | ({last.handle} if last else set())
             for producer in ours - {consumer}:
-                order(plugin, device, consumer, producer)
+                plugin.wait(device.index, consumer, producer)
     elif stream is not None:
         raise TypeError(f"{device} has no streams; stream must be None or -1, not {stream!r}")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dlbridge.core.values.dtypes import DType
 
-    from .memory import AllocatedMemory, Memory
+    from .memory import Memory
     from .tensor import Tensor
 
 __all__ = ["Operand", "host_array", "operand_of", "operand_of_new", "require_compact"]
@@ -220,7 +220,7 @@ def operand_of(tensor: Tensor) -> Operand:
     return operand
 
 
-def operand_of_new(tensor: Tensor, memory: AllocatedMemory, like: Operand) -> Operand:
+def operand_of_new(tensor: Tensor, memory: Memory, like: Operand) -> Operand:
     """The operand of a compact *tensor* for the elements of *like*, on new *memory*.
 
     Its stream is the one that the memory was allocated for, so that the first
@@ -240,6 +240,7 @@ def operand_of_new(tensor: Tensor, memory: AllocatedMemory, like: Operand) -> Op
     operand.contiguous = True
     operand.readonly = False
     use = memory.last_use
+    assert use is not None  # the one that it was allocated for
     operand.stream = use.handle
     operand.is_new = use.used = True
     return operand

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from dlbridge.core.plugins.failures import fail
-from dlbridge.core.plugins.lookup import backend_of, supports
-from dlbridge.core.plugins.streams import current_stream, current_use, order
+from dlbridge.core.plugins.lookup import plugin_of
+from dlbridge.core.plugins.streams import current_stream, current_use
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import SupportsStreams
 
 if TYPE_CHECKING:
     import weakref
 
-    from dlbridge.protocol import Backend
+    from dlbridge.core.plugins.records import Plugin
 
     from .memory import Memory
 
@@ -32,7 +30,7 @@ open_views: Final[dict[int, weakref.ref[_View]]] = {}
 """Number -> each host view whose block is open. Weak: a Ctrl-C may come before its end is noted."""
 
 
-def access(memory: Memory, plugin: Backend | None = None, *, viewing: bool = False) -> int:
+def access(memory: Memory, plugin: Plugin | None = None, *, viewing: bool = False) -> int:
     """The stream for work on *memory* now, ordered after the last work on it.
 
     *plugin* is the backend of the device, if it is known. ExchangeError while the block of
@@ -44,12 +42,12 @@ def access(memory: Memory, plugin: Backend | None = None, *, viewing: bool = Fal
     now, last = current_use(device, plugin), memory.last_use
     if last is not None and last.handle != now.handle:
         if plugin is None:
-            plugin = backend_of(device)
-        if supports(plugin, SupportsStreams):
-            order(plugin, device, now.handle, last.handle)
+            plugin = plugin_of(device)
+        if plugin.wait is not None:
+            plugin.wait(device.index, now.handle, last.handle)
     now.used = True
     if last is not now:
-        memory.last_use = now
+        memory.use_on(now)
     return now.handle
 
 
@@ -69,10 +67,7 @@ def host_access(memory: Memory) -> None:
     device, last = memory.device, memory.last_use
     if last is None or device.type is DLDeviceType.kDLCPU:
         return
-    plugin = backend_of(device)
-    if supports(plugin, SupportsStreams):
+    plugin = plugin_of(device)
+    if plugin.synchronize is not None:
         for handle in {last.handle, current_stream(device)}:
-            try:
-                plugin.synchronize(device.index, handle)
-            except Exception as exc:
-                fail(exc, device.name, "synchronize")
+            plugin.synchronize(device.index, handle)

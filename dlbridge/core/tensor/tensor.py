@@ -376,7 +376,7 @@ class Tensor(TensorMetadata):
         >>> bridge.asarray([1, 2], dtype="uint8").tobytes()
         b'\x01\x02'
         """
-        from dlbridge.core.moves.pickling import tobytes
+        from dlbridge.core.processes.pickles import tobytes
 
         return tobytes(self)
 
@@ -418,7 +418,7 @@ class Tensor(TensorMetadata):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the elements (protocol 5: out of band) and the name of the device."""
-        from dlbridge.core.moves.pickling import reduce
+        from dlbridge.core.processes.pickles import reduce
 
         return reduce(self, operator.index(protocol))
 
@@ -431,7 +431,7 @@ class Tensor(TensorMetadata):
         flags: int,
         owned: bool = False,
     ) -> Tensor:
-        from dlbridge.core.moves.unpickling import unpickle
+        from dlbridge.core.processes.pickles import unpickle
 
         return unpickle(raw, dtype, shape, device, flags, owned)
 

@@ -294,7 +294,7 @@ class Device:
         The same device has the same UUID under CUDA, OpenCL and Vulkan, where its
         drivers say one. BackendUnavailable or ExchangeError if it is not here.
         """
-        from dlbridge.core.plugins.identity import identity_of
+        from dlbridge.core.plugins.lookup import identity_of
 
         return identity_of(self).uuid
 
@@ -304,7 +304,7 @@ class Device:
 
         Loads the backend. BackendUnavailable or ExchangeError if the device is not here.
         """
-        from dlbridge.core.plugins.identity import identity_of
+        from dlbridge.core.plugins.lookup import identity_of
 
         return identity_of(self).pci
 
@@ -336,7 +336,7 @@ class Device:
         >>> print(bridge.device("cpu").same_device("ext_dev"))
         None
         """
-        from dlbridge.core.plugins.identity import same_device
+        from dlbridge.core.plugins.lookup import same_device
 
         return same_device(self, backend)
 

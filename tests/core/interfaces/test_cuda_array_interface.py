@@ -208,7 +208,7 @@ def test_no_elements_no_address(data):  # I21 I22
 
 
 def test_no_elements_need_no_driver(monkeypatch):  # I21
-    monkeypatch.setattr(cuda_array, "backend_of", None)
+    monkeypatch.setattr(cuda_array, "plugin_of", None)
     empty = from_cuda_array_interface(good(shape=(0, 3), data=(0, True)))
     assert (empty.shape, empty.data_ptr(), empty.device) == ((0, 3), 0, Device.of(2, 0))
 

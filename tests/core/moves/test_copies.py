@@ -17,7 +17,7 @@ from counting_backend import NAME, counting
 from peers import peer
 
 import dlbridge as bridge
-from dlbridge.core.moves import host_and_device as host_copies
+from dlbridge.core.moves import copies as host_copies
 
 PLACES = ["cpu", f"{NAME}:0", f"{NAME}:1", "ext_dev:0"]
 LAYOUTS = {

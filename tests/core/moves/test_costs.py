@@ -18,7 +18,7 @@ DEVICE = f"{NAME}:0"
 class CopiesRuns:
     """A backend with `SupportsCopy` and no other capability; counts the calls of its copies."""
 
-    api = 1
+    api = 2
     device_type = 12
 
     def __init__(self):
@@ -28,11 +28,8 @@ class CopiesRuns:
     def device_count(self):
         return 2
 
-    def allocate(self, device_id, nbytes, alignment, stream):
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
         return self.fake.allocate(device_id, nbytes, alignment, stream)
-
-    def free(self, device_id, data, stream):
-        self.fake.free(device_id, data, stream)
 
     def copy_from_host(self, target, source, stream):
         self.calls["from host"] += 1

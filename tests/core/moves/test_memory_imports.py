@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from stream_backend import Streams, installed
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError, DeviceError, ExchangeError
-from dlbridge.protocol import ExportedMemory
+from dlbridge.kit.resources import AllocationOwner, Descriptor, Resources
+from dlbridge.protocol import ExportedMemory, PlainAllocation
 
 UUID = "0123abcd-4567-89ef-0123-456789abcdef"
 VALUES = np.arange(24, dtype="i4").reshape(4, 6)
@@ -39,10 +41,17 @@ class Exporter(Streams):
         if self.error is not None:
             raise self.error
         self.log.append(("export", device_id))
-        fd = os.memfd_create("a test's")
+        file = Descriptor([os.memfd_create("a test's")])
+        (fd,) = file
         os.write(fd, data.to_bytes(8, "little"))
         self.files.append((fd, os.fstat(fd).st_ino))
-        return ExportedMemory(fd, 96 + 16, 16)
+        return ExportedMemory(fd, 96 + 16, 16, owner=file)
+
+    def find_device(self, name):
+        raise LookupError("by number")
+
+    def allocate_exportable(self, device_id, nbytes, stream):
+        raise NotImplementedError
 
     def all_closed(self):
         """Whether none of its files is open, also not under a number that was used again."""
@@ -64,7 +73,13 @@ class Importer(Streams):
 
     def __init__(self):
         super().__init__()
+        self.imports = Resources(self.end)
         self.ended = []
+
+    def end(self, imported):
+        if imported.data:
+            self.ended.append(imported.data)
+        return True
 
     def device_info(self, device_id):
         return {"name": "importer", "uuid": f"GPU-{UUID.upper()}"}
@@ -72,18 +87,20 @@ class Importer(Streams):
     def memory_import_refusal(self, device_id):
         return self.refusal
 
-    def import_memory(self, device_id, memory):
+    def find_device(self, name):
+        raise LookupError("by number")
+
+    def import_memory(self, device_id, memory, stream):
         if self.error is not None:
             raise self.error
         self.log.append(("import", device_id))
         data = int.from_bytes(os.pread(memory.fd, 8, 0), "little")
-        return self.result or (data - memory.offset, memory.offset)
-
-    def free(self, device_id, data, stream):
-        if data in self.memory:
-            super().free(device_id, data, stream)
-        else:
-            self.ended.append(data)
+        if self.result is not None:
+            return self.result
+        imported = AllocationOwner(self.imports, SimpleNamespace(data=0, stream=stream))
+        imported.data = imported.resource.data = data - memory.offset
+        imported.nbytes, imported.offset = memory.nbytes, memory.offset
+        return imported
 
 
 @pytest.fixture
@@ -174,6 +191,7 @@ def test_a_driver_that_refuses_late(two, which, error):
     assert (bridge.to_device(here, "cpu", like="numpy") == VALUES).all()
     with pytest.raises((DeviceError, BackendError), match="it failed"):
         bridge.to_device(there, "cuda:0", copy=False)
+    error.__traceback__ = None  # which keeps what was exported
     assert two[0].all_closed()
     del here, there
     gc.collect()
@@ -183,8 +201,8 @@ def test_a_driver_that_refuses_late(two, which, error):
 def test_an_importer_that_returns_no_address(two):
     """BackendError names the member, and nothing is freed."""
     exporter, importer = two
-    importer.result = ("x", 0)
-    with pytest.raises(BackendError, match="returned 'x' from import_memory"):
+    importer.result = PlainAllocation("x", 1)
+    with pytest.raises(BackendError, match="returned one of data 'x' from import_memory"):
         bridge.to_device(source(), "cuda:0", copy=False)
     gc.collect()
     assert importer.ended == []

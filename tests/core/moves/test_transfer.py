@@ -431,7 +431,7 @@ def test_a_backend_registered_by_hand(backend):
         ("ext_dev:2", BufferError, "there is no ext_dev:2: backend 'ext_dev' has 2 devices"),
         ("ext_dev:three", LookupError, "there are zero, one"),
         ("cpu:1", BufferError, "there is no cpu:1: backend 'cpu' has 1 device here"),
-        ("cpu:first", ValueError, "finds devices by number only"),
+        ("cpu:first", LookupError, "cpu has one device, cpu:0"),
         ("metal:0", RuntimeError, "no backend for device 'metal' .installed: .*ext_dev"),
         ("", ValueError, "'name' or 'name:index'"),
         ("ext_dev:-1", ValueError, "-1"),

@@ -15,14 +15,13 @@ import dlbridge as bridge
 from dlbridge import protocol
 from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.contract import capabilities, members
-from dlbridge.core.plugins.failures import fail
 from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.plugins.records import Plugin
 from dlbridge.errors import BackendError, DeviceError, DeviceLost, DeviceMemoryError, Error
 
 NAME = "failing_in_a_test"
 ZERO, ONE = f"{NAME}:0", f"{NAME}:1"
 HOST = np.arange(6000, dtype="f4").reshape(60, 100)
-SMALL = np.arange(4, dtype="f4")
 
 
 class Failing(Fake):
@@ -48,15 +47,6 @@ class Failing(Fake):
             raise raised
 
         return refuse
-
-    def host_import_drawback(self, device_id):
-        return ""
-
-    def allocate_from_host_limit(self, device_id):
-        return SMALL.nbytes
-
-    def allocate_from_host(self, device_id, source, alignment, stream):
-        return 0
 
     def trim(self, device_id):
         """There is nothing to give back."""
@@ -91,17 +81,14 @@ def native(plugin):
 
 
 def described(plugin):
-    return protocol.NativeArray(
-        0, plugin.allocate(0, 16, 1, 0), 0, "float32", (4,), None, False, None
-    )
+    memory = plugin.allocate(0, 16, 1, 0)
+    return protocol.NativeArray(0, memory.data, 0, "float32", (4,), None, False, memory)
 
 
 # Member -> what makes the core call it; the first part runs while the backend is sound.
 CALLS = {
     "device_count": lambda _: (None, lambda: find_device(f"{NAME}:1")),
     "allocate": lambda _: (None, lambda: bridge.empty(3, device=ZERO)),
-    "allocate_from_host_limit": lambda _: (SMALL, upload),
-    "allocate_from_host": lambda _: (SMALL, upload),
     "copy_from_host": lambda _: (None, upload),
     "copy_to_host": lambda _: (upload(), lambda t: bridge.to_device(t, "cpu", copy=True)),
     "current_stream": lambda _: (None, lambda: bridge.current_stream(ZERO)),
@@ -119,7 +106,6 @@ CALLS = {
     "host_view_refusal": lambda _: (upload(), lambda t: bridge.to_device(t, "cpu")),
     "host_view": lambda _: (upload(), lambda t: bridge.to_device(t, "cpu")),
     "host_import_refusal": lambda _: (None, lambda: bridge.to_device(HOST, ZERO)),
-    "host_import_drawback": lambda _: (None, lambda: bridge.to_device(HOST, ZERO)),
     "import_host": lambda _: (None, lambda: bridge.to_device(aligned(), ZERO, copy=False)),
     "from_native": lambda plugin: (native(plugin), lambda x: bridge.asarray(x, device=ZERO)),
     "to_native": lambda _: (upload(), lambda t: t.to_native()),
@@ -130,15 +116,12 @@ CALLS = {
 }
 
 NOT_CALLED = {
-    "free",  # in finalizers: Python prints the exception
-    "release_host_view",
     # Between two backends: tests/core/moves/test_memory_imports.py.
     "memory_export_refusal",
     "export_memory",
     "memory_import_refusal",
     "import_memory",
-    # By `share`: tests/core/moves/test_device_blocks.py.
-    "exportable_refusal",
+    # By `share`: tests/core/processes/test_device_blocks.py.
     "allocate_exportable",
 }
 
@@ -333,13 +316,16 @@ def test_a_failure_leaves_no_cycle(error):
     class Held:
         pass
 
+    class Refusing(Fake):
+        def allocate(self, device_id, nbytes, alignment, stream, content=None):
+            raise error("from a driver")
+
+    plugin = Plugin(NAME, Refusing())
+
     def move():
         held = Held()
         try:
-            try:
-                raise error("from a driver")
-            except Exception as exc:
-                fail(exc, "cpu", "allocate")
+            plugin.allocate(0, 16, 1, 0)
         except Error:
             return weakref.ref(held)
 

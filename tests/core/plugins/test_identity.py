@@ -31,6 +31,9 @@ class Described(Streams):
             raise found
         return {"name": "a device", **found}
 
+    def find_device(self, name):
+        raise LookupError("by number")
+
 
 @pytest.mark.parametrize(
     ("said", "found"),

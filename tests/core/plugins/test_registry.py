@@ -91,14 +91,14 @@ print(*dlbridge.core.plugins.registry.backends(), "|", *sorted(sys.modules))
             "outdated",
             BackendError,
             (
-                "dlbridge-outdated 0.0.3 speaks backend API 0, this dlbridge speaks 1; "
+                "dlbridge-outdated 0.0.3 speaks backend API 1, this dlbridge speaks 2; "
                 "upgrade that backend"
             ),
         ),
         (
             "newer",
             BackendError,
-            "dlbridge-newer 9.0 speaks backend API 2, this dlbridge speaks 1; upgrade dlbridge",
+            "dlbridge-newer 9.0 speaks backend API 3, this dlbridge speaks 2; upgrade dlbridge",
         ),
         (
             "twice",

@@ -1,14 +1,15 @@
-"""The owners of memory: what they do when a backend fails."""
+"""The owners of memory: what they take, and the stream that they write."""
 
 from __future__ import annotations
 
-import sys
+import re
 
 import pytest
 from peers import peer
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError
+from dlbridge.protocol import PlainAllocation
 
 
 @pytest.mark.parametrize("data", [0, -1, 1 << 64, True, "1", 1.5, None], ids=repr)
@@ -19,28 +20,35 @@ def test_data_is_an_integer_that_c_can_hold_and_not_0(monkeypatch, member, data)
     plugin = bridge.backend("ext_dev")
     monkeypatch.setattr(plugin, "shared", True)
     source = bridge.empty(64, "uint8", alignment=4096)
-    given = data if member == "allocate" else (data, 0)
-    monkeypatch.setattr(plugin, member, lambda *arguments: given)
+    monkeypatch.setattr(plugin, member, lambda *arguments: PlainAllocation(data, 64))
+    shown = r"PlainAllocation .*" if data is None else f"of data {re.escape(repr(data))}"
     with pytest.raises(
-        BackendError, match=rf"returned {data!r} from {member}: .*from 1 to 2\*\*64"
+        BackendError, match=rf"returned .*{shown} from {member}, .*from 1 to 2\*\*64"
     ):
         bridge.to_device(source, "ext_dev:0", copy=member == "allocate")
 
 
-def test_a_free_that_fails_is_called_once(monkeypatch):
-    """A function of one line was taken for one that had not begun, and was called again."""
+@pytest.mark.parametrize("given", [None, 7, (7, 0)], ids=repr)
+def test_what_is_no_allocation_is_shown(monkeypatch, given):
+    """A backend of another idea returns the number itself."""
     peer("dlbridge_fake")
+    monkeypatch.setattr(bridge.backend("ext_dev"), "allocate", lambda *arguments: given)
+    with pytest.raises(
+        BackendError, match=rf"returned {re.escape(repr(given))} from allocate, .* an Allocation"
+    ):
+        bridge.zeros(9, "float32", "ext_dev:0")
+
+
+def test_the_stream_of_the_last_work_is_written(monkeypatch):
+    """Also by the end of a block, after which its stream may be gone."""
+    fake = peer("dlbridge_fake")
     tensor = bridge.zeros(9, "float32", "ext_dev:0")
-    plugin, called = bridge.backend("ext_dev"), []
-    free = plugin.free
-
-    def fail(*arguments): called.append(arguments); free(*arguments); raise OSError("the driver's")  # fmt: skip # noqa: E702
-
-    monkeypatch.setattr(plugin, "free", fail)
-    printed = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda given: printed.append(str(given.exc_value)))
-    before = plugin.live_allocations()
-    del tensor
-    assert len(called) == 1
-    assert printed == ["the driver's"]
-    assert plugin.live_allocations() == before - 1
+    allocation, stream = tensor.operand().memory.allocation, fake.Stream()
+    assert allocation.stream == 0
+    with bridge.use_stream("ext_dev:0", stream):
+        bridge.copy_(tensor, [1.0] * 9)
+        assert allocation.stream == stream.handle
+        fresh = bridge.zeros(9, "float32", "ext_dev:0")
+        assert fresh.operand().memory.allocation.stream == stream.handle
+    assert allocation.stream == 0
+    assert fresh.operand().memory.allocation.stream == 0

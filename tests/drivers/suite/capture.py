@@ -11,7 +11,20 @@ from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Region, Span
 from dlbridge.testing import side
 
-from .rig import BLOCKING, NON_BLOCKING, Gate, capture, default, memory, read, rig, slow, stream
+from .rig import (
+    BLOCKING,
+    NON_BLOCKING,
+    Gate,
+    capture,
+    default,
+    drop,
+    hold,
+    memory,
+    read,
+    rig,
+    slow,
+    stream,
+)
 
 HOST = memoryview(bytearray(b"x" * 4096))
 
@@ -52,14 +65,14 @@ def test_copies_with_the_host_are_refused(device, mode, size):
 def test_allocating_and_waiting_on_a_captured_stream_are_refused(kind, mode):
     with stream() as own, capture(own, mode):
         with pytest.raises(ExchangeError, match="allocated now"):
-            kind.allocate(0, 64, 256, own)
+            hold(kind.allocate(0, 64, 256, own))
         with pytest.raises(ExchangeError, match="waited for now"):
             kind.synchronize(0, own)
 
 
 def test_trimming_leaves_a_capture_whole(device, mode):
     """It waits for the default stream, which would end the capture of a blocking stream."""
-    device.free(0, device.allocate(0, 4096, 256, default()), default())
+    drop(hold(device.allocate(0, 4096, 256, default())), default())
     with stream(flags=BLOCKING) as blocking, memory(device, b"a" * 64) as data:
         with capture(blocking, mode) as graph:
             device.fill(Span(0, data, 0, 64), ord("f"), blocking)
@@ -76,12 +89,12 @@ def test_other_streams_go_on(fake, kind, mode):
     """A capture elsewhere in the process disturbs nobody, and nobody disturbs it."""
     live = fake.live()
     with stream() as captured, stream() as own, capture(captured, mode):
-        data = kind.allocate(0, 4096, 1 << 16, own)
+        data = hold(kind.allocate(0, 4096, 1 << 16, own))
         kind.copy_from_host(Span(0, data, 0, len(HOST)), HOST, own)
         assert read(kind, data, 4096, own) == b"x" * 4096
-        kind.free(0, data, own)
+        drop(data, own)
         kind.synchronize(0, own)
-    kind.free(0, kind.allocate(0, 64, 256, default()), default())
+    drop(hold(kind.allocate(0, 64, 256, default())), default())
     kind.synchronize(0, default())
     assert fake.live() == live
 
@@ -89,41 +102,41 @@ def test_other_streams_go_on(fake, kind, mode):
 def test_peer_access_and_a_free_with_a_consumer_go_on(fake, device, two_devices, mode):
     """Calls that depend on no stream end captures too, where the thread is not relaxed."""
     with stream() as captured, stream() as theirs, capture(captured, mode):
-        source = device.allocate(0, 64, 256, default())
-        target = device.allocate(1, 64, 256, default())
+        source = hold(device.allocate(0, 64, 256, default()))
+        target = hold(device.allocate(1, 64, 256, default()))
         device.wait(0, theirs, default())
         device.copy(Span(1, target, 0, 64), Span(0, source, 0, 64), default())
         device.synchronize(1, default())
-        device.free(0, source, default())
-        device.free(1, target, default())
+        drop(source, default())
+        drop(target, default())
 
 
 def test_no_room_beside_a_capture(fake, device, mode):
     """Making room waits for streams, not for the device: that ends captures."""
     with stream() as captured, stream() as busy, stream() as theirs:
         fake.memory(10 << 20)
-        data = device.allocate(0, 6 << 20, 256, busy)
+        data = hold(device.allocate(0, 6 << 20, 256, busy))
         device.wait(0, theirs, busy)
         with capture(captured, mode):
             slow(busy)
-            device.free(0, data, busy)
-            data = device.allocate(0, 6 << 20, 256, default())
+            drop(data, busy)
+            data = hold(device.allocate(0, 6 << 20, 256, default()))
             with pytest.raises(DeviceMemoryError, match="no room"):
-                device.allocate(0, 6 << 20, 256, default())
-            device.free(0, data, default())
+                hold(device.allocate(0, 6 << 20, 256, default()))
+            drop(data, default())
 
 
 def test_memory_freed_during_a_capture_is_kept_until_after(fake, kind, mode):
     """A collector may run at any time; its frees do not become part of a graph."""
     live = fake.live()
     with stream() as own:
-        data = kind.allocate(0, 64, 256, own)
+        data = hold(kind.allocate(0, 64, 256, own))
         kind.synchronize(0, own)
         with capture(own, mode):
-            kind.free(0, data, own)
+            drop(data, own)
             assert fake.live() == live + 1
-        other = kind.allocate(0, 64, 256, own)  # the next call makes up for it
-        kind.free(0, other, own)
+        other = hold(kind.allocate(0, 64, 256, own))  # the next call makes up for it
+        drop(other, own)
         kind.synchronize(0, own)
         assert fake.live() == live
 
@@ -132,8 +145,8 @@ def test_imported_memory_freed_during_a_capture(fake, pinned):
     live = fake.live()
     pages = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), "u1")
     with stream() as own, capture(own):
-        pinned.import_host(0, pages.ctypes.data, pages.nbytes, False)
-        pinned.free(0, pages.ctypes.data, default())
+        hold(pinned.import_host(0, pages.ctypes.data, pages.nbytes, False, default()))
+        drop(pages.ctypes.data, default())
     assert fake.live() == live
 
 
@@ -148,7 +161,7 @@ def test_the_default_stream_beside_a_capture(device, flags):
             return
         for call in (
             lambda: device.copy_from_host(Span(0, data, 0, len(host)), host, main),
-            lambda: device.allocate(0, 64, 256, main),
+            lambda: hold(device.allocate(0, 64, 256, main)),
             lambda: device.synchronize(0, main),
             lambda: device.wait(0, own, main),
             lambda: device.fill(Span(0, data, 0, 64), 1, main),

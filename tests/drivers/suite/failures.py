@@ -19,7 +19,7 @@ import pytest
 import dlbridge
 from dlbridge.errors import Error
 
-from .rig import backend, default, rig, settle
+from .rig import backend, default, drop, hold, rig, settle
 
 VALUES = np.arange(1000.0).reshape(10, 100)
 LARGE = np.arange(1 << 15, dtype="f8")  # 256 KiB, pageable: staged where there is a ring
@@ -62,7 +62,7 @@ def exported():
 
 
 def aligned():
-    backend().free(0, backend().allocate(0, 1000, 1 << 20, default()), default())
+    drop(hold(backend().allocate(0, 1000, 1 << 20, default())), default())
 
 
 WORK = {

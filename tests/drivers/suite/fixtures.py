@@ -24,7 +24,8 @@ def build():
 
 
 def pytest_generate_tests(metafunc):
-    if "kind" in metafunc.fixturenames:  # each of the backends
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "kind" in metafunc.fixturenames and "kind" not in own:  # each of the backends
         metafunc.parametrize("kind", rig().kinds, indirect=True)
 
 

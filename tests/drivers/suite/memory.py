@@ -13,9 +13,12 @@ from dlbridge.protocol import Span
 
 from .rig import (
     NON_BLOCKING,
+    allocation_at,
     default,
     destroyed_stream,
+    drop,
     gate,
+    hold,
     memory,
     need_gone_streams,
     read,
@@ -31,12 +34,12 @@ MAX_THRESHOLD = 2**64 - 1
 @pytest.mark.parametrize("alignment", [1, 256, 8192, 1 << 16, 1 << 20])
 def test_alignment_and_free_of_over_aligned_memory(fake, kind, alignment):
     live = fake.live()
-    held = [kind.allocate(0, 1000, alignment, default()) for _ in range(5)]
+    held = [hold(kind.allocate(0, 1000, alignment, default())) for _ in range(5)]
     assert [data % alignment for data in held] == [0] * 5
     for data in held:
         write(kind, data, b"x" * 1000)
         assert read(kind, data, 1000) == b"x" * 1000
-        kind.free(0, data, default())
+        drop(data, default())
     kind.synchronize(0, default())
     assert fake.live() == live
 
@@ -56,19 +59,19 @@ def test_memory_is_on_the_device_that_was_asked_for(fake, device, two_devices):
 def test_no_room_trims_the_pool_first(fake, device):
     """What the pool keeps for nothing is given back before an error is raised."""
     fake.memory(10 << 20)
-    data = device.allocate(0, 6 << 20, 256, default())
-    device.free(0, data, default())
+    data = hold(device.allocate(0, 6 << 20, 256, default()))
+    drop(data, default())
     device.synchronize(0, default())
     trims = fake.calls("trim")
-    data = device.allocate(0, 9 << 20, 256, default())
+    data = hold(device.allocate(0, 9 << 20, 256, default()))
     assert fake.calls("trim") == trims + 1
-    device.free(0, data, default())
+    drop(data, default())
     device.synchronize(0, default())
 
 
 def test_trimming_gives_back_what_the_pool_keeps(fake, device):
-    data = device.allocate(0, 6 << 20, 256, default())
-    device.free(0, data, default())
+    data = hold(device.allocate(0, 6 << 20, 256, default()))
+    drop(data, default())
     trims = fake.calls("trim")
     device.trim(0)
     assert fake.calls("trim") == trims + 1
@@ -81,21 +84,35 @@ def test_no_room_waits_for_frees_on_the_way(fake, device, consumer, destroyed):
     if destroyed and not consumer:
         need_gone_streams()
     fake.memory(10 << 20)
-    data = device.allocate(0, 6 << 20, 256, default())
+    data = hold(device.allocate(0, 6 << 20, 256, default()))
     other = rig().create_stream(0, 1)
     if consumer:
         device.wait(0, other, default())
     with gate(other) as closed:
-        device.free(0, data, default() if consumer else other)
+        drop(data, default() if consumer else other)
         if destroyed:
             rig().destroy_stream(other, 0)
         closed.open_soon()
-        again = device.allocate(0, 6 << 20, 256, default())
+        again = hold(device.allocate(0, 6 << 20, 256, default()))
         assert closed.is_open
-        device.free(0, again, default())
+        drop(again, default())
         device.synchronize(0, default())
     if not destroyed:
         rig().destroy_stream(other, 0)
+
+
+def test_no_room_waits_for_the_last_free_on_another_stream(fake, device):
+    """Not for one before it, whose event was recorded again."""
+    fake.memory(10 << 20)
+    drop(hold(device.allocate(0, 64, 256, default())), default())
+    data = hold(device.allocate(0, 6 << 20, 256, default()))
+    with stream() as other, gate(default()) as closed:
+        drop(data, default())
+        closed.open_soon()
+        again = hold(device.allocate(0, 6 << 20, 256, other))
+        assert closed.is_open
+        drop(again, other)
+        device.synchronize(0, other)
 
 
 @pytest.mark.parametrize("alignment", [256, 1 << 20])
@@ -113,11 +130,11 @@ def test_no_room(fake, kind, alignment):
             DeviceMemoryError,
             match=rf"no room for 5000 bytes of {kind.name} memory \(device 0 has .*{function}",
         ):
-            kind.allocate(0, 5000, alignment, default())
+            hold(kind.allocate(0, 5000, alignment, default()))
         for each in functions:
             fake.fail(each, 0)
     assert fake.live() == live
-    kind.free(0, kind.allocate(0, 5000, alignment, default()), default())
+    drop(hold(kind.allocate(0, 5000, alignment, default())), default())
 
 
 def test_no_room_for_the_second_try(fake, device):
@@ -127,7 +144,7 @@ def test_no_room_for_the_second_try(fake, device):
     if rig().last_resort:
         fake.fail(rig().last_resort, 2)
     with pytest.raises(DeviceMemoryError):
-        device.allocate(0, 5000, 1 << 30, default())
+        hold(device.allocate(0, 5000, 1 << 30, default()))
     device.synchronize(0, default())
     assert fake.live() == live
 
@@ -153,9 +170,9 @@ def test_free_on_a_stream_that_is_gone(fake, kind, code):
     fake.destroyed(code)
     live = fake.live()
     with stream() as other:
-        data = kind.allocate(0, 1000, 256, other)
+        data = hold(kind.allocate(0, 1000, 256, other))
         kind.synchronize(0, other)
-    kind.free(0, data, other)
+    drop(data, other)
     kind.synchronize(0, default())  # behind which it is freed
     assert fake.live() == live
 
@@ -164,20 +181,19 @@ def test_free_on_a_stream_that_is_gone(fake, kind, code):
 def test_free_waits_for_the_work_on_it(fake, kind, gone):
     """Of pinned and managed memory too, whose driver calls know no stream."""
     with stream() as busy, memory(dlbridge.backend(rig().device), b"n" * 4096) as source:
-        data = kind.allocate(0, 4096, 256, busy)
+        data = hold(kind.allocate(0, 4096, 256, busy))
         wrong = destroyed_stream() if gone else busy
         with gate(busy) as closed:
             copy_into(data, source, 4096, busy)
             closed.open_soon()
-            kind.free(0, data, wrong)  # crashes on too early a free
+            drop(data, wrong)  # crashes on too early a free
         dlbridge.backend(rig().device).synchronize(0, busy)
 
 
 def copy_into(target, source, nbytes, on):
     """Queue a copy between any memory, beside the backend."""
     gpu = rig().gpu()
-    with gpu.at(gpu.place(0)):
-        gpu.copy(target, source, nbytes, on)
+    gpu.run(gpu.place(0), gpu.copy, target, source, nbytes, on)
 
 
 def test_the_stream_of_the_memory_is_destroyed_before_the_free(fake, kind):
@@ -185,25 +201,25 @@ def test_the_stream_of_the_memory_is_destroyed_before_the_free(fake, kind):
     need_gone_streams()
     with memory(dlbridge.backend(rig().device), b"n" * 4096) as source:
         own = rig().create_stream(0, NON_BLOCKING)
-        data = kind.allocate(0, 4096, 256, own)
+        data = hold(kind.allocate(0, 4096, 256, own))
         with gate(own) as closed:
             copy_into(data, source, 4096, own)
             rig().destroy_stream(own, 0)
             closed.open_soon()
-            kind.free(0, data, own)  # crashes on too early a free
+            drop(data, own)  # crashes on too early a free
             assert closed.is_open
 
 
 def test_both_streams_of_pinned_memory_are_destroyed(fake, pinned, device):
     """That of the free, and a consumer's whose work goes on: all work is waited for."""
     with stream() as theirs, memory(device, b"n" * 4096) as source:
-        data = pinned.allocate(0, 4096, 256, default())
+        data = hold(pinned.allocate(0, 4096, 256, default()))
         pinned.wait(0, theirs, default())
         with gate(theirs) as closed:
             copy_into(data, source, 4096, theirs)
             closed.open_soon()
             bad = 0xBAD if rig().looks_up_gone_streams else default()
-            pinned.free(0, data, bad)  # crashes on too early a free
+            drop(data, bad)  # crashes on too early a free
             assert closed.is_open
 
 
@@ -211,21 +227,21 @@ def test_both_streams_of_pinned_memory_are_destroyed(fake, pinned, device):
 def test_a_free_that_a_capture_refuses_is_made_later(fake, kind, code):
     """It may begin in another thread after the stream was asked."""
     live, function = fake.live(), rig().names[f"free {kind.name}"]
-    data = kind.allocate(0, 64, 256, default())
+    data = hold(kind.allocate(0, 64, 256, default()))
     fake.fail(function, code)
-    kind.free(0, data, default())
+    drop(data, default())
     assert fake.live() == live + 1
     fake.fail(function, 0)
-    kind.free(0, kind.allocate(0, 64, 256, default()), default())
+    drop(hold(kind.allocate(0, 64, 256, default())), default())
     kind.synchronize(0, default())
     assert fake.live() == live
 
 
 def test_a_free_that_fails_is_logged(fake, kind, caplog):
     """`free` may run in a finalizer, where nobody catches."""
-    data = kind.allocate(0, 64, 256, default())
-    kind._owned[data].resource.cell.value = 0x1000  # private: no driver refuses what is right
-    kind.free(0, data, default())
+    data = hold(kind.allocate(0, 64, 256, default()))
+    allocation_at(data).resource.cell.value = 0x1000  # private: no driver refuses what is right
+    drop(data, default())
     settle()  # it may wait for streams that earlier tests used
     assert "memory at 0x1000 is not freed" in caplog.text
 
@@ -233,13 +249,13 @@ def test_a_free_that_fails_is_logged(fake, kind, caplog):
 @pytest.mark.parametrize("code", [214, 700, 710, 719])
 def test_a_lost_device_is_logged_once(fake, device, caplog, code):
     """After such an error every later call fails; a thousand tensors die all the same."""
-    held = [device.allocate(0, 64, 256, default()) for _ in range(5)]
+    held = [hold(device.allocate(0, 64, 256, default())) for _ in range(5)]
     fake.fail("fill", code)
     with pytest.raises(DeviceError, match="restart the process"):
         device.fill(Span(0, held[0], 0, 64), 0, default())
     fake.fail("free", code)
     for data in held:
-        device.free(0, data, default())
+        drop(data, default())
     assert caplog.text.count("is not freed") == 1
 
 
@@ -268,9 +284,8 @@ def test_the_host_waits_for_the_device(pinned, device, member):
         copy_into(data, source, 4096, busy)
         closed.open_soon()
         if member == "host_view":
-            address = pinned.host_view(Span(0, data, 0, 4096), False, busy)
-            assert ctypes.string_at(address, 4096) == b"n" * 4096
-            pinned.release_host_view(Span(0, data, 0, 1), address, busy)
+            view = pinned.host_view(Span(0, data, 0, 4096), False, busy)
+            assert ctypes.string_at(view.data, 4096) == b"n" * 4096
         elif member == "copy_to_host":
             into = bytearray(4096)
             pinned.copy_to_host(Span(0, data, 0, len(into)), memoryview(into), busy)
@@ -301,10 +316,10 @@ def test_imports_of_the_same_memory(fake, pinned, pages):
     """It is locked at the first, and the lock stays until the last of them is freed."""
     live, address = fake.live(), pages.ctypes.data
     for _ in range(3):
-        assert pinned.import_host(0, address, pages.nbytes, False) == (address, 0)
+        assert hold(pinned.import_host(0, address, pages.nbytes, False, default())) == address
         assert fake.live() == live + 1
     for left in (1, 1, 0):
-        pinned.free(0, address, default())
+        drop(address, default())
         assert fake.live() == live + left
 
 
@@ -312,8 +327,8 @@ def test_import_of_pinned_memory_is_not_ours_to_undo(fake, pinned):
     live = fake.live()
     with memory(pinned, b"p" * 100) as data:
         theirs = data + 4  # inside somebody's allocation
-        pinned.import_host(0, theirs, 96, False)
-        pinned.free(0, theirs, default())
+        hold(pinned.import_host(0, theirs, 96, False, default()))
+        drop(theirs, default())
         assert ctypes.string_at(data, 100) == b"p" * 100
         assert fake.live() == live + 1
     assert fake.live() == live
@@ -323,51 +338,55 @@ def test_import_waits_for_copies_before_it_unlocks(fake, pinned, device, pages):
     pages[:] = ord("o")
     into = memoryview(pages)
     with stream() as busy, memory(device, b"n" * pages.nbytes) as source:
-        pinned.import_host(0, pages.ctypes.data, pages.nbytes, False)
+        hold(pinned.import_host(0, pages.ctypes.data, pages.nbytes, False, default()))
         with gate(busy) as closed:
             device.copy_to_host(
                 Span(0, source, 0, len(into)), into, busy
             )  # pinned now: not waited for
             closed.open_soon()
-            pinned.free(0, pages.ctypes.data, busy)
+            drop(pages.ctypes.data, busy)
             assert bytes(pages) == b"n" * pages.nbytes
 
 
 def test_an_import_whose_unlocking_a_capture_refuses(fake, pinned, pages):
     live = fake.live()
-    pinned.import_host(0, pages.ctypes.data, pages.nbytes, False)
+    hold(pinned.import_host(0, pages.ctypes.data, pages.nbytes, False, default()))
     fake.fail("unlock", 900)
-    pinned.free(0, pages.ctypes.data, default())
+    drop(pages.ctypes.data, default())
     assert fake.live() == live + 1
     fake.fail("unlock", 0)
-    pinned.free(0, pinned.allocate(0, 64, 256, default()), default())
+    drop(hold(pinned.allocate(0, 64, 256, default())), default())
     assert fake.live() == live
 
 
 @pytest.mark.parametrize("offset", [1, 16, 64])
 def test_import_needs_whole_pages(pinned, pages, offset):
-    refusal = pinned.host_import_refusal(0, pages.ctypes.data + offset, 100)
+    refusal = pinned.host_import_refusal(0, pages.ctypes.data + offset, 100, True)
     assert "does not begin at a page" in refusal
     with pytest.raises(ExchangeError, match="cannot be used in place: it does not begin at a page"):
-        pinned.import_host(0, pages.ctypes.data + offset, 100, False)
+        hold(pinned.import_host(0, pages.ctypes.data + offset, 100, False, default()))
 
 
 def test_import_of_device_memory_is_refused(kind, pinned):
     if kind.name == rig().host:
         return
     with memory(kind, 64) as data:
-        assert "memory, which cannot be page-locked" in pinned.host_import_refusal(0, data, 64)
+        assert "memory, which cannot be page-locked" in pinned.host_import_refusal(
+            0, data, 64, True
+        )
 
 
 def test_import_of_half_locked_memory_is_refused(fake, pinned, pages):
     """Another library locked the end of it."""
     tail = pages.ctypes.data + 2 * mmap.PAGESIZE
-    pinned.import_host(0, tail, mmap.PAGESIZE, False)
+    hold(pinned.import_host(0, tail, mmap.PAGESIZE, False, default()))
     with pytest.raises(ExchangeError, match="page-locked already"):
-        pinned.import_host(0, pages.ctypes.data, 2 * mmap.PAGESIZE + 1, False)
-    pinned.free(0, tail, default())
-    pinned.import_host(0, pages.ctypes.data, pages.nbytes, False)  # nothing was left behind
-    pinned.free(0, pages.ctypes.data, default())
+        hold(pinned.import_host(0, pages.ctypes.data, 2 * mmap.PAGESIZE + 1, False, default()))
+    drop(tail, default())
+    hold(
+        pinned.import_host(0, pages.ctypes.data, pages.nbytes, False, default())
+    )  # nothing was left behind
+    drop(pages.ctypes.data, default())
 
 
 @pytest.mark.parametrize("code", [1, 2, 304, 712, 801])
@@ -375,7 +394,7 @@ def test_memory_that_the_driver_refuses_to_lock_is_copied(fake, pinned, pages, c
     pages[:] = 7
     fake.fail("lock", code)
     with pytest.raises(ExchangeError, match=r"cannot be page-locked in place .*copy it instead"):
-        pinned.import_host(0, pages.ctypes.data, pages.nbytes, False)
+        hold(pinned.import_host(0, pages.ctypes.data, pages.nbytes, False, default()))
     tensor = dlbridge.to_device(pages, rig().host)
     assert tensor.data_ptr() != pages.ctypes.data
     assert tensor.numpy().tolist() == pages.tolist()
@@ -421,7 +440,7 @@ def test_imports_around_an_import_are_copies(fake, pinned, pages, part):
     outer = dlbridge.to_device(pages, rig().host)
     assert outer.data_ptr() != pages.ctypes.data
     assert outer.numpy().tolist() == pages.tolist()
-    refusal = pinned.host_import_refusal(0, pages.ctypes.data, pages.nbytes)
+    refusal = pinned.host_import_refusal(0, pages.ctypes.data, pages.nbytes, True)
     assert "page-locked already, by another import" in refusal
     with pytest.raises(ExchangeError, match="copy=False"):
         dlbridge.to_device(pages, rig().host, copy=False)
@@ -475,7 +494,7 @@ def test_host_memory_is_not_device_memory(fake, kind, reads_host):
 def test_a_device_that_does_not_exist(kind, device_id):
     for member in (
         lambda: kind.import_data(device_id, 0x1000, "test"),
-        lambda: kind.allocate(device_id, 64, 256, default()),
+        lambda: hold(kind.allocate(device_id, 64, 256, default())),
         lambda: kind.device_info(device_id),
     ):
         with pytest.raises(ExchangeError, match=f"there is no {kind.name}:{device_id}"):
@@ -484,8 +503,8 @@ def test_a_device_that_does_not_exist(kind, device_id):
 
 def test_freed_memory(fake, device):
     """A real pool may keep it mapped."""
-    data = device.allocate(0, 64, 256, default())
-    device.free(0, data, default())
+    data = hold(device.allocate(0, 64, 256, default()))
+    drop(data, default())
     device.synchronize(0, default())
     with pytest.raises(ExchangeError, match="mislabels it or has freed it"):
         device.import_data(0, data, "test")
@@ -522,11 +541,11 @@ def test_without_pools(fake, device):
     fake.attribute(115, 0)  # MEMORY_POOLS_SUPPORTED
     live, pooled = fake.live(), fake.calls("free")
     with stream() as other:
-        data = device.allocate(0, 1 << 16, 256, other)
+        data = hold(device.allocate(0, 1 << 16, 256, other))
         with gate(other) as closed:
             device.fill(Span(0, data, 0, 1 << 16), 7, other)
             closed.open_soon()
-            device.free(0, data, other)
+            drop(data, other)
             assert closed.is_open
         assert fake.live() == live
     assert fake.calls("free") == pooled

@@ -192,6 +192,27 @@ class Graph:
         _rig.launch_graph(self.executable, on)
 
 
+_held = {}  # data -> the allocations there, the last made last
+
+
+def hold(allocation):
+    """Keep *allocation* until `drop`; its ``data``."""
+    _held.setdefault(allocation.data, []).append(allocation)
+    return allocation.data
+
+
+def drop(data, on):
+    """End the last allocation at *data*, whose last work is on the stream *on*."""
+    _held[data][-1].stream = on
+    allocations = _held[data] if len(_held[data]) > 1 else _held.pop(data)
+    allocations.pop()
+
+
+def allocation_at(data):
+    """The one that is held at *data*."""
+    return _held[data][-1]
+
+
 def write(memory_of, data, content, on=None, device_id=0):
     """Bytes to the device, there on return."""
     on = _rig.default if on is None else on
@@ -212,7 +233,7 @@ def memory(memory_of, content, on=None, device_id=0):
     """Device memory that holds *content* (bytes, or how many)."""
     on = _rig.default if on is None else on
     nbytes = content if isinstance(content, int) else len(content)
-    data = memory_of.allocate(device_id, nbytes, 256, on)
+    data = hold(memory_of.allocate(device_id, nbytes, 256, on))
     if not isinstance(content, int):
         write(memory_of, data, content, on, device_id)
     try:
@@ -220,7 +241,7 @@ def memory(memory_of, content, on=None, device_id=0):
     finally:
         for gpu in range(2 if memory_of.device_count() > 1 else 1):  # a test uses many streams
             _rig.wait_for_device(gpu)
-        memory_of.free(device_id, data, on)
+        drop(data, on)
         memory_of.synchronize(device_id, on)
 
 
@@ -231,7 +252,7 @@ def settle():
     for name in _rig.kinds:
         each = dlbridge.backend(name)
         for device_id in range(each.device_count()):
-            each.free(device_id, each.allocate(device_id, 64, 256, _rig.default), _rig.default)
+            drop(hold(each.allocate(device_id, 64, 256, _rig.default)), _rig.default)
             each.synchronize(device_id, _rig.default)
 
 

@@ -12,7 +12,9 @@ from dlbridge.protocol import Span
 from .rig import (
     backend,
     default,
+    drop,
     gate,
+    hold,
     memory,
     need_gone_streams,
     read,
@@ -280,7 +282,7 @@ def test_a_tensor_that_dies_while_a_consumer_reads_it(fake, device, destroyed, c
         assert read(device, copy, N) == NEW
         if not destroyed:
             rig().destroy_stream(theirs, 0)
-    device.free(0, device.allocate(0, 64, 256, default()), default())
+    drop(hold(device.allocate(0, 64, 256, default())), default())
     device.synchronize(0, default())
     assert fake.live() == live
 
@@ -288,7 +290,7 @@ def test_a_tensor_that_dies_while_a_consumer_reads_it(fake, device, destroyed, c
 def test_the_consumers_handle_belongs_to_a_new_stream(fake, device):
     """Waiting for the new one would be too early: all work is waited for."""
     with memory(device, N) as copy:
-        data = device.allocate(0, N, 256, default())
+        data = hold(device.allocate(0, N, 256, default()))
         write(device, data, NEW)
         theirs = rig().create_stream(0, 1)
         device.wait(0, theirs, default())
@@ -296,7 +298,7 @@ def test_the_consumers_handle_belongs_to_a_new_stream(fake, device):
             consumer_at_work(other, data, copy)  # what it queued before it was destroyed
             rig().destroy_stream(theirs, 0)
             again = wait_for_handle(theirs)
-            device.free(0, data, default())
+            drop(data, default())
             assert read(device, copy, N) == NEW
         rig().destroy_stream(again, 0)
 
@@ -306,7 +308,7 @@ def test_the_handle_of_a_tensors_own_last_stream_belongs_to_a_new_stream(fake, d
     """A free behind the new one would be too early: all work is waited for."""
     need_gone_streams()
     ours = rig().create_stream(0, 1)
-    data = device.allocate(0, N, 256, ours if used == "allocated" else default())
+    data = hold(device.allocate(0, N, 256, ours if used == "allocated" else default()))
     if used == "waited":
         device.wait(0, ours, default())
     device.synchronize(0, ours)
@@ -315,7 +317,7 @@ def test_the_handle_of_a_tensors_own_last_stream_belongs_to_a_new_stream(fake, d
         rig().destroy_stream(ours, 0)
         again = wait_for_handle(ours)
         closed.open_soon()
-        device.free(0, data, ours)  # crashes on too early a free
+        drop(data, ours)  # crashes on too early a free
         assert closed.is_open
     rig().destroy_stream(again, 0)
 
@@ -339,9 +341,9 @@ def test_later_consumers_of_other_memory_are_not_waited_for(fake, device):
     live = fake.live()
     with stream() as theirs:
         device.wait(0, theirs, default())
-        data = device.allocate(0, 64, 256, default())
+        data = hold(device.allocate(0, 64, 256, default()))
         with gate(theirs) as closed:
-            device.free(0, data, default())
+            drop(data, default())
             device.synchronize(0, default())
             assert fake.live() == live
             assert not closed.is_open
@@ -351,15 +353,15 @@ def test_a_peer_copy_whose_wait_failed_keeps_its_source(fake, device, two_device
     """The source may die at once; it is freed when the copy is done."""
     live = fake.live()
     with stream(1) as own:
-        source = device.allocate(0, N, 256, default())
-        target = device.allocate(1, N, 256, own)
+        source = hold(device.allocate(0, N, 256, default()))
+        target = hold(device.allocate(1, N, 256, own))
         write(device, source, NEW)
         slow(own, device_id=1)
         device.copy(Span(1, target, 0, N), Span(0, source, 0, N), own)
-        device.free(0, source, default())
+        drop(source, default())
         assert read(device, target, N, own, 1) == NEW
-        device.free(1, target, own)
-    device.free(0, device.allocate(0, 64, 256, default()), default())
+        drop(target, own)
+    drop(hold(device.allocate(0, 64, 256, default())), default())
     device.synchronize(0, default())
     assert fake.live() == live
 
@@ -370,12 +372,12 @@ def test_a_consumer_that_captures_keeps_the_memory(fake, device):
 
     live = fake.live()
     with stream() as theirs:
-        data = device.allocate(0, 64, 256, default())
+        data = hold(device.allocate(0, 64, 256, default()))
         device.wait(0, theirs, default())
         with capture(theirs):
-            device.free(0, data, default())
+            drop(data, default())
             assert fake.live() == live + 1
-    device.free(0, device.allocate(0, 64, 256, default()), default())
+    drop(hold(device.allocate(0, 64, 256, default())), default())
     device.synchronize(0, default())
     assert fake.live() == live
 
@@ -386,9 +388,9 @@ def test_the_producers_stream_does_not_wait_for_a_consumer(fake, device):
         assert rig().device == "rocm"
         return
     with stream() as theirs, gate(theirs) as closed:
-        data = device.allocate(0, 64, 256, default())
+        data = hold(device.allocate(0, 64, 256, default()))
         device.wait(0, theirs, default())
-        device.free(0, data, default())
+        drop(data, default())
         device.synchronize(0, default())
         assert not closed.is_open
 
@@ -396,10 +398,10 @@ def test_the_producers_stream_does_not_wait_for_a_consumer(fake, device):
 def test_a_consumer_that_was_waited_for(fake, device):
     """Our work moved on to another stream, which waited for the consumer's: its later work too."""
     with stream() as theirs, stream() as ours, memory(device, N) as copy:
-        data = device.allocate(0, N, 256, theirs)
+        data = hold(device.allocate(0, N, 256, theirs))
         write(device, data, NEW, theirs)
         device.wait(0, ours, theirs)
         consumer_at_work(theirs, data, copy)
-        device.free(0, data, ours)  # the simulated driver crashes on too early a free
+        drop(data, ours)  # the simulated driver crashes on too early a free
         device.synchronize(0, ours)
         assert read(device, copy, N, theirs) == NEW

@@ -10,7 +10,7 @@ import pytest
 
 import dlbridge
 
-from .rig import backend, default, in_threads, rig, settle, stream
+from .rig import backend, default, drop, hold, in_threads, rig, settle, stream
 
 
 def round_trip(rng, own):
@@ -77,7 +77,7 @@ def test_first_use_in_many_threads(fake, device, member):
             if member == "wait":
                 device.wait(0, own, default())
             else:
-                device.free(0, device.allocate(0, 64, 256, own), own)
+                drop(hold(device.allocate(0, 64, 256, own)), own)
 
     assert in_threads(work) == []
 

@@ -222,7 +222,7 @@ class Recorder:
 def test_two_streams_of_one_device(look, monkeypatch):
     """The callee works on the first one's, after what is on the second's."""
     recorder = Recorder()
-    monkeypatch.setattr(calls, "backend_of", lambda _device: recorder)
+    monkeypatch.setattr(calls, "plugin_of", lambda _device: recorder)
     assert look(TableTensor((2, 0)), StreamTensor((2, 0))) == {(2, 0): 0x1234}
     assert recorder.waits == [(0, 0x1234, 0xBEEF)]
     assert look(TableTensor((2, 0)), TableTensor((2, 0)), TableTensor((2, 1))) == {

@@ -16,9 +16,8 @@ class Exits:
 
 
 class Half:
-    api = 1
+    api = 2
     device_type = 12
-    free = Shared.free
     device_count = Shared.device_count
 
 

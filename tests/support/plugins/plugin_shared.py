@@ -1,18 +1,17 @@
 """A complete small backend, on a device type (kDLExtDev) that another one has too."""
 
+from dlbridge.protocol import PlainAllocation
+
 
 class Shared:
-    api = 1
+    api = 2
     device_type = 12
 
     def device_count(self):
         return 1
 
-    def allocate(self, device_id, nbytes, alignment, stream):
-        return 1
-
-    def free(self, device_id, data, stream):
-        pass
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        return PlainAllocation(1, nbytes, stream)
 
     def copy_from_host(self, target, source, stream):
         pass

@@ -4,8 +4,8 @@ from plugin_shared import Shared
 
 
 class Outdated(Shared):
-    api = 0
+    api = 1
 
 
 class Newer(Shared):
-    api = 2
+    api = 3

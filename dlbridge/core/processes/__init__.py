@@ -1,0 +1,1 @@
+"""Tensors in other processes: shared memory, pickles."""

@@ -1,0 +1,302 @@
+"""Blocks of memory that several processes map: made, received, and found by an address.
+
+A block is a file that no folder has (``memfd_create`` of Linux, elsewhere a deleted
+temporary file): the system ends it with the last process that has it, however that
+process ends. A process has the file once, and up to two mappings of it: to write, and
+to read only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import mmap
+import os
+import stat
+import sys
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
+
+from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import increment_references
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.kit.resources import Descriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from dlbridge.core.tensor.memory import Memory
+    from dlbridge.core.values.devices import Device
+
+
+_Key = TypeVar("_Key")
+_Thing = TypeVar("_Thing")
+
+__all__ = [
+    "PAGE",
+    "Mapping",
+    "SharedFile",
+    "make_file",
+    "mapping_at",
+    "recall",
+    "receive_descriptor",
+    "receive_file",
+    "remember",
+    "way_out",
+]
+
+PAGE = mmap.PAGESIZE
+"""Each mapping begins at a multiple of it, and a block is as long as one."""
+
+
+def remember(table: dict[_Key, ref[_Thing]], key: _Key, thing: _Thing) -> None:
+    """Enter *thing* in *table* as long as it lives.
+
+    Like a WeakValueDictionary, but C code removes the entry: in Python code an exception
+    of a signal handler could prevent that. If two threads enter one key, the end of one
+    thing may remove the entry of the other. Then `recall` does not find that one, which
+    does no other harm.
+    """
+    table[key] = ref(thing, partial(table.pop, key))
+
+
+def recall(table: dict[_Key, ref[_Thing]], key: _Key) -> _Thing | None:
+    """What `remember` has entered, if it lives."""
+    known = table.get(key)
+    return None if known is None else known()
+
+
+class SharedFile:
+    """The file of a block of *nbytes* bytes, open as long as this object exists.
+
+    *token* names the block in all processes, so a process that receives it again finds it.
+    """
+
+    __slots__ = ("__weakref__", "_descriptor", "_mappings", "nbytes", "token")
+
+    def __init__(self, nbytes: int, token: bytes) -> None:
+        self.nbytes = nbytes
+        self.token = token
+        self._descriptor = Descriptor()
+        self._mappings: dict[bool, ref[Mapping]] = {}
+
+    def fileno(self) -> int:
+        """The descriptor, which this object closes."""
+        return self._descriptor[0]
+
+    def mapping(self, writable: bool) -> Mapping:
+        """The block in the memory of this process; the same object as long as it lives."""
+        found = recall(self._mappings, writable)
+        if found is None:
+            found = Mapping(self, writable)
+            # Another thread may be as fast: then there are two mappings of the same bytes.
+            remember(self._mappings, writable, found)
+            remember(_mapped, next(_numbers), found)
+        return found
+
+    def __del__(self) -> None:
+        # A signal handler may cut this off; then the list closes it.
+        descriptor = getattr(self, "_descriptor", None)
+        if descriptor:
+            descriptor.close()
+
+
+class Mapping:
+    """A block in the memory of this process, until this object dies.
+
+    *imports* are the devices that use the whole of it in place.
+    """
+
+    __slots__ = ("__weakref__", "address", "array", "file", "imports", "nbytes", "writable")
+
+    def __init__(self, file: SharedFile, writable: bool) -> None:
+        import numpy as np
+
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        more: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        try:
+            mapped = mmap.mmap(
+                file.fileno(), file.nbytes, flags=mmap.MAP_SHARED, prot=protection, **more
+            )
+        except (OSError, ValueError, OverflowError) as exc:
+            raise DeviceMemoryError(
+                f"cannot map {file.nbytes} bytes of shared memory: {exc}{way_out(exc)}"
+            ) from exc
+        self.file = file
+        self.writable = writable
+        self.nbytes = file.nbytes
+        self.array: np.ndarray[Any, Any] = np.frombuffer(mapped, "u1")  # it keeps the mapping
+        self.address = address_of(self.array)
+        self.imports: dict[Device, ref[Memory]] = {}
+
+
+_files: dict[bytes, ref[SharedFile]] = {}
+_mapped: dict[int, ref[Mapping]] = {}
+_numbers = count()
+
+
+@atexit.register
+def _stay_mapped() -> None:
+    """Leave the blocks to the end of the process: a device may be writing to them still."""
+    for known in list(_mapped.values()):
+        mapping = known()
+        if mapping is not None:
+            increment_references(mapping.array)
+
+
+def mapping_at(address: int, nbytes: int) -> Mapping | None:
+    """The mapping of a block that these bytes are in; None for any other memory.
+
+    By the address, so that it is found whatever library has handed the memory on.
+    """
+    for known in list(_mapped.values()):
+        mapping = known()
+        if mapping is None:
+            continue
+        if mapping.address <= address and address + nbytes <= mapping.address + mapping.nbytes:
+            return mapping
+    return None
+
+
+def make_file(nbytes: int) -> SharedFile:
+    """A new block of at least *nbytes* > 0 bytes, all zero, which this user alone may open."""
+    if os.name != "posix":
+        raise ExchangeError(
+            "shared memory is passed on as a file descriptor, which this system does not have; "
+            "send the tensor without dlbridge.share: it is copied"
+        )
+    total = _memory_of_machine() if nbytes >= _LARGE else None
+    if total is not None and nbytes > total:
+        raise DeviceMemoryError(
+            f"no room for {nbytes} bytes of shared memory: this machine has {total} bytes of "
+            "memory and swap together; share the tensor in parts, or from a file (dlbridge.load)"
+        )
+    file = SharedFile(-(-nbytes // PAGE) * PAGE, os.urandom(16))
+    try:
+        if not hasattr(os, "memfd_create") or not _make_memory_file(file):
+            _make_temporary_file(file)
+    except (OSError, OverflowError) as exc:
+        raise DeviceMemoryError(
+            f"no room for {nbytes} bytes of shared memory: {exc}{way_out(exc)}"
+        ) from exc
+    remember(_files, file.token, file)
+    return file
+
+
+_LARGE = 1 << 30
+
+
+def _memory_of_machine() -> int | None:
+    """Bytes of memory and swap; None where Linux does not say it.
+
+    The kernel refuses other memory that is larger than both, but not the file of a block: the
+    process would end by a signal when it writes there.
+    """
+    from pathlib import Path
+
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        sizes = dict(line.split(":", 1) for line in lines)
+        return sum(int(sizes[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def way_out(exc: Exception) -> str:
+    """What to do about *exc*, for the end of a message."""
+    if getattr(exc, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    return (
+        "; each block takes one or two: drop blocks, allow more (ulimit -n), or share one large "
+        "tensor and use its parts"
+    )
+
+
+def _make_memory_file(file: SharedFile) -> bool:
+    """False if the kernel has no such files."""
+    import fcntl
+
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        file._descriptor.extend(map(os.memfd_create, ["dlbridge"], [flags]))
+    except OSError as exc:
+        if exc.errno != errno.ENOSYS:
+            raise
+        return False
+    fd = file.fileno()
+    os.fchmod(fd, 0o600)
+    os.ftruncate(fd, file.nbytes)
+    # Nobody can make it shorter then: a process that reads a mapping beyond its end is ended.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return True
+
+
+def _make_temporary_file(file: SharedFile) -> None:
+    import tempfile
+
+    with tempfile.TemporaryFile(buffering=0) as made:  # mode 0600, and in no folder
+        file._descriptor.extend(map(os.dup, [made.fileno()]))
+    fd = file.fileno()
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a signal later
+        os.posix_fallocate(fd, 0, file.nbytes)
+    else:
+        os.ftruncate(fd, file.nbytes)
+
+
+def receive_file(detach: Callable[[], int], nbytes: int, token: bytes) -> SharedFile:
+    """The block whose descriptor *detach* returns; the one that is here already, if it is."""
+    file = SharedFile(nbytes, token)
+    receive_descriptor(file._descriptor, detach, f"a block of {nbytes} bytes of shared memory")
+    _check(file)
+    here = recall(_files, token)
+    if here is not None and os.path.sameopenfile(here.fileno(), file.fileno()):
+        return here
+    remember(_files, token, file)
+    return file
+
+
+def receive_descriptor(into: Descriptor, detach: Callable[[], int], what: str) -> None:
+    """Store the descriptor that *detach* fetches from the sender; ExchangeError without *what*."""
+    from multiprocessing import AuthenticationError
+
+    try:
+        into.extend(map(_call, [detach]))
+        os.set_inheritable(into[0], False)
+    except (OSError, EOFError, RuntimeError, AuthenticationError) as exc:
+        raise ExchangeError(
+            f"{what} has not come: {exc!r}; the process that "
+            "sends it must live until the other one has received it, both must have been started "
+            "by one multiprocessing (the same authkey), and this one must be allowed to open one "
+            "more file (ulimit -n)"
+        ) from exc
+
+
+def _call(detach: Callable[[], int]) -> int:
+    return detach()
+
+
+def _check(file: SharedFile) -> None:
+    """ExchangeError unless the file is as long as the message says, and stays so."""
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_size != file.nbytes or file.nbytes <= 0:
+        raise ExchangeError(
+            f"the message names a block of {file.nbytes} bytes of shared memory, and the file "
+            f"that came with it has {found.st_size}"
+        )
+    if not hasattr(os, "memfd_create"):
+        return
+    import fcntl
+
+    try:
+        seals = fcntl.fcntl(file.fileno(), fcntl.F_GET_SEALS)
+    except OSError:  # a temporary file, of a sender that has no memfd_create
+        return
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise ExchangeError(
+            "the file of a block of shared memory can be cut off (F_SEAL_SHRINK is not set); "
+            "dlbridge makes no such blocks"
+        )

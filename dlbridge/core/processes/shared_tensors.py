@@ -1,0 +1,376 @@
+"""Tensors on blocks that processes share: on the host, on a device in place, sent and received."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
+from dlbridge.core.moves.copies import copy_elements
+from dlbridge.core.moves.filling import fill
+from dlbridge.core.moves.plans import why_no_host_import
+from dlbridge.core.moves.transfer import allocate, move
+from dlbridge.core.processes.device_blocks import DeviceBlock, receive_device_block
+from dlbridge.core.processes.host_blocks import (
+    Mapping,
+    SharedFile,
+    make_file,
+    mapping_at,
+    recall,
+    receive_file,
+    remember,
+)
+from dlbridge.core.processes.pickles import chosen_place, land_on_cpu, place_of
+from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor
+from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.tensor.ordering import host_access
+from dlbridge.core.tensor.tensor import Tensor
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype
+from dlbridge.core.values.layout import reach
+from dlbridge.errors import Error, ExchangeError
+
+from . import device_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.core.tensor.operand import Operand
+    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.dtypes import DType
+
+
+Layout: TypeAlias = tuple[int, DType, tuple[int, ...], tuple[int, ...] | None, int, bool]
+"""Byte offset in the block, dtype, shape, strides, flags, and whether it is read-only."""
+
+_CPU = Device.of(1, 0)
+
+# Held during one import of a block. It is reentrant, as a finalizer inside may share memory, too.
+_importing = threading.RLock()
+
+
+def _renew_lock() -> None:
+    # A thread that held it does not exist in the child.
+    global _importing
+    _importing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def check_target(mapping: Mapping, target: Device) -> None:
+    """ExchangeError unless *target* can work in the block."""
+    refusal = why_not_in(mapping, target)
+    if refusal:
+        own = device_blocks.why_none(target)
+        raise ExchangeError(
+            f"{target} cannot work in shared memory: {refusal}, and {own}; share the tensor on "
+            'the CPU, dlbridge.share(x, "cpu"), and bring it to the device in each process'
+        )
+
+
+def why_not_in(mapping: Mapping, target: Device, *, asked: bool = True) -> str:
+    """Why *target* does not work in the block; empty if it does.
+
+    *asked*: the user wants this memory, so that a drawback of the device does not count.
+    """
+    if target is _CPU:
+        return ""
+    return why_no_host_import(mapping.address, mapping.nbytes, target, asked=asked)
+
+
+def _whole(mapping: Mapping) -> Tensor:
+    """All bytes of a block, on the CPU."""
+    return on_host(
+        mapping, (0, as_dtype("uint8"), (mapping.nbytes,), None, 0, not mapping.writable)
+    )
+
+
+def on_host(mapping: Mapping, layout: Layout) -> Tensor:
+    """The tensor of that layout, on the CPU."""
+    offset, dtype, shape, strides, flags, readonly = layout
+    memory = Memory(_CPU, mapping.address, "shared memory", mapping)
+    return make_tensor(memory, offset, dtype, shape, strides, readonly=readonly, flags=flags)
+
+
+def on_device(mapping: Mapping, layout: Layout, target: Device) -> Tensor:
+    """The tensor of that layout, in place."""
+    if target is _CPU:
+        return on_host(mapping, layout)
+    offset, dtype, shape, strides, flags, readonly = layout
+    memory = _import(mapping, target)
+    offset += mapping.address - (memory.host_start or 0)
+    return make_tensor(memory, offset, dtype, shape, strides, readonly=readonly, flags=flags)
+
+
+def _import(mapping: Mapping, target: Device) -> Memory:
+    """The whole block as memory of *target*: one, which all tensors of the block are in.
+
+    Two imports of the same bytes would be undefined in OpenCL, and one of a part need not
+    begin on a page, as Vulkan wants it. ExchangeError if it cannot be in place.
+    """
+    known = recall(mapping.imports, target)
+    if known is not None:
+        return known
+    with _importing:
+        known = recall(mapping.imports, target)  # another thread may have imported it meanwhile
+        if known is not None:
+            return known
+        check_target(mapping, target)
+        made = operand_of(move(_whole(mapping), target, False)).memory
+        assert made is not None  # nothing else uses host memory without a copy
+        remember(mapping.imports, target, made)
+    return made
+
+
+def find(operand: Operand) -> tuple[Mapping, Layout] | None:
+    """The block that the elements are in, and where they are in it; None for other memory."""
+    memory = operand.memory
+    if not operand.size:
+        return None
+    if operand.device is _CPU:
+        first = operand.data + operand.byte_offset
+    elif memory is not None and memory.host_start is not None:
+        first = memory.host_start + operand.byte_offset
+    else:
+        return None
+    low, nbytes = operand.span()
+    mapping = mapping_at(first + low, nbytes)
+    if mapping is None:
+        return None
+    flags = operand.flags & FLAG_SUBBYTE_PADDED
+    readonly = operand.readonly or not mapping.writable
+    offset = first - mapping.address
+    return mapping, (offset, operand.dtype, operand.shape, operand.strides, flags, readonly)
+
+
+Sent: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...] | None, int, bool]
+"""A `Layout` in a message, with the name of the dtype."""
+
+
+# Made --------------------------------------------------------------------------------
+
+
+def share_tensor(tensor: Tensor, target: Device) -> Tensor:
+    """The elements of *tensor* on *target*, in shared memory; a copy if they are not in it."""
+    operand = operand_of(tensor)
+    if not operand.size:
+        return allocate(target, operand.dtype, operand.shape, padded=operand.padded)
+    found = find(operand)
+    if operand.device is target and (found or device_blocks.find(operand)):
+        return tensor
+    if found is None or why_not_in(found[0], target):
+        return _copy_to_block(operand, target)
+    if operand.memory is not None:
+        host_access(operand.memory)  # the two devices know nothing of each other's work
+    return on_device(*found, target)
+
+
+def empty_shared(target: Device, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+    """A new compact tensor in shared memory; its bytes are zero."""
+    if 0 in shape:
+        return allocate(target, dtype, shape)
+    block, layout = _new_block(target, dtype, shape, padded=False)
+    if isinstance(block, Mapping):
+        return on_device(block, layout, target)
+    # A driver need not clear what it gives.
+    fill(make_tensor(block, 0, as_dtype("uint8"), (dtype.nbytes(prod(shape)),)), b"\0")
+    return make_tensor(block, *layout[:4])
+
+
+def _copy_to_block(source: Operand, target: Device) -> Tensor:
+    block, layout = _new_block(target, source.dtype, source.shape, padded=source.padded)
+    if isinstance(block, Mapping):
+        copied = on_host(block, layout)
+    else:
+        copied = make_tensor(block, *layout[:4], flags=layout[4])
+    there = operand_of(copied)
+    there.is_new = isinstance(block, Mapping)  # of a device, the work on it is ordered
+    copy_elements(there, source)
+    return on_device(block, layout, target) if isinstance(block, Mapping) else copied
+
+
+def _new_block(
+    target: Device, dtype: DType, shape: tuple[int, ...], *, padded: bool
+) -> tuple[Mapping | Memory, Layout]:
+    """New memory that *target* works in, and the layout of a compact tensor in it.
+
+    Host memory that the device uses in place, and otherwise memory of the device's own.
+    """
+    _register()
+    nbytes = dtype.nbytes(prod(shape), padded=padded)
+    layout: Layout = (0, dtype, shape, None, FLAG_SUBBYTE_PADDED if padded else 0, False)
+    mapping = make_file(nbytes).mapping(True)
+    if target is not _CPU and why_not_in(mapping, target, asked=False):
+        if not device_blocks.why_none(target):
+            return device_blocks.make(target, nbytes), layout
+        check_target(mapping, target)  # before anything is copied
+    return mapping, layout
+
+
+# Passed on ---------------------------------------------------------------------------
+
+
+class _Sender:
+    """The process in which multiprocessing hands out our descriptors; None before the first."""
+
+    pid: int | None = None
+
+    def begin_anew(self) -> None:
+        """Forget it: multiprocessing has started this process, by a fork."""
+        self.pid = None
+
+
+_sender = _Sender()
+
+
+@cache
+def _register() -> None:
+    """Have the pickler of multiprocessing ask us about tensors."""
+    from multiprocessing.reduction import ForkingPickler
+    from multiprocessing.util import register_after_fork
+
+    register_after_fork(_sender, _Sender.begin_anew)
+
+    reducers: dict[type, Callable[[Any], Any]] = {
+        SharedFile: _reduce_file,
+        DeviceBlock: _reduce_device_block,
+        **dict.fromkeys((Tensor, NumpyTensor, ArrayTensor), _reduce),
+    }
+    for kind, reducer in reducers.items():
+        ForkingPickler.register(kind, reducer)
+
+
+def _reduce_file(file: SharedFile) -> tuple[Callable[..., SharedFile], tuple[Any, ...]]:
+    """What a pickle has of a file: a descriptor, once for all the tensors in it."""
+    return receive_block, (_duplicate(file.fileno()), file.nbytes, file.token)
+
+
+def _reduce_device_block(
+    block: DeviceBlock,
+) -> tuple[Callable[..., DeviceBlock], tuple[Any, ...]]:
+    """What a pickle has of a device's memory: a descriptor, once for all the tensors in it."""
+    descriptor = _duplicate(block.fileno())
+    _, nbytes, offset, driver, _ = block.exported
+    return receive_memory, (descriptor, block.uuid, nbytes, offset, driver, block.token)
+
+
+def _duplicate(fd: int) -> Any:
+    """What multiprocessing makes a descriptor of the receiver's of."""
+    from multiprocessing.reduction import DupFd
+
+    if _sender.pid not in (None, os.getpid()):  # the receiver would wait for ever
+        raise ExchangeError(
+            "this process was forked, and not by multiprocessing: its thread that hands out "
+            "descriptors is missing here; start processes by multiprocessing, or send a copy: "
+            "to_device(t, t.device, copy=True)"
+        )
+    _sender.pid = os.getpid()
+    duplicate: Any = DupFd
+    return duplicate(fd)
+
+
+class _Ordinary:
+    """A tensor that is pickled as it is everywhere else, by the protocol of the pickle."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.tensor.__reduce_ex__(protocol)
+
+
+def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    """What the pickler of multiprocessing makes of *tensor*; the work on it is done then."""
+    operand = operand_of(tensor)
+    found = find(operand)
+    own = device_blocks.find(operand) if found is None else None
+    message: tuple[Callable[..., Tensor], tuple[Any, ...]]
+    if found is not None:
+        mapping, layout = found
+        message = receive, (mapping.file, str(operand.device), _sent(layout))
+    elif own is not None:
+        block, offset = own
+        flags = operand.flags & FLAG_SUBBYTE_PADDED
+        layout = offset, operand.dtype, operand.shape, operand.strides, flags, operand.readonly
+        message = receive_on_device, (block, str(operand.device), _sent(layout))
+    else:
+        # The first of a list: pickle wants a function, and this one is everywhere.
+        return operator.getitem, ([_Ordinary(tensor)], 0)
+    if operand.memory is not None:
+        host_access(operand.memory)
+    return message
+
+
+def _sent(layout: Layout) -> Sent:
+    offset, dtype, shape, strides, flags, readonly = layout
+    return offset, dtype.name, shape, strides, flags, readonly
+
+
+def receive_block(descriptor: Any, nbytes: int, token: bytes) -> SharedFile:
+    """The file of a block that another process has sent."""
+    _register()
+    return receive_file(descriptor.detach, nbytes, token)
+
+
+def receive_memory(descriptor: Any, *description: Any) -> DeviceBlock:
+    """The memory of a device that another process has sent."""
+    _register()
+    return receive_device_block(descriptor.detach, *description)
+
+
+def receive(file: SharedFile, device: str, sent: Sent) -> Tensor:
+    """The tensor that another process has sent, on the same memory."""
+    layout = _received(sent, file.nbytes)
+    mapping = file.mapping(not layout[-1])
+    where = place_of(device)
+    if where is _CPU:
+        return on_host(mapping, layout)
+    try:
+        return on_device(mapping, layout, where)
+    except Error as exc:
+        if chosen_place(device) is not None:  # by the receiver, as if it had called to_device
+            return move(on_host(mapping, layout), where, None)
+        land_on_cpu(device, "the memory cannot be used in place there", exc)
+        return on_host(mapping, layout)
+
+
+def receive_on_device(block: DeviceBlock, device: str, sent: Sent) -> Tensor:
+    """The tensor that another process has sent, on the same memory of a device.
+
+    Elsewhere it is copied to the place that the receiver has chosen. Where the device is not
+    here nobody can read the memory: ExchangeError.
+    """
+    offset, dtype, shape, strides, flags, readonly = _received(sent, block.nbytes)
+    memory, start = block.on(device)
+    tensor = make_tensor(
+        memory, start + offset, dtype, shape, strides, readonly=readonly, flags=flags
+    )
+    chosen = chosen_place(device)
+    return tensor if chosen in (None, memory.device) else move(tensor, chosen, None)
+
+
+def _received(sent: Sent, nbytes: int) -> Layout:
+    """The layout; ExchangeError unless all elements are in the block of *nbytes* bytes."""
+    offset, name, shape, strides, flags, readonly = sent
+    dtype = as_dtype(name)
+    check(dtype.code, dtype.bits, dtype.lanes)
+    well = strides is not None and len(shape) == len(strides) <= MAX_NDIM
+    if well and min(shape, default=1) > 0:
+        low, high = reach(shape, strides or ())
+        if dtype.is_subbyte and not flags & FLAG_SUBBYTE_PADDED:
+            first, end = low * dtype.bits * dtype.lanes // 8, dtype.nbytes(high)
+        else:
+            first, end = low * dtype.itemsize, high * dtype.itemsize
+        if offset + first >= 0 and offset + end <= nbytes:
+            return offset, dtype, shape, strides, flags, readonly
+    raise ExchangeError(
+        f"the message names {dtype} {shape} with strides {strides} at byte {offset} of a block of "
+        f"{nbytes} bytes of shared memory, and they are not in it"
+    )

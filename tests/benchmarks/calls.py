@@ -1,0 +1,161 @@
+"""Counts the calls of functions for everyday operations, Python's and C's, once all is warm.
+
+    python tests/benchmarks/calls.py            one table for each device that is here
+    python tests/benchmarks/calls.py cuda:0     of these devices; `cuda:0` and `rocm:0` simulated
+    python tests/benchmarks/calls.py --check    fails if a count is above that of docs/benchmarks/calls.md
+    python tests/benchmarks/calls.py --write    writes that table
+
+A count does not depend on the machine or on its load. What it cannot see are calls of ctypes and
+the time inside a function; docs/benchmarks has those tables.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dlbridge as bridge
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "docs" / "benchmarks" / "calls.md"
+DEVICES = ("ext_dev:0", "cuda:0", "rocm:0", "opencl:0", "vulkan:0")
+SIMULATED = {"cuda": ["cuda"], "rocm": ["cuda", "hip"]}
+WARM, TIMES = 20, 20
+
+HEAD = """# Calls of functions for one operation
+
+Python's and C's, counted by `sys.setprofile`, warm, as `python tests/benchmarks/calls.py --write` has
+written them: CUDA and ROCm on the simulated drivers, the others on those of the machine. A count
+that grows fails `make bench`.
+
+"""
+
+
+class Producer:
+    """A tensor of somebody else, by the methods of DLPack alone."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self._tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
+def operations(device: str) -> dict[str, Callable[[], object]]:
+    """Name -> what is counted."""
+    host = np.arange(1024, dtype="f4")
+    ours, other = (bridge.empty(1024, "f4", device) for _ in range(2))
+    theirs = Producer(ours)
+    return {
+        "`empty`, 1 MiB": lambda: bridge.empty(1 << 20, "u1", device),
+        "`zeros`, 1 MiB": lambda: bridge.zeros(1 << 20, "u1", device),
+        "`copy_`, 4 KiB": lambda: bridge.copy_(ours, other),
+        "numpy there, 4 KiB": lambda: bridge.to_device(host, device),
+        "and back": lambda: bridge.to_device(ours, "cpu"),
+        "`from_dlpack`": lambda: bridge.from_dlpack(theirs),
+        "a view": lambda: ours[10:20],
+    }
+
+
+def count(work: Callable[[], object]) -> int:
+    """The calls of one *work*: the least of several, as a finalizer may run in the others."""
+    for _ in range(WARM):
+        work()
+    counts = []
+    for _ in range(TIMES):
+        calls = 0
+
+        def note(_frame: object, event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        work()
+        sys.setprofile(None)
+        counts.append(calls - 2)  # of *work* itself, and of the end
+    return min(counts)
+
+
+def simulate(names: list[str]) -> None:
+    """Load the simulated drivers, before anybody looks for real ones."""
+    spec = importlib.util.spec_from_file_location("build", ROOT / "tests" / "drivers" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    for name in names:
+        build.load(name)
+
+
+def measured(devices: list[str]) -> dict[str, dict[str, int]]:
+    """Operation -> device -> calls; devices that are not here are left out."""
+    found: dict[str, dict[str, int]] = {}
+    for device in devices:
+        try:
+            works = operations(device)
+        except (bridge.Error, ValueError) as exc:
+            print(f"{device}: {exc}", file=sys.stderr)
+            continue
+        for name, work in works.items():
+            found.setdefault(name, {})[device] = count(work)
+    return found
+
+
+def table(found: dict[str, dict[str, int]]) -> str:
+    """*found* in Markdown."""
+    devices = list(next(iter(found.values()), {}))
+    lines = [f"| | {' | '.join(devices)} |", f"|---|{'--:|' * len(devices)}"]
+    lines += [
+        f"| {name} | {' | '.join(str(calls.get(each, '')) for each in devices)} |"
+        for name, calls in found.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def written() -> dict[str, dict[str, int]]:
+    """What `TABLE` has."""
+    rows = [
+        [cell.strip() for cell in line.strip("|\n ").split("|")]
+        for line in TABLE.read_text().splitlines()
+        if line.startswith("|") and not re.match(r"\|-", line)
+    ]
+    devices = rows[0][-(len(rows[1]) - 1) :]
+    return {
+        row[0]: {each: int(cell) for each, cell in zip(devices, row[1:], strict=True) if cell}
+        for row in rows[1:]
+    }
+
+
+def main() -> int:
+    """The exit status: 1 if a count has grown."""
+    named = [each for each in sys.argv[1:] if not each.startswith("-")]
+    devices = named or list(DEVICES)
+    simulate(sorted({each for name in devices for each in SIMULATED.get(name.split(":")[0], [])}))
+    found = measured(devices)
+    print(table(found))
+    if "--write" in sys.argv:
+        TABLE.write_text(HEAD + table(found))
+    if "--check" not in sys.argv:
+        return 0
+    before = written()
+    grown = [
+        f"{name} on {device}: {calls} calls, and {before[name][device]} in {TABLE.name}"
+        for name, row in found.items()
+        for device, calls in row.items()
+        if calls > before.get(name, {}).get(device, calls)
+    ]
+    print("\n".join(grown))
+    return 1 if grown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
