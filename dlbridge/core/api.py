@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dlbridge.core.dlpack.requests import check_copy
-from dlbridge.core.interfaces.anything import import_anything, is_copied
-from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
+from dlbridge.core.interfaces.anything import import_anything
+from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of
-from dlbridge.core.libraries.like import as_library, library_step
+from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of
 from dlbridge.core.moves.copies import copy_elements
-from dlbridge.core.moves.plans import Step, plan_by_library, plan_move
 from dlbridge.core.moves.progress import reporter
-from dlbridge.core.moves.traces import is_recording
-from dlbridge.core.moves.transfer import aligned, check_alignment, move, run
+from dlbridge.core.moves.transfer import check_alignment, move
 from dlbridge.core.plugins.lookup import find_device
-from dlbridge.core.plugins.streams import stream_block
-from dlbridge.core.prepared import ITSELF, READY, prepare
 from dlbridge.core.public import public
+from dlbridge.core.routes import ITSELF, ROUTES, Move, at_its_place, find_route
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
 from dlbridge.core.values.dtypes import dtype as as_dtype
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
     from dlbridge_webgpu import WebGPUArray
 
     from dlbridge.core.moves.plans import Plan
-    from dlbridge.core.tensor.operand import Operand
     from dlbridge.typing import (
         ArrayClassModule,
         ArrayLike,
@@ -335,13 +330,7 @@ def asarray(
     if device is None and (copy is None or copy is False):
         return tensor
     target = tensor.device if device is None else find_device(device)
-    if needs_its_library(x, tensor, target):
-        tensor = import_producer(x, target, copy, None)
-    operand = operand_of(tensor)
-    steps = plan_move(operand, target, copy)
-    moved = run(steps, tensor, operand)
-    if TRACES and is_recording():
-        _add_import(steps, x, operand, device)
+    moved: Tensor = Move(x, tensor, target, copy).run()
     return moved
 
 
@@ -561,43 +550,22 @@ def to_device(
     >>> bridge.to_device(np.ones(2, "float32"), "cpu", like="numpy")
     array([1., 1.], dtype=float32)
     """
-    unknown = False  # whether `READY` has no entry for such a conversion
+    try:
+        route = ROUTES[type(x), device, like]
+    except (KeyError, TypeError):  # TypeError: an array, as like=, has no hash
+        route = find_route(x, device, like)
     if copy is None and stream is None and progress is None and alignment is None and not TRACES:
-        convert = None
-        try:
-            convert = READY[type(x), device, like]
-        except KeyError:
-            unknown = True
-        except TypeError:  # an array, as like=, has no hash
-            pass
-        if convert is ITSELF:
+        direct = route.direct
+        if direct is ITSELF:
             return x
-        if convert is not None:
-            found = convert(x)
-            if found is not None:
-                return found
+        if direct is not None:
+            result = direct(x)
+            if result is not None:
+                return result
     wanted = 1 if alignment is None else check_alignment(alignment)
-    tensor = _at_its_place(x, copy, device)
-    target = find_device(device)
-    operand = operand_of(tensor)
-    if not operand.device.is_host and needs_its_library(x, tensor, target):
-        tensor = import_producer(x, target, copy, None)
-        operand = operand_of(tensor)
-    steps = plan_move(operand, target, copy, alignment=wanted)
-    if stream is None and progress is None:
-        moved = run(steps, tensor, operand)
-    else:
-        on = nullcontext() if stream is None else stream_block(target, stream)
-        with on, reporter(progress, steps.nbytes) as report:
-            moved = run(steps, tensor, operand, report)
-    if TRACES and is_recording():
-        _add_import(steps, x, operand, device)
-    if wanted > 1:
-        moved = aligned(moved, wanted, copy)
-    result = moved if like is None else as_library(moved, like, copy)
-    if unknown:
-        prepare(type(x), device, target, like)
-    return result
+    tensor = at_its_place(x, route.importer, copy, device)
+    move = Move(x, tensor, route.target, copy, wanted, route.conversion)
+    return move.run(stream, progress)
 
 
 def way_to_host(tensor: Tensor) -> str:
@@ -608,16 +576,6 @@ def way_to_host(tensor: Tensor) -> str:
         return f"nor can it be brought there: {exc}"
     how = f"copies its {nbytes} bytes" if nbytes else "gives its memory to the host without a copy"
     return f"dlbridge.to_device(t, 'cpu') {how}"
-
-
-def _at_its_place(x: Any, copy: bool | None, device: DeviceLike) -> Tensor:
-    """A Tensor of *x* where it is: the plan makes the copy that brings it to *device*."""
-    if isinstance(x, Tensor):
-        return x
-    importer = IMPORTERS.get(type(x))
-    if importer is not None and copy is None:
-        return importer(x)
-    return import_anything(x, None, False if copy is False else None, device)
 
 
 @public
@@ -667,31 +625,9 @@ def plan(
             "(t = dlbridge.from_dlpack(capsule)) and plan t"
         )
     wanted = 1 if alignment is None else check_alignment(alignment)
-    tensor = _at_its_place(x, copy, device)
-    target = find_device(device)
-    operand = operand_of(tensor)
-    if needs_its_library(x, tensor, target):
-        steps = plan_by_library(operand, target, copy, tensor.origin)
-    else:
-        steps = plan_move(operand, target, copy, tensor.origin, wanted)
-    if like is not None:
-        fresh = steps.copies > 0
-        copies, reason = library_step(tensor, like, copy, device=steps.target, fresh=fresh)
-        nbytes = tensor.nbytes if copies else 0
-        steps.add("as library", steps.target, steps.target, nbytes, reason)
-    _add_import(steps, x, operand, device)
-    return steps
-
-
-def _add_import(steps: Plan, x: Any, operand: Operand, device: DeviceLike | None) -> None:
-    """Put the copy in front of *steps* that made *operand*, if *x* has no memory to share."""
-    if not steps.may_copy or IMPORTERS.get(type(x)) is not None or not operand.device.is_host:
-        return
-    if is_copied(x, device):
-        steps.origin = origin_of(x)
-        if operand.nbytes:
-            here, reason = operand.device, f"{steps.origin} has no memory that a tensor could share"
-            steps.steps.insert(0, Step("read", here, here, operand.nbytes, reason))
+    route = find_route(x, device, like)
+    tensor = at_its_place(x, route.importer, copy, device)
+    return Move(x, tensor, route.target, copy, wanted, route.conversion).explained()
 
 
 @public

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.interfaces.native import check_whole_elements, to_native
-from dlbridge.core.moves.host_views import shared_on_host
-from dlbridge.core.moves.transfer import copy_of
+from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
+from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.core.tensor.metadata import has_negative_strides, numpy_type
 from dlbridge.core.tensor.operand import operand_of, require_compact
 from dlbridge.core.values.devices import Device
@@ -26,6 +26,8 @@ from .library import is_array_of, origin_of
 from .lookup import find_library, is_known
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.dtypes import DType
 
@@ -37,39 +39,14 @@ _CPU = Device.of(1, 0)
 def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
     """*tensor* as an array of the library *like*, over the same memory where that is safe.
 
-    *like*: ``"torch"``, ``"numpy"``, ``"jax"``, ``"tvm_ffi"``, ``"cupy"``,
-    ``"dlbridge"``, the name of a loaded backend (an object of its ecosystem, as
-    `Tensor.to_native` gives), the name of any module with ``from_dlpack`` (or
-    ``dlpack.from_dlpack``), such a module, or an array or array type of the
-    library. *copy* False forbids the copy that a library may need; True was
-    done by the caller, so here it is the same as None.
+    *copy* False forbids the copy that a library may need; True was done by the caller, so
+    here it is the same as None.
 
     ExchangeError if the library cannot have the tensor, chained to the error of
     the library; TypeError or ModuleNotFoundError if *like* is not a library.
     """
-    if _is_backend(like, tensor.device):
-        needs_copy, _ = _native_step(str(like), tensor, copy, fresh=False)
-        return to_native(copy_of(tensor) if needs_copy else tensor)
-    library, convert = find_library(like)
-    needs_copy, _ = _step(library, tensor, tensor.device, copy, fresh=False)
-    given: Any = tensor
-    if tensor.device.is_host and tensor.device.type not in library.host_types:
-        given = shared_on_host(tensor)
-    if needs_copy and not library.copies:
-        given = copy_of(given)
-    try:
-        result = convert(given)
-    except (Error, MemoryError):
-        raise
-    except Exception as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
-        raise ExchangeError(
-            f"{library.name} refuses {tensor!r}: {exc}; {_way_out(library, tensor)}"
-        ) from exc
-    if not library.keeps_types:
-        _verify(library, tensor, result)
-    return result
+    conversion = Conversion(like, tensor.device)
+    return conversion.run(tensor, conversion.decide(tensor, copy)[0], move)
 
 
 def library_step(
@@ -80,17 +57,91 @@ def library_step(
     device: Device | None = None,
     fresh: bool = False,
 ) -> tuple[bool, str]:
-    """Whether `as_library` with the same arguments would copy *tensor*, and the reason.
+    """Whether `as_library` with the same arguments would copy *tensor*, and the reason."""
+    return Conversion(like, device or tensor.device).decide(tensor, copy, fresh)
 
-    Where a move comes first, *device* is its target, and *fresh* says that it ends
-    with a new compact copy. Raises the errors of `as_library`, except those that
-    the library itself raises.
+
+class Conversion:
+    """What ``like=`` asks for: tensors on one device become arrays of one library.
+
+    *like* is ``"torch"``, ``"numpy"``, ``"jax"``, ``"tvm_ffi"``, ``"cupy"``, ``"dlbridge"``,
+    the name of a loaded backend (an object of its ecosystem, as `Tensor.to_native` gives),
+    the name of any module with ``from_dlpack`` (or ``dlpack.from_dlpack``), such a module, or
+    an array or array type of the library.
     """
-    place = device or tensor.device
-    if _is_backend(like, place):
-        return _native_step(str(like), tensor, copy, fresh=fresh)
-    library, _ = find_library(like)
-    return _step(library, tensor, place, copy, fresh=fresh)
+
+    __slots__ = ("convert", "device", "library", "name", "of_numpy")
+
+    convert: Callable[[Tensor], Any]
+    library: Library | None
+    """None for the objects of a backend whose class has no description."""
+    of_numpy: Callable[[Any], Any] | None
+    """The array on the memory of a numpy array, or None if it must be *convert* that makes it."""
+
+    def __init__(self, like: object, device: Device) -> None:
+        self.device = device
+        if _is_backend(like, device):
+            self.name = str(like)
+            self.library, self.convert = _NATIVE.get(self.name), to_native
+            self.of_numpy = None
+            return
+        self.library, self.convert = library, _ = find_library(like)
+        self.name = library.name
+        self.of_numpy = None if library.of_numpy is None else library.of_numpy()
+
+    def decide(self, tensor: Tensor, copy: bool | None, fresh: bool = False) -> tuple[bool, str]:
+        """Whether *tensor*, once on the device, is copied for the library; and the reason.
+
+        *fresh*: it comes there by a copy, which is new and compact. Raises the errors of
+        `as_library`, except those that the library itself raises.
+        """
+        if self.library is None or self.convert is to_native:
+            return self._decide_native(tensor, copy, fresh)
+        return _step(self.library, tensor, self.device, copy, fresh=fresh)
+
+    def _decide_native(self, tensor: Tensor, copy: bool | None, fresh: bool) -> tuple[bool, str]:
+        check_whole_elements(tensor)
+        reason = ""
+        if self.library is not None:
+            _check_type(self.library, tensor)
+            reason = _why_copy(self.library, tensor, fresh=fresh) if tensor.size else ""
+        if reason and copy is False:
+            raise _copy_forbidden(self.name, reason)
+        if reason:
+            return True, reason
+        return False, f"wrap as an object of {self.name}'s own (no copy)"
+
+    def run(
+        self,
+        tensor: Tensor,
+        needs_copy: bool,
+        move: Callable[[Tensor, Device, bool | None], Tensor] = part_of_a_step,
+    ) -> Any:
+        """*tensor*, which is on the device, as an array; *needs_copy* is what `decide` said."""
+        library, given = self.library, tensor
+        if library is None or self.convert is to_native:
+            return to_native(move(given, given.device, True) if needs_copy else given)
+        if tensor.device.is_host and tensor.device.type not in library.host_types:
+            given = move(given, _CPU, None)
+        if needs_copy and not library.copies:
+            given = move(given, given.device, True)
+        try:
+            if self.of_numpy is not None and type(given) is ArrayTensor:
+                result = self.of_numpy(given.numpy())
+                if result is not None:
+                    return result
+            result = self.convert(given)
+        except (Error, MemoryError):
+            raise
+        except Exception as exc:
+            if is_from_handler(exc.__traceback__):
+                raise
+            raise ExchangeError(
+                f"{library.name} refuses {tensor!r}: {exc}; {_way_out(library, tensor)}"
+            ) from exc
+        if not library.keeps_types:
+            _verify(library, tensor, result)
+        return result
 
 
 def _is_backend(like: object, device: Device) -> bool:
@@ -105,20 +156,6 @@ def _is_backend(like: object, device: Device) -> bool:
     return True
 
 
-def _native_step(name: str, tensor: Tensor, copy: bool | None, *, fresh: bool) -> tuple[bool, str]:
-    """See `library_step`; for an object of the backend *name*."""
-    check_whole_elements(tensor)
-    library = _NATIVE.get(name)
-    if library is not None:
-        _check_type(library, tensor)
-    reason = "" if library is None or not tensor.size else _why_copy(library, tensor, fresh=fresh)
-    if reason and copy is False:
-        raise _copy_forbidden(name, reason)
-    if reason:
-        return True, reason
-    return False, f"wrap as an object of {name}'s own (no copy)"
-
-
 _NATIVE = {library.backend: library for library in SMALL.values() if library.make is native_object}
 """By the name of a backend, the library whose arrays are its native objects."""
 
@@ -130,7 +167,7 @@ def _copy_forbidden(name: str, reason: str) -> ExchangeError:
 def _step(
     library: Library, tensor: Tensor, device: Device, copy: bool | None, *, fresh: bool
 ) -> tuple[bool, str]:
-    """See `library_step`."""
+    """See `Conversion.decide`."""
     if tensor.is_padded and not library.takes_padding and tensor.dtype.is_subbyte:
         raise ExchangeError(
             f"{library.name} does not know padded {tensor.dtype} elements, one per byte; "

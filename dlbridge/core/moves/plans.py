@@ -214,7 +214,7 @@ def plan_move(
     )
     _plan_steps(plan, operand, "copy=True was asked for" if copy is True else "")
     if alignment > 1 and not plan.copies:
-        unaligned = _why_not_aligned(operand, alignment)
+        unaligned = why_not_aligned(operand, alignment)
         if unaligned:
             plan.steps.clear()
             _plan_steps(plan, operand, unaligned)
@@ -248,7 +248,7 @@ def _plan_steps(plan: Plan, operand: Operand, forced: str) -> None:
         _plan_from_device(plan, operand, forced)
 
 
-def _why_not_aligned(operand: Operand, alignment: int) -> str:
+def why_not_aligned(operand: Operand, alignment: int) -> str:
     """Why the memory is not aligned to so many bytes; empty if it is, or has no elements."""
     if not operand.size:
         return ""
@@ -261,9 +261,19 @@ def _why_not_aligned(operand: Operand, alignment: int) -> str:
     return f"{what} is not a multiple of {alignment} bytes" if place % alignment else ""
 
 
-def plan_by_library(operand: Operand, target: Device, copy: bool | None, origin: str) -> Plan:
+def plan_by_library(
+    operand: Operand, target: Device, copy: bool | None, alignment: int = 1
+) -> Plan:
     """The plan for a tensor of a device that only its own library can read."""
-    plan = Plan(operand.dtype, operand.shape, origin, operand.device, target)
+    plan = Plan(
+        operand.dtype,
+        operand.shape,
+        "",
+        operand.device,
+        target,
+        may_copy=copy is not False,
+        alignment=alignment,
+    )
     nbytes = 0 if copy is False else operand.nbytes
     reason = f"no backend here serves {operand.device}; the library of the array is asked"
     plan.add("by library", operand.device, target, nbytes, reason)
@@ -294,11 +304,11 @@ def _why_not_on_device(operand: Operand) -> str:
 
 def _plan_from_device(plan: Plan, operand: Operand, forced: str) -> None:
     source, target = operand.device, plan.target
-    _plugin_of_source(source)
+    plugin = _plugin_of_source(source)
     if source.name == target.name and can_copy_natively(operand, target):
         plan.add("peer copy", source, target, operand.nbytes, f"{source.name} copies by itself")
         return
-    refusal = forced or why_no_host_view(operand)
+    refusal = forced or why_no_host_view(operand, plugin)
     if target.is_host:
         if not refusal and target is _CPU:
             plan.add("host view", source, target, 0, f"the host addresses {source} memory in place")
@@ -371,12 +381,16 @@ def why_no_host_import(start: int, nbytes: int, target: Device, *, asked: bool =
     return plugin.host_import_refusal(target.index, start, nbytes, asked)
 
 
-def why_no_host_view(operand: Operand) -> str:
-    """Why the host cannot address the memory in place; empty if it can."""
+def why_no_host_view(operand: Operand, plugin: Plugin | None = None) -> str:
+    """Why the host cannot address the memory in place; empty if it can.
+
+    *plugin* is the backend of its device, if it is known.
+    """
     device = operand.device
     if device.is_host or not operand.size:
         return ""
-    plugin = _plugin_of_source(device)
+    if plugin is None:
+        plugin = _plugin_of_source(device)
     if plugin.host_view_refusal is None:
         return f"the host cannot address {device} memory"
     return plugin.host_view_refusal(device.index, operand.data)

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.moves.copies import copy_elements, packed_bytes
-from dlbridge.core.moves.plans import plan_device_copy, plan_host_copy, plan_move, why_no_host_view
+from dlbridge.core.moves.plans import (
+    plan_device_copy,
+    plan_host_copy,
+    plan_move,
+    why_no_host_view,
+    why_not_aligned,
+)
 from dlbridge.core.moves.traces import record
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import plugin_of
@@ -149,24 +155,15 @@ def move(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
     return run(plan_move(operand, target, copy), tensor, operand)
 
 
-def aligned(tensor: Tensor, alignment: int, copy: bool | None) -> Tensor:
-    """*tensor*, or a copy where a driver has mapped or imported its memory at another address."""
-    operand = operand_of(tensor)
-    place = operand.byte_offset + (operand.data if operand.device.is_address else 0)
-    if not operand.size or not place % alignment:
-        return tensor
-    if copy is False:
-        raise ExchangeError(
-            f"copy=False, but {operand.device} has the memory at {place:#x}, which is not a "
-            f"multiple of {alignment} bytes; pass copy=None to allow a copy"
-        )
-    steps = plan_move(operand, operand.device, None, tensor.origin, alignment)
-    return run(steps, tensor, operand)
-
-
 def copy_of(tensor: Tensor) -> Tensor:
     """A compact copy on the same device."""
     return move(tensor, tensor.device, True)
+
+
+def part_of_a_step(tensor: Tensor, target: Device, copy: bool | None) -> Tensor:
+    """As `move`, for a step of a plan that a trace has already."""
+    operand = operand_of(tensor)
+    return _run_steps(plan_move(operand, target, copy), tensor, operand)[0]
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:
@@ -181,12 +178,30 @@ def to_compact_host(tensor: Tensor) -> Tensor:
 
 
 def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None = None) -> Tensor:
-    """Run the steps of a *plan* made for *tensor*; the result is on ``plan.target``."""
+    """Run the steps of a *plan* made for *tensor*; the result is on ``plan.target``.
+
+    A trace gets the plan. Steps of a kind that is not in `_STEPS` are not for this function:
+    they come before or after it. Where it must change the plan, it drops the one that comes
+    after.
+    """
     start = time.perf_counter()
     plan.address = _address(operand)
     if TRACES:
         plan.origin = tensor.origin
+    tensor, operand = _run_steps(plan, tensor, operand, progress)
+    plan.result_address = _address(operand)
+    plan.seconds = time.perf_counter() - start
+    if TRACES:
+        record(plan)
+    return tensor
+
+
+def _run_steps(
+    plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None = None
+) -> _Place:
     for step in plan.steps:
+        if step.kind not in _STEPS:
+            continue
         try:
             tensor, operand = _STEPS[step.kind](
                 tensor, operand, step.target, progress, plan.alignment
@@ -201,15 +216,30 @@ def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None 
                 plan_host_copy(plan, operand, refused)
             else:
                 plan_device_copy(plan, operand, why_no_host_view(operand), refused)
-            return run(plan, tensor, operand, progress)
+            return _run_steps(plan, tensor, operand, progress)
     if operand.device is not plan.target:  # an empty tensor
         tensor = allocate(plan.target, operand.dtype, operand.shape, padded=operand.padded)
         operand = operand_of(tensor)
-    plan.result_address = _address(operand)
-    plan.seconds = time.perf_counter() - start
-    if TRACES:
-        record(plan)
-    return tensor
+    if plan.alignment > 1:
+        tensor, operand = _align(plan, tensor, operand)
+    return tensor, operand
+
+
+def _align(plan: Plan, tensor: Tensor, operand: Operand) -> _Place:
+    """Copy memory that a driver has mapped or imported at an address that is not aligned."""
+    if not why_not_aligned(operand, plan.alignment):
+        return tensor, operand
+    here = operand.device
+    if not plan.may_copy:
+        place = operand.byte_offset + (operand.data if here.is_address else 0)
+        raise ExchangeError(
+            f"copy=False, but {here} has the memory at {place:#x}, which is not a "
+            f"multiple of {plan.alignment} bytes; pass copy=None to allow a copy"
+        )
+    more = plan_move(operand, here, None, "", plan.alignment)
+    tensor, operand = _run_steps(more, tensor, operand)
+    plan.steps[:] = [step for step in plan.steps if step.kind in _STEPS] + more.steps
+    return tensor, operand
 
 
 def _address(operand: Operand) -> int:

@@ -27,9 +27,12 @@ def plugin_of(device: Device) -> Plugin:
     BackendUnavailable or BackendError if it cannot be loaded.
     ExchangeError if it does not have the index, or is for another type.
     """
-    known = _usable.get(device)
-    if known is not None and LOADED.get(device.name) is known.backend:
-        return known
+    try:
+        known = _usable[device]
+        if LOADED[device.name] is known.backend:
+            return known
+    except KeyError:
+        pass
     plugin = plugin_named(device.name)
     if plugin.device_type != device.type:
         raise ExchangeError(
@@ -68,12 +71,11 @@ def find_device(wanted: DeviceLike) -> Device:
     Takes the same as `device`.
     """
     if isinstance(wanted, str):
-        known = _found.get(wanted)
-        if known is not None:
-            return known
+        if wanted in FOUND:
+            return FOUND[wanted]
         name, selector = split(wanted)
         if name in backends():
-            found = _found[wanted] = _of_backend(wanted, name, selector)
+            found = FOUND[wanted] = _of_backend(wanted, name, selector)
             return found
     try:
         found = _device(wanted)
@@ -159,7 +161,7 @@ def _said(error: LookupError) -> str:
     return str(error.args[0]) if len(error.args) == 1 else str(error)
 
 
-_found: dict[str, Device] = {}
+FOUND: dict[str, Device] = {}
 """Cache: devices by the text that named them. Listing the installed backends takes 2 ms."""
 
 

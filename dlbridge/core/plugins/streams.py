@@ -198,14 +198,13 @@ def stream_block(device: DeviceLike, stream: StreamLike | None) -> Iterator[int]
 
 def current_use(device: Device, plugin: Plugin | None = None) -> StreamUse:
     """The stream that our work on *device* is queued on; *plugin* is its backend, if known."""
-    chosen = _chosen.streams.get(device)
-    if chosen is not None:
-        return chosen
+    chosen = _chosen.streams
+    if device in chosen:
+        return chosen[device]
     if plugin is None:
         plugin = plugin_of(device)
     handle = plugin.current_stream(device.index)
-    latest = _latest.get(device)
-    if latest is None or latest.handle != handle:
+    if device not in _latest or (latest := _latest[device]).handle != handle:
         latest = _latest[device] = StreamUse(handle=handle, used=True, memories=None)
     return latest
 

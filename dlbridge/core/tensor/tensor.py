@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.plugins.lookup import FOUND
 from dlbridge.core.public import public
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import ExchangeError
@@ -628,15 +629,13 @@ class Tensor(TensorMetadata):
         >>> t.to_device("cpu") is t
         True
         """
-        if (
-            device is self.device
-            and stream is None
-            and copy is None
-            and like is None
-            and not TRACES
-            and self._array is not None
-        ):
-            return self
+        if stream is None and copy is None and like is None and not TRACES:
+            here = self.device
+            there = device is here or (
+                type(device) is str and device in FOUND and FOUND[device] is here
+            )
+            if there and self._array is not None:  # it has not expired
+                return self
         from dlbridge.core.api import to_device
 
         return to_device(self, device, stream=stream, copy=copy, like=like)

@@ -1,28 +1,33 @@
-"""Prepared conversions give what the plan gives, and leave to the plan what they cannot do."""
+"""What a route does at once is what its plan says, and what it cannot do is planned."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
 from peers import peer
 
 import dlbridge as bridge
-from dlbridge.core.prepared import READY
+from dlbridge.core.routes import ROUTES
 
 TYPES = ["float32", "float64", "int8", "uint8", "int64", "bool", "complex64"]
 
 
 def twice(x, *arguments, **keywords):
-    """The result by the plan, and by the conversion that the first call has prepared."""
+    """The result by the plan, and without a trace."""
     with bridge.trace():  # everything is planned while a trace is active
         planned = bridge.to_device(x, *arguments, **keywords)
-    bridge.to_device(x, *arguments, **keywords)
     return planned, bridge.to_device(x, *arguments, **keywords)
 
 
 def address(x):
     if hasattr(x, "data_ptr"):
         return x.data_ptr()
+    if hasattr(x, "unsafe_buffer_pointer"):
+        return x.unsafe_buffer_pointer()
+    if not hasattr(x, "__array_interface__"):
+        x = np.from_dlpack(x)
     return x.__array_interface__["data"][0]
 
 
@@ -45,13 +50,78 @@ def test_the_conversion_gives_what_the_plan_gives(kind, library, like):
     assert np.array_equal(np.from_dlpack(ready), array)
 
 
-def test_the_conversions_were_used():
+def test_a_route_is_kept_from_the_first_call_on():
     peer("torch")
     peer("jax")
-    twice(np.zeros(3), "cpu", like="torch")
-    assert READY[np.ndarray, "cpu", "torch"] is not None
-    twice(np.zeros(3, "f4"), "cpu", like="jax")
-    assert READY[np.ndarray, "cpu", "jax"] is None  # that there is none is remembered too
+    for x, like, at_once in ((np.zeros(3), "torch", True), (np.zeros(3, "f4"), "jax", False)):
+        ROUTES.pop((np.ndarray, "cpu", like), None)
+        bridge.to_device(x, "cpu", like=like)
+        route = ROUTES[np.ndarray, "cpu", like]
+        assert (route.direct is not None) is at_once
+        bridge.plan(x, "cpu", like=like)
+        bridge.to_device(x, "cpu", like=like)
+        assert ROUTES[np.ndarray, "cpu", like] is route
+
+
+def readonly(array):
+    array.flags.writeable = False
+    return array
+
+
+LAYOUTS = {
+    "compact": lambda kind: np.arange(6).reshape(2, 3).astype(kind),
+    "transposed": lambda kind: np.arange(6).reshape(2, 3).astype(kind).T,
+    "with gaps": lambda kind: np.arange(12).astype(kind)[::2],
+    "reversed": lambda kind: np.arange(6).astype(kind)[::-1],
+    "read-only": lambda kind: readonly(np.arange(6).astype(kind)),
+    "empty": lambda kind: np.zeros((2, 0), kind),
+    "a number": lambda kind: np.array(3).astype(kind),
+    "long": lambda kind: np.zeros(1 << 15, kind),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
+@pytest.mark.parametrize("like", [None, "numpy", "torch", "jax", "tvm_ffi", "ext_dev"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax", "dlbridge"])
+def test_what_is_done_at_once_is_what_the_plan_says(library, layout, like, device):
+    """explain, a trace and the calls with and without one agree: same steps, same memory."""
+    array = LAYOUTS[layout]("float32")
+    if library == "torch":
+        torch = peer("torch")
+        x = torch.from_numpy(array.copy() if layout in ("reversed", "read-only") else array)
+    elif library == "jax":
+        x = peer("jax").numpy.asarray(array)
+    else:
+        x = array if library == "numpy" else bridge.from_dlpack(array)
+    if like in ("jax", "tvm_ffi"):
+        peer(like)
+    try:
+        plan = bridge.plan(x, device, like=like)
+    except bridge.ExchangeError as refused:
+        with pytest.raises(bridge.ExchangeError, match=re.escape(str(refused))):
+            bridge.to_device(x, device, like=like)
+        return
+    if (like, device) == ("torch", "ext_dev:0"):
+        for _ in range(2):
+            with pytest.raises(bridge.ExchangeError, match="torch refuses"):
+                bridge.to_device(x, device, like=like)
+        return
+    with bridge.trace() as trace:
+        traced = bridge.to_device(x, device, like=like)
+    assert len(trace.plans) == 1
+    assert [str(step) for step in trace.plans[-1].steps] == [str(step) for step in plan.steps]
+    again = bridge.to_device(x, device, like=like)
+    assert type(again) is type(traced)
+    if device == "cpu" and like != "ext_dev":
+        same = address(again) == address(traced)
+        assert same is (not plan.nbytes) or layout == "empty"
+        assert np.array_equal(np.from_dlpack(again), array)
+    route = ROUTES.get((type(x), device, like))
+    at_once = None if route is None or route.direct is None else route.direct(x)
+    if at_once is not None:
+        kinds = [step.kind for step in plan.steps if step.nbytes]
+        assert kinds in ([], ["upload"]), plan
 
 
 @pytest.mark.parametrize("where", ["cpu", "cpu:0", bridge.device("cpu")])
@@ -130,4 +200,4 @@ def test_classes_that_may_die_are_not_kept():
         pass
 
     bridge.to_device(np.zeros(2).view(Mine), "cpu")
-    assert not any(key[0] is Mine for key in READY)
+    assert not any(key[0] is Mine for key in ROUTES)

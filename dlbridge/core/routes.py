@@ -1,0 +1,270 @@
+"""Routes: how the arrays of one class come to one device as one library's; found once, then kept.
+
+`to_device`, `plan` and `explain` all take the route of their arguments, at the first call
+and at each later one, with a trace and without. What depends on the array itself, such as
+its layout and its address, is planned for each array. Planning takes longer than a move
+that copies nothing, so a route may also have a function that does the same at once, made
+of the parts that the steps run: the class's importer, the library's function for the memory
+of a numpy array, the backend's allocation with its content. It returns None where it cannot.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.interfaces.anything import import_anything, is_copied
+from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
+from dlbridge.core.libraries.library import HOST_ONLY, origin_of
+from dlbridge.core.libraries.like import Conversion
+from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
+from dlbridge.core.moves.plans import Step, plan_by_library, plan_move, why_no_host_import
+from dlbridge.core.moves.progress import reporter
+from dlbridge.core.moves.traces import is_recording
+from dlbridge.core.moves.transfer import allocate_with, run
+from dlbridge.core.plugins.lookup import find_device, plugin_of
+from dlbridge.core.plugins.streams import stream_block
+from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
+from dlbridge.core.tensor.carriers import NATIVE_DTYPES
+from dlbridge.core.tensor.metadata import carrier_of
+from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.tensor.tensor import TRACES, Tensor
+from dlbridge.core.values.devices import Device
+from dlbridge.errors import Error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlbridge.core.moves.plans import Plan
+    from dlbridge.typing import DeviceLike, ProgressLike, StreamLike
+
+    Function = Callable[[Any], Any]
+
+_CPU = Device.of(1, 0)
+
+
+def ITSELF(x: Any) -> Any:
+    """The function of a route that changes nothing; `to_device` need not call it."""
+    return x
+
+
+class Route:
+    """The way to *device* and *like* for the arrays of a class."""
+
+    __slots__ = ("conversion", "direct", "importer", "target")
+
+    direct: Function | None
+    """Gives the result for an array, or None if its steps must be planned."""
+
+    def __init__(self, importer: Function | None, device: DeviceLike, like: object) -> None:
+        self.importer = importer
+        self.target = find_device(device)
+        self.conversion = None if like is None else Conversion(like, self.target)
+        self.direct = None
+
+
+ROUTES: dict[tuple[type, object, object], Route] = {}
+"""(class, device, like) -> the route.
+
+The device is a text or a `Device`, and like is a text, a module or None: objects of other types
+may be equal to these and mean something else. The class is one that lives as long as the process.
+"""
+
+
+def find_route(x: Any, device: DeviceLike, like: object) -> Route:
+    """The route of *x*; what is wrong with *x* is said before what is wrong with the others."""
+    cls = type(x)
+    importer = None if isinstance(x, Tensor) else importer_of(cls)
+    key = None
+    if (cls in IMPORTERS or cls in _TENSORS) and _is_kept(device, like):
+        key = cls, device, like
+        if key in ROUTES:
+            return ROUTES[key]
+    try:
+        route = Route(importer, device, like)
+    except (Error, ImportError, TypeError, ValueError):
+        at_its_place(x, importer, None, device)
+        raise
+    if key is not None:
+        route.direct = _direct(cls, route)
+        ROUTES[key] = route
+    return route
+
+
+_TENSORS = (Tensor, NumpyTensor, ArrayTensor)
+
+
+def _is_kept(device: object, like: object) -> bool:
+    if type(like) is ModuleType:
+        return sys.modules.get(like.__name__) is like and type(device) in (str, Device)
+    return type(device) in (str, Device) and type(like) in (str, type(None))
+
+
+def at_its_place(
+    x: Any, importer: Function | None, copy: bool | None, device: DeviceLike
+) -> Tensor:
+    """A Tensor of *x* where it is: the plan makes the copy that brings it to *device*."""
+    if isinstance(x, Tensor):
+        return x
+    if importer is not None and copy is None:
+        tensor: Tensor = importer(x)
+        return tensor
+    return import_anything(x, None, False if copy is False else None, device)
+
+
+# What needs no plan ------------------------------------------------------------
+
+
+def _direct(cls: type, route: Route) -> Function | None:
+    target, conversion, importer = route.target, route.conversion, route.importer
+    if importer is None and cls not in _TENSORS:
+        return None
+    if conversion is None and not target.is_host and cls is not Tensor:
+        return _upload(cls, importer, target)
+    if conversion is None and importer is None:
+        if cls is Tensor and target is not _CPU:  # those of the CPU are empty, or have other bits
+            return lambda tensor: tensor if tensor.device is target else None
+        return ITSELF if target is _CPU and cls is not Tensor else None
+    if target is not _CPU:
+        return None
+    return _of_tensor(cls, conversion) if importer is None else _of_array(cls, importer, conversion)
+
+
+def _of_tensor(cls: type, conversion: Conversion | None) -> Function | None:
+    if cls is not ArrayTensor or conversion is None:
+        return None
+    if conversion.name == "numpy":
+        return ArrayTensor.numpy
+    of_numpy = conversion.of_numpy
+    return None if of_numpy is None else lambda tensor: of_numpy(tensor.numpy())
+
+
+def _of_array(cls: type, importer: Function, conversion: Conversion | None) -> Function | None:
+    """To the CPU, for arrays of a library with an importer, which are there already."""
+    library = library_of(cls)
+    if library is None:
+        return None
+    if conversion is not None:
+        if library.name == "numpy":
+            return conversion.of_numpy
+        to_numpy = conversion.name == "numpy" and library.as_numpy is not None
+        return library.as_numpy() if to_numpy else None  # type: ignore[misc]  # it has one
+    if library.device_types == HOST_ONLY:
+        return importer
+    on_host = library.on_host
+    return None if on_host is None else lambda x: importer(x) if on_host(x) else None
+
+
+def _upload(cls: type, importer: Function | None, target: Device) -> Function | None:
+    """For host arrays, where the backend makes memory together with its content."""
+    plugin = plugin_of(target)
+    limit = plugin.content_limit
+    if not limit:
+        return None
+    is_numpy = (cls.__module__, cls.__name__) == ("numpy", "ndarray")
+
+    def upload(x: Any) -> Any:
+        if is_numpy:
+            array, dtype = x, NATIVE_DTYPES.get(x.dtype)
+        else:
+            tensor = x if importer is None else importer(x)
+            if type(tensor) is Tensor:
+                return None  # on a device, or empty
+            array, dtype = carrier_of(tensor), tensor.dtype
+        if dtype is None or not 0 < array.nbytes <= limit or not array.flags.c_contiguous:
+            return None
+        if not why_no_host_import(address_of(array), array.nbytes, target):
+            return None  # it is used in place
+        if plugin_of(target) is not plugin:
+            return None  # another backend was registered by that name
+        return allocate_with(plugin, target, array.data.cast("B"), dtype, array.shape)[0]
+
+    return upload
+
+
+# Plans -------------------------------------------------------------------------
+
+
+class Move:
+    """One array on its way: its plan, and what runs it."""
+
+    __slots__ = ("conversion", "copy", "operand", "plan", "tensor", "x")
+
+    def __init__(
+        self,
+        x: Any,
+        tensor: Tensor,
+        target: Device,
+        copy: bool | None,
+        alignment: int = 1,
+        conversion: Conversion | None = None,
+    ) -> None:
+        self.x, self.tensor, self.copy, self.conversion = x, tensor, copy, conversion
+        operand = self.operand = operand_of(tensor)
+        if x is not tensor and needs_its_library(x, tensor, target):
+            self.plan = plan_by_library(operand, target, copy, alignment)
+        else:
+            self.plan = plan_move(operand, target, copy, alignment=alignment)
+        if conversion is not None:
+            self._add_conversion(conversion, tensor, self.plan.copies > 0)
+
+    def _add_conversion(self, conversion: Conversion, tensor: Tensor, fresh: bool) -> None:
+        plan = self.plan
+        copies, reason = conversion.decide(tensor, self.copy, fresh)
+        nbytes = tensor.nbytes if copies else 0
+        plan.add("as library", plan.target, plan.target, nbytes, reason)
+
+    def explained(self) -> Plan:
+        """The plan, with what people want to know of it."""
+        self.plan.origin = self.tensor.origin
+        self._add_import()
+        return self.plan
+
+    def _add_import(self) -> None:
+        """Put the copy in front that made the tensor, if the object has no memory to share."""
+        plan, x, here = self.plan, self.x, self.operand.device
+        if not plan.may_copy or importer_of(type(x)) is not None or not here.is_host:
+            return
+        if is_copied(x, plan.target):
+            plan.origin = origin_of(x)
+            if self.operand.nbytes:
+                reason = f"{plan.origin} has no memory that a tensor could share"
+                plan.steps.insert(0, Step("read", here, here, self.operand.nbytes, reason))
+
+    def run(self, stream: StreamLike | None = None, progress: ProgressLike = None) -> Any:
+        """The result; a trace gets the plan."""
+        plan = self.plan
+        if plan.steps[0].kind == "by library":
+            self._ask_its_library()
+        tensor = self.tensor
+        if stream is None and progress is None:
+            moved = run(plan, tensor, self.operand)
+        else:
+            on = nullcontext() if stream is None else stream_block(plan.target, stream)
+            with on, reporter(progress, plan.nbytes) as report:
+                moved = run(plan, tensor, self.operand, report)
+        result = moved if self.conversion is None else self._convert(self.conversion, moved)
+        if TRACES and is_recording():
+            self._add_import()
+        return result
+
+    def _ask_its_library(self) -> None:
+        """Let the library bring the tensor to the CPU; what remains is planned from there."""
+        plan = self.plan
+        tensor = self.tensor = import_producer(self.x, plan.target, self.copy, None)
+        operand = self.operand = operand_of(tensor)
+        rest = plan_move(operand, plan.target, self.copy, alignment=plan.alignment)
+        plan.steps[1:] = [step for step in rest.steps if step.kind != "share"]
+        if self.conversion is not None:
+            self._add_conversion(self.conversion, tensor, rest.copies > 0)
+
+    def _convert(self, conversion: Conversion, moved: Tensor) -> Any:
+        plan = self.plan
+        if moved is not self.tensor and not plan.copies:
+            plan.steps.pop()  # a driver has mapped the memory: its address is known only now
+        if not plan.steps or plan.steps[-1].kind != "as library":
+            self._add_conversion(conversion, moved, plan.copies > 0)
+        return conversion.run(moved, plan.steps[-1].nbytes > 0)
