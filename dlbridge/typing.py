@@ -8,10 +8,38 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from mmap import mmap
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Union, overload, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Union,
+    overload,
+    runtime_checkable,
+)
 
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import DType
+
+if TYPE_CHECKING:
+    # Where they are installed. The program imports no backend by name, and names none elsewhere.
+    from dlbridge_cuda import CUDA, CUDAHost, CUDAManaged
+    from dlbridge_fake import Fake
+    from dlbridge_oneapi import OneAPI
+    from dlbridge_opencl import OpenCL
+    from dlbridge_rocm import ROCM, ROCMHost
+    from dlbridge_vulkan import Vulkan, VulkanArray
+    from dlbridge_webgpu import WebGPU, WebGPUArray
+
+    from dlbridge.core.plugins.cpu import CPU
+    from dlbridge.protocol import Backend
+
+    VulkanTensor: TypeAlias = VulkanArray
+    WebGPUTensor: TypeAlias = WebGPUArray
 
 __all__ = [
     "AcceptedArrayFunction",
@@ -169,6 +197,27 @@ have no type in common.)
 ProgressLike: TypeAlias = bool | Callable[[int, int], None] | None
 """True for a progress bar, or a function that is called with ``(done, total)`` in bytes."""
 
+
+class MoveOptions(TypedDict, total=False):
+    """The keywords of `Tensor.to_device` beside ``like``."""
+
+    copy: bool | None
+    stream: StreamLike | None
+
+
+class FromDLPackOptions(MoveOptions, total=False):
+    """The keywords of `dlbridge.from_dlpack` beside ``like``."""
+
+    device: DeviceLike | None
+
+
+class ToDeviceOptions(MoveOptions, total=False):
+    """The keywords of `dlbridge.to_device` beside ``like``."""
+
+    progress: ProgressLike
+    alignment: int | None
+
+
 _P = ParamSpec("_P")
 _Result_co = TypeVar("_Result_co", covariant=True)
 _Array = TypeVar("_Array", bound=SupportsDLPack)
@@ -251,3 +300,34 @@ class AcceptsDecorator(Protocol):
     def __call__(self, function: Callable[_P, _Array], /) -> AcceptedArrayFunction[_P, _Array]: ...
     @overload
     def __call__(self, function: Callable[_P, _Found], /) -> AcceptedFunction[_P, _Found]: ...
+
+
+class BackendFunction(Protocol):
+    """`dlbridge.backend`, as type checkers see it: the class of each backend by its name."""
+
+    @property
+    def __name__(self) -> str: ...
+    @overload
+    def __call__(self, name: Literal["cpu"]) -> CPU: ...
+    @overload
+    def __call__(self, name: Literal["cuda"]) -> CUDA: ...
+    @overload
+    def __call__(self, name: Literal["cuda_host"]) -> CUDAHost: ...
+    @overload
+    def __call__(self, name: Literal["cuda_managed"]) -> CUDAManaged: ...
+    @overload
+    def __call__(self, name: Literal["ext_dev"]) -> Fake: ...
+    @overload
+    def __call__(self, name: Literal["oneapi"]) -> OneAPI: ...
+    @overload
+    def __call__(self, name: Literal["opencl"]) -> OpenCL: ...
+    @overload
+    def __call__(self, name: Literal["rocm"]) -> ROCM: ...
+    @overload
+    def __call__(self, name: Literal["rocm_host"]) -> ROCMHost: ...
+    @overload
+    def __call__(self, name: Literal["vulkan"]) -> Vulkan: ...
+    @overload
+    def __call__(self, name: Literal["webgpu"]) -> WebGPU: ...
+    @overload
+    def __call__(self, name: str) -> Backend: ...

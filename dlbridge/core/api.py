@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import pyopencl.array
     import torch
     import tvm_ffi
-    from dlbridge_vulkan import VulkanArray
-    from dlbridge_webgpu import WebGPUArray
+    from typing_extensions import Unpack
 
     from dlbridge.core.moves.plans import Plan
     from dlbridge.typing import (
@@ -43,10 +42,14 @@ if TYPE_CHECKING:
         ArrayModule,
         DeviceLike,
         DTypeLike,
+        FromDLPackOptions,
         ProgressLike,
         StreamLike,
         SupportsDLPack,
         TensorClassModule,
+        ToDeviceOptions,
+        VulkanTensor,
+        WebGPUTensor,
     )
 
     _Array = TypeVar("_Array", bound=SupportsDLPack)
@@ -63,130 +66,64 @@ def from_dlpack(
     x: SupportsDLPack,
     /,
     *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: Literal["dlbridge"] | None = ...,
+    **options: Unpack[FromDLPackOptions],
 ) -> Tensor: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["numpy"],
+    x: SupportsDLPack, /, *, like: Literal["numpy"], **options: Unpack[FromDLPackOptions]
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["torch"],
+    x: SupportsDLPack, /, *, like: Literal["torch"], **options: Unpack[FromDLPackOptions]
 ) -> torch.Tensor: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["jax"],
+    x: SupportsDLPack, /, *, like: Literal["jax"], **options: Unpack[FromDLPackOptions]
 ) -> jax.Array: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["tvm_ffi"],
+    x: SupportsDLPack, /, *, like: Literal["tvm_ffi"], **options: Unpack[FromDLPackOptions]
 ) -> tvm_ffi.Tensor: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["cupy"],
+    x: SupportsDLPack, /, *, like: Literal["cupy"], **options: Unpack[FromDLPackOptions]
 ) -> cupy.ndarray: ...
 @overload
 def from_dlpack(
     x: SupportsDLPack,
     /,
     *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: Literal["opencl", "pyopencl"],
+    **options: Unpack[FromDLPackOptions],
 ) -> pyopencl.array.Array: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["vulkan"],
-) -> VulkanArray: ...
+    x: SupportsDLPack, /, *, like: Literal["vulkan"], **options: Unpack[FromDLPackOptions]
+) -> VulkanTensor: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["webgpu"],
-) -> WebGPUArray: ...
+    x: SupportsDLPack, /, *, like: Literal["webgpu"], **options: Unpack[FromDLPackOptions]
+) -> WebGPUTensor: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: type[_Array] | _Array,
+    x: SupportsDLPack, /, *, like: type[_Array] | _Array, **options: Unpack[FromDLPackOptions]
 ) -> _Array: ...
 @overload
 def from_dlpack(
     x: SupportsDLPack,
     /,
     *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: TensorClassModule[_Made] | ArrayClassModule[_Made],
+    **options: Unpack[FromDLPackOptions],
 ) -> _Made: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: ArrayModule[_Made],
+    x: SupportsDLPack, /, *, like: ArrayModule[_Made], **options: Unpack[FromDLPackOptions]
 ) -> _Made: ...
 @overload
 def from_dlpack(
-    x: SupportsDLPack,
-    /,
-    *,
-    device: DeviceLike | None = ...,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: str | ModuleType,
+    x: SupportsDLPack, /, *, like: str | ModuleType, **options: Unpack[FromDLPackOptions]
 ) -> object: ...  # an array of a library that is known by name only
 @public
 def from_dlpack(
@@ -342,143 +279,76 @@ def to_device(
     x: ArrayLike,
     device: DeviceLike,
     *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: Literal["dlbridge"] | None = ...,
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    **options: Unpack[ToDeviceOptions],
 ) -> Tensor: ...
 @overload
 def to_device(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["numpy"],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    x: ArrayLike, device: DeviceLike, *, like: Literal["numpy"], **options: Unpack[ToDeviceOptions]
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def to_device(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["torch"],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    x: ArrayLike, device: DeviceLike, *, like: Literal["torch"], **options: Unpack[ToDeviceOptions]
 ) -> torch.Tensor: ...
 @overload
 def to_device(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["jax"],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    x: ArrayLike, device: DeviceLike, *, like: Literal["jax"], **options: Unpack[ToDeviceOptions]
 ) -> jax.Array: ...
 @overload
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
     *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: Literal["tvm_ffi"],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    **options: Unpack[ToDeviceOptions],
 ) -> tvm_ffi.Tensor: ...
 @overload
 def to_device(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["cupy"],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    x: ArrayLike, device: DeviceLike, *, like: Literal["cupy"], **options: Unpack[ToDeviceOptions]
 ) -> cupy.ndarray: ...
 @overload
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
     *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: Literal["opencl", "pyopencl"],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    **options: Unpack[ToDeviceOptions],
 ) -> pyopencl.array.Array: ...
 @overload
 def to_device(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["vulkan"],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
-) -> VulkanArray: ...
+    x: ArrayLike, device: DeviceLike, *, like: Literal["vulkan"], **options: Unpack[ToDeviceOptions]
+) -> VulkanTensor: ...
+@overload
+def to_device(
+    x: ArrayLike, device: DeviceLike, *, like: Literal["webgpu"], **options: Unpack[ToDeviceOptions]
+) -> WebGPUTensor: ...
 @overload
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
     *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: Literal["webgpu"],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
-) -> WebGPUArray: ...
-@overload
-def to_device(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: type[_Array] | _Array,
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    **options: Unpack[ToDeviceOptions],
 ) -> _Array: ...
 @overload
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
     *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: TensorClassModule[_Made] | ArrayClassModule[_Made],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    **options: Unpack[ToDeviceOptions],
 ) -> _Made: ...
 @overload
 def to_device(
     x: ArrayLike,
     device: DeviceLike,
     *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
     like: ArrayModule[_Made],
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    **options: Unpack[ToDeviceOptions],
 ) -> _Made: ...
 @overload
 def to_device(
-    x: ArrayLike,
-    device: DeviceLike,
-    *,
-    copy: bool | None = ...,
-    stream: StreamLike | None = ...,
-    like: str | ModuleType,
-    progress: ProgressLike = ...,
-    alignment: int | None = ...,
+    x: ArrayLike, device: DeviceLike, *, like: str | ModuleType, **options: Unpack[ToDeviceOptions]
 ) -> object: ...  # an array of a library that is known by name only
 @public
 def to_device(

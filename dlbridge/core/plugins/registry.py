@@ -9,10 +9,10 @@ import os
 import sys
 import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 from dlbridge.core.implementation_details.python_api import increment_references
-from dlbridge.core.public import public
+from dlbridge.core.public import public, typed
 from dlbridge.core.values.suggestions import did_you_mean
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, Error
 
@@ -22,19 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
-    # For type checkers only, where they are installed: no backend is imported by name.
-    from dlbridge_cuda import CUDA, CUDAHost, CUDAManaged
-    from dlbridge_fake import Fake
-    from dlbridge_oneapi import OneAPI
-    from dlbridge_opencl import OpenCL
-    from dlbridge_rocm import ROCM, ROCMHost
-    from dlbridge_vulkan import Vulkan
-    from dlbridge_webgpu import WebGPU
-
     from dlbridge.core.values.devices import DLDeviceType
     from dlbridge.protocol import Backend
-
-    from .cpu import CPU
 
 __all__ = [
     "GROUP",
@@ -99,30 +88,7 @@ def backends() -> list[str]:
     return sorted(name for name in {BUILT_IN, *_entry_points(), *_registered} if _allowed(name))
 
 
-@overload
-def backend(name: Literal["cpu"]) -> CPU: ...
-@overload
-def backend(name: Literal["cuda"]) -> CUDA: ...
-@overload
-def backend(name: Literal["cuda_host"]) -> CUDAHost: ...
-@overload
-def backend(name: Literal["cuda_managed"]) -> CUDAManaged: ...
-@overload
-def backend(name: Literal["ext_dev"]) -> Fake: ...
-@overload
-def backend(name: Literal["oneapi"]) -> OneAPI: ...
-@overload
-def backend(name: Literal["opencl"]) -> OpenCL: ...
-@overload
-def backend(name: Literal["rocm"]) -> ROCM: ...
-@overload
-def backend(name: Literal["rocm_host"]) -> ROCMHost: ...
-@overload
-def backend(name: Literal["vulkan"]) -> Vulkan: ...
-@overload
-def backend(name: Literal["webgpu"]) -> WebGPU: ...
-@overload
-def backend(name: str) -> Backend: ...
+@typed
 @public
 def backend(name: str) -> Backend:
     """Return the backend *name*; the first call loads it.

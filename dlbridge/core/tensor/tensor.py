@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
     import torch
+    from typing_extensions import Unpack
 
     from dlbridge.core.moves.host_views import HostView
     from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import (
         DeviceLike,
         DTypeLike,
+        MoveOptions,
         NestedLists,
         Number,
         StreamLike,
@@ -548,49 +550,24 @@ class Tensor(TensorMetadata):
         device: DeviceLike,
         /,
         *,
-        stream: StreamLike | None = ...,
-        copy: bool | None = ...,
         like: Literal["dlbridge"] | None = ...,
+        **options: Unpack[MoveOptions],
     ) -> Tensor: ...
     @overload
     def to_device(
-        self,
-        device: DeviceLike,
-        /,
-        *,
-        stream: StreamLike | None = ...,
-        copy: bool | None = ...,
-        like: Literal["numpy"],
+        self, device: DeviceLike, /, *, like: Literal["numpy"], **options: Unpack[MoveOptions]
     ) -> Array: ...
     @overload
     def to_device(
-        self,
-        device: DeviceLike,
-        /,
-        *,
-        stream: StreamLike | None = ...,
-        copy: bool | None = ...,
-        like: Literal["torch"],
+        self, device: DeviceLike, /, *, like: Literal["torch"], **options: Unpack[MoveOptions]
     ) -> torch.Tensor: ...
     @overload
     def to_device(
-        self,
-        device: DeviceLike,
-        /,
-        *,
-        stream: StreamLike | None = ...,
-        copy: bool | None = ...,
-        like: type[_Array] | _Array,
+        self, device: DeviceLike, /, *, like: type[_Array] | _Array, **options: Unpack[MoveOptions]
     ) -> _Array: ...
     @overload
     def to_device(
-        self,
-        device: DeviceLike,
-        /,
-        *,
-        stream: StreamLike | None = ...,
-        copy: bool | None = ...,
-        like: str | ModuleType,
+        self, device: DeviceLike, /, *, like: str | ModuleType, **options: Unpack[MoveOptions]
     ) -> object: ...  # the overloads of `dlbridge.to_device` know more libraries
     def to_device(
         self,
