@@ -10,7 +10,7 @@ from dlbridge.core.dlpack.structs import MAX_NDIM
 from dlbridge.core.moves.filling import fill, pattern_of
 from dlbridge.core.moves.transfer import allocate, check_alignment
 from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
-from dlbridge.core.plugins.lookup import find_device
+from dlbridge.core.plugins.lookup import FOUND, find_device
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
@@ -26,16 +26,8 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import ArrayLike, DeviceLike, DTypeLike
 
-__all__ = [
-    "empty",
-    "empty_like",
-    "full",
-    "full_like",
-    "ones",
-    "ones_like",
-    "zeros",
-    "zeros_like",
-]
+NAMED_TYPES: dict[str, DType] = {}
+"""Cache: the types of tensors by the texts that have named them."""
 
 
 @public
@@ -91,28 +83,35 @@ def empty(
     >>> bridge.empty((2, 3), "float16").nbytes
     12
     """
-    if type(shape) is int:
-        extents: tuple[int, ...] = (shape,)
-    else:
-        try:
-            extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
-        except TypeError as exc:
-            raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
-    try:
-        kind = as_dtype(dtype)
-    except TypeError as exc:
-        raise _explained(dtype, exc) from exc
-    check(kind.code, kind.bits, kind.lanes)
-    where = find_device(device)
-    if len(extents) > MAX_NDIM or (extents and (min(extents) < 0 or max(extents) >= 1 << 63)):
-        raise ValueError(
-            f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
-        )
+    extents = (shape,) if type(shape) is int else _extents(shape)
+    # Without a call where a text is known: these lines were half of the time of small memory.
+    known = type(dtype) is str and dtype in NAMED_TYPES
+    kind = NAMED_TYPES[dtype] if known else _dtype_of(dtype)  # type: ignore[index]  # a str
+    where = FOUND[device] if type(device) is str and device in FOUND else find_device(device)
+    for extent in extents:
+        if not 0 <= extent < 1 << 63:
+            raise _impossible(extents)
     if type(alignment) is not int or alignment != MIN_ALIGNMENT:
         alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
     if shared:
         return _empty_shared(where, kind, extents, alignment)
     return allocate(where, kind, extents, alignment=alignment)
+
+
+def _extents(shape: Any) -> tuple[int, ...]:
+    try:
+        extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+    except TypeError as exc:
+        raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
+    if len(extents) > MAX_NDIM:
+        raise _impossible(extents)
+    return extents
+
+
+def _impossible(extents: tuple[int, ...]) -> ValueError:
+    return ValueError(
+        f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
+    )
 
 
 def _empty_shared(where: Device, kind: DType, extents: tuple[int, ...], alignment: int) -> Tensor:
@@ -247,10 +246,15 @@ def full(
 
 
 def _dtype_of(dtype: DTypeLike) -> DType:
+    """The DType of *dtype*, if a tensor can have it."""
     try:
-        return as_dtype(dtype)
+        kind = as_dtype(dtype)
     except TypeError as exc:
         raise _explained(dtype, exc) from exc
+    check(kind.code, kind.bits, kind.lanes)
+    if type(dtype) is str and len(NAMED_TYPES) < 512:
+        NAMED_TYPES[dtype] = kind
+    return kind
 
 
 def _explained(dtype: object, error: TypeError) -> TypeError:

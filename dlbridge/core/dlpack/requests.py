@@ -29,6 +29,8 @@ def check_version(max_version: object) -> tuple[int, int] | None:
     """*max_version* as the version to export: at most ours. TypeError if it is not a version."""
     if max_version is None:
         return None
+    if type(max_version) is tuple and max_version == DLPACK_VERSION:
+        return DLPACK_VERSION
     if isinstance(max_version, (tuple, list)) and len(max_version) == 2:
         major, minor = max_version
         if isinstance(major, int) and isinstance(minor, int):

@@ -21,11 +21,11 @@ from dlbridge.core.moves.regions import (
 )
 from dlbridge.core.moves.within_host import copy_host
 from dlbridge.core.plugins.lookup import plugin_of
-from dlbridge.core.plugins.streams import finish
+from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import host_array, operand_of, require_compact
-from dlbridge.core.tensor.ordering import access
+from dlbridge.core.tensor.ordering import access, open_views, order, refuse_if_viewed
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.layout import reach
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dlbridge.core.moves.within_host import Progress
+    from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
 
 
@@ -73,8 +74,8 @@ def from_host(target: Operand, source: Operand, progress: Progress | None) -> No
     try:
         if not target.contiguous:
             _strided_from_host(target, source, flat, stream)
-        elif progress is None and len(flat) <= UNREPORTED:  # most copies
-            span = _span((device.index, target.data, target.byte_offset, len(flat)))
+        elif progress is None and target.nbytes <= UNREPORTED:  # most copies
+            span = _span((device.index, target.data, target.byte_offset, target.nbytes))
             plugin.copy_from_host(span, flat, stream)
         else:
             _in_pieces("copy_from_host", target, flat, stream, progress)
@@ -101,8 +102,8 @@ def to_host(target: Operand, source: Operand, progress: Progress | None) -> None
     try:
         if not source.contiguous:
             _strided_to_host(target, source, flat, stream)
-        elif progress is None and len(flat) <= UNREPORTED:
-            span = _span((device.index, source.data, source.byte_offset, len(flat)))
+        elif progress is None and source.nbytes <= UNREPORTED:
+            span = _span((device.index, source.data, source.byte_offset, source.nbytes))
             plugin.copy_to_host(span, flat, stream)
         else:
             _in_pieces("copy_to_host", source, flat, stream, progress)
@@ -253,26 +254,30 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
 
     On one device it is queued on the current stream, else complete on return.
     """
-    if (
-        _overlap(target, source)
-        or not can_copy_natively(source, target.device)
-        or not can_copy_natively(target, source.device)
-        or not is_faster_on_device(source, target)
+    plugin = plugin_of(target.device)
+    same = target.device is source.device
+    simple = same and target.contiguous and source.contiguous and plugin.copy is not None
+    if _overlap(target, source) or not (
+        simple
+        or (
+            can_copy_natively(source, target.device)
+            and can_copy_natively(target, source.device)
+            and is_faster_on_device(source, target)
+        )
     ):
         _staged(target, source, progress)
         return
-    plugin = plugin_of(target.device)
     copy = plugin.copy
-    assert copy is not None  # `can_copy_natively` has asked
-    same = target.device is source.device
-    shape, (there, here), run = region(target, source)
+    assert copy is not None  # it was asked for
     index = target.device.index
-    stream = target.stream if target.is_new else target.access()
     data, offset = target.data, target.byte_offset
     other, start = source.data, source.byte_offset
-    source_stream = source.access()
-    if not same:
-        finish_work(source, source_stream)
+    stream = _ordered(target, source, plugin)
+    if simple:
+        into = _span((index, data, offset, target.nbytes))
+        copy(into, _span((index, other, start, target.nbytes)), stream)
+        return
+    shape, (there, here), run = region(target, source)
 
     origin = source.device.index
 
@@ -297,25 +302,41 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
         finish_work(target, stream)
 
 
-def _is_import(operand: Operand) -> bool:
-    return operand.memory is not None and operand.memory.is_import
+def _ordered(target: Operand, source: Operand, plugin: Plugin) -> int:
+    """The stream for a copy; the work on another device's *source* is done."""
+    into, of = target.memory, source.memory
+    assert into is not None  # only the CPU has such operands
+    assert of is not None
+    if target.device is not source.device:
+        stream = target.stream if target.is_new else access(into, plugin)
+        finish_work(source, source.access())
+        return stream
+    if open_views:
+        refuse_if_viewed(into)
+        refuse_if_viewed(of)
+    now = current_use(target.device, plugin)
+    if not target.is_new:
+        order(into, now, plugin)
+    order(of, now, plugin)
+    return now.handle
 
 
 def _overlap(target: Operand, source: Operand) -> bool:
     """Whether the two use the same bytes: the order in which devices copy them is undefined."""
-    if _is_import(target) and _is_import(source):
+    into, of = target.memory, source.memory
+    if into is not None and of is not None and into.is_import and of.is_import:
         return True  # host memory used in place, by two handles or two devices perhaps
     if target.device is not source.device:
         return False
     handles = not target.device.is_address
     if handles and target.data != source.data:
         return False
-    spans = []
+    spans: list[int] = []
     for side in (target, source):
-        low, nbytes = side.span()
+        low, nbytes = (0, side.nbytes) if side.contiguous else side.span()
         start = side.byte_offset + low + (0 if handles else side.data)
-        spans.append((start, start + nbytes))
-    (low, high), (begin, end) = spans
+        spans += (start, start + nbytes)
+    low, high, begin, end = spans
     return low < end and begin < high
 
 

@@ -93,9 +93,11 @@ def _filled_by_device(operand: Operand, value: int) -> bool:
     plugin = plugin_of(where)
     if plugin.fill is None:
         return False
-    stream = operand.access()
+    use = None if operand.memory is None else operand.memory.last_use
+    if use is not None:  # the stream that it was allocated for
+        use.used = True
     span = Span(where.index, operand.data, operand.byte_offset, operand.nbytes)
-    plugin.fill(span, value, stream)
+    plugin.fill(span, value, 0 if use is None else use.handle)
     return True
 
 

@@ -12,7 +12,7 @@ from dlbridge.errors import BackendError, DeviceMemoryError, Error
 from dlbridge.protocol import Allocation, Backend, ExportedMemory, Facts, NativeArray, Span
 
 from .contract import capabilities, members
-from .registry import backend, owner
+from .registry import LOADED, backend, owner
 
 __all__ = ["Plugin", "plugin_named"]
 
@@ -101,12 +101,12 @@ class Plugin:
             del exc
 
 
-_plugins: dict[str, Plugin] = {}
+_plugins: dict[int, Plugin] = {}
+"""By the identity of the backend, which its record keeps: there is one record for each."""
 
 
 def plugin_named(name: str) -> Plugin:
     """The backend *name*, which is loaded; BackendUnavailable or BackendError if it cannot be."""
-    loaded, known = backend(name), _plugins.get(name)
-    if known is None or known.backend is not loaded:
-        known = _plugins[name] = Plugin(name, loaded)
-    return known
+    loaded = LOADED[name] if name in LOADED else backend(name)
+    key = id(loaded)
+    return _plugins[key] if key in _plugins else _plugins.setdefault(key, Plugin(name, loaded))

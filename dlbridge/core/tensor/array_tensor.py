@@ -273,15 +273,20 @@ def make_tensor(
     flags: int = 0,
 ) -> Tensor:
     """The Tensor at *byte_offset* of *memory*; *strides* in elements, None for compact."""
-    if len(shape) > MAX_NDIM:
-        raise ExchangeError(f"{len(shape)} dimensions; {MAX_NDIM} can be used (numpy's limit)")
     try:
         array = carrier(memory, byte_offset, dtype, shape, strides, readonly)
-    except (ValueError, OverflowError) as exc:  # extents whose product overflows, beside a 0
+    except (ValueError, OverflowError) as exc:
+        if len(shape) > MAX_NDIM:
+            raise ExchangeError(
+                f"{len(shape)} dimensions; {MAX_NDIM} can be used (numpy's limit)"
+            ) from None
+        # Extents whose product overflows, beside a 0.
         raise ExchangeError(
             f"shape {shape} of {dtype} is more than numpy can describe, also without elements: "
             "give the array smaller extents first, such as x.reshape(0)"
         ) from exc
+    if memory.device is not _CPU:
+        return _general(array, memory, dtype, byte_offset, flags)
     return build(array, memory, dtype, byte_offset, flags)
 
 

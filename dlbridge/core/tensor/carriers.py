@@ -55,7 +55,7 @@ def carrier(
     parent: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
     """A new carrier of the type `carrier_dtype`; *strides* in elements, None for compact."""
-    asarray, typestr, itemsize = _makers.get(dtype) or _maker(dtype)
+    asarray, typestr, itemsize = _makers[dtype] if dtype in _makers else _maker(dtype)
     # The address of an empty tensor means nothing: it may be NULL, or no address.
     readable = memory.device.is_host and 0 not in shape
     holder = CarrierBase()

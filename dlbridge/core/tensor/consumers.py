@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from dlbridge.core.dlpack.requests import check_host_stream
 from dlbridge.core.plugins.records import plugin_named
-from dlbridge.core.plugins.streams import current_stream
+from dlbridge.core.plugins.streams import current_use
 from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.errors import BackendUnavailable, Error
 
-from .operand import operand_of
 from .ordering import access
 
 if TYPE_CHECKING:
@@ -43,9 +42,10 @@ def order_consumer(tensor: Tensor, stream: object) -> None:
         consumer = plugin.normalize_stream(device.index, stream)
         if consumer != -1:
             # The last work of ours, and what may have been queued beside it.
-            memory = operand_of(tensor).memory
-            last = memory.last_use if memory is not None else None
-            ours = {current_stream(device)} | ({last.handle} if last else set())
+            memory = tensor._memory
+            ours = {current_use(device, plugin).handle}
+            if memory.last_use is not None:
+                ours |= {memory.last_use.handle}
             for producer in ours - {consumer}:
                 plugin.wait(device.index, consumer, producer)
     elif stream is not None:

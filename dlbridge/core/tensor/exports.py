@@ -10,11 +10,10 @@ from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from .array_tensor import ArrayTensor, NumpyTensor
 from .metadata import carrier_of
 from .operand import operand_of
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from .tensor import Tensor
 
 __all__ = ["capsule_of", "own_export_of"]
 
@@ -33,11 +32,11 @@ def own_export_of(tensor: Tensor, flags: int = 0) -> OwnExport:
 def _described(tensor: Tensor, flags: int) -> tuple[np.ndarray[Any, Any], Image | None]:
     """The carrier, and the fields that make numpy's export of it the tensor's; None if it is."""
     array = carrier_of(tensor)
-    if not flags and isinstance(tensor, ArrayTensor):
+    if not flags and type(tensor) is ArrayTensor:
         return array, None
     if tensor.is_padded:
         flags |= FLAG_SUBBYTE_PADDED
-    if isinstance(tensor, NumpyTensor):
+    if type(tensor) is not Tensor and isinstance(tensor, NumpyTensor):
         return array, Image(tensor.dtype, flags, None)
     operand = operand_of(tensor)
     device, data, offset = operand.device, operand.data, operand.byte_offset

@@ -14,6 +14,8 @@ def basic_index(index: Any) -> tuple[Any, ...]:
     Other indices would make numpy read the carrier, whose address may not be
     memory. They raise TypeError or IndexError.
     """
+    if type(index) is slice:
+        return index, Ellipsis
     given = index if isinstance(index, tuple) else (index,)
     parts = tuple(map(_part, given))
     if Ellipsis not in parts:

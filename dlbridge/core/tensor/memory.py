@@ -74,13 +74,20 @@ class Memory:
 
         Whatever is raised, it ends with the last reference to it.
         """
-        allocation = _ask(self.device, member, function, given)
-        self.data = allocation.data
+        assert function is not None  # the plan has asked for the capability
+        allocation = function(*given)
+        try:
+            data, offset = allocation.data, allocation.offset
+        except AttributeError:
+            data = offset = None  # type: ignore[assignment]
+        if type(data) is not int or not 0 < data < 1 << 64 or type(offset) is not int:
+            raise _no_allocation(self.device, member, allocation)
+        self.data = data
         self.allocation = allocation
         self.last_use = use
         if use.memories is not None:
             use.memories.add(self)
-        return allocation.offset
+        return offset
 
     def __reduce__(self) -> NoReturn:  # a second owner of `data` would free it again
         raise TypeError(
@@ -102,25 +109,21 @@ def view_memory(
     writable: bool,
 ) -> Memory:
     """*nbytes* bytes of a device's memory from *offset* on, for the host, until it dies."""
+    assert plugin.host_view is not None  # the plan has asked for the capability
     span = Span(viewed.device.index, viewed.data, offset, nbytes)
-    given = span, writable, stream
-    view = _ask(viewed.device, "host_view", plugin.host_view, given)
-    memory = Memory(host, view.data, f"host view of {viewed.device}", viewed)
+    view = plugin.host_view(span, writable, stream)
+    data = getattr(view, "data", None)
+    if type(data) is not int or not 0 < data < 1 << 64:
+        raise _no_allocation(viewed.device, "host_view", view)
+    memory = Memory(host, data, f"host view of {viewed.device}", viewed)
     memory.allocation = view
     return memory
 
 
-def _ask(
-    device: Device, member: str, function: Callable[..., Allocation] | None, given: tuple[Any, ...]
-) -> Allocation:
-    """What *function* gives, the *member* of the backend; BackendError if it is no Allocation."""
-    assert function is not None  # the plan has asked for the capability
-    allocation = function(*given)
-    data = getattr(allocation, "data", None)
-    if type(data) is int and 0 < data < 1 << 64 and type(allocation.offset) is int:
-        return allocation
-    shown = repr(allocation) if data is None else f"one of data {data!r}"
-    raise BackendError(
+def _no_allocation(device: Device, member: str, result: object) -> BackendError:
+    data = getattr(result, "data", None)
+    shown = repr(result) if data is None else f"one of data {data!r}"
+    return BackendError(
         f"the backend of {device} returned {shown} from {member}, which returns an Allocation: its "
         "data is an address or a handle, an integer from 1 to 2**64 - 1, its offset an integer "
         "(dlbridge.protocol); report it to the backend's authors"

@@ -14,6 +14,7 @@ from dlbridge.errors import ExchangeError
 from .array_tensor import ArrayTensor, NumpyTensor
 from .carriers import NATIVE_DTYPES, counts_elements
 from .ordering import access, host_access
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from dlbridge.core.values.dtypes import DType
 
     from .memory import Memory
-    from .tensor import Tensor
 
 __all__ = ["Operand", "host_array", "operand_of", "operand_of_new", "require_compact"]
 
@@ -202,7 +202,7 @@ def operand_of(tensor: Tensor) -> Operand:
     is_native = type(tensor) is ArrayTensor  # read here: its property costs a call
     dtype = operand.dtype = NATIVE_DTYPES[array.dtype] if is_native else tensor._dtype
     operand.flags = tensor._flags
-    if is_native or isinstance(tensor, NumpyTensor):
+    if is_native or (type(tensor) is not Tensor and isinstance(tensor, NumpyTensor)):
         operand.device = _CPU
         operand.data = address_of(array)
         operand.byte_offset = 0

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     import weakref
 
     from dlbridge.core.plugins.records import Plugin
+    from dlbridge.core.plugins.streams import StreamUse
 
     from .memory import Memory
-
-__all__ = ["access", "host_access", "open_views"]
 
 
 class _View(Protocol):
@@ -37,9 +36,15 @@ def access(memory: Memory, plugin: Plugin | None = None, *, viewing: bool = Fals
     a host view is open, unless the work is *viewing*.
     """
     if open_views and not viewing:
-        _refuse_if_viewed(memory)
-    device = memory.device
-    now, last = current_use(device, plugin), memory.last_use
+        refuse_if_viewed(memory)
+    now = current_use(memory.device, plugin)
+    order(memory, now, plugin)
+    return now.handle
+
+
+def order(memory: Memory, now: StreamUse, plugin: Plugin | None) -> None:
+    """Note work on *now*, the current stream, which waits for the last work on *memory*."""
+    device, last = memory.device, memory.last_use
     if last is not None and last.handle != now.handle:
         if plugin is None:
             plugin = plugin_of(device)
@@ -48,10 +53,10 @@ def access(memory: Memory, plugin: Plugin | None = None, *, viewing: bool = Fals
     now.used = True
     if last is not now:
         memory.use_on(now)
-    return now.handle
 
 
-def _refuse_if_viewed(memory: Memory) -> None:
+def refuse_if_viewed(memory: Memory) -> None:
+    """ExchangeError while the block of a host view of *memory* is open."""
     for reference in list(open_views.values()):
         view = reference()
         if view is not None and view.viewed is memory:

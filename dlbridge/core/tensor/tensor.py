@@ -60,6 +60,14 @@ def _produce() -> Callable[..., object]:
     return produce
 
 
+@cache
+def _build() -> Callable[..., Tensor]:
+    """What makes a view, likewise."""
+    from .array_tensor import build
+
+    return build
+
+
 def _sizes(shape: Any, error: TypeError) -> tuple[int, ...]:
     """The extents in *shape*, which is no tuple of integers, as the *error* says."""
     if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes, Set, Mapping)):
@@ -282,9 +290,7 @@ class Tensor(TensorMetadata):
                     f"a view of packed {self._dtype} must start at a whole byte, not {rest} bits "
                     "into one"
                 )
-        from .array_tensor import build
-
-        return build(
+        return _build()(
             array, self._memory, dtype or self._dtype, self._byte_offset + moved, self._flags
         )
 
