@@ -69,8 +69,8 @@ SLOTS = 4
 # 1 MiB 0.53x, 2 MiB 0.57x, 4 MiB 0.61x; more slots change nothing.
 
 Table = dict[int, Buffer]
-"""Buffers whose owner somebody has, by their ``data``. A pointer is looked up here and never dereferenced, so that one of
-another library can do no harm."""
+"""Buffers whose owner somebody has, by their ``data``. A pointer is looked up here and never
+dereferenced, so that one of another library can do no harm."""
 
 _SIZE = ffi.sizeof("DlbridgeVulkanBuffer")
 _ADDRESS, _NUMBER = ffi.typeof("void *"), ffi.typeof("uintptr_t")

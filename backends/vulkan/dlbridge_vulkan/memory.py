@@ -173,7 +173,10 @@ class Block(Owner[Given]):
         left = [*free[:index], *left, *free[index + 1 :]]
         if self.free is not free:
             return False
-        self.free, place.block, place.start, place.end = left, self, start, end
+        # No tuple of them all: CPython 3.11 may run finalizers where it makes one.
+        self.free = left
+        place.block = self
+        place.start, place.end = start, end
         return True
 
     def put_back(self, place: Buffer) -> None:

@@ -82,6 +82,31 @@ def test_a_change_that_another_one_interrupts(monkeypatch):
     assert block.free == [(10, 1000)]
 
 
+@pytest.mark.parametrize("threshold", range(1, 30))
+def test_a_change_that_a_collection_interrupts(threshold):
+    """Wherever the collector runs a finalizer that takes a range: no byte is given out twice."""
+    block, place, other, once = block_of(1000), range_of(), range_of(), [1]
+
+    def finalizer(phase, _):
+        if phase == "start" and once:
+            once.pop()
+            block.take(other, block.fit(10, 1, 1)[1], 10)
+
+    unused = [tuple([i] * 4) for i in range(3000)]  # CPython keeps that many and counts them not
+    before = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(finalizer)
+    try:
+        gc.set_threshold(threshold, 1000, 1000)
+        block.take(place, 0, 20)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(finalizer)
+    del unused
+    taken = [each for each in (place, other) if each.block]
+    assert sum(each.end - each.start for each in taken) == 1000 - sum(b - a for a, b in block.free)
+
+
 def test_the_tightest_range_is_taken():
     block = block_of(1000)
     block.free = [(0, 400), (500, 560), (600, 1000)]
