@@ -96,10 +96,11 @@ class Vulkan:
             device = self._opened(device_id)
         made = device.allocate(nbytes, alignment)
         if content is not None:
-            if made.mapped:  # no work can use it yet
-                copies.write(made.mapped, content)
+            buffer = made.resource
+            if buffer.mapped:  # no work can use it yet
+                copies.write(buffer.mapped, content)
             else:
-                copies.from_host(made, 0, content)
+                copies.from_host(buffer, 0, content)
         return made
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:

@@ -220,7 +220,7 @@ class Kernel:
             self._bind(chosen, bindings)
             value = self.device.queue.submit(
                 lambda commands: self._record(commands, chosen, counts, block),
-                [buffer.resource for buffer, _, _ in bindings],
+                [buffer for buffer, _, _ in bindings],
             )
         except BaseException:
             value = NEVER  # it may have been submitted: the next call waits for all work

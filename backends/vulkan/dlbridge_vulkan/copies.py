@@ -20,7 +20,7 @@ from dlbridge.protocol import Region
 
 from .device import CHUNK, SLOTS
 from .library import ffi
-from .memory import Buffer
+from .memory import Buffer, BufferOwner
 
 __all__ = [
     "address_of",
@@ -110,27 +110,29 @@ def _upload(target: Buffer, parts: Iterable[Part]) -> None:
     """For each part: fill a slot, then submit the device's copy from it."""
     for part in parts:
         slot = target.device.claim()
-        part.move(slot.mapped)
-        _copy_regions(target, slot, part.number, part.regions)
+        part.move(slot.resource.mapped)
+        _copy_regions(target, slot.resource, part.number, part.regions)
         target.device.put_back(slot)
 
 
 def _download(source: Buffer, parts: Iterable[Part]) -> None:
     """For each part: submit the device's copy into a slot, then empty the slot."""
-    coming: deque[tuple[Buffer, int, Part]] = deque()
+    coming: deque[tuple[BufferOwner, int, Part]] = deque()
     for part in parts:
         if len(coming) == SLOTS:
             _receive(*coming.popleft())
         slot = source.device.claim()
-        coming.append((slot, _copy_regions(slot, source, part.number, part.regions), part))
+        value = _copy_regions(slot.resource, source, part.number, part.regions)
+        coming.append((slot, value, part))
     while coming:
         _receive(*coming.popleft())
 
 
-def _receive(slot: Buffer, value: int, part: Part) -> None:
-    slot.queue.wait(value)
-    part.move(slot.mapped)
-    slot.device.put_back(slot)
+def _receive(slot: BufferOwner, value: int, part: Part) -> None:
+    buffer = slot.resource
+    buffer.queue.wait(value)
+    part.move(buffer.mapped)
+    buffer.device.put_back(slot)
 
 
 def _chunks(nbytes: int) -> Iterator[tuple[int, int]]:
@@ -142,7 +144,7 @@ def _copy_regions(target: Buffer, source: Buffer, count: int, regions: object) -
     run, there, here = target.device.lib.vkCmdCopyBuffer, target.buffer, source.buffer
     return target.queue.submit(
         lambda commands: run(commands, here, there, count, regions),
-        (source.resource, target.resource),
+        (source, target),
     )
 
 
@@ -192,7 +194,7 @@ def fill(target: Buffer, offset: int, nbytes: int, value: int) -> None:
         word = int.from_bytes(bytes([value]) * 4, "little")
         run, there = target.device.lib.vkCmdFillBuffer, target.buffer
         target.queue.submit(
-            lambda commands: run(commands, there, offset + low, middle, word), (target.resource,)
+            lambda commands: run(commands, there, offset + low, middle, word), (target,)
         )
 
 

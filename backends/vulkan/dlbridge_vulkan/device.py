@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from itertools import pairwise
 from typing import Any, Protocol
-from weakref import ref
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
 from dlbridge.kit.resources import Resources
@@ -27,9 +26,9 @@ from .memory import (
     USAGE,
     Block,
     Buffer,
+    BufferOwner,
     Given,
     Heap,
-    Place,
     create_buffer,
     external,
 )
@@ -69,9 +68,9 @@ SLOTS = 4
 # Measured on lavapipe with two busy cores, against memcpy: chunks of 512 KiB 0.47x,
 # 1 MiB 0.53x, 2 MiB 0.57x, 4 MiB 0.61x; more slots change nothing.
 
-Table = dict[int, "ref[Buffer]"]
-"""Buffers by their ``data``. A pointer is looked up here and never dereferenced, so that one of
-another library can do no harm."""
+Table = dict[int, Buffer]
+"""Buffers whose owner somebody has, by their ``data``. A pointer is looked up here and never
+dereferenced, so that one of another library can do no harm."""
 
 _SIZE = ffi.sizeof("DlbridgeVulkanBuffer")
 _ADDRESS, _NUMBER = ffi.typeof("void *"), ffi.typeof("uintptr_t")
@@ -122,7 +121,7 @@ class Device:
         self.lib = load()
         self.kernels: Resources[Finishes] = Resources(_close)
         self.memories: Resources[Given] = Resources(Given.free)
-        self.buffers: Resources[Place] = Resources(self._give_back)
+        self.buffers: Resources[Buffer] = Resources(self._give_back)
         self.table = table
         self.host_pointer_properties = (
             self._function("vkGetMemoryHostPointerPropertiesEXT") if host_import else None
@@ -141,12 +140,12 @@ class Device:
         ]
         """Memory for tensors, the best type first."""
         self._staging = Heap(self, MemoryType.for_staging(physical, bits), handle_types)
-        self._slots: deque[Buffer] = deque()
+        self._slots: deque[BufferOwner] = deque()
         self._common = self._descriptor()
 
     # --- Buffers ---
 
-    def allocate(self, nbytes: int, alignment: int) -> Buffer:
+    def allocate(self, nbytes: int, alignment: int) -> BufferOwner:
         """A new buffer, of the first memory type that has room.
 
         *alignment* (bytes, a power of two) holds for the host's address, or for the place in
@@ -160,7 +159,7 @@ class Device:
             )
         return self._placed(self.heaps, nbytes, alignment)
 
-    def _placed(self, heaps: list[Heap], nbytes: int, alignment: int) -> Buffer:
+    def _placed(self, heaps: list[Heap], nbytes: int, alignment: int) -> BufferOwner:
         if self.buffers.waiting:
             self.buffers.sweep()
         made = self.new()
@@ -184,7 +183,7 @@ class Device:
         self.bind(made, block, nbytes, mapped, heap.kind.cached)
         return made
 
-    def _place_in(self, heap: Heap, place: Place, size: int, alignment: int, step: int) -> None:
+    def _place_in(self, heap: Heap, place: Buffer, size: int, alignment: int, step: int) -> None:
         place.heap = heap
         try:
             heap.place(place, size, alignment, step)
@@ -193,15 +192,11 @@ class Device:
                 raise
             heap.place(place, size, alignment, step)
 
-    def new(self, is_foreign: bool = False) -> Buffer:
-        """A buffer without memory; the place that it owns goes back when it is dropped."""
-        queue = self.queue
-        made = Buffer(self.buffers, Place(queue.number, is_foreign))
-        made.device, made.queue = self, queue
-        made.size, made.owner = 0, None
-        return made
+    def new(self, is_foreign: bool = False) -> BufferOwner:
+        """A buffer without memory, which goes back when its owner, the result, is dropped."""
+        return BufferOwner(self.buffers, Buffer(self, self.queue, is_foreign))
 
-    def bind(self, made: Buffer, block: Block, nbytes: int, mapped: int, cached: bool) -> None:
+    def bind(self, made: BufferOwner, block: Block, nbytes: int, mapped: int, cached: bool) -> None:
         """Bind the VkBuffer of *made* to its memory in *block*, and let it be found."""
         place = made.resource
         memory = int(block.resource.cell[0])
@@ -212,21 +207,22 @@ class Device:
         self.describe(made, buffer, memory, nbytes, mapped, cached)
 
     def describe(
-        self, made: Buffer, buffer: int, memory: int, nbytes: int, mapped: int, cached: bool
+        self, made: BufferOwner, handle: int, memory: int, nbytes: int, mapped: int, cached: bool
     ) -> None:
         """Fill in what is known of *made* and its descriptor; it is in the table then."""
-        described = made.resource.descriptor
+        buffer = made.resource
+        described = buffer.descriptor
         ffi.memmove(described, self._common, _SIZE)
-        described.buffer, described.memory = buffer, memory
-        described.size, described.offset = nbytes, made.resource.start
+        described.buffer, described.memory = handle, memory
+        described.size, described.offset = nbytes, buffer.start
         if mapped:
             described.mapped = ffi.cast(_ADDRESS, mapped)
-        made.buffer, made.memory, made.nbytes = buffer, memory, nbytes
-        made.mapped, made.cached = mapped, cached
-        made.data = data = int(ffi.cast(_NUMBER, described))
-        self.table[data] = ref(made)
+        buffer.memory, buffer.mapped, buffer.cached = memory, mapped, cached
+        made.nbytes = buffer.nbytes = nbytes
+        made.data = buffer.data = int(ffi.cast(_NUMBER, described))
+        self.table[buffer.data] = buffer
 
-    def _give_back(self, place: Place) -> bool:
+    def _give_back(self, place: Buffer) -> bool:
         """Take *place* back if the queue is done with it.
 
         Waits only where the memory is someone else's (imported, wrapped): its owner may take it
@@ -234,6 +230,7 @@ class Device:
         other call of the same thread.
         """
         queue = self.queue
+        self.table.pop(place.data, None)
         if not queue.alive:
             return True
         try:
@@ -251,7 +248,7 @@ class Device:
         self._destroy(place)
         return True
 
-    def _destroy(self, place: Place) -> None:
+    def _destroy(self, place: Buffer) -> None:
         """Give back all of *place*, which nothing uses."""
         cell, destroy = place.cell, self.lib.vkDestroyBuffer
         if cell[0]:
@@ -265,11 +262,10 @@ class Device:
                 block.resource.free()
             elif block.is_empty:
                 heap.trim()
-        self.table.pop(int(ffi.cast(_NUMBER, place.descriptor)), None)
 
     # --- The staging ring: host memory through which unmapped memory is copied ---
 
-    def claim(self) -> Buffer:
+    def claim(self) -> BufferOwner:
         """A slot of `CHUNK` bytes for the caller alone, until `put_back`; it is done with its work.
 
         It is claimed by one step, and a copy that finds none makes one: so no copy waits for
@@ -289,7 +285,7 @@ class Device:
         self.queue.wait(slot.resource.last_use)
         return slot
 
-    def put_back(self, slot: Buffer) -> None:
+    def put_back(self, slot: BufferOwner) -> None:
         """Let others claim *slot*, unless many threads have copied at once."""
         if len(self._slots) < 2 * SLOTS:
             self._slots.append(slot)

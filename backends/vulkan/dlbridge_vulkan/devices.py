@@ -174,8 +174,7 @@ class Devices:
 
     def find(self, data: int) -> Buffer | None:
         """The buffer behind *data*, or None if this package did not make it, or no longer has."""
-        known = self.table.get(data)
-        return None if known is None else known()
+        return self.table.get(data)
 
     def buffer(self, data: int) -> Buffer:
         """The buffer behind *data*; DeviceError if there is none, or no longer."""
@@ -191,8 +190,7 @@ class Devices:
     def at(self, span: Span) -> Buffer:
         """The buffer, in which the whole span must lie."""
         device_id, data, offset, nbytes = span
-        known = self.table.get(data)
-        buffer = None if known is None else known()
+        buffer = self.table.get(data)
         if buffer is None or not buffer.queue.alive or self.guard.in_child:
             buffer = self.buffer(data)  # which says what is wrong
         if offset < 0 or offset + nbytes > buffer.nbytes:
@@ -209,8 +207,7 @@ class Devices:
 
     def buffers(self, device: Device | None = None) -> int:
         """How many buffers somebody has, of all devices or of one."""
-        found = [known() for known in list(self.table.values())]
-        return sum(each is not None and device in (None, each.device) for each in found)
+        return sum(device in (None, each.device) for each in list(self.table.values()))
 
     def _listed(self) -> str:
         found = [entry.physical for entry in self._entries]

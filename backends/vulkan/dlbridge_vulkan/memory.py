@@ -30,9 +30,9 @@ __all__ = [
     "USAGE",
     "Block",
     "Buffer",
+    "BufferOwner",
     "Given",
     "Heap",
-    "Place",
     "create_buffer",
     "external",
 ]
@@ -162,7 +162,7 @@ class Block(Owner[Given]):
                 best = (high - low - size, start)
         return best
 
-    def take(self, place: Place, start: int, size: int) -> bool:
+    def take(self, place: Buffer, start: int, size: int) -> bool:
         """Let *place* have *size* bytes from *start* on; False if they are not free."""
         free, end = self.free, start + size
         index = bisect.bisect_right(free, (start, self.size + 1)) - 1
@@ -173,10 +173,13 @@ class Block(Owner[Given]):
         left = [*free[:index], *left, *free[index + 1 :]]
         if self.free is not free:
             return False
-        self.free, place.block, place.start, place.end = left, self, start, end
+        # No tuple of them all: CPython 3.11 may run finalizers where it makes one.
+        self.free = left
+        place.block = self
+        place.start, place.end = start, end
         return True
 
-    def put_back(self, place: Place) -> None:
+    def put_back(self, place: Buffer) -> None:
         """Take the bytes of *place* back, joined with their free neighbours."""
         while place.block is self:
             free, start, end = self.free, place.start, place.end
@@ -216,7 +219,7 @@ class Heap:
         self._block = min(BLOCK, max(1 << 20, kind.size // 8))
         self._keep = pool_limit(KEEP)
 
-    def place(self, place: Place, size: int, alignment: int, step: int) -> None:
+    def place(self, place: Buffer, size: int, alignment: int, step: int) -> None:
         """Let *place* have *size* bytes at a multiple of *alignment*; DeviceMemoryError if full."""
         while True:
             best: tuple[int, int] | None = None
@@ -232,7 +235,7 @@ class Heap:
             if found.take(place, best[1], size):
                 return
 
-    def _grow(self, need: int, place: Place, alignment: int, step: int) -> None:
+    def _grow(self, need: int, place: Buffer, alignment: int, step: int) -> None:
         """A new block for *need* bytes, and the first of them for *place*."""
         large = need > self._block // 2
         try:
@@ -286,27 +289,43 @@ class Heap:
 # Buffers ----------------------------------------------------------------------------
 
 
-class Place:
-    """What a buffer owns: a VkBuffer, and a range of a block."""
+class Buffer:
+    """A VkBuffer that tensors may lie in: what its owner gives back.
+
+    Whoever looks it up by its ``data`` gets this, and not the owner: so its end is where the owner
+    is dropped, also while a call, or the traceback of an exception, still has this.
+    """
 
     __slots__ = (
         "block",
+        "cached",
         "cell",
+        "data",
         "descriptor",
+        "device",
         "end",
         "heap",
         "is_foreign",
         "is_marked",
         "last_use",
+        "mapped",
+        "memory",
+        "nbytes",
+        "queue",
+        "size",
         "start",
         "stream",
-    )  # fmt: skip
+    )
 
-    def __init__(self, stream: int, is_foreign: bool = False) -> None:
+    def __init__(self, device: Any, queue: Queue, is_foreign: bool) -> None:
+        self.device = device
+        """The `device.Device` that has made it."""
+        self.queue = queue
         self.cell = ffi.new(_CELL)
+        """The VkBuffer that is ours to destroy; 0 if there is none."""
         self.descriptor = ffi.new(_DESCRIPTOR)
         """What the ``data`` of tensors points to: no other buffer has it until this is back."""
-        self.stream = stream
+        self.stream = queue.number
         self.is_foreign = is_foreign
         """Whether the memory is somebody else's, so that the end waits."""
         self.is_marked = False
@@ -318,38 +337,39 @@ class Place:
         self.end = 0
         self.last_use = 0
         """The queue's value after which nothing uses it."""
+        self.data = self.nbytes = self.memory = 0
+        self.mapped = 0
+        """Host address of its first byte; 0 if the host cannot address it."""
+        self.cached = False
+        """Whether the host reads it at full speed."""
+        self.size = 0
+        """Bytes of its memory, where that is its own; else 0."""
 
-
-class Buffer(AllocationOwner[Place]):
-    """A VkBuffer on *device* that tensors may lie in; ``data`` is the address of its descriptor."""
-
-    __slots__ = ("buffer", "cached", "device", "mapped", "memory", "owner", "queue", "size")
-
-    device: Any  # a `device.Device`, which makes them
-    queue: Queue
-    buffer: int
-    memory: int
-    mapped: int
-    """Host address of its first byte; 0 if the host cannot address it."""
-    cached: bool
-    """Whether the host reads it at full speed."""
-    size: int
-    """Bytes of its memory, where that is its own; else 0."""
-    owner: object
-    """Of memory that is somebody else's; it is kept as long."""
+    @property
+    def buffer(self) -> int:
+        """The VkBuffer."""
+        return int(self.descriptor.buffer)
 
     @property
     def words(self) -> int:
         """Bytes of the buffer that shaders may see: our own are whole 32-bit words."""
-        return self.nbytes if self.resource.is_foreign else -(-self.nbytes // 4) * 4
+        return self.nbytes if self.is_foreign else -(-self.nbytes // 4) * 4
 
     def settle(self) -> None:
         """Block until no work uses it, so that the host may touch it."""
         queue = self.queue
         if queue.shared:
             queue.finish()
-        elif self.resource.last_use > queue.reached:
-            queue.wait(self.resource.last_use)
+        elif self.last_use > queue.reached:
+            queue.wait(self.last_use)
+
+
+class BufferOwner(AllocationOwner[Buffer]):
+    """What a caller gets for a `Buffer`; *keeps* is somebody else's object, needed as long."""
+
+    __slots__ = ("keeps",)
+
+    keeps: object
 
 
 def external(handle_types: int) -> Any:

@@ -87,10 +87,10 @@ def describe(allocation: Buffer, array: NativeArray, memory_owner: object = None
         queue_family=queue.family,
         buffer=allocation.buffer,
         memory=allocation.memory,
-        memory_offset=allocation.resource.start,
+        memory_offset=allocation.start,
         buffer_size=allocation.nbytes,
         semaphore=queue.semaphore,
-        value=allocation.resource.last_use,
+        value=allocation.last_use,
         lock=queue.lock,
         mapped=allocation.mapped,
         offset=array.offset,
@@ -133,7 +133,7 @@ def wrap(
     if needed > nbytes:
         raise ValueError(f"shape {shape} of {dtype} takes {needed} bytes; the buffer has {nbytes}")
     made = device.new(is_foreign=True)
-    made.owner, made.resource.start = owner, memory_offset
+    made.keeps, made.resource.start = owner, memory_offset
     device.describe(made, number, place, nbytes, mapped, bool(mapped))
     described = NativeArray(device.index, made.data, 0, dtype, shape, None, False, owner)
-    return describe(made, described, memory_owner=made)
+    return describe(made.resource, described, memory_owner=made)

@@ -13,7 +13,7 @@ from dlbridge.protocol import ExportedMemory
 from .device import OPAQUE_FD, Device
 from .instance import COHERENT, FD_MEMORY, LOCAL
 from .library import check, constant, ffi, load, struct
-from .memory import IN_SLICES, Block, Buffer, Given, create_buffer, external
+from .memory import IN_SLICES, Block, Buffer, BufferOwner, Given, create_buffer, external
 
 __all__ = [
     "allocate_exportable",
@@ -74,7 +74,7 @@ def import_drawback(device: Device) -> str:
     )
 
 
-def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> Buffer:
+def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> BufferOwner:
     """A buffer on the host memory itself; it must outlive the buffer.
 
     ExchangeError where `import_refusal` has a reason, or the driver has one,
@@ -130,7 +130,7 @@ def fd_refusal(device: Device) -> str:
     return "" if device.imports_fds else f"{device.physical.name} has no {FD_MEMORY} switched on"
 
 
-def import_fd(device: Device, memory: ExportedMemory) -> Buffer:
+def import_fd(device: Device, memory: ExportedMemory) -> BufferOwner:
     """A buffer on all of the allocation that *memory* is in; it must outlive the buffer.
 
     ``memory.fd`` stays the caller's. ExchangeError where `fd_refusal` has a reason.
@@ -150,7 +150,7 @@ def import_fd(device: Device, memory: ExportedMemory) -> Buffer:
     return made
 
 
-def allocate_exportable(device: Device, nbytes: int) -> Buffer:
+def allocate_exportable(device: Device, nbytes: int) -> BufferOwner:
     """A buffer of at least *nbytes* bytes, on memory of the device that nothing else is in.
 
     ExchangeError where the device exports no memory.
@@ -182,11 +182,11 @@ def allocate_exportable(device: Device, nbytes: int) -> Buffer:
             raise
         block.allocate(kind, chain, what)
     _bind(made, block, whole)
-    made.size = size
+    made.resource.size = size
     return made
 
 
-def _local_type(device: Device, made: Buffer) -> int:
+def _local_type(device: Device, made: BufferOwner) -> int:
     """Device-local memory that the buffer may be in, best such that the host cannot address.
 
     Always the same one: Vulkan imports its own memory as the type that it was made of.
@@ -206,7 +206,7 @@ def export_refusal(buffer: Buffer) -> str:
         return ""
     if buffer.device.export_refusal:
         return str(buffer.device.export_refusal)
-    if buffer.resource.is_foreign:
+    if buffer.is_foreign:
         return "this Vulkan buffer is somebody else's: it is wrapped, or host memory in place"
     return ""
 
@@ -219,7 +219,7 @@ def export(buffer: Buffer) -> ExportedMemory:
     refusal = export_refusal(buffer)
     if refusal:
         raise ExchangeError(f"this memory cannot be exported: {refusal}")
-    device, place = buffer.device, buffer.resource
+    device, place = buffer.device, buffer
     assert place.block is not None  # as there is no refusal
     info = struct("VkMemoryGetFdInfoKHR", memory=buffer.memory, handleType=OPAQUE_FD)
     owner = Owner(_exports, ffi.new("int[1]", [-1]))
@@ -252,10 +252,10 @@ def _block(device: Device, size: int) -> Block:
 
 
 def _make_buffer(
-    made: Buffer, nbytes: int, block: Block, handle_type: int, pointer: Any = None
+    made: BufferOwner, nbytes: int, block: Block, handle_type: int, pointer: Any = None
 ) -> int:
     """The VkBuffer of *made* for memory of *handle_type*, and the type of that memory."""
-    device, cell = made.device, made.resource.cell
+    device, cell = made.resource.device, made.resource.cell
     size, _ = create_buffer(device.pointer, nbytes, cell, external(handle_type))
     if size > block.size:
         raise ExchangeError(
@@ -267,12 +267,12 @@ def _make_buffer(
     return _coherent_type(device, _type_bits(device, made), pointer)
 
 
-def _type_bits(device: Device, made: Buffer) -> int:
+def _type_bits(device: Device, made: BufferOwner) -> int:
     needs = ffi.new("VkMemoryRequirements *")
     load().vkGetBufferMemoryRequirements(device.pointer, made.resource.cell[0], needs)
     return int(needs.memoryTypeBits)
 
 
-def _bind(made: Buffer, block: Block, nbytes: int, mapped: int = 0) -> None:
+def _bind(made: BufferOwner, block: Block, nbytes: int, mapped: int = 0) -> None:
     made.resource.block, made.resource.end = block, block.size
-    made.device.bind(made, block, nbytes, mapped, bool(mapped))
+    made.resource.device.bind(made, block, nbytes, mapped, bool(mapped))

@@ -33,7 +33,7 @@ def test_the_next_type_when_one_is_full(simulate):
     """A carve-out that is full is not the end: the host's memory is taken, and the bytes are right."""
     backend = simulate(HEAPS=f"{128 * MIB}:1,{1024 * MIB}:0", TYPES="1:0,6:1,14:1")
     made = [allocate(backend, 0, 48 * MIB, 256, 0) for _ in range(4)]
-    kinds = [backend.devices.buffer(data).resource.heap.kind.index for data in made]
+    kinds = [backend.devices.buffer(data).heap.kind.index for data in made]
     assert kinds == [0, 0, 2, 2]
     for data in made:
         backend.copy_from_host(Span(0, data, 48 * MIB - 5, 5), memoryview(b"abcde"), 0)
@@ -43,7 +43,7 @@ def test_the_next_type_when_one_is_full(simulate):
     for data in made:
         free(backend, 0, data, 0)
     again = allocate(backend, 0, 48 * MIB, 256, 0)
-    assert backend.devices.buffer(again).resource.heap.kind.index == 0
+    assert backend.devices.buffer(again).heap.kind.index == 0
     free(backend, 0, again, 0)
     backend.close_device(0)
 
@@ -284,17 +284,16 @@ def test_a_free_waits_for_work_of_others(vulkan, tensors, delay, monkeypatch):
     queue = vulkan.devices[0].queue
     monkeypatch.setattr(queue, "shared", True)
     data = allocate(vulkan, 0, 64, 4, 0)
-    allocation = tensors.allocation(data)
-    place, buffers = allocation.resource, allocation.device.buffers
-    del allocation
+    buffer = tensors.allocation(data)
+    buffers = buffer.device.buffers
     value = delay(vulkan, tensors.new(4))  # stands for theirs: `data` is not marked
     free(vulkan, 0, data, 0)
     assert not queue.done(value)
-    assert place in buffers.all()
-    assert place.last_use > value
+    assert buffer in buffers.all()
+    assert buffer.last_use > value
     queue.finish()
     tensors.new(4)
-    assert place not in buffers.all()
+    assert buffer not in buffers.all()
 
 
 def test_memory_is_not_given_out_again_while_others_use_it(vulkan, tensors, delay, monkeypatch):
@@ -304,12 +303,12 @@ def test_memory_is_not_given_out_again_while_others_use_it(vulkan, tensors, dela
     busy = tensors.new(4)
     data = allocate(vulkan, 0, 5 << 20, 4, 0)
     was = tensors.allocation(data)
-    memory, start = was.memory, was.resource.start
+    memory, start = was.memory, was.start
     value = delay(vulkan, busy)  # stands for theirs: `data` is not marked
     free(vulkan, 0, data, 0)
     found = tensors.allocation(tensors.new(5 << 20))
     assert not queue.done(value)
-    assert found.memory != memory or abs(found.resource.start - start) >= 5 << 20
+    assert found.memory != memory or abs(found.start - start) >= 5 << 20
 
 
 def test_a_family_for_compute_only(simulate):

@@ -33,9 +33,7 @@ def test_the_file_of_a_buffer(exporting, buffer):
     first, second = (exporting.export_memory(0, buffer) for _ in range(2))
     allocation = exporting.devices.buffer(buffer)
     assert first.fd != second.fd
-    assert (
-        first[1:4] == second[1:4] == (allocation.resource.block.size, allocation.resource.start, "")
-    )
+    assert first[1:4] == second[1:4] == (allocation.block.size, allocation.start, "")
     for memory in (first, second):
         os.fstat(memory.fd)
         del memory

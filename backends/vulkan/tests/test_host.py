@@ -65,6 +65,25 @@ def test_free_waits_before_the_memory_goes(vulkan, delay):
     memory.close()
 
 
+def test_free_waits_although_a_call_has_the_buffer(vulkan, pages, delay):
+    """The memory goes when its owner is dropped, whoever has looked the buffer up before.
+
+    A kernel's bindings have it, and so has the traceback of an exception that somebody keeps. If
+    that put the end off, the device would use memory that is unmapped: a segmentation fault.
+    """
+    values = pages(1)
+    data, _ = import_host(vulkan, 0, address(values), PAGE, False)
+    binding = (vulkan.devices.buffer(data), 0, PAGE)
+    with pytest.raises(ExchangeError, match="outside") as kept:
+        vulkan.copy(Span(0, data, 0, PAGE), Span(0, data, 4, PAGE), 0)
+    value = delay(vulkan, data)
+    free(vulkan, 0, data, 0)
+    assert vulkan.devices[0].queue.done(value)
+    assert not binding[0].cell[0]
+    assert vulkan.devices.find(data) is None
+    assert kept.value.__traceback__ is not None
+
+
 @pytest.mark.parametrize("misaligned", [1, 4, 64, PAGE // 2])
 def test_memory_inside_a_page_is_refused(vulkan, pages, misaligned):
     where = address(pages(2)) + misaligned
@@ -104,7 +123,7 @@ def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
     """Only a device that is lost has no work left; else what cannot be waited for stays."""
     values = pages(1)
     data, _ = import_host(vulkan, 0, address(values), values.nbytes, False)
-    place, device = vulkan.devices.buffer(data).resource, vulkan.devices[0]
+    place, device = vulkan.devices.buffer(data), vulkan.devices[0]
     real, destroyed = device.lib, []
 
     class Watching:

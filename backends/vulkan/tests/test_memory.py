@@ -4,10 +4,11 @@ import gc
 import random
 import threading
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from dlbridge_vulkan import Vulkan, memory
-from dlbridge_vulkan.memory import Block, Given, Place
+from dlbridge_vulkan.memory import Block, Given
 from held_buffers import allocate, free
 
 from dlbridge.errors import DeviceMemoryError
@@ -22,6 +23,11 @@ def block_of(size, mapped=0):
     block = Block(Resources(Given.free), Given(None), size)
     block.mapped, block.free = mapped, [(0, size)]
     return block
+
+
+def range_of():
+    """What a buffer has of its range."""
+    return SimpleNamespace(block=None, start=0, end=0)
 
 
 def test_ranges_never_overlap_and_join_again():
@@ -41,9 +47,9 @@ def test_ranges_never_overlap_and_join_again():
             if fit is None:
                 continue
             assert (block.mapped + fit[1]) % alignment == 0
-            place = Place(0)
+            place = range_of()
             assert block.take(place, fit[1], size)
-            assert not block.take(Place(0), fit[1], size)  # it is taken
+            assert not block.take(range_of(), fit[1], size)  # it is taken
             span = set(range(place.start, place.end))
             assert len(span) == size
             assert not used & span
@@ -62,7 +68,7 @@ def test_ranges_never_overlap_and_join_again():
 
 def test_a_change_that_another_one_interrupts(monkeypatch):
     """A finalizer takes a range while this thread computes one: the ranges are not lost."""
-    block, other = block_of(1000), Place(0)
+    block, other = block_of(1000), range_of()
     real, calls = memory.bisect.bisect_right, []
 
     def interrupted(*arguments):
@@ -72,8 +78,33 @@ def test_a_change_that_another_one_interrupts(monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(memory.bisect, "bisect_right", interrupted)
-    assert not block.take(Place(0), 0, 20)
+    assert not block.take(range_of(), 0, 20)
     assert block.free == [(10, 1000)]
+
+
+@pytest.mark.parametrize("threshold", range(1, 30))
+def test_a_change_that_a_collection_interrupts(threshold):
+    """Wherever the collector runs a finalizer that takes a range: no byte is given out twice."""
+    block, place, other, once = block_of(1000), range_of(), range_of(), [1]
+
+    def finalizer(phase, _):
+        if phase == "start" and once:
+            once.pop()
+            block.take(other, block.fit(10, 1, 1)[1], 10)
+
+    unused = [tuple([i] * 4) for i in range(3000)]  # CPython keeps that many and counts them not
+    before = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(finalizer)
+    try:
+        gc.set_threshold(threshold, 1000, 1000)
+        block.take(place, 0, 20)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(finalizer)
+    del unused
+    taken = [each for each in (place, other) if each.block]
+    assert sum(each.end - each.start for each in taken) == 1000 - sum(b - a for a, b in block.free)
 
 
 def test_the_tightest_range_is_taken():
@@ -115,7 +146,7 @@ def test_live_buffers_share_memory_and_no_byte(tensors):
     """Own VkBuffers, bound at different places of few VkDeviceMemory."""
     made = [tensors.allocation(tensors.new(100 + i)) for i in range(50)]
     assert len({a.buffer for a in made}) == 50
-    places = sorted((a.memory, a.resource.start, a.resource.end) for a in made)
+    places = sorted((a.memory, a.start, a.end) for a in made)
     for low, high in pairwise(places):
         assert low[0] != high[0] or low[2] <= high[1]
 
@@ -182,30 +213,28 @@ def fail(size):
 
 def freed(buffers):
     """What was freed and has not gone back yet."""
-    return [end.resource for end in buffers._ended]
+    return [end.resource for end in buffers.ended]
 
 
 def test_free_waits_for_the_device_without_blocking(vulkan, tensors, delay):
     """A buffer in use goes back when its work is done, not before."""
     data = allocate(vulkan, 0, 4, 4, 0)
-    allocation = tensors.allocation(data)
-    buffers, queue, place = allocation.device.buffers, allocation.queue, allocation.resource
-    del allocation
+    buffer = tensors.allocation(data)
+    buffers, queue = buffer.device.buffers, buffer.queue
     delay(vulkan, data)
     free(vulkan, 0, data, 0)
-    assert place in freed(buffers)
+    assert buffer in freed(buffers)
     queue.finish()
     tensors.new(4)
-    assert place not in freed(buffers)
+    assert buffer not in freed(buffers)
 
 
 @pytest.mark.parametrize("result", [-1, -4])
 def test_free_in_silence_where_the_driver_fails(vulkan, tensors, monkeypatch, result):
     """VK_ERROR_OUT_OF_HOST_MEMORY, VK_ERROR_DEVICE_LOST: the buffer is freed later."""
     data = allocate(vulkan, 0, 64, 4, 0)
-    allocation = tensors.allocation(data)
-    buffers, queue, place = allocation.device.buffers, allocation.queue, allocation.resource
-    del allocation
+    buffer = tensors.allocation(data)
+    buffers, queue = buffer.device.buffers, buffer.queue
     vulkan.copy(Span(0, data, 32, 32), Span(0, data, 0, 32), 0)
     real = queue._lib
 
@@ -217,11 +246,11 @@ def test_free_in_silence_where_the_driver_fails(vulkan, tensors, monkeypatch, re
     monkeypatch.setattr(queue, "_lib", Failing())
     monkeypatch.setattr(queue, "reached", 0)
     free(vulkan, 0, data, 0)
-    assert place in freed(buffers)
+    assert buffer in freed(buffers)
     monkeypatch.undo()
     queue.finish()
     tensors.new(4)
-    assert place not in freed(buffers)
+    assert buffer not in freed(buffers)
 
 
 def test_threads(vulkan):

@@ -125,7 +125,7 @@ def test_the_descriptor_behind_data(vulkan):
     # Of several buffers in one memory no two begin at the same place.
     other = bridge.empty(1000, "uint8", "vulkan:0").to_native()
     assert other.memory_offset != array.memory_offset or other.memory != array.memory
-    assert array.memory_offset == vulkan.devices.buffer(array.data).resource.start
+    assert array.memory_offset == vulkan.devices.buffer(array.data).start
     assert (seen.size, seen.offset, seen.version) == (1000, array.memory_offset, 1)
     assert handle(seen.instance) == array.instance
     assert handle(seen.physical_device) == array.physical_device

@@ -120,7 +120,7 @@ def test_a_submission_that_fails_is_an_error_and_leaves_no_gap(vulkan, tensors, 
     imported, _ = import_host(vulkan, 0, address, mmap.PAGESIZE, False)
     data = tensors.of(bytes(64))
     vulkan.copy(Span(0, data, 32, 32), Span(0, data, 0, 32), 0)
-    before = tensors.allocation(data).resource.last_use
+    before = tensors.allocation(data).last_use
     assert before > 0
     real = queue._lib
 
@@ -132,8 +132,8 @@ def test_a_submission_that_fails_is_an_error_and_leaves_no_gap(vulkan, tensors, 
     with pytest.raises(DeviceMemoryError, match="vkQueueSubmit: VK_ERROR_OUT_OF_HOST"):
         vulkan.copy(Span(0, data, 0, 32), Span(0, imported, 0, 32), 0)
     monkeypatch.undo()
-    assert tensors.allocation(data).resource.last_use == before
-    assert tensors.allocation(imported).resource.last_use == 0
+    assert tensors.allocation(data).last_use == before
+    assert tensors.allocation(imported).last_use == 0
     queue.submit(lambda commands: free(vulkan, 0, imported, 0))  # as a finalizer would
     assert tensors.bytes(data, 64) == bytes(64)
 

@@ -11,7 +11,7 @@ a = backend.devices[0].allocate(64, 16)
 b = backend.devices[0].allocate(64, 16)
 beyond = ffi.new("VkBufferCopy[1]", [(0, 32, 64)])
 if {misuse}:
-    _copy_regions(b, a, 1, beyond)
+    _copy_regions(b.resource, a.resource, 1, beyond)
 backend.devices[0].queue.finish()
 """
 
