@@ -213,7 +213,9 @@ class NativeTests(PublicCase):
         gc.collect()
         assert on_host(again).tobytes() == bytes(10) + content[10:]
 
-    def test_native_made_by_the_library_is_let_go(self, device: DeviceUnderTest) -> None:
+    def test_native_made_by_the_library_is_let_go(
+        self, device: DeviceUnderTest, where: str
+    ) -> None:
         """Its memory is given back with the last tensor on it."""
         backend, device_id, nbytes = device.backend, device.device_id, 1 << 20
         self.need(backend, SupportsNative)
