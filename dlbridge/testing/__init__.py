@@ -13,7 +13,10 @@ It needs pytest (``pip install dlbridge[testing]``).
 
 import pkgutil
 
-import pytest
+try:
+    import pytest
+except ImportError as exc:
+    raise ImportError("dlbridge.testing needs pytest: pip install dlbridge[testing]") from exc
 
 # Before they are imported, so that a failed assert shows its values.
 pytest.register_assert_rewrite(

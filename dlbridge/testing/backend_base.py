@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import random
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlbridge import backend as load_backend
-from dlbridge.errors import BackendUnavailable
-from dlbridge.protocol import ADDRESS_DEVICES, Region, Span, SupportsCopy, SupportsStreams
+from dlbridge.errors import BackendUnavailable, DeviceLost
+from dlbridge.protocol import (
+    ADDRESS_DEVICES,
+    Region,
+    Span,
+    SupportsCopy,
+    SupportsDeviceInfo,
+    SupportsStreams,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +38,7 @@ __all__ = [
     "BackendCase",
     "DeviceUnderTest",
     "live_allocations",
+    "nothing_ignored",
     "open_files",
     "random_bytes",
     "side",
@@ -47,6 +58,18 @@ def open_files() -> int:
     """How many files and handles this process has open; 0 where that cannot be known."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+@contextmanager
+def nothing_ignored() -> Iterator[None]:
+    """Fail for an exception that leaves a destructor in the block, which Python only prints."""
+    told: list[str] = []
+    before, sys.unraisablehook = sys.unraisablehook, lambda it: told.append(repr(it.exc_value))
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+    assert told == [], "a destructor has raised"
 
 
 def random_bytes(nbytes: int, seed: int = 0) -> bytes:
@@ -197,7 +220,8 @@ class DeviceUnderTest:
         self._views.clear()
         while self._live:
             self.free(next(iter(self._live)))
-        self.synchronize()
+        with suppress(DeviceLost):  # by the test, and this stream is of before
+            self.synchronize()
 
 
 class BackendCase:
@@ -212,6 +236,22 @@ class BackendCase:
     max_nbytes = 64 << 20
     """Size (bytes) of the largest round trip; less for a small simulator."""
 
+    huge_nbytes = 0
+    """The bytes of one allocation for far offsets, a few of which are used.
+
+    Give ``(1 << 32) + 4096`` where the device has as much, or has memory that nobody has written
+    to for nothing: it shows offsets that are cut to 30 or 32 bits, and copies that are cut.
+    """
+
+    may_fill = False
+    """Whether tests may use all of ``device_info(device_id)["memory"]``: of a small simulator."""
+
+    unknown_stream: int | None = None
+    """A number that names no stream, where asking the driver about it crashes nothing."""
+
+    without_driver: dict[str, str] | None = None
+    """Environment variables with which the driver is missing, as on a machine without it."""
+
     allocations = 4000
     """How often the leak test allocates; fewer only if one allocation takes milliseconds.
 
@@ -221,7 +261,10 @@ class BackendCase:
     """
 
     patience = 120
-    """Seconds until something that does not return is a deadlock; no slow machine needs them."""
+    """Seconds until something that does not return is a deadlock; no slow machine needs them.
+
+    A test that takes three times as long ends pytest, which then says which test that was.
+    """
 
     child_setup: str | None = ""
     """Python code that a new process runs before it uses the device.
@@ -267,10 +310,50 @@ class BackendCase:
     def lose_device(self, backend: Any, device_id: int) -> bool:
         """Make the driver lose the device, as if it had been removed; False where it cannot.
 
-        The test of a lost device is the only one that calls it. Return True only for a
-        *backend* that no other test uses, or that can open the device again.
+        The tests of lost devices are the only ones that call it. Return True only for a
+        *backend* that no other test uses, or that can open the device again. It returns when
+        the loss is known: from then on each call raises DeviceLost.
         """
         return False
+
+    def failing_work(self, backend: Any, device_id: int, stream: int) -> bool:
+        """Enqueue work on *stream* that the device refuses later; False where there is none."""
+        return False
+
+    def make_native(self, backend: Any, device_id: int, content: bytes) -> object | None:
+        """An array of the ecosystem, which its own library makes, with *content* as uint8.
+
+        None if there is no such library. `from_native` gets it without a `to_native` before.
+        """
+        return None
+
+    def memory_in_use(self, backend: Any, device_id: int) -> int | None:
+        """The bytes of the device that this process has from the driver; None if nobody knows.
+
+        Kept memory counts. It is ``memory_used`` of `SupportsDeviceInfo`, if that is there.
+        """
+        if not isinstance(backend, SupportsDeviceInfo):
+            return None
+        used: Any = backend.device_info(device_id).get("memory_used")
+        return used
+
+    @pytest.fixture(autouse=True)
+    def limit(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        """End the whole run, and name the test, if it never returns."""
+        capture = request.config.pluginmanager.getplugin("capturemanager")
+
+        def end() -> None:
+            if capture is not None:
+                capture.suspend_global_capture(in_=True)
+            print(f"\n{request.node.nodeid} does not end; its threads:", file=sys.stderr)
+            faulthandler.dump_traceback(sys.__stderr__ or 2)
+            os._exit(1)
+
+        timer = threading.Timer(3 * self.patience, end)
+        timer.daemon = True
+        timer.start()
+        yield
+        timer.cancel()
 
     @pytest.fixture
     def backend(self) -> Any:

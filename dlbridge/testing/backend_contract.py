@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -15,7 +17,7 @@ from dlbridge import DLDeviceType, protocol
 # The members that the core checks when it loads a backend; users never need these functions.
 from dlbridge.core.plugins.contract import capabilities, members
 
-from .backend_base import BackendCase
+from .backend_base import BackendCase, DeviceUnderTest
 
 __all__ = ["ContractTests"]
 
@@ -24,7 +26,7 @@ GROUP = "dlbridge.backends"
 
 
 IMPORT_ALONE = """
-import importlib, importlib.machinery, pathlib, sys, sysconfig
+import importlib, importlib.machinery, os, pathlib, sys, sysconfig, threading
 import ctypes, hashlib, decimal, mmap, cffi, dlbridge.protocol  # libraries that any plugin may use
 
 def opened():
@@ -38,9 +40,16 @@ def opened():
     stdlib = str(pathlib.Path(sysconfig.get_path("stdlib")))
     return {f for f in files if not f.startswith(stdlib)}
 
-before = opened()
+def begun():
+    folder = pathlib.Path("/proc/self/fd")
+    known = folder.iterdir() if folder.exists() else ()
+    files = [os.readlink(file) for file in known if os.path.islink(file)]
+    sockets = {file for file in files if file.startswith("socket:")}
+    return sockets | {f"thread:{thread.name}" for thread in threading.enumerate()}
+
+before = opened() | begun()
 importlib.import_module(sys.argv[1])
-print("\\n".join(sorted(opened() - before)))
+print("\\n".join(sorted((opened() | begun()) - before)))
 """
 
 PACKAGES_ALONE = """
@@ -51,6 +60,15 @@ before = set(sys.modules)
 importlib.import_module(sys.argv[1])
 tops = {name.partition(".")[0] for name in set(sys.modules) - before}
 print("\\n".join(sorted(tops - set(sys.stdlib_module_names))))
+"""
+
+LOADED = """
+import sys
+import dlbridge
+try:
+    dlbridge.backend(sys.argv[1])
+except dlbridge.BackendUnavailable as exc:
+    print(exc)
 """
 
 LIGHT = frozenset({"_cffi_backend", "cffi", "dlbridge", "pycparser", "typing_extensions"})
@@ -82,18 +100,25 @@ class ContractTests(BackendCase):
         assert backend.api == protocol.API
 
     def test_name_and_device_type_match(self, backend: Any) -> None:
-        """DLPack's names belong to DLPack's device types."""
+        """DLPack's names belong to DLPack's device types, and the types to the names.
+
+        kDLExtDev (12) is the one for all others.
+        """
         assert isinstance(backend.device_type, int)
         assert 0 < backend.device_type < 2**31
         known = {member.name[3:].lower(): member for member in DLDeviceType}
-        assert known.get(self.name.replace("_", ""), backend.device_type) == backend.device_type
+        kind = known.get(self.name.replace("_", ""), DLDeviceType.kDLExtDev)
+        assert backend.device_type == kind
 
     def test_there_is_a_device(self, backend: Any) -> None:
         """A backend without a device raises BackendUnavailable instead."""
         assert backend.device_count() >= 1
 
     def test_import_opens_no_library(self) -> None:
-        """Listing and importing plugins must cost nothing and touch no driver."""
+        """Listing and importing plugins must cost nothing and touch no driver.
+
+        A connection and a thread are no less.
+        """
         (point, *_) = entry_points(group=GROUP, name=self.name)
         command = [sys.executable, "-c", IMPORT_ALONE, point.module]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -142,6 +167,48 @@ class ContractTests(BackendCase):
         missing = [name for name in names if not hasattr(backend, name)]
         assert len(missing) in (0, len(names)), f"{capability.__name__} lacks {missing}"
 
+    def test_missing_driver_is_said(self) -> None:
+        """Without the driver the class raises BackendUnavailable: what is missing, and what to do.
+
+        A server that does not answer is a missing driver, too.
+        """
+        if self.without_driver is None:
+            pytest.skip("nothing says how to be without the driver (without_driver)")
+        command = [sys.executable, "-c", f"{self.child_setup or ''}\n{LOADED}", self.name]
+        environment = {**os.environ, **self.without_driver}
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=self.patience,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip(), "the backend was loaded without its driver, or says nothing"
+
+    def test_live_allocations_are_counted(self, device: DeviceUnderTest) -> None:
+        """Where the backend counts them: one more for each, and one less when it is dropped."""
+        backend = device.backend
+        if not hasattr(backend, "live_allocations"):
+            pytest.skip(f"{self.name} does not count what is alive (live_allocations)")
+        device.synchronize()
+        before = backend.live_allocations()
+        held = [device.allocate(256) for _ in range(3)]
+        assert backend.live_allocations() == before + 3
+        for data in held:
+            device.free(data)
+        device.synchronize()
+        assert backend.live_allocations() == before
+
+    def test_uuids_are_the_devices_own(self, backend: Any) -> None:
+        """Two devices with one UUID would be taken for one; its form is that of the contract."""
+        self.need(backend, protocol.SupportsDeviceInfo)
+        found = [backend.device_info(each).get("uuid") for each in range(backend.device_count())]
+        found = [re.sub("^(GPU|MIG)-", "", uuid).replace("-", "").lower() for uuid in found if uuid]
+        assert all(re.fullmatch("[0-9a-f]{32}", uuid) for uuid in found), found
+        assert len(set(found)) == len(found), found
+
     def test_device_info_has_a_name(self, backend: Any) -> None:
         """The details that `info` prints for each device."""
         self.need(backend, protocol.SupportsDeviceInfo)
@@ -150,6 +217,7 @@ class ContractTests(BackendCase):
             assert isinstance(info["name"], str)
             assert info["name"]
             assert info.get("memory", 1) > 0
+            assert info.get("memory_used", 0) >= 0
             assert isinstance(info.get("host_memory_shared", False), bool)
 
     def test_devices_are_found_by_name(self, backend: Any) -> None:

@@ -15,7 +15,7 @@ from .backend_memory import CHUNKED
 
 __all__ = ["CopyTests"]
 
-SHAPE = (3, 4, 2, 3, 2)
+SHAPE = (3, 4, 2, 3, 2, 2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1)
 """Runs per strided dimension, innermost first."""
 
 GAPS = [(0, 0), (3, 6), (8, 0)], [(0, 0), (4, 8), (5, 0)]
@@ -45,15 +45,15 @@ def region(
 class CopyTests(BackendCase):
     """`SupportsCopy` and `SupportsStridedCopy`."""
 
-    @pytest.mark.parametrize("bits", [20, 24])
+    @pytest.mark.parametrize("bits", [20, 24, 30, 32])
     def test_offsets_are_not_cut(self, device: DeviceUnderTest, bits: int) -> None:
         """Far bytes are written and read, and not those that a cut offset names.
 
-        By each member, as far as `max_nbytes` allows.
+        By each member, as far as `max_nbytes` or `huge_nbytes` allows.
         """
         far, nbytes = (1 << bits) + 8, 256
-        if far + nbytes > self.max_nbytes:
-            pytest.skip(f"max_nbytes is {self.max_nbytes}")
+        if far + nbytes > (most := max(self.max_nbytes, self.huge_nbytes)):
+            pytest.skip(f"no test allocates more than {most} bytes (huge_nbytes)")
         head, content = random_bytes(nbytes, seed=1), random_bytes(nbytes, seed=2)
         data, near = device.allocate(far + nbytes), device.allocate(nbytes)
         device.write(data, 8, head)
@@ -86,6 +86,38 @@ class CopyTests(BackendCase):
             assert host == content, "copy_strided_to_host"
             device.copy_strided(other, runs, span, runs)
             assert device.read(near, 0, nbytes) == content, "copy_strided"
+
+    @pytest.mark.parametrize("operation", ["upload", "download", "copy", "fill"])
+    def test_large_copies_are_not_cut(self, device: DeviceUnderTest, operation: str) -> None:
+        """129 MiB, whose last bytes arrive like the first ones."""
+        backend, nbytes = device.backend, (129 << 20) + 5
+        if nbytes > self.huge_nbytes:
+            pytest.skip(f"no test allocates more than {self.huge_nbytes} bytes (huge_nbytes)")
+        data, marks = device.allocate(nbytes), (b"first", b"the last bytes")
+        if operation == "fill":
+            self.need(backend, SupportsFill)
+            device.fill(data, 0, nbytes, 7)
+            marks = b"\7" * 5, b"\7" * 14
+        elif operation == "upload":
+            host = bytearray(nbytes)
+            host[:5], host[-14:] = marks
+            device.upload(data, 0, memoryview(host))
+            device.synchronize()
+        else:
+            device.write(data, 0, marks[0])
+            device.write(data, nbytes - 14, marks[1])
+        if operation == "copy":
+            self.need(backend, SupportsCopy)
+            source, data = data, device.allocate(nbytes)
+            device.copy(device.span(data, 0, nbytes), device.span(source, 0, nbytes))
+        if operation == "download":
+            host = bytearray(nbytes)
+            device.download(data, 0, memoryview(host))
+            device.synchronize()
+            seen = bytes(host[:5]), bytes(host[-14:])
+        else:
+            seen = device.read(data, 0, 5), device.read(data, nbytes - 14, 14)
+        assert seen == marks
 
     @pytest.mark.parametrize("nbytes", [1, 3, 256, 4096, (1 << 20) + 3])
     @pytest.mark.parametrize(
@@ -146,7 +178,8 @@ class CopyTests(BackendCase):
         self.need(backend, SupportsStridedCopy)
         assert backend.max_strided_ndim >= 1
         for ndim in range(1, min(backend.max_strided_ndim, len(SHAPE)) + 1):
-            for run_nbytes, gaps, source_gaps in itertools.product([1, 4, 7, 64], *GAPS):
+            runs = [1, 4, 7, 64] if ndim < 4 else [4, 7]
+            for run_nbytes, gaps, source_gaps in itertools.product(runs, *GAPS):
                 shape = list(reversed(SHAPE[:ndim]))
                 strides = strides_of(ndim, run_nbytes, gaps)
                 source_strides = strides_of(ndim, run_nbytes, source_gaps)
@@ -158,6 +191,17 @@ class CopyTests(BackendCase):
                     same = got == want
                     assert same, f"{function}, {shape} runs of {run_nbytes}, {strides}"
                     device.close()
+
+    def test_strided_copies_of_long_runs(self, device: DeviceUnderTest) -> None:
+        """The same with runs of more than 64 KiB."""
+        self.need(device.backend, SupportsStridedCopy)
+        nbytes = (1 << 16) + 5
+        for function in ("from_host", "inside", "to_host"):
+            sides = [nbytes + 3], [nbytes + 8]
+            got, want = self.strided(device, function, *sides, [3], nbytes, 0)
+            same = got == want
+            assert same, function
+            device.close()
 
     def strided(
         self,

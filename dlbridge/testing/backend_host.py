@@ -9,7 +9,12 @@ import sys
 import pytest
 
 from dlbridge.errors import Error
-from dlbridge.protocol import SupportsCopy, SupportsHostImport, SupportsHostView
+from dlbridge.protocol import (
+    ADDRESS_DEVICES,
+    SupportsCopy,
+    SupportsHostImport,
+    SupportsHostView,
+)
 
 from .backend_base import PAGES, BackendCase, DeviceUnderTest, random_bytes
 
@@ -53,6 +58,19 @@ class HostTests(BackendCase):
             device.release_host_view(address)
             same = device.read(data, 0, 70_000) == content
             assert same
+
+    def test_host_views_are_of_now(self, device: DeviceUnderTest) -> None:
+        """A view, read-only or not, has the bytes of when it was asked for, and not older ones."""
+        data = self.viewable(device, bytes(5000))
+        span = device.span(data, 0, 5000)
+        for writable in (False, True):
+            for seed in range(3):
+                content = random_bytes(5000, seed)
+                device.write(data, 0, content)
+                address = device.host_view(span, writable=writable)
+                same = ctypes.string_at(address, 5000) == content
+                assert same
+                device.release_host_view(address)
 
     def test_host_view_writes(self, device: DeviceUnderTest) -> None:
         """The device reads, after the end of the view, the bytes that the host wrote."""
@@ -135,6 +153,29 @@ class HostTests(BackendCase):
         after = bytes(pages)
         assert after[:misaligned] == before[:misaligned]
         assert after[misaligned + nbytes :] == before[misaligned + nbytes :]
+
+    def test_two_imports_of_one_address(
+        self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """The second is refused, or lives on when the first has ended."""
+        backend = device.backend
+        self.need(backend, SupportsHostImport)
+        address, pages = host_pages
+        try:
+            first, _ = device.import_host(address, PAGES)
+        except Error as exc:
+            pytest.skip(f"no import: {exc}")
+        try:
+            second = backend.import_host(device.device_id, address, PAGES, False, device.stream)
+        except Error as exc:
+            assert str(exc)  # noqa: PT017 - or it is not refused
+            return
+        if backend.device_type not in ADDRESS_DEVICES:
+            assert second.data != first, "two imports have one handle"
+        device.free(first)
+        device.synchronize()
+        same = device.read(second.data, second.offset, PAGES) == bytes(pages)
+        assert same
 
     def test_read_only_import_is_not_written(
         self, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]

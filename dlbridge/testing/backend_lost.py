@@ -1,18 +1,28 @@
-"""A lost device: errors that say so, memory that stays lost, and frees that are harmless."""
+"""A lost device: errors that say so, memory that stays lost, and ends that are harmless."""
 
 from __future__ import annotations
 
 import gc
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlbridge.errors import DeviceLost
-from dlbridge.protocol import SupportsCopy, SupportsFill, SupportsStreams
+from dlbridge.errors import DeviceError, DeviceLost, Error
+from dlbridge.protocol import (
+    Region,
+    SupportsCopy,
+    SupportsFill,
+    SupportsHostImport,
+    SupportsHostView,
+    SupportsStreams,
+    SupportsStridedCopy,
+)
 
-from .backend_base import BackendCase, live_allocations
+from .backend_base import PAGES, BackendCase, live_allocations, nothing_ignored
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable
 
     from .backend_base import DeviceUnderTest
@@ -23,14 +33,16 @@ __all__ = ["LostTests"]
 class LostTests(BackendCase):
     """Tests of a device that `BackendCase.lose_device` has taken away."""
 
-    def test_lost_device(self, backend: Any, device: DeviceUnderTest) -> None:
-        """Each use raises DeviceLost; memory can be freed, and never comes back."""
-        gc.collect()
-        before = live_allocations(backend)
-        data, other = device.filled(b"d" * 256), device.allocate(256)
-        span, target = device.span(data, 0, 256), device.span(other, 0, 256)
-        if not self.lose_device(backend, device.device_id):
+    def lose(self, device: DeviceUnderTest) -> None:
+        """Lose the device, or skip."""
+        if not self.lose_device(device.backend, device.device_id):
             pytest.skip("this device cannot be lost on request (lose_device)")
+
+    def uses(self, device: DeviceUnderTest, data: int, other: int) -> dict[str, Any]:
+        """Calls that need the device, by what they are."""
+        backend, region = device.backend, Region((2,), (128,), 64)
+        span, target = (device.span(each, 0, 256) for each in (data, other))
+        part, into = (device.span(each, 0, region.extent) for each in (data, other))
         uses: dict[str, Callable[[], object]] = {
             "copy_to_host": lambda: device.download(data, 0, memoryview(bytearray(256))),
             "copy_from_host": lambda: device.upload(data, 0, memoryview(bytes(256))),
@@ -39,22 +51,111 @@ class LostTests(BackendCase):
             uses["copy"] = lambda: device.copy(target, span)
         if isinstance(backend, SupportsFill):
             uses["fill"] = lambda: device.fill(data, 0, 256, 1)
+        if isinstance(backend, SupportsStridedCopy):
+            host = memoryview(bytearray(256))
+            uses["copy_strided"] = lambda: device.copy_strided(into, region, part, region)
+            uses["copy_strided_to_host"] = lambda: device.copy_strided(host, region, part, region)
+            uses["copy_strided_from_host"] = lambda: device.copy_strided(into, region, host, region)
         if isinstance(backend, SupportsStreams):
             uses["synchronize"] = device.synchronize
-        for use in uses.values():
-            with pytest.raises(DeviceLost):
+        if isinstance(backend, SupportsHostView) and not backend.host_view_refusal(
+            device.device_id, data
+        ):
+            uses["host_view"] = lambda: device.host_view(span)
+        return uses
+
+    def test_lost_device(self, backend: Any, device: DeviceUnderTest) -> None:
+        """Each use raises DeviceLost; memory can be dropped, and never comes back."""
+        gc.collect()
+        before = live_allocations(backend)
+        data, other = device.filled(b"d" * 256), device.allocate(256)
+        uses = self.uses(device, data, other)
+        self.lose(device)
+        for name, use in uses.items():
+            try:
                 use()
+            except DeviceLost:
+                continue
+            pytest.fail(f"{name} goes on with a device that is lost")
         try:
             again = device.allocate(256)  # which may open the device again
         except DeviceLost as exc:
             reason = str(exc)
             assert reason
         else:
+            device.stream = backend.current_stream(device.device_id)
             device.write(again, 0, b"n" * 256)
             assert device.read(again, 0, 256) == b"n" * 256
             with pytest.raises(DeviceLost):
                 uses["copy_to_host"]()
             device.free(again)
-        device.free(data)
-        device.free(other)
+        with nothing_ignored():
+            device.free(data)
+            device.free(other)
         assert live_allocations(backend) == before
+
+    def test_lost_device_with_views_and_imports(
+        self, backend: Any, device: DeviceUnderTest, host_pages: tuple[int, mmap.mmap]
+    ) -> None:
+        """They end without an error and without a wait, and nothing new is made."""
+        gc.collect()
+        before, device_id, address = live_allocations(backend), device.device_id, host_pages[0]
+        data = device.filled(b"d" * 256)
+        views = isinstance(backend, SupportsHostView)
+        views = views and not backend.host_view_refusal(device_id, data)
+        imports = isinstance(backend, SupportsHostImport)
+        imports = imports and not backend.host_import_refusal(device_id, address, PAGES, True)
+        if not views and not imports:
+            pytest.skip("host and device share no memory")
+        view = device.host_view(device.span(data, 0, 256), writable=True) if views else 0
+        imported = device.import_host(address, PAGES)[0] if imports else 0
+        self.lose(device)
+        if imports:
+            with pytest.raises(DeviceLost):
+                device.read(imported, 0, 16)
+            with pytest.raises(DeviceLost):
+                backend.import_host(device_id, address, PAGES, False, device.stream)
+        with nothing_ignored():
+            if views:
+                device.release_host_view(view)
+            if imports:
+                device.free(imported)
+            device.free(data)
+        assert live_allocations(backend) == before
+        try:
+            device.free(device.allocate(256))  # opens it again for the next test, where it can
+        except DeviceLost:
+            return
+
+    def test_lost_device_ends_a_wait(self, backend: Any, device: DeviceUnderTest) -> None:
+        """A thread that waits in `synchronize` while the device is lost comes back."""
+        self.need(backend, SupportsStreams)
+        data, came = device.filled(b"d" * 256), threading.Event()
+        work = self.busy(device)
+        raised: list[BaseException] = []
+
+        def wait() -> None:
+            came.set()
+            try:
+                device.synchronize()
+            except BaseException as exc:
+                raised.append(exc)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        assert came.wait(self.patience)
+        try:
+            self.lose(device)
+        finally:
+            thread.join(self.patience)
+        assert not thread.is_alive(), "the wait for a lost device never ends"
+        assert all(isinstance(each, (DeviceLost, DeviceError)) for each in raised), raised
+        device.free(data)
+        del work
+        try:
+            device.synchronize()
+        except Error:  # reports the loss
+            try:
+                device.free(device.allocate(256))
+            except DeviceLost:
+                return

@@ -122,6 +122,17 @@ class MoveTests(PublicCase):
         assert np.array_equal(on_host(tensor), array)
         assert np.array_equal(dlbridge.to_device(tensor, "cpu", copy=True).numpy(), array)
 
+    def test_types_that_numpy_has_not(self, where: str) -> None:
+        """bfloat16 and packed elements; the bytes are the same there and back."""
+        codes = np.arange(1, 8, dtype="u2")
+        bfloat16 = label_array(codes, dlbridge.dtype("bfloat16"), 0)
+        for source in (bfloat16, dlbridge.full(7, 5, "uint4"), padded_tensor([1, 2, 3])):
+            tensor = dlbridge.to_device(source, where, copy=True)
+            assert (tensor.dtype, tensor.shape) == (source.dtype, source.shape)
+            back = dlbridge.to_device(tensor, "cpu", copy=True)
+            assert (back.dtype, back.tobytes()) == (source.dtype, source.tobytes())
+        assert dlbridge.to_device(bfloat16, where, copy=True)[2:5].tobytes() == codes[2:5].tobytes()
+
     @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5), (300_007,)])
     def test_shapes(self, where: str, shape: tuple[int, ...]) -> None:
         """No dimensions, no elements, odd sizes."""

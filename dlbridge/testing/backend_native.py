@@ -49,9 +49,12 @@ def unless_refused(make: Callable[[], object], reason: str = "") -> object | Non
     """The native object that *make* returns; None if it is refused with *reason* in the message."""
     message = ""
     try:
-        return make()
+        made = make()
     except Error as exc:
         message = str(exc)
+    else:
+        assert made is not None, "None is no array: refuse by an ExchangeError"
+        return made
     assert message, "a refusal says why"
     assert reason in message, f"the message names the reason ({reason})"
     return None
@@ -104,7 +107,7 @@ class NativeTests(PublicCase):
         else:
             assert (again.data, again.offset) == (array.data, array.offset)
         assert (again.dtype, tuple(again.shape)) == (array.dtype, array.shape)
-        packed = compact(array.shape, np.dtype(array.dtype).itemsize)
+        packed = compact(array.shape, dlbridge.dtype(array.dtype).itemsize)
         strides = packed if again.strides is None else tuple(again.strides)
         assert strides == (packed if array.strides is None else array.strides)
 
@@ -117,7 +120,7 @@ class NativeTests(PublicCase):
         self.same(backend, again, array)
         assert device.read(again.data, again.offset, 24) == content[:24]
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
     def test_native_types(self, devices: list[DeviceUnderTest], dtype: str) -> None:
         """Type and device are kept, on every device, or refused by an error that says why."""
         backend = devices[0].backend
@@ -193,6 +196,44 @@ class NativeTests(PublicCase):
         device.synchronize()
         gc.collect()
         assert owner() is None, "the owner is kept after the native object is gone"
+
+    def test_native_made_by_the_library(self, device: DeviceUnderTest, where: str) -> None:
+        """An array that no `to_native` has made: its elements are read, written and kept."""
+        self.need(device.backend, SupportsNative)
+        content = random_bytes(100)
+        native = self.make_native(device.backend, device.device_id, content)
+        if native is None:
+            pytest.skip("no library makes arrays here (make_native)")
+        tensor = dlbridge.asarray(native)
+        assert (str(tensor.dtype), tensor.shape, str(tensor.device)) == ("uint8", (100,), where)
+        assert on_host(tensor).tobytes() == content
+        dlbridge.copy_(tensor[:10], np.zeros(10, "uint8"))
+        again = dlbridge.asarray(native)
+        del tensor, native
+        gc.collect()
+        assert on_host(again).tobytes() == bytes(10) + content[10:]
+
+    def test_native_made_by_the_library_is_let_go(
+        self, device: DeviceUnderTest, where: str
+    ) -> None:
+        """Its memory is given back with the last tensor on it."""
+        backend, device_id, nbytes = device.backend, device.device_id, 1 << 20
+        self.need(backend, SupportsNative)
+        before = None
+        for _ in range(12):  # the first ones may fill what is kept
+            native = self.make_native(backend, device_id, bytes(nbytes))
+            if native is None:
+                pytest.skip("no library makes arrays here (make_native)")
+            owner = weakref.ref(native)
+            tensor = dlbridge.asarray(native)
+            del native, tensor
+            gc.collect()
+            device.synchronize()
+            if before is None:
+                before = self.memory_in_use(backend, device_id)
+        assert owner() is None, "the array is kept"
+        after = self.memory_in_use(backend, device_id)
+        assert before is None or after is None or after - before < 8 * nbytes, "its memory is kept"
 
     def test_strangers_are_not_native(self, backend: Any) -> None:
         """For memory of others the result is None, not an error."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dlbridge.errors import DeviceError
 from dlbridge.protocol import (
     Region,
     Span,
@@ -258,6 +260,65 @@ class OrderTests(BackendCase):
             assert same, f"stream {after.stream:#x} did not wait for {on.stream:#x}"
             on.synchronize()
             del work
+
+    def test_wait_for_work_that_runs(self, device: DeviceUnderTest) -> None:
+        """A stream that has one piece of work, which has begun, is waited for all the same."""
+        first, second = self.streams(device)
+        work = self.busy(first)
+        time.sleep(0.01)  # no verdict: until the device has begun, on most machines
+        device.backend.wait(device.device_id, second.stream, first.stream)
+        second.synchronize()
+        done = self.is_done(device.backend, device.device_id, first.stream, work)
+        assert done in (True, None)
+        first.synchronize()
+
+    def test_two_streams_at_once(self, device: DeviceUnderTest) -> None:
+        """Work of two streams at the same time: neither gets what the other one stages."""
+        pair = self.streams(device)
+        if pair[0] is pair[1]:
+            pytest.skip("there is one stream (make_stream)")
+        for nbytes in (64, 3000, (1 << 16) + 5, 1 << 20):
+            contents = [memoryview(random_bytes(nbytes, seed)) for seed in range(2)]
+            held = [each.allocate(nbytes) for each in pair]
+            results = [bytearray(nbytes) for _ in pair]
+            work = [self.busy(each) for each in pair]
+            for each, data, content in zip(pair, held, contents, strict=True):
+                each.upload(data, 0, content)
+            for each, data, result in zip(pair, held, results, strict=True):
+                each.download(data, 0, memoryview(result))
+            for each in pair:
+                each.synchronize()
+            same = [result == it for result, it in zip(results, contents, strict=True)]
+            assert same == [True, True], f"{nbytes} bytes"
+            del work
+
+    def failing(self, device: DeviceUnderTest) -> None:
+        """Queue work that fails on the device's stream, or skip."""
+        if not self.failing_work(device.backend, device.device_id, device.stream):
+            pytest.skip(f"{self.name}: no queued work can be made to fail (failing_work)")
+
+    def test_failed_work_is_said_once(self, device: DeviceUnderTest) -> None:
+        """By the next `synchronize` of its stream, or a call for it before; the stream goes on."""
+        self.need(device.backend, SupportsStreams)
+        for mine in self.each_stream(device):
+            self.failing(mine)
+            with pytest.raises(DeviceError, match="earlier"):
+                mine.synchronize()
+            mine.synchronize()
+            data = mine.filled(b"and on")
+            assert mine.read(data, 0, 6) == b"and on"
+
+    def test_failed_work_is_of_its_stream(self, device: DeviceUnderTest) -> None:
+        """No call for another stream raises its error."""
+        first, second = self.streams(device)
+        if first is second:
+            pytest.skip("there is one stream (make_stream)")
+        data = second.allocate(100)
+        self.failing(first)
+        second.write(data, 0, b"w" * 100)
+        assert second.read(data, 0, 100) == b"w" * 100
+        with pytest.raises(DeviceError, match="earlier"):
+            first.synchronize()
 
     def test_wait_on_itself_is_nothing(self, device: DeviceUnderTest) -> None:
         """A stream that waits for itself does not deadlock."""

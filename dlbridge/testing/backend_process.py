@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,7 @@ from dlbridge.errors import BackendUnavailable, DeviceError, Error
 name, device_id, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 where = f"{name}:{device_id}"
 array = np.arange(100_000, dtype="float32")
+aligned = dlbridge.empty(100_000, "float32").numpy()
 
 def start():
     try:
@@ -94,6 +96,88 @@ if tensor is not None:
 sys.exit(code)
 """
 
+SHARED = """
+import contextlib
+tensor, viewed, kept, views = start(), start(), [], contextlib.ExitStack()
+for make in (
+    lambda: views.enter_context(viewed.host_view()),
+    lambda: dlbridge.to_device(aligned, where, copy=False),
+    lambda: dlbridge.share(np.ones(5000), where),
+):
+    with contextlib.suppress(BufferError, Error, TypeError):  # not every device can
+        kept.append(make())
+child = os.fork()
+if not child:
+    signal.alarm(patience // 2)
+    tensor = viewed = None
+    with contextlib.suppress(Error):
+        views.close()
+    kept.clear()
+    gc.collect()
+    sys.exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert (on_host(tensor) == array).all(), "the parent's tensor has changed"
+kept.clear()
+views.close()
+assert (on_host(viewed) == array).all()
+print("child:", code)
+sys.exit(code)
+"""
+"""A child ends what its parent has shared with the device: nothing waits, and nothing raises."""
+
+SIGNALS = """
+import random, time
+
+class Interrupt(BaseException):
+    pass
+
+def interrupt(*_):
+    # Not in finalizers: Python only prints what leaves them.
+    raise Interrupt
+
+start()
+backend = dlbridge.backend(name)
+source = np.arange(3000, dtype="u1")
+want = source.tobytes()
+gc.collect()
+live = getattr(backend, "live_allocations", lambda: 0)
+before = live()
+signal.signal(signal.SIGALRM, interrupt)
+sys.unraisablehook = lambda told: None
+chance, cut = random.Random(1), 0
+for turn in range(400):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
+        for _ in range(5):
+            tensor = dlbridge.to_device(source, where, copy=True)
+            assert tensor.tobytes() == want
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupt:
+        cut += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.alarm(patience // 2)  # for a lock that is still held
+threads = [threading.Thread(target=start, daemon=True) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+tensor = start()
+assert (on_host(tensor) == array).all()
+del tensor, thread, threads
+gc.collect()
+for _ in range(100):
+    start()  # sweeps up
+    gc.collect()
+    if live() <= before:
+        break
+    time.sleep(0.01)  # a thread of the driver may be the last to have it
+signal.alarm(0)
+assert live() <= before, f"{live() - before} allocations are lost"
+print("cut off:", cut)
+"""
+"""A signal handler's exceptions in the middle of calls: nothing stays locked, nothing is lost."""
+
 FORKED = {
     1: "the child failed by an error that is not dlbridge's",
     12: "the child read other values, without an error",
@@ -126,12 +210,25 @@ class ProcessTests(BackendCase):
         is_silent(done)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+    def test_fork_with_shared_memory(self, backend: Any) -> None:
+        """Views, imports and shared memory end in a forked child without a wait or an error."""
+        done = self.in_new_process(START + SHARED, self.name, self.device_id, self.patience)
+        assert done.returncode == 0, FORKED.get(done.returncode, "") + "\n" + failure(done)
+        is_silent(done)
+
+    @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timers")
+    def test_signals_anywhere_in_a_call(self, backend: Any) -> None:
+        """After the exceptions of a signal handler no lock is held, and nothing is lost."""
+        done = self.in_new_process(START + SIGNALS, self.name, self.device_id, self.patience)
+        assert done.returncode == 0, failure(done)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
     @pytest.mark.parametrize("before", ["used before", "not used before"])
     def test_fork(self, backend: Any, before: str) -> None:
         """A forked child can use the device, or gets an error that says why; its parent goes on.
 
         A child whose parent has not used the device can use it. Neither crashes nor
-        hangs when it ends, and a `free` in the child raises nothing.
+        hangs when it ends, and what is dropped in the child raises nothing.
         """
         code = START + FORK.format(before=before)
         done = self.in_new_process(code, self.name, self.device_id, self.patience)

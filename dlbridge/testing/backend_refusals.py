@@ -227,6 +227,36 @@ class RefusalTests(PublicCase):
         device.synchronize()
         assert device.read(data, 0, calls.nbytes) == content
 
+    @pytest.mark.parametrize("operation", NEEDS)
+    def test_memory_of_another_device_is_refused(
+        self, devices: list[DeviceUnderTest], operation: str
+    ) -> None:
+        """If ``data`` is a handle: that of one device is none of another's."""
+        self.need_handles(devices[0].backend)
+        if len(devices) < 2:
+            pytest.skip("there is one device")
+        calls = self.calls(devices[0], operation)
+        content = b"d" * calls.nbytes
+        data = devices[1].filled(content)
+        with pytest.raises(Error):
+            getattr(calls, operation)(devices[0].span(data, 0, calls.nbytes))
+        devices[0].synchronize()
+        assert devices[1].read(data, 0, calls.nbytes) == content
+
+    @pytest.mark.parametrize("member", ["copy_from_host", "copy_to_host", "synchronize", "wait"])
+    def test_unknown_streams_do_no_work(self, device: DeviceUnderTest, member: str) -> None:
+        """A number that is no stream is refused: it is never stream 0."""
+        backend, stream = device.backend, self.unknown_stream
+        if stream is None or not isinstance(backend, SupportsStreams):
+            pytest.skip("no number is safely no stream (unknown_stream)")
+        span, host = device.span(device.filled(b"four"), 0, 4), memoryview(bytearray(b"host"))
+        given: tuple[Any, ...] = (span, host, stream)
+        if member in ("synchronize", "wait"):
+            given = (device.device_id, *([0, stream] if member == "wait" else [stream]))
+        with pytest.raises((Error, ValueError)):
+            getattr(backend, member)(*given)
+        assert device.read(span.data, 0, 4) == b"four"
+
     def test_strangers_handles_are_refused(self, backend: Any) -> None:
         """`import_data` recognises its own memory, and neither reads nor takes anything else.
 

@@ -55,6 +55,32 @@ class StreamTests(BackendCase):
                 assert elsewhere() == before
             assert elsewhere() == before
 
+    def test_current_stream_is_the_devices_own(self, devices: list[DeviceUnderTest]) -> None:
+        """A stream that is made current on one device is not the current one of another."""
+        backend = devices[0].backend
+        self.need(backend, SupportsStreams)
+        for device in devices:
+            stream = self.make_stream(backend, device.device_id)
+            block = stream and self.make_current(backend, device.device_id, stream)
+            if not block or len(devices) < 2:
+                pytest.skip("there are no current streams of two devices (make_current)")
+            others = [each.device_id for each in devices if each is not device]
+            before = [backend.current_stream(other) for other in others]
+            with block:
+                assert [backend.current_stream(other) for other in others] == before
+
+    def test_none_is_the_default_stream(self, device: DeviceUnderTest) -> None:
+        """Whatever stream is the current one: None is no question about it."""
+        backend, device_id = device.backend, device.device_id
+        self.need(backend, SupportsStreams)
+        stream = self.make_stream(backend, device_id)
+        block = stream and self.make_current(backend, device_id, stream)
+        if not block:
+            pytest.skip("no stream can be made current here (make_current)")
+        before = backend.normalize_stream(device_id, None)
+        with block:
+            assert backend.normalize_stream(device_id, None) == before
+
     def test_none_is_a_stream(self, device: DeviceUnderTest) -> None:  # S1 S2 S11 S16
         """None means the default stream."""
         backend = device.backend

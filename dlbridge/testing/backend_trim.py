@@ -9,13 +9,35 @@ from typing import Any
 import pytest
 
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import SupportsTrim
+from dlbridge.protocol import SupportsCopy, SupportsDeviceInfo, SupportsTrim
 
 from .backend_base import BackendCase, DeviceUnderTest, random_bytes
 
 __all__ = ["TrimTests"]
 
 NBYTES = 1 << 20
+
+LIMIT = """
+import os, sys
+name, device_id, nbytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+os.environ["DLBRIDGE_POOL_LIMIT"] = str(2 * nbytes)
+import dlbridge
+try:
+    backend = dlbridge.backend(name)
+except dlbridge.BackendUnavailable as exc:
+    print(exc)
+    sys.exit(77)
+stream = backend.current_stream(device_id)
+backend.allocate(device_id, 256, 256, stream)
+before = backend.device_info(device_id)["memory_used"]
+held = [backend.allocate(device_id, nbytes, 256, stream) for _ in range(8)]
+del held[:]
+if hasattr(backend, "synchronize"):
+    backend.synchronize(device_id, stream)
+backend.allocate(device_id, 256, 256, stream)
+kept = backend.device_info(device_id)["memory_used"] - before
+assert kept <= 3 * nbytes, f"{kept} bytes are kept of at most {2 * nbytes}"
+"""
 
 
 class TrimTests(BackendCase):
@@ -35,6 +57,48 @@ class TrimTests(BackendCase):
         same = device.read(data, 0, NBYTES) == content
         assert same
 
+    def used(self, device: DeviceUnderTest) -> int:
+        """`memory_in_use`, or a skip where nobody knows."""
+        used = self.memory_in_use(device.backend, device.device_id)
+        if used is None:
+            pytest.skip("nothing says how much memory is in use (memory_used, memory_in_use)")
+        return used
+
+    def test_trim_gives_memory_back(self, device: DeviceUnderTest) -> None:
+        """What was freed, and only that, goes back to the driver."""
+        self.need(device.backend, SupportsTrim)
+        device.backend.trim(device.device_id)
+        before = self.used(device)
+        held = [device.filled(bytes(NBYTES)) for _ in range(8)]
+        assert self.used(device) >= before + 8 * NBYTES
+        for data in held:
+            device.free(data)
+        device.synchronize()
+        device.backend.trim(device.device_id)
+        assert self.used(device) < before + NBYTES
+
+    def test_pool_limit_is_kept(self, backend: Any) -> None:
+        """No more freed memory is kept than ``DLBRIDGE_POOL_LIMIT`` says."""
+        self.need(backend, SupportsTrim)
+        self.need(backend, SupportsDeviceInfo)
+        if "memory_used" not in backend.device_info(self.device_id):
+            pytest.skip("device_info does not say how much memory is in use (memory_used)")
+        done = self.in_new_process(LIMIT, self.name, self.device_id, NBYTES)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_kept_memory_is_no_lack(self, device: DeviceUnderTest) -> None:
+        """Freed memory that is kept is given back before a request is refused."""
+        self.need(device.backend, SupportsDeviceInfo)
+        memory: Any = device.backend.device_info(device.device_id).get("memory")
+        if not self.may_fill or not memory:
+            pytest.skip("tests may not use all the device's memory (may_fill)")
+        for part in (2, 3, 5):  # of another size, so that what is kept does not fit
+            held = [device.allocate(memory // (part + 1)) for _ in range(part)]
+            for data in held:
+                device.free(data)
+            device.synchronize()
+        device.free(device.allocate(memory * 3 // 4))
+
     def test_trim_counts_nothing_as_freed(self, device: DeviceUnderTest) -> None:
         """Memory in use stays allocated, and a second call has nothing to do."""
         self.need(device.backend, SupportsTrim)
@@ -52,7 +116,10 @@ class TrimTests(BackendCase):
         for each in self.each_stream(device):
             source, target = each.filled(content), each.allocate(NBYTES)
             work = self.busy(each)
-            each.upload(target, 0, memoryview(content))
+            if isinstance(each.backend, SupportsCopy):
+                each.copy(each.span(target, 0, NBYTES), each.span(source, 0, NBYTES))
+            else:
+                each.upload(target, 0, memoryview(content))
             each.free(source)
             each.backend.trim(each.device_id)
             same = each.read(target, 0, NBYTES) == content

@@ -145,9 +145,14 @@ class Fake(StridedCopies, SharedMemory):
         return DEVICE_NAMES.index(name)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
-        """The name, and whether host and device share memory."""
-        self.stream(device_id, 0)  # ExchangeError if there is no such device
-        return {"name": DEVICE_NAMES[device_id], "host_memory_shared": self.shared}
+        """The name, the bytes that tensors have there, and whether host memory is shared."""
+        self.check_device(device_id)
+        used = sum(each.nbytes for each in self.live() if each.device_id == device_id)
+        return {
+            "name": DEVICE_NAMES[device_id],
+            "memory_used": used,
+            "host_memory_shared": self.shared,
+        }
 
     def live_allocations(self) -> int:
         """Memory and host views that somebody has."""

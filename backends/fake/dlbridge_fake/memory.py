@@ -53,6 +53,11 @@ class Memory:
         self.table[memory.data] = memory
         return memory
 
+    def live(self) -> list[FakeMemory]:
+        """The memory that somebody has."""
+        found = (known() for known in self.table.valuerefs())
+        return [memory for memory in found if memory is not None]
+
     def lose(self, device_id: int) -> None:
         """Lose the device with all its memory, as if it had been removed (for tests).
 

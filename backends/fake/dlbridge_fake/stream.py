@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 import weakref
+from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -43,50 +43,56 @@ class Stream:
 
     def __init__(self, device_id: int = 0) -> None:
         self.device_id = device_id
-        self._forks = _forks
         self.handle = next(_handles)
         self._outer: list[Stream | None] = []
+        self._errors: deque[Exception] = deque()
         self._work: Queue | None = None
         if delay := whole_number("DLBRIDGE_FAKE_DELAY_US", 0, _CHOICE, _HOUR):
             self._work = SimpleQueue()
             # The thread refers to the queue and not to the stream. So a stream to
             # which nothing else refers is deleted, and its thread ends.
-            threading.Thread(target=_run, args=(self._work, delay / 1e6), daemon=True).start()
+            given = self._work, delay / 1e6, self._errors
+            threading.Thread(target=_run, args=given, daemon=True).start()
         by_handle[self.handle] = self
 
     def enqueue(self, work: Callable[[], object]) -> None:
         """Do *work* after all work that was enqueued before it."""
         if self._work is None:
             work()
-            return
-        if self._forks != _forks:
-            raise DeviceError(
-                "ext_dev: the threads that do the work do not exist after os.fork(): use the "
-                "device in the child only, or start processes with multiprocessing's 'spawn' method"
-            )
-        self._work.put(work)  # re-entrant: a finalizer may enqueue work during this call
+        else:
+            self._work.put(work)  # re-entrant: a finalizer may enqueue work during this call
 
     def synchronize(self) -> None:
-        """Block until all enqueued work is done."""
-        done = threading.Event()
-        self.enqueue(done.set)
-        done.wait()
+        """Block until all enqueued work is done; DeviceError, once, if some of it has failed."""
+        self._drain()
+        if self._errors:
+            failed = self._errors.popleft()
+            self._errors.clear()
+            raise DeviceError(
+                f"ext_dev:{self.device_id}: earlier work on stream {self.handle:#x} has failed: "
+                f"{failed}"
+            ) from failed
 
     def finish(self) -> None:
-        """As `synchronize`, for a destructor: at once where a wait would never end.
+        """Wait, for a destructor, which raises nothing: at once where a wait would never end.
 
-        That is a forked child, and any thread that does the work of a stream. A destructor
-        may run there, and the work that it would wait for may be waiting for this thread.
+        That is any thread that does the work of a stream. A destructor may run there, and the
+        work that it would wait for may be waiting for this thread.
         """
-        if self._forks == _forks and not getattr(_current, "is_worker", False):
-            self.synchronize()
+        if not getattr(_current, "is_worker", False):
+            self._drain()
+
+    def _drain(self) -> None:
+        done = _event()
+        self.enqueue(done.release)
+        done.acquire()
 
     def wait(self, on: Stream) -> None:
         """Make later work here wait for the work now on *on*, without blocking the host."""
         if on is not self:
-            done = threading.Event()
-            on.enqueue(done.set)
-            self.enqueue(done.wait)
+            done = _event()
+            on.enqueue(done.release)
+            self.enqueue(done.acquire)
 
     @staticmethod
     def current(device_id: int) -> Stream | None:
@@ -115,23 +121,24 @@ _CHOICE = f"a number of microseconds, up to {_HOUR} (an hour), such as 1000, or 
 _current = threading.local()
 _handles = itertools.count(0x5AFE_0000_0001)
 by_handle: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
-_forks = 0
-"""How many forks lie between this process and the first one."""
 
 
-def _after_fork() -> None:
-    # A child inherits streams without their threads: waiting for one would never end.
-    global _forks
-    _forks += 1
+def _event() -> threading.Lock:
+    """What is released when work is done: in C, so that no signal handler cuts it in two.
+
+    The exception of a handler may leave a `threading.Event` locked, as that is Python code.
+    """
+    done = threading.Lock()
+    done.acquire()
+    return done
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _run(queue: Queue, delay: float) -> None:
+def _run(queue: Queue, delay: float, errors: deque[Exception]) -> None:
     _current.is_worker = True
     while (work := queue.get()) is not None:
         time.sleep(delay)
-        work()
+        try:
+            work()
+        except Exception as exc:  # the next work is done all the same, as on a device
+            errors.append(exc)
         del work  # it keeps memory alive, and the next work may come much later

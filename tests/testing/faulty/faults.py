@@ -1,6 +1,9 @@
-"""The simulated device of dlbridge-fake, broken in one way by each class.
+"""The table of faults: each breaks one rule of the contract, and names the test that finds it.
 
-The docstring of a class says what its author did wrong.
+A fault is the simulated device of dlbridge-fake with one mistake of an author: the docstring
+says which. ``@breaks("fill", "test_fill")`` is one in a member: the function gets the backend, the
+sound member and its arguments, and stands for the member. ``@found_by("test_fork")`` is one that
+needs a class. `FAULTS` has them all.
 """
 
 from __future__ import annotations
@@ -8,30 +11,70 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import mmap
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from dlbridge_fake import Array, Fake, Stream
+from dlbridge_fake.memory import FakeMemory
+from dlbridge_fake.stream import by_handle
+from exporting_backend import Exporting as FilesOfTheSystem
 
-from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, ExchangeError
-from dlbridge.protocol import Span
+from dlbridge.core.plugins.cpu import CPU
+from dlbridge.errors import (
+    BackendUnavailable,
+    DeviceError,
+    DeviceLost,
+    DeviceMemoryError,
+    ExchangeError,
+)
+from dlbridge.kit.limits import pool_limit
+from dlbridge.protocol import PlainAllocation, Span
 
 IN_CHILD = "DLBRIDGE_TEST_CHILD" in os.environ
 """Whether the kit has started this process for one scene."""
+
+PROCESS = os.getpid()
+
+DRIVER_TIME = 0.0002
+"""In seconds: as long as the call of a driver, so that other threads run."""
+
+FAULTS = {}
+"""The classes, by name."""
+
+
+# Sound ones
 
 
 class Sound(Fake):
     """No fault."""
 
+    name = "faulty"
     late = False  # whether work is done in the streams' threads, after the call
     both = False  # whether host and device share memory
+    patience = 120
+    hangs = False  # whether the test does not end, so that the kit has to end the process
+    capacity = 1 << 33
 
     def __init__(self):
         super().__init__()
+        if "DLBRIDGE_TEST_MISSING" in os.environ:
+            self.be_missing()
         self.shared = self.shared or self.both
+
+    def be_missing(self):
+        raise BackendUnavailable("faulty: the driver is missing; install it")
+
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        if nbytes < 1 << 26 or nbytes > self.capacity:
+            return super().allocate(device_id, nbytes, alignment, stream)
+        self.stream(device_id, stream)
+        pages = memoryview(mmap.mmap(-1, nbytes))  # of which only those are there that are used
+        return self.enter(FakeMemory(next(self.handles), nbytes, device_id, pages, stream))
 
 
 class Late(Sound):
@@ -57,8 +100,13 @@ class TakesMore(Sound):
         super().fill(target, value, stream)
 
 
-class RefusesOverlappingRuns(Sound):
-    """No fault: the driver's rectangles need strides as long as what they step over."""
+class RefusesOverlaps(Sound):
+    """No fault: the driver does not copy within overlapping memory, nor runs that overlap."""
+
+    def copy(self, target, source, stream):
+        if target[:2] == source[:2] and abs(target.offset - source.offset) < target.nbytes:
+            raise DeviceError("the driver refuses overlapping regions")
+        super().copy(target, source, stream)
 
     def copy_strided(self, target, target_region, source, source_region, stream):
         nested(target_region), nested(source_region)
@@ -81,116 +129,148 @@ def nested(region):
         extent += (count - 1) * stride
 
 
-class RefusesOverlaps(Sound):
-    """No fault: the driver does not copy within overlapping memory, as the contract allows."""
+class Ending(FakeMemory):
+    """Memory whose end calls a function."""
 
-    def copy(self, target, source, stream):
-        if target[:2] == source[:2] and abs(target.offset - source.offset) < target.nbytes:
-            raise DeviceError("the driver refuses overlapping regions")
-        super().copy(target, source, stream)
+    __slots__ = ("at_end",)
 
-
-# Bytes
+    def __del__(self):
+        self.at_end(self)
 
 
-class HeadAndTailLost(Sound):
-    """The driver writes whole words, and the rest of the first and the last is not kept."""
+class Ends(Sound):
+    """No fault: the end of memory calls `at_end`, as if the driver had to be told."""
 
-    def copy_from_host(self, target, source, stream):
-        nbytes = len(self.table[target.data][1])
-        start, end = target.offset & ~3, min((target.offset + target.nbytes + 3) & ~3, nbytes)
-        words = bytearray(end - start)
-        words[target.offset - start : target.offset - start + target.nbytes] = source
-        whole = Span(target.device_id, target.data, start, end - start)
-        super().copy_from_host(whole, memoryview(words), stream)
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        return self.ending(super().allocate(device_id, nbytes, alignment, stream))
 
+    def ending(self, made):
+        memory = Ending(made.data, made.nbytes, made.device_id, made.content, made.stream)
+        memory.at_end = self.at_end
+        return self.enter(memory)
 
-class UnlockedReadModifyWrite(Sound):
-    """The driver writes whole words; their other bytes are read before, without a lock."""
-
-    def copy_from_host(self, target, source, stream):
-        nbytes = len(self.table[target.data][1])
-        start, end = target.offset & ~3, min((target.offset + target.nbytes + 3) & ~3, nbytes)
-        whole = Span(target.device_id, target.data, max(start, 0), end - max(start, 0))
-        words = bytearray(max(whole.nbytes, 0))
-        super().copy_to_host(target, memoryview(bytearray(target.nbytes)), stream)  # checks it
-        super().copy_to_host(whole, memoryview(words), stream)
-        time.sleep(0.0002)  # as long as the call of a driver: other threads run
-        words[target.offset - start : target.offset - start + target.nbytes] = source
-        super().copy_from_host(whole, memoryview(words), stream)
+    def at_end(self, memory):
+        """Nothing: Python frees it."""
 
 
-class UploadForgetsOffset(Sound):
-    """Bytes from the host always go to the beginning."""
-
-    def copy_from_host(self, target, source, stream):
-        self.bytes_of(target)
-        super().copy_from_host(target._replace(offset=0), source, stream)
+class LateEnds(Late, Ends):
+    """No fault; work is done late."""
 
 
-class DownloadForgetsOffset(Sound):
-    """Bytes to the host always come from the beginning."""
-
-    def copy_to_host(self, source, into, stream):
-        self.bytes_of(source)
-        super().copy_to_host(source._replace(offset=0), into, stream)
+class SharedEnds(Shared, Ends):
+    """No fault; host and device use each other's memory."""
 
 
-def near(fake, span):
-    """The span with an offset that fits into 16 bits."""
-    fake.bytes_of(span)
-    return span._replace(offset=span.offset & 0xFFFF)
+class Pooled(Ends):
+    """No fault: freed memory is kept for the next request of its size, behind its stream."""
+
+    capacity = 1 << 29
+
+    def __init__(self):
+        super().__init__()
+        self.kept = [], []
+        self.limit = pool_limit(1 << 24)
+
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        self.reopen(device_id)
+        self.stream(device_id, stream)
+        kept = self.kept[device_id]
+        for index, (content, of) in enumerate(kept):
+            if len(content) == nbytes and of == stream:
+                kept.pop(index)
+                made = FakeMemory(next(self.handles), nbytes, device_id, content, stream)
+                return self.ending(made)
+        if self.used(device_id) + nbytes > self.capacity:
+            self.make_room(device_id)
+        if self.used(device_id) + nbytes > self.capacity:
+            raise DeviceMemoryError(f"faulty:{device_id}: no room for {nbytes} bytes")
+        return super().allocate(device_id, nbytes, alignment, stream)
+
+    def make_room(self, device_id):
+        self.kept[device_id].clear()
+
+    def at_end(self, memory):
+        kept = self.kept[memory.device_id]
+        size = sum(len(content) for content, _ in kept)
+        if size + memory.nbytes <= self.limit and memory.device_id not in self.lost:
+            kept.append((memory.content, self.behind(memory)))
+
+    def behind(self, memory):
+        """The stream whose later work may use it again."""
+        return memory.stream
+
+    def trim(self, device_id):
+        self.check_device(device_id)
+        self.kept[device_id].clear()
+
+    def used(self, device_id):
+        live = sum(each.nbytes for each in self.live() if each.device_id == device_id)
+        return live + sum(len(content) for content, _ in self.kept[device_id])
+
+    def device_info(self, device_id):
+        known = super().device_info(device_id)
+        return {**known, "memory": self.capacity, "memory_used": self.used(device_id)}
 
 
-class UploadOffsetOf16Bits(Sound):
-    """The offset of an upload is cut to 16 bits."""
-
-    def copy_from_host(self, target, source, stream):
-        super().copy_from_host(near(self, target), source, stream)
+class LatePooled(Late, Pooled):
+    """No fault; work is done late."""
 
 
-class DownloadOffsetOf16Bits(Sound):
-    """The offset of a download is cut to 16 bits."""
+class WithContent(Sound):
+    """No fault: memory is made together with its content."""
 
-    def copy_to_host(self, source, into, stream):
-        super().copy_to_host(near(self, source), into, stream)
+    content_limit = 4096
 
-
-class CopyOffsetOf16Bits(Sound):
-    """The offsets of a copy are cut to 16 bits."""
-
-    def copy(self, target, source, stream):
-        super().copy(near(self, target), near(self, source), stream)
+    def allocate(self, device_id, nbytes, alignment, stream, content=None):
+        made = super().allocate(device_id, nbytes, alignment, stream)
+        if content is not None:
+            self.copy_from_host(Span(device_id, made.data, 0, nbytes), content, stream)
+        return made
 
 
-class FillOffsetOf16Bits(Sound):
-    """The offset of a fill is cut to 16 bits."""
-
-    def fill(self, target, value, stream):
-        super().fill(near(self, target), value, stream)
+class Exporting(Sound, FilesOfTheSystem):
+    """No fault: other processes can have its memory."""
 
 
-class StridedOffsetOf16Bits(Sound):
-    """The offsets of a strided copy are cut to 16 bits."""
+class Addresses(CPU):
+    """No fault: ``data`` is an address."""
 
-    def copy_strided(self, target, target_region, source, source_region, stream):
-        into, taken = near(self, target), near(self, source)
-        super().copy_strided(into, target_region, taken, source_region, stream)
+    name, late, patience, hangs, capacity = "cpu", False, 120, False, 1 << 33
 
 
-class HostViewOffsetOf16Bits(Shared):
-    """The offset of a host view is cut to 16 bits."""
+SOUND = [
+    *(Sound, Late, Shared, LateShared, TakesMore, RefusesOverlaps),
+    *(Ends, Pooled, LatePooled, WithContent, Exporting, Addresses),
+]
 
-    def host_view(self, span, writable, stream):
-        return super().host_view(near(self, span), writable, stream)
+
+# The table
 
 
-class OffsetsOf16Bits(Sound):
-    """All offsets are cut to 16 bits, so that what was written is read again."""
+def found_by(test):
+    """Enter a class with a fault, which *test* finds."""
 
-    def bytes_of(self, span, write=False):
-        super().bytes_of(span, write)
-        return super().bytes_of(span._replace(offset=span.offset & 0xFFFF), write)
+    def enter(cls):
+        cls.test = test
+        assert FAULTS.setdefault(cls.__name__, cls) is cls
+        return cls
+
+    return enter
+
+
+def breaks(member, test, base=Sound):
+    """Enter a fault in one *member* of *base*, which *test* finds."""
+
+    def enter(function):
+        def instead(self, *given, **named):
+            return function(self, getattr(super(cls, self), member), *given, **named)
+
+        own = {member: instead, "__doc__": function.__doc__, "__module__": __name__}
+        cls = type(function.__name__, (base,), own)
+        found_by(test)(cls)
+        return function
+
+    return enter
 
 
 def cut(fake, span, bits):
@@ -199,223 +279,412 @@ def cut(fake, span, bits):
     return span._replace(offset=span.offset & (1 << bits) - 1)
 
 
-class UploadOffsetOf20Bits(Sound):
-    """The offset of an upload is cut to 20 bits."""
-
-    def copy_from_host(self, target, source, stream):
-        super().copy_from_host(cut(self, target, 20), source, stream)
+def again(fake, data):
+    """The first bytes of memory, as the driver sees them."""
+    return fake.table[data].content
 
 
-class DownloadOffsetOf24Bits(Sound):
-    """The offset of a download is cut to 24 bits."""
-
-    def copy_to_host(self, source, into, stream):
-        super().copy_to_host(cut(self, source, 24), into, stream)
+# Bytes
 
 
-class CopyOffsetOf24Bits(Sound):
-    """The offset of a copy's source is cut to 24 bits."""
-
-    def copy(self, target, source, stream):
-        super().copy(target, cut(self, source, 24), stream)
-
-
-class FillOffsetOf20Bits(Sound):
-    """The offset of a fill is cut to 20 bits."""
-
-    def fill(self, target, value, stream):
-        super().fill(cut(self, target, 20), value, stream)
+@breaks("copy_from_host", "test_round_trip")
+def head_and_tail_lost(fake, real, target, source, stream):
+    """The driver writes whole words, and the rest of the first and the last is not kept."""
+    start, end = target.offset & ~3, (target.offset + target.nbytes + 3) & ~3
+    end = min(end, len(again(fake, target.data)))
+    words = bytearray(end - start)
+    words[target.offset - start : target.offset - start + target.nbytes] = source
+    real(target._replace(offset=start, nbytes=end - start), memoryview(words), stream)
 
 
-class StridedOffsetOf24Bits(Sound):
-    """The offset of a strided copy's source is cut to 24 bits."""
-
-    def copy_strided(self, target, target_region, source, source_region, stream):
-        taken = cut(self, source, 24)
-        super().copy_strided(target, target_region, taken, source_region, stream)
-
-
-class OffsetsOf24Bits(Sound):
-    """All offsets are cut to 24 bits, so that what was written is read again."""
-
-    def bytes_of(self, span, write=False):
-        super().bytes_of(span, write)
-        return super().bytes_of(span._replace(offset=span.offset & 0xFFFFFF), write)
+@breaks("copy_from_host", "test_neighbouring_bytes")
+def unlocked_read_modify_write(fake, real, target, source, stream):
+    """The driver writes whole words; their other bytes are read before, without a lock."""
+    start, end = target.offset & ~3, (target.offset + target.nbytes + 3) & ~3
+    end = min(end, len(again(fake, target.data)))
+    whole = target._replace(offset=start, nbytes=end - start)
+    words = bytearray(fake.bytes_of(whole))
+    time.sleep(DRIVER_TIME)
+    words[target.offset - start : target.offset - start + target.nbytes] = source
+    real(whole, memoryview(words), stream)
 
 
-class FillForgetsOffset(Sound):
+@breaks("copy_from_host", "test_neighbouring_elements")
+def writes_it_all(fake, real, target, source, stream):
+    """The same with all bytes of the memory."""
+    whole = target._replace(offset=0, nbytes=len(again(fake, target.data)))
+    content = bytearray(fake.bytes_of(whole))
+    time.sleep(10 * DRIVER_TIME)
+    content[target.offset : target.offset + target.nbytes] = source
+    real(whole, memoryview(content), stream)
+
+
+@breaks("copy_from_host", "test_copy_into_a_view")
+def upload_forgets_offset(fake, real, target, source, stream):
+    """Bytes from the host always go to the beginning."""
+    real(cut(fake, target, 0), source, stream)
+
+
+@breaks("copy_to_host", "test_strided_both_ways")
+def download_forgets_offset(fake, real, source, into, stream):
+    """Bytes to the host always come from the beginning."""
+    real(cut(fake, source, 0), into, stream)
+
+
+@breaks("copy_to_host", "test_offsets_of_views")
+def download_forgets_small_offset(fake, real, source, into, stream):
+    """The same where the offset is small."""
+    real(cut(fake, source, 0) if source.offset < 4 else source, into, stream)
+
+
+@breaks("fill", "test_fill")
+def fill_forgets_offset(fake, real, target, value, stream):
     """A fill always begins at the beginning."""
-
-    def fill(self, target, value, stream):
-        self.bytes_of(target)
-        super().fill(target._replace(offset=0), value, stream)
+    real(cut(fake, target, 0), value, stream)
 
 
-class CopySwapsOffsets(Sound):
+@breaks("copy", "test_copy_inside")
+def copy_swaps_offsets(fake, real, target, source, stream):
     """The offsets of target and source are taken for each other."""
-
-    def copy(self, target, source, stream):
-        to, at = target.offset, source.offset
-        super().copy(target._replace(offset=at), source._replace(offset=to), stream)
+    to, at = target.offset, source.offset
+    real(target._replace(offset=at), source._replace(offset=to), stream)
 
 
-class PeerCopyForgetsOffset(Sound):
+@breaks("copy", "test_copy_inside_a_tensor")
+def copy_within_swaps_offsets(fake, real, target, source, stream):
+    """The same inside one memory."""
+    to, at = (target.offset, source.offset) if target.data == source.data else (0, 0)
+    if to or at:
+        target, source = target._replace(offset=at), source._replace(offset=to)
+    real(target, source, stream)
+
+
+@breaks("copy", "test_copy_within_one_buffer")
+def same_buffer_copy_refused(fake, real, target, source, stream):
+    """The driver does not copy inside one buffer (WebGPU), and is asked to all the same."""
+    if target.data == source.data:
+        raise DeviceError("the driver refuses to copy from a buffer to itself")
+    real(target, source, stream)
+
+
+@breaks("copy", "test_copy_between_devices")
+def peer_copy_forgets_offset(fake, real, target, source, stream):
     """A copy from the other device begins at the beginning of its memory."""
-
-    def copy(self, target, source, stream):
-        if target.device_id != source.device_id:
-            source = source._replace(offset=0)
-        super().copy(target, source, stream)
+    if target.device_id != source.device_id:
+        source = source._replace(offset=0)
+    real(target, source, stream)
 
 
-class PeerCopyDoesNothing(Sound):
+@breaks("copy", "test_between_devices")
+def peer_copy_does_nothing(fake, real, target, source, stream):
     """A copy from the other device is forgotten."""
+    if target.device_id == source.device_id:
+        real(target, source, stream)
 
-    def copy(self, target, source, stream):
-        if target.device_id == source.device_id:
-            super().copy(target, source, stream)
 
+def offset_of_bits(name, member, bits, test, base=Sound, sides=(0,)):
+    """A fault: the offset of one member is cut; *sides* says where it is among the arguments."""
+
+    def member_of_bits(fake, real, *given):
+        cuts = [
+            cut(fake, part, bits) if index in sides else part for index, part in enumerate(given)
+        ]
+        return real(*cuts)
+
+    member_of_bits.__name__ = name
+    member_of_bits.__doc__ = f"An offset of {member} is cut to {bits} bits."
+    breaks(member, test, base)(member_of_bits)
+
+
+offset_of_bits("upload_offset_of_16_bits", "copy_from_host", 16, "test_round_trip")
+offset_of_bits("download_offset_of_16_bits", "copy_to_host", 16, "test_round_trip")
+offset_of_bits("copy_offset_of_16_bits", "copy", 16, "test_copy_inside", sides=(0, 1))
+offset_of_bits("fill_offset_of_16_bits", "fill", 16, "test_fill")
+offset_of_bits("strided_offset_of_16_bits", "copy_strided", 16, "test_strided_copies")
+offset_of_bits("view_offset_of_16_bits", "host_view", 16, "test_host_view_reads", base=Shared)
+offset_of_bits("upload_offset_of_20_bits", "copy_from_host", 20, "test_offsets_are_not_cut")
+offset_of_bits("download_offset_of_24_bits", "copy_to_host", 24, "test_offsets_are_not_cut")
+offset_of_bits("copy_offset_of_24_bits", "copy", 24, "test_offsets_are_not_cut", sides=(1,))
+offset_of_bits("fill_offset_of_20_bits", "fill", 20, "test_offsets_are_not_cut")
+offset_of_bits(
+    "strided_offset_of_24_bits", "copy_strided", 24, "test_offsets_are_not_cut", sides=(2,)
+)
+offset_of_bits("upload_offset_of_30_bits", "copy_from_host", 30, "test_offsets_are_not_cut")
+offset_of_bits("copy_offset_of_32_bits", "copy", 32, "test_offsets_are_not_cut", sides=(0,))
+
+
+def all_offsets(name, bits, test):
+    """A fault: what was written at a cut offset is read again from there."""
+
+    def all_of_bits(fake, real, span, **write):
+        real(span, **write)
+        return real(span._replace(offset=span.offset & (1 << bits) - 1), **write)
+
+    all_of_bits.__name__, all_of_bits.__doc__ = name, f"All offsets are cut to {bits} bits."
+    breaks("bytes_of", test)(all_of_bits)
+
+
+all_offsets("offsets_of_16_bits", 16, "test_round_trip")
+all_offsets("offsets_of_24_bits", 24, "test_offsets_are_not_cut")
+all_offsets("offsets_of_30_bits", 30, "test_offsets_are_not_cut")
+all_offsets("offsets_of_32_bits", 32, "test_offsets_are_not_cut")
 
 CHUNK = 1 << 16
+MOST = 128 << 20
 
 
-class SecondChunkIsTheFirst(Sound):
+@breaks("copy_from_host", "test_round_trip_of_chunks")
+def second_chunk_is_the_first(fake, real, target, source, stream):
     """Larger uploads are cut into chunks, and the second repeats the first."""
-
-    def copy_from_host(self, target, source, stream):
-        for number, start in enumerate(range(0, target.nbytes, CHUNK)):
-            piece = source[start : start + CHUNK]
-            if number == 1:
-                piece = source[: len(piece)]
-            part = target._replace(offset=target.offset + start, nbytes=len(piece))
-            super().copy_from_host(part, piece, stream)
+    for number, start in enumerate(range(0, target.nbytes, CHUNK)):
+        piece = source[start : start + CHUNK]
+        if number == 1:
+            piece = source[: len(piece)]
+        part = target._replace(offset=target.offset + start, nbytes=len(piece))
+        real(part, piece, stream)
 
 
-class LastChunkIsRounded(Sound):
+@breaks("copy_to_host", "test_round_trip_of_chunks")
+def last_chunk_is_rounded(fake, real, source, into, stream):
     """Larger downloads are cut into chunks, and the last is rounded down to whole words."""
-
-    def copy_to_host(self, source, into, stream):
-        if source.nbytes <= CHUNK:
-            return super().copy_to_host(source, into, stream)
-        self.bytes_of(source)
-        for start in range(0, source.nbytes, CHUNK):
-            nbytes = min(CHUNK, source.nbytes - start) & ~3
-            part = source._replace(offset=source.offset + start, nbytes=nbytes)
-            super().copy_to_host(part, into[start : start + nbytes], stream)
-        return None
+    for start in range(0, source.nbytes, CHUNK):
+        nbytes = min(CHUNK, source.nbytes - start)
+        nbytes = nbytes & ~3 if source.nbytes > CHUNK else nbytes
+        part = source._replace(offset=source.offset + start, nbytes=nbytes)
+        real(part, into[start : start + nbytes], stream)
 
 
-class FillStopsAfterAChunk(Sound):
+@breaks("copy_from_host", "test_large_round_trip")
+def upload_stops_after_8_mib(fake, real, target, source, stream):
+    """The staging ring of a large upload is used once, and not again."""
+    most = min(8 << 20, target.nbytes)
+    real(target._replace(nbytes=most), source[:most], stream)
+
+
+@breaks("copy_from_host", "test_shapes")
+def pieces_in_the_wrong_place(fake, real, target, source, stream):
+    """A piece of a larger upload goes to the beginning."""
+    for at in range(0, len(source), 4096):
+        piece = source[at : at + 4096]
+        to = target._replace(offset=0 if at == 8192 else target.offset + at, nbytes=len(piece))
+        real(to, piece, stream)
+
+
+@breaks("fill", "test_fill_of_chunks")
+def fill_stops_after_a_chunk(fake, real, target, value, stream):
     """A larger fill is cut into chunks, and only the first is filled."""
-
-    def fill(self, target, value, stream):
-        self.bytes_of(target)
-        super().fill(target._replace(nbytes=min(target.nbytes, 2 << 20)), value, stream)
+    fake.bytes_of(target)
+    real(target._replace(nbytes=min(target.nbytes, 2 << 20)), value, stream)
 
 
-class SecondChunkFromAPeerIsTheFirst(Sound):
+@breaks("copy", "test_copy_between_devices")
+def second_chunk_from_a_peer_is_the_first(fake, real, target, source, stream):
     """Larger copies from the other device are cut into chunks, each read from the beginning."""
-
-    def copy(self, target, source, stream):
-        if target.device_id == source.device_id:
-            return super().copy(target, source, stream)
-        self.bytes_of(target), self.bytes_of(source)
-        for start in range(0, target.nbytes, CHUNK):
-            nbytes = min(CHUNK, target.nbytes - start)
-            to = target._replace(offset=target.offset + start, nbytes=nbytes)
-            super().copy(to, source._replace(nbytes=nbytes), stream)
-        return None
+    if target.device_id == source.device_id:
+        return real(target, source, stream)
+    for start in range(0, target.nbytes, CHUNK):
+        nbytes = min(CHUNK, target.nbytes - start)
+        to = target._replace(offset=target.offset + start, nbytes=nbytes)
+        real(to, source._replace(nbytes=nbytes), stream)
+    return None
 
 
-class DownloadRoundsUp(Sound):
-    """Bytes of the host behind the target are overwritten, up to the next whole word."""
-
-    def copy_to_host(self, source, into, stream):
-        super().copy_to_host(source, into, stream)
-        behind = np.frombuffer(into, "u1").ctypes.data + len(into)
-        ctypes.memset(behind, 0xCC, -len(into) % 4)
-
-
-class UploadSpoilsItsSource(Sound):
-    """The bytes are swapped in place for the driver, and not swapped back."""
-
-    def copy_from_host(self, target, source, stream):
-        super().copy_from_host(target, source, stream)
-        if not source.readonly:
-            source[:] = bytes(source)[::-1]
-
-
-class ChunksOfCopiesOverlap(Sound):
+@breaks("copy", "test_copy_of_chunks")
+def chunks_of_copies_overlap(fake, real, target, source, stream):
     """Larger copies on the device are cut into chunks, each placed one byte too early."""
-
-    def copy(self, target, source, stream):
-        self.bytes_of(target), self.bytes_of(source)
-        for number, start in enumerate(range(0, target.nbytes, CHUNK)):
-            nbytes = min(CHUNK, target.nbytes - start)
-            to = target._replace(offset=target.offset + start - (number > 0), nbytes=nbytes)
-            at = source._replace(offset=source.offset + start, nbytes=nbytes)
-            super().copy(to, at, stream)
+    for number, start in enumerate(range(0, target.nbytes, CHUNK)):
+        nbytes = min(CHUNK, target.nbytes - start)
+        to = target._replace(offset=target.offset + start - (number > 0), nbytes=nbytes)
+        real(to, source._replace(offset=source.offset + start, nbytes=nbytes), stream)
 
 
-class FillIgnoresValue(Sound):
+@breaks("copy", "test_large_copies_are_not_cut")
+def copies_above_128_mib_are_cut(fake, real, target, source, stream):
+    """The driver's limit of one copy is not looked at."""
+    nbytes = min(target.nbytes, MOST)
+    real(target._replace(nbytes=nbytes), source._replace(nbytes=nbytes), stream)
+
+
+@breaks("copy_from_host", "test_large_copies_are_not_cut")
+def uploads_above_128_mib_are_cut(fake, real, target, source, stream):
+    """The same for uploads."""
+    nbytes = min(target.nbytes, MOST)
+    real(target._replace(nbytes=nbytes), source[:nbytes], stream)
+
+
+@breaks("copy_to_host", "test_large_copies_are_not_cut")
+def downloads_above_128_mib_are_cut(fake, real, source, into, stream):
+    """The same for downloads."""
+    nbytes = min(source.nbytes, MOST)
+    real(source._replace(nbytes=nbytes), into[:nbytes], stream)
+
+
+@breaks("fill", "test_large_copies_are_not_cut")
+def fills_above_128_mib_are_cut(fake, real, target, value, stream):
+    """The same for fills."""
+    real(target._replace(nbytes=min(target.nbytes, MOST)), value, stream)
+
+
+@breaks("copy_to_host", "test_source_and_target_may_lie_anywhere")
+def download_rounds_up(fake, real, source, into, stream):
+    """Bytes of the host behind the target are overwritten, up to the next whole word."""
+    real(source, into, stream)
+    behind = np.frombuffer(into, "u1").ctypes.data + len(into)
+    ctypes.memset(behind, 0xCC, -len(into) % 4)
+
+
+@breaks("copy_from_host", "test_source_and_target_may_lie_anywhere")
+def upload_spoils_its_source(fake, real, target, source, stream):
+    """The bytes are swapped in place for the driver, and not swapped back."""
+    real(target, source, stream)
+    if not source.readonly:
+        source[:] = bytes(source)[::-1]
+
+
+@breaks("copy_from_host", "test_source_and_target_may_lie_anywhere")
+def needs_a_writable_source(fake, real, target, source, stream):
+    """The address of the source is taken in a way that read-only memory does not have."""
+    ctypes.c_char.from_buffer(source)
+    real(target, source, stream)
+
+
+@breaks("copy_from_host", "test_bytes_around_a_copy_stay")
+def one_byte_too_many(fake, real, target, source, stream):
+    """The byte behind the target changes."""
+    real(target, source, stream)
+    content, end = again(fake, target.data), target.offset + target.nbytes
+    if end < len(content):
+        content[end] ^= 0xFF
+
+
+@breaks("copy_to_host", "test_to_device_and_back")
+def loses_the_last_byte(fake, real, source, into, stream):
+    """One byte of a download is not written."""
+    if source.nbytes > 1:
+        real(source._replace(nbytes=source.nbytes - 1), into[:-1], stream)
+
+
+@breaks("copy_to_host", "test_export_to_the_host")
+def flips_a_bit(fake, real, source, into, stream):
+    """A download is nearly right."""
+    real(source, into, stream)
+    into[0] ^= 1
+
+
+@breaks("copy_from_host", "test_types_that_numpy_has_not")
+def uploads_of_14_bytes_are_swapped(fake, real, target, source, stream):
+    """As if elements of two bytes had another order on the device."""
+    swapped = np.frombuffer(source, "u2").byteswap().view("u1") if len(source) == 14 else source
+    real(target, memoryview(swapped), stream)
+
+
+@breaks("copy_from_host", "test_elements_below_a_byte")
+def one_byte_too_many_of_packed(fake, real, *given):
+    """The same where elements are smaller than a byte."""
+    one_byte_too_many(fake, real, *given)
+
+
+@breaks("fill", "test_fill")
+def fill_ignores_value(fake, real, target, value, stream):
     """Memory is always filled with zeros."""
-
-    def fill(self, target, value, stream):
-        super().fill(target, 0, stream)
+    real(target, 0, stream)
 
 
-class FillsWholeWords(Sound):
+@breaks("fill", "test_fill")
+def fills_whole_words(fake, real, target, value, stream):
     """A fill is rounded up to whole words."""
-
-    def fill(self, target, value, stream):
-        self.bytes_of(target)
-        size = len(self.table[target.data][1])
-        start, end = target.offset & ~3, min((target.offset + target.nbytes + 3) & ~3, size)
-        super().fill(target._replace(offset=start, nbytes=end - start), value, stream)
+    size = len(again(fake, target.data))
+    start, end = target.offset & ~3, min((target.offset + target.nbytes + 3) & ~3, size)
+    real(target._replace(offset=start, nbytes=end - start), value, stream)
 
 
-class SameBufferCopyRefused(Sound):
-    """The driver does not copy inside one buffer (WebGPU), and is asked to all the same."""
-
-    def copy(self, target, source, stream):
-        if target.data == source.data:
-            raise DeviceError("the driver refuses to copy from a buffer to itself")
-        super().copy(target, source, stream)
+@breaks("fill", "test_zeros_and_empty")
+def fills_with_ones(fake, real, target, value, stream):
+    """0 is taken for no value."""
+    real(target, value or 1, stream)
 
 
-class StridesForgotten(Sound):
+@breaks("copy_strided_to_host", "test_strided_copies")
+def strides_forgotten(fake, real, source, source_region, into, into_region, stream):
     """A strided download uses the innermost stride of the host in every dimension."""
-
-    def copy_strided_to_host(self, source, source_region, into, into_region, stream):
-        innermost = into_region.strides[-1:] * len(into_region.strides)
-        into_region = into_region._replace(strides=innermost)
-        super().copy_strided_to_host(source, source_region, into, into_region, stream)
+    innermost = into_region.strides[-1:] * len(into_region.strides)
+    real(source, source_region, into, into_region._replace(strides=innermost), stream)
 
 
-class StridedOffsetForgotten(Sound):
+@breaks("copy_strided_from_host", "test_strided_copies")
+def strided_offset_forgotten(fake, real, target, target_region, source, source_region, stream):
     """A strided upload begins at the beginning."""
+    real(cut(fake, target, 0), target_region, source, source_region, stream)
 
-    def copy_strided_from_host(self, target, target_region, source, source_region, stream):
-        self.bytes_of(target)
-        target = target._replace(offset=0)
-        super().copy_strided_from_host(target, target_region, source, source_region, stream)
+
+@found_by("test_strided_copies")
+class MostDimensionsWrong(Sound):
+    """A region with as many dimensions as it can have loses the last of them."""
+
+    max_strided_ndim = 7
+
+    def copy_strided(self, target, target_region, source, source_region, stream):
+        if len(target_region.shape) == self.max_strided_ndim:
+            shape = (*target_region.shape[:-1], 1)
+            target_region = target_region._replace(shape=shape)
+        super().copy_strided(target, target_region, source, source_region, stream)
+
+
+@breaks("copy_strided", "test_strided_copies_of_long_runs")
+def long_runs_are_cut(fake, real, target, target_region, source, source_region, stream):
+    """A run of more than 64 KiB is cut."""
+    most = min(target_region.run_nbytes, CHUNK)
+    real(target, target_region._replace(run_nbytes=most), source, source_region, stream)
 
 
 # Memory, and what a backend must refuse
 
 
+@found_by("test_out_of_bounds_is_refused")
 class NoBounds(Sound):
     """The driver copies what fits, and nobody looks at the sizes before."""
 
     def bytes_of(self, span, write=False):
-        _, content = self.table[span.data]
-        return content[max(span.offset, 0) :][: span.nbytes]
+        return again(self, span.data)[max(span.offset, 0) :][: span.nbytes]
 
     def move(self, stream, into, source):
         nbytes = min(len(into), len(source))
         super().move(stream, into[:nbytes], source[:nbytes])
 
 
+@breaks("fill", "test_out_of_bounds_is_refused")
+def no_bounds_in_fill(fake, real, target, value, stream):
+    """Copies look at the sizes, and fills do not."""
+    region = again(fake, target.data)[max(target.offset, 0) :][: target.nbytes]
+    fake.move(fake.stream(target.device_id, stream), region, bytes([value]) * len(region))
+
+
+@breaks("bytes_of", "test_out_of_bounds_is_refused")
+def errors_of_the_table(fake, real, span, **write):
+    """What the backend's own table raises leaves the backend as it is."""
+    try:
+        return real(span, **write)
+    except ExchangeError as exc:
+        raise IndexError(str(exc)) from None
+
+
+@breaks("bytes_of", "test_memory_of_another_device_is_refused")
+def handles_of_the_other_device(fake, real, span, **write):
+    """The handle is looked up, and not whose it is."""
+    if span.data in fake.table and 0 <= span.device_id < 2:
+        span = span._replace(device_id=fake.table[span.data].device_id)
+    return real(span, **write)
+
+
+@breaks("bytes_of", "test_unknown_device_is_refused_by_copies")
+def copies_on_no_device_fail(fake, real, span, **write):
+    """The driver reports an error for a device that does not exist."""
+    if not 0 <= span.device_id < 2:
+        raise DeviceError("driver: status -33")
+    return real(span, **write)
+
+
+@found_by("test_signatures_are_the_contracts")
 class NeedsMore(Sound):
     """A member needs a parameter that dlbridge does not give."""
 
@@ -423,187 +692,223 @@ class NeedsMore(Sound):
         return super().import_data(device_id, data, module)
 
 
-class NoBoundsInFill(Sound):
-    """Copies look at the sizes, and fills do not."""
+@found_by("test_no_capability_is_half_there")
+class HalfACapability(Sound):
+    """A member of a capability is misspelt."""
 
-    def fill(self, target, value, stream):
-        _, content = self.table[target.data]
-        region = content[max(target.offset, 0) :][: target.nbytes]
-        self.move(self.stream(target.device_id, stream), region, bytes([value]) * len(region))
+    memory_import_refusal = Exporting.memory_import_refusal
 
 
-class TakesEveryDevice(Sound):
+@found_by("test_api_is_ours")
+class AnotherVersion(Sound):
+    """It was written for another contract."""
+
+    api = 1
+
+
+@found_by("test_name_and_device_type_match")
+class AnotherType(Sound):
+    """A device type that DLPack gives to another name."""
+
+    device_type = 4
+
+
+@breaks("device_count", "test_there_is_a_device")
+def no_device(fake, real):
+    """It should have said BackendUnavailable."""
+    return 0
+
+
+@breaks("device_info", "test_device_info_has_a_name")
+def nameless(fake, real, device_id):
+    """A device has no name."""
+    return {"memory": 1}
+
+
+@breaks("find_device", "test_devices_are_found_by_name")
+def finds_the_first(fake, real, name):
+    """Every name is that of the first device."""
+    return 0
+
+
+@breaks("device_info", "test_uuids_are_the_devices_own")
+def one_uuid_for_both(fake, real, device_id):
+    """The UUID is the driver's, and not the device's."""
+    return {**real(device_id), "uuid": "5afe" * 8}
+
+
+@breaks("live_allocations", "test_live_allocations_are_counted")
+def nothing_is_counted(fake, real):
+    """The question of the kit has a fixed answer."""
+    return 0
+
+
+@breaks("allocate", "test_unknown_device_is_refused")
+def takes_every_device(fake, real, device_id, *given):
     """The number of a device that does not exist wraps around."""
-
-    def allocate(self, device_id, nbytes, alignment, stream):
-        return super().allocate(device_id % 2, nbytes, alignment, stream)
+    return real(device_id % 2, *given)
 
 
-class CurrentStreamOfNoDevice(Sound):
+@breaks("allocate", "test_errors_leave_all_in_order")
+def lack_of_memory_is_another_error(fake, real, device_id, nbytes, *given):
+    """No room is an error of the driver like any other."""
+    if nbytes > 1 << 40:
+        raise DeviceError(f"driver: status -4, {nbytes} bytes")
+    return real(device_id, nbytes, *given)
+
+
+@breaks("current_stream", "test_unknown_device_is_refused_by_streams")
+def current_stream_of_no_device(fake, real, device_id):
     """`current_stream` takes the number of every device."""
-
-    def current_stream(self, device_id):
-        return super().current_stream(device_id) if 0 <= device_id < 2 else 0
+    return real(device_id) if 0 <= device_id < 2 else 0
 
 
-class SynchronizesNoDevice(Sound):
+@breaks("synchronize", "test_unknown_device_is_refused_by_streams")
+def synchronizes_no_device(fake, real, device_id, stream):
     """There is nothing to wait for on a device that does not exist."""
-
-    def synchronize(self, device_id, stream):
-        if 0 <= device_id < 2:
-            super().synchronize(device_id, stream)
+    if 0 <= device_id < 2:
+        real(device_id, stream)
 
 
-class WaitsOnNoDevice(Sound):
+@breaks("wait", "test_unknown_device_is_refused_by_streams")
+def waits_on_no_device(fake, real, device_id, stream, on):
     """The same for a stream that waits for another."""
-
-    def wait(self, device_id, stream, on):
-        if stream != on:
-            super().wait(device_id, stream, on)
+    if stream != on:
+        real(device_id, stream, on)
 
 
-class StreamsOfNoDevice(Sound):
+@breaks("normalize_stream", "test_unknown_device_is_refused_by_streams")
+def streams_of_no_device(fake, real, device_id, stream):
     """None is the default stream of every device."""
-
-    def normalize_stream(self, device_id, stream):
-        return 0 if stream is None else super().normalize_stream(device_id, stream)
+    return 0 if stream is None else real(device_id, stream)
 
 
-class CopiesOnNoDeviceFail(Sound):
-    """The driver reports an error for a device that does not exist."""
-
-    def bytes_of(self, span, write=False):
-        if not 0 <= span.device_id < 2:
-            raise DeviceError("driver: status -33")
-        return super().bytes_of(span, write)
-
-
-class UnmappedErrors(Sound):
-    """What the backend's own table raises leaves the backend as it is."""
-
-    def bytes_of(self, span, write=False):
-        try:
-            return super().bytes_of(span, write)
-        except ExchangeError as exc:
-            raise IndexError(str(exc)) from None
-
-
-class UnmappedLackOfMemory(Sound):
+@breaks("allocate", "test_too_much_is_refused")
+def lack_of_memory_unmapped(fake, real, device_id, nbytes, *given):
     """The driver's error for too large a request leaves the backend as it is."""
-
-    def allocate(self, device_id, nbytes, alignment, stream):
-        if nbytes > 1 << 40:
-            raise RuntimeError(f"driver: status -4, {nbytes} bytes")
-        return super().allocate(device_id, nbytes, alignment, stream)
+    if nbytes > 1 << 40:
+        raise RuntimeError(f"driver: status -4, {nbytes} bytes")
+    return real(device_id, nbytes, *given)
 
 
-class OneMemoryForAll(Sound):
+@breaks("allocate", "test_too_much_is_refused")
+def sizes_of_32_bits(fake, real, device_id, nbytes, *given):
+    """The size is cut to what the driver takes."""
+    return real(device_id, max(nbytes & 0xFFFFFFFF, 1) if nbytes > 1 << 40 else nbytes, *given)
+
+
+ALL = memoryview(bytearray(1 << 24))
+
+
+def of_all(fake, made):
+    """The memory that every allocation gets."""
+    made.content = ALL[: made.nbytes]
+    return made
+
+
+@breaks("allocate", "test_live_buffers_do_not_alias")
+def one_memory_for_all(fake, real, *given):
     """Every allocation is the same memory."""
-
-    memory = memoryview(bytearray(1 << 24))
-
-    def allocate(self, device_id, nbytes, alignment, stream):
-        data = super().allocate(device_id, nbytes, alignment, stream)
-        self.table[data] = device_id, self.memory[:nbytes]
-        return data
+    return of_all(fake, real(*given))
 
 
-class FreeLeaks(Sound):
-    """`free` does nothing."""
-
-    def free(self, device_id, data, stream):
-        pass
-
-
-class FreeLeaksALittle(Sound):
-    """`free` forgets a kilobyte of its own each time, which nobody counts."""
-
-    def __init__(self):
-        super().__init__()
-        self.forgotten = []
-
-    def free(self, device_id, data, stream):
-        self.forgotten.append(bytearray(1024))
-        super().free(device_id, data, stream)
+@breaks("allocate", "test_round_trip_on_every_device")
+def one_memory_for_both_devices(fake, real, device_id, nbytes, *given):
+    """The first allocations of the devices are the same memory."""
+    made = real(device_id, nbytes, *given)
+    return of_all(fake, made) if nbytes == 1000 else made
 
 
-class FreeLeaksInOtherThreads(Sound):
-    """`free` does nothing in any thread but the main one."""
-
-    def free(self, device_id, data, stream):
-        if threading.current_thread() is threading.main_thread():
-            super().free(device_id, data, stream)
-
-
-class SourcesAreKept(Sound):
-    """Each uploaded buffer is kept for ever."""
-
-    def __init__(self):
-        super().__init__()
-        self.sources = []
-
-    def copy_from_host(self, target, source, stream):
-        self.sources.append(source)
-        super().copy_from_host(target, source, stream)
+@breaks("allocate", "test_free_and_reuse")
+def large_memory_is_one(fake, real, device_id, nbytes, *given):
+    """Memory that is used again still has a user."""
+    made = real(device_id, nbytes, *given)
+    return of_all(fake, made) if nbytes == 4096 else made
 
 
-class TargetsAreKept(SourcesAreKept):
-    """The same for downloads."""
-
-    copy_from_host = Sound.copy_from_host
-
-    def copy_to_host(self, source, into, stream):
-        self.sources.append(into)
-        super().copy_to_host(source, into, stream)
+@breaks("allocate", "test_a_copy_is_one")
+def copies_of_tensors_are_one(fake, real, device_id, nbytes, *given):
+    """New memory is that of before."""
+    made = real(device_id, nbytes, *given)
+    return of_all(fake, made) if nbytes == 400 else made
 
 
-class FreeOfUnknownFreesTheLast(Sound):
-    """`free` of what is not in the table takes the last entry."""
-
-    def free(self, device_id, data, stream):
-        if self.table.pop(data, None) is None and self.table:
-            self.table.popitem()
-
-
-class FreeOfFreedFreesItsNeighbour(Sound):
-    """`free` of what is not in the table takes the next handle."""
-
-    def free(self, device_id, data, stream):
-        if self.table.pop(data, None) is None:
-            self.table.pop(data + 2, None)
+@breaks("allocate", "test_free_waits_for_queued_work")
+def kept_memory_is_one(fake, real, device_id, nbytes, *given):
+    """The same while work is queued."""
+    made = real(device_id, nbytes, *given)
+    return of_all(fake, made) if nbytes == 1 << 20 else made
 
 
-class FreeOfUnknownIsUnmapped(Sound):
-    """`free` of what is not in the table raises what the table raises."""
-
-    def free(self, device_id, data, stream):
-        del self.table[data]
-
-
-class FreedTwiceIsGivenTwice(Sound):
-    """Freed memory waits for its next owner, and twice if it is freed twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.freed, self.sizes = [], {}
-
-    def allocate(self, device_id, nbytes, alignment, stream):
-        data = super().allocate(device_id, nbytes, alignment, stream)
-        entry = device_id, nbytes
-        for old, content in self.freed:
-            if old == entry:
-                self.freed.remove((old, content))
-                self.table[data] = device_id, content
-                break
-        self.sizes[data] = entry, self.table[data][1]
-        return data
-
-    def free(self, device_id, data, stream):
-        self.table.pop(data, None)
-        if data in self.sizes:
-            self.freed.append(self.sizes[data])
+@breaks("allocate", "test_new_memory_is_of_its_stream", base=Late)
+def memory_is_of_stream_0(fake, real, device_id, nbytes, alignment, stream, *content):
+    """The stream that memory is asked for on is not noted."""
+    made = real(device_id, nbytes, alignment, stream, *content)
+    made.stream = 0
+    return made
 
 
+@breaks("allocate", "test_alignment", base=Addresses)
+def misaligned(fake, real, device_id, nbytes, alignment, stream, content=None):
+    """The alignment of the driver has to do."""
+    made = real(device_id, nbytes + 32, 32, stream)
+    return PlainAllocation(made.data + 32, nbytes, stream, owner=made)
+
+
+# Leaks
+
+
+def keeping(name, member, test, what=lambda given: bytearray(4096), base=Sound):
+    """A fault: the *member* keeps something for ever."""
+
+    def keeps(fake, real, *given):
+        vars(fake).setdefault("forgotten", []).append(what(given))
+        return real(*given)
+
+    keeps.__name__, keeps.__doc__ = name, f"Each {member} keeps something for ever."
+    breaks(member, test, base)(keeps)
+
+
+keeping("copy_leaks", "copy", "test_work_leaks_nothing")
+keeping("fill_leaks", "fill", "test_work_leaks_nothing")
+keeping("wait_leaks", "wait", "test_work_leaks_nothing")
+keeping("sources_are_kept", "copy_from_host", "test_host_memory_is_let_go", lambda it: it[1])
+keeping("targets_are_kept", "copy_to_host", "test_host_memory_is_let_go", lambda it: it[1])
+keeping("owners_are_kept", "to_native", "test_native_keeps_its_owner", lambda it: it[0].owner)
+keeping(
+    "ends_leak_a_little",
+    "at_end",
+    "test_many_allocations_leak_nothing",
+    lambda it: bytearray(1024),
+    Ends,
+)
+
+
+@breaks("allocate", "test_many_allocations_leak_nothing")
+def allocations_leak(fake, real, *given):
+    """What is dropped is not given back."""
+    made = real(*given)
+    vars(fake).setdefault("kept", []).append(made)
+    return made
+
+
+@breaks("allocate", "test_many_moves_leak_nothing")
+def memory_of_tensors_leaks(fake, real, device_id, nbytes, *given):
+    """The same for 4096 bytes, of a tensor."""
+    made = real(device_id, nbytes, *given)
+    if nbytes == 4096:
+        vars(fake).setdefault("kept", []).append(made)
+    return made
+
+
+@breaks("at_end", "test_memory_freed_by_other_threads_leaks_nothing", base=Ends)
+def kept_by_other_threads(fake, real, memory):
+    """Memory goes back in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        vars(fake).setdefault("kept", []).append(memory.content)
+
+
+@found_by("test_many_allocations_leak_nothing")
 class FilesLeak(Sound):
     """Each tenth allocation opens a file that is not closed before the backend goes."""
 
@@ -611,261 +916,304 @@ class FilesLeak(Sound):
         super().__init__()
         self.count, self.files = itertools.count(), []
 
-    def allocate(self, device_id, nbytes, alignment, stream):
+    def allocate(self, *given):
         if next(self.count) % 10 == 0 and len(self.files) < 200:
             self.files.append(Path(os.devnull).open())  # noqa: SIM115 - the fault
-        return super().allocate(device_id, nbytes, alignment, stream)
+        return super().allocate(*given)
 
 
-class CopyLeaks(Sound):
-    """Each copy on the device forgets some bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.forgotten = []
-
-    def copy(self, target, source, stream):
-        self.forgotten.append(bytearray(4096))
-        super().copy(target, source, stream)
-
-
-class FillLeaks(CopyLeaks):
-    """Each fill forgets some bytes."""
-
-    copy = Sound.copy
-
-    def fill(self, target, value, stream):
-        self.forgotten.append(bytearray(4096))
-        super().fill(target, value, stream)
-
-
-class WaitLeaks(CopyLeaks):
-    """Each wait forgets its event."""
-
-    copy = Sound.copy
-
-    def wait(self, device_id, stream, on):
-        self.forgotten.append(bytearray(4096))
-        super().wait(device_id, stream, on)
-
-
-class RefusedCopyLeaks(Sound):
+@breaks("bytes_of", "test_refusals_leak_nothing")
+def refused_copies_leak(fake, real, span, **write):
     """A refused copy forgets its staging buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.forgotten = []
-
-    def bytes_of(self, span, write=False):
-        try:
-            return super().bytes_of(span, write)
-        except ExchangeError:
-            self.forgotten.append(bytearray(4096))
-            raise
+    try:
+        return real(span, **write)
+    except ExchangeError:
+        vars(fake).setdefault("forgotten", []).append(bytearray(4096))
+        raise
 
 
-class RefusedCopyLeaksAnAllocation(Sound):
+@breaks("bytes_of", "test_refusals_leak_nothing")
+def refused_copies_leak_an_allocation(fake, real, span, **write):
     """A refused copy forgets its staging buffer, which is counted."""
-
-    def bytes_of(self, span, write=False):
-        try:
-            return super().bytes_of(span, write)
-        except ExchangeError:
-            self.table[self.new_handle()] = 0, memoryview(bytearray(1 << 16))
-            raise
+    try:
+        return real(span, **write)
+    except ExchangeError:
+        vars(fake).setdefault("kept", []).append(fake.allocate(0, 1 << 16, 1, 0))
+        raise
 
 
-class RefusedAllocationLeaks(Sound):
+@breaks("allocate", "test_refusals_leak_nothing")
+def refused_allocations_leak(fake, real, device_id, *given):
     """The handle of an allocation for which there was no room stays in the table."""
-
-    def allocate(self, device_id, nbytes, alignment, stream):
-        try:
-            return super().allocate(device_id, nbytes, alignment, stream)
-        except DeviceMemoryError:
-            self.table[self.new_handle()] = device_id, memoryview(b"")
-            raise
+    try:
+        return real(device_id, *given)
+    except DeviceMemoryError:
+        vars(fake).setdefault("kept", []).append(fake.allocate(device_id, 1, 1, 0))
+        raise
 
 
-class EarlyDestroy(Late):
-    """`free` destroys memory that queued work still uses."""
+@breaks("allocate", "test_what_is_dropped_is_given_back")
+def cycles_hold_memory(fake, real, *given):
+    """The owner is in a cycle that the collector may not see."""
+    made = real(*given)
+    made.owner = made
+    vars(fake).setdefault("kept", []).append(made)
+    return made
 
-    def free(self, device_id, data, stream):
-        _, content = self.table.get(data, (0, memoryview(b"")))
-        super().free(device_id, data, stream)
-        if not content.readonly:
-            content[:] = bytes(len(content))
+
+# Threads
 
 
-class StagingIsShared(Sound):
+@breaks("copy_from_host", "test_threads")
+def staging_is_shared(fake, real, target, source, stream):
     """All threads stage their bytes in one buffer."""
-
-    staging = memoryview(bytearray(1 << 23))
-
-    def copy_from_host(self, target, source, stream):
-        self.staging[: len(source)] = source
-        time.sleep(0.0002)  # as long as the call of a driver: other threads run
-        super().copy_from_host(target, self.staging[: len(source)], stream)
+    ALL[: len(source)] = source
+    time.sleep(DRIVER_TIME)
+    real(target, ALL[: len(source)], stream)
 
 
-class BounceIsShared(Sound):
+@breaks("copy_from_host", "test_threads_move_tensors")
+def staging_of_tensors_is_shared(fake, real, target, source, stream):
+    """The same for what is longer than 100 bytes."""
+    if len(source) > 100:
+        ALL[: len(source)] = source
+        time.sleep(DRIVER_TIME)
+        source = ALL[: len(source)]
+    real(target, source, stream)
+
+
+@breaks("copy", "test_threads_copy_and_fill")
+def bounce_is_shared(fake, real, target, source, stream):
     """Copies on the device of all threads go through one buffer."""
-
-    bounce = memoryview(bytearray(1 << 23))
-
-    def copy(self, target, source, stream):
-        into, taken = self.bytes_of(target, write=True), self.bytes_of(source)
-        self.bounce[: len(taken)] = taken
-        time.sleep(0.0002)  # as long as the call of a driver: other threads run
-        into[:] = self.bounce[: len(into)]
+    into, taken = fake.bytes_of(target, write=True), fake.bytes_of(source)
+    ALL[: len(taken)] = taken
+    time.sleep(DRIVER_TIME)
+    into[:] = ALL[: len(into)]
 
 
-class FillValueIsShared(Sound):
+@breaks("fill", "test_threads_copy_and_fill")
+def fill_value_is_shared(fake, real, target, value, stream):
     """The value of a fill lies in one place for all threads."""
-
-    def fill(self, target, value, stream):
-        self.value = value
-        time.sleep(0.0002)  # as above
-        super().fill(target, self.value, stream)
+    fake.value = value
+    time.sleep(DRIVER_TIME)
+    real(target, fake.value, stream)
 
 
-class LockedTable(Sound):
-    """`allocate` and `free` take a plain lock, which a finalizer inside of it waits for."""
+class Locked(Ends):
+    """A plain lock, which the end of memory takes."""
+
+    patience = 8
 
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
 
-    def allocate(self, device_id, nbytes, alignment, stream):
-        data = super().allocate(device_id, nbytes, alignment, stream)
+    def at_end(self, memory):
         with self.lock:
-            self.table[data] = device_id, memoryview(bytearray(nbytes))
-        return data
-
-    def free(self, device_id, data, stream):
-        with self.lock:
-            super().free(device_id, data, stream)
+            super().at_end(memory)
 
 
-class LockedUpload(LockedTable):
+@breaks("enter", "test_free_anywhere_in_a_call", base=Locked)
+def locked_table(fake, real, memory):
+    """`allocate` takes the lock that the end of memory takes, in a finalizer inside of it."""
+    with fake.lock:
+        return real(memory)
+
+
+@breaks("copy_from_host", "test_free_anywhere_in_a_call", base=Locked)
+def locked_upload(fake, real, *given):
     """The same in an upload."""
-
-    allocate = Sound.allocate
-
-    def copy_from_host(self, target, source, stream):
-        with self.lock:
-            super().copy_from_host(target, source, stream)
+    with fake.lock:
+        real(*given)
 
 
-class LockedLookup(LockedTable):
+@breaks("bytes_of", "test_free_anywhere_in_a_call", base=Locked)
+def locked_lookup(fake, real, span, **write):
     """The same where the table is searched."""
+    with fake.lock:
+        fake.wanted = [{span.data} for _ in range(5)]  # as any table makes objects
+    return real(span, **write)
 
-    allocate = Sound.allocate
 
-    def bytes_of(self, span, write=False):
-        with self.lock:
-            owner, content = self.table.get(span.data, (None, memoryview(b"")))
-            self.table_entry = (owner, content)
-        return super().bytes_of(span, write)
+@found_by("test_free_in_a_finalizer")
+class LocksItselfOut(Ends):
+    """Whoever comes in while another call is on waits, if only for itself."""
+
+    patience = 2
+
+    def __init__(self):
+        super().__init__()
+        self.busy = False
+
+    def copy_from_host(self, *given):
+        self.busy = True
+        [[] for _ in range(1000)]  # the collector has work to do
+        super().copy_from_host(*given)
+        self.busy = False
+
+    def at_end(self, memory):
+        if self.busy:
+            time.sleep(0.2)
+
+
+@found_by("test_signals_anywhere_in_a_call")
+class BareAcquire(Sound):
+    """A lock is taken and given back by two calls, and an exception comes between them."""
+
+    patience = 8
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.RLock()
+
+    def copy_from_host(self, *given):
+        self.lock.acquire()
+        super().copy_from_host(*given)
+        self.lock.release()
+
+
+@breaks("allocate", "test_signals_anywhere_in_a_call")
+def lost_between_two_statements(fake, real, *given):
+    """What the driver gave is noted in the next statement, or not."""
+    kept = vars(fake).setdefault("kept", {})
+    made = real(*given)
+    kept[made.data] = made
+    time.sleep(DRIVER_TIME)
+    return kept.pop(made.data)
 
 
 # Streams
 
 
-class UploadOnDefaultStream(Late):
-    """Uploads go to the default stream, whatever the stream."""
+def on_default_stream(name, member):
+    """A fault: the work of one member goes to the default stream, whatever the stream."""
 
-    def copy_from_host(self, target, source, stream):
-        self.stream(target.device_id, stream)
-        super().copy_from_host(target, source, 0)
+    def instead(fake, real, *given):
+        fake.stream(given[0].device_id, given[-1])
+        real(*given[:-1], 0)
 
-
-class DownloadOnDefaultStream(Late):
-    """Downloads go to the default stream, whatever the stream."""
-
-    def copy_to_host(self, source, into, stream):
-        self.stream(source.device_id, stream)
-        super().copy_to_host(source, into, 0)
+    instead.__name__, instead.__doc__ = name, f"{member} goes to the default stream."
+    breaks(member, "test_work_is_on_its_stream", Late)(instead)
 
 
-class CopyOnDefaultStream(Late):
-    """Copies go to the default stream, whatever the stream."""
+on_default_stream("upload_on_default_stream", "copy_from_host")
+on_default_stream("download_on_default_stream", "copy_to_host")
+on_default_stream("copy_on_default_stream", "copy")
+on_default_stream("fill_on_default_stream", "fill")
+on_default_stream("strided_on_default_stream", "copy_strided")
+on_default_stream("strided_upload_on_default_stream", "copy_strided_from_host")
+on_default_stream("strided_download_on_default_stream", "copy_strided_to_host")
 
-    def copy(self, target, source, stream):
-        self.stream(target.device_id, stream)
-        super().copy(target, source, 0)
 
-
-class PeerCopyOnItsSourcesStream(Late):
+@breaks("copy", "test_work_is_on_its_stream", base=Late)
+def peer_copy_on_its_sources_stream(fake, real, target, source, stream):
     """A copy between devices goes to the default stream of the device of its source."""
-
-    def copy(self, target, source, stream):
-        if target.device_id == source.device_id:
-            return super().copy(target, source, stream)
-        into, taken = self.bytes_of(target, write=True), self.bytes_of(source)
-        return self.move(self.default_streams[source.device_id], into, taken)
+    if target.device_id == source.device_id:
+        return real(target, source, stream)
+    into, taken = fake.bytes_of(target, write=True), fake.bytes_of(source)
+    return fake.move(fake.default_streams[source.device_id], into, taken)
 
 
-class FillOnDefaultStream(Late):
-    """Fills go to the default stream, whatever the stream."""
-
-    def fill(self, target, value, stream):
-        self.stream(target.device_id, stream)
-        super().fill(target, value, 0)
-
-
-class StridedOnDefaultStream(Late):
-    """Strided copies go to the default stream, whatever the stream."""
-
-    def copy_strided(self, target, target_region, source, source_region, stream):
-        self.stream(target.device_id, stream)
-        super().copy_strided(target, target_region, source, source_region, 0)
-
-
-class StridedUploadOnDefaultStream(Late):
-    """The same for strided copies from the host."""
-
-    def copy_strided_from_host(self, target, target_region, source, source_region, stream):
-        self.stream(target.device_id, stream)
-        super().copy_strided_from_host(target, target_region, source, source_region, 0)
-
-
-class StridedDownloadOnDefaultStream(Late):
-    """The same for strided copies to the host."""
-
-    def copy_strided_to_host(self, source, source_region, into, into_region, stream):
-        self.stream(source.device_id, stream)
-        super().copy_strided_to_host(source, source_region, into, into_region, 0)
-
-
-class SmallUploadsAreAtOnce(Late):
+@breaks("copy_from_host", "test_small_uploads_are_in_order", base=Late)
+def small_uploads_are_at_once(fake, real, target, source, stream):
     """Few bytes are written by the host, before the work that is queued."""
+    if len(source) >= 64:
+        return real(target, source, stream)
+    fake.stream(target.device_id, stream)
+    fake.bytes_of(target, write=True)[:] = source
+    return None
+
+
+@found_by("test_work_on_one_stream_is_in_order")
+class OneBehind(Sound):
+    """Each upload takes the source of the one before."""
+
+    waiting = None
 
     def copy_from_host(self, target, source, stream):
-        if len(source) >= 64:
-            return super().copy_from_host(target, source, stream)
-        self.stream(target.device_id, stream)
-        self.bytes_of(target, write=True)[:] = source
-        return None
+        passing = self.waiting if self.waiting and len(self.waiting) == len(source) else source
+        self.waiting = source
+        super().copy_from_host(target, passing, stream)
 
 
-class SynchronizeForgetsDefaultStream(Late):
+@found_by("test_two_streams_at_once")
+class StagingOfTwoStreams(Late):
+    """One staging buffer for all streams; only who uses it twice waits."""
+
+    user = None
+
+    def copy_from_host(self, target, source, stream):
+        into, queue = self.bytes_of(target, write=True), self.stream(target.device_id, stream)
+        if queue is self.user:
+            queue.synchronize()
+        ALL[: len(source)], self.user = source, queue
+        self.move(queue, into, ALL[: len(source)])
+
+
+@breaks("synchronize", "test_synchronize_waits", base=Late)
+def synchronize_does_nothing(fake, real, device_id, stream):
+    """`synchronize` is ``pass``."""
+    fake.stream(device_id, stream)
+
+
+@breaks("synchronize", "test_synchronize_alone_waits", base=Late)
+def synchronize_forgets_default_stream(fake, real, device_id, stream):
     """0 counts as no stream, and so there is nothing to wait for."""
-
-    def synchronize(self, device_id, stream):
-        self.stream(device_id, stream)
-        if stream:
-            super().synchronize(device_id, stream)
+    fake.stream(device_id, stream)
+    if stream:
+        real(device_id, stream)
 
 
-class WaitForgetsDefaultStream(Late):
-    """The same where a stream waits for another."""
+@breaks("synchronize", "test_the_source_may_change_after_synchronize", base=Late)
+def synchronize_forgets_other_streams(fake, real, device_id, stream):
+    """Only the default stream is waited for."""
+    fake.stream(device_id, stream)
+    if not stream:
+        real(device_id, stream)
 
-    def wait(self, device_id, stream, on):
-        self.stream(device_id, stream), self.stream(device_id, on)
-        if stream and on:
-            super().wait(device_id, stream, on)
+
+@breaks("synchronize", "test_the_source_may_change_or_go_at_once", base=Late)
+def synchronize_returns_early(fake, real, device_id, stream):
+    """Memory of the host is still read."""
+    fake.stream(device_id, stream)
 
 
+@breaks("wait", "test_wait_orders_two_streams", base=Late)
+def wait_does_nothing(fake, real, device_id, stream, on):
+    """`wait` is ``pass``."""
+    fake.stream(device_id, stream), fake.stream(device_id, on)
+
+
+@breaks("wait", "test_consumers_stream_waits", base=Late)
+def wait_is_forgotten(fake, real, device_id, stream, on):
+    """The same, as consumers see it."""
+    fake.stream(device_id, stream), fake.stream(device_id, on)
+
+
+@breaks("wait", "test_wait_orders_two_streams", base=Late)
+def wait_forgets_default_stream(fake, real, device_id, stream, on):
+    """0 counts as no stream where a stream waits for another."""
+    fake.stream(device_id, stream), fake.stream(device_id, on)
+    if stream and on:
+        real(device_id, stream, on)
+
+
+@breaks("wait", "test_wait_for_work_that_runs", base=Late)
+def wait_looks_at_the_queue(fake, real, device_id, stream, on):
+    """No work waits in the queue, so that there is nothing to wait for; but one piece runs."""
+    if not fake.stream(device_id, on)._work.empty():
+        real(device_id, stream, on)
+
+
+@breaks("wait", "test_wait_on_itself_is_nothing", base=Late)
+def wait_on_itself_fails(fake, real, device_id, stream, on):
+    """A stream that waits for itself is an error of the driver."""
+    if stream == on:
+        raise RuntimeError("event recorded twice")
+    real(device_id, stream, on)
+
+
+@found_by("test_current_stream_is_the_threads_own")
 class CurrentStreamIsShared(Late):
     """The current stream is one for all threads."""
 
@@ -880,48 +1228,98 @@ class CurrentStreamIsShared(Late):
         return found or self.last.get(device_id, 0)
 
 
-class TakesStreamsOfOtherDevices(Late):
+@breaks("current_stream", "test_current_stream_is_the_devices_own", base=Late)
+def current_stream_of_any_device(fake, real, device_id):
+    """The thread's current stream, of whatever device."""
+    return real(0) or real(1)
+
+
+@breaks("current_stream", "test_current_stream_is_a_stream")
+def current_stream_of_device_0(fake, real, device_id):
+    """The current stream of each device is that of the first."""
+    return fake.default_streams[0].handle
+
+
+@breaks("normalize_stream", "test_streams_of_other_devices", base=Late)
+def streams_of_other_devices_are_0(fake, real, device_id, stream):
     """A stream of another device is taken for the default stream."""
-
-    def normalize_stream(self, device_id, stream):
-        try:
-            return super().normalize_stream(device_id, stream)
-        except ValueError:
-            if isinstance(stream, Stream):
-                return 0
-            raise
+    try:
+        return real(device_id, stream)
+    except ValueError:
+        if isinstance(stream, Stream):
+            return 0
+        raise
 
 
-class TakesUnknownStreams(Sound):
+@breaks("normalize_stream", "test_unknown_streams")
+def unknown_streams_are_0(fake, real, device_id, stream):
     """A number that is not known is taken for the default stream."""
-
-    def normalize_stream(self, device_id, stream):
-        try:
-            return super().normalize_stream(device_id, stream)
-        except ValueError:
-            if isinstance(stream, int) and stream > 0:
-                return 0
-            raise
+    try:
+        return real(device_id, stream)
+    except ValueError:
+        if isinstance(stream, int) and stream > 0:
+            return 0
+        raise
 
 
-class SynchronizeDoesNothing(Late):
-    """`synchronize` is ``pass``."""
-
-    def synchronize(self, device_id, stream):
-        self.stream(device_id, stream)
-
-
-class WaitDoesNothing(Late):
-    """`wait` is ``pass``."""
-
-    def wait(self, device_id, stream, on):
-        self.stream(device_id, stream), self.stream(device_id, on)
+@breaks("stream", "test_unknown_streams_do_no_work")
+def unknown_handles_are_0(fake, real, device_id, handle):
+    """The same where work is queued."""
+    return real(device_id, handle if handle in by_handle else 0)
 
 
-class ClaimsThatSmallCopiesBlock(Late):
-    """Larger copies with the host block, as declared, and small ones do not."""
+@breaks("normalize_stream", "test_no_stream_at_all")
+def bools_are_streams(fake, real, device_id, stream):
+    """True is taken for the stream 1."""
+    return 0 if isinstance(stream, bool) else real(device_id, stream)
+
+
+@breaks("normalize_stream", "test_consumers_streams")
+def texts_are_streams(fake, real, device_id, stream):
+    """A number in a text is one."""
+    return real(device_id, None if stream == "0" else stream)
+
+
+@breaks("normalize_stream", "test_minus_one_is_no_order")
+def minus_one_is_a_stream(fake, real, device_id, stream):
+    """-1 is the default stream."""
+    return 0 if stream == -1 else real(device_id, stream)
+
+
+@breaks("normalize_stream", "test_none_is_a_stream")
+def none_is_no_stream(fake, real, device_id, stream):
+    """None is no order."""
+    return -1 if stream is None else real(device_id, stream)
+
+
+@breaks("normalize_stream", "test_none_is_the_default_stream", base=Late)
+def none_is_the_current_stream(fake, real, device_id, stream):
+    """None is the stream that is current in the thread."""
+    return fake.current_stream(device_id) if stream is None else real(device_id, stream)
+
+
+@breaks("normalize_stream", "test_negative_streams")
+def negative_streams_are_0(fake, real, device_id, stream):
+    """Each negative number is as good as -1."""
+    return -1 if isinstance(stream, int) and stream < 0 else real(device_id, stream)
+
+
+@breaks("normalize_stream", "test_forbidden_streams", base=Addresses)
+def every_stream_will_do(fake, real, device_id, stream):
+    """The numbers that the standard forbids are the default stream."""
+    return -1 if stream == -1 else 0
+
+
+@found_by("test_host_copies_block_as_declared")
+class ClaimsToBlock(Late):
+    """It declares that copies with the host block, and they do not."""
 
     host_copies_block = True
+
+
+@found_by("test_host_copies_block_as_declared")
+class ClaimsThatSmallCopiesBlock(ClaimsToBlock):
+    """Larger copies with the host block, as declared, and small ones do not."""
 
     def copy_from_host(self, target, source, stream):
         super().copy_from_host(target, source, stream)
@@ -934,10 +1332,9 @@ class ClaimsThatSmallCopiesBlock(Late):
             self.synchronize(source.device_id, stream)
 
 
-class ClaimsThatStridedCopiesBlock(Late):
+@found_by("test_host_copies_block_as_declared")
+class ClaimsThatStridedCopiesBlock(ClaimsToBlock):
     """Copies with the host block, as declared, and strided ones do not."""
-
-    host_copies_block = True
 
     def copy_from_host(self, target, source, stream):
         super().copy_from_host(target, source, stream)
@@ -948,95 +1345,167 @@ class ClaimsThatStridedCopiesBlock(Late):
         self.synchronize(source.device_id, stream)
 
 
-class ClaimsToBlock(Late):
-    """It declares that copies with the host block, and they do not."""
+@breaks("at_end", "test_free_waits_for_queued_downloads", base=LateEnds)
+def early_destroy(fake, real, memory):
+    """The end of memory destroys what queued work still uses."""
+    memory.content[:] = bytes(len(memory.content))
 
-    host_copies_block = True
+
+@breaks("behind", "test_memory_ends_behind_its_last_stream", base=LatePooled)
+def behind_stream_0(fake, real, memory):
+    """Memory is used again behind the work on stream 0, and not behind that on its own."""
+    return 0
 
 
-class BoolsAreStreams(Sound):
-    """True is taken for the stream 1."""
+# Errors of queued work
 
-    def normalize_stream(self, device_id, stream):
-        return 0 if isinstance(stream, bool) else super().normalize_stream(device_id, stream)
+
+@breaks("synchronize", "test_failed_work_is_said_once", base=Late)
+def errors_are_swallowed(fake, real, *given):
+    """The status of queued work is not looked at."""
+    with suppress(DeviceError):
+        real(*given)
+
+
+@found_by("test_failed_work_is_said_once")
+class ErrorsForEver(Late):
+    """The driver keeps an error, and nobody takes it back."""
+
+    error = None
+
+    def synchronize(self, device_id, stream):
+        if self.error is not None:
+            raise DeviceError(self.error)
+        try:
+            super().synchronize(device_id, stream)
+        except DeviceError as exc:
+            self.error = str(exc)
+            raise
+
+
+@breaks("synchronize", "test_failed_work_is_of_its_stream", base=Late)
+def errors_of_any_stream(fake, real, device_id, stream):
+    """Whoever waits next gets the error."""
+    for each in list(by_handle.values()):
+        each.synchronize()
+    real(device_id, stream)
+
+
+@found_by("test_failed_work_is_said_once")
+class ErrorsEndTheThread(Late):
+    """The thread that does the work of a stream ends with the first error."""
+
+    patience, hangs = 2, True
+
+    def synchronize(self, device_id, stream):
+        queue = self.stream(device_id, stream)
+        queue._drain()
+        while queue._errors:
+            time.sleep(1)
 
 
 # Native objects and foreign handles
 
 
-class NativeForgetsOffset(Sound):
-    """The object begins at the beginning of the memory."""
+def described_wrong(name, doc, test, member="to_native", **wrong):
+    """A fault: a field of each native object is wrong."""
+
+    def instead(fake, real, obj):
+        if member == "to_native":
+            return Array(obj._replace(**wrong))
+        found = real(obj)
+        return found and found._replace(**wrong)
+
+    instead.__name__, instead.__doc__ = name, doc
+    breaks(member, test)(instead)
+
+
+described_wrong("native_forgets_offset", "It begins at 0.", "test_native_layouts", offset=0)
+described_wrong("native_forgets_strides", "In C order.", "test_native_layouts", strides=None)
+described_wrong("native_is_float32", "Always float32.", "test_native_types", dtype="float32")
+described_wrong("native_is_writable", "Never read-only.", "test_native_read_only", readonly=False)
+described_wrong("native_drops_owner", "Not kept.", "test_native_keeps_its_owner", owner=None)
+described_wrong("native_is_on_0", "On device 0.", "test_native_types", "from_native", device_id=0)
+described_wrong("native_begins_at_4", "Off.", "test_native_round_trip", "from_native", offset=4)
+described_wrong("native_of_others_memory", "Off.", "test_native_objects_share_memory", offset=4)
+described_wrong("native_views_at_4", "Off.", "test_native_views", "from_native", offset=4)
+
+
+@breaks("to_native", "test_native_types")
+def bfloat16_is_float16(fake, real, array):
+    """The ecosystem's name of a type is another one's."""
+    return real(array._replace(dtype="float16") if array.dtype == "bfloat16" else array)
+
+
+@breaks("to_native", "test_native_of_nothing")
+def nothing_is_flat(fake, real, array):
+    """An array without elements loses its shape."""
+    return real(array._replace(shape=(0,)) if 0 in array.shape else array)
+
+
+@breaks("to_native", "test_native_of_nothing")
+def nothing_is_none(fake, real, array):
+    """There is no array without elements, and no error says so."""
+    return None if 0 in array.shape else real(array)
+
+
+@breaks("from_native", "test_native_elements_below_a_byte")
+def padded_is_packed(fake, real, obj):
+    """Elements of a byte each count as packed."""
+    found = real(obj)
+    return found and found._replace(strides=None)
+
+
+@breaks("from_native", "test_strangers_are_not_native")
+def native_for_everything(fake, real, obj):
+    """Every object is one of the ecosystem."""
+    return obj
+
+
+@found_by("test_native_made_by_the_library")
+class NativeOfItsOwnOnly(Sound):
+    """Only what `to_native` has made is recognised."""
 
     def to_native(self, array):
-        return Array(array._replace(offset=0))
-
-
-class NativeForgetsStrides(Sound):
-    """The object has the shape, in C order."""
-
-    def to_native(self, array):
-        return Array(array._replace(strides=None))
-
-
-class NativeForgetsType(Sound):
-    """The elements are always float32."""
-
-    def to_native(self, array):
-        return Array(array._replace(dtype="float32"))
-
-
-class NativeForgetsDevice(Sound):
-    """The object is always on device 0."""
+        made = super().to_native(array)
+        vars(self).setdefault("made", set()).add(id(made))
+        return made
 
     def from_native(self, obj):
-        found = super().from_native(obj)
-        return found and found._replace(device_id=0)
+        return super().from_native(obj) if id(obj) in vars(self).get("made", ()) else None
 
 
-class NativeForgetsReadOnly(Sound):
-    """The object may be written, whatever the tensor says."""
-
-    def to_native(self, array):
-        return Array(array._replace(readonly=False))
-
-
-class NativeDropsOwner(Sound):
-    """The object does not keep the memory alive."""
-
-    def to_native(self, array):
-        return Array(array._replace(owner=None))
+@breaks("from_native", "test_native_made_by_the_library_is_let_go")
+def native_is_kept(fake, real, obj):
+    """An array of the library stays in a table."""
+    vars(fake).setdefault("objects", []).append(obj)
+    return real(obj)
 
 
-class NativeKeepsOwner(Sound):
-    """The memory is kept alive for ever."""
-
-    def __init__(self):
-        super().__init__()
-        self.owners = []
-
-    def to_native(self, array):
-        self.owners.append(array.owner)
-        return super().to_native(array)
-
-
-class ImportTakesAnything(Sound):
+@breaks("import_data", "test_strangers_handles_are_refused")
+def takes_anything(fake, real, device_id, data, module):
     """Every handle counts as its own."""
-
-    def import_data(self, device_id, data, module):
-        return device_id, data
+    return device_id, data
 
 
-class ImportTakesFreed(Sound):
+@breaks("import_data", "test_strangers_tensors_are_refused")
+def takes_strangers_tensors(fake, real, device_id, data, module):
+    """The same, as DLPack's consumers see it."""
+    return device_id, data
+
+
+@found_by("test_strangers_handles_are_refused")
+class TakesFreed(Sound):
     """A handle that was freed still counts as its own."""
 
     def __init__(self):
         super().__init__()
         self.ever = {}
 
-    def allocate(self, device_id, nbytes, alignment, stream):
-        data = super().allocate(device_id, nbytes, alignment, stream)
-        self.ever[data] = device_id
-        return data
+    def allocate(self, device_id, *given):
+        made = super().allocate(device_id, *given)
+        self.ever[made.data] = device_id
+        return made
 
     def import_data(self, device_id, data, module):
         if data in self.ever:
@@ -1044,139 +1513,418 @@ class ImportTakesFreed(Sound):
         return super().import_data(device_id, data, module)
 
 
-class ImportFollowsPointers(Sound):
+@breaks("import_data", "test_strangers_handles_are_refused")
+def follows_pointers(fake, real, device_id, data, module):
     """A handle that is not known is taken for a pointer, and read."""
-
-    def import_data(self, device_id, data, module):
-        if data not in self.table:
-            data = ctypes.c_uint64.from_address(data).value
-        return super().import_data(device_id, data, module)
+    if data not in fake.table:
+        data = ctypes.c_uint64.from_address(data).value
+    return real(device_id, data, module)
 
 
-class ImportBelievesTheDevice(Sound):
+@breaks("import_data", "test_strangers_handles_are_refused")
+def believes_the_device(fake, real, device_id, data, module):
     """The device is the one that the exporter named, and not the one of the memory."""
+    real(device_id, data, module)
+    return device_id, data
 
-    def import_data(self, device_id, data, module):
-        super().import_data(device_id, data, module)
-        return device_id, data
+
+@breaks("import_data", "test_deleters_run_once")
+def refuses_its_own(fake, real, device_id, data, module):
+    """A handle of its own is not found."""
+    raise ExchangeError("none of mine")
+
+
+@breaks("import_data", "test_export_and_import")
+def imports_other_handles(fake, real, device_id, data, module):
+    """A handle is taken for that of other memory."""
+    fake.other = fake.allocate(device_id, 1000, 1, 0)
+    return device_id, fake.other.data
 
 
 # Memory that host and device share
 
 
-class HostViewIsACopy(Shared):
+def view_of(fake, span, stream):
+    """A view of a copy."""
+    copy_of_it = bytearray(fake.bytes_of(span))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(copy_of_it))
+    view = PlainAllocation(address, span.nbytes, stream, owner=copy_of_it)
+    fake.views.add(view)
+    return view
+
+
+@breaks("host_view", "test_host_view_writes", base=Shared)
+def view_is_a_copy(fake, real, span, writable, stream):
     """The host writes to a copy of the memory."""
-
-    def host_view(self, span, writable, stream):
-        super().host_view(span, writable, stream)
-        data, _ = self.views.pop()
-        self.copy_of_it = bytearray(self.bytes_of(span))
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self.copy_of_it))
-        self.views.append((data, address))
-        return address
+    return view_of(fake, span, stream)
 
 
-class HostViewForgetsOffset(Shared):
+@breaks("host_view", "test_host_view_of_a_tensor", base=Shared)
+def view_of_a_tensor_is_a_copy(fake, real, span, writable, stream):
+    """The same, as users see it."""
+    return view_of(fake, span, stream)
+
+
+@breaks("host_view", "test_host_views_are_of_now", base=Shared)
+def read_only_views_are_kept(fake, real, span, writable, stream):
+    """A read-only view is a copy, which the next one gets, too."""
+    if writable:
+        return real(span, writable, stream)
+    kept = vars(fake).setdefault("copies", {})
+    if span not in kept:
+        kept[span] = bytearray(fake.bytes_of(span))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(kept[span]))
+    return PlainAllocation(address, span.nbytes, stream)
+
+
+@breaks("host_view", "test_host_view_reads", base=Shared)
+def view_forgets_offset(fake, real, span, writable, stream):
     """The view begins at the beginning of the memory."""
-
-    def host_view(self, span, writable, stream):
-        self.bytes_of(span)
-        return super().host_view(span._replace(offset=0), writable, stream)
+    return real(cut(fake, span, 0), writable, stream)
 
 
-class HostViewWaitsForDefaultStream(LateShared):
+@breaks("host_view", "test_host_view_waits_for_queued_work", base=LateShared)
+def view_waits_for_default_stream(fake, real, span, writable, stream):
     """A host view waits for the work on the default stream, whatever the stream."""
-
-    def host_view(self, span, writable, stream):
-        return super().host_view(span, writable, 0)
+    return real(span, writable, 0)
 
 
-class HostViewLeaks(Shared):
-    """`release_host_view` does nothing."""
+@breaks("host_view", "test_shared_memory_leaks_nothing", base=Shared)
+def views_leak(fake, real, *given):
+    """A view that is dropped stays."""
+    view = real(*given)
+    vars(fake).setdefault("kept", []).append(view)
+    return view
 
-    def release_host_view(self, span, address, stream):
-        pass
+
+@breaks("host_view", "test_host_view_refusal")
+def view_despite_refusal(fake, real, span, writable, stream):
+    """What is refused is done."""
+    return PlainAllocation(0, span.nbytes)
 
 
-class HostImportLeaks(Shared):
-    """`free` of an import does nothing."""
+class _Clearing(PlainAllocation):
+    def __del__(self):
+        self.owner[:] = bytes(len(self.owner))
+
+
+@breaks("host_view", "test_two_host_views_at_once", base=Shared)
+def end_of_a_view_clears(fake, real, span, writable, stream):
+    """The end of one view ends all of them."""
+    view = real(span, writable, stream)
+    return _Clearing(view.data, span.nbytes, stream, owner=again(fake, span.data))
+
+
+@breaks("import_host", "test_shared_memory_leaks_nothing", base=Shared)
+def imports_leak(fake, real, *given):
+    """An import that is dropped stays."""
+    made = real(*given)
+    vars(fake).setdefault("kept", []).append(made)
+    return made
+
+
+@breaks("finish", "test_end_of_an_import_waits", base=LateShared)
+def imports_end_early(fake, real, device_id, handle):
+    """The end of an import does not wait for the work that uses the host's memory."""
+
+
+@breaks("_end", "test_read_only_import_is_not_written", base=Shared)
+def imports_are_written_back(fake, real, imported):
+    """The end of an import writes to the host's memory, also if that is read-only."""
+    if imported.memory is not None:
+        address = np.frombuffer(imported.memory.content, "u1").ctypes.data
+        ctypes.memset(address, 0, 1)
+    return real(imported)
+
+
+@breaks("import_host", "test_host_import", base=Shared)
+def import_is_a_copy(fake, real, device_id, address, nbytes, readonly, stream):
+    """The device uses a copy of the host's memory."""
+    made = real(device_id, address, nbytes, readonly, stream)
+    made.resource.memory.content = memoryview(bytearray(ctypes.string_at(address, nbytes)))
+    return made
+
+
+@breaks("import_host", "test_host_import_of_read_only_memory", base=Shared)
+def imports_other_memory(fake, real, device_id, address, nbytes, readonly, stream):
+    """Read-only memory is imported, and its bytes are not there."""
+    made = real(device_id, address, nbytes, readonly, stream)
+    made.resource.memory.content = memoryview(b"?" * nbytes)
+    return made
+
+
+@breaks("import_host", "test_two_imports_of_one_address", base=Shared)
+def one_handle_for_an_address(fake, real, device_id, address, nbytes, readonly, stream):
+    """A second import of an address gets the handle of the first."""
+    known = vars(fake).setdefault("addresses", {})
+    if known.get(address) in fake.table:
+        return PlainAllocation(known[address], nbytes, stream)
+    made = real(device_id, address, nbytes, readonly, stream)
+    known[address] = made.data
+    return made
+
+
+# Memory made with its content, kept memory, memory for other processes
+
+
+@breaks("allocate", "test_memory_made_with_its_content", base=WithContent)
+def content_is_forgotten(fake, real, device_id, nbytes, alignment, stream, content=None):
+    """Memory is made without it."""
+    return real(device_id, nbytes, alignment, stream)
+
+
+@breaks("allocate", "test_memory_made_with_its_content_does_not_alias", base=WithContent)
+def one_for_each_source(fake, real, device_id, nbytes, alignment, stream, content=None):
+    """The memory of one source is made once."""
+    made = vars(fake).setdefault("made", {})
+    if content is None or content.readonly is False:
+        return real(device_id, nbytes, alignment, stream, content)
+    if id(content.obj) not in made:
+        made[id(content.obj)] = real(device_id, nbytes, alignment, stream, content)
+    memory = made[id(content.obj)]
+    return PlainAllocation(memory.data, nbytes, stream, owner=memory)
+
+
+@breaks("allocate", "test_memory_made_with_its_content_on_an_unknown_device", base=WithContent)
+def content_on_every_device(fake, real, device_id, nbytes, alignment, stream, content=None):
+    """The device is not looked at."""
+    return real(0 if content else device_id, nbytes, alignment, stream, content)
+
+
+@breaks("trim", "test_trim_gives_memory_back", base=Pooled)
+def trim_does_nothing(fake, real, device_id):
+    """`trim` is ``pass``."""
+    fake.check_device(device_id)
+
+
+@breaks("trim", "test_trim_keeps_what_is_in_use", base=Pooled)
+def trim_takes_what_is_in_use(fake, real, device_id):
+    """Memory that is not freed goes, too."""
+    real(device_id)
+    for memory in fake.live():
+        memory.content[:] = bytes(memory.nbytes)
+
+
+@breaks("trim", "test_trim_in_threads", base=Pooled)
+def trim_takes_what_others_use(fake, real, device_id):
+    """The same while other threads use it."""
+    trim_takes_what_is_in_use(fake, real, device_id)
+
+
+@breaks("trim", "test_trim_beside_queued_work", base=LatePooled)
+def trim_spoils_queued_work(fake, real, device_id):
+    """Freed memory that queued work still reads is given back at once."""
+    for content, _ in fake.kept[device_id]:
+        content[:] = bytes(len(content))
+    real(device_id)
+
+
+@breaks("trim", "test_trim_counts_nothing_as_freed", base=Pooled)
+def trim_forgets(fake, real, device_id):
+    """The table is emptied."""
+    fake.table.clear()
+
+
+@breaks("trim", "test_trim_refuses_other_devices", base=Pooled)
+def trims_every_device(fake, real, device_id):
+    """A device that does not exist has nothing to give back."""
+
+
+@found_by("test_pool_limit_is_kept")
+class NoLimit(Pooled):
+    """What the user has set is not read."""
 
     def __init__(self):
         super().__init__()
-        self.imports = set()
-
-    def import_host(self, device_id, address, nbytes, readonly):
-        data, offset = super().import_host(device_id, address, nbytes, readonly)
-        self.imports.add(data)
-        return data, offset
-
-    def free(self, device_id, data, stream):
-        if data not in self.imports:
-            super().free(device_id, data, stream)
+        self.limit = 1 << 29
 
 
-class HostImportEndsEarly(LateShared):
-    """`free` of an import does not wait for the work that uses the host's memory."""
+@found_by("test_kept_memory_is_no_lack")
+class KeptMemoryIsLacking(NoLimit):
+    """There is no room, as freed memory is kept."""
 
-    def finish(self, device_id, handle):
+    def make_room(self, device_id):
         pass
 
 
-class HostImportIsWrittenBack(HostImportLeaks):
-    """The end of an import writes to the host's memory, also if that is read-only."""
-
-    def free(self, device_id, data, stream):
-        if data in self.imports:
-            address = np.frombuffer(self.table[data][1], "u1").ctypes.data
-            ctypes.memset(address, 0, 1)
-        Sound.free(self, device_id, data, stream)
+@breaks("memory_export_refusal", "test_exportable_memory_needs_the_rest", base=Exporting)
+def exports_nothing(fake, real, device_id, data):
+    """What was made for others is not given to them."""
+    return "not today" if data else ""
 
 
-class HostImportIsACopy(Shared):
-    """The device uses a copy of the host's memory."""
+@breaks("import_memory", "test_exported_memory_is_one_memory", base=Exporting)
+def exports_a_copy(fake, real, device_id, memory, stream):
+    """What is opened again is a copy."""
+    made = real(device_id, memory, stream)
+    made.content = memoryview(bytearray(made.content))
+    return made
 
-    def import_host(self, device_id, address, nbytes, readonly):
-        data, offset = super().import_host(device_id, address, nbytes, readonly)
-        self.table[data] = device_id, memoryview(bytearray(ctypes.string_at(address, nbytes)))
-        return data, offset
+
+@breaks("import_memory", "test_exported_memory_is_one_memory", base=Exporting)
+def imports_without_the_offset(fake, real, device_id, memory, stream):
+    """What is opened begins where the file does."""
+    return real(device_id, memory._replace(offset=0), stream)
+
+
+@breaks("import_memory", "test_exported_memory_lives_until_its_last_use", base=Exporting)
+def ends_for_all(fake, real, device_id, memory, stream):
+    """The end of one use ends the memory."""
+    made = real(device_id, memory, stream)
+    memory = Ending(made.data, made.nbytes, device_id, made.content)
+    memory.owner, memory.offset = made.owner, made.offset
+    memory.at_end = lambda it: it.content.__setitem__(slice(None), bytes(it.nbytes))
+    return fake.enter(memory)
+
+
+@found_by("test_exported_memory_is_its_own")
+class ExportsItsNeighbours(Exporting):
+    """Several memories are in one file."""
+
+    def __init__(self):
+        super().__init__()
+        self.arena = os.memfd_create("exporting")
+        self.ends = 256
+        os.ftruncate(self.arena, 1 << 16)
+
+    def allocate_exportable(self, device_id, nbytes, stream):
+        from exporting_backend import File
+
+        self.check_device(device_id)
+        made = self.entered(device_id, File([os.dup(self.arena)]), self.ends)
+        self.ends += nbytes
+        return made
+
+    def export_memory(self, device_id, data):
+        start = (1 << 16) - len(again(self, data))
+        return super().export_memory(device_id, data)._replace(offset=start)
+
+
+@breaks("import_memory", "test_an_exported_descriptor_ends_when_dropped", base=Exporting)
+def takes_the_descriptor(fake, real, device_id, memory, stream):
+    """An import takes over what the caller has."""
+    made = real(device_id, memory, stream)
+    os.close(memory.fd)
+    return made
+
+
+@breaks("export_memory", "test_exportable_memory_leaks_nothing", base=Exporting)
+def exports_leak(fake, real, device_id, data):
+    """Each export opens a file that nobody closes."""
+    os.dup(fake.files[data][0])
+    return real(device_id, data)
+
+
+@breaks("check_device", "test_exportable_memory_of_an_unknown_device", base=Exporting)
+def exports_of_any_device(fake, real, device_id):
+    """The device is not looked at."""
 
 
 # A lost device
 
 
-class LossIsUnmapped(Sound):
+@breaks("report_loss", "test_lost_device")
+def loss_unmapped(fake, real, device_id):
     """The driver's error for a lost device leaves the backend as it is."""
-
-    def report_loss(self, device_id):
-        try:
-            super().report_loss(device_id)
-        except DeviceLost as exc:
-            raise OSError(str(exc)) from None
+    try:
+        real(device_id)
+    except DeviceLost as exc:
+        raise OSError(str(exc)) from None
 
 
-class LostMemoryComesBack(Sound):
+@breaks("reopen", "test_lost_device")
+def lost_memory_comes_back(fake, real, device_id):
     """The device is opened again, and memory of before counts as valid."""
-
-    def reopen(self, device_id):
-        super().reopen(device_id)
-        self.lost_before.pop(device_id, None)
+    real(device_id)
+    fake.lost_before.pop(device_id, None)
 
 
-class FreeRaisesAfterLoss(Sound):
-    """`free` asks the lost device, which a finalizer must not meet."""
+@breaks("at_end", "test_lost_device", base=Ends)
+def ends_raise_after_a_loss(fake, real, memory):
+    """The end of memory asks the lost device."""
+    if memory.data < fake.lost_before.get(memory.device_id, 0):
+        fake.report_loss(memory.device_id)
 
-    def free(self, device_id, data, stream):
-        self.bytes_of(Span(device_id, data, 0, 1))
-        super().free(device_id, data, stream)
+
+@breaks("copy_strided", "test_lost_device")
+def regions_go_on_after_a_loss(fake, real, target, target_region, source, source_region, stream):
+    """A strided copy does not look whether the device is there."""
+
+
+@breaks("host_view", "test_lost_device", base=Shared)
+def views_go_on_after_a_loss(fake, real, span, writable, stream):
+    """A new view of lost memory is given."""
+    return view_of(fake, span, stream) if False else PlainAllocation(id(span), span.nbytes)
+
+
+@breaks("import_host", "test_lost_device_with_views_and_imports", base=Shared)
+def imports_go_on_after_a_loss(fake, real, device_id, address, nbytes, readonly, stream):
+    """Memory is imported into a device that is lost."""
+    lost, fake.lost = fake.lost, {}
+    try:
+        return real(device_id, address, nbytes, readonly, stream)
+    finally:
+        fake.lost = lost
+
+
+@found_by("test_lost_device_ends_a_wait")
+class WaitsForALostDevice(Late):
+    """A thread that waits for the device is not told that it is lost."""
+
+    patience = 2
+
+    def synchronize(self, device_id, stream):
+        super().synchronize(device_id, stream)
+        if device_id in self.lost:
+            time.sleep(4)
 
 
 # Processes
 
 
+@found_by("test_entry_point_is_installed")
+class NotInstalled(Sound):
+    """There is no distribution."""
+
+    name = "nobody"
+
+
+@found_by("test_import_opens_no_library")
+class OpensAtImport(Sound):
+    """The module opens the driver (tests/support/plugins/plugin_heavy.py)."""
+
+    name = "heavy"
+
+
+@found_by("test_class_is_called_without_arguments")
+class NeedsArguments(Sound):
+    """The class is called with arguments (tests/support/plugins/plugin_broken_class.py)."""
+
+    name = "broken_call"
+
+
+@found_by("test_import_needs_no_driver")
 class DriverImportedWithTheModule(Sound):
     """The package of the driver is imported with the backend's module (plugin_faulty.py)."""
 
 
+@found_by("test_import_opens_no_library")
+class ImportStartsAThread(Sound):
+    """The module starts a thread (plugin_faulty.py)."""
+
+
+@found_by("test_import_opens_no_library")
+class ImportOpensASocket(Sound):
+    """The module opens a connection (plugin_faulty.py)."""
+
+
+@breaks("be_missing", "test_missing_driver_is_said")
+def missing_server(fake, real):
+    """A server that does not answer is an error of the system."""
+    raise ConnectionRefusedError(111, "Connection refused")
+
+
+@found_by("test_exit")
 class ExitCrashes(Sound):
     """The driver is closed at exit, while tensors still use it."""
 
@@ -1186,39 +1934,36 @@ class ExitCrashes(Sound):
             atexit.register(lambda: self.table and os.abort())
 
 
-class FreeRaisesInAChild(Sound):
-    """`free` refuses to run in a forked child, where a finalizer calls it."""
-
-    def __init__(self):
-        super().__init__()
-        self.process = os.getpid()
-
-    def free(self, device_id, data, stream):
-        if os.getpid() != self.process:
-            raise DeviceError("the device cannot be used after os.fork()")
-        super().free(device_id, data, stream)
+@breaks("at_end", "test_fork_with_shared_memory", base=SharedEnds)
+def ends_raise_in_a_child(fake, real, memory):
+    """The end of memory refuses to run in a forked child, where a finalizer calls it."""
+    if os.getpid() != PROCESS:
+        raise DeviceError("the device cannot be used after os.fork()")
 
 
-class ForkedChildHangs(Sound):
-    """A forked child waits for threads that only its parent has."""
+@found_by("test_fork_with_shared_memory")
+class ImportsEndLateInAChild(Shared):
+    """The end of an import waits for threads that only the parent has."""
 
-    def __init__(self):
-        super().__init__()
-        self.process = os.getpid()
+    patience = 8
 
-    def synchronize(self, device_id, stream):
-        super().synchronize(device_id, stream)
-        while os.getpid() != self.process:
+    def import_host(self, device_id, address, nbytes, readonly, stream):
+        made = super().import_host(device_id, address, nbytes, readonly, stream)
+        memory = Ending(made.data, nbytes, device_id, made.resource.memory.content)
+        memory.owner, memory.at_end = made, lambda it: self.wait_for_the_end()
+        return self.enter(memory)
+
+    def wait_for_the_end(self):
+        while os.getpid() != PROCESS:
             time.sleep(1)
 
 
-class ForkedChildReadsZeros(Sound):
-    """In a forked child nothing is copied, and no error is raised."""
+@found_by("test_fork")
+class ForkedChildHangs(Ends):
+    """A forked child waits for threads that only its parent has."""
 
-    def __init__(self):
-        super().__init__()
-        self.process = os.getpid()
+    patience = 8
 
-    def copy_to_host(self, source, into, stream):
-        if os.getpid() == self.process:
-            super().copy_to_host(source, into, stream)
+    def at_end(self, memory):
+        while os.getpid() != PROCESS:
+            time.sleep(1)

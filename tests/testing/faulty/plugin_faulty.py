@@ -1,17 +1,36 @@
 """The backend "faulty": the simulated device with the fault that the environment names."""
 
 import os
+import sys
+from pathlib import Path
 
 NAME = os.environ.get("DLBRIDGE_TEST_FAULT", "Sound")
 
 if NAME == "DriverImportedWithTheModule":
     import slow_driver  # noqa: F401 - the fault
+elif NAME == "ImportStartsAThread":
+    import threading
+    import time
+
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+elif NAME == "ImportOpensASocket":
+    import socket
+
+    CONNECTION = socket.socket()
+
+
+def chosen():
+    """The class that the environment names now: the module is loaded once."""
+    support = str(Path(__file__).parents[2] / "support")
+    if support not in sys.path:
+        sys.path.append(support)
+    import faults
+
+    name = os.environ.get("DLBRIDGE_TEST_FAULT", "Sound")
+    return faults.FAULTS.get(name) or getattr(faults, name)
 
 
 def __getattr__(name):
-    # Late, because the module is loaded once and the environment changes.
     if name != "Faulty":
         raise AttributeError(name)
-    import faults
-
-    return getattr(faults, os.environ.get("DLBRIDGE_TEST_FAULT", "Sound"))
+    return chosen()
