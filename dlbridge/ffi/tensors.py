@@ -568,11 +568,7 @@ def lender_of(cls: type) -> Lender | None:
         if table is None or own is None or table.address != own.address:
             return None  # structs of a stranger, which are checked
         if table.fill_view is not None:
-            # Without argtypes, which take 80 ns: it is given objects of ctypes.
-            fill = ctypes.PYFUNCTYPE(ctypes.c_int)(
-                ctypes.cast(table.fill_view, ctypes.c_void_p).value
-            )
-            return _torch_lender(torch.Tensor.is_neg, fill)
+            return _torch_lender(torch.Tensor.is_neg, table.fill_view)
     return None
 
 
