@@ -90,7 +90,8 @@ def tensor_rule(cls: type) -> Packer | None:
         return _pack_numpy
     table = table_of(cls)
     if table is None:
-        return _pack_producer
+        library = library_of(cls)
+        return _pack_immutable if library is not None and library.immutable else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
         own = table_of(torch.Tensor)
@@ -108,10 +109,13 @@ class HostHandle(Handle):
     __slots__ = ()
 
 
-def pack_own(value: Tensor, keep: Temporaries, given: object = None) -> tuple[int, int]:
+def pack_own(
+    value: Tensor, keep: Temporaries, given: object = None, declared: bool = False
+) -> tuple[int, int]:
     """A Tensor of ours, by the object of libtvm_ffi that it has from its first call on.
 
-    *given* is what the user passed, where that is another object.
+    *given* is what the user passed, where that is another object. *declared*: by its class
+    the user says that it is only read.
     """
     carrier_of(value)  # an expired tensor raises here
     try:
@@ -121,7 +125,7 @@ def pack_own(value: Tensor, keep: Temporaries, given: object = None) -> tuple[in
     if type(handle) is HostHandle:
         keep.append(handle)
         return _TENSOR, handle
-    if value.readonly and not keep.reading:
+    if value.readonly and not (declared or keep.reading):
         raise _read_only(value if given is None else given)
     device = value.device
     if handle is None:
@@ -145,11 +149,16 @@ def _stream_of_own(tensor: Tensor) -> int | None:
         return None
 
 
-def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
+def _pack_immutable(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """`_pack_producer` for a library whose arrays never change, as their users know."""
+    return _pack_producer(value, keep, declared=True)
+
+
+def _pack_producer(value: Any, keep: Temporaries, *, declared: bool = False) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
     tensor = api.from_dlpack(value)
     keep.append(tensor)
-    packed = pack_own(tensor, keep, value)
+    packed = pack_own(tensor, keep, value, declared)
     if not keep.streams:
         return packed
     stream = getattr(value, "__tvm_ffi_env_stream__", None)
