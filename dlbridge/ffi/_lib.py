@@ -18,7 +18,6 @@ import importlib.util
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -108,23 +107,23 @@ def destructor(
             # When this frame is gone: a call would meet the exception in here.
             _at_return = raise_when_dropped(arrived)
 
-    target = partial(forget)
-    without_effect = deque(maxlen=0).append if "," not in declaration else {}.__setitem__
-    _in_python.append((target, code, without_effect))
+    target: Any = partial(forget)
+    _in_python.append((target, code))
     callback = ffi.callback(declaration, target, onerror=immortal(after_interrupt))
     return immortal(ffi.cast(pointer, immortal(callback)))
 
 
-_in_python: Final[list[tuple[partial[None], Any, Callable[..., None]]]] = []
-"""The Python functions that C calls as destructors, their code, and functions of C that take
-the same and have no effect."""
+_in_python: Final[list[tuple[Any, Any]]] = []
+"""What C calls for the Python functions among the destructors, and the code of each."""
 
 
 @atexit.register
 def _end_destructors() -> None:
-    for target, _code, without_effect in _in_python:
-        target.__setstate__((without_effect, (), {}, {}))
-    wait_for({code for _target, code, _without_effect in _in_python})
+    nothing: Any = ()
+    for target, _code in _in_python:
+        # In one step of C; this function of C takes any arguments, and has no effect.
+        target.__setstate__((nothing.__init__, (), {}, {}))
+    wait_for({code for _target, code in _in_python})
 
 
 def has(symbol: str) -> bool:

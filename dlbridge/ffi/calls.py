@@ -519,7 +519,7 @@ def call(self: Any, *arguments: Any) -> Any:  # noqa: C901  # a call of a functi
             lent -= 1
             tensor: Any = tensors[lent]
             if tensor.words[0] == ALONE:
-                tensor.lent[1] = None
+                tensor.argument.value = 0  # not None, which ctypes does not store
             else:  # the other references are the callee's
                 tensors[lent] = ReadyTensor()
         if keep:

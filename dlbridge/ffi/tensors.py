@@ -90,7 +90,8 @@ def tensor_rule(cls: type) -> Packer | None:
         return _pack_numpy
     table = table_of(cls)
     if table is None:
-        return _pack_producer
+        library = library_of(cls)
+        return _pack_immutable if library is not None and library.immutable else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
         own = table_of(torch.Tensor)
@@ -108,10 +109,13 @@ class HostHandle(Handle):
     __slots__ = ()
 
 
-def pack_own(value: Tensor, keep: Temporaries, given: object = None) -> tuple[int, int]:
+def pack_own(
+    value: Tensor, keep: Temporaries, given: object = None, declared: bool = False
+) -> tuple[int, int]:
     """A Tensor of ours, by the object of libtvm_ffi that it has from its first call on.
 
-    *given* is what the user passed, where that is another object.
+    *given* is what the user passed, where that is another object. *declared*: by its class
+    the user says that it is only read.
     """
     carrier_of(value)  # an expired tensor raises here
     try:
@@ -121,7 +125,7 @@ def pack_own(value: Tensor, keep: Temporaries, given: object = None) -> tuple[in
     if type(handle) is HostHandle:
         keep.append(handle)
         return _TENSOR, handle
-    if value.readonly and not keep.reading:
+    if value.readonly and not (declared or keep.reading):
         raise _read_only(value if given is None else given)
     device = value.device
     if handle is None:
@@ -145,11 +149,16 @@ def _stream_of_own(tensor: Tensor) -> int | None:
         return None
 
 
-def _pack_producer(value: Any, keep: Temporaries) -> tuple[int, int]:
+def _pack_immutable(value: Any, keep: Temporaries) -> tuple[int, int]:
+    """`_pack_producer` for a library whose arrays never change, as their users know."""
+    return _pack_producer(value, keep, declared=True)
+
+
+def _pack_producer(value: Any, keep: Temporaries, *, declared: bool = False) -> tuple[int, int]:
     """By ``__dlpack__``: ordered before our own stream, which the callee is told."""
     tensor = api.from_dlpack(value)
     keep.append(tensor)
-    packed = pack_own(tensor, keep, value)
+    packed = pack_own(tensor, keep, value, declared)
     if not keep.streams:
         return packed
     stream = getattr(value, "__tvm_ffi_env_stream__", None)
@@ -449,14 +458,14 @@ _FREE: Final[int] = C.kTVMFFIObjectDeleterFlagBitMaskWeak
 _CPU_TYPE: Final[int] = C.kDLCPU
 _COMPLEX: Final[int] = C.kDLComplex
 
-_lent: Final[dict[int, list[Any]]] = {}
-"""Address of an object -> its memory and the argument that it describes now, or None.
+_lent: Final[dict[int, tuple[Any, Any]]] = {}
+"""Address of an object -> its memory, and what holds the argument that it describes now.
 
 They live until libtvm_ffi calls the deleter, whoever drops the last reference.
 """
 
 
-def _forget(key: int, flags: int, _lent: dict[int, list[Any]] = _lent, _free: int = _FREE) -> None:
+def _forget(key: int, flags: int, _lent: dict[int, Any] = _lent, _free: int = _FREE) -> None:
     # No call: see `destructor`. Without _FREE weak references remain, which need the memory.
     if flags & _free:
         del _lent[key]
@@ -512,19 +521,19 @@ class ReadyTensor:
     long as the references of others.
     """
 
-    __slots__ = ("_handle", "address", "ints", "lent", "object", "octets", "place", "words")
+    __slots__ = ("_handle", "address", "argument", "ints", "object", "octets", "place", "words")
 
     def __init__(self) -> None:
         memory = ffi.new("int64_t[]", ctypes.sizeof(_Object) // 8)
         self.words: memoryview[int] = memoryview(ffi.buffer(memory)).cast("B").cast("q")
         self.words[0], self.words[1], self.words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
         self.address: int = address(memory)
-        self.place: int = self.address + HEADER
+        self.place: Any = ctypes.c_void_p(self.address + HEADER)
         self.object: _Object = _Object.from_address(self.address)
         self.octets: memoryview[int] = self.words.cast("B")
         self.ints: memoryview[int] = self.octets.cast("i")
-        self.lent: list[Any] = [memory, None]
-        _lent[self.address] = self.lent
+        self.argument: Any = ctypes.py_object(0)
+        _lent[self.address] = memory, self.argument
         # From here on the deleter forgets the entry.
         self._handle = Handle(self.address)
         untrack(self._handle)
@@ -584,25 +593,29 @@ def _lend_numpy(value: Any, tensors: list[ReadyTensor | None], index: int) -> in
     if managed.flags & FLAG_READ_ONLY:
         return 0
     tensor.object.tensor = managed.tensor
-    tensor.lent[1] = capsule
+    tensor.argument.value = capsule
     return tensor.address
 
 
-def _torch_lender(is_neg: Callable[[Any], bool], fill: Callable[[Any, int], int]) -> Lender:
+def _torch_lender(is_neg: Callable[[Any], bool], fill: Callable[[Any, Any], int]) -> Lender:
     def lend_torch(value: Any, tensors: list[ReadyTensor | None], index: int) -> int:
         tensor = tensors[index] or _ready(tensors, index)
+        argument = tensor.argument
+        argument.value = value
         try:
-            if is_neg(value) or fill(value, tensor.place):
-                return 0
+            # Complex numbers may be lazily conjugated.
+            if not (
+                is_neg(value)
+                or fill(argument, tensor.place)
+                or tensor.ints[_DEVICE_AT] != _CPU_TYPE
+                or tensor.octets[_CODE_AT] == _COMPLEX
+            ):
+                return tensor.address
         except Exception as exc:
             if is_from_handler(exc.__traceback__):
                 raise
-            return 0
-        # Complex numbers may be lazily conjugated.
-        if tensor.ints[_DEVICE_AT] != _CPU_TYPE or tensor.octets[_CODE_AT] == _COMPLEX:
-            return 0
-        tensor.lent[1] = value
-        return tensor.address
+        argument.value = 0
+        return 0
 
     return lend_torch
 

@@ -37,7 +37,8 @@ def borrowed(tensor, structs):
     The struct is appended to *structs*, which must live as long as the call.
     """
     structs.append(ffi.new("DLTensor *"))
-    assert table_of(type(tensor)).fill_view(tensor, address(structs[-1])) == 0
+    place = ctypes.c_void_p(address(structs[-1]))
+    assert table_of(type(tensor)).fill_view(ctypes.py_object(tensor), place) == 0
     argument = Packed(None)
     argument.words = C.kTVMFFIDLTensorPtr, address(structs[-1])
     return argument

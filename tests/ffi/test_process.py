@@ -141,6 +141,26 @@ def test_daemon_thread_in_a_callback_at_exit(run_script, turn):  # 4.8c: tvm_ffi
     assert (code, output) == (0, "")
 
 
+@pytest.mark.parametrize("turns", [16, pytest.param(100, marks=pytest.mark.stress)])
+def test_exit_while_daemon_threads_free_objects(run_script, turns):
+    """Without `_end_destructors` about one exit of four ends by SIGABRT."""
+    script = """
+        import sys, threading, time
+        import numpy as np
+        sys.setswitchinterval(1e-6)
+        keep = ffi.get_global_func("ffi.Array")
+        class Thing:
+            pass
+        def work():
+            while True:
+                keep(np.ones(3)), keep(Thing()), keep(lambda: 1), keep(ffi.readonly(np.ones(3)))
+        for _ in range(6):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.02)
+    """
+    assert [run_script(script) for _ in range(turns)] == [(0, "")] * turns
+
+
 RACE = """
 import gc, random, sys, threading, time
 echo, apply, fail = testing("echo"), testing("apply"), testing("test_raise_error")

@@ -33,6 +33,8 @@ NAMES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
 CAPSULE_NAME = b"dlpack_exchange_api"
 
 _FROM_PY_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+# Without the types of arguments, whose conversion takes 80 ns: it takes objects of ctypes.
+_FILL_VIEW = ctypes.PYFUNCTYPE(ctypes.c_int)
 _TO_PY_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p
@@ -56,8 +58,8 @@ class ForeignTable:
             _address(table.managed_tensor_from_py_object_no_sync)
         )
         view = _address(table.dltensor_from_py_object_no_sync)
-        self.fill_view: Callable[[object, int], int] | None = (
-            _FROM_PY_OBJECT(view) if view else None
+        self.fill_view: Callable[[ctypes.py_object, ctypes.c_void_p], int] | None = (
+            _FILL_VIEW(view) if view else None
         )
         """A function of an instance and an address: it writes the DLTensor there, which is
         valid while the instance exists. Not 0, or an exception, if it cannot."""

@@ -169,13 +169,12 @@ def read_only_memmap(folder):
     return np.memmap(path, dtype="f8", mode="r")
 
 
-@pytest.mark.parametrize("kind", ["numpy", "memmap", "own", "jax", "table"])
+@pytest.mark.parametrize("kind", ["numpy", "memmap", "own", "table"])
 def test_read_only_memory_is_not_passed_unless_it_is_only_read(kind, echo, apply, tmp_path):
     x = {
         "numpy": read_only_numpy,
         "memmap": lambda: read_only_memmap(tmp_path),
         "own": lambda: dlbridge.from_dlpack(read_only_numpy()),
-        "jax": jax_array,
         "table": lambda: TableTensor((1, 0), flags=1),
     }[kind]()
     seen = []
@@ -200,6 +199,18 @@ def test_read_only_memory_is_not_passed_unless_it_is_only_read(kind, echo, apply
     assert echo.reading(0)(x).readonly
     assert echo(ffi.readonly([x]))[0].readonly
     assert ffi.convert(x).readonly
+
+
+@pytest.mark.parametrize(
+    "make", [jax_array, lambda: peer("pyarrow").array([1.0, 2.0])], ids=["jax", "pyarrow"]
+)
+def test_arrays_that_never_change_need_no_word(echo, apply, make):
+    x = make()
+    seen = []
+    apply(seen.append, x)
+    for result in (*seen, echo(x), echo([x])[0], echo.bind(x)(), echo.reading(0)(x)):
+        assert result.readonly
+        assert result.tolist() == x.tolist()
 
 
 def test_the_error_about_read_only_memory_names_the_argument(echo):
