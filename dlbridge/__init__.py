@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         plan as plan,
         to_device as to_device,
     )
+    from .core.blobs import from_blob as from_blob
     from .core.casts import astype as astype
     from .core.creation import (
         empty as empty,
@@ -91,6 +92,7 @@ _PUBLIC = {
     "core.accepting": "accepts",
     "core.api": "asarray copy_ explain from_dlpack plan to_device",
     "core.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
+    "core.blobs": "from_blob",
     "core.casts": "astype",
     "core.files.loading": "TensorFile load",
     "core.files.saving": "save",

@@ -68,7 +68,7 @@ core.interfaces.cuda_array_interface core.interfaces.own_table core.interfaces.a
 core.libraries.like core.libraries.numpy core.libraries.torch core.libraries.jax core.libraries.tvm_ffi
 core.libraries.tensorflow core.libraries.pandas core.libraries.pyarrow
 
-core.prepared core.api core.creation core.accepting core.sharing
+core.prepared core.api core.creation core.blobs core.accepting core.sharing
 
 core.casts
 core.files core.files.source core.files.safetensors core.files.npy core.files.gguf

@@ -91,6 +91,22 @@ def empty(
     >>> bridge.empty((2, 3), "float16").nbytes
     12
     """
+    extents = extents_of(shape)
+    try:
+        kind = as_dtype(dtype)
+    except TypeError as exc:
+        raise _explained(dtype, exc) from exc
+    check(kind.code, kind.bits, kind.lanes)
+    where = find_device(device)
+    if type(alignment) is not int or alignment != MIN_ALIGNMENT:
+        alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
+    if shared:
+        return _empty_shared(where, kind, extents, alignment)
+    return allocate(where, kind, extents, alignment=alignment)
+
+
+def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """The extents that *shape* names; TypeError or ValueError if it names none."""
     if type(shape) is int:
         extents: tuple[int, ...] = (shape,)
     else:
@@ -98,21 +114,11 @@ def empty(
             extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
         except TypeError as exc:
             raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
-    try:
-        kind = as_dtype(dtype)
-    except TypeError as exc:
-        raise _explained(dtype, exc) from exc
-    check(kind.code, kind.bits, kind.lanes)
-    where = find_device(device)
     if len(extents) > MAX_NDIM or (extents and (min(extents) < 0 or max(extents) >= 1 << 63)):
         raise ValueError(
             f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
         )
-    if type(alignment) is not int or alignment != MIN_ALIGNMENT:
-        alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
-    if shared:
-        return _empty_shared(where, kind, extents, alignment)
-    return allocate(where, kind, extents, alignment=alignment)
+    return extents
 
 
 def _empty_shared(where: Device, kind: DType, extents: tuple[int, ...], alignment: int) -> Tensor:
@@ -191,7 +197,7 @@ def ones(
     >>> bridge.ones((2, 2), "int8").tolist()
     [[1, 1], [1, 1]]
     """
-    return full(shape, 1, _dtype_of(dtype), device, alignment=alignment)  # None is no dtype here
+    return full(shape, 1, dtype_of(dtype), device, alignment=alignment)  # None is no dtype here
 
 
 @public
@@ -238,7 +244,7 @@ def full(
     >>> bridge.full((), 0.5).dtype
     dlbridge.dtype('float32')
     """
-    kind = _dtype_of(_usual_dtype(fill_value) if dtype is None else dtype)
+    kind = dtype_of(_usual_dtype(fill_value) if dtype is None else dtype)
     # Before the memory: a number that the type does not have allocates nothing.
     pattern = pattern_of(fill_value, kind)
     tensor = empty(shape, kind, device, alignment=alignment)
@@ -246,7 +252,7 @@ def full(
     return tensor
 
 
-def _dtype_of(dtype: DTypeLike) -> DType:
+def dtype_of(dtype: DTypeLike) -> DType:
     try:
         return as_dtype(dtype)
     except TypeError as exc:
