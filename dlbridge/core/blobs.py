@@ -16,12 +16,13 @@ from dlbridge.core.implementation_details.handlers import (
     is_from_handler,
     raise_when_dropped,
 )
-from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.library import NUMPY_TYPES, origin_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import public
 from dlbridge.core.tensor.adopt import bind
-from dlbridge.core.tensor.array_tensor import make_tensor
+from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
+from dlbridge.core.tensor.carriers import carrier
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.layout import reach, why_impossible
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _CPU = Device.of(1, 0)
 _ORIGIN = "dlbridge.from_blob"
+_ALIGNED = 16  # more than any element needs
+_FAR = 1 << 48  # below it addresses and numbers of elements need no look at where they end
 
 
 @public
@@ -139,7 +142,15 @@ def from_blob(
     steps = None if strides is None else _steps(strides, extents)
     if type(byte_offset) is not int:
         byte_offset = index(byte_offset)
-    if 0 not in extents:
+    plain = (
+        where is _CPU
+        and steps is limit is None
+        and not byte_offset
+        and not address % _ALIGNED
+        and 0 < address < _FAR
+        and 0 < prod(extents) < _FAR
+    )
+    if not plain and 0 not in extents:
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
         if where is not _CPU:
             address = _bound(where, address)
@@ -153,7 +164,11 @@ def from_blob(
     else:
         blob = _Blob(data, keep)
         memory = _owned(where, address, blob)
-    tensor = make_tensor(memory, byte_offset, kind, extents, steps, readonly=readonly)
+    if plain and kind.name in NUMPY_TYPES:
+        array = carrier(memory, 0, kind, extents, None, readonly)
+        tensor: Tensor = wrap_plain(array, None, readonly=readonly)
+    else:
+        tensor = make_tensor(memory, byte_offset, kind, extents, steps, readonly=readonly)
     if stream is not None:
         _order_after(stream, memory, bool(tensor.size))
     if blob is not None:

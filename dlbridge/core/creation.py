@@ -110,8 +110,9 @@ def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     if type(shape) is int:
         extents: tuple[int, ...] = (shape,)
     else:
+        several = type(shape) is tuple or isinstance(shape, Iterable)
         try:
-            extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+            extents = tuple(map(index, shape)) if several else (index(shape),)  # type: ignore[arg-type]
         except TypeError as exc:
             raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
     if len(extents) > MAX_NDIM or (extents and (min(extents) < 0 or max(extents) >= 1 << 63)):
