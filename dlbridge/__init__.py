@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .core.interfaces.cuda_array_interface import (
         from_cuda_array_interface as from_cuda_array_interface,
     )
+    from .core.interfaces.exporter import Exporter as Exporter
     from .core.moves.host_views import HostView as HostView
     from .core.moves.traces import Trace as Trace, trace as trace
     from .core.plugins.lookup import device as device
@@ -98,6 +99,7 @@ _PUBLIC = {
     "core.files.saving": "save",
     "core.interfaces.cuda_array_interface": "from_cuda_array_interface",
     "core.interfaces.anything": "device_of",
+    "core.interfaces.exporter": "Exporter",
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step",
     "core.moves.traces": "Trace trace",
