@@ -79,7 +79,7 @@ class Exporter:
     >>> x = MyArray(bridge.asarray([[1.0, 2.0], [3.0, 4.0]]))
     >>> np.from_dlpack(x)
     array([[1., 2.],
-           [3., 4.]], dtype=float32)
+           [3., 4.]])
     >>> type(bridge.to_device(np.arange(3), "cpu", like=MyArray)).__name__
     'MyArray'
     """

@@ -1,10 +1,7 @@
-"""Our own DLPackExchangeAPI table, on `Tensor` under both names.
+"""Our own DLPackExchangeAPI tables: of `Tensor`, and of each class that is an `Exporter`.
 
-The functions are callbacks that C keeps for ever, so they, the table, its
-capsule and the capsule's name each have one deliberate extra reference. A
-failing callback cannot leave a Python exception behind (ctypes and cffi clear
-it), so what could fail is refused when a Tensor is made: exporting one that
-exists does not fail, except that nobody can borrow padded elements below a byte.
+The functions are callbacks that C keeps for ever, so they, the tables, their
+capsules and the capsules' name each have one deliberate extra reference.
 Source: dlpack.h 1.3, struct DLPackExchangeAPI.
 """
 
@@ -40,6 +37,7 @@ from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import check
+from dlbridge.errors import ExchangeError
 
 from .dlpack import tensor_of
 
@@ -199,10 +197,24 @@ def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
     except AttributeError as exc:  # the first export
         if is_from_handler(exc.__traceback__):
             raise
+    return _export(_itself, tensor, out)
+
+
+def _export(tensor_of: Callable[[Any], Tensor], x: object, out: Any) -> int:
+    """Write a struct of the Tensor of *x* to *out*; or return a status with the exception."""
     given: list[tuple[int, Any]] = []
-    _lend_to(given, tensor)
+    try:
+        _lend_to(given, tensor_of(x))
+    except Exception as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        return failed(exc)
     out[0] = ffi.cast(_MANAGED, given[0][0])
     return 0
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _leave_to_caller(variables: dict[str, Any]) -> None:
@@ -212,16 +224,32 @@ def _leave_to_caller(variables: dict[str, Any]) -> None:
         managed.disown()
 
 
-@c_callback("int(intptr_t, void **)", undo=_leave_to_caller)
-def _managed_tensor_to_py_object(address: int, out: Any) -> int:
-    managed = read_managed(address)
-    tensor = adopt(managed, "an exchange table")
-    # The last steps, so that on failure the caller keeps the struct (tvm_ffi
-    # deletes it itself). There is nothing to release: `int` stands for that.
-    managed.take_over(int, 0)
-    increment_references(tensor)  # the caller's reference
-    out[0] = ffi.cast("void *", id(tensor))
-    return 0
+def _taker(make: Callable[[Tensor], object]) -> Any:
+    """A function of a table: the object that *make* makes of the tensor, in the caller's hands."""
+
+    # By its default argument, which an interrupted call has, too: it runs again with that.
+    def take(address: int, out: Any, make: Callable[[Tensor], object] = make) -> int:
+        managed = None
+        try:
+            managed = read_managed(address)
+            tensor = adopt(managed, "an exchange table")
+            # There is nothing to release: `int` stands for that.
+            managed.take_over(int, 0)
+            made = make(tensor)
+        except Exception as exc:
+            if managed is not None:
+                managed.disown()  # the caller keeps the struct (tvm_ffi deletes it itself)
+            if is_from_handler(exc.__traceback__):
+                raise
+            return failed(exc)
+        increment_references(made)  # the caller's reference
+        out[0] = ffi.cast("void *", id(made))
+        return 0
+
+    return c_callback("int(intptr_t, void **)", undo=_leave_to_caller)(take)
+
+
+_managed_tensor_to_py_object = _taker(_itself)
 
 
 @c_callback("int(intptr_t, DLTensor *)")
@@ -231,7 +259,8 @@ def _dltensor_from_py_object(identity: int, out: Any) -> int:
     # strides, negative ones too: who only borrows the memory may write to it.
     shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
     if shared.is_padded:
-        return -1  # a DLTensor has no flags: it would say that they are packed
+        why = f"padded {tensor.dtype} elements cannot be borrowed: a DLTensor has no flags"
+        return failed(ExchangeError(why))
     if shared.queued_on is not None:
         order_consumer_on_current_stream(shared.queued_on)
     out[0] = shared.template.dl_tensor
@@ -292,7 +321,7 @@ def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
     except Exception as exc:  # no backend, no stream
         if is_from_handler(exc.__traceback__):
             raise
-        return -1
+        return failed(exc)
     return 0
 
 
@@ -346,34 +375,4 @@ def table_of_exporter(cls: type) -> Any:
 
 @c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
 def _managed_tensor_from_exporter(identity: int, out: Any) -> int:
-    given: list[tuple[int, Any]] = []
-    try:
-        _lend_to(given, tensor_of(object_at(identity)))
-    except Exception as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
-        return failed(exc)
-    out[0] = ffi.cast(_MANAGED, given[0][0])
-    return 0
-
-
-def _taker(make: Callable[[Tensor], object]) -> Any:
-    """A function of a table: the object that *make* makes of the tensor, in the caller's hands."""
-
-    # By its default argument, which an interrupted call has, too: it runs again with that.
-    def take(address: int, out: Any, make: Callable[[Tensor], object] = make) -> int:
-        managed = read_managed(address)
-        try:
-            tensor = adopt(managed, "an exchange table")
-            managed.take_over(int, 0)
-            made = make(tensor)
-        except Exception as exc:
-            managed.disown()  # the caller keeps it
-            if is_from_handler(exc.__traceback__):
-                raise
-            return failed(exc)
-        increment_references(made)  # the caller's reference
-        out[0] = ffi.cast("void *", id(made))
-        return 0
-
-    return c_callback("int(intptr_t, void **)", undo=_leave_to_caller)(take)
+    return _export(tensor_of, object_at(identity), out)
