@@ -25,6 +25,7 @@ from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
 from dlbridge.core.tensor.carriers import carrier
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
@@ -139,6 +140,8 @@ def from_blob(
     extents = extents_of(shape)
     kind = dtype_of(dtype)
     where = find_device(device)
+    if kind.name not in NUMPY_TYPES:
+        check(kind.code, kind.bits, kind.lanes)
     steps = None if strides is None else _steps(strides, extents)
     if type(byte_offset) is not int:
         byte_offset = index(byte_offset)
@@ -158,7 +161,7 @@ def from_blob(
         _check_deleter(deleter, data)
     if _blobs.ended:  # a signal handler has cut the end of another one off
         _blobs.sweep()
-    if where is _CPU and deleter is None:
+    if deleter is None and (where is _CPU or keep is None):
         memory = Memory(where, address, _ORIGIN, keep)
         blob = None
     else:
@@ -297,10 +300,11 @@ def _address_of(data: Any) -> tuple[int, int | None]:
     if isinstance(data, ctypes.Array):
         return ctypes.addressof(data), ctypes.sizeof(data)
     if isinstance(data, ffi.CData):
-        kind = ffi.typeof(data).kind
-        if kind in ("pointer", "array"):
-            return int(ffi.cast("uintptr_t", data)), ffi.sizeof(data) if kind == "array" else None
-        if kind == "primitive" and hasattr(data, "__int__"):
+        ctype = ffi.typeof(data)
+        if ctype.kind in ("pointer", "array"):
+            is_array = ctype.kind == "array"
+            return int(ffi.cast("uintptr_t", data)), ffi.sizeof(data) if is_array else None
+        if ctype.cname.endswith("intptr_t"):
             return int(data), None
     cls = type(data)
     is_array = any(hasattr(cls, name) for name in _OF_ARRAYS)
