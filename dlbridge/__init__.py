@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         plan as plan,
         to_device as to_device,
     )
+    from .core.blobs import from_blob as from_blob
     from .core.casts import astype as astype
     from .core.creation import (
         empty as empty,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from .core.interfaces.cuda_array_interface import (
         from_cuda_array_interface as from_cuda_array_interface,
     )
+    from .core.interfaces.exporter import Exporter as Exporter
     from .core.moves.host_views import HostView as HostView
     from .core.moves.plans import Plan as Plan, Step as Step
     from .core.moves.traces import Trace as Trace, trace as trace
@@ -89,11 +91,13 @@ _PUBLIC = {
     "core.accepting": "accepts",
     "core.api": "asarray copy_ explain from_dlpack plan to_device",
     "core.creation": "empty empty_like full full_like ones ones_like zeros zeros_like",
+    "core.blobs": "from_blob",
     "core.casts": "astype",
     "core.files.loading": "TensorFile load",
     "core.files.saving": "save",
     "core.interfaces.cuda_array_interface": "from_cuda_array_interface",
     "core.interfaces.anything": "device_of",
+    "core.interfaces.exporter": "Exporter",
     "core.moves.host_views": "HostView",
     "core.moves.plans": "Plan Step",
     "core.moves.traces": "Trace trace",

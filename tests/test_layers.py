@@ -40,7 +40,7 @@ core.values core.values.suggestions core.values.units core.values.layout core.va
 core.values.devices core.values.identity
 typing
 
-core.dlpack core.dlpack.structs core.dlpack.requests core.dlpack.capsules
+core.dlpack core.dlpack.structs core.dlpack.requests core.dlpack.capsules core.dlpack.failures
 core.dlpack.foreign_tables core.dlpack.exports
 
 core.plugins core.plugins.cpu core.plugins.contract core.plugins.registry
@@ -63,12 +63,12 @@ core.processes core.processes.host_blocks core.processes.device_blocks
 core.processes.pickles core.processes.shared_tensors
 
 core.interfaces.dlpack core.interfaces.native core.interfaces.buffers core.interfaces.arrow
-core.interfaces.cuda_array_interface core.interfaces.own_table core.interfaces.anything
+core.interfaces.cuda_array_interface core.interfaces.own_table core.interfaces.exporter core.interfaces.anything
 
 core.libraries.like core.libraries.numpy core.libraries.torch core.libraries.jax core.libraries.tvm_ffi
 core.libraries.tensorflow core.libraries.pandas core.libraries.pyarrow
 
-core.routes core.api core.creation core.accepting core.sharing
+core.routes core.api core.creation core.blobs core.accepting core.sharing
 
 core.casts
 core.files core.files.source core.files.safetensors core.files.npy core.files.gguf

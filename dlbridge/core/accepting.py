@@ -316,7 +316,9 @@ def _origin_of(x: Any) -> _Origin | None:
         return _Origin(library.name, device_of(x))
     if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
         # A class that is not its own library's array: as a Tensor it keeps its device.
-        known = library is None and hasattr(_module_of(cls), "from_dlpack")
+        known = hasattr(cls, "__from_tensor__") or (
+            library is None and hasattr(_module_of(cls), "from_dlpack")
+        )
         return _Origin(cls if known else "dlbridge", device_of(x))
     name = _backend_of_object(x)
     if name is not None:

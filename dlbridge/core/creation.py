@@ -83,14 +83,11 @@ def empty(
     >>> bridge.empty((2, 3), "float16").nbytes
     12
     """
-    extents = (shape,) if type(shape) is int else _extents(shape)
+    extents = (shape,) if type(shape) is int and 0 <= shape < 1 << 63 else extents_of(shape)
     # Without a call where a text is known: these lines were half of the time of small memory.
     known = type(dtype) is str and dtype in NAMED_TYPES
-    kind = NAMED_TYPES[dtype] if known else _dtype_of(dtype)  # type: ignore[index]  # a str
+    kind = NAMED_TYPES[dtype] if known else dtype_of(dtype)  # type: ignore[index]  # a str
     where = FOUND[device] if type(device) is str and device in FOUND else find_device(device)
-    for extent in extents:
-        if not 0 <= extent < 1 << 63:
-            raise _impossible(extents)
     if type(alignment) is not int or alignment != MIN_ALIGNMENT:
         alignment = max(check_alignment(alignment), MIN_ALIGNMENT)
     if shared:
@@ -98,20 +95,17 @@ def empty(
     return allocate(where, kind, extents, alignment=alignment)
 
 
-def _extents(shape: Any) -> tuple[int, ...]:
+def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """The extents that *shape* names; TypeError or ValueError if it names none."""
     try:
         extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
     except TypeError as exc:
         raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
-    if len(extents) > MAX_NDIM:
-        raise _impossible(extents)
+    if len(extents) > MAX_NDIM or not all(0 <= extent < 1 << 63 for extent in extents):
+        raise ValueError(
+            f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
+        )
     return extents
-
-
-def _impossible(extents: tuple[int, ...]) -> ValueError:
-    return ValueError(
-        f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
-    )
 
 
 def _empty_shared(where: Device, kind: DType, extents: tuple[int, ...], alignment: int) -> Tensor:
@@ -190,7 +184,7 @@ def ones(
     >>> bridge.ones((2, 2), "int8").tolist()
     [[1, 1], [1, 1]]
     """
-    return full(shape, 1, _dtype_of(dtype), device, alignment=alignment)  # None is no dtype here
+    return full(shape, 1, dtype_of(dtype), device, alignment=alignment)  # None is no dtype here
 
 
 @public
@@ -237,7 +231,7 @@ def full(
     >>> bridge.full((), 0.5).dtype
     dlbridge.dtype('float32')
     """
-    kind = _dtype_of(_usual_dtype(fill_value) if dtype is None else dtype)
+    kind = dtype_of(_usual_dtype(fill_value) if dtype is None else dtype)
     # Before the memory: a number that the type does not have allocates nothing.
     pattern = pattern_of(fill_value, kind)
     tensor = empty(shape, kind, device, alignment=alignment)
@@ -245,7 +239,7 @@ def full(
     return tensor
 
 
-def _dtype_of(dtype: DTypeLike) -> DType:
+def dtype_of(dtype: DTypeLike) -> DType:
     """The DType of *dtype*, if a tensor can have it."""
     try:
         kind = as_dtype(dtype)

@@ -32,6 +32,7 @@ from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.capsules import address_in
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.interfaces.dlpack import tensor_of as tensor_of_exporter
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
@@ -84,6 +85,8 @@ def tensor_rule(cls: type) -> Packer | None:
     """Packers for tensors: ours, those with an exchange table, those with ``__dlpack__``."""
     if issubclass(cls, Tensor):
         return pack_own
+    if defines(cls, "__as_tensor__"):
+        return _pack_exporter
     if not defines(cls, "__dlpack__"):
         return None
     if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
@@ -138,6 +141,10 @@ def pack_own(
     if device.type is not _CPU:
         keep.on_device(device.type, device.index, lambda: _stream_of_own(value))
     return _TENSOR, handle
+
+
+def _pack_exporter(value: Any, keep: Temporaries) -> tuple[int, int]:
+    return pack_own(tensor_of_exporter(value), keep, value)
 
 
 def _stream_of_own(tensor: Tensor) -> int | None:

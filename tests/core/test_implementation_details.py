@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from raw_producer import OldProducer, Producer, struct_in
 
 import dlbridge as bridge
 from dlbridge.core._cdefs import ffi as our_ffi
+from dlbridge.core.dlpack.failures import failed
 from dlbridge.core.implementation_details import DETAILS, finalizers
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.capsules import address_in
-from dlbridge.core.implementation_details.finalizers import end_finalizers
+from dlbridge.core.implementation_details.finalizers import end_finalizers, report
 from dlbridge.core.implementation_details.handlers import handlers_cause, is_cut_at_entry
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.implementation_details.python_api import object_at
@@ -406,3 +408,38 @@ class OneCapsule:
 
     def __dlpack_device__(self):
         return (1, 0)
+
+
+class Injected(Exception):
+    """One that can be watched."""
+
+
+def test_a_callback_leaves_an_exception_pending():
+    """And nothing of it is left afterwards."""
+
+    @our_ffi.callback("int(int)")
+    def call_back(number):
+        return failed(Injected(number)) if number else 3
+
+    function = int(our_ffi.cast("uintptr_t", call_back))
+    call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int)(function)
+    errors = []
+    for number in range(1, 100):
+        assert call(0) == 3
+        with pytest.raises(Injected, match=str(number)) as info:
+            call(number)
+        errors.append(weakref.ref(info.value))
+        del info
+    gc.collect()
+    assert [error() for error in errors] == [None] * 99
+    assert not [x for x in gc.get_objects() if type(x).__name__ in ("_Pending", "_Failed")]
+
+
+def test_an_error_that_nobody_can_catch_is_reported(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda said: seen.append((said.exc_value, repr(said.object)))
+    )
+    error = Injected("once")
+    report(error, "the place")
+    assert seen == [(error, "the place")]

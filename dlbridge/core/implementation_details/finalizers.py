@@ -1,4 +1,4 @@
-"""The end of ``__del__`` methods, before the end of Python ends the threads that run them."""
+"""Finalizers: their end, before that of Python ends the threads that run them; their errors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import threading
 import time
 from sys import _current_frames as current_frames  # documented, in spite of its name
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-__all__ = ["end_finalizers", "wait_for"]
+__all__ = ["end_finalizers", "report", "wait_for"]
 
 _LONGEST_WAIT = 2.0  # seconds; a driver that does not return must not keep the process
 
@@ -51,3 +52,30 @@ def _frames_of_other_threads() -> Iterator[FrameType]:
         while frame is not None:
             yield frame
             frame = frame.f_back
+
+
+class _Raising:
+    """A callback of a weak reference that raises *error*; messages call it *what*."""
+
+    __slots__ = ("__weakref__", "error", "what")
+
+    def __init__(self, error: BaseException, what: str) -> None:
+        self.error, self.what = error, what
+
+    def __call__(self, _reference: object) -> None:
+        raise self.error
+
+    def __repr__(self) -> str:
+        return self.what
+
+
+def report(error: BaseException, what: str) -> None:
+    """Give *error*, which came where nobody can catch it, to `sys.unraisablehook`.
+
+    Python does that with the exceptions of a weak reference's callback. The hook's own
+    argument can be made by C only.
+    """
+    ended = _Raising(error, what)
+    watch = ref(ended, _Raising(error, what))
+    del ended
+    assert watch() is None

@@ -61,6 +61,8 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
         operand_of(x)  # raises if it was lent and has expired
         return x
     traits = _traits(type(x))
+    if traits.is_tensor:
+        return import_producer(tensor_of(x), target, copy, stream)
     if traits.refuse is not None:
         traits.refuse(x)
     if traits.is_numpy:
@@ -79,6 +81,17 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
     if not traits.is_producer:
         return _import_capsule(x, stream)
     return _import_by_method(x, traits, target, copy, stream)
+
+
+def tensor_of(x: Any) -> Tensor:
+    """The Tensor that *x* is, by its ``__as_tensor__`` (`dlbridge.Exporter`)."""
+    tensor = x.__as_tensor__()
+    if isinstance(tensor, Tensor):
+        return tensor
+    raise ExchangeError(
+        f"{origin_of(x)}.__as_tensor__() returned {with_article(origin_of(tensor))}, not a "
+        "dlbridge.Tensor; dlbridge.asarray(x) makes one of any array, from_blob of an address"
+    )
 
 
 def import_from_host(x: Any) -> Tensor:
@@ -128,6 +141,7 @@ class _ProducerTraits:
         "immutable",
         "is_numpy",
         "is_producer",
+        "is_tensor",
         "lends",
         "new_structs",
         "refuse",
@@ -142,8 +156,9 @@ class _ProducerTraits:
         self.is_numpy = _has_numpys_method(cls)
         # Whether each capsule has a struct that nobody else reads (their sources).
         self.new_structs = library is not None and library.new_structs
+        self.is_tensor = hasattr(cls, "__as_tensor__")
         self.is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
-        self.table = table_of(cls)
+        self.table = None if self.is_tensor else table_of(cls)
         # Only classes that live for ever anyway; others are asked each time.
         home = sys.modules.get(cls.__module__)
         if getattr(home, cls.__qualname__, None) is cls:

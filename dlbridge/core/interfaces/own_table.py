@@ -1,10 +1,7 @@
-"""Our own DLPackExchangeAPI table, on `Tensor` under both names.
+"""Our own DLPackExchangeAPI tables: of `Tensor`, and of each class that is an `Exporter`.
 
-The functions are callbacks that C keeps for ever, so they, the table, its
-capsule and the capsule's name each have one deliberate extra reference. A
-failing callback cannot leave a Python exception behind (ctypes and cffi clear
-it), so what could fail is refused when a Tensor is made: exporting one that
-exists does not fail, except that nobody can borrow padded elements below a byte.
+The functions are callbacks that C keeps for ever, so they, the tables, their
+capsules and the capsules' name each have one deliberate extra reference.
 Source: dlpack.h 1.3, struct DLPackExchangeAPI.
 """
 
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.capsules import ManagedTensor, read_managed
+from dlbridge.core.dlpack.failures import failed
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.callbacks import c_callback
@@ -39,8 +37,13 @@ from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import check
+from dlbridge.errors import ExchangeError
+
+from .dlpack import tensor_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.dtypes import DType
 
@@ -194,10 +197,24 @@ def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
     except AttributeError as exc:  # the first export
         if is_from_handler(exc.__traceback__):
             raise
+    return _export(_itself, tensor, out)
+
+
+def _export(tensor_of: Callable[[Any], Tensor], x: object, out: Any) -> int:
+    """Write a struct of the Tensor of *x* to *out*; or return a status with the exception."""
     given: list[tuple[int, Any]] = []
-    _lend_to(given, tensor)
+    try:
+        _lend_to(given, tensor_of(x))
+    except Exception as exc:
+        if is_from_handler(exc.__traceback__):
+            raise
+        return failed(exc)
     out[0] = ffi.cast(_MANAGED, given[0][0])
     return 0
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _leave_to_caller(variables: dict[str, Any]) -> None:
@@ -207,16 +224,32 @@ def _leave_to_caller(variables: dict[str, Any]) -> None:
         managed.disown()
 
 
-@c_callback("int(intptr_t, void **)", undo=_leave_to_caller)
-def _managed_tensor_to_py_object(address: int, out: Any) -> int:
-    managed = read_managed(address)
-    tensor = adopt(managed, "an exchange table")
-    # The last steps, so that on failure the caller keeps the struct (tvm_ffi
-    # deletes it itself). There is nothing to release: `int` stands for that.
-    managed.take_over(int, 0)
-    increment_references(tensor)  # the caller's reference
-    out[0] = ffi.cast("void *", id(tensor))
-    return 0
+def _taker(make: Callable[[Tensor], object]) -> Any:
+    """A function of a table: the object that *make* makes of the tensor, in the caller's hands."""
+
+    # By its default argument, which an interrupted call has, too: it runs again with that.
+    def take(address: int, out: Any, make: Callable[[Tensor], object] = make) -> int:
+        managed = None
+        try:
+            managed = read_managed(address)
+            tensor = adopt(managed, "an exchange table")
+            # There is nothing to release: `int` stands for that.
+            managed.take_over(int, 0)
+            made = make(tensor)
+        except Exception as exc:
+            if managed is not None:
+                managed.disown()  # the caller keeps the struct (tvm_ffi deletes it itself)
+            if is_from_handler(exc.__traceback__):
+                raise
+            return failed(exc)
+        increment_references(made)  # the caller's reference
+        out[0] = ffi.cast("void *", id(made))
+        return 0
+
+    return c_callback("int(intptr_t, void **)", undo=_leave_to_caller)(take)
+
+
+_managed_tensor_to_py_object = _taker(_itself)
 
 
 @c_callback("int(intptr_t, DLTensor *)")
@@ -226,7 +259,8 @@ def _dltensor_from_py_object(identity: int, out: Any) -> int:
     # strides, negative ones too: who only borrows the memory may write to it.
     shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
     if shared.is_padded:
-        return -1  # a DLTensor has no flags: it would say that they are packed
+        why = f"padded {tensor.dtype} elements cannot be borrowed: a DLTensor has no flags"
+        return failed(ExchangeError(why))
     if shared.queued_on is not None:
         order_consumer_on_current_stream(shared.queued_on)
     out[0] = shared.template.dl_tensor
@@ -287,7 +321,7 @@ def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
     except Exception as exc:  # no backend, no stream
         if is_from_handler(exc.__traceback__):
             raise
-        return -1
+        return failed(exc)
     return 0
 
 
@@ -298,18 +332,47 @@ _name: Any = immortal(ffi.new("char[]", CAPSULE_NAME))
 @cache
 def table_capsule() -> Any:
     """The capsule of the table, filled once per process: consumers keep its address."""
-    _table.header.version.major, _table.header.version.minor = DLPACK_VERSION
+    return _filled(
+        _table,
+        _managed_tensor_from_py_object,
+        _managed_tensor_to_py_object,
+        _dltensor_from_py_object,
+    )
+
+
+def _filled(table: Any, export: Any, take: Any, borrow: Any) -> Any:
+    """The capsule of *table*, with these functions and those that all tables share."""
+    table.header.version.major, table.header.version.minor = DLPACK_VERSION
     for field, function in (
         ("managed_tensor_allocator", _managed_tensor_allocator),
-        ("managed_tensor_from_py_object_no_sync", _managed_tensor_from_py_object),
-        ("managed_tensor_to_py_object_no_sync", _managed_tensor_to_py_object),
-        ("dltensor_from_py_object_no_sync", _dltensor_from_py_object),
+        ("managed_tensor_from_py_object_no_sync", export),
+        ("managed_tensor_to_py_object_no_sync", take),
+        ("dltensor_from_py_object_no_sync", borrow),
         ("current_work_stream", _current_work_stream),
     ):
-        kind = ffi.typeof(getattr(_table, field))
-        setattr(_table, field, ffi.cast(kind, ffi.cast("uintptr_t", function)))
+        kind = ffi.typeof(getattr(table, field))
+        setattr(table, field, ffi.cast(kind, ffi.cast("uintptr_t", function)))
     new = python_api(
         "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
     )
-    table, name = (int(ffi.cast("uintptr_t", pointer)) for pointer in (_table, _name))
-    return immortal(new(table, name, None))
+    address, name = (int(ffi.cast("uintptr_t", pointer)) for pointer in (table, _name))
+    return immortal(new(address, name, None))
+
+
+# Tables of classes whose objects are a Tensor -------------------------------------
+
+
+def table_of_exporter(cls: type) -> Any:
+    """The capsule of a new table for *cls*, by its ``__as_tensor__`` and ``__from_tensor__``.
+
+    Nobody can borrow the struct: how long the Tensor lives, only the class knows.
+    """
+    make = getattr(cls, "__from_tensor__", None)
+    take = _managed_tensor_to_py_object if make is None else _taker(make)
+    table = immortal(ffi.new("DLPackExchangeAPI *"))
+    return _filled(table, _managed_tensor_from_exporter, take, ffi.NULL)
+
+
+@c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
+def _managed_tensor_from_exporter(identity: int, out: Any) -> int:
+    return _export(tensor_of, object_at(identity), out)

@@ -74,6 +74,8 @@ _of_class: weakref.WeakKeyDictionary[type, Library | None] = weakref.WeakKeyDict
 
 def _search_bases(cls: type) -> Library | None:
     for base in cls.__mro__:
+        if (base.__module__, base.__name__) == ("dlbridge", "Exporter"):
+            continue  # a part of other libraries' classes
         found = _of_module(base.__module__)
         if found is not None:
             return next((own for own in found.special if is_array_of(own, cls)), found)
@@ -159,12 +161,22 @@ def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
 
 
 def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor], Any]]:
+    package = cls.__module__.partition(".")[0]
+    own = getattr(cls, "__from_tensor__", None)
+    if own is not None:  # `dlbridge.Exporter`: it gets the Tensor, and with it what there is to know
+        name = f"{package}.{cls.__name__}"
+        facts = SMALL["dlbridge"]._replace(name=name, arrays=(name,), make=None, keeps_types=False)
+        return facts, own
+    if hasattr(cls, "__as_tensor__"):
+        raise TypeError(
+            f"like={cls!r} is an Exporter without the class method __from_tensor__(tensor), which "
+            "would return an instance; define it"
+        )
     library = library_of(cls)
     if library is not None and is_array_of(library, cls):
         return (library, _maker(library)) if library.make else _find_by_name(library.name)
     if library is not None or not hasattr(cls, "__dlpack__"):
         raise _no_library(like)
-    package = cls.__module__.partition(".")[0]
     own = getattr(cls, "from_dlpack", None)
     if own is None:
         return _find_by_name(package)

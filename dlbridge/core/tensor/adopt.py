@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .tensor import Tensor
 
-__all__ = ["adopt"]
+__all__ = ["adopt", "bind"]
 
 _CPU = Device.of(1, 0)
 _CPU_TYPE = int(_CPU.type)  # comparing with a member of the enumeration takes 10 times as long
@@ -47,7 +47,7 @@ def adopt(
         device = Device.of(kind, index, name)
         asked = not device.is_address or kind in CONTEXT_DEVICES
         if asked and 0 not in fields.shape:
-            device, data = _bind(device, data, origin, name)
+            device, data = bind(device, data, origin, name)
     if fields.flags & FLAG_SUBBYTE_PADDED and fields.dtype.bits < 8 and fields.dtype.lanes > 1:
         raise ExchangeError(
             f"padded {fields.dtype} elements: dlpack.h does not say whether each lane is padded; "
@@ -68,7 +68,7 @@ def adopt(
     )
 
 
-def _bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Device, int]:
+def bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Device, int]:
     """The device and *data* as the backend that recognises the memory knows them.
 
     All backends of the device type are asked, or the one called *name*, so that the

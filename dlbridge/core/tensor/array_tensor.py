@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayTensor",
+    "MethodProperty",
     "NumpyTensor",
     "build",
     "check_array",
@@ -105,11 +106,11 @@ def _producer_of(tensor: NumpyTensor) -> type | None:
     return getattr(tensor, "_producer", None)  # a slot that is empty, mostly
 
 
-class _Method(property):
-    """A slot that holds a bound method, and that the class has as a function, too.
+class MethodProperty(property):
+    """A property whose value is a bound method, and that the class has as a function, too.
 
     Some consumers look methods up on the type, and take only what can be called
-    there (MLX). The lookup in an instance runs no Python, as that of a slot.
+    there (MLX). With a getter of C the lookup in an instance runs no Python.
     """
 
     def __call__(self, tensor: Tensor, /, **keywords: Any) -> Any:
@@ -127,7 +128,7 @@ class ArrayTensor(NumpyTensor):
     __slots__ = ("numpy_export",)
 
     numpy_export: Callable[..., Any]
-    __dlpack__: Any = _Method(attrgetter("numpy_export"))
+    __dlpack__: Any = MethodProperty(attrgetter("numpy_export"))
 
     @property
     def _dtype(self) -> DType:  # type: ignore[override]  # a slot in Tensor

@@ -324,9 +324,8 @@ def test_what_is_no_tensor_fails_without_a_crash(capfd):  # X5, X9
     library, out = load(keep_gil=True), Out()
     for thing in (object(), None, 7):
         error = ctypes.c_int()
-        assert (
-            library.harness_from_py_object(FROM, thing, out.address, ctypes.addressof(error)) == -1
-        )
+        with pytest.raises(AttributeError, match=type(thing).__name__):
+            library.harness_from_py_object(FROM, thing, out.address, ctypes.addressof(error))
     assert capfd.readouterr().err == ""
 
 
@@ -356,8 +355,8 @@ def test_a_failed_import_by_the_table_deletes_nothing(wrong):  # X6
     raw = Producer(**{"shape": (2, 3), **wrong})
     out = ctypes.c_void_p()
     at = raw.build()
-    status = OURS._to_py_object(at, ctypes.addressof(out))
-    assert status == -1
+    with pytest.raises(BufferError):
+        OURS._to_py_object(at, ctypes.addressof(out))
     gc.collect()
     assert raw.alive == 1
     exchange.delete_managed(at)
@@ -388,25 +387,32 @@ def test_borrowed():  # X7
     assert managed.fields.strides == (1,)
     # A DLTensor cannot say that elements are padded.
     four = dlbridge.asarray([1, 2], dtype="int4")
-    assert borrow(four, address(tensor)) == -1
+    with pytest.raises(BufferError, match="padded int4 elements cannot be borrowed"):
+        borrow(four, address(tensor))
     assert OURS.export(four).fields.flags & FLAG_SUBBYTE_PADDED
     assert borrow(dlbridge.full(2, 1, "int4"), address(tensor)) == 0
 
 
 def test_current_work_stream():  # X8, X10
-    for library in (load(), load(keep_gil=True)):
+    holding = load(keep_gil=True)
+    for library in (load(), holding):
         out = ctypes.c_void_p(7)
         call = library.harness_current_work_stream
         function = address(TABLE.current_work_stream)
         assert call(function, 1, 0, ctypes.addressof(out)) == 0
         assert not out.value
-        assert call(function, 99, 0, ctypes.addressof(out)) == -1
-        assert call(function, 1 << 20, -5, ctypes.addressof(out)) == -1
+        if library is holding:  # an exception is pending afterwards
+            with pytest.raises(dlbridge.BackendUnavailable, match="type99"):
+                call(function, 99, 0, ctypes.addressof(out))
+            with pytest.raises(ValueError, match="-5"):
+                call(function, 1 << 20, -5, ctypes.addressof(out))
         with installed("cuda", Streams()) as plugin:
             plugin.current = 0xABCD
             assert call(function, 2, 1, ctypes.addressof(out)) == 0
             assert out.value == 0xABCD
-            assert call(function, 2, 9, ctypes.addressof(out)) == -1
+            if library is holding:
+                with pytest.raises(dlbridge.DeviceNotFound, match="cuda:9"):
+                    call(function, 2, 9, ctypes.addressof(out))
 
 
 def test_no_exception_comes_out_of_a_callback():  # X9
@@ -531,21 +537,18 @@ def fail(*_):
 own_table._to_lend = fail
 try:
     tvm_ffi.from_dlpack(dlbridge.from_dlpack(numpy.ones(1)))
-except SystemError as error:
+except MemoryError as error:
     print(error)
 """
 
 
 def test_a_failing_export_is_an_error_for_tvm_ffi():  # X5, X9
-    """tvm_ffi 0.1.15 ends the process instead on CPython 3.13 (docs/safety.md#open)."""
+    """Its own: without an exception tvm_ffi 0.1.15 ends the process on CPython 3.13."""
     peer("tvm_ffi")
     done = subprocess.run(
         [sys.executable, "-c", FAILING], capture_output=True, text=True, check=False
     )
-    if sys.version_info < (3, 12):
-        assert "without setting an exception" in done.stdout, done.stderr
-    else:
-        assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert (done.returncode, done.stdout) == (0, "injected\n"), done.stderr
 
 
 # Consuming other libraries' tables

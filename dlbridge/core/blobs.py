@@ -1,0 +1,443 @@
+"""`from_blob`: a Tensor over memory that only its caller knows, and the call that frees it."""
+
+from __future__ import annotations
+
+import ctypes
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.dlpack.requests import check_host_stream
+from dlbridge.core.implementation_details.finalizers import report
+from dlbridge.core.implementation_details.handlers import (
+    handlers_exception,
+    is_cut_at_entry,
+    is_from_handler,
+    raise_when_dropped,
+)
+from dlbridge.core.libraries.library import NUMPY_TYPES, origin_of
+from dlbridge.core.plugins.lookup import find_device, plugin_of
+from dlbridge.core.plugins.streams import current_use, wait
+from dlbridge.core.public import public
+from dlbridge.core.tensor.adopt import bind
+from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
+from dlbridge.core.tensor.carriers import carrier
+from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.values.dtypes import check
+from dlbridge.core.values.layout import reach, why_impossible
+from dlbridge.core.values.suggestions import with_article
+from dlbridge.errors import ExchangeError
+from dlbridge.kit.resources import AllocationOwner, Owner, Resources
+
+from .creation import dtype_of, extents_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dlbridge.core.tensor.tensor import Tensor
+    from dlbridge.core.values.dtypes import DType
+    from dlbridge.typing import DeviceLike, DTypeLike, StreamLike
+
+_CPU = Device.of(1, 0)
+_ORIGIN = "dlbridge.from_blob"
+_ALIGNED = 16  # more than any element needs
+_FAR = 1 << 48  # below it addresses and numbers of elements need no look at where they end
+
+
+@public
+def from_blob(
+    data: Any,
+    shape: int | Sequence[int],
+    dtype: DTypeLike,
+    *,
+    device: DeviceLike = "cpu",
+    strides: Sequence[int] | None = None,
+    byte_offset: int = 0,
+    readonly: bool = False,
+    owner: object = None,
+    deleter: Callable[[Any], object] | None = None,
+    stream: StreamLike | None = None,
+) -> Tensor:
+    """Return a Tensor over memory that you have the address of; nothing is copied.
+
+    Whether there is such memory at the address, and for how long, cannot be checked: memory
+    that is freed while something uses it is read and written all the same. Name what must live
+    with *owner*, or give the memory away with *deleter*.
+
+    Parameters
+    ----------
+    data : int, ctypes pointer or array, c_void_p, or cffi pointer or array
+        The address of the memory. On devices whose memory has handles it is the handle
+        (``cl.Buffer.int_ptr`` on OpenCL; see the documents of the backend). It is
+        kept as *owner* is, if it is not an integer: cffi and ctypes arrays own their memory.
+    shape : int or sequence of int
+        The extents, in elements.
+    dtype : DTypeLike
+        The type of an element; `dlbridge.dtype` says what is accepted.
+    device : DeviceLike
+        Where the memory is; a backend here must serve the device.
+    strides : sequence of int, optional
+        The distance between neighbours along each dimension, in elements as in DLPack,
+        not in bytes as in numpy. None: row-major without gaps.
+    byte_offset : int
+        The bytes from *data* to the first element.
+    readonly : bool
+        Whether nobody may write to the memory.
+    owner : object, optional
+        Kept as long as anything uses the memory: the tensor, its views, and each consumer.
+    deleter : callable, optional
+        Called with *data*, once, when nothing uses the memory any more; on a device, when
+        dlbridge's work on it is done. *owner* is let go after that.
+    stream : StreamLike, optional
+        Where the memory was written last, by the rules of the device: dlbridge's work, and
+        that of each consumer, comes after what is queued there now. None or -1: it is ready.
+
+    Returns
+    -------
+    Tensor
+        On that memory.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not of its kind: *data* is an array, for example.
+    ValueError
+        If the elements cannot be there: *data* is NULL, an extent is negative, an address
+        wraps around or is not aligned, or elements lie outside a ctypes or cffi array.
+    ExchangeError
+        If the device does not exist, or its backend does not know the memory.
+    BackendUnavailable
+        If no backend here serves *device*.
+
+    Notes
+    -----
+    If it raises, *deleter* is not called, and the memory is still yours. After that *deleter*
+    is called in the thread that lets the memory go, which may be any thread, also one of C,
+    or within a garbage collection. Nobody can catch its exceptions: they go to
+    `sys.unraisablehook`. It is not called in a child of ``os.fork()``, whose parent has the
+    memory, and not once dlbridge has ended at the end of the process, when the
+    system takes back everything.
+
+    Examples
+    --------
+    >>> import ctypes
+    >>> memory = (ctypes.c_float * 6)(1, 2, 3, 4, 5, 6)
+    >>> t = bridge.from_blob(memory, (2, 3), "float32")
+    >>> t[1].tolist()
+    [4.0, 5.0, 6.0]
+    >>> address = ctypes.addressof(memory)
+    >>> columns = bridge.from_blob(address, (3, 2), "float32", strides=(1, 3), owner=memory)
+    >>> columns.tolist()
+    [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
+    """
+    if type(data) is int:
+        address, limit, keep = data, None, owner
+    else:
+        address, limit = _address_of(data)
+        keep = data if owner is None else (data, owner)
+    extents = extents_of(shape)
+    kind = dtype_of(dtype)
+    where = find_device(device)
+    if kind.name not in NUMPY_TYPES:
+        check(kind.code, kind.bits, kind.lanes)
+    steps = None if strides is None else _steps(strides, extents)
+    if type(byte_offset) is not int:
+        byte_offset = index(byte_offset)
+    plain = (
+        where is _CPU
+        and steps is limit is None
+        and not byte_offset
+        and not address % _ALIGNED
+        and 0 < address < _FAR
+        and 0 < prod(extents) < _FAR
+    )
+    if not plain and 0 not in extents:
+        _check_elements(where, address, byte_offset, kind, extents, steps, limit)
+        if where is not _CPU:
+            address = _bound(where, address)
+    if deleter is not None:
+        _check_deleter(deleter, data)
+    if _blobs.ended:  # a signal handler has cut the end of another one off
+        _blobs.sweep()
+    if deleter is None and (where is _CPU or keep is None):
+        memory = Memory(where, address, _ORIGIN, keep)
+        blob = None
+    else:
+        blob = _Blob(data, keep)
+        memory = _owned(where, address, blob)
+    if plain and kind.name in NUMPY_TYPES:
+        array = carrier(memory, 0, kind, extents, None, readonly)
+        tensor: Tensor = wrap_plain(array, None, readonly=readonly)
+    else:
+        tensor = make_tensor(memory, byte_offset, kind, extents, steps, readonly=readonly)
+    if stream is not None:
+        _order_after(stream, memory, bool(tensor.size))
+    if blob is not None:
+        blob.deleter = deleter  # the last step: an exception before it leaves the memory to you
+    return tensor
+
+
+# What frees the memory ----------------------------------------------------------
+
+
+class _Blob:
+    """What is done when nothing uses the memory any more; *synchronize* waits for its *stream*."""
+
+    __slots__ = ("arrived", "called", "data", "deleter", "keep", "raised", "stream", "synchronize")
+
+    def __init__(self, data: object, keep: object) -> None:
+        self.data = data
+        self.keep = keep
+        self.deleter: Callable[[Any], object] | None = None
+        self.called = False
+        self.raised: BaseException | None = None
+        self.arrived: object = None
+        self.stream = 0
+        self.synchronize: tuple[Callable[[int, int], None], int] | None = None
+
+
+def _owned(where: Device, address: int, blob: _Blob) -> Memory:
+    """The memory whose end is that of *blob*."""
+    if where is _CPU:
+        return Memory(where, address, _ORIGIN, Owner(_blobs, blob))
+    memory = Memory(where, address, _ORIGIN)
+    synchronize = plugin_of(where).synchronize
+    if synchronize is None:
+        memory.owner = Owner(_blobs, blob)
+        return memory
+    allocation = AllocationOwner(_blobs, blob)
+    allocation.data, allocation.nbytes = address, 0
+    memory.allocation = allocation  # the core writes the stream of its last work into it
+    # Only where there was work: `Memory.use_on` says so.
+    blob.stream = _NO_WORK
+    blob.synchronize = synchronize, where.index
+    return memory
+
+
+_NO_WORK = -1
+
+
+def _release(blob: _Blob) -> bool:
+    """Wait for dlbridge's work, and call the deleter, once. After any exception it goes on."""
+    if blob.synchronize is not None:
+        synchronize, number = blob.synchronize
+        if blob.stream != _NO_WORK:
+            try:
+                synchronize(number, blob.stream)
+            except Exception as exc:
+                if is_from_handler(exc.__traceback__):
+                    raise
+                report(exc, "the wait for the work on memory of dlbridge.from_blob")
+        blob.synchronize = None
+    while (deleter := blob.deleter) is not None:
+        if not blob.called:
+            blob.called = True  # no handler can come between this line and the deleter
+            try:
+                deleter(blob.data)
+            except BaseException as exc:
+                blob.raised = exc
+        if blob.raised is None:
+            blob.deleter = None
+        else:
+            _answer(blob, blob.raised)
+    blob.data = blob.keep = None
+    return True
+
+
+def _answer(blob: _Blob, raised: BaseException) -> None:
+    """Report what the deleter has *raised*; call it again if a signal came before it began."""
+    trace = raised.__traceback__
+    assert trace is not None
+    cut = is_cut_at_entry(trace.tb_next)
+    arrived = handlers_exception(type(raised), raised, trace)
+    if arrived is None:
+        report(raised, f"the deleter {blob.deleter!r} of dlbridge.from_blob")
+    elif blob.arrived is None:  # raised where the thread goes on after this
+        blob.arrived = raise_when_dropped(arrived)
+    if cut:
+        blob.called = False
+    else:
+        blob.deleter = None
+    blob.raised = None
+
+
+_blobs: Resources[_Blob] = Resources(_release)
+
+
+def _order_after(stream: Any, memory: Memory, has_elements: bool) -> None:
+    """Make our stream, and so each consumer, wait for what is queued on *stream* now."""
+    where = memory.device
+    if where.is_host and where.type is not DLDeviceType.kDLCUDAManaged:
+        check_host_stream(stream)
+        return
+    plugin = plugin_of(where)
+    if plugin.normalize_stream is None or plugin.wait is None:
+        raise TypeError(f"{where} has no streams; stream must be None, not {stream!r}")
+    handle = plugin.normalize_stream(where.index, stream)
+    if handle != -1 and has_elements:
+        wait(where, handle)
+        memory.use_on(current_use(where))
+
+
+# What is checked ------------------------------------------------------------------
+
+
+_POINTERS: tuple[type, ...] = (
+    ctypes.POINTER(ctypes.c_char).__mro__[1],  # the base of the classes of pointers
+    ctypes.c_char_p,
+    ctypes.c_wchar_p,
+)
+
+
+def _address_of(data: Any) -> tuple[int, int | None]:
+    """The address that *data* is, and the bytes there, if it knows them; TypeError."""
+    if isinstance(data, ctypes.c_void_p):
+        return data.value or 0, None
+    if isinstance(data, _POINTERS):
+        return ctypes.cast(data, ctypes.c_void_p).value or 0, None
+    if isinstance(data, ctypes.Array):
+        return ctypes.addressof(data), ctypes.sizeof(data)
+    if isinstance(data, ffi.CData):
+        ctype = ffi.typeof(data)
+        if ctype.kind in ("pointer", "array"):
+            is_array = ctype.kind == "array"
+            return int(ffi.cast("uintptr_t", data)), ffi.sizeof(data) if is_array else None
+        if ctype.cname.endswith("intptr_t"):
+            return int(data), None
+    cls = type(data)
+    is_array = any(hasattr(cls, name) for name in _OF_ARRAYS)
+    if cls is not bool and hasattr(cls, "__index__") and not is_array:
+        return index(data), None
+    raise TypeError(f"from_blob takes an address, and {origin_of(data)} is none: {_instead(data)}")
+
+
+_OF_ARRAYS = ("__dlpack__", "__array__", "__array_interface__", "__cuda_array_interface__")
+
+
+def _instead(data: Any) -> str:
+    cls = type(data)
+    if getattr(cls, "__index__", None) and hasattr(data, "item") and not getattr(data, "ndim", 1):
+        return "pass int(x) if the number is the address"
+    if hasattr(cls, "__dlpack__"):
+        return "dlbridge.from_dlpack(x) takes the array itself, and keeps it"
+    if any(hasattr(data, name) for name in _OF_ARRAYS):
+        return "dlbridge.asarray(x) takes the array itself, and keeps it"
+    if isinstance(data, ctypes.Structure | ctypes.Union | ctypes.c_int.__mro__[1]):
+        return "pass ctypes.pointer(x)"
+    if isinstance(data, ffi.CData):
+        return "pass ffi.addressof(x)" if ffi.typeof(data).kind in ("struct", "union") else _WAYS
+    try:
+        memoryview(data)
+    except TypeError:
+        return _WAYS
+    return "dlbridge.asarray(x) takes the buffer itself, and keeps it"
+
+
+_WAYS = "pass an int, a ctypes pointer, array or c_void_p, or a cffi pointer or array"
+
+
+def _steps(strides: Sequence[int], extents: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        steps = tuple(map(index, strides))
+    except TypeError as exc:
+        raise TypeError(
+            f"strides {strides!r} are not integers: {exc}; pass one for each dimension, in elements"
+        ) from exc
+    if len(steps) != len(extents):
+        raise ValueError(
+            f"{len(steps)} strides {steps} for {len(extents)} dimensions {extents}; pass one for "
+            "each, or None for compact elements"
+        )
+    if any(not -(1 << 63) <= step < 1 << 63 for step in steps):
+        raise ValueError(f"strides {steps}: they are int64 in DLPack, and count elements")
+    return steps
+
+
+def _check_elements(
+    where: Device,
+    address: int,
+    byte_offset: int,
+    kind: DType,
+    extents: tuple[int, ...],
+    steps: tuple[int, ...] | None,
+    limit: int | None,
+) -> None:
+    """Raise ValueError if no memory at *address*, of *limit* bytes if known, has the elements."""
+    count = prod(extents)
+    bits = kind.bits * kind.lanes
+    if steps is None:
+        low, high = 0, count
+    else:
+        low, high = reach(extents, steps)
+        low = low * bits >> 3
+    high = (high * bits + 7) >> 3
+    wrong = ""
+    if address == 0:
+        wrong = "data is NULL, and there are elements; check what the allocation returned"
+    elif not 0 < address < 1 << 64:
+        wrong = f"data {address} is not an address, which is an unsigned 64-bit number"
+    elif byte_offset < 0:
+        wrong = f"byte_offset {byte_offset} is negative; add it to data"
+    elif count * bits >> 66:
+        wrong = "it has more bytes than 63 bits can count"
+    elif not where.is_address and byte_offset + low < 0:
+        wrong = f"the elements begin {-byte_offset - low} bytes before the memory {address:#x}"
+    elif limit is not None and not 0 <= byte_offset + low <= byte_offset + high <= limit:
+        wrong = (
+            f"the elements are at bytes {byte_offset + low} to {byte_offset + high} of data, "
+            f"which has {limit}"
+        )
+    else:
+        wrong = why_impossible(address if where.is_address else 0, byte_offset, low, high)
+    if not wrong:
+        lane = kind.bits >> (4 if kind.code == _COMPLEX else 3) or 1
+        alignment = lane & -lane
+        rest = (address + byte_offset if where.is_address else byte_offset) % alignment
+        if not rest:
+            return
+        wrong = (
+            f"the first element is {rest} bytes behind an address that is a multiple of "
+            f"{alignment}, as {kind} needs; describe the bytes as uint8 and copy them"
+        )
+    layout = f"shape {extents}" if steps is None else f"shape {extents} and strides {steps}"
+    raise ValueError(f"from_blob of {kind} with {layout}: {wrong}")
+
+
+_COMPLEX = 5
+
+
+def _bound(where: Device, address: int) -> int:
+    """The data of the memory as the backend of *where* knows it; ExchangeError if it does not."""
+    found, data = bind(where, address, _ORIGIN, where.name)
+    if found is not where:
+        raise ExchangeError(
+            f"the memory {address:#x} is on {found}, not on {where}; pass device={str(found)!r}"
+        )
+    return data
+
+
+def _check_deleter(deleter: Any, data: object) -> None:
+    """TypeError for what cannot be called with *data*, as far as it shows now."""
+    if not callable(deleter):
+        raise TypeError(
+            f"deleter is {with_article(type(deleter).__name__)}, which cannot be called; pass a "
+            "function of one argument, which gets data"
+        )
+    code = getattr(deleter, "__code__", None)
+    if code is not None:
+        given = 1 if getattr(deleter, "__self__", None) is None else 2
+        if code.co_argcount < given and not code.co_flags & _VARARGS:
+            raise TypeError(
+                f"the deleter {deleter!r} takes no argument; it is called with data: "
+                "deleter=lambda data: ..."
+            )
+    elif type(data) is int and data >> 31 and getattr(deleter, "argtypes", ()) is None:
+        raise TypeError(
+            f"the deleter {deleter!r} has no argtypes, so ctypes would pass 32 of the 64 bits of "
+            "data; set its argtypes = [ctypes.c_void_p], or pass data as a ctypes.c_void_p"
+        )
+
+
+_VARARGS = 4  # inspect.CO_VARARGS

@@ -1,0 +1,189 @@
+"""`Exporter`: the interfaces of a Tensor for other classes of arrays."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.core.dlpack.foreign_tables import NAMES
+from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.public import public
+from dlbridge.core.tensor.array_tensor import MethodProperty
+from dlbridge.errors import ExchangeError
+
+from .dlpack import tensor_of
+from .own_table import table_of_exporter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from dlbridge.core.tensor.tensor import Tensor
+
+
+class _Table:
+    """The capsule of a class's exchange table, which takes its place at the first use."""
+
+    def __get__(self, _instance: object, cls: type) -> Any:
+        if cls is Exporter:
+            raise AttributeError("Exporter is no array; a class that inherits it has the table")
+        capsule = table_of_exporter(cls)
+        for name in NAMES:
+            setattr(cls, name, capsule)
+        return capsule
+
+
+@public
+class Exporter:
+    """A base class that gives your class of arrays all interfaces of a `Tensor`.
+
+    Your class has a method ``__as_tensor__()`` that returns the `Tensor` of an instance, on
+    memory that lives as long as the instance; or it names the attribute that holds that Tensor:
+    ``class MyArray(Exporter, tensor="_tensor")``, which needs no Python code for an export.
+
+    It then has ``__dlpack__`` and ``__dlpack_device__`` (array API 2025.12), the exchange table
+    of ``dlpack.h`` 1.3 under both names, ``__array__``, Arrow's interface, the buffer
+    protocol from CPython 3.12 on, and ``__array_interface__`` or ``__cuda_array_interface__``
+    where the memory is one that the interface is for; else `hasattr` says False. So numpy, torch, jax,
+    tvm_ffi and others take instances as they are, and so do `from_dlpack`, `to_device` and
+    all other functions here.
+
+    A class method ``__from_tensor__(tensor)`` that returns an instance is the way back:
+    ``like=MyArray`` uses it, and libraries that ask the exchange table for an object.
+
+    Parameters
+    ----------
+    tensor : str, optional
+        For a subclass: the name of the attribute that holds the Tensor.
+
+    Notes
+    -----
+    It adds no attributes and no slots to instances, and has no metaclass: a class may have
+    ``__slots__``, be a dataclass, and have other base classes. What it defines itself, or
+    inherits from a class before this one, stays. The table of a class is made when a
+    library first asks for it; it, and with it the class, then exists until the process ends.
+
+    Examples
+    --------
+    >>> class MyArray(bridge.Exporter):
+    ...     def __init__(self, tensor):
+    ...         self.tensor = tensor
+    ...
+    ...     def __as_tensor__(self):
+    ...         return self.tensor
+    ...
+    ...     @classmethod
+    ...     def __from_tensor__(cls, tensor):
+    ...         return cls(tensor)
+    >>> x = MyArray(bridge.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    >>> np.from_dlpack(x)
+    array([[1., 2.],
+           [3., 4.]])
+    >>> type(bridge.to_device(np.arange(3), "cpu", like=MyArray)).__name__
+    'MyArray'
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, *, tensor: str | None = None, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        # Of its own: that of a base class makes objects of the base class.
+        for name in NAMES:
+            setattr(cls, name, _Table())
+        if tensor is not None:
+            members: Any = {
+                "__as_tensor__": lambda self: getattr(self, tensor),
+                "__dlpack__": MethodProperty(attrgetter(f"{tensor}.__dlpack__")),
+                "__dlpack_device__": MethodProperty(attrgetter(f"{tensor}.__dlpack_device__")),
+            }
+            for name in members.keys() - vars(cls).keys():
+                setattr(cls, name, members[name])
+
+    def __as_tensor__(self) -> Tensor:
+        raise NotImplementedError(
+            f"the class {origin_of(self)} is an Exporter without __as_tensor__; define the method, "
+            'or name the attribute with the Tensor: class MyArray(Exporter, tensor="_tensor")'
+        )
+
+    if TYPE_CHECKING:
+
+        def __dlpack__(
+            self,
+            *,
+            stream: Any = ...,
+            max_version: tuple[int, int] | None = ...,
+            dl_device: tuple[int, int] | None = ...,
+            copy: bool | None = ...,
+        ) -> Any: ...
+        def __dlpack_device__(self) -> tuple[int, int]: ...
+
+        @property
+        def __arrow_c_array__(self) -> Callable[..., tuple[object, object]]: ...
+
+    else:
+        # The Tensor's own methods: its arguments need not be passed on.
+
+        @MethodProperty
+        def __dlpack__(self):
+            try:
+                return self.__as_tensor__().__dlpack__
+            except AttributeError as exc:
+                raise _failed(self, exc) from exc
+
+        @MethodProperty
+        def __dlpack_device__(self):
+            try:
+                return self.__as_tensor__().__dlpack_device__
+            except AttributeError as exc:
+                raise _failed(self, exc) from exc
+
+        @property
+        def __arrow_c_array__(self):
+            return tensor_of(self).__arrow_c_array__
+
+    __dlpack_c_exchange_api__: _Table = _Table()
+    __c_dlpack_exchange_api__: _Table = _Table()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Numpy's array interface, version 3; AttributeError off the CPU (`hasattr` is False)."""
+        return _stable(self).__array_interface__
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The CUDA Array Interface, version 3; AttributeError off CUDA (`hasattr` is False)."""
+        return _stable(self).__cuda_array_interface__
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return the elements for ``np.asarray(x)`` (numpy's ``__array__`` protocol)."""
+        return tensor_of(self).__array__(dtype, copy)
+
+    def __buffer__(self, flags: int) -> memoryview:
+        """Return the memory for ``memoryview(x)`` on Python 3.12 and later (PEP 688)."""
+        return tensor_of(self).__buffer__(flags)
+
+
+def _failed(x: Exporter, error: AttributeError) -> ExchangeError:
+    """The error for an `__as_tensor__` that raises *error*, by which an interface would be missing."""
+    try:
+        tensor_of(x)
+    except ExchangeError as exc:
+        return exc
+    except AttributeError:
+        pass
+    return ExchangeError(f"{origin_of(x)}.__as_tensor__() failed: {error}")
+
+
+def _stable(x: Exporter) -> Tensor:
+    """The Tensor of *x*, whose address others may keep as long as they keep *x*.
+
+    AttributeError where each call of ``__as_tensor__`` gives other memory.
+    """
+    tensor, again = tensor_of(x), tensor_of(x)
+    if tensor is not again and tensor.data_ptr() != again.data_ptr():
+        raise AttributeError(
+            f"{origin_of(x)} has new memory for each consumer, and an interface by address does "
+            "not keep it"
+        )
+    return tensor

@@ -1,0 +1,519 @@
+"""`from_blob`: what it takes and refuses, who keeps the memory, and when the deleter is called."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import sys
+import threading
+import weakref
+from array import array
+
+import cffi
+import numpy as np
+import pytest
+from peers import peer
+from stream_backend import Pinned, Streams, installed
+
+import dlbridge as bridge
+from dlbridge.core import blobs
+
+FFI = cffi.FFI()
+FLOATS = np.arange(12, dtype="float32")
+AT = FLOATS.ctypes.data
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """What was given to the hook for exceptions that nobody can catch."""
+    found = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda said: found.append((said.exc_value, repr(said.object)))
+    )
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    gc.collect()
+    before = len(blobs._blobs)
+    yield
+    gc.collect()
+    assert len(blobs._blobs) == before
+
+
+# The address --------------------------------------------------------------------
+
+
+class Index:
+    """As the handles of some libraries are."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def __index__(self):
+        return self.address
+
+
+POINTERS = {
+    "int": lambda: AT,
+    "an index": lambda: Index(AT),
+    "c_void_p": lambda: ctypes.c_void_p(AT),
+    "POINTER": lambda: ctypes.cast(AT, ctypes.POINTER(ctypes.c_float)),
+    "c_char_p": lambda: ctypes.cast(AT, ctypes.c_char_p),
+    "array": lambda: (ctypes.c_float * 12).from_address(AT),
+    "cffi pointer": lambda: FFI.cast("float *", AT),
+    "cffi void": lambda: FFI.cast("void *", AT),
+    "cffi number": lambda: FFI.cast("uintptr_t", AT),
+    "cffi array": lambda: FFI.from_buffer("float[]", FLOATS),
+}
+
+
+@pytest.mark.parametrize("kind", POINTERS)
+def test_what_is_an_address(kind):
+    tensor = bridge.from_blob(POINTERS[kind](), (3, 4), "float32")
+    assert tensor.data_ptr() == AT
+    assert tensor.tolist() == FLOATS.reshape(3, 4).tolist()
+    assert (tensor.device, tensor.readonly) == (bridge.device("cpu"), False)
+    assert tensor.origin == "dlbridge.from_blob"
+
+
+@pytest.mark.parametrize(
+    ("data", "way"),
+    [
+        (None, "pass an int, a ctypes pointer"),
+        (True, "pass an int"),
+        ("7", "pass an int"),
+        (1.5, "pass an int"),
+        (FLOATS, r"dlbridge.from_dlpack\(x\)"),
+        (np.int64(7), r"pass int\(x\)"),
+        (bridge.zeros(3), r"dlbridge.from_dlpack\(x\)"),
+        (b"abcd", r"dlbridge.asarray\(x\)"),
+        (array("f", [1]), r"dlbridge.asarray\(x\)"),
+        (ctypes.c_int(7), r"pass ctypes.pointer\(x\)"),
+        (ctypes.byref(ctypes.c_int(7)), "pass an int"),
+        (FFI.cast("float", 1), "pass an int"),
+        (FFI.new("struct {int a;} *")[0], r"pass ffi.addressof\(x\)"),
+        ([1, 2], "pass an int"),
+    ],
+    ids=lambda value: f"{value!r:.30}",
+)
+def test_what_is_no_address(data, way):
+    with pytest.raises(TypeError, match=f"from_blob takes an address, .* is none: .*{way}"):
+        bridge.from_blob(data, 1, "uint8")
+
+
+@pytest.mark.parametrize(
+    ("data", "shape", "dtype", "more", "message"),
+    [
+        (0, 3, "uint8", {}, "data is NULL"),
+        (ctypes.c_void_p(), 3, "uint8", {}, "data is NULL"),
+        (FFI.NULL, 3, "uint8", {}, "data is NULL"),
+        (-1, 3, "uint8", {}, "unsigned 64-bit"),
+        (1 << 64, 3, "uint8", {}, "unsigned 64-bit"),
+        ((1 << 64) - 16, 17, "uint8", {}, "wraps around"),
+        (AT, (-1,), "uint8", {}, "extents are 0 or more"),
+        (AT, (1,) * 65, "uint8", {}, "at most 64"),
+        (AT, 1 << 60, "uint8", {}, "more than the memory of any machine"),
+        (AT, (1 << 40, 1 << 40), "uint8", {}, "more bytes than 63 bits"),
+        (AT, (1 << 40, 1 << 40), "uint8", {"strides": (0, 0)}, "more bytes than 63 bits"),
+        (AT, (2, 2), "uint8", {"strides": (1 << 62, 1)}, "more than the memory"),
+        (AT, (2, 2), "uint8", {"strides": (1 << 63, 1)}, "int64 in DLPack"),
+        (AT, (2, 2), "uint8", {"strides": (1,)}, "1 strides .* for 2 dimensions"),
+        (AT, (AT,), "uint8", {"strides": (-2,)}, "wraps around"),
+        (AT, 3, "uint8", {"byte_offset": -1}, "add it to data"),
+        (AT, 3, "uint8", {"byte_offset": 1 << 63}, "more than the memory"),
+        (AT + 1, 1, "float16", {}, "multiple of 2"),
+        (AT + 2, 1, "float32", {}, "multiple of 4, as float32 needs"),
+        (AT, 1, "float32", {"byte_offset": 2}, "multiple of 4"),
+        (AT + 4, 1, "float64", {}, "multiple of 8"),
+        (AT + 4, 1, "complex128", {}, "multiple of 8"),
+        ((ctypes.c_float * 3)(), 4, "float32", {}, "bytes 0 to 16 of data, which has 12"),
+        ((ctypes.c_float * 3)(), 2, "float32", {"byte_offset": 8}, "bytes 8 to 16"),
+        ((ctypes.c_float * 3)(), 2, "float32", {"strides": (-1,)}, "bytes -4 to 4"),
+        (FFI.new("float[3]"), 4, "float32", {}, "which has 12"),
+        (AT, 3, "uint8", {"stream": 7}, "host memory has no streams"),
+    ],
+    ids=str,
+)
+def test_elements_that_cannot_be_there(data, shape, dtype, more, message):
+    with pytest.raises(ValueError, match=message):
+        bridge.from_blob(data, shape, dtype, deleter=pytest.fail, **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "message"),
+    [
+        ({"shape": 1.5}, TypeError, "not an integer"),
+        ({"shape": "ab"}, TypeError, "not an integer"),
+        ({"dtype": "float33"}, TypeError, "float33"),
+        ({"dtype": (2, 24, 1)}, bridge.ExchangeError, "24"),
+        ({"dtype": "cpu:0"}, TypeError, "is a device, not a dtype"),
+        ({"strides": 1}, TypeError, "strides 1 are not integers"),
+        ({"strides": (1.0, 1)}, TypeError, "not integers"),
+        ({"byte_offset": 1.0}, TypeError, "integer"),
+        ({"device": "cpu:1"}, bridge.DeviceNotFound, "cpu:1"),
+        ({"device": "nowhere"}, ValueError, "no device is called"),
+        ({"device": "metal:0"}, bridge.BackendUnavailable, "metal"),
+        ({"deleter": 7}, TypeError, "deleter is an int"),
+        ({"deleter": lambda: None}, TypeError, "takes no argument"),
+        ({"deleter": threading.Lock().release}, None, ""),
+        ({"stream": True}, TypeError, "host memory has no streams"),
+        ({"owner": None, "stream": -1, "readonly": 1}, None, ""),
+    ],
+    ids=str,
+)
+def test_other_arguments(more, kind, message, reported):
+    given = {"shape": (2, 2), "dtype": "float32", **more}
+    if kind is None:
+        bridge.from_blob(AT, **given)
+        return
+    with pytest.raises(kind, match=message):
+        bridge.from_blob(AT, **given)
+    assert reported == []
+
+
+def test_a_function_of_ctypes_that_would_get_half_an_address():
+    free = ctypes.CDLL(None).free
+    with pytest.raises(TypeError, match="would pass 32 of the 64 bits"):
+        bridge.from_blob(AT | 1 << 40, 1, "uint8", deleter=free)
+    free.argtypes = [ctypes.c_void_p]
+    blobs._check_deleter(free, AT)
+
+
+# The layout ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "values"),
+    [
+        ({"shape": 4}, [0, 1, 2, 3]),
+        ({"shape": ()}, 0),
+        ({"shape": [2, 2]}, [[0, 1], [2, 3]]),
+        ({"shape": (2, 3), "strides": (1, 2)}, [[0, 2, 4], [1, 3, 5]]),
+        ({"shape": (2, 3), "strides": [0, 1]}, [[0, 1, 2]] * 2),
+        ({"shape": 2, "byte_offset": 8}, [2, 3]),
+        ({"shape": 3, "byte_offset": 8, "strides": (-1,)}, [2, 1, 0]),
+        ({"shape": (1, 2), "strides": (1 << 62, 1)}, [[0, 1]]),
+        ({"shape": (0, 2)}, []),
+        ({"shape": (0, 1 << 40), "strides": (1 << 62, 1 << 62)}, []),
+    ],
+    ids=str,
+)
+def test_layouts(more, values):
+    tensor = bridge.from_blob(AT, dtype="float32", **more)
+    assert tensor.tolist() == values
+    assert np.from_dlpack(tensor).tolist() == values
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int4", "bfloat16", "float32x2", "complex64", "uint1"])
+@pytest.mark.parametrize("readonly", [False, True])
+def test_dtypes(dtype, readonly):
+    tensor = bridge.from_blob(AT, (1, 6), dtype, readonly=readonly)
+    assert (tensor.dtype, tensor.shape) == (bridge.dtype(dtype), (1, 6))
+    assert tensor.readonly == readonly
+    assert tensor.tobytes() == FLOATS.tobytes()[: tensor.nbytes]
+
+
+def test_nothing_needs_no_address():
+    for empty in (0, ctypes.c_void_p(), FFI.NULL):
+        tensor = bridge.from_blob(empty, (0, 3), "float32")
+        assert (tensor.shape, tensor.data_ptr()) == ((0, 3), 0)
+
+
+def test_writing_through_it():
+    memory = (ctypes.c_int32 * 4)()
+    bridge.from_blob(memory, 4, "int32").numpy()[:] = 7
+    assert list(memory) == [7] * 4
+    readonly = bridge.from_blob(memory, 4, "int32", readonly=True)
+    with pytest.raises(ValueError, match="read-only"):
+        readonly.numpy()[:] = 8
+    with pytest.raises(BufferError, match="read-only"):
+        readonly.__dlpack__()
+
+
+# Who keeps the memory -------------------------------------------------------------
+
+
+class Owner:
+    """What can be watched."""
+
+
+CONSUMERS = {
+    "a view": lambda t: t[1:],
+    "numpy": np.from_dlpack,
+    "asarray": np.asarray,
+    "t.numpy()": lambda t: t.numpy(),
+    "a capsule": lambda t: t.__dlpack__(max_version=(1, 0)),
+    "a legacy capsule": lambda t: t.__dlpack__(),
+    "torch": lambda t: peer("torch").from_dlpack(t),
+    "tvm_ffi": lambda t: peer("tvm_ffi").from_dlpack(t),
+    "jax": lambda t: peer("jax").dlpack.from_dlpack(t),
+    "memoryview": lambda t: memoryview(np.asarray(t)),
+    "operand": lambda t: t.operand(),
+}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_the_last_user_ends_it(consumer, dtype):
+    calls = []
+    owner = Owner()
+    memory = (ctypes.c_float * 64)()
+    at = (ctypes.addressof(memory) + 63) // 64 * 64  # jax copies what is aligned to less
+    watch = weakref.ref(owner)
+
+    def delete(data):
+        calls.append((data, watch() is not None, threading.get_ident()))
+
+    tensor = bridge.from_blob(at, 16, dtype, owner=owner, deleter=delete)
+    held = CONSUMERS[consumer](tensor)
+    del owner, tensor
+    gc.collect()
+    assert calls == []
+    del held
+    gc.collect()
+    assert calls == [(at, True, threading.get_ident())]  # its owner is there
+    assert watch() is None
+
+
+def test_data_is_kept_and_passed_on():
+    """A cffi pointer owns its memory; and a deleter gets what its function wants."""
+    memory = FFI.new("float[4]", [1, 2, 3, 4])
+    watch = weakref.ref(memory)
+    calls = []
+    tensor = bridge.from_blob(memory, 4, "float32", deleter=calls.append)
+    del memory
+    gc.collect()
+    assert tensor.tolist() == [1, 2, 3, 4]
+    del tensor
+    assert calls == [watch()]
+    calls.clear()
+    assert watch() is None
+
+
+def test_a_freed_late_by_c():
+    """By the function that frees it, of ctypes and of cffi."""
+    FFI.cdef("void *malloc(size_t); void free(void *);", override=True)
+    lib = FFI.dlopen(None)
+    memory = FFI.cast("float *", lib.malloc(16))
+    memory[0:4] = [1, 2, 3, 4]
+    array = np.from_dlpack(bridge.from_blob(memory, 4, "float32", deleter=lib.free))
+    assert array.tolist() == [1, 2, 3, 4]
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
+    array = np.from_dlpack(bridge.from_blob(libc.malloc(16), 4, "int32", deleter=libc.free))
+    array[:] = 7
+    assert array.tolist() == [7] * 4
+
+
+def test_a_mapping():
+    memory = mmap.mmap(-1, 4096)
+    tensor = bridge.from_blob((ctypes.c_char * 4096).from_buffer(memory), 4096, "uint8")
+    tensor.numpy()[:3] = [1, 2, 3]
+    assert memory[:4] == b"\1\2\3\0"
+    with pytest.raises(BufferError):
+        memory.close()
+    del tensor
+    gc.collect()
+    memory.close()
+
+
+def test_from_blob_that_fails_leaves_the_memory_alone(reported):
+    calls = []
+    for more in ({"shape": -1}, {"stream": 7}, {"strides": (1, 1)}, {"device": "cpu:7"}):
+        with pytest.raises((ValueError, bridge.Error)):
+            bridge.from_blob(AT, **{"shape": 3, **more}, dtype="int32", deleter=calls.append)
+    gc.collect()
+    assert (calls, reported) == ([], [])
+
+
+def test_in_the_order_of_the_last_users():
+    calls = []
+    tensors = [
+        bridge.from_blob(AT + 16 * n, 3, "uint8", deleter=lambda data, n=n: calls.append(n))
+        for n in range(9)
+    ]
+    arrays = [np.from_dlpack(t) for t in tensors]
+    tensors.reverse()
+    del tensors
+    for n in (3, 1, 4, 0, 5, 2, 6):
+        arrays[n] = None
+    assert calls == [3, 1, 4, 0, 5, 2, 6]
+    arrays[8] = None
+    arrays[7] = None
+    assert calls[7:] == [8, 7]
+
+
+def test_in_a_cycle():
+    calls = []
+    owner = Owner()
+    owner.tensor = bridge.from_blob(AT, 3, "uint8", owner=owner, deleter=calls.append)
+    del owner
+    gc.collect()
+    # The memory keeps its owner, which numpy does not show to the collector: as of a capsule.
+    if calls:
+        assert calls == [AT]
+    else:
+        del blobs._blobs.all()[-1].keep.tensor
+        gc.collect()
+        assert calls == [AT]
+
+
+# Exceptions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KeyError, SystemExit, GeneratorExit, MemoryError])
+def test_what_a_deleter_raises_is_reported(kind, reported):
+    def delete(data):
+        raise kind("in the deleter")
+
+    array = np.from_dlpack(bridge.from_blob(AT, 3, "uint8", deleter=delete))
+    del array
+    ((error, place),) = reported
+    assert type(error) is kind
+    assert place == f"the deleter {delete!r} of dlbridge.from_blob"
+    reported.clear()
+
+
+def test_what_cannot_be_called_so_is_reported(reported):
+    class NoArgument:
+        def __call__(self):
+            pytest.fail("called")
+
+    bridge.from_blob(AT, 3, "uint8", deleter=NoArgument())
+    ((error, _),) = reported
+    assert "positional argument" in str(error)
+    reported.clear()
+
+
+@pytest.mark.parametrize("consumer", ["numpy", "torch"])
+def test_a_pending_exception_of_the_consumer_stays(consumer, reported):
+    """The tensor dies while another exception is raised."""
+    if consumer == "torch":
+        peer("torch")
+
+    def delete(data):
+        raise KeyError("of the deleter")
+
+    def use():
+        held = CONSUMERS[consumer](bridge.from_blob(AT, 3, "uint8", deleter=delete))
+        assert len(held) == 3
+        raise LookupError("of the user")
+
+    with pytest.raises(LookupError, match="of the user"):
+        use()
+    gc.collect()
+    assert [str(error) for error, _ in reported] == ["'of the deleter'"]
+    reported.clear()
+
+
+def test_a_deleter_that_uses_the_package():
+    """A tensor of the same address, made and dropped within the deleter."""
+    calls = []
+
+    def delete(data):
+        calls.append(data)
+        if len(calls) < 50:
+            bridge.from_blob(data, 3, "uint8", deleter=delete).tolist()
+
+    bridge.from_blob(AT, 3, "uint8", deleter=delete)
+    assert calls == [AT] * 50
+
+
+# Devices --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams():
+    with installed("cuda", Streams()) as plugin:
+        yield plugin
+
+
+def test_the_stream_that_has_written_the_memory(streams):
+    """Our own stream waits for it at once, and each consumer for ours."""
+    streams.current = 5
+    tensor = bridge.from_blob(AT, 12, "float32", device="cuda:0", stream=7)
+    assert streams.log == [("wait", 5, 7)]
+    streams.log.clear()
+    tensor.__dlpack__(stream=9, max_version=(1, 0))
+    assert streams.log == [("wait", 9, 5)]
+    streams.log.clear()
+    bridge.from_blob(AT, 12, "float32", device="cuda:0", stream=5)
+    for ready in (None, -1):
+        bridge.from_blob(AT, 12, "float32", device="cuda:0", stream=ready)
+    bridge.from_blob(0, 0, "float32", device="cuda:0", stream=7)
+    assert streams.log == []
+    with pytest.raises(ValueError, match="stream 0"):
+        bridge.from_blob(AT, 12, "float32", device="cuda:0", stream=0)
+    with pytest.raises(bridge.DeviceNotFound, match="cuda:5"):
+        bridge.from_blob(AT, 12, "float32", device="cuda:5")
+
+
+def test_the_deleter_waits_for_our_work(streams):
+    calls = []
+
+    def delete(data):
+        calls.append((data, streams.log.copy()))
+
+    tensor = bridge.from_blob(AT, 12, "float32", device="cuda:1", deleter=delete)
+    del tensor
+    assert calls == [(AT, [])]  # no work, and no wait
+    tensor = bridge.from_blob(AT, 12, "float32", device="cuda:1", deleter=delete)
+    streams.current = 6
+    assert tensor.tolist() == list(range(12))
+    streams.log.clear()
+    del tensor
+    assert calls[1] == (AT, [("synchronize", 6)])
+
+
+def test_a_wait_that_fails_is_reported(streams, reported, monkeypatch):
+    calls = []
+    tensor = bridge.from_blob(AT, 12, "float32", device="cuda:0", stream=7, deleter=calls.append)
+
+    def synchronize(*_):
+        raise bridge.DeviceError("lost")
+
+    monkeypatch.setattr(streams, "synchronize", synchronize)
+    del tensor
+    assert calls == [AT]
+    ((error, place),) = reported
+    assert (str(error), place) == (
+        "lost",
+        "the wait for the work on memory of dlbridge.from_blob",
+    )
+    reported.clear()
+
+
+def test_pinned_memory():
+    with installed("cuda_host", Pinned()):
+        tensor = bridge.from_blob(AT, 12, "float32", device="cuda_host:0")
+        assert tensor.tolist() == FLOATS.tolist()
+        assert tensor.__dlpack_device__() == (3, 0)
+
+
+def test_handles():
+    fake = peer("dlbridge_fake")
+    assert fake
+    source = bridge.to_device(FLOATS, "ext_dev:0")
+    handle = source.data_ptr()
+    tensor = bridge.from_blob(handle, 4, "float32", device="ext_dev:0", byte_offset=16)
+    assert (tensor.data_ptr(), tensor.byte_offset) == (handle, 16)
+    assert tensor.tolist() == [4, 5, 6, 7]
+    calls = []
+    tensor = bridge.from_blob(
+        handle, 12, "float32", device="ext_dev:0", owner=source, deleter=calls.append
+    )
+    del source
+    assert bridge.to_device(tensor, "cpu").tolist() == FLOATS.tolist()
+    del tensor
+    assert calls == [handle]
+    with pytest.raises(bridge.ExchangeError, match="not memory of dlbridge-fake"):
+        bridge.from_blob(0x123450, 4, "float32", device="ext_dev:0")
+    other = bridge.to_device(FLOATS, "ext_dev:1")
+    with pytest.raises(bridge.ExchangeError, match=r"is on ext_dev:1, .* device='ext_dev:1'"):
+        bridge.from_blob(other.data_ptr(), 4, "float32", device="ext_dev:0")
+    with pytest.raises(ValueError, match="begin 4 bytes before the memory"):
+        bridge.from_blob(other.data_ptr(), 2, "float32", device="ext_dev:1", strides=(-1,))
