@@ -21,10 +21,6 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, whose import would take half of ours
 if TYPE_CHECKING:
-    from dlbridge.core.moves.plans import Plan as Plan, Step as Step
-    from dlbridge.core.plugins.lookup import devices as devices, trim as trim
-    from dlbridge.core.processes.pickles import unpickle_to as unpickle_to
-
     from . import ffi as ffi
     from .core.accepting import accepts as accepts
     from .core.api import (
@@ -53,8 +49,9 @@ if TYPE_CHECKING:
         from_cuda_array_interface as from_cuda_array_interface,
     )
     from .core.moves.host_views import HostView as HostView
+    from .core.moves.plans import Plan as Plan, Step as Step
     from .core.moves.traces import Trace as Trace, trace as trace
-    from .core.plugins.lookup import device as device
+    from .core.plugins.lookup import device as device, devices as devices, trim as trim
     from .core.plugins.registry import (
         backend as backend,
         backends as backends,
@@ -65,6 +62,7 @@ if TYPE_CHECKING:
         synchronize as synchronize,
         use_stream as use_stream,
     )
+    from .core.processes.pickles import unpickle_to as unpickle_to
     from .core.sharing import share as share
     from .core.tensor.operand import Operand as Operand
     from .core.tensor.tensor import Tensor as Tensor

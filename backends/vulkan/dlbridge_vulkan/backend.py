@@ -78,6 +78,9 @@ class Vulkan:
 
     # --- Backend ---
 
+    def __repr__(self) -> str:
+        return "dlbridge.backend('vulkan')"
+
     def device_count(self) -> int:
         """The devices that Vulkan lists, and those that were adopted."""
         return len(self.devices)

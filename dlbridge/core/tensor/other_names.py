@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent
+from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent, WithAbsentNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-class OtherNames:
+class OtherNames(metaclass=WithAbsentNames):
     """The base of tensors that explains names and operators which they do not have."""
 
     __slots__ = ()

@@ -133,3 +133,10 @@ class Absent:
         raise AttributeError(
             f"{cls.__name__!r} object has no attribute {self._name!r}; {self._instead}"
         )
+
+
+class WithAbsentNames(type):
+    """The class of classes that have `Absent` names: ``dir()`` does not list those."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if hasattr(cls, name)]
