@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report."""
+    if arguments.write and not (folder := Path(arguments.write).absolute().parent).is_dir():
+        raise FileNotFoundError(f"--write: there is no folder {folder}: make it, or name another")
     title = (
         "bench copy: copies from, to and on each device that runs here, beside numpy on the host"
     )

@@ -12,25 +12,30 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import ExchangeError, backends, device, dtype as as_dtype, empty, plan
+from dlbridge import ExchangeError, backends, device, dtype as as_dtype, empty, plan, to_device
 
-# Public functions use it in their messages; it has no public name.
+# They have no public names.
+from dlbridge.core.libraries.lookup import KNOWN
 from dlbridge.core.values.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-LIBRARIES = ("numpy", "torch", "jax", "tvm_ffi", "cupy")
+LIBRARIES = tuple(name for name in KNOWN if name not in ("dlbridge", "sparse", "scipy.sparse"))
+"""Those that ``like=`` knows and that have dense arrays."""
+
+_COLUMNS = {"pandas", "polars", "pyarrow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``explain``."""
-    places = f"a library ({', '.join(LIBRARIES)}) or a device ({', '.join(backends())})"
+    places = f"a library ({', '.join(LIBRARIES[:8])}, ...) or a device ({', '.join(backends())})"
     parser.add_argument("source", help=places)
     parser.add_argument("target", help=places)
     parser.add_argument(
-        "--shape", default="1024x1024", help="such as 3x4 or 3,4; 1024x1024 by default"
+        "--shape",
+        help="such as 3x4 or 3,4; 1024x1024 by default, 1048576 where a library has columns only",
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -38,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make a tensor at the source, and print the plan for it."""
-    shape = _shape_of(arguments.shape)
+    columns = _COLUMNS & {arguments.source, arguments.target}
+    shape = _shape_of(arguments.shape or ("1048576" if columns else "1024x1024"))
     _check(arguments.source)
     _check(arguments.target)
     source = _make(arguments.source, shape, arguments.dtype)
@@ -77,7 +83,10 @@ def _check(place: str) -> None:
 
 
 def _is_installed(library: str) -> bool:
-    return importlib.util.find_spec(library) is not None
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def _shape_of(text: str) -> tuple[int, ...]:
@@ -99,8 +108,9 @@ _SHAPE = re.compile(rf"{_EXTENT.pattern}(?: *[x,] *{_EXTENT.pattern})* *,?")
 
 def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
     """An array of the library, or a tensor on the device; ValueError names the wrong option."""
-    make, kind = _maker(place, dtype)
+    kind: Any = dtype
     try:
+        make, kind = _maker(place, dtype)
         nbytes = as_dtype(kind).nbytes(prod(filter(None, shape)))  # as libraries count
     except (ExchangeError, TypeError, ValueError) as exc:
         # A library may have a function or a module of this name.
@@ -109,7 +119,7 @@ def _make(place: str, shape: tuple[int, ...], dtype: str) -> Any:
         raise ValueError(
             f"--dtype {dtype!r}: {why}; name a type that {place} has, such as float32"
         ) from exc
-    make(())  # an error here is not about the shape
+    make((1,) * len(shape))  # an error here is not about the extents
     try:
         if nbytes >= 1 << 63:  # XLA ends the process
             raise OverflowError("no computer can address them")
@@ -126,8 +136,15 @@ def _maker(place: str, dtype: str) -> tuple[Callable[[tuple[int, ...]], Any], An
     """What makes an array of a shape there, and its dtype as the place calls it."""
     if place not in LIBRARIES:
         return partial(empty, dtype=dtype, device=place), dtype
-    library = importlib.import_module("jax.numpy" if place == "jax" else place)
     if place == "tvm_ffi":
-        return lambda shape: library.from_dlpack(empty(shape, dtype)), dtype
-    kind = getattr(library, dtype, None)  # None is no dtype
-    return partial(library.zeros, dtype=kind), kind
+        return lambda shape: importlib.import_module(place).from_dlpack(empty(shape, dtype)), dtype
+    if place in ("torch", "jax", "cupy"):
+        library = importlib.import_module("jax.numpy" if place == "jax" else place)
+        kind = getattr(library, dtype, None)  # None is no dtype
+        return partial(library.zeros, dtype=kind), kind
+    import numpy as np
+
+    kind = as_dtype(dtype).numpy
+    if place == "numpy":
+        return partial(np.zeros, dtype=kind), kind
+    return lambda shape: to_device(np.zeros(shape, kind), "cpu", like=place), kind

@@ -82,7 +82,7 @@ def accepts(like: str | ModuleType | type, *, device: DeviceLike | None = None) 
     ... def normalized(x, axis=0):
     ...     return (x - x.mean(axis)) / x.std(axis)
     >>> normalized(bridge.asarray([1.0, 3.0]))
-    dlbridge.Tensor(float64, shape=(2,), device=cpu:0, memory from numpy.ndarray)
+    dlbridge.Tensor([-1., 1.], float64, shape=(2,), device=cpu:0, memory from numpy.ndarray)
     >>> normalized(np.array([1.0, 3.0]))
     array([-1.,  1.])
     """

@@ -16,6 +16,7 @@ from dlbridge.core.moves.transfer import check_alignment, move
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.public import public
 from dlbridge.core.routes import ITSELF, ROUTES, Move, at_its_place, find_route
+from dlbridge.core.tensor.metadata import describe
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
 from dlbridge.core.values.dtypes import dtype as as_dtype
@@ -249,8 +250,10 @@ def asarray(
 
     Examples
     --------
-    >>> bridge.asarray([[1, 2], [3, 4]], dtype="uint8")
-    dlbridge.Tensor(uint8, shape=(2, 2), device=cpu:0, memory from numpy.ndarray)
+    >>> print(bridge.asarray([[1, 2], [3, 4]], dtype="uint8"))
+    [[1 2]
+     [3 4]]
+    uint8 (2, 2) on cpu:0
     """
     if device is None and dtype is None and copy is None:
         importer = IMPORTERS.get(type(x))
@@ -586,14 +589,14 @@ def copy_(dst: ArrayLike, src: ArrayLike, *, progress: ProgressLike = None) -> N
         )
     if into.readonly:
         raise ExchangeError(
-            f"{target!r} is read-only and cannot be copied into; copy into a copy of it: "
-            f"t = dlbridge.to_device(x, '{into.device}', copy=True), then copy_(t, source)"
+            f"{describe(target)} is read-only and cannot be copied into; copy into a copy of "
+            f"it: t = dlbridge.to_device(x, '{into.device}', copy=True), then copy_(t, source)"
         )
     if not into.contiguous and shares_places(into.shape, into.strides):
         raise ExchangeError(
-            f"{target!r} has strides {into.strides}: several elements share one place in memory "
-            "(a broadcast view, or windows that overlap), and only the last value written there "
-            "would remain; copy into the tensor that it is a view of"
+            f"{describe(target)} has strides {into.strides}: several elements share one place "
+            "in memory (a broadcast view, or windows that overlap), and only the last value "
+            "written there would remain; copy into the tensor that it is a view of"
         )
     if progress is None:  # without the block a copy of 4 KiB takes 1 us less
         copy_elements(into, given)

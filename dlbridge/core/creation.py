@@ -330,8 +330,9 @@ def empty_like(
 
     Examples
     --------
-    >>> bridge.empty_like(np.zeros((2, 3), "int16"))
-    dlbridge.Tensor(int16, shape=(2, 3), device=cpu:0, memory from dlbridge.empty)
+    >>> t = bridge.empty_like(np.zeros((2, 3), "int16"))
+    >>> t.shape, t.dtype, t.device
+    ((2, 3), dlbridge.dtype('int16'), dlbridge.device('cpu:0'))
     """
     model = _model(x)
     return empty(

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbridge.core.plugins.registry import HINTS, backends
+from dlbridge.core.plugins.registry import HINTS, SOURCE, backends
 from dlbridge.core.values.suggestions import did_you_mean
 
 from .files import check_device_files, check_opencl_drivers, check_vulkan_drivers
@@ -64,8 +64,8 @@ def check_all(*, quick: bool = False) -> Iterator[Finding]:
         yield Finding(
             "note",
             "backends",
-            f"only the backend cpu is installed; for other devices: {HINTS['opencl']}, or "
-            f"{HINTS['vulkan']}, or {HINTS['cuda']}",
+            "only the backend cpu is installed; for other devices: pip install backends/opencl, or "
+            f"vulkan, cuda and so on{SOURCE}",
         )
     if not quick:
         for name in PEERS:

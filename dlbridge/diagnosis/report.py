@@ -9,6 +9,7 @@ from typing import Any
 from dlbridge import ffi
 from dlbridge.core.plugins.registry import backend, backends, owner
 from dlbridge.core.public import public
+from dlbridge.core.values.units import table
 from dlbridge.errors import BackendUnavailable, Error
 from dlbridge.protocol import Backend, SupportsDeviceInfo
 
@@ -71,6 +72,12 @@ class Info:
 
     def __repr__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        rows = [*self._devices(), *((names, why, "", "") for names, why in self._refused(False))]
+        title = f"dlbridge {self.dlbridge}, {self.python}, {self.platform}"
+        return table(title, ("device", "name", "memory", "driver"), rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report in plain values, for JSON.

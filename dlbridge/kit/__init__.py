@@ -3,7 +3,7 @@
 For any driver, and for a library in Python over one:
 
 ==================  ==============================================================
-`limits`            settings that are numbers: the limit of freed memory that is kept
+`limits`            settings of the environment: the limit of freed memory that is kept; switches
 `status`            status codes and the exceptions that they become
 `resources`         one owner for each thing that a driver gives, whatever is raised
 `fork`              a child of ``fork()`` is refused before the driver is touched

@@ -29,6 +29,9 @@ class Devices(ABC):
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """The properties of the device, by name (`dlbridge.protocol.SupportsDeviceInfo`)."""
 
+    def __repr__(self) -> str:
+        return f"dlbridge.backend({self.name!r})"
+
     def check_device(self, device_id: int) -> None:
         """ExchangeError if *device_id* does not exist."""
         count = self.device_count()

@@ -1,4 +1,4 @@
-"""Settings that are numbers: the user's limit of the freed memory that a backend keeps."""
+"""Settings of the environment: numbers, as the user's limit of kept memory, and switches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 from dlbridge.errors import BackendUnavailable
 
-__all__ = ["pool_limit", "whole_number"]
+__all__ = ["pool_limit", "switch", "whole_number"]
 
 VARIABLE = "DLBRIDGE_POOL_LIMIT"
 
@@ -76,3 +76,17 @@ def whole_number(variable: str, default: int, choice: str, most: float = math.in
             if number <= most:
                 return number
     raise BackendUnavailable(f"{variable} is {text!r}; set it to {choice}") from cause
+
+
+def switch(variable: str) -> bool:
+    """Whether a variable of the environment says 1; BackendUnavailable if it says nothing known.
+
+    Parameters
+    ----------
+    variable : str
+        Its name. Not set, empty and 0 are no.
+    """
+    text = os.environ.get(variable, "")
+    if text not in ("", "0", "1"):
+        raise BackendUnavailable(f"{variable} is {text!r}; set it to 1 for yes, or to 0 for no")
+    return text == "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -94,6 +95,37 @@ def test_explain_prints_the_steps(shape):
     done = run("explain", "numpy", "ext_dev:1", "--shape", shape)
     assert done.returncode == 0, done.stderr
     assert "upload: cpu:0 -> ext_dev:1, 24 bytes copied" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("library", "shape", "dtype", "module"),
+    [
+        ("numpy", "2x3", "bfloat16", "ml_dtypes"),
+        ("torch", "2x3", "bfloat16", "torch"),
+        ("jax", "2x3", "float8_e4m3fn", "jax"),
+        ("pandas", "6", "int64", "pandas"),
+        ("pyarrow", "6", "float32", "pyarrow"),
+    ],
+)
+def test_explain_takes_each_librarys_types(library, shape, dtype, module):
+    """From it and to it."""
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed here")
+    options = "--shape", shape, "--dtype", dtype
+    done = run("explain", library, "ext_dev:0", *options)
+    assert done.returncode == 0, done.stderr
+    assert f"{dtype} ({shape.replace('x', ', ')}" in done.stdout
+    assert "upload: cpu:0 -> ext_dev:0" in done.stdout
+    back = run("explain", "ext_dev:0", library, *options)
+    assert back.returncode == 0, back.stderr
+    assert library in back.stdout
+
+
+def test_explain_takes_columns_without_a_shape():
+    peer("pyarrow")
+    done = run("explain", "pyarrow", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "float32 (1048576,) from pyarrow" in done.stdout
 
 
 def test_explain_json_from_a_device_to_a_library():
@@ -262,6 +294,13 @@ def test_bench_copy_has_rows_for_each_device():
             assert rows[f"{device}: {way}, 64 bytes"]["peers"]["numpy (host)"] > 0
     if "rocm" in {point.name for point in entry_points(group="dlbridge.backends")}:
         assert "no rows for rocm: " in done.stderr or any("rocm" in name for name in rows)
+
+
+def test_bench_looks_first_whether_it_can_write(tmp_path):
+    done = run("bench", "copy", "--write", str(tmp_path / "gone" / "copy.md"), backends="cpu")
+    assert done.returncode == 1
+    assert f"there is no folder {tmp_path / 'gone'}: make it" in done.stderr
+    assert done.stdout == ""
 
 
 def test_help_lists_the_commands():

@@ -14,7 +14,7 @@ from expected import backend_or_skip
 from peers import peer
 
 import dlbridge as bridge
-from dlbridge.core.plugins.registry import LOADED
+from dlbridge.core.plugins.registry import LOADED, _find
 from dlbridge.core.values.suggestions import PACKAGE_NAMES, TENSOR_NAMES
 
 
@@ -261,7 +261,7 @@ CASES |= {
     "an integer that no type has, as the number": (
         lambda: bridge.full(3, 2**64),
         ValueError,
-        r"the integer 18446744073709551616 is beyond every integer type.*pass dtype='float64'",
+        r"the integer 18446744073709551616 is beyond every integer type.*rounded: dtype='float64'",
     ),
     "a tensor that has no item, as the number": (
         lambda: (peer("ml_dtypes"), bridge.full(3, bridge.ones((), "int4"))),
@@ -309,6 +309,79 @@ CASES |= {
         r"deeper than the 64 dimensions that a tensor has at most; .*reshape",
     ),
 }
+
+
+CASES |= {
+    "an integer that no type has, where nothing takes a dtype": (
+        lambda: bridge.to_device([1 << 70], "cpu"),
+        ValueError,
+        r"beyond every integer type.*dtype='float64' of dlbridge\.asarray",
+    ),
+    "Apple's GPU by torch's name": (
+        lambda: (backend_or_skip("webgpu"), bridge.empty(3, device="mps"))[1],
+        ValueError,
+        r"no device is called 'mps' \(did you mean 'webgpu'\?\)",
+    ),
+    "Apple's GPU by DLPack's name": (
+        lambda: bridge.empty(3, device="metal:0"),
+        bridge.BackendUnavailable,
+        r"'metal'.*; 'webgpu' works on Metal: pip install backends/webgpu, in the folder",
+    ),
+    "a device that DLPack knows and nobody serves": (
+        lambda: bridge.empty(3, device="hexagon:0"),
+        bridge.BackendUnavailable,
+        r"'hexagon'.*; `python -m dlbridge new-backend hexagon` begins one",
+    ),
+    "a sum with torch's tensor": (
+        lambda: peer("torch").ones(3) + bridge.ones(3),
+        TypeError,
+        r"^a Tensor does not compute \(operator \+\): .*like='torch'",
+    ),
+    "the same, the other way round": (
+        lambda: bridge.ones(3) @ peer("torch").ones(3),
+        TypeError,
+        r"^a Tensor does not compute \(operator @\): .*like='torch'",
+    ),
+    "a comparison with torch's tensor": (
+        lambda: peer("torch").ones(3) < bridge.ones(3),
+        TypeError,
+        r"^a Tensor does not compute \(operator >\): .*like='torch'",
+    ),
+    "a sum with a text": (
+        lambda: "a" + bridge.ones(3),
+        TypeError,
+        r"^a Tensor does not compute \(operator \+\)",
+    ),
+    "numpy's attributes of an array": (
+        lambda: bridge.ones(3).flags,
+        AttributeError,
+        r"no attribute 'flags'; .*numpy\.asarray\(t\)",
+    ),
+    "numpy's attributes of a dtype": (
+        lambda: bridge.ones(3).dtype.hasobject,
+        AttributeError,
+        r"no attribute 'hasobject'; .*numpy\.asarray\(t\)",
+    ),
+}
+
+SWITCHES = {
+    "DLBRIDGE_VULKAN_EXPORT": "vulkan",
+    "DLBRIDGE_VULKAN_STAGED": "vulkan",
+    "DLBRIDGE_CUDA_EXPORT": "cuda",
+    "DLBRIDGE_FAKE_SHARED": "ext_dev",
+}
+
+
+@pytest.mark.parametrize("variable", SWITCHES)
+def test_a_variable_that_says_yes_or_no_takes_nothing_else(variable, monkeypatch):
+    """Whether the driver is here makes no difference."""
+    if SWITCHES[variable] not in bridge.backends():
+        pytest.skip(f"{SWITCHES[variable]} is not installed")
+    monkeypatch.setenv(variable, "banana")
+    with pytest.raises(
+        bridge.BackendUnavailable, match=f"^{variable} is 'banana'; set it to 1 for yes, or to 0"
+    ):
+        _find(SWITCHES[variable])[1]()()
 
 
 def nested(depth):
@@ -395,11 +468,24 @@ def test_operators_name_a_library_that_computes():
         lambda: tensor % 2,
         lambda: tensor**2,
         lambda: tensor @ tensor,
+        lambda: tensor + object(),
+        lambda: object() < tensor,
     ):
         with pytest.raises(TypeError, match=r"does not compute \(operator .*like='numpy'"):
             call()
-    with pytest.raises(TypeError, match="unsupported operand"):
-        tensor + object()
+
+
+def test_a_class_that_takes_tensors_decides():
+    class Other:
+        def __radd__(self, left):
+            return "added", left
+
+        def __gt__(self, left):
+            return "compared", left
+
+    tensor = bridge.ones(3)
+    assert tensor + Other() == ("added", tensor)
+    assert (tensor < Other()) == ("compared", tensor)
 
 
 def test_operators_of_other_libraries_are_theirs():
@@ -423,7 +509,9 @@ def test_a_device_without_a_backend_as_a_library(monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     for like in ("cuda", "rocm"):
         function = bridge.accepts(like)(len)
-        with pytest.raises(ModuleNotFoundError, match=rf"pip install dlbridge-{like}"):
+        with pytest.raises(
+            ModuleNotFoundError, match=f"pip install backends/{like}, in the folder"
+        ):
             function(np.ones(3))
 
 
@@ -434,7 +522,7 @@ def test_accepts_takes_like_by_name_too():
 def test_a_backend_of_the_simulated_device_names_its_package(monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     monkeypatch.delitem(LOADED, "ext_dev", raising=False)
-    with pytest.raises(bridge.BackendUnavailable, match=r"'ext_dev'.*pip install dlbridge-fake"):
+    with pytest.raises(bridge.BackendUnavailable, match=r"'ext_dev'.*pip install backends/fake"):
         bridge.backend("ext_dev")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-import os
 
 from dlbridge.errors import BackendUnavailable, ExchangeError
 from dlbridge.kit.device_backend import DeviceBackend
 from dlbridge.kit.host_backend import HostBackend
 from dlbridge.kit.host_copies import StagedCopies
 from dlbridge.kit.host_views import HostViews
+from dlbridge.kit.limits import switch
 from dlbridge.kit.memory import DriverMemory, Memory
 from dlbridge.kit.streams import StreamRules
 from dlbridge.protocol import Allocation, ExportedMemory, NativeArray
@@ -54,9 +54,10 @@ class CUDA(DeviceBackend):
     name = "cuda"
 
     def __init__(self) -> None:
+        exports = switch("DLBRIDGE_CUDA_EXPORT")
         self._device_memory = DeviceMemory(gpu, events, self.name)
         super().__init__(gpu, _RULES, self._device_memory, events, host_copies)
-        if os.environ.get("DLBRIDGE_CUDA_EXPORT") == "1":
+        if exports:
             self._device_memory.exports = not any(map(_no_files, range(self._physical)))
 
     def memory_export_refusal(self, device_id: int, data: int) -> str:

@@ -44,6 +44,9 @@ class Fake(StridedCopies, SharedMemory):
     api = 2
     device_type = 12  # kDLExtDev
 
+    def __repr__(self) -> str:
+        return "dlbridge.backend('ext_dev')"
+
     def device_count(self) -> int:
         """The number of devices: two."""
         return len(DEVICE_NAMES)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.limits import switch
 from dlbridge.kit.resources import AllocationOwner, Resources
 from dlbridge.protocol import PlainAllocation
 
@@ -27,7 +27,7 @@ class SharedMemory(Memory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared = os.environ.get("DLBRIDGE_FAKE_SHARED") == "1"
+        self.shared = switch("DLBRIDGE_FAKE_SHARED")
         self.views: WeakSet[PlainAllocation] = WeakSet()
         self.imports: Resources[_Import] = Resources(self._end)
 

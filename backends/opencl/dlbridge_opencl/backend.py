@@ -31,6 +31,9 @@ class OpenCL:
         if any(devices.device(number).copies_at_once for number in numbers):
             self.content_limit = memory.FROM_HOST
 
+    def __repr__(self) -> str:
+        return "dlbridge.backend('opencl')"
+
     # Backend
     device_count = staticmethod(devices.device_count)
     allocate = staticmethod(memory.allocate)

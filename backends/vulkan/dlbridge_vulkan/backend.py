@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.kit.limits import switch
 from dlbridge.protocol import ExportedMemory, NativeArray, PlainAllocation, Region, Span
 
 from . import copies, native, shared
@@ -70,13 +70,16 @@ class Vulkan:
 
     def __init__(self, *, staged: bool | None = None, exportable: bool | None = None) -> None:
         if staged is None:
-            staged = os.environ.get("DLBRIDGE_VULKAN_STAGED") == "1"
+            staged = switch("DLBRIDGE_VULKAN_STAGED")
         if exportable is None:
-            exportable = os.environ.get("DLBRIDGE_VULKAN_EXPORT") == "1"
+            exportable = switch("DLBRIDGE_VULKAN_EXPORT")
         self.devices = Devices(staged=staged, exportable=exportable)
         self._open: dict[int, Device] = {}
 
     # --- Backend ---
+
+    def __repr__(self) -> str:
+        return "dlbridge.backend('vulkan')"
 
     def device_count(self) -> int:
         """The devices that Vulkan lists, and those that were adopted."""

@@ -155,12 +155,12 @@ def _require_numbers(x: Any, plain: Array, wanted: DType | None) -> None:
             shown = str(value) if bits < 256 else f"of {bits} bits"
             raise ValueError(
                 f"the integer {shown} {_at(index)}is beyond every integer type (-2^63 to 2^64 - 1);"
-                " make it smaller before, or pass dtype='float64', which rounds it"
+                " make it smaller before, or have it rounded: dtype='float64' of dlbridge.asarray"
             )
     if wanted is None:
         raise TypeError(
             "the list holds arrays of Python objects, whose type says nothing about numbers; say "
-            "what they shall become: dtype='float64', for example"
+            "what they shall become: dlbridge.asarray(x, dtype='float64'), for example"
         )
 
 

@@ -13,7 +13,7 @@ from dlbridge.core.interfaces.native import check_whole_elements, to_native
 from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.tensor.array_tensor import ArrayTensor
-from dlbridge.core.tensor.metadata import has_negative_strides, numpy_type
+from dlbridge.core.tensor.metadata import describe, has_negative_strides, numpy_type
 from dlbridge.core.tensor.operand import operand_of, require_compact
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype as as_dtype
@@ -137,7 +137,7 @@ class Conversion:
             if is_from_handler(exc.__traceback__):
                 raise
             raise ExchangeError(
-                f"{library.name} refuses {tensor!r}: {exc}; {_way_out(library, tensor)}"
+                f"{library.name} refuses {describe(tensor)}: {exc}; {_way_out(library, tensor)}"
             ) from exc
         if not library.keeps_types:
             _verify(library, tensor, result)
@@ -278,9 +278,8 @@ def _verify(library: Library, tensor: Tensor, result: Any) -> None:
     """Raise ExchangeError if *result* is no array of *library*, or has other elements."""
     if library.arrays and not is_array_of(library, type(result)):
         raise ExchangeError(
-            f"{library.name} made {with_article(origin_of(result))} of {tensor!r}, which is not "
-            "an array of "
-            f"{library.name}; name the library of that array in like="
+            f"{library.name} made {with_article(origin_of(result))} of {describe(tensor)}, "
+            f"which is not an array of {library.name}; name the library of that array in like="
         )
     try:
         found = _dtype_of(result)

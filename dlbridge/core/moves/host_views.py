@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import NumpyTensor
 from dlbridge.core.tensor.expired import expire_host_view
-from dlbridge.core.tensor.metadata import carrier_of, release_shared
+from dlbridge.core.tensor.metadata import carrier_of, describe, release_shared
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.ordering import open_views
 from dlbridge.core.values.devices import Device
@@ -93,6 +93,13 @@ class HostView:
         expire_host_view(tensor)
         self._tensor = None
 
+    def __repr__(self) -> str:
+        tensor = self._tensor
+        if tensor is None:
+            return "dlbridge.HostView(expired)"
+        device = tensor.device if self.viewed is None else self.viewed.device
+        return f"dlbridge.HostView({tensor.dtype}, shape={tensor.shape}, on {device})"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a HostView can be neither pickled nor copied: it is the device's own memory, which "
@@ -135,7 +142,9 @@ def host_view(tensor: Tensor) -> HostView:
     operand = operand_of(tensor)
     refusal = why_no_host_view(operand)
     if refusal:
-        raise ExchangeError(f"no host view of {tensor!r}: {refusal}; copy it: to_device(t, 'cpu')")
+        raise ExchangeError(
+            f"no host view of {describe(tensor)}: {refusal}; copy it: to_device(t, 'cpu')"
+        )
     if operand.device is _CPU:
         return HostView(tensor[...], None)
     return HostView(_on_host(tensor), operand.memory)

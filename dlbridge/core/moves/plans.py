@@ -15,7 +15,7 @@ from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.operand import require_compact
 from dlbridge.core.values.devices import Device
-from dlbridge.core.values.units import bytes_text
+from dlbridge.core.values.units import bytes_text, table
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
 if TYPE_CHECKING:
@@ -148,11 +148,24 @@ class Plan:
         """
         self.steps.append(Step(kind, source, target, nbytes, reason))
 
-    def __str__(self) -> str:
+    def _head(self) -> str:
         copies = "no copy" if not self.copies else f"{bytes_text(self.nbytes)} copied"
-        head = f"{self.what}: {self.source} -> {self.target}, {copies}"
+        return f"{self.what}: {self.source} -> {self.target}, {copies}"
+
+    def __str__(self) -> str:
         lines = [f"  {number}. {step}" for number, step in enumerate(self.steps, 1)]
-        return "\n".join([head, *lines])
+        return "\n".join([self._head(), *lines])
+
+    def __repr__(self) -> str:
+        return f"dlbridge.Plan({self._head()})"
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        rows = [
+            (step.kind, step.source, step.target, bytes_text(step.nbytes), step.reason)
+            for step in self.steps
+        ]
+        return table(self._head(), ("step", "from", "to", "copied", "reason"), rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan in plain values, for JSON.

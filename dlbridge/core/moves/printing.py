@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 
 def text_of(tensor: Tensor) -> str:
-    """What ``print(tensor)`` shows: the elements, or the metadata and why they cannot be had.
+    """What ``print(tensor)`` shows: the elements and their type, or why they cannot be had.
 
     It does not fail: somebody prints a tensor to learn what is wrong.
     """
     try:
-        return _elements(tensor)
+        elements = _elements(tensor)
+        described = f"{tensor.dtype} {tensor.shape} on {tensor.device}"
+        return f"{elements}\n{described}" if "\n" in elements else f"{elements}  {described}"
     except Exception as exc:
         if is_from_handler(exc.__traceback__):
             raise

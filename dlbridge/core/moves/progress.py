@@ -1,4 +1,4 @@
-"""Progress of long copies: a bar on a terminal, or the caller's own function."""
+"""Progress of long copies: a bar on a terminal or in a notebook, or the caller's own function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reporter(
 ) -> Iterator[Progress | None]:
     """The function that a copy of *nbytes* calls with ``(done, total)`` bytes, or None.
 
-    True shows a bar if stderr is a terminal and the copy is long: of tqdm or rich,
+    True shows a bar on a terminal and in a notebook if the copy is long: of tqdm or rich,
     whichever is installed, otherwise our own.
     """
     if callable(progress):
@@ -37,11 +37,16 @@ def reporter(
         raise TypeError(
             f"progress must be True, False or a callable (done, total), not {progress!r}"
         )
-    if nbytes < SHOWN_FROM or not sys.stderr or not sys.stderr.isatty():
+    if nbytes < SHOWN_FROM or not _somebody_looks():
         yield None
         return
     with _bar(nbytes) as bar:
         yield bar
+
+
+def _somebody_looks() -> bool:
+    """Whether stderr is a terminal, or this is the kernel of a notebook, where it is none."""
+    return "ipykernel.zmqshell" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
 
 
 def _bar(nbytes: int) -> Any:
@@ -55,7 +60,7 @@ def _bar(nbytes: int) -> Any:
 
 
 def _tqdm(nbytes: int) -> Any:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm  # in a notebook its widget
 
     @contextmanager
     def shown() -> Iterator[Progress]:

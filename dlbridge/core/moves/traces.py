@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dlbridge.core.moves.plans import Plan
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import TRACES
+from dlbridge.core.values.units import table
 
 __all__ = ["Trace", "is_recording", "record", "trace"]
 
@@ -43,9 +44,19 @@ class Trace:
         """The number of copies that were made."""
         return sum(plan.copies for plan in self.plans)
 
+    def _total(self) -> str:
+        return f"{len(self.plans)} moves, {self.nbytes} bytes copied"
+
     def __str__(self) -> str:
         lines = [f"{plan}\n  took {plan.seconds * 1e6:.0f} us" for plan in self.plans]
-        return "\n".join([*lines, f"{len(self.plans)} moves, {self.nbytes} bytes copied"])
+        return "\n".join([*lines, self._total()])
+
+    def __repr__(self) -> str:
+        return f"dlbridge.Trace({self._total()})"
+
+    def _repr_html_(self) -> str:
+        """Return the tables that a notebook shows."""
+        return "".join([*(plan._repr_html_() for plan in self.plans), table(self._total())])
 
 
 class _Active(threading.local):

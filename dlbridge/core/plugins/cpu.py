@@ -41,6 +41,9 @@ class CPU:
         # To check what is copied; weak, so that what is dropped is freed.
         self._allocations: WeakValueDictionary[int, PlainAllocation] = WeakValueDictionary()
 
+    def __repr__(self) -> str:
+        return "dlbridge.backend('cpu')"
+
     def device_count(self) -> int:
         """1: the host."""
         return 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlbridge.core.implementation_details.python_api import increment_references
 from dlbridge.core.public import public, typed
+from dlbridge.core.values.devices import type_names
 from dlbridge.core.values.suggestions import did_you_mean
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, Error
 
@@ -45,18 +46,16 @@ GROUP = "dlbridge.backends"
 BUILT_IN = "cpu"
 """The backend that is part of dlbridge: it needs no installed metadata."""
 
+SOURCE = ", in the folder with dlbridge's source (it is not on PyPI yet)"
+_FOLDERS = (
+    "cuda cuda_host:cuda cuda_managed:cuda ext_dev:fake oneapi opencl rocm rocm_host:rocm vulkan "
+    "webgpu"
+)
 HINTS = {
-    "cuda": "pip install dlbridge-cuda",
-    "cuda_host": "pip install dlbridge-cuda",
-    "cuda_managed": "pip install dlbridge-cuda",
-    "ext_dev": "pip install dlbridge-fake",
-    "oneapi": "pip install dlbridge-oneapi",
-    "opencl": "pip install dlbridge-opencl",
-    "rocm": "pip install dlbridge-rocm",
-    "rocm_host": "pip install dlbridge-rocm",
-    "vulkan": "pip install dlbridge-vulkan",
-    "webgpu": "pip install dlbridge-webgpu",
+    name: f"pip install backends/{folder or name}{SOURCE}"
+    for name, _, folder in (pair.partition(":") for pair in _FOLDERS.split())
 }
+"""How the backends of this project are installed, by the name of the device."""
 
 LOADED: dict[str, Backend] = {}
 """The backends that have been loaded, by name; filled by `backend`."""
@@ -285,6 +284,10 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
         return owner(name), _built_in
     if not found:
         hint = f"; try: {HINTS[name]}" if name in HINTS else did_you_mean(name, backends())
+        if name == "metal":
+            hint = f"; 'webgpu' works on Metal: {HINTS['webgpu']}"
+        elif not hint and name in type_names():
+            hint = f"; `python -m dlbridge new-backend {name}` begins one"
         first, colon, _ = name.partition(":")
         if colon and first in backends():
             hint = f"; that is a device, and its backend is {first!r}, without a number"

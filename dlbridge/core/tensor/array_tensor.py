@@ -12,6 +12,7 @@ from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
+from dlbridge.core.values.suggestions import WithAbsentNames
 from dlbridge.errors import ExchangeError
 
 from .carriers import (
@@ -50,11 +51,11 @@ __all__ = [
 _CPU = Device.of(1, 0)
 
 
-class _Sealed(type):
+class _Sealed(WithAbsentNames):
     """The class of the classes that are not called: ``type(t)()`` would have no memory."""
 
-    def __call__(cls, *_arguments: object, **_keywords: object) -> NoReturn:
-        refuse_call(cls)
+    def __call__(self, *_arguments: object, **_keywords: object) -> NoReturn:
+        refuse_call(self)
 
 
 class NumpyTensor(Tensor, metaclass=_Sealed):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
+from dlbridge.core.values.devices import Device
+from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.errors import ExchangeError
 
 from .other_names import OtherNames
@@ -12,12 +15,18 @@ from .other_names import OtherNames
 if TYPE_CHECKING:
     import numpy as np
 
-    from dlbridge.core.values.devices import Device
     from dlbridge.core.values.dtypes import DType
 
     from .memory import Memory
 
-__all__ = ["TensorMetadata", "carrier_of", "has_negative_strides", "numpy_type", "release_shared"]
+__all__ = [
+    "TensorMetadata",
+    "carrier_of",
+    "describe",
+    "has_negative_strides",
+    "numpy_type",
+    "release_shared",
+]
 
 
 class TensorMetadata(OtherNames):
@@ -217,11 +226,36 @@ class TensorMetadata(OtherNames):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        flags = ", readonly" if self.readonly else ""
-        return (
-            f"dlbridge.Tensor({self.dtype}, shape={self.shape}, device={self.device}{flags}, "
-            f"memory from {self.origin})"
-        )
+        """Return the metadata; on the CPU also the elements, where they fit into a line."""
+        shown = _elements_in_a_line(self) if self.device is _CPU else ""
+        return describe(self).replace("(", f"({shown}, " if shown else "(", 1)
+
+
+def describe(tensor: TensorMetadata) -> str:
+    """What messages call the tensor: nothing of the memory is read."""
+    flags = ", readonly" if tensor.readonly else ""
+    return (
+        f"dlbridge.Tensor({tensor.dtype}, shape={tensor.shape}, device={tensor.device}{flags}, "
+        f"memory from {tensor.origin})"
+    )
+
+
+_CPU = Device.of(1, 0)
+_LINE = 60
+"""Characters of elements that a repr shows at most."""
+
+
+def _elements_in_a_line(tensor: TensorMetadata) -> str:
+    """The elements as one line of text; empty where that is long or numpy has no such type."""
+    import numpy as np
+
+    array = tensor._array
+    if tensor.dtype.name not in NUMPY_OWN or (array.ndim != 1 and array.size > _LINE // 2):
+        return ""
+    with np.printoptions(edgeitems=3, threshold=10, linewidth=sys.maxsize):
+        text = np.array2string(array, separator=", ", formatter={})
+    text = " ".join(text.split()).replace("[ ", "[")
+    return text if len(text) <= _LINE else ""
 
 
 def carrier_of(tensor: TensorMetadata) -> np.ndarray[Any, Any]:

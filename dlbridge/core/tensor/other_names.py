@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent
+from dlbridge.core.values.suggestions import TENSOR_NAMES, Absent, WithAbsentNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-class OtherNames:
+class OtherNames(metaclass=WithAbsentNames):
     """The base of tensors that explains names and operators which they do not have."""
 
     __slots__ = ()
@@ -34,15 +34,23 @@ class OtherNames:
             )
 
 
-def _refusal(name: str, operator: str) -> Callable[..., object]:
-    def refuse(_tensor: object, *other: object) -> object:
+def _refusal(name: str, operator: str, mirror: str) -> Callable[..., object]:
+    """The method *name*; *mirror* is the one by which the other operand does the same."""
+
+    def refuse(tensor: object, *other: object) -> object:
         """Raise TypeError, which names a library that computes."""
-        # Arrays of other libraries have operators of their own, which may take a tensor.
-        if not all(isinstance(x, OtherNames) or type(x) in _NUMBERS for x in other):
-            return NotImplemented
+        # Arrays of other libraries may take a tensor. Python would ask them next, and if they
+        # refuse, too, would say "unsupported operand", with the names of two types.
+        if other and mirror and not isinstance(other[0], OtherNames):
+            theirs = getattr(type(other[0]), mirror, None)
+            result = NotImplemented if theirs is None else theirs(other[0], tensor)
+            if result is not NotImplemented:
+                return result
+        home = type(other[0]).__module__.partition(".")[0] if other else ""
+        like = home if home in _COMPUTING else "numpy"
         raise TypeError(
             f"a Tensor does not compute (operator {operator}): take an array of a library that "
-            "does, such as dlbridge.to_device(t, 'cpu', like='numpy')"
+            f"does, such as dlbridge.to_device(t, 'cpu', like='{like}')"
         )
 
     refuse.__name__ = name
@@ -50,14 +58,19 @@ def _refusal(name: str, operator: str) -> Callable[..., object]:
     return refuse
 
 
-_NUMBERS = (bool, int, float, complex)
+_COMPUTING = ("cupy", "jax", "paddle", "tensorflow", "torch")
 
-# Names of methods, each with its operator.
-_REFLECTED = "add:+ sub:- mul:* truediv:/ floordiv:// mod:% pow:** matmul:@"
-_OTHERS = "lt:< le:<= gt:> ge:>= neg:- pos:+ invert:~ abs:abs"
+# Names of methods, each with its operator and its mirror. A reflected operator has none: it is
+# asked for when the other operand has refused.
+_COMPARISONS = "lt:<:gt gt:>:lt le:<=:ge ge:>=:le"
+_ARITHMETIC = "add:+ sub:- mul:* truediv:/ floordiv:// mod:% pow:** matmul:@"
+_UNARY = "neg:-: pos:+: invert:~: abs:abs:"
+_METHODS = [triple.split(":") for triple in f"{_COMPARISONS} {_UNARY}".split()]
+for _name, _sign in (pair.split(":") for pair in _ARITHMETIC.split()):
+    _METHODS += [[_name, _sign, f"r{_name}"], [f"r{_name}", _sign, ""]]
 
 for _name, _instead in TENSOR_NAMES.items():
     setattr(OtherNames, _name, Absent(_name, _instead))
-for _pair in f"{_REFLECTED} r{_REFLECTED.replace(' ', ' r')} {_OTHERS}".split():
-    _name, _sign = _pair.split(":")
-    setattr(OtherNames, f"__{_name}__", _refusal(f"__{_name}__", _sign))
+for _name, _sign, _mirror in _METHODS:
+    _method = _refusal(f"__{_name}__", _sign, _mirror and f"__{_mirror}__")
+    setattr(OtherNames, f"__{_name}__", _method)

@@ -117,8 +117,10 @@ class Tensor(TensorMetadata):
     Examples
     --------
     >>> t = bridge.from_dlpack(np.arange(6, dtype="float32").reshape(2, 3))
-    >>> t
-    dlbridge.Tensor(float32, shape=(2, 3), device=cpu:0, memory from numpy.ndarray)
+    >>> print(t)
+    [[0. 1. 2.]
+     [3. 4. 5.]]
+    float32 (2, 3) on cpu:0
     >>> t[:, 1].tolist()
     [1.0, 4.0]
     """
@@ -417,7 +419,9 @@ class Tensor(TensorMetadata):
         return number  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
-        """Return the elements as numpy prints them; of a large tensor on a device few are copied.
+        """Return the elements as numpy prints them, the dtype, the shape and the device.
+
+        Of a large tensor on a device few elements are copied.
 
         For what cannot be read it is the metadata and the reason: it does not fail.
         """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from dlbridge.core.public import public
 from dlbridge.errors import ExchangeError
 
-from .suggestions import DTYPE_NAMES, Absent, did_you_mean, with_article
+from .suggestions import DTYPE_NAMES, Absent, WithAbsentNames, did_you_mean, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NUMPY_DTYPES",
+    "NUMPY_OWN",
     "DLDataTypeCode",
     "DType",
     "check",
@@ -126,7 +127,7 @@ _KNOWN_LATER: Final = {
 }
 """What to say of codes that are named already, and whose tensors no release describes."""
 
-_NUMPY_OWN: Final = frozenset(
+NUMPY_OWN: Final = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
@@ -141,7 +142,7 @@ _SCALABLE = 0x8000
 
 
 @public
-class DType:
+class DType(metaclass=WithAbsentNames):
     """The type of one element: DLDataType (``dlpack.h`` 1.3). An immutable value.
 
     Equal types are one object. ``==`` also compares with everything that
@@ -500,7 +501,7 @@ def _widths_text(code: int) -> str:
 
 def _usual_names() -> list[str]:
     """The names that somebody may have meant."""
-    return [*_NUMPY_OWN, *_SMALL_FLOATS, "bfloat16", "int4", "uint4", "float4_e2m1fn"]
+    return [*NUMPY_OWN, *_SMALL_FLOATS, "bfloat16", "int4", "uint4", "float4_e2m1fn"]
 
 
 def _parse(text: str) -> tuple[int, int, int] | None:
@@ -569,7 +570,7 @@ def fill_numpy_dtypes() -> dict[Any, DType]:
     """`NUMPY_DTYPES`, with numpy's own dtypes in it."""
     import numpy as np
 
-    for name in _NUMPY_OWN:
+    for name in NUMPY_OWN:
         NUMPY_DTYPES[np.dtype(name)] = _from_name(name)
     return NUMPY_DTYPES
 
@@ -619,7 +620,7 @@ def _find_numpy(ours: DType) -> np.dtype[Any]:
     """The numpy dtype of *ours*, found once and kept in it."""
     import numpy as np
 
-    if ours.name in _NUMPY_OWN:
+    if ours.name in NUMPY_OWN:
         found = np.dtype(ours.name)
     else:
         way_out = (

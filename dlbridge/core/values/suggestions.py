@@ -42,7 +42,7 @@ def _by_name(groups: dict[str, str]) -> dict[str, str]:
 _SHORT = """
 np:numpy jnp:jax cp:cupy tf:tensorflow pd:pandas pytorch:torch mx:mlx
 nvidia:cuda amd:rocm hip:rocm intel:oneapi sycl:oneapi xpu:oneapi host:cpu cl:opencl vk:vulkan
-wgpu:webgpu mps:metal
+wgpu:webgpu mps:webgpu
 bf16:bfloat16 fp16:float16 f32:float32 fp32:float32 f64:float64 fp64:float64 i16:int16 i32:int32
 i64:int64 u16:uint16 u32:uint32 u64:uint64 i4:int4 u4:uint4 fp4:float4_e2m1fn fp8:float8_e4m3fn
 """
@@ -80,10 +80,16 @@ PACKAGE_NAMES = _by_name(
 }
 """A name that other packages have -> what to write with dlbridge."""
 
-DTYPE_NAMES = dict.fromkeys(
-    ("kind", "byteorder", "char", "str", "num", "names", "fields", "subdtype", "isbuiltin"),
-    "it is no dtype of numpy, which d.numpy is; for a function that wants an array of numpy, "
-    "pass numpy.asarray(t), which shares the memory of a tensor on the CPU",
+_NUMPYS = (
+    "it is no {} of numpy; for a function that wants an array of numpy, pass numpy.asarray(t), "
+    "which shares the memory of a tensor on the CPU"
+).format
+
+DTYPE_NAMES = _by_name(
+    {
+        _NUMPYS("dtype"): "kind byteorder char str num names fields subdtype isbuiltin "
+        "hasobject isnative type"
+    }
 )
 """A name that numpy's dtypes have -> what to write with ours."""
 
@@ -110,6 +116,7 @@ TENSOR_NAMES = _by_name(
         "write t.reshape(shape), or t[None]": "unsqueeze",
         "t.transpose(axis, ...) puts the dimensions in another order": "permute swapaxes",
         "write t.ndim": "dim",
+        _NUMPYS("array"): "flags ctypes base flat",
     }
 ) | {
     name: "a Tensor does not compute: take an array of a library that does, such as "
@@ -133,3 +140,10 @@ class Absent:
         raise AttributeError(
             f"{cls.__name__!r} object has no attribute {self._name!r}; {self._instead}"
         )
+
+
+class WithAbsentNames(type):
+    """The class of classes that have `Absent` names: ``dir()`` does not list those."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if hasattr(cls, name)]

@@ -1,8 +1,10 @@
-"""Numbers of bytes as text for people."""
+"""Numbers of bytes as text for people, and tables for their notebooks."""
 
 from __future__ import annotations
 
-__all__ = ["bytes_text"]
+from collections.abc import Iterable
+
+__all__ = ["bytes_text", "table"]
 
 
 def bytes_text(count: int) -> str:
@@ -15,3 +17,15 @@ def bytes_text(count: int) -> str:
             return f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def table(title: str, head: tuple[str, ...] = (), rows: Iterable[tuple[object, ...]] = ()) -> str:
+    """*title*, and a table of *rows* whose columns *head* names, as HTML."""
+    from html import escape  # for notebooks only
+
+    def line(tag: str, cells: tuple[object, ...]) -> str:
+        return "".join([f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells])
+
+    lines = [line("th", head), *(line("td", row) for row in rows)] if head else []
+    body = "".join([f"<tr>{cells}</tr>" for cells in lines])
+    return f"<p>{escape(title)}</p>" + (f"<table>{body}</table>" if body else "")

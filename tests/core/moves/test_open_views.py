@@ -83,7 +83,7 @@ def test_work_in_the_block_is_refused(tensor, work, in_thread):
 READS = {
     "tolist": lambda t: t.tolist(),
     "item": lambda t: [t[i].item() for i in range(6)],
-    "str": str,
+    "str": lambda t: str(t).partition("  ")[0],
     "another view": lambda t: bridge.to_device(t, "cpu").tolist(),
     "from_dlpack": lambda t: bridge.from_dlpack(t, device="cpu").tolist(),
 }
@@ -111,7 +111,10 @@ def test_reads_in_the_block_see_what_was_written_there(on_device, read):
             h.numpy()[...] = [first, 8, 7, 6, 5, 4]
             expected = bridge.asarray([first, 8, 7, 6, 5, 4], dtype="f4")
             assert read(t) == read(expected)
-            assert str(t[::-1]) == str(t.to_device("cpu")[::-1]) == str(expected[::-1])
+            backwards = [str(each[::-1]) for each in (t, t.to_device("cpu"), expected)]
+            assert [text.partition("  ")[0] for text in backwards] == [
+                f"[4. 5. 6. 7. 8. {first}.]"
+            ] * 3
             assert t[4:1:-2].tolist() == [5, 7]
     assert t.tolist() == [1, 8, 7, 6, 5, 4]
 

@@ -136,7 +136,7 @@ def test_everything_else_keeps_working():
 
 def test_a_backend_that_is_not_installed_is_hinted_at(monkeypatch):
     monkeypatch.setattr(registry, "_entry_points", dict)
-    with pytest.raises(BackendUnavailable, match="try: pip install dlbridge-vulkan"):
+    with pytest.raises(BackendUnavailable, match="try: pip install backends/vulkan"):
         registry.backend("vulkan")
 
 
