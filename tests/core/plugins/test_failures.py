@@ -159,8 +159,8 @@ def find_again():
     from dlbridge.core.plugins import lookup
 
     lookup._usable.clear()
-    for text in [text for text in lookup._found if NAME in text]:
-        del lookup._found[text]
+    for text in [text for text in lookup.FOUND if NAME in text]:
+        del lookup.FOUND[text]
 
 
 def test_the_error_says_who_is_to_be_told_and_has_its_cause(failing):

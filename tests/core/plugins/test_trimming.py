@@ -124,7 +124,7 @@ def rss_kept_and_left(device, env):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("device", ["vulkan:0"])
 def test_the_system_gets_what_was_kept(device):
     """On drivers of the CPU, whose devices' memory is the process's."""
     backend_or_skip(device.partition(":")[0])
@@ -134,14 +134,14 @@ def test_the_system_gets_what_was_kept(device):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("device", ["vulkan:0"])
 def test_a_limit_keeps_less(device):
     backend_or_skip(device.partition(":")[0])
     kept, _ = rss_kept_and_left(device, {"DLBRIDGE_POOL_LIMIT": str(64 << 20)})
     assert kept < 80
 
 
-@pytest.mark.parametrize(("name", "limit"), [("opencl", "64MiB"), ("opencl", ""), ("vulkan", "-1")])
+@pytest.mark.parametrize(("name", "limit"), [("vulkan", "64MiB"), ("vulkan", ""), ("vulkan", "-1")])
 def test_a_limit_that_is_no_number(name, limit):
     backend_or_skip(name)
     code = f"""
