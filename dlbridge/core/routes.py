@@ -5,7 +5,8 @@ and at each later one, with a trace and without. What depends on the array itsel
 its layout and its address, is planned for each array. Planning takes longer than a move
 that copies nothing, so a route may also have a function that does the same at once, made
 of the parts that the steps run: the class's importer, the library's function for the memory
-of a numpy array, the backend's allocation with its content. It returns None where it cannot.
+of a numpy array, the copy of compact memory to and from a device. It returns None where it
+cannot.
 """
 
 from __future__ import annotations
@@ -21,19 +22,25 @@ from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of
 from dlbridge.core.libraries.like import Conversion
 from dlbridge.core.libraries.lookup import IMPORTERS, importer_of, library_of
-from dlbridge.core.moves.plans import Step, plan_by_library, plan_move, why_no_host_import
+from dlbridge.core.moves.plans import (
+    Step,
+    plan_by_library,
+    plan_move,
+    why_no_host_import,
+    why_no_host_view,
+)
 from dlbridge.core.moves.progress import reporter
 from dlbridge.core.moves.traces import is_recording
-from dlbridge.core.moves.transfer import allocate_with, run
+from dlbridge.core.moves.transfer import STEPS, allocate_with, run
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import stream_block
-from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
+from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, wrap_array
 from dlbridge.core.tensor.carriers import NATIVE_DTYPES
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import TRACES, Tensor
 from dlbridge.core.values.devices import Device
-from dlbridge.errors import Error
+from dlbridge.errors import BackendUnavailable, Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,22 +131,20 @@ def _direct(cls: type, route: Route) -> Function | None:
         return None
     if conversion is None and not target.is_host and cls is not Tensor:
         return _upload(cls, importer, target)
-    if conversion is None and importer is None:
-        if cls is Tensor and target is not _CPU:  # those of the CPU are empty, or have other bits
-            return lambda tensor: tensor if tensor.device is target else None
-        return ITSELF if target is _CPU and cls is not Tensor else None
+    if conversion is None and cls is Tensor and target is not _CPU:
+        return lambda tensor: tensor if tensor.device is target else None
     if target is not _CPU:
         return None
-    return _of_tensor(cls, conversion) if importer is None else _of_array(cls, importer, conversion)
-
-
-def _of_tensor(cls: type, conversion: Conversion | None) -> Function | None:
-    if cls is not ArrayTensor or conversion is None:
+    if importer is not None:
+        return _of_array(cls, importer, conversion)
+    if conversion is None:
+        return _download if cls is Tensor else ITSELF
+    of_numpy = ITSELF if conversion.name == "numpy" else conversion.of_numpy
+    if of_numpy is None:
         return None
-    if conversion.name == "numpy":
-        return ArrayTensor.numpy
-    of_numpy = conversion.of_numpy
-    return None if of_numpy is None else lambda tensor: of_numpy(tensor.numpy())
+    if cls is Tensor:
+        return lambda x: None if (tensor := _download(x)) is None else of_numpy(tensor.numpy())
+    return (lambda tensor: of_numpy(tensor.numpy())) if cls is ArrayTensor else None
 
 
 def _of_array(cls: type, importer: Function, conversion: Conversion | None) -> Function | None:
@@ -158,31 +163,53 @@ def _of_array(cls: type, importer: Function, conversion: Conversion | None) -> F
     return None if on_host is None else lambda x: importer(x) if on_host(x) else None
 
 
-def _upload(cls: type, importer: Function | None, target: Device) -> Function | None:
-    """For host arrays, where the backend makes memory together with its content."""
+def _upload(cls: type, importer: Function | None, target: Device) -> Function:
+    """For compact host arrays."""
     plugin = plugin_of(target)
-    limit = plugin.content_limit
-    if not limit:
-        return None
     is_numpy = (cls.__module__, cls.__name__) == ("numpy", "ndarray")
 
     def upload(x: Any) -> Any:
-        if is_numpy:
-            array, dtype = x, NATIVE_DTYPES.get(x.dtype)
-        else:
-            tensor = x if importer is None else importer(x)
-            if type(tensor) is Tensor:
-                return None  # on a device, or empty
-            array, dtype = carrier_of(tensor), tensor.dtype
-        if dtype is None or not 0 < array.nbytes <= limit or not array.flags.c_contiguous:
+        tensor = x if importer is None or is_numpy else importer(x)
+        if type(tensor) is Tensor:
+            return None  # on a device, or empty
+        array = x if is_numpy else carrier_of(tensor)
+        dtype = NATIVE_DTYPES.get(x.dtype) if is_numpy else tensor.dtype
+        nbytes = array.nbytes
+        if dtype is None or not nbytes or not array.flags.c_contiguous:
             return None
-        if not why_no_host_import(address_of(array), array.nbytes, target):
-            return None  # it is used in place
         if plugin_of(target) is not plugin:
             return None  # another backend was registered by that name
-        return allocate_with(plugin, target, array.data.cast("B"), dtype, array.shape)[0]
+        copied = plugin.host_import_refusal is None or why_no_host_import(
+            address_of(array), nbytes, target
+        )
+        if copied and nbytes <= plugin.content_limit:
+            return allocate_with(plugin, target, array.data.cast("B"), dtype, array.shape)[0]
+        if is_numpy:
+            tensor = wrap_array(array[...])
+        operand = operand_of(tensor)
+        if copied:
+            return STEPS["upload"](tensor, operand, target, None, 1)[0]
+        try:
+            return STEPS["host import"](tensor, operand, target, None, 1)[0]
+        except Error:  # the plan has a way out
+            return None
 
     return upload
+
+
+def _download(tensor: Tensor) -> Tensor | None:
+    """For compact memory of a device."""
+    operand = operand_of(tensor)
+    device = operand.device
+    if device.is_host or not operand.contiguous or not operand.size:
+        return None
+    try:
+        plugin = plugin_of(device)
+    except BackendUnavailable:  # the plan says it better
+        return None
+    copied = plugin.host_view_refusal is None or why_no_host_view(operand, plugin)
+    step = STEPS["download" if copied else "host view"]
+    return step(tensor, operand, _CPU, None, 1)[0]
 
 
 # Plans -------------------------------------------------------------------------
@@ -204,7 +231,7 @@ class Move:
     ) -> None:
         self.x, self.tensor, self.copy, self.conversion = x, tensor, copy, conversion
         operand = self.operand = operand_of(tensor)
-        if x is not tensor and needs_its_library(x, tensor, target):
+        if x is not tensor and not operand.device.is_host and needs_its_library(x, tensor, target):
             self.plan = plan_by_library(operand, target, copy, alignment)
         else:
             self.plan = plan_move(operand, target, copy, alignment=alignment)

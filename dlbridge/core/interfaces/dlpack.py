@@ -60,7 +60,8 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
             order_consumer(x, stream)
         operand_of(x)  # raises if it was lent and has expired
         return x
-    traits = _traits(type(x))
+    cls = type(x)
+    traits = _TRAITS[cls] if cls in _TRAITS else _ProducerTraits(cls)
     if traits.is_tensor:
         return import_producer(tensor_of(x), target, copy, stream)
     if traits.refuse is not None:
@@ -99,7 +100,8 @@ def import_from_host(x: Any) -> Tensor:
 
     To ask a jax array for its device takes 1.2 us. A capsule of other memory is dropped.
     """
-    traits = _traits(type(x))
+    cls = type(x)
+    traits = _TRAITS[cls] if cls in _TRAITS else _ProducerTraits(cls)
     try:
         capsule = x.__dlpack__(max_version=DLPACK_VERSION)
     except (BufferError, RuntimeError, TypeError, ValueError) as exc:
@@ -111,10 +113,6 @@ def import_from_host(x: Any) -> Tensor:
         if tensor is not None:
             return tensor
     return import_producer(x, None, None, None)
-
-
-def _traits(cls: type) -> _ProducerTraits:
-    return _TRAITS.get(cls) or _ProducerTraits(cls)
 
 
 def needs_its_library(x: Any, tensor: Tensor, target: Device) -> bool:
@@ -220,15 +218,15 @@ def _import_by_method(
 ) -> Tensor:
     source = device_of_producer(x)
     wanted: dict[str, Any] = {}
-    ours = None
+    use = None
     if stream is None and source is not _CPU:
-        stream = ours = consumer_stream(source)
+        stream, use = consumer_stream(source)
     if source is _CPU:
         check_host_stream(stream)
         stream = None  # numpy knows None only
     if target is not None and target is not source and target is _CPU:
         wanted["dl_device"] = target.dlpack
-        stream = None  # the producer synchronises (array API: dl_device on the CPU)
+        stream = use = None  # the producer synchronises (array API: dl_device on the CPU)
     if copy is False:
         wanted["copy"] = False
     streams = {} if stream is None else {"stream": stream}
@@ -245,15 +243,13 @@ def _import_by_method(
         raise _named(exc, x) from exc
     if copy is False and managed.fields.flags & FLAG_IS_COPIED:
         raise ExchangeError(f"{origin_of(x)} exported a copy although copy=False was asked for")
-    tensor = adopt(
+    return adopt(
         managed,
         origin_of(x),
         immutable=traits.immutable and managed.legacy,
         beside=x if traits.lends else None,
+        ordered=None if use is None else (source, use),
     )
-    if ours is not None and tensor.device is source:
-        _note_use(tensor, source)  # the producer ordered it so
-    return tensor
 
 
 def _named(exc: ExchangeError, x: Any) -> ExchangeError:
@@ -325,7 +321,7 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
         # If the producer does not copy to the CPU, we do.
         if "dl_device" not in wanted or "copy" in wanted or is_from_handler(exc.__traceback__):
             raise
-        stream = consumer_stream(source)
+        stream, _ = consumer_stream(source)
         again = {} if stream is None else {"stream": stream}
         return x.__dlpack__(max_version=DLPACK_VERSION, **again)
 
@@ -338,6 +334,8 @@ def device_of_producer(x: Any) -> Device:
     pair = x.__dlpack_device__()
     if isinstance(pair, tuple) and len(pair) == 2:
         kind, index = pair
+        if type(kind) is int and type(index) is int and kind != _CPU_TYPE:
+            return Device.of(kind, index)
         if not isinstance(kind, int) or type(index) is not int or kind is True:
             kind, index = plain_number(kind), plain_number(index)
         if isinstance(kind, int):

@@ -73,7 +73,8 @@ def allocate_like(operand: Operand, where: Device, alignment: int = 1) -> tuple[
     plugin = plugin_of(where)
     use = current_use(where, plugin)
     memory = Memory(where, 0, "dlbridge.empty")
-    given = where.index, operand.nbytes, max(alignment, MIN_ALIGNMENT), use.handle
+    alignment = max(MIN_ALIGNMENT, alignment)
+    given = where.index, operand.nbytes, alignment, use.handle
     memory.take(use, "allocate", plugin.allocate, *given)
     tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
     return tensor, operand_of_new(tensor, memory, operand)
@@ -180,7 +181,7 @@ def to_compact_host(tensor: Tensor) -> Tensor:
 def run(plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None = None) -> Tensor:
     """Run the steps of a *plan* made for *tensor*; the result is on ``plan.target``.
 
-    A trace gets the plan. Steps of a kind that is not in `_STEPS` are not for this function:
+    A trace gets the plan. Steps of a kind that is not in `STEPS` are not for this function:
     they come before or after it. Where it must change the plan, it drops the one that comes
     after.
     """
@@ -200,10 +201,10 @@ def _run_steps(
     plan: Plan, tensor: Tensor, operand: Operand, progress: Progress | None = None
 ) -> _Place:
     for step in plan.steps:
-        if step.kind not in _STEPS:
+        if step.kind not in STEPS:
             continue
         try:
-            tensor, operand = _STEPS[step.kind](
+            tensor, operand = STEPS[step.kind](
                 tensor, operand, step.target, progress, plan.alignment
             )
         except Error as exc:
@@ -238,7 +239,7 @@ def _align(plan: Plan, tensor: Tensor, operand: Operand) -> _Place:
         )
     more = plan_move(operand, here, None, "", plan.alignment)
     tensor, operand = _run_steps(more, tensor, operand)
-    plan.steps[:] = [step for step in plan.steps if step.kind in _STEPS] + more.steps
+    plan.steps[:] = [step for step in plan.steps if step.kind in STEPS] + more.steps
     return tensor, operand
 
 
@@ -265,6 +266,7 @@ def _relabel(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) -> _
 def _copy(
     _tensor: Tensor, operand: Operand, target: Device, progress: Progress | None, alignment: int
 ) -> _Place:
+    """A copy of *operand* in new memory of *target*."""
     if not operand.size:  # without the backend, which may not be here
         flags = operand.flags & FLAG_SUBBYTE_PADDED
         memory = Memory(target, 0, "dlbridge.empty")
@@ -317,7 +319,7 @@ def _memory_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any
     return _same_layout(operand, memory, offset + operand.byte_offset)
 
 
-_STEPS: dict[str, StepFunction] = {
+STEPS: dict[str, StepFunction] = {
     "share": _share,
     "relabel": _relabel,
     "host view": _host_view,

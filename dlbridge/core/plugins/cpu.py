@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from dlbridge.core.implementation_details.numpy_arrays import address_of
 from dlbridge.errors import DeviceMemoryError, ExchangeError
@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
     from dlbridge.protocol import Allocation, Span
 
-__all__ = ["CPU"]
-
 MIN_ALIGNMENT = 256
 """Bytes, of new memory: ``dlpack.h`` 1.3 asks for that (DLTensor, data), and so do kernels."""
+
+
+class _Known(ref[PlainAllocation]):
+    """An allocation that may be dropped."""
+
+    __slots__ = ("data",)
+
+    data: int
 
 
 class CPU:
@@ -39,7 +45,7 @@ class CPU:
 
         self._np = np
         # To check what is copied; weak, so that what is dropped is freed.
-        self._allocations: WeakValueDictionary[int, PlainAllocation] = WeakValueDictionary()
+        self._allocations: dict[int, _Known] = {}
 
     def __repr__(self) -> str:
         return "dlbridge.backend('cpu')"
@@ -58,7 +64,8 @@ class CPU:
     ) -> Allocation:
         """Uninitialised memory; DeviceMemoryError if the system has no room."""
         _check_device(device_id)
-        alignment = max(alignment, MIN_ALIGNMENT)
+        if alignment < MIN_ALIGNMENT:
+            alignment = MIN_ALIGNMENT
         try:
             memory: Any = self._np.empty(nbytes + alignment, "u1")
         except (MemoryError, OverflowError, ValueError) as exc:
@@ -68,8 +75,15 @@ class CPU:
             ) from exc
         start = address_of(memory)
         data = start + -start % alignment
-        self._allocations[data] = allocation = PlainAllocation(data, nbytes, owner=memory)
+        allocation = PlainAllocation(data, nbytes, owner=memory)
+        self._allocations[data] = known = _Known(allocation, self._forget)
+        known.data = data
         return allocation
+
+    def _forget(self, known: _Known) -> None:
+        # A new allocation may have the address already.
+        if self._allocations.get(known.data) is known:
+            del self._allocations[known.data]
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source* to *target*, at once."""
@@ -81,7 +95,8 @@ class CPU:
 
     def current_stream(self, device_id: int) -> int:
         """0: the CPU has no streams."""
-        _check_device(device_id)
+        if device_id:
+            _check_device(device_id)
         return 0
 
     def synchronize(self, device_id: int, stream: int) -> None:
@@ -165,7 +180,8 @@ class CPU:
         """The address of *span*; ExchangeError outside an allocation. Imports cannot be checked."""
         device_id, data, offset, nbytes = span
         _check_device(device_id)
-        memory = self._allocations.get(data)
+        known = self._allocations.get(data)
+        memory = None if known is None else known()
         if memory is not None and not 0 <= offset <= memory.nbytes - nbytes:
             raise ExchangeError(
                 f"cpu: {nbytes} bytes at offset {offset} reach outside the allocation of "

@@ -249,7 +249,7 @@ def chosen_streams() -> dict[Device, int]:
     return {device: use.handle for device, use in _chosen.streams.items()}
 
 
-def consumer_stream(device: Device) -> int | None:
+def consumer_stream(device: Device) -> tuple[int | None, StreamUse | None]:
     """The stream that we, as a consumer, pass to ``__dlpack__(stream=)``; None: no stream.
 
     The values for CUDA and ROCm are those of the array API 2025.12: the default
@@ -257,12 +257,13 @@ def consumer_stream(device: Device) -> int | None:
     values for other devices, so their producers get none.
     """
     if device.type not in _STREAM_DEVICES:
-        return None
+        return None, None
     try:
-        handle = current_stream(device)
+        use = current_use(device)
     except BackendUnavailable:
-        return None
-    return handle or (None if device.type == DLDeviceType.kDLROCM else 1)
+        return None, None
+    default = None if device.type == DLDeviceType.kDLROCM else 1
+    return use.handle or default, use
 
 
 _STREAM_DEVICES = {DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged, DLDeviceType.kDLROCM}

@@ -16,6 +16,7 @@ from .memory import Memory
 
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.capsules import ManagedTensor
+    from dlbridge.core.plugins.streams import StreamUse
 
     from .tensor import Tensor
 
@@ -32,12 +33,14 @@ def adopt(
     name: str | None = None,
     immutable: bool = False,
     beside: object = None,
+    ordered: tuple[Device, StreamUse] | None = None,
 ) -> Tensor:
     """The Tensor that owns *managed*.
 
     *origin* says where it came from, as text. *name* is the backend, for a device
     type that several backends share. *immutable* marks memory as read-only where
     the producer could not say it. *beside* is kept as long as *managed*.
+    *ordered* is the device and its stream, on which the producer says that it is ready.
     """
     fields = managed.fields
     kind, index, data = fields.device_type, fields.device_id, fields.data
@@ -55,6 +58,8 @@ def adopt(
         )
     owner: object = managed if beside is None else (managed, beside)
     memory = Memory(device, data, origin, owner)
+    if ordered is not None and ordered[0] is device:
+        memory.last_use = ordered[1]
     return make_tensor(
         memory,
         fields.byte_offset,

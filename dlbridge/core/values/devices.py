@@ -222,8 +222,8 @@ class Device:
         >>> bridge.Device.of(1) is bridge.device("cpu")
         True
         """
-        found = _interned.get((type, index, name))
-        return _intern(type, index, name) if found is None else found
+        key = type, index, name
+        return _interned[key] if key in _interned else _intern(type, index, name)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a Device is a value: {name!r} cannot be set; make another")

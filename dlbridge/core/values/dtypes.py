@@ -358,9 +358,9 @@ def check(code: int, bits: int, lanes: int = 1) -> DType:
     ExchangeError names the rule of ``dlpack.h`` 1.3 that they break: an unknown
     code, bits that the code does not have, or 0 lanes.
     """
-    found = _checked.get((code, bits, lanes))
-    if found is not None:
-        return found
+    key = code, bits, lanes
+    if key in _checked:
+        return _checked[key]
     given = f"DLDataType(code={code:d}, bits={bits:d}, lanes={lanes:d})"
     widths = _WIDTHS.get(code)
     if widths is None:
