@@ -27,7 +27,7 @@ help:
 	@echo "make setup    only installs what the tests need, into .venv"
 	@echo "make test-newest, make test-nightly   beside the newest releases; beside tonight's numpy and torch"
 	@echo "make test-lowest   the core with the lowest versions that are allowed"
-	@echo "make lint     ruff, mypy, the generated files and the workflows"
+	@echo "make lint     ruff, mypy, import-linter, the generated files and the workflows"
 	@echo "make format   ruff's corrections and its layout of the code"
 	@echo "make stress   the long tests: races, exits 100 of 100"
 	@echo "make storm    random operations under signals and forks, SECONDS=300 of them"
@@ -142,6 +142,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS) $(LARGE),$(wildcard backends/$(name)/dlbridge_$(name)))
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/python cdefs --check
 	$(BIN)/zizmor -q --offline --pedantic .github
 

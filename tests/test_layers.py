@@ -1,131 +1,26 @@
-"""Imports run one way: what each module of dlbridge, and each backend, may import."""
+"""Imports run one way: `lint-imports` reads the order of rooms in ``pyproject.toml``.
+
+What its configuration cannot say is tested here: that each module has a place in the order,
+what a backend may import, whose private attributes are used, and what `import dlbridge` loads.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from expected import expected
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# The order of rooms, and of the modules in each. A module may import the modules
-# before it, and none of those behind it. (An import for types only does not
-# count.) A new module is entered here on purpose.
-TABLE = """
-errors
-protocol
-
-kit.resources kit.status kit.limits kit.fork kit.devices kit.host_views kit.gate kit.callbacks kit.handles kit.single_queue
-kit.through_host kit.buffer_array
-kit.driver kit.helpers
-kit.capture kit.events kit.pointers kit.regions kit.consumers
-kit.streams kit.memory
-kit.pool kit.pinned kit.staging
-kit.host_copies
-kit.backend
-kit.device_backend kit.host_backend
-kit
-
-core.implementation_details core.implementation_details.interpreters
-core core._cdefs core.public
-core.implementation_details.python_api
-core.implementation_details.numpy_arrays core.implementation_details.capsules
-core.implementation_details.handlers core.implementation_details.callbacks
-core.implementation_details.finalizers core.implementation_details.callers
-
-core.values core.values.suggestions core.values.units core.values.layout core.values.dtypes core.values.subbyte
-core.values.devices core.values.identity
-typing
-
-core.dlpack core.dlpack.structs core.dlpack.requests core.dlpack.capsules core.dlpack.failures
-core.dlpack.foreign_tables core.dlpack.exports
-
-core.plugins core.plugins.cpu core.plugins.contract core.plugins.registry
-core.plugins.records core.plugins.lookup core.plugins.streams
-
-core.tensor core.tensor.other_names core.tensor.memory core.tensor.carriers core.tensor.metadata
-core.tensor.ordering
-core.tensor.indexing core.tensor.tensor core.tensor.array_tensor core.tensor.operand core.tensor.exports
-core.tensor.resized_views core.tensor.consumers core.tensor.adopt core.tensor.expired
-
-core.libraries core.libraries.library core.libraries.descriptions core.libraries.lookup
-libraries
-core.interfaces core.interfaces.lists
-
-core.moves core.moves.regions core.moves.within_host
-core.moves.copies core.moves.plans core.moves.traces core.moves.progress core.moves.transfer
-core.moves.filling core.moves.host_views core.moves.printing
-
-core.processes core.processes.host_blocks core.processes.device_blocks
-core.processes.pickles core.processes.shared_tensors
-
-core.interfaces.dlpack core.interfaces.native core.interfaces.buffers core.interfaces.arrow
-core.interfaces.cuda_array_interface core.interfaces.own_table core.interfaces.exporter core.interfaces.anything
-
-core.libraries.like core.libraries.numpy core.libraries.torch core.libraries.jax core.libraries.tvm_ffi
-core.libraries.tensorflow core.libraries.pandas core.libraries.pyarrow
-
-core.routes core.api core.creation core.blobs core.accepting core.sharing
-
-core.casts
-core.files core.files.source core.files.safetensors core.files.npy core.files.gguf
-core.files.loading core.files.saving
-dask
-
-ffi._lib ffi.any ffi.objects ffi.errors ffi.tensors ffi.calls ffi.functions ffi.containers
-ffi.modules ffi.classes ffi.structural ffi.serialization ffi.dataclasses
-ffi
-
-dlbridge
-
-diagnosis diagnosis.display diagnosis.findings diagnosis.report diagnosis.files diagnosis.kernels diagnosis.device_trial diagnosis.trials
-diagnosis.checks
-
-conformance.subject conformance.producer conformance.cases
-conformance.producer_cases conformance.consumer_cases conformance.worker
-conformance.runner conformance
-
-cli.info cli.doctor cli.explain cli.demo cli.new_backend cli.conformance
-cli.bench
-cli
-__main__
-
-testing.backend_base
-testing.backend_contract testing.backend_memory testing.backend_copy
-testing.backend_host testing.backend_streams testing.backend_order testing.backend_process
-testing.backend_moves
-testing.backend_exchange testing.backend_native testing.backend_refusals testing.backend_leaks
-testing.backend_threads testing.backend_lost testing.backend_trim testing.backend_exportable
-testing.backend
-testing
-"""
-ORDER = TABLE.split()
-
-# Functions that import a later module when they are called: a method of Tensor
-# that moves or exports, for example. Each is off the fast paths.
-LATE = {
-    "core.values.devices": {"core.plugins.lookup"},
-    "core.tensor.tensor": {
-        "core.tensor.array_tensor",
-        "core.tensor.operand",
-        "core.tensor.resized_views",
-        "core.moves.transfer",
-        "core.processes.pickles",
-        "core.moves.printing",
-        "core.moves.host_views",
-        "core.interfaces.dlpack",
-        "core.interfaces.buffers",
-        "core.interfaces.arrow",
-        "core.interfaces.cuda_array_interface",
-        "core.interfaces.native",
-        "core.interfaces.own_table",
-        "core.api",
-        "dask",
-    },
-}
+CONFIGURATION = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+LINTER = tomllib.loads(CONFIGURATION)["tool"]["importlinter"]
+LAYERS = [name for line in LINTER["contracts"][0]["layers"] for name in line.split(" : ")]
 
 # Uses of attributes that begin with an underscore and belong to another module:
 # of another room, and in all. Lower these numbers, and never raise them.
@@ -167,56 +62,51 @@ MODULES = modules(ROOT / "dlbridge")
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/dlbridge_*/__init__.py"))
 
 
-def statements(tree):
-    """All nodes of *tree*, except what stands under ``if TYPE_CHECKING:``."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from (inner for other in node.orelse for inner in ast.walk(other))
-        else:
-            yield node
-            yield from statements(node)
+def lint_imports(folder, configuration):
+    """What `lint-imports` says of the *configuration*, a text; a skip where it is not installed."""
+    if find_spec("importlinter") is None and not expected("typing"):
+        pytest.skip("import-linter is not installed here")
+    file = folder / "importlinter.toml"
+    file.write_text(configuration[configuration.index("[tool.importlinter]") :])
+    command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", command, "--no-cache", "--no-logo", "--config", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-def imports(path, name, types=False):
-    """Dotted names of all that the module *name* at *path* imports, wherever it does so."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    package = name if path.stem == "__init__" else name.rpartition(".")[0]
-    found = set()
-    for node in ast.walk(tree) if types else statements(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1]
-            origin = ".".join([*base, *filter(None, [node.module])]) if node.level else node.module
-            # `from package import module` imports the module, `from module import name` not.
-            inside = {f"{origin}.{alias.name}" for alias in node.names}
-            found |= (inside & MODULES.keys()) or {origin}
-    return found
+def test_imports_run_one_way(tmp_path):
+    done = lint_imports(tmp_path, CONFIGURATION)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def place(name):
-    """Where *name* ("dlbridge.capsule") stands in the order."""
-    return ORDER.index(name.removeprefix("dlbridge."))
+def test_a_late_import_that_is_not_listed_is_found(tmp_path):
+    """A check that cannot fail would be none."""
+    line = '"dlbridge.core.tensor.tensor -> dlbridge.core.api"'
+    assert line in CONFIGURATION
+    done = lint_imports(
+        tmp_path, CONFIGURATION.replace(line, '"dlbridge.core.tensor.tensor -> dlbridge.dask"')
+    )
+    assert done.returncode == 1
+    assert "BROKEN" in done.stdout
+    assert "dlbridge.core.tensor.tensor -> dlbridge.core.api" in done.stdout
+
+
+def test_few_late_imports():
+    assert len(LINTER["contracts"][0]["ignore_imports"]) <= 10
 
 
 def test_every_module_has_a_place():
-    names = {name.removeprefix("dlbridge.") for name in MODULES}
-    assert sorted(names) == sorted(ORDER), "enter new modules in TABLE, and take old ones out"
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_import_only_what_stands_before_them(name):
-    ours = {other for other in imports(MODULES[name], name) if other in MODULES}
-    later = {other for other in ours if place(other) >= place(name)}
-    allowed = LATE.get(name.removeprefix("dlbridge."), set())
-    assert {other.removeprefix("dlbridge.") for other in later} == allowed
-
-
-@pytest.mark.parametrize("name", LATE)
-def test_late_imports_are_inside_functions(name):
-    tree = ast.parse(MODULES[f"dlbridge.{name}"].read_text(encoding="utf-8"))
-    top = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert not {f"dlbridge.{late}" for late in LATE[name]} & top
+    rooms = {"dlbridge", "dlbridge.core", "dlbridge.core.libraries", "dlbridge.core.interfaces"}
+    without = [
+        name
+        for name in MODULES
+        if name not in rooms and not any(f"{name}.".startswith(f"{layer}.") for layer in LAYERS)
+    ]
+    assert without == [], "enter them in the layers of pyproject.toml"
 
 
 def defined_names(tree):
@@ -300,22 +190,29 @@ def test_the_reader_of_private_uses():
     assert {ast.unparse(use) for use in foreign_private_uses(tree)} == {"x._other", "x.y._data"}
 
 
+ALLOWED = re.compile(r"dlbridge\.(protocol|errors|libraries|kit)\b")
+
+
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda path: path.name)
 def test_backends_import_only_the_contract(backend):
-    kit = {name for name in MODULES if name.startswith("dlbridge.kit")}
-    allowed = {"dlbridge.protocol", "dlbridge.errors", "dlbridge.libraries"} | kit
-    for name, path in modules(backend).items():
-        found = imports(path, name, types=True)
-        foreign = {other for other in found if other.startswith("dlbridge")} - allowed
-        assert {other for other in foreign if other.split(".")[0] != backend.name} == set(), path
+    for path in backend.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = [
+            f"{node.module}.{alias.name}"
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        ]
+        names += [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+        ours = [name for name in names if re.match(r"dlbridge\b", name)]
+        assert [name for name in ours if not ALLOWED.match(name)] == [], path
 
 
-def test_the_kit_imports_only_the_contract():
-    for name, path in MODULES.items():
-        if name.startswith("dlbridge.kit"):
-            found = {other for other in imports(path, name) if other.startswith("dlbridge")}
-            outside = {other for other in found if not other.startswith("dlbridge.kit")}
-            assert outside <= {"dlbridge.protocol", "dlbridge.errors"}, name
+def test_the_core_names_no_backend():
+    """Also not for type checkers, whose imports of backends are in ``dlbridge/typing.py``."""
+    for path in (ROOT / "dlbridge" / "core").rglob("*.py"):
+        names = re.findall(r"(?:from|import) dlbridge_\w+", path.read_text(encoding="utf-8"))
+        assert names == [], path
 
 
 def test_the_backends_are_found():
@@ -330,23 +227,3 @@ def test_import_dlbridge_imports_nothing_heavy():
     assert "dlbridge" in loaded
     assert {*FRAMEWORKS, "dlbridge.core.plugins.cpu", "importlib.metadata"} & loaded == set()
     assert [name for name in loaded if name.startswith("dlbridge_")] == []
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("import dlbridge.tensor", {"dlbridge.tensor"}),
-        ("from . import errors", {"dlbridge.errors"}),
-        ("from .tensor import Tensor", {"dlbridge.tensor"}),
-        ("from dlbridge import protocol, errors", {"dlbridge.protocol", "dlbridge.errors"}),
-        ("def f():\n    from .tensor import Tensor", {"dlbridge.tensor"}),
-        ("try:\n    import numpy as np\nexcept ImportError:\n    pass", {"numpy"}),
-        ("if TYPE_CHECKING:\n    from .tensor import Tensor", set()),
-        ("if TYPE_CHECKING:\n    import a\nelse:\n    import b", {"b"}),
-    ],
-)
-def test_the_reader_of_imports(tmp_path, source, found):
-    """A check that cannot fail would be none."""
-    path = tmp_path / "module.py"
-    path.write_text(source)
-    assert imports(path, "dlbridge.module") == found

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     _Array = TypeVar("_Array", bound=SupportsDLPack)
     _Made = TypeVar("_Made")
 
-__all__ = ["asarray", "copy_", "explain", "from_dlpack", "plan", "to_device"]
-
 
 # In ---------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.interfaces.anything import import_anything, is_copied
 from dlbridge.core.interfaces.dlpack import import_producer, needs_its_library
 from dlbridge.core.libraries.library import HOST_ONLY, origin_of

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.typing import ArrayLike, DeviceLike
 
-__all__ = ["share"]
 
 _CPU = Device.of(1, 0)
 

@@ -29,9 +29,8 @@ from dlbridge.core.dlpack.capsules import Received, read_managed
 from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
-from dlbridge.core.implementation_details.capsules import address_in
 from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.implementation_details.python_api import address_in, immortal
 from dlbridge.core.interfaces.dlpack import tensor_of as tensor_of_exporter
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
@@ -41,11 +40,10 @@ from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
 from dlbridge.core.plugins.streams import chosen_streams, wait
 from dlbridge.core.public import public_in
 from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.consumers import order_consumer
-from dlbridge.core.tensor.exports import own_export_of
+from dlbridge.core.tensor.exports import order_consumer, own_export_of
+from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.ordering import access
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, ExchangeError

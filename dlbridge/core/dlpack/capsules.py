@@ -12,8 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.capsules import address_in
-from dlbridge.core.implementation_details.python_api import immortal, python_api
+from dlbridge.core.implementation_details.python_api import address_in, immortal, python_api
 from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
@@ -30,29 +29,6 @@ from .structs import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "CURRENT",
-    "LEGACY",
-    "LEGACY_POINTER",
-    "NO_FIELDS",
-    "USED_CURRENT",
-    "VERSIONED_POINTER",
-    "ManagedTensor",
-    "Readable",
-    "Received",
-    "capsule_pointer",
-    "delete_managed",
-    "get_destructor",
-    "get_pointer",
-    "is_plain_host",
-    "is_valid",
-    "new_capsule",
-    "open_capsule",
-    "read_managed",
-    "readable_by_numpy",
-    "restore",
-    "set_name",
-]
 
 _TENSOR_OFFSET = 32  # of dl_tensor in DLManagedTensorVersioned; 0 in DLManagedTensor
 

@@ -19,8 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.implementation_details.capsules import address_in
-from dlbridge.core.implementation_details.python_api import immortal
+from dlbridge.core.implementation_details.python_api import address_in, immortal
 from dlbridge.errors import ExchangeError
 
 from .capsules import (
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     from dlbridge.core.values.dtypes import DType
 
-__all__ = ["Image", "OwnExport", "export_array", "export_capsule"]
 
 # Parts of DLManagedTensorVersioned and DLTensor (dlpack.h 1.3), and where they begin.
 _HEADER = struct.Struct("=IIQQQ")  # version, manager_ctx, deleter, flags

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from .exports import OwnExport
 
-__all__ = ["NAMES", "ForeignTable", "table_of"]
 
 NAMES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
 """The attribute's name, and the one it had before."""

@@ -6,8 +6,6 @@ from dlbridge.core.values.devices import plain_number
 
 from .structs import DLPACK_VERSION
 
-__all__ = ["check_copy", "check_device", "check_host_stream", "check_version"]
-
 
 def check_copy(copy: object) -> None:
     """TypeError for a *copy* that is neither a bool nor None: 0 would be taken for None."""

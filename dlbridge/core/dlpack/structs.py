@@ -15,17 +15,6 @@ from dlbridge.core.values.layout import compact_strides, reach, why_impossible
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES
 
-__all__ = [
-    "DLPACK_VERSION",
-    "FLAG_IS_COPIED",
-    "FLAG_READ_ONLY",
-    "FLAG_SUBBYTE_PADDED",
-    "MAX_NDIM",
-    "TENSOR",
-    "Fields",
-    "read_fields",
-]
-
 DLPACK_VERSION: Final = (1, 3)
 MAX_NDIM: Final = 64  # numpy's limit
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
 from dlbridge.core.implementation_details.handlers import handlers_cause
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device

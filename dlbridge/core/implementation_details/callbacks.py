@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["c_callback"]
-
 
 class _Work(NamedTuple):
     """The Python function of a callback, and the function that undoes an interrupted call."""

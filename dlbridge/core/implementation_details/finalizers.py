@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-__all__ = ["end_finalizers", "report", "wait_for"]
 
 _LONGEST_WAIT = 2.0  # seconds; a driver that does not return must not keep the process
 

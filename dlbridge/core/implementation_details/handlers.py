@@ -13,14 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-__all__ = [
-    "handlers_cause",
-    "handlers_exception",
-    "is_cut_at_entry",
-    "is_from_handler",
-    "raise_when_dropped",
-]
-
 
 def is_from_handler(traceback: TracebackType | None) -> bool:
     """Whether the exception passed through the Python function that handles some signal.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["refuse_subinterpreters"]
-
 _REFUSAL = (
     "dlbridge works in the main interpreter only, and this is a subinterpreter: numpy's "
     "and cffi's callbacks from C cannot return to it; use a process instead"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.tensor.array_tensor import check_array, wrap_array
 from dlbridge.errors import ExchangeError

@@ -25,8 +25,8 @@ from dlbridge.core.dlpack.requests import (
     check_version,
 )
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
-from dlbridge.core.implementation_details.callers import is_called_by_torch
 from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.python_api import is_called_by_torch
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import find_description, library_of
 from dlbridge.core.moves.host_views import shared_on_host
@@ -36,8 +36,7 @@ from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import consumer_stream, current_use, wait
 from dlbridge.core.tensor.adopt import adopt
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
-from dlbridge.core.tensor.consumers import order_consumer
-from dlbridge.core.tensor.exports import capsule_of
+from dlbridge.core.tensor.exports import capsule_of, order_consumer
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor

@@ -31,8 +31,7 @@ from dlbridge.core.implementation_details.python_api import (
 from dlbridge.core.moves.transfer import allocate, copy_of
 from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.consumers import order_consumer_on_current_stream
-from dlbridge.core.tensor.exports import own_export_of
+from dlbridge.core.tensor.exports import order_consumer_on_current_stream, own_export_of
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device, DLDeviceType

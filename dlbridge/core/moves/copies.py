@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.moves.regions import (
     can_copy_natively,
     copy_strided,
@@ -23,9 +23,8 @@ from dlbridge.core.moves.within_host import copy_host
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
-from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.memory import Memory, access, open_views, order, refuse_if_viewed
 from dlbridge.core.tensor.operand import host_array, operand_of, require_compact
-from dlbridge.core.tensor.ordering import access, open_views, order, refuse_if_viewed
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.layout import reach

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.tensor.tensor import Tensor
 
-__all__ = ["fill", "pattern_of"]
 
 _CPU = Device.of(1, 0)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import NumpyTensor
 from dlbridge.core.tensor.expired import expire_host_view
+from dlbridge.core.tensor.memory import open_views
 from dlbridge.core.tensor.metadata import carrier_of, describe, release_shared
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.ordering import open_views
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import ExchangeError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.memory import Memory
     from dlbridge.core.tensor.tensor import Tensor
 
-__all__ = ["HostView", "host_view", "shared_on_host"]
 
 _CPU = Device.of(1, 0)
 

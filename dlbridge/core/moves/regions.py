@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.devices import Device
 
-__all__ = [
-    "bytes_to_host",
-    "can_copy_natively",
-    "copy_strided",
-    "is_faster_on_device",
-    "needs_full_span",
-    "packed_strides",
-    "region",
-]
-
 
 CALL = 64 << 10
 """The bytes that a copy through the host moves in the time of one call to a backend.

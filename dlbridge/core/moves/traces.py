@@ -11,8 +11,6 @@ from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.units import table
 
-__all__ = ["Trace", "is_recording", "record", "trace"]
-
 
 @public
 class Trace:

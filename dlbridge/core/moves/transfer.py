@@ -21,9 +21,8 @@ from dlbridge.core.plugins.cpu import MIN_ALIGNMENT
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_use, finish
 from dlbridge.core.tensor.array_tensor import make_tensor
-from dlbridge.core.tensor.memory import Memory, view_memory
+from dlbridge.core.tensor.memory import Memory, access, host_access, view_memory
 from dlbridge.core.tensor.operand import operand_of, operand_of_new
-from dlbridge.core.tensor.ordering import access, host_access
 from dlbridge.core.tensor.tensor import TRACES
 from dlbridge.core.values.devices import Device
 from dlbridge.errors import Error, ExchangeError

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from dlbridge.protocol import Backend
 
-__all__ = ["capabilities", "check_contract", "members", "type_of_name"]
 
 _VARARGS = 0x04  # inspect.CO_VARARGS; to import that module takes 5 ms
 

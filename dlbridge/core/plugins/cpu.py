@@ -8,7 +8,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.protocol import PlainAllocation
 

@@ -14,8 +14,6 @@ from dlbridge.protocol import Allocation, Backend, ExportedMemory, Facts, Native
 from .contract import capabilities, members
 from .registry import LOADED, backend, owner
 
-__all__ = ["Plugin", "plugin_named"]
-
 _ALLOWED: dict[str, tuple[type[Exception], ...]] = {
     "normalize_stream": (TypeError, ValueError),
     "find_device": (LookupError,),

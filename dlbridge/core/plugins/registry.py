@@ -26,20 +26,6 @@ if TYPE_CHECKING:
     from dlbridge.core.values.devices import DLDeviceType
     from dlbridge.protocol import Backend
 
-__all__ = [
-    "GROUP",
-    "HINTS",
-    "LOADED",
-    "backend",
-    "backends",
-    "generation",
-    "known_backends",
-    "loaded",
-    "owner",
-    "packages_of",
-    "register_backend",
-    "sharing",
-]
 
 GROUP = "dlbridge.backends"
 

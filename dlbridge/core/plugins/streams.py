@@ -30,21 +30,6 @@ if TYPE_CHECKING:
     _Arguments = ParamSpec("_Arguments")
     _Result = TypeVar("_Result")
 
-__all__ = [
-    "StreamBlock",
-    "StreamUse",
-    "chosen_stream",
-    "chosen_streams",
-    "consumer_stream",
-    "current_stream",
-    "current_use",
-    "finish",
-    "stream_block",
-    "synchronize",
-    "use_stream",
-    "wait",
-]
-
 
 class StreamUse(SimpleNamespace):
     """The native handle of a stream, and whether work was queued on it.
@@ -204,7 +189,11 @@ def current_use(device: Device, plugin: Plugin | None = None) -> StreamUse:
     if plugin is None:
         plugin = plugin_of(device)
     handle = plugin.current_stream(device.index)
-    if device not in _latest or (latest := _latest[device]).handle != handle:
+    try:
+        latest = _latest[device]
+    except KeyError:
+        latest = None
+    if latest is None or latest.handle != handle:
         latest = _latest[device] = StreamUse(handle=handle, used=True, memories=None)
     return latest
 

@@ -19,8 +19,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
-from dlbridge.core.implementation_details.numpy_arrays import address_of
-from dlbridge.core.implementation_details.python_api import increment_references
+from dlbridge.core.implementation_details.python_api import address_of, increment_references
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import Descriptor
 
@@ -36,18 +35,6 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key")
 _Thing = TypeVar("_Thing")
 
-__all__ = [
-    "PAGE",
-    "Mapping",
-    "SharedFile",
-    "make_file",
-    "mapping_at",
-    "recall",
-    "receive_descriptor",
-    "receive_file",
-    "remember",
-    "way_out",
-]
 
 PAGE = mmap.PAGESIZE
 """Each mapping begins at a multiple of it, and a block is as long as one."""

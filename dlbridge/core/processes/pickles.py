@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.moves.copies import copy_elements, packed_bytes, restore
 from dlbridge.core.moves.transfer import copy_to_host, move, to_compact_host
 from dlbridge.core.plugins.lookup import find_device

@@ -26,9 +26,8 @@ from dlbridge.core.processes.host_blocks import (
 )
 from dlbridge.core.processes.pickles import chosen_place, land_on_cpu, place_of
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor, make_tensor
-from dlbridge.core.tensor.memory import Memory
+from dlbridge.core.tensor.memory import Memory, host_access
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.tensor.ordering import host_access
 from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, check, dtype as as_dtype

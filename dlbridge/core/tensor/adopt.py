@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from .tensor import Tensor
 
-__all__ = ["adopt", "bind"]
 
 _CPU = Device.of(1, 0)
 _CPU_TYPE = int(_CPU.type)  # comparing with a member of the enumeration takes 10 times as long

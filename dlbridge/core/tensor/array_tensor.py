@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.exports import export_array
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import DType, from_numpy
 from dlbridge.core.values.layout import reach, why_impossible
@@ -33,20 +33,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = [
-    "ArrayTensor",
-    "MethodProperty",
-    "NumpyTensor",
-    "build",
-    "check_array",
-    "label_array",
-    "label_plain",
-    "make_tensor",
-    "new_array_tensor",
-    "wrap_array",
-    "wrap_plain",
-    "writable",
-]
 
 _CPU = Device.of(1, 0)
 

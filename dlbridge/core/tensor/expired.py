@@ -13,8 +13,6 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["expire_host_view", "expire_lent", "expirer"]
-
 
 def expirer(what: str, reason: str) -> Callable[[Tensor], None]:
     """A function that expires a tensor: the memory can no longer be used through it.

@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 
     from .memory import Memory
 
-__all__ = [
-    "TensorMetadata",
-    "carrier_of",
-    "describe",
-    "has_negative_strides",
-    "numpy_type",
-    "release_shared",
-]
-
 
 class TensorMetadata(OtherNames):
     """The metadata of a `Tensor`, read from its carrier and its memory. It never changes."""

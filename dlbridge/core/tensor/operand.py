@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.public import public
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.layout import reach
@@ -13,7 +13,7 @@ from dlbridge.errors import ExchangeError
 
 from .array_tensor import ArrayTensor, NumpyTensor
 from .carriers import NATIVE_DTYPES, counts_elements
-from .ordering import access, host_access
+from .memory import access, host_access
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from .memory import Memory
 
-__all__ = ["Operand", "host_array", "operand_of", "operand_of_new", "require_compact"]
 
 _CPU = Device.of(1, 0)
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .operand import Operand
     from .tensor import Tensor
 
-__all__ = ["view_resized"]
-
 _CPU = Device.of(1, 0)
 
 

@@ -9,16 +9,15 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from dlbridge.core.dlpack.foreign_tables import NAMES
-from dlbridge.core.implementation_details.numpy_arrays import address_of
+from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.plugins.lookup import FOUND
 from dlbridge.core.public import public
 from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import ExchangeError
 
-from .carriers import carrier_dtype, counts_elements
-from .indexing import basic_index
+from .carriers import basic_index, carrier_dtype, counts_elements
+from .memory import host_access
 from .metadata import TensorMetadata, numpy_type
-from .ordering import host_access
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
     _Array = TypeVar("_Array", bound=SupportsDLPack)
     Array = np.ndarray[Any, Any]
-
-__all__ = ["TRACES", "Tensor", "refuse_call"]
 
 
 TRACES: list[object] = []

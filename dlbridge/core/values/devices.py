@@ -22,16 +22,6 @@ from .suggestions import with_article
 if TYPE_CHECKING:
     from dlbridge.typing import DeviceLike
 
-__all__ = [
-    "DLDeviceType",
-    "Device",
-    "UnknownName",
-    "device",
-    "plain_number",
-    "split",
-    "type_names",
-]
-
 
 @public
 class DLDeviceType(IntEnum):

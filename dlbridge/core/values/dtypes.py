@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
     from dlbridge.typing import DTypeLike
 
-__all__ = [
-    "NUMPY_DTYPES",
-    "NUMPY_OWN",
-    "DLDataTypeCode",
-    "DType",
-    "check",
-    "dtype",
-    "fill_numpy_dtypes",
-    "from_numpy",
-]
-
 
 @public
 class DLDataTypeCode(IntEnum):

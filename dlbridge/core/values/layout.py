@@ -6,17 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 
-__all__ = [
-    "MAX_NBYTES",
-    "are_whole_steps",
-    "compact_strides",
-    "is_compact",
-    "merge",
-    "reach",
-    "shares_places",
-    "why_impossible",
-]
-
 MAX_NBYTES = 1 << 57
 """The bytes of the largest address space that processors have today."""
 

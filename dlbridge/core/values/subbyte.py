@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .dtypes import DType
 
-__all__ = ["pack_bits", "unpack_bits"]
-
 
 @public
 def unpack_bits(data: memoryview | bytes, dtype: DTypeLike, count: int) -> npt.NDArray[np.uint8]:

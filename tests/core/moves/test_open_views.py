@@ -16,7 +16,7 @@ from expected import backend_or_skip
 
 import dlbridge as bridge
 from dlbridge.core.plugins.registry import LOADED
-from dlbridge.core.tensor.ordering import open_views
+from dlbridge.core.tensor.memory import open_views
 
 
 @pytest.fixture

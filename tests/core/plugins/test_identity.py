@@ -9,7 +9,7 @@ import pytest
 from stream_backend import Streams, installed
 
 import dlbridge as bridge
-from dlbridge.core.values.identity import pci_text, uuid_text
+from dlbridge.core.plugins.lookup import pci_text, uuid_text
 from dlbridge.errors import BackendError, BackendUnavailable, DeviceError, ExchangeError
 
 UUID = "0123abcd-4567-89ef-0123-456789abcdef"
