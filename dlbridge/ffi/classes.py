@@ -97,7 +97,7 @@ from .tensors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from inspect import Signature
+    from inspect import Parameter, Signature
 
 
 _Access = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -459,11 +459,16 @@ def _method(found: Method) -> Any:
     def call(*arguments: Any) -> Any:
         return function(*arguments)
 
-    call.__name__ = found.name
-    call.__qualname__ = f"{found.owner}.{found.name}"
-    call.__doc__ = found.doc
-    call.__wrapped__ = _Signed(lambda: found.signature)  # type: ignore[attr-defined]
+    _describe(call, found.owner, found.name, found.doc, lambda: found.signature)
     return staticmethod(call) if found.static else call
+
+
+def _describe(
+    function: Any, owner: str, name: str, doc: str | None, signature: Callable[[], Signature]
+) -> None:
+    function.__name__, function.__qualname__ = name, f"{owner}.{name}"
+    function.__doc__ = doc
+    function.__wrapped__ = _Signed(signature)
 
 
 class _Signed:
@@ -495,7 +500,9 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
 
     def signature() -> Signature:
         own = typed()
-        return _with_self(own.signature) if own else _signature(info if function else None)
+        if own:
+            return _with_self(own.signature.parameters.values())
+        return _with_self(_parameters(info) if function else ())
 
     def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
         if function is None:
@@ -509,10 +516,8 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
                 arguments += name, value
         _become(self, function, *arguments)
 
-    construct.__name__ = "__ffi_init__"
-    construct.__qualname__ = f"{info.type_key}.__ffi_init__"
-    construct.__doc__ = written.doc if written else None
-    construct.__wrapped__ = _Signed(signature)  # type: ignore[attr-defined]
+    doc = written.doc if written else None
+    _describe(construct, info.type_key, "__ffi_init__", doc, signature)
     return construct
 
 
@@ -532,19 +537,18 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     remember(self, int(payload))
 
 
-def _with_self(signature: Signature) -> Signature:
+def _with_self(parameters: Iterable[Parameter]) -> Signature:
     from inspect import Parameter, Signature
 
-    holder = Parameter("self", Parameter.POSITIONAL_ONLY)
-    return Signature([holder, *signature.parameters.values()])
+    return Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *parameters])
 
 
-def _signature(info: TypeInfo | None) -> Signature:
-    """The signature of the library's own constructor: required fields first, keywords last."""
-    from inspect import Parameter, Signature
+def _parameters(info: TypeInfo) -> list[Parameter]:
+    """Those of the library's own constructor: required fields first, keywords last."""
+    from inspect import Parameter
 
     # By name, for a type may declare a field of its ancestor's again.
-    fields = {field.name: field for field in (info.all_fields() if info else ())}
+    fields = {field.name: field for field in info.all_fields()}
 
     def shown(field: Field) -> Any:
         if not field.has_default:
@@ -561,9 +565,7 @@ def _signature(info: TypeInfo | None) -> Signature:
         for field in fields.values()
         if field.in_constructor
     ]
-    parameters.sort(key=lambda p: (p.kind, p.default is not Parameter.empty))
-    holder = Parameter("self", Parameter.POSITIONAL_ONLY)
-    return Signature([holder, *parameters])
+    return sorted(parameters, key=lambda p: (p.kind, p.default is not Parameter.empty))
 
 
 # --- What every class gets ----------------------------------------------------------

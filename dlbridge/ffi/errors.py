@@ -153,25 +153,12 @@ def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
     return cls
 
 
-for _name in (
-    "AssertionError",
-    "AttributeError",
-    "BufferError",
-    "GeneratorExit",
-    "IndexError",
-    "KeyError",
-    "KeyboardInterrupt",
-    "MemoryError",
-    "NotImplementedError",
-    "OSError",
-    "OverflowError",
-    "RuntimeError",
-    "StopIteration",
-    "SystemExit",
-    "TypeError",
-    "ValueError",
-    "ZeroDivisionError",
-):
+_BUILTIN: Final = """
+    AssertionError AttributeError BufferError GeneratorExit IndexError KeyError KeyboardInterrupt
+    MemoryError NotImplementedError OSError OverflowError RuntimeError StopIteration SystemExit
+    TypeError ValueError ZeroDivisionError
+"""
+for _name in _BUILTIN.split():
     register_error(_name, getattr(builtins, _name))
 
 
