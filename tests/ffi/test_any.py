@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from peers import peer
 
 from dlbridge import Device, DType, device as as_device, dtype as as_dtype, ffi
 from dlbridge.ffi.any import WeakTable
@@ -105,6 +106,7 @@ def test_foreign_dtypes(echo):
     assert echo(np.dtype("float32")) == as_dtype("float32")
     assert echo(np.dtype("bool")) == as_dtype("bool")  # 2.7: not convertible in tvm_ffi
     assert echo(np.dtype("complex128")) == as_dtype("complex128")
+    assert echo(peer("torch").complex64) == as_dtype("complex64")
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18])
