@@ -23,14 +23,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
+FFI = "bad_arguments callbacks functions interrupts moved_and_bound process streams"
+FFI_WITH_PEERS = "any cycles errors like_tvm_ffi readonly_torch ready_tensors tensors"
+
+
+def of_ffi(names: str) -> list[str]:
+    """The files of tests/ffi with these *names*."""
+    return [f"tests/ffi/test_{name}.py" for name in names.split()]
+
+
 ROOMS = [
     "tests/safety",
     "tests/core/test_implementation_details.py",
     "tests/core/interfaces",
-    "tests/ffi/calls",
+    *of_ffi(FFI),
 ]
-MORE = ["tests/core", "tests/ffi/calls", "tests/safety"]
-WITH_PEERS = ["tests/core/libraries", "tests/core/interfaces", "tests/ffi/values"]
+MORE = ["tests/core", *of_ffi(FFI), "tests/safety"]
+WITH_PEERS = ["tests/core/libraries", "tests/core/interfaces", *of_ffi(FFI_WITH_PEERS)]
 PEERS = [".[peers]", "-e", "backends/opencl"]
 PARALLEL = ["-n", "3", "--dist", "loadfile"]
 ASK = "import sys; print(sys.implementation.name, *sys.version_info[:2])"

@@ -18,6 +18,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -34,8 +35,19 @@ from dlbridge.errors import LibraryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
-__all__ = ["C", "address", "destructor", "ffi", "has", "library_path", "py", "version"]
+__all__ = [
+    "C",
+    "address",
+    "destructor",
+    "ffi",
+    "has",
+    "library_path",
+    "py",
+    "renewed_lock",
+    "version",
+]
 
 ENVIRONMENT: Final = "DLBRIDGE_TVM_FFI_LIB"
 FILE_NAME: Final = {"darwin": "libtvm_ffi.dylib", "win32": "tvm_ffi.dll"}.get(
@@ -124,6 +136,17 @@ def _end_destructors() -> None:
         # In one step of C; this function of C takes any arguments, and has no effect.
         target.__setstate__((nothing.__init__, (), {}, {}))
     wait_for({code for _target, code in _in_python})
+
+
+def renewed_lock() -> Callable[[], AbstractContextManager[bool]]:
+    """A function that gives a reentrant lock; in a forked child a new one.
+
+    A thread that held it does not exist in the child.
+    """
+    held: list[AbstractContextManager[bool]] = [threading.RLock()]
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: held.__setitem__(0, threading.RLock()))
+    return partial(held.__getitem__, 0)
 
 
 def has(symbol: str) -> bool:

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import numbers
 import operator
 import struct
+import sys
 import weakref
 from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # private, see _sweep
 from collections.abc import Callable, Mapping
@@ -26,7 +28,7 @@ from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import python_api
 from dlbridge.core.public import public_in
 from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType
+from dlbridge.core.values.dtypes import DType, dtype
 from dlbridge.core.values.suggestions import with_article
 
 from ._lib import C, address, ffi, has, py
@@ -38,6 +40,8 @@ Packer = Callable[[Any, "Temporaries"], tuple[int, int]]
 """Tag and payload of a Python value, borrowed: good while the `Temporaries` live."""
 Constructor = Callable[["Handle", int], Any]
 """The value of an object and its type index, whose reference it takes over."""
+Rule = Callable[[type], "Packer | None"]
+"""The packer for instances of a class, if this rule has one."""
 View = Callable[[int, int], Any]
 """The value of a tag and a payload, which C may own still."""
 
@@ -118,8 +122,8 @@ class Room(NamedTuple):
     """What the beginning of the room needs of its end: the classes of all values."""
 
     find_packer: Callable[[type], Packer]
-    views: Mapping[int, View]
-    """Plain values, which C may own still: type index -> value of ``(tag, payload)``."""
+    lent_tensor: View
+    """What a callback sees of a ``DLTensor *``."""
     constructors: Mapping[int, Constructor]
     """Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
     hand_over: Callable[[Object], Any]
@@ -132,6 +136,7 @@ _room: list[Room] = []
 def complete(room: Room) -> None:
     """Take what the last module hands over; from then on values can be packed and unpacked."""
     _room.append(room)
+    views[_LENT] = room.lent_tensor
 
 
 def completed() -> Room:
@@ -215,9 +220,6 @@ It then dies with its last referrer, after all finalizers of a cycle have run.
 
 constructors: Final[dict[int, Constructor]] = {}
 """Cache: type index -> constructor ``(handle, index)``."""
-
-views: Final[dict[int, View]] = {}
-"""Cache: type index below 64 -> value of ``(tag, payload)``, for what C may own still."""
 
 
 def shared(handle: int) -> Handle:
@@ -306,12 +308,7 @@ def _impossible(index: int) -> TypeError:
 
 
 def _view_of(index: int) -> View:
-    """The decoder of plain values with the type *index*, kept for the next one."""
-    found = _room[0].views.get(index)
-    if found is None:
-        raise TypeError(f"a value with the unknown TVM-FFI type index {index}")
-    views[index] = found
-    return found
+    raise TypeError(f"a value with the unknown TVM-FFI type index {index}")
 
 
 def _constructor_of(index: int) -> Constructor:
@@ -405,11 +402,6 @@ _to_word = struct.Struct("=q").unpack
 # --- Python to C ---------------------------------------------------------------
 
 
-def pack_none(_value: None, _keep: Temporaries) -> tuple[int, int]:
-    """None, whose tag is 0."""
-    return C.kTVMFFINone, 0
-
-
 def pack_int(value: int, keep: Temporaries) -> tuple[int, int]:
     """An integer: inline where it has 64 bits, else a BigInt object."""
     value = int(value)
@@ -437,23 +429,23 @@ def _new_object(make: Any, content: ByteArray, keep: Temporaries) -> tuple[int, 
     return out.type_index, handle
 
 
-def pack_bool(value: Any, _keep: Temporaries) -> tuple[int, int]:
+def _pack_bool(value: Any, _keep: Temporaries) -> tuple[int, int]:
     """A truth value."""
     return _BOOL, 1 if value else 0
 
 
-def pack_float(value: Any, _keep: Temporaries) -> tuple[int, int]:
+def _pack_float(value: Any, _keep: Temporaries) -> tuple[int, int]:
     """A floating-point number, as a double."""
     return _FLOAT, _to_word(_from_double(value))[0]
 
 
-def pack_real(value: Any, _keep: Temporaries) -> tuple[int, int]:
+def _pack_real(value: Any, _keep: Temporaries) -> tuple[int, int]:
     """A real number of another class than float, as a double."""
     cls = type(value)
     return _real(value, f"the {cls.__module__}.{cls.__qualname__}")
 
 
-def method_float(found: Any, cls: type, name: str) -> tuple[int, int]:
+def _method_float(found: Any, cls: type, name: str) -> tuple[int, int]:
     """What the method *name* of a *cls* gave, as a double."""
     return _real(found, f"what {cls.__name__}.{name} gave, {with_article(type(found).__name__)},")
 
@@ -503,7 +495,7 @@ def pack_str(value: str, keep: Temporaries) -> tuple[int, int]:
     return packed
 
 
-def pack_bytes(value: Any, keep: Temporaries) -> tuple[int, int]:
+def _pack_bytes(value: Any, keep: Temporaries) -> tuple[int, int]:
     """Bytes: inline up to 7, else a Bytes object."""
     size = len(value)
     if size < 8:
@@ -511,12 +503,12 @@ def pack_bytes(value: Any, keep: Temporaries) -> tuple[int, int]:
     return _new_object(C.TVMFFIBytesFromByteArray, ByteArray(bytes(value)), keep)
 
 
-def pack_opaque_pointer(value: Any, _keep: Temporaries) -> tuple[int, int]:
+def _pack_opaque_pointer(value: Any, _keep: Temporaries) -> tuple[int, int]:
     """A pointer that is only passed on: an integer, or a `ctypes.c_void_p`."""
     return C.kTVMFFIOpaquePtr, signed(getattr(value, "value", value) or 0)
 
 
-def method_pointer(found: Any, cls: type, name: str) -> tuple[int, int]:
+def _method_pointer(found: Any, cls: type, name: str) -> tuple[int, int]:
     """What the method *name* of a *cls* gave, as a pointer that is only passed on."""
     rule = "a pointer is an int of 64 bits, or a ctypes.c_void_p; give one of these"
     try:
@@ -532,12 +524,12 @@ def method_pointer(found: Any, cls: type, name: str) -> tuple[int, int]:
     return C.kTVMFFIOpaquePtr, signed(word)
 
 
-def pack_dtype(value: DType, _keep: Temporaries) -> tuple[int, int]:
+def _pack_dtype(value: DType, _keep: Temporaries) -> tuple[int, int]:
     """A DLDataType."""
     return C.kTVMFFIDataType, value.code | value.bits << 8 | value.lanes << 16
 
 
-def pack_device(value: Device, _keep: Temporaries) -> tuple[int, int]:
+def _pack_device(value: Device, _keep: Temporaries) -> tuple[int, int]:
     """A DLDevice."""
     return C.kTVMFFIDevice, signed((value.type & _LOW) | (value.index & _LOW) << 32)
 
@@ -563,65 +555,41 @@ UNCHANGED: Final = Unchanged()
 """The value kTVMFFIUnchanged: rewrites of C++ take it from a callback that changes nothing."""
 
 
-def pack_unchanged(_value: Unchanged, _keep: Temporaries) -> tuple[int, int]:
-    """`UNCHANGED`, which has no payload."""
-    return C.kTVMFFIUnchanged, 0
-
-
 # --- C to Python ---------------------------------------------------------------
 
 
-def view_none(_tag: int, _payload: int) -> None:
-    """None."""
-
-
-def view_int(_tag: int, payload: int) -> int:
-    """A 64-bit integer."""
-    return payload
-
-
-def view_bool(_tag: int, payload: int) -> bool:
-    """A truth value."""
-    return payload != 0
-
-
-def view_float(_tag: int, payload: int) -> float:
+def _view_float(_tag: int, payload: int) -> float:
     """A double."""
     return _to_double(_from_word(payload))[0]  # type: ignore[no-any-return]  # struct gives Any
 
 
-def view_opaque_pointer(_tag: int, payload: int) -> ctypes.c_void_p:
+def _view_opaque_pointer(_tag: int, payload: int) -> ctypes.c_void_p:
     """A pointer that is only passed on."""
     return ctypes.c_void_p(payload & (1 << 64) - 1)
 
 
-def view_raw_str(_tag: int, payload: int) -> str:
+def _view_raw_str(_tag: int, payload: int) -> str:
     """A copy of the text at a ``const char *``."""
     return _decode(ffi.string(ffi.cast("char *", payload)))
 
 
-def view_byte_array(_tag: int, payload: int) -> bytes:
+def _view_byte_array(_tag: int, payload: int) -> bytes:
     """A copy of the bytes that a ``TVMFFIByteArray *`` describes."""
     return bytes_of(ffi.cast("TVMFFIByteArray *", payload))
 
 
-def view_unchanged(_tag: int, _payload: int) -> Unchanged:
-    """`UNCHANGED`."""
-    return UNCHANGED
-
-
-def view_small_bytes(tag: int, payload: int) -> bytes:
+def _view_small_bytes(tag: int, payload: int) -> bytes:
     """Bytes stored inline, their number in the tag."""
     return (payload & (1 << 64) - 1).to_bytes(8, "little")[: tag >> 32]
 
 
-def view_small_str(tag: int, payload: int) -> str:
+def _view_small_str(tag: int, payload: int) -> str:
     """Text stored inline, the number of its bytes in the tag."""
     # At most 7 bytes: the payload is not negative.
     return payload.to_bytes(8, "little")[: tag >> 32].decode("utf-8", "surrogateescape")
 
 
-def view_rvalue(_tag: int, payload: int) -> Any:
+def _view_rvalue(_tag: int, payload: int) -> Any:
     """The object that a caller moves to us: its slot holds the reference, which is taken."""
     slot = ffi.cast("void **", payload)
     handle = address(slot[0])
@@ -631,12 +599,12 @@ def view_rvalue(_tag: int, payload: int) -> Any:
     return unpack(native_type_index(handle), handle)
 
 
-def view_dtype(_tag: int, payload: int) -> DType:
+def _view_dtype(_tag: int, payload: int) -> DType:
     """A DLDataType."""
     return DType.of(payload & 0xFF, payload >> 8 & 0xFF, payload >> 16 & 0xFFFF)
 
 
-def view_device(_tag: int, payload: int) -> Device:
+def _view_device(_tag: int, payload: int) -> Device:
     """A DLDevice."""
     return Device.of(payload & _LOW, payload >> 32)
 
@@ -645,22 +613,149 @@ def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def heap_bytes(handle: Handle, _index: int) -> bytes:
+def _heap_bytes(handle: Handle, _index: int) -> bytes:
     """A copy of the bytes in a Bytes object."""
     return bytes_of(ffi.cast("TVMFFIByteArray *", handle + HEADER))
 
 
-def heap_str(handle: Handle, index: int) -> str:
+def _heap_str(handle: Handle, index: int) -> str:
     """A copy of the text in a String object."""
-    return _decode(heap_bytes(handle, index))
+    return _decode(_heap_bytes(handle, index))
 
 
-def big_int(handle: Handle, index: int) -> int:
+def _big_int(handle: Handle, index: int) -> int:
     """The value of a BigInt object."""
     word = ffi.new("TVMFFIAny *")
     word.type_index = index
     word.v_int64 = handle
     return int.from_bytes(bytes_of(C.TVMFFIBigIntGetContentByteArray(word)), "little", signed=True)
+
+
+views: Final[dict[int, View]] = {
+    C.kTVMFFINone: lambda _tag, _payload: None,
+    C.kTVMFFIInt: lambda _tag, payload: payload,
+    C.kTVMFFIBool: lambda _tag, payload: payload != 0,
+    C.kTVMFFIFloat: _view_float,
+    C.kTVMFFIOpaquePtr: _view_opaque_pointer,
+    C.kTVMFFIDataType: _view_dtype,
+    C.kTVMFFIDevice: _view_device,
+    C.kTVMFFIRawStr: _view_raw_str,
+    C.kTVMFFIByteArrayPtr: _view_byte_array,
+    C.kTVMFFIObjectRValueRef: _view_rvalue,
+    C.kTVMFFISmallStr: _view_small_str,
+    C.kTVMFFISmallBytes: _view_small_bytes,
+    C.kTVMFFIUnchanged: lambda _tag, _payload: UNCHANGED,
+}
+"""Plain values, which C may own still: type index -> value of ``(tag, payload)``."""
+
+TEXTS_AND_NUMBERS: Final[Mapping[int, Constructor]] = {
+    C.kTVMFFIStr: _heap_str,
+    C.kTVMFFIBytes: _heap_bytes,
+    C.kTVMFFIBigInt: _big_int,
+}
+"""Objects that are plain values in Python: type index -> function of ``(handle, index)``."""
+
+
+# --- Which Python class becomes which plain value -----------------------------------
+
+
+def _protocol(name: str, packer: Packer) -> Rule:
+    """A rule for classes with the method *name*: its result is packed by *packer*."""
+
+    def rule(cls: type) -> Packer | None:
+        if not defines(cls, name):
+            return None
+
+        def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
+            found = getattr(value, name)()
+            keep.append(found)  # there may be no other reference
+            return packer(found, keep)
+
+        return pack_result
+
+    return rule
+
+
+def _number_protocol(name: str, convert: Callable[[Any, type, str], tuple[int, int]]) -> Rule:
+    """A rule for classes with the method *name*, whose result *convert* makes a word of."""
+
+    def rule(cls: type) -> Packer | None:
+        if not defines(cls, name):
+            return None
+        return lambda value, _keep: convert(getattr(value, name)(), cls, name)
+
+    return rule
+
+
+def _subclasses(base: type | tuple[type, ...], packer: Packer) -> Rule:
+    return lambda cls: packer if issubclass(cls, base) else None
+
+
+def _pack_foreign_dtype(value: Any, keep: Temporaries) -> tuple[int, int]:
+    return _pack_dtype(dtype(value), keep)
+
+
+def _dtype_rule(cls: type) -> Packer | None:
+    for module, name in (("torch", "dtype"), ("numpy", "dtype")):
+        found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type) and issubclass(cls, found):
+            return _pack_foreign_dtype
+    return None
+
+
+def _pack_text(value: str, keep: Temporaries) -> tuple[int, int]:
+    # As a str proper: what the subclass says of equality must not reach a cache.
+    return pack_str(str.__getitem__(value, slice(None)), keep)
+
+
+def _cuda_stream(found: tuple[int, int], cls: type, name: str) -> tuple[int, int]:
+    return _method_pointer(found[1], cls, name)  # (protocol version, handle)
+
+
+def _numpy_rule(name: str, packer: Packer) -> Rule:
+    def rule(cls: type) -> Packer | None:
+        numpy = sys.modules.get("numpy")
+        return packer if numpy is not None and issubclass(cls, getattr(numpy, name)) else None
+
+    return rule
+
+
+EXACT: Final[Mapping[type, Packer]] = {
+    type(None): lambda _value, _keep: (C.kTVMFFINone, 0),
+    int: pack_int,
+    bool: _pack_bool,
+    float: _pack_float,
+    str: pack_str,
+    bytes: _pack_bytes,
+    bytearray: _pack_bytes,
+    ctypes.c_void_p: _pack_opaque_pointer,
+    DType: _pack_dtype,
+    Device: _pack_device,
+    Unchanged: lambda _value, _keep: (C.kTVMFFIUnchanged, 0),
+}
+"""Packers of exactly these classes; subclasses go by rules."""
+
+OBJECT_PROTOCOL: Final[Rule] = _protocol("__tvm_ffi_object__", pack)
+
+NUMBERS_AND_TEXTS: Final[tuple[Rule, ...]] = (
+    _number_protocol("__cuda_stream__", _cuda_stream),
+    _numpy_rule("bool_", _pack_bool),
+    _subclasses(numbers.Integral, pack_int),
+    _subclasses(float, _pack_float),
+    _numpy_rule("floating", _pack_float),  # whose __float__ is of C, and always succeeds
+    _subclasses(numbers.Real, _pack_real),
+    _subclasses(str, _pack_text),
+    _subclasses((bytes, bytearray), _pack_bytes),
+)
+OTHER_VALUES: Final[tuple[Rule, ...]] = (
+    _subclasses(ctypes.c_void_p, _pack_opaque_pointer),
+    _number_protocol("__tvm_ffi_opaque_ptr__", _method_pointer),
+    _dtype_rule,
+    _protocol("__tvm_ffi_int__", pack_int),
+    _number_protocol("__tvm_ffi_float__", _method_float),
+    _protocol("__tvm_ffi_value__", pack),
+)
+"""Rules for the classes of plain values: a class -> its packer, or None."""
 
 
 @public_in("dlbridge.ffi")

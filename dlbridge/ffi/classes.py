@@ -10,7 +10,6 @@ This is the last module of the room: it hands its tables over to the first (`com
 from __future__ import annotations
 
 import ctypes
-import numbers
 import sys
 from collections.abc import Mapping
 from itertools import count
@@ -18,59 +17,31 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public_in
-from dlbridge.core.values.devices import Device
-from dlbridge.core.values.dtypes import DType, dtype
 from dlbridge.core.values.suggestions import with_article
 
 from ._lib import C, address, ffi, py
 from .any import (
+    EXACT as PLAIN,
     INDEX_MASK,
+    NUMBERS_AND_TEXTS,
     OBJECT_BEGIN,
+    OBJECT_PROTOCOL,
+    OTHER_VALUES,
+    TEXTS_AND_NUMBERS,
     ByteArray,
     Constructor,
     Handle,
     Members,
     Packer,
     Room,
+    Rule,
     Temporaries,
-    Unchanged,
-    View,
-    big_int,
     complete,
-    defines,
-    heap_bytes,
-    heap_str,
-    method_float,
-    method_pointer,
     pack,
-    pack_bool,
-    pack_bytes,
-    pack_device,
-    pack_dtype,
-    pack_float,
-    pack_int,
-    pack_none,
-    pack_opaque_pointer,
-    pack_real,
-    pack_str,
-    pack_unchanged,
     release,
     text_of,
     unpack,
     view,
-    view_bool,
-    view_byte_array,
-    view_device,
-    view_dtype,
-    view_float,
-    view_int,
-    view_none,
-    view_opaque_pointer,
-    view_raw_str,
-    view_rvalue,
-    view_small_bytes,
-    view_small_str,
-    view_unchanged,
 )
 from .calls import ask, call_with_gil, new_memory, perform
 from .containers import (
@@ -126,7 +97,7 @@ from .tensors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from inspect import Signature
+    from inspect import Parameter, Signature
 
 
 _Access = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -488,11 +459,16 @@ def _method(found: Method) -> Any:
     def call(*arguments: Any) -> Any:
         return function(*arguments)
 
-    call.__name__ = found.name
-    call.__qualname__ = f"{found.owner}.{found.name}"
-    call.__doc__ = found.doc
-    call.__wrapped__ = _Signed(lambda: found.signature)  # type: ignore[attr-defined]
+    _describe(call, found.owner, found.name, found.doc, lambda: found.signature)
     return staticmethod(call) if found.static else call
+
+
+def _describe(
+    function: Any, owner: str, name: str, doc: str | None, signature: Callable[[], Signature]
+) -> None:
+    function.__name__, function.__qualname__ = name, f"{owner}.{name}"
+    function.__doc__ = doc
+    function.__wrapped__ = _Signed(signature)
 
 
 class _Signed:
@@ -524,7 +500,9 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
 
     def signature() -> Signature:
         own = typed()
-        return _with_self(own.signature) if own else _signature(info if function else None)
+        if own:
+            return _with_self(own.signature.parameters.values())
+        return _with_self(_parameters(info) if function else ())
 
     def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
         if function is None:
@@ -538,10 +516,8 @@ def _constructor(info: TypeInfo) -> Callable[..., None]:
                 arguments += name, value
         _become(self, function, *arguments)
 
-    construct.__name__ = "__ffi_init__"
-    construct.__qualname__ = f"{info.type_key}.__ffi_init__"
-    construct.__doc__ = written.doc if written else None
-    construct.__wrapped__ = _Signed(signature)  # type: ignore[attr-defined]
+    doc = written.doc if written else None
+    _describe(construct, info.type_key, "__ffi_init__", doc, signature)
     return construct
 
 
@@ -561,19 +537,18 @@ def _become(self: Any, /, fconstructor: Function, *args: Any) -> None:
     remember(self, int(payload))
 
 
-def _with_self(signature: Signature) -> Signature:
+def _with_self(parameters: Iterable[Parameter]) -> Signature:
     from inspect import Parameter, Signature
 
-    holder = Parameter("self", Parameter.POSITIONAL_ONLY)
-    return Signature([holder, *signature.parameters.values()])
+    return Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *parameters])
 
 
-def _signature(info: TypeInfo | None) -> Signature:
-    """The signature of the library's own constructor: required fields first, keywords last."""
-    from inspect import Parameter, Signature
+def _parameters(info: TypeInfo) -> list[Parameter]:
+    """Those of the library's own constructor: required fields first, keywords last."""
+    from inspect import Parameter
 
     # By name, for a type may declare a field of its ancestor's again.
-    fields = {field.name: field for field in (info.all_fields() if info else ())}
+    fields = {field.name: field for field in info.all_fields()}
 
     def shown(field: Field) -> Any:
         if not field.has_default:
@@ -590,9 +565,7 @@ def _signature(info: TypeInfo | None) -> Signature:
         for field in fields.values()
         if field.in_constructor
     ]
-    parameters.sort(key=lambda p: (p.kind, p.default is not Parameter.empty))
-    holder = Parameter("self", Parameter.POSITIONAL_ONLY)
-    return Signature([holder, *parameters])
+    return sorted(parameters, key=lambda p: (p.kind, p.default is not Parameter.empty))
 
 
 # --- What every class gets ----------------------------------------------------------
@@ -802,29 +775,10 @@ def _wrapper(cls: type[Object]) -> Constructor:
     return lambda handle, index: wrap(handle, index, cls)
 
 
-VIEWS: Final[Mapping[int, View]] = {
-    C.kTVMFFINone: view_none,
-    C.kTVMFFIInt: view_int,
-    C.kTVMFFIBool: view_bool,
-    C.kTVMFFIFloat: view_float,
-    C.kTVMFFIOpaquePtr: view_opaque_pointer,
-    C.kTVMFFIDataType: view_dtype,
-    C.kTVMFFIDevice: view_device,
-    C.kTVMFFIDLTensorPtr: lent_tensor,
-    C.kTVMFFIRawStr: view_raw_str,
-    C.kTVMFFIByteArrayPtr: view_byte_array,
-    C.kTVMFFIObjectRValueRef: view_rvalue,
-    C.kTVMFFISmallStr: view_small_str,
-    C.kTVMFFISmallBytes: view_small_bytes,
-    C.kTVMFFIUnchanged: view_unchanged,
-}
-"""Plain values, which C may own still: type index -> value of ``(tag, payload)``."""
-
 CONSTRUCTORS: Final[Mapping[int, Constructor]] = {
+    **TEXTS_AND_NUMBERS,
     # Every type that has no nearer ancestor here.
     C.kTVMFFIObject: lambda handle, index: wrap(handle, index, class_of(index)),
-    C.kTVMFFIStr: heap_str,
-    C.kTVMFFIBytes: heap_bytes,
     C.kTVMFFIError: _wrapper(Error),
     C.kTVMFFIFunction: _wrapper(Function),
     C.kTVMFFIShape: shape_of,
@@ -834,117 +788,30 @@ CONSTRUCTORS: Final[Mapping[int, Constructor]] = {
     C.kTVMFFIOpaquePyObject: opaque_value,
     C.kTVMFFIList: _wrapper(List),
     C.kTVMFFIDict: _wrapper(Dict),
-    C.kTVMFFIBigInt: big_int,
 }
 """Objects: type index -> function of ``(handle, index)``, which takes one reference over."""
 
 
-def _protocol(name: str, packer: Any) -> Any:
-    """A rule for classes with the method *name*: its result is packed by *packer*."""
-
-    def rule(cls: type) -> Packer | None:
-        if not defines(cls, name):
-            return None
-
-        def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
-            found = getattr(value, name)()
-            keep.append(found)  # there may be no other reference
-            return packer(found, keep)  # type: ignore[no-any-return]
-
-        return pack_result
-
-    return rule
-
-
-def _number_protocol(name: str, convert: Callable[[Any, type, str], tuple[int, int]]) -> Any:
-    """A rule for classes with the method *name*, whose result *convert* makes a word of."""
-
-    def rule(cls: type) -> Packer | None:
-        if not defines(cls, name):
-            return None
-        return lambda value, _keep: convert(getattr(value, name)(), cls, name)
-
-    return rule
-
-
-def _subclasses(base: type, packer: Packer) -> Any:
-    return lambda cls: packer if issubclass(cls, base) else None
-
-
-def _pack_foreign_dtype(value: Any, keep: Temporaries) -> tuple[int, int]:
-    return pack_dtype(dtype(value), keep)
-
-
-def _dtype_rule(cls: type) -> Packer | None:
-    for module, name in (("torch", "dtype"), ("numpy", "dtype")):
-        found = getattr(sys.modules.get(module), name, None)
-        if isinstance(found, type) and issubclass(cls, found):
-            return _pack_foreign_dtype
-    return None
-
-
-def _pack_text(value: str, keep: Temporaries) -> tuple[int, int]:
-    # As a str proper: what the subclass says of equality must not reach a cache.
-    return pack_str(str.__getitem__(value, slice(None)), keep)
-
-
-def _cuda_stream(found: tuple[int, int], cls: type, name: str) -> tuple[int, int]:
-    return method_pointer(found[1], cls, name)  # (protocol version, handle)
-
-
-def _numpy_bool_rule(cls: type) -> Packer | None:
-    numpy = sys.modules.get("numpy")
-    return pack_bool if numpy is not None and issubclass(cls, numpy.bool_) else None
-
-
-def _numpy_float_rule(cls: type) -> Packer | None:
-    # Their __float__ is of C, and always succeeds.
-    numpy = sys.modules.get("numpy")
-    return pack_float if numpy is not None and issubclass(cls, numpy.floating) else None
-
-
 EXACT: Final[Mapping[type, Packer]] = {
-    type(None): pack_none,
-    int: pack_int,
-    bool: pack_bool,
-    float: pack_float,
-    str: pack_str,
-    bytes: pack_bytes,
-    bytearray: pack_bytes,
-    ctypes.c_void_p: pack_opaque_pointer,
-    DType: pack_dtype,
-    Device: pack_device,
-    Unchanged: pack_unchanged,
+    **PLAIN,
     Packed: pack_packed,
     Checked: pack_checked,
     ReadOnlyArgument: pack_reading,
 }
 """Packers of exactly these classes; subclasses go by `RULES`."""
 
-RULES: Final[tuple[Callable[[type], Packer | None], ...]] = (
+RULES: Final[tuple[Rule, ...]] = (
     container_rule,  # before object_rule, which would take them as well
     object_rule,
     convertible_rule,
     peer_rule,
-    _protocol("__tvm_ffi_object__", pack),
+    OBJECT_PROTOCOL,
     tensor_rule,
-    _number_protocol("__cuda_stream__", _cuda_stream),
-    _numpy_bool_rule,
-    _subclasses(numbers.Integral, pack_int),
-    _subclasses(float, pack_float),
-    _numpy_float_rule,
-    _subclasses(numbers.Real, pack_real),
-    _subclasses(str, _pack_text),
-    _subclasses((bytes, bytearray), pack_bytes),  # type: ignore[arg-type]
+    *NUMBERS_AND_TEXTS,
     shape_rule,
     sequence_rule,
     mapping_rule,
-    _subclasses(ctypes.c_void_p, pack_opaque_pointer),
-    _number_protocol("__tvm_ffi_opaque_ptr__", method_pointer),
-    _dtype_rule,
-    _protocol("__tvm_ffi_int__", pack_int),
-    _number_protocol("__tvm_ffi_float__", method_float),
-    _protocol("__tvm_ffi_value__", pack),
+    *OTHER_VALUES,
     error_rule,
     callable_rule,
     native_rule,
@@ -994,7 +861,7 @@ class StructuralKey(Object):
         return ask("ffi.StructuralKeyEqual", *keys)  # type: ignore[no-any-return]
 
 
-complete(Room(find_packer, VIEWS, CONSTRUCTORS, hand_over))
+complete(Room(find_packer, lent_tensor, CONSTRUCTORS, hand_over))
 
 for _key, _class in (("ffi.Module", Module), ("ffi.StructuralKey", StructuralKey)):
     if _key in get_registered_type_keys():  # older libraries do without some

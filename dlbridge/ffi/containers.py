@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import gc
 import operator
-import os
 import sys
-import threading
 from array import array
 from collections.abc import (
     ItemsView,
@@ -32,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeVar, over
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.tensor.tensor import Tensor
 
-from ._lib import C, address, ffi, py
+from ._lib import C, address, ffi, py, renewed_lock
 from .any import (
     HEADER,
     OBJECT_BEGIN,
@@ -61,7 +59,7 @@ from .objects import (
 )
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
 
 
 _INT: Final[int] = C.kTVMFFIInt
@@ -201,22 +199,12 @@ def build(constructor: str, values: Sequence[Any], keep: Temporaries | None = No
 
 # This lock makes several calls into C one step for other threads. There is one for all
 # containers: it is held for microseconds. It is reentrant, as a finalizer of what a change
-# removes may take it. Read it from this module: a forked child gets a new one.
-changing: AbstractContextManager[bool] = threading.RLock()
-
-
-def _renew_lock() -> None:
-    # A thread that held it does not exist in the child.
-    global changing
-    changing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+# removes may take it.
+changing: Final = renewed_lock()
 
 
 class Container(Object):
-    """The common part of the library's four containers: equality, hash, repr and copies.
+    """The one base of Array, List, Map and Dict, over the library's functions of that name.
 
     Elements are equal if they have the same type and value; tensors, functions
     and modules if they are the same one; Python objects if Python says so.
@@ -224,46 +212,55 @@ class Container(Object):
 
     __slots__ = ()
 
+    _name: str
+    """The beginning of the names of the library's functions; alone it is the constructor."""
+    _type: int
+    """The type index."""
+    _python: Any
+    """Python's own class for the same content, as which it is printed where C cannot."""
+
     if not TYPE_CHECKING:
         # Array[int] in annotations. To a type checker its bases say that it is generic.
         __class_getitem__ = classmethod(GenericAlias)
 
     @classmethod
-    def _make(cls, index: int, handle: Handle) -> Self:
-        """The wrapper of a new object of type *index*."""
-        return new_wrapper(handle, index, cls)
-
-    @classmethod
-    def _of(cls, values: Any) -> Any:
-        """A new container of this class."""
-        return cls(values)
+    def _new(cls, values: Sequence[Any]) -> Self:
+        """A new container of *values*: elements, or keys and values one after the other."""
+        return new_wrapper(build(cls._name, values), cls._type, cls)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """The result of the library's function *name* on this object, with the GIL held."""
-        return ask(name, self, *arguments)
+        """The result of the library's function of that *name* on this object, with the GIL held."""
+        return ask(self._name + name, self, *arguments)
 
-    def _nested(self) -> list[Any]:
-        """The values in the container, if any of them may be more than a plain value."""
+    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
+        """What *decoder* makes of the elements, or of keys and values, as they are now."""
+        raise NotImplementedError
+
+    def _content(self) -> list[Any]:
+        """What the constructor takes: the elements, or the pairs."""
+        raise NotImplementedError
+
+    def _comparable(self, other: Any) -> Any:
+        """*other* as a container that can be compared with this one, or None."""
         raise NotImplementedError
 
     def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
         """The values that may be more than plain ones, each with *other*'s in its place."""
-        raise NotImplementedError
-
-    def _same_kind(self, other: object) -> Any:
-        """*other* as a container that can be compared with this one, or None."""
-        raise NotImplementedError
+        return zip(self._read(nested), other._read(nested), strict=False)
 
     def __eq__(self, other: object) -> bool:
         if other is self:
             return True
-        comparable = self._same_kind(other)
+        comparable = other if type(other) is type(self) else self._comparable(other)
         if comparable is None:
             return NotImplemented
-        return self._call("ffi.RecursiveEq", comparable) and _agree(self, comparable)
+        return ask("ffi.RecursiveEq", self, comparable) and _agree(self, comparable)
 
     def __hash__(self) -> int:
-        return self._call("ffi.RecursiveHash")  # type: ignore[no-any-return]
+        return ask("ffi.RecursiveHash", self)  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return self._call("Size")  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         if self._handle is None:
@@ -279,26 +276,18 @@ class Container(Object):
             name = type(self).__name__
             return f"<{name} of size {len(self)}, nested more than {MAX_DEPTH} levels deep>"
         try:
-            return self._call("ffi.ReprPrint")  # type: ignore[no-any-return]
+            return ask("ffi.ReprPrint", self)  # type: ignore[no-any-return]
         except ValueError as exc:  # of a complex tensor, whose dtype the library cannot print
             if is_from_handler(exc.__traceback__):
                 raise
-            return self._python_repr()
+            return repr(self._python(self._content()))
 
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def _python_repr(self) -> str:
-        """The repr in Python's own way."""
-        raise NotImplementedError
-
-    def _pickled(self, content: Any) -> tuple[Any, ...]:
-        """The result of `__reduce__`; ValueError if the container contains itself."""
-        bounded(self)
-        return type(self), (content,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        bounded(self)  # ValueError if it contains itself
+        return type(self), (self._content(),)
 
     def __deepcopy__(self, _memo: Any = None) -> Self:
-        return self._call("ffi.DeepCopy")  # type: ignore[no-any-return]
+        return ask("ffi.DeepCopy", self)  # type: ignore[no-any-return]
 
 
 def _agree(ours: Container, theirs: Container) -> bool:
@@ -356,7 +345,7 @@ def tensors_in(value: Container) -> list[Tensor]:
     """The tensors in *value* and the containers in it, each container looked at once."""
     found, seen, waiting = [], {handle_of(value)}, [value]
     while waiting:
-        for item in waiting.pop()._nested():
+        for item in waiting.pop()._read(nested):
             if isinstance(item, Tensor):
                 found.append(item)
             elif isinstance(item, Container) and handle_of(item) not in seen:
@@ -385,9 +374,6 @@ _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _Same = TypeVar("_Same", bound="Same")
 
-_ARRAY: Final[int] = C.kTVMFFIArray
-_LIST: Final[int] = C.kTVMFFIList
-
 
 def _cell(handle: int) -> Any:
     return ffi.cast("TVMFFISeqCell *", handle + HEADER)
@@ -405,31 +391,23 @@ class _Sequence(Container, Sequence[_T_co]):
     """The common part of Array and List; both begin with a TVMFFISeqCell."""
 
     __slots__ = ()
+    _python = list
 
     def _held(self) -> Handle:
         """An object with the elements of now, which does not change while it is read."""
-        raise NotImplementedError
+        return handle_of(self)
 
-    def _values(self) -> list[_T_co]:
-        """All elements, as they are now."""
+    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
         handle = self._held()
         cell = _cell(handle)
-        return decode(cell.data, cell.size)
+        return decoder(cell.data, cell.size)
 
-    def _nested(self) -> list[Any]:
-        handle = self._held()
-        cell = _cell(handle)
-        return nested(cell.data, cell.size)
+    def _content(self) -> list[_T_co]:
+        return self._read(decode)
 
-    def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
-        return zip(self._nested(), other._nested(), strict=False)
-
-    def _same_kind(self, other: object) -> Any:
-        if type(other) is type(self):
-            return other
-        if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
-            return self._of(other)
-        return None
+    def _comparable(self, other: Any) -> Any:
+        fits = isinstance(other, Sequence) and not isinstance(other, (str, bytes))
+        return type(self)(other) if fits else None
 
     def _position(self, index: SupportsIndex) -> int:
         try:
@@ -446,93 +424,57 @@ class _Sequence(Container, Sequence[_T_co]):
             )
         return place + size if place < 0 else place
 
+    def _item(self, place: int) -> Any:
+        return self._call("GetItem", place)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> _T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[_T_co]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._content()[index]
+        return self._item(self._position(index))
+
     def __len__(self) -> int:
-        handle = handle_of(self)
-        return _cell(handle).size  # type: ignore[no-any-return]
+        return _cell(handle_of(self)).size  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[_T_co]:
-        return iter(self._values())
+        return iter(self._content())
 
     def __reversed__(self) -> Iterator[_T_co]:
-        return self._values().__reversed__()
+        return reversed(self._content())
+
+    def _places(self, value: Any, start: int = 0, stop: int | None = None) -> Iterator[int]:
+        """Where elements are equal to *value*."""
+        items, wanted = self._content(), convert(value)
+        places = range(*slice(start, stop).indices(len(items)))
+        return (place for place in places if same(items[place], wanted))
 
     def __contains__(self, value: object) -> bool:
-        wanted = convert(value)
-        return any(same(item, wanted) for item in self._values())
+        return next(self._places(value), None) is not None
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """The first position of *value*, as a Python list gives it.
-
-        Parameters
-        ----------
-        value : object
-            It is compared by type and value: 1.0 does not equal 1.
-        start : int, optional
-            The position at which the search begins; a negative one counts from the end.
-        stop : int, optional
-            The position before which it ends. None: the end.
-
-        Returns
-        -------
-        int
-            Counted from 0, from the beginning of the sequence also where *start* is given.
-
-        Raises
-        ------
-        ValueError
-            If *value* is not there.
-
-        Examples
-        --------
-        >>> ffi.Array(["a", "b", "a"]).index("a", 1)
-        2
-        """
-        values, wanted = self._values(), convert(value)
-        for place in range(*slice(start, stop).indices(len(values))):
-            if same(values[place], wanted):
-                return place
-        raise ValueError(f"{value!r} is not in the {type(self).__name__}")
+        place = next(self._places(value, start, stop), None)
+        if place is None:
+            raise ValueError(f"{value!r} is not in the {type(self).__name__}")
+        return place
 
     def count(self, value: Any) -> int:
-        """How often *value* is an element.
-
-        Parameters
-        ----------
-        value : object
-            It is compared by type and value: 1.0 does not equal 1.
-
-        Returns
-        -------
-        int
-            0 if it is not there.
-
-        Examples
-        --------
-        >>> ffi.Array([1, 1.0, 1]).count(1)
-        2
-        """
-        wanted = convert(value)
-        return sum(same(item, wanted) for item in self._values())
+        return sum(1 for _place in self._places(value))
 
     def __add__(self, other: Iterable[Any]) -> Any:
-        if not isinstance(other, Iterable):
-            return NotImplemented
-        return self._of([*self, *other])
+        return type(self)([*self, *other]) if isinstance(other, Iterable) else NotImplemented
 
     def __radd__(self, other: Iterable[Any]) -> Any:
-        if not isinstance(other, Iterable):
-            return NotImplemented
-        return self._of([*other, *self])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._pickled(self._values())
-
-    def _python_repr(self) -> str:
-        return repr(self._values())
+        return type(self)([*other, *self]) if isinstance(other, Iterable) else NotImplemented
 
 
 class Array(_Sequence[_T_co], Sequence[_T_co]):
     """A sequence that never changes; what a Python list or tuple becomes as an argument.
+
+    Elements are compared by type and value: 1.0 does not equal 1, also for ``in``, `index` and
+    `count`. A slice is a Python list.
 
     Parameters
     ----------
@@ -549,40 +491,32 @@ class Array(_Sequence[_T_co], Sequence[_T_co]):
     __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
+    _name, _type = "ffi.Array", C.kTVMFFIArray
 
     # The elements as they come back: of a list as an Array, of an array as a Tensor.
     @overload
-    def __new__(cls) -> Array[Any]: ...
-    @overload
     def __new__(cls, input_list: Iterable[_Same]) -> Array[_Same]: ...
     @overload
-    def __new__(cls, input_list: Iterable[Any]) -> Array[Any]: ...
+    def __new__(cls, input_list: Iterable[Any] = ...) -> Array[Any]: ...
     def __new__(cls, input_list: Iterable[Any] = ()) -> Array[Any]:
         """An Array of the values, each converted as an argument is."""
-        return cls._make(_ARRAY, build("ffi.Array", list(input_list)))
+        return cls._new(list(input_list))
 
     if TYPE_CHECKING:
 
         def __add__(self, other: Iterable[Any]) -> Array[Any]: ...
         def __radd__(self, other: Iterable[Any]) -> Array[Any]: ...
 
-    def _held(self) -> Handle:
-        return handle_of(self)
-
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> _T_co: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[_T_co]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self._values()[index]
-        handle = handle_of(self)
-        place = self._position(index)
-        return decode(ffi.cast("char *", _cell(handle).data) + ANY_SIZE * place, 1)[0]
+    def _item(self, place: int) -> Any:
+        return decode(ffi.cast("char *", _cell(handle_of(self)).data) + ANY_SIZE * place, 1)[0]
 
 
 class List(_Sequence[_T], MutableSequence[_T]):
     """A sequence that everyone who holds it sees changing.
+
+    It is Python's `MutableSequence`. Each change is one step for other threads, and one that
+    cannot be made, as a value cannot be converted, changes nothing. Elements are compared by
+    type and value: 1.0 does not equal 1, also for `remove`.
 
     Parameters
     ----------
@@ -592,25 +526,24 @@ class List(_Sequence[_T], MutableSequence[_T]):
     Examples
     --------
     >>> l = ffi.List([1, 2])
-    >>> l.append(3)
-    >>> l
-    [1, 2, 3]
+    >>> l.extend([3, [4]])
+    >>> l, l.pop(), l.index(3)
+    ([1, 2, 3], (4,), 2)
     """
 
     __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
+    _name, _type = "ffi.List", C.kTVMFFIList
 
     # The elements as they come back: of a list as an Array, of an array as a Tensor.
     @overload
-    def __new__(cls) -> List[Any]: ...
-    @overload
     def __new__(cls, input_list: Iterable[_Same]) -> List[_Same]: ...
     @overload
-    def __new__(cls, input_list: Iterable[Any]) -> List[Any]: ...
+    def __new__(cls, input_list: Iterable[Any] = ...) -> List[Any]: ...
     def __new__(cls, input_list: Iterable[Any] = ()) -> List[Any]:
         """A List of the values, each converted as an argument is."""
-        return cls._make(_LIST, build("ffi.List", list(input_list)))
+        return cls._new(list(input_list))
 
     if TYPE_CHECKING:
 
@@ -618,174 +551,80 @@ class List(_Sequence[_T], MutableSequence[_T]):
         def __radd__(self, other: Iterable[Any]) -> List[Any]: ...
 
     def _held(self) -> Handle:
-        copy = build("ffi.List", ())
-        ask("ffi.ListReplaceSlice", new_wrapper(copy, _LIST, List), 0, 0, self)
-        return copy
+        copy = List()
+        ask("ffi.ListReplaceSlice", copy, 0, 0, self)
+        return handle_of(copy)
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> _T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[_T]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self._values()[index]
-        return self._call("ffi.ListGetItem", self._position(index))
+    def _replace(self, start: int, stop: int, new: List[Any]) -> None:
+        # What is removed lives until C++ is done: its finalizer may look at this List.
+        removed = self._held() if start < stop else None
+        self._call("ReplaceSlice", start, stop, new)
+        del removed
 
     @overload
     def __setitem__(self, index: SupportsIndex, value: _T) -> None: ...
     @overload
     def __setitem__(self, index: slice, value: Iterable[_T]) -> None: ...
     def __setitem__(self, index: Any, value: Any) -> None:
-        if not isinstance(index, slice):
-            item = Packed(value)
-            with changing:
-                self._call("ffi.ListSetItem", self._position(index), item)
-            return
-        replacement = List(value)
-        with changing:
+        new = List(value) if isinstance(index, slice) else Packed(value)
+        with changing():
+            if isinstance(new, Packed):
+                self._call("SetItem", self._position(index), new)
+                return
             start, stop, step = index.indices(len(self))
             if step == 1:
-                self._replace(start, max(start, stop), replacement)
+                self._replace(start, max(start, stop), new)
                 return
             places = range(start, stop, step)
-            if len(replacement) != len(places):
+            if len(new) != len(places):
                 raise ValueError(
-                    f"attempt to assign sequence of size {len(replacement)} "
+                    f"attempt to assign sequence of size {len(new)} "
                     f"to extended slice of size {len(places)}"
                 )
-            for place, item in zip(places, replacement, strict=True):
-                self._call("ffi.ListSetItem", place, item)
+            for place, item in zip(places, new, strict=True):
+                self._call("SetItem", place, item)
 
     def __delitem__(self, index: SupportsIndex | slice) -> None:
-        with changing:
+        with changing():
             if not isinstance(index, slice):
-                self._call("ffi.ListPop", self._position(index))
+                self._call("Pop", self._position(index))
                 return
             start, stop, step = index.indices(len(self))
             if step == 1:
                 self._replace(start, max(start, stop), List())
                 return
             for place in sorted(range(start, stop, step), reverse=True):
-                self._call("ffi.ListPop", place)
-
-    def _replace(self, start: int, stop: int, new: List[Any]) -> None:
-        # What is removed lives until C++ is done: its finalizer may look at this List.
-        removed = self._held() if start < stop else None
-        self._call("ffi.ListReplaceSlice", start, stop, new)
-        del removed
+                self._call("Pop", place)
 
     def insert(self, index: SupportsIndex, value: _T) -> None:
-        """Insert *value* before position *index*.
-
-        Parameters
-        ----------
-        index : int
-            The position; a negative one counts from the end. One outside the List
-            means its beginning or its end, as for a Python list.
-        value : object
-            The new element, converted as an argument is.
-
-        Examples
-        --------
-        >>> l = ffi.List([1, 3])
-        >>> l.insert(1, 2)
-        >>> l
-        [1, 2, 3]
-        """
+        """Insert *value* before *index*, as into a Python list."""
         place, item = operator.index(index), Packed(value)
-        with changing:
+        with changing():
             size = len(self)
             place = max(0, place + size) if place < 0 else min(place, size)
-            self._call("ffi.ListInsert", place, item)
+            self._call("Insert", place, item)
 
     def append(self, value: _T) -> None:
-        """Add *value* at the end.
-
-        Parameters
-        ----------
-        value : object
-            The new element, converted as an argument is.
-
-        Examples
-        --------
-        >>> l = ffi.List([1])
-        >>> l.append("two")
-        >>> l
-        [1, "two"]
-        """
+        """Add *value* at the end."""
         item = Packed(value)
-        with changing:
-            self._call("ffi.ListAppend", item)
+        with changing():
+            self._call("Append", item)
 
     def extend(self, values: Iterable[_T]) -> None:
-        """Add all of *values* at the end, in one step for other threads.
-
-        Parameters
-        ----------
-        values : iterable
-            The new elements, each converted as an argument is. If one cannot be
-            converted, none is added.
-
-        Examples
-        --------
-        >>> l = ffi.List([1])
-        >>> l.extend([2, 3])
-        >>> l
-        [1, 2, 3]
-        """
+        """Add all of *values* at the end, or none if one cannot be converted."""
         new = List(values)
-        with changing:
+        with changing():
             self._replace(len(self), len(self), new)
 
     def pop(self, index: SupportsIndex = -1) -> _T:
-        """Remove and return the element at *index*.
-
-        Parameters
-        ----------
-        index : int, optional
-            The position; a negative one counts from the end. The last by default.
-
-        Returns
-        -------
-        object
-            The element that was removed.
-
-        Raises
-        ------
-        IndexError
-            If there is no such element.
-
-        Examples
-        --------
-        >>> l = ffi.List([1, 2, 3])
-        >>> l.pop(), l.pop(0), l
-        (3, 1, [2])
-        """
-        with changing:
+        """Remove and return the element at *index*."""
+        with changing():
             if not len(self):
                 raise IndexError("pop from empty List")
-            return self._call("ffi.ListPop", self._position(index))  # type: ignore[no-any-return]
+            return self._call("Pop", self._position(index))  # type: ignore[no-any-return]
 
     def remove(self, value: _T) -> None:
-        """Remove the first element that equals *value*.
-
-        Parameters
-        ----------
-        value : object
-            It is compared by type and value: 1.0 does not equal 1.
-
-        Raises
-        ------
-        ValueError
-            If *value* is not there.
-
-        Examples
-        --------
-        >>> l = ffi.List(["a", "b", "a"])
-        >>> l.remove("a")
-        >>> l
-        ["b", "a"]
-        """
+        """Remove the first element that equals *value*."""
         wanted = convert(value)
         while True:
             held = self._held()
@@ -794,30 +633,27 @@ class List(_Sequence[_T], MutableSequence[_T]):
             place = next((i for i, item in enumerate(items) if same(item, wanted)), None)
             if place is None:
                 raise ValueError(f"{value!r} is not in the {type(self).__name__}")
-            with changing:
+            with changing():
                 # Objects are the same at the same address, as *held* keeps them.
                 if _word(self._held(), place) == _word(held, place):
-                    self._call("ffi.ListPop", place)
+                    self._call("Pop", place)
                     return
 
     def clear(self) -> None:
         """Remove all elements."""
-        with changing:
-            removed = self._held()
-            self._call("ffi.ListClear")
-        del removed
+        del self[:]
 
     def reverse(self) -> None:
         """Reverse the order of the elements."""
-        with changing:
-            self._call("ffi.ListReverse")
+        with changing():
+            self._call("Reverse")
 
 
 def _pack_sequence(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Python list or tuple as an Array."""
     handle = build("ffi.Array", value, keep)
     keep.append(handle)
-    return _ARRAY, handle
+    return C.kTVMFFIArray, handle
 
 
 def sequence_rule(cls: type) -> Packer | None:
@@ -897,11 +733,7 @@ def shape_of(owned: Handle, _index: int) -> Shape:
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 _V_co = TypeVar("_V_co", covariant=True)
-_Default = TypeVar("_Default")
 _SameKey = TypeVar("_SameKey", bound="Same")
-
-_MAP: Final[int] = C.kTVMFFIMap
-_DICT: Final[int] = C.kTVMFFIDict
 
 # Commands of a ForwardIterFunctor: the key, the value, and go on to the next pair.
 _commands: Final = ffi.new("int64_t[]", [C.kTVMFFIInt, 0, C.kTVMFFIInt, 1, C.kTVMFFIInt, 2])
@@ -948,12 +780,10 @@ class _Mapping(Container, Mapping[_K, _V_co]):
     """The common part of Map and Dict."""
 
     __slots__ = ()
+    _python = dict
 
-    _name: str
-    """The beginning of the names of the library's functions."""
-
-    def _snapshot(self) -> list[Any]:
-        """Keys and values one after the other, as they are now.
+    def _read(self, decoder: Callable[[Any, int], list[Any]]) -> list[Any]:
+        """Keys and values one after the other.
 
         The library's iterator is good while nothing changes. It is made and asked in one
         call of C code, in which the GIL keeps out all other threads, this thread's
@@ -988,28 +818,23 @@ class _Mapping(Container, Mapping[_K, _V_co]):
                 ),
             )
             if not _without_collector(steps):
-                return decode(data, 2 * size)
+                return decoder(data, 2 * size)
             if now[1] == size:
                 raise raised()
             size = now[1]  # it has changed meanwhile
         return []
 
-    def _nested(self) -> list[Any]:
-        return self._snapshot()[1::2]
+    def _content(self) -> list[tuple[_K, _V_co]]:
+        found = self._read(decode)
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def _comparable(self, other: Any) -> Any:
+        # A Map and a Dict are never equal, a Python mapping may be equal to both.
+        fits = isinstance(other, Mapping) and not isinstance(other, Container)
+        return type(self)(other) if fits else None
 
     def _paired(self, other: Any) -> Iterable[tuple[Any, Any]]:
-        found = self._snapshot()
-        return ((value, other.get(key)) for key, value in zip(found[::2], found[1::2], strict=True))
-
-    def _same_kind(self, other: object) -> Any:
-        if type(other) is type(self):
-            return other
-        # A Map and a Dict are never equal, a Python mapping may be equal to both.
-        return (
-            self._of(other)
-            if isinstance(other, Mapping) and not isinstance(other, Container)
-            else None
-        )
+        return ((value, other.get(key)) for key, value in self._content())
 
     def _find(self, key: Any) -> tuple[int, int] | None:
         """Tag and payload of the value for *key*, owned by the caller; None if there is none."""
@@ -1024,98 +849,43 @@ class _Mapping(Container, Mapping[_K, _V_co]):
             raise KeyError(key)
         return unpack(*found)  # type: ignore[no-any-return]
 
-    @overload
-    def get(self, key: _K) -> _V_co | None: ...
-    @overload
-    def get(self, key: _K, default: _V_co | _Default) -> _V_co | _Default: ...
-    def get(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
-        """The value for *key*; *default* if there is none.
+    if not TYPE_CHECKING:  # the types are Mapping's
 
-        Parameters
-        ----------
-        key : object
-            The key, converted as an argument is.
-        default : object, optional
-            It is returned as it is.
-
-        Returns
-        -------
-        object
-            The value, or *default*.
-
-        Examples
-        --------
-        >>> table = ffi.Map({"a": 1})
-        >>> table.get("a"), table.get("b", 0)
-        (1, 0)
-        """
-        found = self._find(key)
-        return default if found is None else unpack(*found)
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = self._find(key)
+            return default if found is None else unpack(*found)
 
     def __contains__(self, key: object) -> bool:
-        return self._call(f"{self._name}Count", key) != 0  # type: ignore[no-any-return]
-
-    def __len__(self) -> int:
-        return self._call(f"{self._name}Size")  # type: ignore[no-any-return]
+        return self._call("Count", key) != 0  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[_K]:
-        return iter(self._snapshot()[::2])
+        return iter(self._read(decode)[::2])
 
     def items(self) -> ItemsView[_K, _V_co]:
-        """A view of the pairs, in the order of insertion.
-
-        Returns
-        -------
-        ItemsView
-            Each iteration gives the pairs that are there when it begins.
-
-        Examples
-        --------
-        >>> list(ffi.Map({"a": 1, "b": 2}).items())
-        [('a', 1), ('b', 2)]
-        """
         return _Items(self)
 
     def values(self) -> ValuesView[_V_co]:
-        """A view of the values, in the order of insertion.
-
-        Returns
-        -------
-        ValuesView
-            Each iteration gives the values that are there when it begins.
-
-        Examples
-        --------
-        >>> list(ffi.Map({"a": 1, "b": 2}).values())
-        [1, 2]
-        """
         return _Values(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        found = self._snapshot()
-        return self._pickled(list(zip(found[::2], found[1::2], strict=True)))
-
-    def _python_repr(self) -> str:
-        return repr(dict(self.items()))
 
 
 class _Items(ItemsView[Any, Any]):
     _mapping: _Mapping[Any, Any]
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        found = self._mapping._snapshot()
-        return zip(found[::2], found[1::2], strict=True)
+        return iter(self._mapping._content())
 
 
 class _Values(ValuesView[Any]):
     _mapping: _Mapping[Any, Any]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._mapping._snapshot()[1::2])
+        return iter(self._mapping._read(decode)[1::2])
 
 
 class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
     """A mapping that never changes; what a Python dict becomes as an argument.
+
+    It keeps the order of insertion. Keys are found by the library's own hash and equality.
 
     Parameters
     ----------
@@ -1124,33 +894,35 @@ class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
 
     Examples
     --------
-    >>> ffi.Map({"a": 1})["a"]
-    1
+    >>> m = ffi.Map({"a": 1})
+    >>> m["a"], m.get("b", 0), list(m.items())
+    (1, 0, [('a', 1)])
     """
 
     __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
-    _name = "ffi.Map"
+    _name, _type = "ffi.Map", C.kTVMFFIMap
 
     # Keys and values as they come back: a list as an Array, an array as a Tensor.
     @overload
-    def __new__(cls) -> Map[Any, Any]: ...
-    @overload
-    def __new__(cls, input_dict: Mapping[_SameKey, _Same]) -> Map[_SameKey, _Same]: ...
-    @overload
-    def __new__(cls, input_dict: Iterable[tuple[_SameKey, _Same]]) -> Map[_SameKey, _Same]: ...
+    def __new__(
+        cls, input_dict: Mapping[_SameKey, _Same] | Iterable[tuple[_SameKey, _Same]]
+    ) -> Map[_SameKey, _Same]: ...
     @overload
     def __new__(
-        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ...
     ) -> Map[Any, Any]: ...
     def __new__(cls, input_dict: Any = ()) -> Map[Any, Any]:
         """A Map of a mapping, or of pairs; each key and value converted as an argument is."""
-        return cls._make(_MAP, build("ffi.Map", _pairs(input_dict)))
+        return cls._new(_pairs(input_dict))
 
 
 class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     """A mapping that everyone who holds it sees changing.
+
+    It is Python's `MutableMapping`, but `popitem` removes the first pair. Each change is one
+    step for other threads, but `update`, which makes one for each pair.
 
     Parameters
     ----------
@@ -1161,37 +933,35 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     --------
     >>> table = ffi.Dict()
     >>> table["k"] = [1]
-    >>> table
-    {"k": (1,)}
+    >>> table, table.setdefault("k", 2), table.pop("k"), table.pop("k", None)
+    ({}, (1,), (1,), None)
     """
 
     __module__ = "dlbridge.ffi"  # where users and pickles find it
 
     __slots__ = ()
-    _name = "ffi.Dict"
+    _name, _type = "ffi.Dict", C.kTVMFFIDict
 
     # Keys and values as they come back: a list as an Array, an array as a Tensor.
     @overload
-    def __new__(cls) -> Dict[Any, Any]: ...
-    @overload
-    def __new__(cls, input_dict: Mapping[_SameKey, _Same]) -> Dict[_SameKey, _Same]: ...
-    @overload
-    def __new__(cls, input_dict: Iterable[tuple[_SameKey, _Same]]) -> Dict[_SameKey, _Same]: ...
+    def __new__(
+        cls, input_dict: Mapping[_SameKey, _Same] | Iterable[tuple[_SameKey, _Same]]
+    ) -> Dict[_SameKey, _Same]: ...
     @overload
     def __new__(
-        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+        cls, input_dict: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ...
     ) -> Dict[Any, Any]: ...
     def __new__(cls, input_dict: Any = ()) -> Dict[Any, Any]:
         """A Dict of a mapping, or of pairs; each key and value converted as an argument is."""
-        return cls._make(_DICT, build("ffi.Dict", _pairs(input_dict)))
+        return cls._new(_pairs(input_dict))
 
     def __setitem__(self, key: _K, value: _V) -> None:
         place, item = _packed_key(key), Packed(value)
-        with changing:
+        with changing():
             # The value that goes lives until C++ is done: its finalizer may look at this Dict.
             before = self._find(place)
             try:
-                self._call("ffi.DictSetItem", place, item)
+                self._call("SetItem", place, item)
             finally:
                 if before:
                     unpack(*before)
@@ -1199,111 +969,46 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     def __delitem__(self, key: _K) -> None:
         self.pop(key)
 
-    @overload
-    def pop(self, key: _K) -> _V: ...
-    @overload
-    def pop(self, key: _K, default: _V | _Default, /) -> _V | _Default: ...
-    def pop(self, key: Any, *default: Any) -> Any:  # anybody's: the value
-        """Remove *key* and return its value.
+    if not TYPE_CHECKING:  # the types are MutableMapping's
 
-        Parameters
-        ----------
-        key : object
-            The key, converted as an argument is.
-        *default : object
-            At most one value, which is returned if *key* is not there.
+        def pop(self, key: Any, *default: Any) -> Any:  # anybody's: the value
+            """Remove *key* and return its value, or *default* if it is not there."""
+            if len(default) > 1:
+                raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
+            place = _packed_key(key)
+            with changing():
+                found = self._find(place)
+                if found is not None:
+                    value = unpack(*found)
+                    self._call("Erase", place)
+                    return value
+            if default:
+                return default[0]
+            raise KeyError(key)
 
-        Returns
-        -------
-        object
-            The value that was removed, or *default*.
-
-        Raises
-        ------
-        KeyError
-            If *key* is not there, and no *default* was given.
-
-        Examples
-        --------
-        >>> table = ffi.Dict({"a": 1})
-        >>> table.pop("a"), table.pop("a", None)
-        (1, None)
-        """
-        if len(default) > 1:
-            raise TypeError(f"pop expected at most 2 arguments, got {1 + len(default)}")
-        place = _packed_key(key)
-        with changing:
-            found = self._find(place)
-            if found is not None:
-                value = unpack(*found)
-                self._call("ffi.DictErase", place)
-                return value
-        if default:
-            return default[0]
-        raise KeyError(key)
-
-    @overload
-    def setdefault(self: Dict[_K, _V | None], key: _K, default: None = None) -> _V | None: ...
-    @overload
-    def setdefault(self, key: _K, default: _V) -> _V: ...
-    def setdefault(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
-        """The value for *key*; if there is none, *default* becomes it.
-
-        Parameters
-        ----------
-        key : object
-            The key, converted as an argument is.
-        default : object, optional
-            The new value, converted as an argument is.
-
-        Returns
-        -------
-        object
-            The value that was there, or *default* as it was given.
-
-        Examples
-        --------
-        >>> table = ffi.Dict({"a": 1})
-        >>> table.setdefault("a", 2), table.setdefault("b", 2)
-        (1, 2)
-        """
-        place, item = _packed_key(key), Packed(default)
-        with changing:
-            found = self._find(place)
-            if found is None:
-                self._call("ffi.DictSetItem", place, item)
-                return default
-        return unpack(*found)
+        def setdefault(self, key: Any, default: Any = None) -> Any:  # anybody's: the value
+            """The value for *key*; if there is none, *default* becomes it."""
+            place, item = _packed_key(key), Packed(default)
+            with changing():
+                found = self._find(place)
+                if found is None:
+                    self._call("SetItem", place, item)
+                    return default
+            return unpack(*found)
 
     def popitem(self) -> tuple[_K, _V]:
-        """Remove and return the first pair.
-
-        Returns
-        -------
-        tuple
-            The key and the value.
-
-        Raises
-        ------
-        KeyError
-            If the Dict is empty.
-
-        Examples
-        --------
-        >>> ffi.Dict({"a": 1}).popitem()
-        ('a', 1)
-        """
-        with changing:
-            pairs = self._snapshot()
-            if not pairs:
+        """Remove and return the first pair."""
+        with changing():
+            keys = list(self)
+            if not keys:
                 raise KeyError("popitem from an empty Dict")
-            return pairs[0], self.pop(pairs[0])
+            return keys[0], self.pop(keys[0])
 
     def clear(self) -> None:
         """Remove everything."""
-        with changing:
-            removed = self._snapshot()
-            self._call("ffi.DictClear")
+        with changing():
+            removed = self._read(decode)
+            self._call("Clear")
         del removed
 
 
@@ -1311,7 +1016,7 @@ def _pack_mapping(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Python dict as a Map."""
     handle = build("ffi.Map", _pairs(value), keep)
     keep.append(handle)
-    return _MAP, handle
+    return C.kTVMFFIMap, handle
 
 
 def mapping_rule(cls: type) -> Packer | None:

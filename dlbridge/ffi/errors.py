@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import os
 import re
 import threading
 from functools import lru_cache
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.public import public_in
 
-from ._lib import C, address, ffi, py
+from ._lib import C, address, ffi, py, renewed_lock
 from .any import (
     HEADER,
     ByteArray,
@@ -94,17 +93,7 @@ def backtrace_of(traceback: TracebackType | None) -> str:
 _MAX_CAUSES: Final = 32
 
 # An update of a backtrace frees the text that another thread may be reading.
-_backtraces = threading.RLock()
-
-
-def _renew_lock() -> None:
-    # A thread that held it does not exist in the child.
-    global _backtraces
-    _backtraces = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_backtraces: Final = renewed_lock()
 
 _Exception = TypeVar("_Exception", bound=type[BaseException])
 
@@ -164,25 +153,12 @@ def register_error(name_or_cls: Any = None, cls: Any = None) -> Any:
     return cls
 
 
-for _name in (
-    "AssertionError",
-    "AttributeError",
-    "BufferError",
-    "GeneratorExit",
-    "IndexError",
-    "KeyError",
-    "KeyboardInterrupt",
-    "MemoryError",
-    "NotImplementedError",
-    "OSError",
-    "OverflowError",
-    "RuntimeError",
-    "StopIteration",
-    "SystemExit",
-    "TypeError",
-    "ValueError",
-    "ZeroDivisionError",
-):
+_BUILTIN: Final = """
+    AssertionError AttributeError BufferError GeneratorExit IndexError KeyError KeyboardInterrupt
+    MemoryError NotImplementedError OSError OverflowError RuntimeError StopIteration SystemExit
+    TypeError ValueError ZeroDivisionError
+"""
+for _name in _BUILTIN.split():
     register_error(_name, getattr(builtins, _name))
 
 
@@ -259,7 +235,7 @@ class Error(Object):
         """
         text, cell = ByteArray(backtrace), _cell(self._handle)
         handle = ffi.cast("void *", self._handle)
-        with _backtraces:
+        with _backtraces():
             cell.update_backtrace(handle, text.pointer, C.kTVMFFIBacktraceUpdateModeReplace)
 
     def py_error(self) -> BaseException:
@@ -360,7 +336,7 @@ def _cell(handle: Any) -> Any:
 
 
 def _backtrace(cell: Any) -> str:
-    with _backtraces:
+    with _backtraces():
         return text_of(cell.backtrace)
 
 

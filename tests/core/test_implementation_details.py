@@ -151,7 +151,7 @@ DETAILS = (
         "deleters that C calls late change their tables in one step, once",
         "CPython 3.11, cffi 2.0",
         "ffi/_lib.py: destructor",
-        "tests/ffi/calls/test_interrupts.py::test_an_interruption_leaves_nothing_behind",
+        "tests/ffi/test_interrupts.py::test_an_interruption_leaves_nothing_behind",
     ),
     Detail(
         "the frame of a generator that never ran has no caller, and a code object may be given "
@@ -159,14 +159,14 @@ DETAILS = (
         "backtraces of C++ are shown as lines of a Python traceback",
         "CPython 3.11",
         "ffi/errors.py: traceback_of",
-        "tests/ffi/values/test_errors.py::test_backtrace_of_cpp_is_in_the_traceback",
+        "tests/ffi/test_errors.py::test_backtrace_of_cpp_is_in_the_traceback",
     ),
     Detail(
         "the class of a function object may be replaced by one with the same slots",
         "a function takes keywords if its metadata names them",
         "CPython 3.11",
         "ffi/functions.py: described",
-        "tests/ffi/calls/test_functions.py::test_keywords_where_the_metadata_names_them",
+        "tests/ffi/test_functions.py::test_keywords_where_the_metadata_names_them",
     ),
     Detail(
         "`PyThreadState_SetAsyncExc` takes a class, and raises what calling the class returns",

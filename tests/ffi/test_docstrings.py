@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import re
+from collections.abc import MutableMapping, MutableSequence
 
 import numpy as np
 import pytest
@@ -33,7 +34,9 @@ def methods():
             if cls.__module__.partition(".")[0] == "dlbridge":
                 for name, member in vars(cls).items():
                     function = getattr(member, "__func__", member)
-                    if inspect.isfunction(function) and not name.startswith("_"):
+                    # What Python's own abstract classes have, too, need not be told again.
+                    retold = hasattr(MutableSequence, name) or hasattr(MutableMapping, name)
+                    if inspect.isfunction(function) and not (name.startswith("_") or retold):
                         found[f"{cls.__name__}.{name}"] = function
     return found
 
@@ -126,8 +129,8 @@ def test_the_reader_of_docstrings_sees_what_is_missing():
 
 
 def test_the_walk_reaches_methods_of_every_class():
-    names = {"Object.same_as", "_Sequence.index", "_Mapping.get", "BoundCall.replace"}
-    assert names | {"Module.get_function", "Dict.popitem"} <= set(METHODS)
+    names = {"Object.same_as", "BoundCall.replace", "Module.get_function"}
+    assert names <= set(METHODS)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -122,7 +122,7 @@ def _call_with_keywords():
 TREATED = {
     # name: where the signal comes, the exceptions that are treated there, what the user does
     "repr, bounded": (containers, "bounded", (ValueError, RecursionError), lambda: repr(NESTED)),
-    "repr, printed": (containers.Container, "_call", (ValueError,), lambda: repr(NESTED)),
+    "repr, printed": (containers, "ask", (ValueError,), lambda: repr(NESTED)),
     "get_global_func": (
         functions,
         "ask",

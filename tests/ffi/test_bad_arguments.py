@@ -18,7 +18,7 @@ from dlbridge.ffi._lib import C
 from dlbridge.ffi.calls import bind
 from dlbridge.ffi.errors import raised, untaken
 
-KERNELS = Path(__file__).parents[1] / "kernels"
+KERNELS = Path(__file__).parent / "kernels"
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,10 @@ import weakref
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from peers import peer
 
 from dlbridge import Device, DType, device as as_device, dtype as as_dtype, ffi
+from dlbridge.ffi.any import WeakTable
 
 SAME = [
     None,
@@ -104,6 +106,7 @@ def test_foreign_dtypes(echo):
     assert echo(np.dtype("float32")) == as_dtype("float32")
     assert echo(np.dtype("bool")) == as_dtype("bool")  # 2.7: not convertible in tvm_ffi
     assert echo(np.dtype("complex128")) == as_dtype("complex128")
+    assert echo(peer("torch").complex64) == as_dtype("complex64")
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18])
@@ -292,3 +295,45 @@ def test_values_do_not_leak(echo):  # ownership of results, 1.1
         work()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 1024  # KiB; one leaked object per turn would be 5000
+
+
+# --- Weak tables: entries of dead objects, and changes while they are looked for ------
+
+
+class Thing:
+    """What a table knows."""
+
+
+@pytest.fixture
+def _always_collecting():
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("_always_collecting")
+def test_a_finalizer_that_adds_an_entry_while_the_table_is_swept():
+    """A collection ran while the entries were listed: "dictionary changed size"."""
+    table, kept = WeakTable(), [Thing() for _ in range(50)]
+    for number, thing in enumerate(kept):
+        table.add(number, thing)
+
+    class Adding:
+        """Garbage, whose finalizer makes one more, for the next collection."""
+
+        left = 200
+
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            Adding.left -= 1
+            if Adding.left > 0:
+                kept.append(Thing())
+                table.add(1000 + Adding.left, kept[-1])
+                Adding()
+
+    Adding()
+    while Adding.left > 0:
+        assert len(table) >= 50
