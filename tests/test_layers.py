@@ -20,7 +20,7 @@ protocol
 
 kit.resources kit.status kit.limits kit.fork kit.devices kit.host_views kit.gate kit.callbacks kit.handles kit.single_queue
 kit.through_host kit.buffer_array
-kit.driver kit.helpers
+kit.stream_owners kit.driver kit.helpers
 kit.capture kit.events kit.pointers kit.regions kit.consumers
 kit.streams kit.memory
 kit.pool kit.pinned kit.staging

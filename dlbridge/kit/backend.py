@@ -8,11 +8,12 @@ from typing import Any
 
 from dlbridge.protocol import Allocation
 
+from .capture import has_nothing_to_wait_for, refuse_capture
 from .devices import Devices
-from .driver import StreamDriver
+from .driver import StreamDriver, WrongDeviceError
 from .events import EventPool
 from .memory import Memory
-from .streams import StreamOrder, StreamRules
+from .streams import StreamRules
 
 __all__ = ["StreamBackend", "address_of", "bytes_at"]
 
@@ -58,7 +59,7 @@ class StreamBackend(Devices):
         self._physical = driver.device_count()
         self._rules = rules
         self._memory = memory
-        self._order = StreamOrder(driver, events)
+        self._events = events
 
     def device_count(self) -> int:
         """Number of devices."""
@@ -69,10 +70,6 @@ class StreamBackend(Devices):
         if not 0 <= device_id < self._physical:
             self.check_device(device_id)
         return device_id
-
-    def handle(self, stream: int) -> int:
-        """*stream* as the driver takes it: 0 is its default stream."""
-        return stream or self.driver.default_stream
 
     def allocate(
         self,
@@ -101,23 +98,78 @@ class StreamBackend(Devices):
         return self.driver.default_stream
 
     def synchronize(self, device_id: int, stream: int) -> None:
-        """Block until the work on *stream* is done."""
-        self._order.synchronize(self.home(device_id), self.handle(stream))
+        """Block until the work on *stream* is done.
+
+        Raises
+        ------
+        dlbridge.errors.ExchangeError
+            If *stream* is capturing.
+        """
+        driver, home = self.driver, self.home(device_id)
+        driver.run(driver.places[home], self._synchronize, home, stream or driver.default_stream)
+
+    def _synchronize(self, home: int, stream: int) -> None:
+        driver = self.driver
+        if stream != driver.default_stream:
+            driver.require_stream(stream, home)
+        refuse_capture(driver, stream, "waited for")
+        shared = driver.all_threads(stream)
+        if shared == stream:
+            driver.wait_for_stream(stream)
+            return
+        # The work may have been queued by another thread, on its own default stream.
+        place = driver.places[home]
+        event = self._events.record_here(place, shared)
+        try:
+            driver.wait_for_event(event)
+        finally:
+            self._events.give_back(place, event)
 
     def wait(self, device_id: int, stream: int, on: int) -> None:
-        """Make later work on *stream* wait for the work now on *on*, by an event."""
-        home, stream, on = self.home(device_id), self.handle(stream), self.handle(on)
+        """Make later work on *stream* wait for the work now on *on*, by an event.
+
+        *on* may belong to another device. A default stream that each thread has its own of is
+        waited for through the one that is ordered after every thread's.
+
+        Raises
+        ------
+        dlbridge.errors.ExchangeError
+            If a graph would have to wait for work outside it.
+        """
+        driver, home = self.driver, self.home(device_id)
+        stream, on = stream or driver.default_stream, on or driver.default_stream
         if stream != on:
-            self.driver.run(self.driver.place(home), self._wait, home, stream, on)
+            driver.run(driver.places[home], self._wait, home, stream, on)
 
     def _wait(self, home: int, stream: int, on: int) -> None:
-        self._order.wait_here(home, stream, on)
+        shared = self.driver.all_threads(on)
+        self.driver.require_stream(stream, home)
+        self.driver.require_stream(shared, home)
+        if not has_nothing_to_wait_for(self.driver, stream, shared):
+            self._wait_by_event(home, stream, shared)
         self._memory.consumers.note(home, stream, home)
         self._memory.consumers.note(home, on, home)
 
+    def _wait_by_event(self, home: int, stream: int, on: int) -> None:
+        driver = self.driver
+        place = driver.place_of(on, home)
+        try:
+            event = self._events.record(place, on)
+        except WrongDeviceError:  # an old runtime that does not tell a stream's device
+            driver.wait_for_stream(on)
+            return
+        try:
+            # The record itself is an action of *on*, which it orders after every thread's
+            # default stream; that a synchronisation alone does so is written nowhere.
+            if stream != on:
+                driver.wait_event(stream, event)
+        finally:
+            # A wait takes the record that it finds; the event may be recorded again at once.
+            self._events.give_back(place, event)
+
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The handle for what a caller passed as ``stream=``; -1: do not order."""
-        self.check_device(device_id)
+        self.home(device_id)
         return self._rules.normalize(stream)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:

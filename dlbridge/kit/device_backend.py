@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_int
 from typing import Any
 
 from dlbridge.protocol import Region, Span
@@ -58,14 +59,15 @@ class DeviceBackend(StreamBackend):
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
         """Copy the bytes of *source*, which may be read until ``synchronize``."""
         device_id, data, offset, nbytes = target
-        given = self.home(device_id), data + offset, address_of(source), nbytes
-        self._queue(given[0], stream, "copied from the host", self._host_copies.from_host, *given)
+        home = self.home(device_id)
+        what = "copied from the host", self._host_copies.from_host, home
+        self._queue(home, stream, *what, data + offset, address_of(source), nbytes)
 
     def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
         """Copy the bytes of *source* to *into*; they are there after ``synchronize``."""
         device_id, data, offset, nbytes = source
-        given = self.home(device_id), address_of(into), data + offset, nbytes
-        self._queue(given[0], stream, "copied to the host", self._host_copies.to_host, *given)
+        what = "copied to the host", self.driver.copy_to_host
+        self._queue(self.home(device_id), stream, *what, address_of(into), data + offset, nbytes)
 
     def copy(self, target: Span, source: Span, stream: int) -> None:
         """Copy on *stream*, directly between devices where they allow it."""
@@ -155,16 +157,20 @@ class DeviceBackend(StreamBackend):
         host's memory; it is refused.
         """
         driver = self.driver
-        on = stream or driver.default_stream
-        place = driver.place(home) if on == driver.default_stream else driver.place_of(on, home)
+        on, place = driver.default_stream, driver.places[home]
+        if stream not in (0, on):
+            on, place = stream, driver.place_of(stream, home)
         driver.run(place, self._queue_here, on, captured, work, *arguments)
 
     def _queue_here(
         self, on: int, captured: str, work: Callable[..., None], *arguments: Any
     ) -> None:
         driver = self.driver
-        if captured:
-            refuse_capture(driver, on, captured)
-        elif on == driver.default_stream:
-            refuse_disturbing(driver, on)
+        # The question by itself, as each call counts: `StreamDriver.stream_state` says what it is.
+        state = c_int()
+        if driver.functions.is_capturing(on, state) or state.value:
+            if captured:
+                refuse_capture(driver, on, captured)
+            else:
+                refuse_disturbing(driver, on)
         work(*arguments, on)

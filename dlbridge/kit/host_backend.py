@@ -81,7 +81,9 @@ class HostBackend(StreamBackend):
         Locking costs more than one copy, so this is for memory that stays.
         """
         home = self.home(device_id)
-        return self._memory.import_host(home, address, nbytes, readonly, self.handle(stream))
+        return self._memory.import_host(
+            home, address, nbytes, readonly, stream or self.driver.default_stream
+        )
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """*data* as it is; ExchangeError if it is not page-locked host memory."""
