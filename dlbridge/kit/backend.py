@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import c_int
 from functools import cache
 from typing import Any
 
@@ -60,6 +61,7 @@ class StreamBackend(Devices):
         self._rules = rules
         self._memory = memory
         self._events = events
+        self._homes = _Homes(self)
 
     def device_count(self) -> int:
         """Number of devices."""
@@ -84,8 +86,9 @@ class StreamBackend(Devices):
         Dropped, it is freed after the work on its stream, and that of streams that waited
         meanwhile.
         """
+        home, _ = self._homes[device_id]
         stream = stream or self.driver.default_stream
-        return self._memory.allocate(self.home(device_id), nbytes, alignment, stream)
+        return self._memory.allocate(home, nbytes, alignment, stream)
 
     def trim(self, device_id: int) -> None:
         """Give the driver what is kept of freed memory."""
@@ -105,15 +108,18 @@ class StreamBackend(Devices):
         dlbridge.errors.ExchangeError
             If *stream* is capturing.
         """
-        driver, home = self.driver, self.home(device_id)
-        driver.run(driver.places[home], self._synchronize, home, stream or driver.default_stream)
+        home, place = self._homes[device_id]
+        self.driver.run(place, self._synchronize, home, stream or self.driver.default_stream)
 
     def _synchronize(self, home: int, stream: int) -> None:
-        driver = self.driver
+        driver, shared = self.driver, stream
         if stream != driver.default_stream:
             driver.require_stream(stream, home)
-        refuse_capture(driver, stream, "waited for")
-        shared = driver.all_threads(stream)
+            shared = driver.all_threads(stream)
+        # The question by itself, as each call counts: `StreamDriver.stream_state` says what it is.
+        captured = c_int()
+        if driver.functions.is_capturing(stream, captured) or captured.value:
+            refuse_capture(driver, stream, "waited for")
         if shared == stream:
             driver.wait_for_stream(stream)
             return
@@ -136,10 +142,10 @@ class StreamBackend(Devices):
         dlbridge.errors.ExchangeError
             If a graph would have to wait for work outside it.
         """
-        driver, home = self.driver, self.home(device_id)
+        driver, (home, place) = self.driver, self._homes[device_id]
         stream, on = stream or driver.default_stream, on or driver.default_stream
         if stream != on:
-            driver.run(driver.places[home], self._wait, home, stream, on)
+            driver.run(place, self._wait, home, stream, on)
 
     def _wait(self, home: int, stream: int, on: int) -> None:
         shared = self.driver.all_threads(on)
@@ -169,7 +175,7 @@ class StreamBackend(Devices):
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The handle for what a caller passed as ``stream=``; -1: do not order."""
-        self.home(device_id)
+        self._homes[device_id]
         return self._rules.normalize(stream)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
@@ -190,6 +196,17 @@ class StreamBackend(Devices):
         ``bridge.backend("cuda").device_info(0)["name"]``
         """
         return self.driver.device_info(self.home(device_id))
+
+
+class _Homes(dict[int, tuple[int, Any]]):
+    """The home of each device, and its place; ExchangeError for one that there is not."""
+
+    def __init__(self, backend: StreamBackend) -> None:
+        self._backend = backend
+
+    def __missing__(self, device_id: int) -> tuple[int, Any]:
+        home = self._backend.home(device_id)
+        return self.setdefault(device_id, (home, self._backend.driver.places[home]))
 
 
 def address_of(view: memoryview) -> int:

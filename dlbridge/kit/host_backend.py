@@ -30,6 +30,7 @@ class HostBackend(StreamBackend):
     """
 
     _memory: PinnedMemory
+    host_copies_block = True
 
     def __init__(self, driver: StreamDriver, rules: StreamRules, events: EventPool) -> None:
         super().__init__(driver, rules, PinnedMemory(driver, events, self.name), events)

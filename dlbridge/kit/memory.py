@@ -223,7 +223,10 @@ class Memory(ABC):
     def _free(self, memory: DriverMemory, wait: bool) -> bool:
         driver, consumers = self.driver, memory.consumers
         if consumers is None:
-            consumers = self._begin(memory)
+            if memory.stream == driver.default_stream and memory.born == self.consumers.latest:
+                consumers = memory.consumers = []  # as most memory
+            else:
+                consumers = self._begin(memory)
         try:
             captured = c_int()  # as in `_obtain`
             code = driver.functions.is_capturing(memory.stream, captured)

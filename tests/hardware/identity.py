@@ -397,11 +397,12 @@ def cuda_to_vulkan():
 def cuda_tensor_to_vulkan():
     """``to_device(cuda_tensor, "vulkan:0")`` without a copy, as with DLBRIDGE_CUDA_EXPORT=1."""
     memory = bridge.backend("cuda")._device_memory
-    wanted, memory.exports = values(6), True
+    wanted = values(6)
+    memory.export_all()
     try:
         here = bridge.to_device(wanted, "cuda:0", copy=True)
     finally:
-        memory.exports = False
+        del memory.obtain
     with bridge.trace() as trace:
         there = bridge.to_device(here, needed("vulkan"), copy=False)
     yield f"steps {[s.kind for s in trace.plans[0].steps]}, {trace.plans[0].seconds * 1e6:.0f} us"

@@ -55,8 +55,8 @@ class CUDA(DeviceBackend):
         exports = switch("DLBRIDGE_CUDA_EXPORT")
         self._device_memory = DeviceMemory(gpu, events, self.name)
         super().__init__(gpu, _RULES, self._device_memory, events, host_copies)
-        if exports:
-            self._device_memory.exports = not any(map(_no_files, range(self._physical)))
+        if exports and not any(map(_no_files, range(self._physical))):
+            self._device_memory.export_all()
 
     def memory_export_refusal(self, device_id: int, data: int) -> str:
         """Why the memory cannot be given to another driver or process; empty if it can."""

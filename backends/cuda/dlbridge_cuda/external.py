@@ -33,12 +33,13 @@ _PINNED, _DEVICE, _READ_WRITE = 1, 1, 3  # of an allocation, a location, an acce
 class DeviceMemory(PoolMemory):
     """Device memory of the pool, memory of others, and memory for other drivers and processes."""
 
-    exports = False
-    """Whether new memory is made so that it can be exported."""
-
     def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
         super().__init__(driver, events, name)
         self._exportable: WeakSet[DriverMemory] = WeakSet()
+
+    def export_all(self) -> None:
+        """Make all memory so that it can be exported, in whole units of 2 MiB, from now on."""
+        self.obtain = self._create  # type: ignore[method-assign]
 
     def import_memory(
         self, device_id: int, memory: ExportedMemory, stream: int
@@ -55,13 +56,6 @@ class DeviceMemory(PoolMemory):
         made.offset = memory.offset
         return made
 
-    def obtain(self, memory: DriverMemory, nbytes: int) -> None:
-        """Memory of the pool; with `exports` memory of its own, whole units of 2 MiB."""
-        if self.exports:
-            self._create(memory, nbytes)
-        else:
-            super().obtain(memory, nbytes)
-
     def _create(self, memory: DriverMemory, nbytes: int) -> None:
         parts = _OfCUDA()
         self._make(memory, parts, parts.create, memory.device_id, nbytes)
@@ -69,7 +63,7 @@ class DeviceMemory(PoolMemory):
     def allocate_exportable(
         self, device_id: int, nbytes: int, stream: int
     ) -> AllocationOwner[DriverMemory]:
-        """As `allocate`, memory that can be exported whatever `exports` says."""
+        """As `allocate`, memory that can be exported."""
         return self.allocate(device_id, nbytes, 1, stream, self._create)
 
     def find(self, data: int) -> DriverMemory | None:
