@@ -43,6 +43,8 @@ class DriverMemory:
     """Whether it is of no pool."""
     parts: Any = None
     """What a subclass of `Memory` has to give back beside it."""
+    keeper: object = None
+    """What keeps its stream while its free is put off; None if nothing is known."""
     must_wait = False
     """Whether its end blocks for all work on it: it is somebody else's, who may use it after."""
     consumers: list[tuple[Consumer, object]] | None = None
@@ -261,11 +263,14 @@ class Memory(ABC):
         return found
 
     def _put_off(self, memory: DriverMemory) -> None:
-        """Free on the default stream, which stays; its own may be destroyed meanwhile."""
-        driver, stream = self.driver, memory.stream
-        if stream != driver.default_stream and memory.consumers is not None:
-            with suppress(Error):
-                memory.consumers.append(consumer_of(driver, stream, memory.device_id))
+        """Keep its stream, or free on the default one, which stays."""
+        driver, stream, consumers = self.driver, memory.stream, memory.consumers
+        if stream == driver.default_stream or memory.keeper is not None or consumers is None:
+            return
+        with suppress(Error):
+            consumer, memory.keeper = consumer_of(driver, stream, memory.device_id)
+            if memory.keeper is None:
+                consumers.append((consumer, None))
                 memory.stream = driver.default_stream
 
     def give_back(self, device_id: int) -> None:
