@@ -28,9 +28,7 @@ PLAIN_LOCKS = {
 # A lock of a module, which a forked child inherits while a thread that does not exist
 # there may hold it. Each says why that does no harm.
 LOCKS_IN_CHILDREN = {
-    "backends/cuda/dlbridge_cuda/driver.py",  # the driver is refused in a child before
-    "backends/rocm/dlbridge_rocm/driver.py",  # likewise
-    "backends/opencl/dlbridge_opencl/devices.py",  # likewise
+    "backends/opencl/dlbridge_opencl/devices.py",  # a child has a stub in the backend's place
     "backends/opencl/dlbridge_opencl/queues.py",  # likewise
     "backends/opencl/dlbridge_opencl/views.py",  # likewise
 }

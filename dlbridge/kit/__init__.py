@@ -18,14 +18,15 @@ For any driver, and for a library in Python over one:
 ==================  ==============================================================
 
 A driver of the CUDA family (streams, events, device and pinned memory, addresses) needs one
-class, a `dlbridge.kit.driver.StreamDriver` that names the driver's functions. The other parts
+class, a `dlbridge.kit.driver.StreamDriver` with a table of the driver's names. The other parts
 make complete backends from it. Each part is a module of its own and can be used alone:
 
 ==================  ==============================================================
-`driver`            what the parts ask of a driver
+`driver`            one class for these drivers, over a table of names
 `capture`           what graph capture forbids, asked before anything is queued
 `events`            events that are used again
-`streams`           what ``stream=`` may be; the order between two streams
+`streams`           what ``stream=`` may be
+`stream_owners`     who keeps a stream that another library has made
 `consumers`         the streams that may still use memory when it is freed
 `memory`            allocation, and frees that wait for their turn
 `pool`              device memory from a pool, in stream order

@@ -11,41 +11,48 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .driver import LastingStream, StreamDriver, StreamState
+from .driver import StreamDriver
+from .stream_owners import owner
 
-__all__ = ["Consumers", "Uses"]
+__all__ = ["KEPT", "Consumer", "Consumers", "consumer_of"]
+
+KEPT = 32
+"""Of so many streams the objects are kept alive, those that were noted last."""
 
 _FEW = 256
 
 
-class Uses(NamedTuple):
-    """What the free of some memory has to look at."""
+class Consumer(NamedTuple):
+    """What an event is recorded on, later, to be behind the work that is on a stream now."""
 
-    own: frozenset[int]
-    """The numbers under which the stream of the free was known. With any other number it is a
-    new stream that has the handle of a destroyed one."""
-    others: list[tuple[LastingStream, int | None]]
-    """The other streams to wait for, and their numbers where the driver has such."""
+    stream: int
+    """A handle, or `driver.ALL_STREAMS`."""
+    home: int
+    """The device whose default stream it is, if it is one."""
+    place: Any = None
+    """Its place; if None, where the driver says that the stream is."""
 
 
-class _Seen(NamedTuple):
-    """When a handle was last noted, the number of its stream, and the same for earlier streams.
+def consumer_of(driver: StreamDriver, stream: int, home: int) -> tuple[Consumer, object]:
+    """What stands for *stream*, which exists now, and what has to be held meanwhile.
 
-    *before* is 0 if no earlier stream had the handle. A negative number stands for those: no
-    stream has one.
+    The stream itself where something is known that keeps it, else what is behind all its work.
     """
+    stream = driver.all_threads(stream)
+    if stream == driver.default_stream:
+        return Consumer(stream, home), None
+    keeper = owner(stream, home)
+    if keeper is not None:
+        return Consumer(stream, home), keeper
+    driver.note_capture(stream)
+    return Consumer(*_stand_in(driver, stream, home)), None
 
-    when: int
-    number: int | None
-    before: int
 
-    def numbers(self, born: int) -> list[int | None]:
-        """The numbers of the streams that were noted after *born*."""
-        found = [self.number] if self.when > born else []
-        return [*found, -self.before] if self.before > born else found
+def _stand_in(driver: StreamDriver, stream: int, home: int) -> tuple[int, int, Any]:
+    stands, place = driver.stand_in(stream, home)
+    return stands, home, None if place == driver.places[home] else place
 
 
 class Consumers:
@@ -54,18 +61,18 @@ class Consumers:
     Parameters
     ----------
     driver : StreamDriver
-        Tells streams apart that had the same handle one after the other.
+        Tells what stands for a stream.
     births : Callable
-        When the memory came that is still there, by the `clock`.
+        The `latest` when the memory came that is still there.
     """
 
     def __init__(self, driver: StreamDriver, births: Callable[[], Iterable[int]] = tuple) -> None:
         self._driver = driver
         self._births = births
-        self.clock = count(1)  # next() is atomic
-        self._seen: dict[tuple[int, LastingStream], _Seen] = {}  # by device and consumer
+        # By device and consumer: the number of the note, and what is held.
+        self._seen: dict[tuple[int, Consumer], tuple[int, object]] = {}
         self.latest = 0
-        """When the last note was made: memory that is younger has no consumers."""
+        """How many notes were made: memory that came after the last one has no consumers."""
         self._limit = _FEW
         self._lock = threading.RLock()  # re-entered by a finalizer that frees
 
@@ -81,71 +88,60 @@ class Consumers:
         home : int
             The device whose default stream it is, if it is one.
         """
-        lasting = self._driver.lasting(stream, home)
-        number = None
-        if lasting.stream == stream and self._driver.stream_state(stream) is StreamState.RUNS:
-            number = self._driver.stream_id(stream, home)
-        key = device_id, lasting
+        consumer, keeper = consumer_of(self._driver, stream, home)
+        dropped: list[object] = []  # not under the lock: they may destroy streams
         with self._lock:
-            last = self._seen.get(key)
-            before = 0
-            if last is not None:
-                is_new = number != last.number and None not in (number, last.number)
-                before = last.when if is_new else last.before
-            self.latest = when = next(self.clock)
-            self._seen[key] = _Seen(when, number, before)
+            self.latest += 1
+            key = device_id, consumer
+            dropped.append(self._seen.pop(key, None))
+            self._seen[key] = self.latest, keeper
+            if keeper is not None and len(self._seen) > KEPT:
+                self._keep_few(dropped)
             if len(self._seen) > self._limit:
-                self._forget()
+                self._forget(dropped)
 
-    def uses(
-        self, device_id: int, born: int, stream: LastingStream, number: int | None = None
-    ) -> Uses:
-        """Find the streams, beside *stream*, that the free of some memory has to wait for.
+    def uses(self, device_id: int, born: int, own: int) -> list[tuple[Consumer, object]]:
+        """The streams, beside *own*, that the free of some memory has to wait for.
 
         Parameters
         ----------
         device_id : int
             Where the memory is.
         born : int
-            When it came there, by the `clock`.
-        stream : LastingStream
+            `latest` when it came there.
+        own : int
             The stream in whose order it is freed.
-        number : int, optional
-            The number of that stream when the memory came, if it is known.
 
         Returns
         -------
-        Uses
-            The streams, and the numbers that tell whether they are still the same ones.
+        list of (Consumer, object)
+            Each with what has to be held.
         """
-        own = {number}
-        others = []
-        for (device, other), seen in self._seen.copy().items():
-            if device != device_id:
-                continue
-            numbers = seen.numbers(born)
-            if other == stream:
-                own.update(numbers)
-            else:
-                others += [(other, number) for number in numbers]
-        return Uses(frozenset(number for number in own if number is not None), others)
+        return [
+            (consumer, keeper)
+            for (device, consumer), (when, keeper) in self._seen.copy().items()
+            if device == device_id and when > born and consumer[:2] != (own, device_id)
+        ]
 
-    def forget(self, device_id: int, consumer: LastingStream, number: int | None) -> None:
-        """Drop a stream that was found destroyed, if its handle was not noted again."""
-        key = device_id, consumer
-        with self._lock:
-            last = self._seen.get(key)
-            if last is None:
-                return
-            if last.number == number:
-                self._seen.pop(key, None)
-            elif number == -last.before:
-                self._seen[key] = last._replace(before=0)
+    def _keep_few(self, dropped: list[object]) -> None:
+        """Let what is behind the work of the oldest streams stand for them. Under the lock."""
+        kept = [
+            key
+            for key, (_, keeper) in self._seen.items()
+            if keeper is not None and keeper is not True
+        ]
+        for device_id, consumer in kept[:-KEPT]:
+            when, keeper = self._seen.pop((device_id, consumer))
+            dropped.append(keeper)
+            self._driver.note_capture(consumer.stream)
+            stands = Consumer(*_stand_in(self._driver, consumer.stream, consumer.home))
+            before = self._seen.get((device_id, stands), (0, None))
+            self._seen[device_id, stands] = max(before, (when, None))
 
-    def _forget(self) -> None:
+    def _forget(self, dropped: list[object]) -> None:
         """Drop what is older than all memory that is still there. Called under the lock."""
-        oldest = min(self._births(), default=next(self.clock))
-        for key, seen in self._seen.copy().items():
-            if seen.when < oldest:
-                self._seen.pop(key, None)
+        oldest = min(self._births(), default=self.latest)
+        for key, (when, _) in self._seen.copy().items():
+            if when <= oldest:
+                dropped.append(self._seen.pop(key, None))
         self._limit = max(_FEW, 2 * len(self._seen))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_int
 from typing import Any
 
 from dlbridge.protocol import Region, Span
@@ -35,6 +36,7 @@ class DeviceBackend(StreamBackend):
     """
 
     max_strided_ndim = 2
+    host_copies_block = True
     kinds: tuple[str, ...] = ("device", "managed", "host")
     """Kinds of memory (`driver.Location`) that may be imported under this device's name."""
 
@@ -56,27 +58,27 @@ class DeviceBackend(StreamBackend):
         return (found.device_id if found.kind == "device" else device_id), data
 
     def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
-        """Copy the bytes of *source*, which may be read until ``synchronize``."""
+        """Copy the bytes of *source*, which have been read on return."""
         device_id, data, offset, nbytes = target
-        given = self.home(device_id), data + offset, address_of(source), nbytes
-        self._queue(given[0], stream, "copied from the host", self._host_copies.from_host, *given)
+        what = "copied from the host", self._host_copies.from_host, self._homes[device_id][0]
+        self._queue(device_id, stream, *what, data + offset, address_of(source), nbytes)
 
     def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
-        """Copy the bytes of *source* to *into*; they are there after ``synchronize``."""
+        """Copy the bytes of *source* to *into*; they are there on return."""
         device_id, data, offset, nbytes = source
-        given = self.home(device_id), address_of(into), data + offset, nbytes
-        self._queue(given[0], stream, "copied to the host", self._host_copies.to_host, *given)
+        what = "copied to the host", self.driver.copy_to_host
+        self._queue(device_id, stream, *what, address_of(into), data + offset, nbytes)
 
     def copy(self, target: Span, source: Span, stream: int) -> None:
         """Copy on *stream*, directly between devices where they allow it."""
         device_id, data, offset, nbytes = target
-        home, (source_id, source_data, source_offset, _) = self.home(device_id), source
+        source_id, source_data, source_offset, _ = source
         there, here = data + offset, source_data + source_offset
         if device_id == source_id:
-            self._queue(home, stream, "", self.driver.copy, there, here, nbytes)
+            self._queue(device_id, stream, "", self.driver.copy, there, here, nbytes)
         else:
-            self.home(source_id)  # refuses one that there is not
-            self._queue(home, stream, "", self._copy_peer, home, there, source_id, here, nbytes)
+            home, other = self._homes[device_id][0], self._homes[source_id][0]
+            self._queue(device_id, stream, "", self._copy_peer, home, there, other, here, nbytes)
 
     def _copy_peer(
         self, device_id: int, target: int, source_id: int, source: int, nbytes: int, on: int
@@ -88,8 +90,7 @@ class DeviceBackend(StreamBackend):
     def fill(self, target: Span, value: int, stream: int) -> None:
         """Set each byte of *target* to *value*."""
         device_id, data, offset, nbytes = target
-        home = self.home(device_id)
-        self._queue(home, stream, "", self.driver.fill, data + offset, value, nbytes)
+        self._queue(device_id, stream, "", self.driver.fill, data + offset, value, nbytes)
 
     def copy_strided(
         self,
@@ -126,7 +127,7 @@ class DeviceBackend(StreamBackend):
         into_region: Region,
         stream: int,
     ) -> None:
-        """Copy a region to host memory; it is there after ``synchronize``."""
+        """Copy a region to host memory; it is there on return."""
         there = Side(address_of(into), into_region.strides, on_host=True)
         here = Side(source.data + source.offset, source_region.strides)
         captured = "copied to the host"
@@ -142,29 +143,35 @@ class DeviceBackend(StreamBackend):
         captured: str = "",
     ) -> None:
         """Copy runs as many and as long as those of *region* from *source* to *target*."""
-        home = self.home(device_id)
-        what = target, source, region.shape, region.run_nbytes, self.driver.max_pitch(home)
-        self._queue(home, stream, captured, copy_region, self.driver, *what)
+        pitch = self.driver.max_pitch(self._homes[device_id][0])
+        what = target, source, region.shape, region.run_nbytes, pitch
+        self._queue(device_id, stream, captured, copy_region, self.driver, *what)
 
     def _queue(
-        self, home: int, stream: int, captured: str, work: Callable[..., None], *arguments: Any
+        self, device_id: int, stream: int, captured: str, work: Callable[..., None], *arguments: Any
     ) -> None:
         """Call *work*, with the stream as its last argument, in its place, if it may be queued on.
 
         *captured*: what a graph would do with the host at each replay, where nobody keeps the
-        host's memory; it is refused.
+        host's memory; it is refused. Such a copy is waited for.
         """
-        driver = self.driver
-        on = stream or driver.default_stream
-        place = driver.place(home) if on == driver.default_stream else driver.place_of(on, home)
+        driver, (home, place) = self.driver, self._homes[device_id]
+        on = driver.default_stream
+        if stream not in (0, on):
+            on, place = stream, driver.place_of(stream, home)
         driver.run(place, self._queue_here, on, captured, work, *arguments)
 
     def _queue_here(
         self, on: int, captured: str, work: Callable[..., None], *arguments: Any
     ) -> None:
         driver = self.driver
-        if captured:
-            refuse_capture(driver, on, captured)
-        elif on == driver.default_stream:
-            refuse_disturbing(driver, on)
+        # The question by itself, as each call counts: `StreamDriver.stream_state` says what it is.
+        state = c_int()
+        if driver.functions.is_capturing(on, state) or state.value:
+            if captured:
+                refuse_capture(driver, on, captured)
+            else:
+                refuse_disturbing(driver, on)
         work(*arguments, on)
+        if captured:
+            driver.wait_for_stream(on)

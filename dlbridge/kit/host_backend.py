@@ -30,6 +30,7 @@ class HostBackend(StreamBackend):
     """
 
     _memory: PinnedMemory
+    host_copies_block = True
 
     def __init__(self, driver: StreamDriver, rules: StreamRules, events: EventPool) -> None:
         super().__init__(driver, rules, PinnedMemory(driver, events, self.name), events)
@@ -81,7 +82,9 @@ class HostBackend(StreamBackend):
         Locking costs more than one copy, so this is for memory that stays.
         """
         home = self.home(device_id)
-        return self._memory.import_host(home, address, nbytes, readonly, self.handle(stream))
+        return self._memory.import_host(
+            home, address, nbytes, readonly, stream or self.driver.default_stream
+        )
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """*data* as it is; ExchangeError if it is not page-locked host memory."""

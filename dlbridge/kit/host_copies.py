@@ -31,10 +31,6 @@ class HostCopies:
         """Queue a copy of host bytes at *source*, which may be read until *stream* is done."""
         self.driver.copy_from_host(target, source, nbytes, stream)
 
-    def to_host(self, device_id: int, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy of device bytes to host *target*; there once *stream* is done."""
-        self.driver.copy_to_host(target, source, nbytes, stream)
-
 
 class StagedCopies(HostCopies):
     """Copies of large pageable memory to the device through a ring of pinned chunks.
@@ -54,15 +50,15 @@ class StagedCopies(HostCopies):
 
     def from_host(self, device_id: int, target: int, source: int, nbytes: int, stream: int) -> None:
         """Queue a copy of host bytes at *source*."""
-        staged = self.is_staged(device_id, source, nbytes)
-        home = self.driver.stream_device(stream, device_id) if staged else None
-        if home is not None:
-            try:
-                self.stager(home).to_device(target, source, nbytes, stream)
-                return
-            except NoRing:  # the driver has a buffer of its own
-                pass
-        super().from_host(device_id, target, source, nbytes, stream)
+        if nbytes > DIRECT and self.is_staged(device_id, source, nbytes):
+            home = self.driver.stream_device(stream, device_id)
+            if home is not None:
+                try:
+                    self.stager(home).to_device(target, source, nbytes, stream)
+                    return
+                except NoRing:  # the driver has a buffer of its own
+                    pass
+        self.driver.copy_from_host(target, source, nbytes, stream)
 
     def is_staged(self, device_id: int, address: int, nbytes: int) -> bool:
         """Whether the ring is faster: for large memory that the device reads slowly."""

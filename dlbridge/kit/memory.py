@@ -6,14 +6,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from ctypes import c_uint64
+from ctypes import c_int, c_uint64
 from typing import Any
 
 from dlbridge.errors import DeviceMemoryError, Error
 
 from .capture import refuse_capture, refuse_disturbing
-from .consumers import Consumers
-from .driver import ALL_STREAMS, LastingStream, StreamDriver, StreamState
+from .consumers import Consumer, Consumers, consumer_of
+from .driver import ALL_STREAMS, StreamDriver, StreamState
 from .events import EventPool
 from .resources import AllocationOwner, Resources
 from .status import CaptureError, StreamGoneError
@@ -33,29 +33,28 @@ class DriverMemory:
         The device, counted from 0.
     stream : int
         The stream behind whose work it is freed.
+    born : int
+        `Consumers.latest` when it came.
     """
 
     pointer = property(lambda self: self.cell.value)
     """What the driver gave; 0 while it has given nothing."""
     is_plain = False
     """Whether it is of no pool."""
-    born = 0
-    """When it came, by the clock of `Consumers`; 0 if that is not noted yet."""
-    made_for = 0
-    """The stream that it was allocated for, if that has a number; and the number."""
-    number: int | None = None
     parts: Any = None
     """What a subclass of `Memory` has to give back beside it."""
+    keeper: object = None
+    """What keeps its stream while its free is put off; None if nothing is known."""
     must_wait = False
     """Whether its end blocks for all work on it: it is somebody else's, who may use it after."""
-    numbers: frozenset[int] | None = None
-    """Of the streams that had the handle of its stream; None until its free begins."""
-    consumers: list[tuple[LastingStream, int | None]]
-    """Streams whose work so far has no event yet."""
+    consumers: list[tuple[Consumer, object]] | None = None
+    """Streams whose work so far has no event yet, and what keeps them; None until its free
+    begins."""
 
-    def __init__(self, device_id: int, stream: int) -> None:
+    def __init__(self, device_id: int, stream: int, born: int) -> None:
         self.device_id = device_id
         self.stream = stream
+        self.born = born
         self.cell = c_uint64()
         self.codes: list[int] = []
         """The statuses of the driver's calls that take it back, where 0 is success in every API."""
@@ -85,9 +84,7 @@ class Memory(ABC):
         self.events = events
         self.name = name
         self.resources: Resources[DriverMemory] = Resources(self._give_back)
-        self.consumers = Consumers(
-            driver, lambda: [each.born for each in self.resources.all() if each.pointer]
-        )
+        self.consumers = Consumers(driver, lambda: [each.born for each in self.resources.all()])
         self._said_lost = ""
         self._used: dict[int, bool] = {}  # the devices on which something was allocated
 
@@ -112,6 +109,12 @@ class Memory(ABC):
         *stream* is done then.
         """
         self.driver.wait_for_stream(stream)
+
+    def own(self, device_id: int, stream: int) -> AllocationOwner[DriverMemory]:
+        """The owner of memory that the driver has not given yet."""
+        return AllocationOwner(
+            self.resources, DriverMemory(device_id, stream, self.consumers.latest)
+        )
 
     def allocate(
         self,
@@ -143,21 +146,15 @@ class Memory(ABC):
         dlbridge.errors.ExchangeError
             While the stream is capturing.
         """
-        made = self._allocate(device_id, nbytes, stream, obtain)
+        driver, memory = self.driver, DriverMemory(device_id, stream, self.consumers.latest)
+        made = AllocationOwner(self.resources, memory)
+        driver.run(driver.places[device_id], self._obtain, memory, nbytes, obtain)
+        made.data, made.nbytes = memory.cell.value, nbytes
         if made.data % alignment:  # 256 is what drivers give without being asked
-            del made
-            made = self._allocate(device_id, nbytes + alignment, stream, obtain)
+            del made, memory
+            made = Memory.allocate(self, device_id, nbytes + alignment, 1, stream, obtain)
             made.data += -made.data % alignment
             made.nbytes = nbytes
-        return made
-
-    def _allocate(
-        self, device_id: int, nbytes: int, stream: int, obtain: Any
-    ) -> AllocationOwner[DriverMemory]:
-        driver, memory = self.driver, DriverMemory(device_id, stream)
-        made = AllocationOwner(self.resources, memory)
-        driver.run(driver.place(device_id), self._obtain, memory, nbytes, obtain)
-        made.data, made.nbytes = memory.cell.value, nbytes
         return made
 
     def _obtain(self, memory: DriverMemory, nbytes: int, obtain: Any) -> None:
@@ -165,10 +162,10 @@ class Memory(ABC):
         driver, device_id, stream = self.driver, memory.device_id, memory.stream
         if stream != driver.default_stream:
             driver.require_stream(stream, device_id)
-        if driver.stream_state(stream) is not _RUNS:
+        # The question by itself, as each call counts: `StreamDriver.stream_state` says what it is.
+        captured = c_int()
+        if driver.functions.is_capturing(stream, captured) or captured.value:
             refuse_capture(driver, stream, "allocated")
-        if stream != driver.default_stream:
-            memory.made_for, memory.number = stream, driver.stream_id(stream, device_id)
         if self.resources.ended:
             self.settle()
         self._used[device_id] = True
@@ -184,7 +181,6 @@ class Memory(ABC):
                     f"no room for {nbytes} bytes of {self.name} memory (device {device_id} has "
                     f"{free} of {total} bytes free); {exc}"
                 ) from exc
-        memory.born = next(self.consumers.clock)
 
     def _make_room(self, device_id: int, stream: int) -> None:
         """Finish the frees that are on the way.
@@ -214,14 +210,11 @@ class Memory(ABC):
         """
         if not (memory.cell.value or memory.parts) or (memory.codes and memory.codes[-1] == 0):
             return True
-        driver, wait = self.driver, wait or memory.must_wait
+        driver = self.driver
         try:
-            if memory.numbers is None:
-                self._begin(memory)
-            return driver.run(driver.place(memory.device_id), self._free, memory, wait)
-        except CaptureError:  # it began after we asked, or the driver refuses beside any
-            self._outlive(memory, later=True)
-            return False
+            return driver.run(
+                driver.places[memory.device_id], self._free, memory, wait or memory.must_wait
+            )
         except Error as exc:  # the memory is lost
             self._report(memory.pointer, str(exc))  # its text: a record must not keep frames
             with suppress(Error):
@@ -229,39 +222,56 @@ class Memory(ABC):
                     self.events.give_back(place, event)
             return True
 
-    def _begin(self, memory: DriverMemory) -> None:
-        """Find out which streams may still use the memory, and let them last."""
-        default = self.driver.default_stream
-        if memory.stream not in (0, default):
-            memory.stream = self.driver.all_threads(memory.stream)  # this may be another thread
+    def _free(self, memory: DriverMemory, wait: bool) -> bool:
+        driver, consumers = self.driver, memory.consumers
+        if consumers is None:
+            if memory.stream == driver.default_stream and memory.born == self.consumers.latest:
+                consumers = memory.consumers = []  # as most memory
+            else:
+                consumers = self._begin(memory)
+        try:
+            captured = c_int()  # as in `_obtain`
+            code = driver.functions.is_capturing(memory.stream, captured)
+            runs = not (code or captured.value) or driver.stream_state(memory.stream) is _RUNS
+            if (
+                runs
+                and (not consumers or self._mark(memory, wait))
+                and (not memory.events or self._has_passed(memory, wait))
+            ):
+                self.release(memory)
+                return True
+        except CaptureError:  # it began after we asked, or the driver refuses beside any
+            pass
+        self._put_off(memory)
+        return False
+
+    def _begin(self, memory: DriverMemory) -> list[tuple[Consumer, object]]:
+        """Find out which streams may still use the memory."""
+        driver, stream, device_id = self.driver, memory.stream, memory.device_id
+        found: list[tuple[Consumer, object]] = []
+        if stream in (0, driver.default_stream):
+            stream = driver.default_stream
+        elif driver.exists(stream, device_id):
+            stream = driver.all_threads(stream)  # this may be another thread
         else:
-            memory.stream = default
-            if self.consumers.latest < memory.born:  # as most memory
-                memory.numbers, memory.consumers = frozenset(), []
-                return
-        own = LastingStream(memory.stream, memory.device_id)
-        number = memory.number if memory.made_for == memory.stream else None
-        uses = self.consumers.uses(memory.device_id, memory.born, own, number)
-        numbers, memory.consumers = uses
-        memory.numbers = numbers
-        if memory.stream != default:
-            self._outlive(memory)
+            found.append((Consumer(ALL_STREAMS, device_id), None))
+            stream = driver.default_stream
+        if self.consumers.latest > memory.born:
+            found += self.consumers.uses(device_id, memory.born, stream)
+        memory.stream = stream
+        memory.consumers = found
+        return found
 
-    def _outlive(self, memory: DriverMemory, later: bool = False) -> None:
-        """Free on the default stream, which stays, if the free has to be made *later*."""
-        driver = self.driver
-        with suppress(Error):
-            driver.run(driver.place(memory.device_id), self._change_stream, memory, later)
-
-    def _change_stream(self, memory: DriverMemory, later: bool) -> None:
-        driver = self.driver
-        lasting = driver.lasting(memory.stream, memory.device_id)
-        if lasting.stream == memory.stream:
+    def _put_off(self, memory: DriverMemory) -> None:
+        """Keep its stream, or free on the default one, which stays."""
+        driver, stream, consumers = self.driver, memory.stream, memory.consumers
+        if stream == driver.default_stream or memory.keeper is not None or consumers is None:
             return
-        runs = driver.stream_state(memory.stream) is StreamState.RUNS
-        if later or memory.consumers or not runs:
-            memory.consumers.append((lasting, None))
-            memory.stream = driver.default_stream
+        with suppress(Error):
+            consumer, memory.keeper = consumer_of(driver, stream, memory.device_id)
+            if memory.keeper is None:
+                consumers.append((consumer, None))
+                memory.stream = driver.default_stream
 
     def give_back(self, device_id: int) -> None:
         """Give the system what was freed, as far as no work uses it any more.
@@ -274,10 +284,9 @@ class Memory(ABC):
             While a capture is under way that such a wait would end.
         """
         driver, stream = self.driver, self.driver.default_stream
-        driver.guard.check()
         self.settle()
         if device_id in self._used:
-            driver.run(driver.place(device_id), self._trim, device_id, stream)
+            driver.run(driver.places[device_id], self._trim, device_id, stream)
 
     def _trim(self, device_id: int, stream: int) -> None:
         refuse_disturbing(self.driver, stream)
@@ -294,21 +303,37 @@ class Memory(ABC):
         except StreamGoneError:
             self.driver.wait_for_device()
 
-    def _free(self, memory: DriverMemory, wait: bool) -> bool:
-        driver, stream = self.driver, memory.stream
-        keeper = None  # held to the end of the function
-        if stream != driver.default_stream:
-            keeper = driver.keeper(stream, memory.device_id)
-        if keeper is not None or stream == driver.default_stream:
-            if driver.stream_state(stream) is not _RUNS:
+    def _mark(self, memory: DriverMemory, wait: bool) -> bool:
+        """Put an event behind the work of each consumer; False while one is capturing.
+
+        Where there is no room (*wait*), a capture may be ended by an event behind all streams.
+        """
+        driver, consumers = self.driver, memory.consumers
+        while consumers:
+            _, home, place = consumers[-1][0]
+            place = driver.places[home] if place is None else place
+            if not driver.run(place, self._record, memory, consumers[-1], wait):
                 return False
-            if memory.numbers:
-                self._finish_namesakes(memory)
-        elif memory.numbers:  # it existed: its work may still run
-            driver.wait_for_device()
-            memory.stream, memory.numbers = driver.default_stream, frozenset()
-        if memory.consumers and not self._mark(memory, wait):
+            consumers.pop()
+        return True
+
+    def _record(self, memory: DriverMemory, consumer: tuple[Consumer, object], wait: bool) -> bool:
+        """Put an event behind the work of a consumer of *memory*, in its place."""
+        driver, (stream, home, place) = self.driver, consumer[0]
+        can_end = wait and stream == ALL_STREAMS
+        if not can_end and driver.stream_state(stream) is not _RUNS:
             return False
+        try:
+            if place is None:
+                place = driver.place_of(stream, home)
+            memory.events.append((place, self.events.record(place, stream)))
+        except StreamGoneError:  # no event can be behind its work, which may still run
+            driver.wait_for_device()
+        return True
+
+    def _has_passed(self, memory: DriverMemory, wait: bool) -> bool:
+        """Whether the free may be made behind the events of *memory*, which are given back."""
+        driver = self.driver
         while memory.events:
             place, event = memory.events[-1]
             if wait or not (self.polls and driver.polls_events):
@@ -318,60 +343,6 @@ class Memory(ABC):
                 return False
             memory.events.pop()
             self.events.give_back(place, event)
-        self.release(memory)
-        return True
-
-    def _finish_namesakes(self, memory: DriverMemory) -> None:
-        """Wait for all work if the handle of the free's stream was a destroyed stream's before.
-
-        The work of that one may still run, and the new stream is not ordered after it.
-        """
-        try:
-            number = self.driver.stream_id(memory.stream, memory.device_id)
-        except StreamGoneError:
-            return  # `release` waits for everything
-        numbers = memory.numbers or frozenset()
-        gone = [each for each in numbers if each != number]
-        if gone:
-            self.driver.wait_for_device()
-            memory.numbers = numbers - frozenset(gone)
-            for each in gone:
-                self.consumers.forget(
-                    memory.device_id, LastingStream(memory.stream, memory.device_id), each
-                )
-
-    def _mark(self, memory: DriverMemory, wait: bool) -> bool:
-        """Put an event behind the work of each consumer; False while one is capturing.
-
-        Where there is no room (*wait*), a capture may be ended by an event behind all streams.
-        """
-        driver = self.driver
-        while memory.consumers:
-            _, home, place = memory.consumers[-1][0]
-            place = driver.place(home) if place is None else place
-            if not driver.run(place, self._record, memory, wait):
-                return False
-            memory.consumers.pop()
-        return True
-
-    def _record(self, memory: DriverMemory, wait: bool) -> bool:
-        """Put an event behind the work of the last consumer of *memory*, in its place."""
-        driver, (consumer, number) = self.driver, memory.consumers[-1]
-        stream, home, place = consumer
-        try:
-            keeper = driver.keeper(stream, home)  # held until the end
-            if keeper is None:
-                raise StreamGoneError("destroyed")
-            can_end = wait and stream == ALL_STREAMS
-            if not can_end and driver.stream_state(stream) is not StreamState.RUNS:
-                return False
-            if number is not None and driver.stream_id(stream, home) != number:
-                raise StreamGoneError("its handle belongs to a new stream")
-            place = driver.place_of(stream, home) if place is None else place
-            memory.events.append((place, self.events.record(place, stream)))
-        except StreamGoneError:  # its work may still run, and nothing tells when it ends
-            driver.wait_for_device()
-            self.consumers.forget(memory.device_id, consumer, number)
         return True
 
     def _report(self, pointer: int, why: str) -> None:

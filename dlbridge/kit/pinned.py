@@ -67,7 +67,6 @@ class PinnedMemory(Memory):
         str
             The reason; empty if it can be locked, or is locked already.
         """
-        self.driver.guard.check()  # in a forked child nobody may hold the lock
         with self._lock:  # no import begins or ends between the questions
             return self._import_refusal(device_id, address, nbytes)
 
@@ -103,8 +102,8 @@ class PinnedMemory(Memory):
             As `import_refusal` says, or if the driver refuses; the memory has to be copied then.
         """
         driver, end = self.driver, address + nbytes
-        memory = DriverMemory(device_id, stream)
-        made = AllocationOwner(self.resources, memory)
+        made = self.own(device_id, stream)
+        memory = made.resource
         with self._lock:
             refusal = self._import_refusal(device_id, address, nbytes)
             if refusal:
@@ -118,7 +117,6 @@ class PinnedMemory(Memory):
             ]
             pages = memory.parts = around[0] if around else _Pages(address, end)
             pages.users.add(memory)
-            memory.born = next(self.consumers.clock)
             memory.cell.value = made.data = address
             made.nbytes = nbytes
             if around or driver.locate(address, device_id).kind == "host":
@@ -126,7 +124,7 @@ class PinnedMemory(Memory):
             self._pages.add(pages)
             try:
                 lock = driver.lock_pages, device_id, address, nbytes, readonly, pages.locked
-                driver.run(driver.place(device_id), *lock)
+                driver.run(driver.places[device_id], *lock)
             except Error as exc:
                 del made  # now, and not with the frames that the exception keeps
                 if pages.locked and pages.locked[-1] in driver.cannot_lock:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlbridge.errors import Error
 
-from .driver import StreamDriver
+from .driver import StreamDriver, StreamState
 from .events import EventPool
 from .memory import DriverMemory, Memory
 from .status import CaptureError, NoPoolError, StreamGoneError
@@ -44,7 +44,7 @@ class PoolMemory(Memory):
 
     def obtain(self, memory: DriverMemory, nbytes: int) -> None:
         """Memory of the pool; plain memory while a capture forbids the pool's functions."""
-        pool = self.driver.pool(memory.device_id)
+        pool = self.driver.pools[memory.device_id]
         if pool is not None:
             try:
                 self.driver.allocate_async(pool, nbytes, memory.stream, memory.cell)
@@ -79,34 +79,36 @@ class PoolMemory(Memory):
             except StreamGoneError:
                 pass
             else:
-                self._remember(memory.device_id, memory.stream)
+                if memory.stream != self.driver.default_stream:
+                    self._remember(memory.device_id, memory.stream)
                 return
         self.wait_before_free(memory.stream)
         self.driver.free(memory.pointer, memory.codes)
 
     def trim(self, device_id: int, stream: int) -> None:
         """Wait for the frees on the way, then give the system what the pool keeps."""
+        driver = self.driver
+        default = driver.default_stream
+        if stream != default and driver.stream_state(default) is StreamState.RUNS:
+            self._remember(device_id, default)  # most frees are on it, and leave no event
         for key in [key for key in list(self._last_frees) if key[0] == device_id]:
             place, event = self._last_frees.pop(key, (None, None))
             if event is not None:
-                self.driver.wait_event(stream, event)
+                driver.wait_event(stream, event)
                 self.events.give_back(place, event)
         super().trim(device_id, stream)
-        pool = self.driver.pool(device_id)
+        pool = driver.pools[device_id]
         if pool is not None:
-            self.driver.trim_pool(pool)
+            driver.trim_pool(pool)
 
     def _remember(self, device_id: int, stream: int) -> None:
-        default = self.driver.default_stream
-        last = self._last_frees.pop((device_id, stream), None)
+        """Put an event behind the last free on *stream*."""
         try:
-            if last is not None and stream == default:  # the last free is behind those before
-                self.driver.record_event(last[1], stream)
-            else:
-                if last is not None:
-                    self.events.give_back(*last)
-                place = self.driver.place_of(stream, device_id)
-                last = place, self.events.record(place, stream)
+            last = self._last_frees.pop((device_id, stream), None)
+            if last is not None:
+                self.events.give_back(*last)
+            place = self.driver.place_of(stream, device_id)
+            last = place, self.events.record(place, stream)
             kept = self._last_frees.setdefault((device_id, stream), last)
             if kept is not last:  # another thread's free was faster
                 self.events.give_back(*last)

@@ -162,7 +162,7 @@ class Stager:
     def _give_back(self, chunks: _Chunks) -> bool:
         """Free what a ring had, which no DMA uses any more."""
         with suppress(Error):
-            self._driver.run(self._driver.place(self._device_id), self._free, chunks)
+            self._driver.run(self._driver.places[self._device_id], self._free, chunks)
         return True
 
     def _free(self, chunks: _Chunks) -> None:

@@ -85,10 +85,23 @@ def files():
 @contextlib.contextmanager
 def context():
     """The primary context of ``cuda:0``, for calls of the driver's own."""
-    from dlbridge_cuda.contexts import current, primary
+    from dlbridge_cuda.gpu import gpu
 
-    with current(primary(0)):
+    call("cuCtxPushCurrent", gpu.places[0])
+    try:
         yield
+    finally:
+        call("cuCtxPopCurrent")
+
+
+def call(name, *arguments):
+    """What the driver's function *name* gives beside its status."""
+    from cuda.bindings import driver
+
+    code, *results = getattr(driver, name)(*arguments)
+    if code:
+        raise AssertionError(f"{name}: {code}")
+    return results[0] if len(results) == 1 else results
 
 
 @step
@@ -274,8 +287,6 @@ def many_in_one_block():
 @step
 def lifetimes():
     """The import outlives the Vulkan tensor; a hundred rounds leave no file and no memory."""
-    from dlbridge_cuda.driver import call
-
     wanted = values(2)
     vulkan = bridge.backend("vulkan")
     here = bridge.to_device(bridge.to_device(wanted, needed("vulkan"), copy=True), "cuda:0")
@@ -324,7 +335,7 @@ def torch_on_vulkans_memory():
 @contextlib.contextmanager
 def exportable_cuda_memory(nbytes):
     """``(pointer, size, fd)`` of CUDA's virtual memory management, freed at the end."""
-    from dlbridge_cuda.driver import call, cu
+    from cuda.bindings import driver as cu
 
     wanted = cu.CUmemAllocationProp()
     wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -355,8 +366,6 @@ def exportable_cuda_memory(nbytes):
 @step
 def cuda_to_vulkan():
     """The other way, by the drivers' own calls: memory of cuMemCreate as a VkBuffer."""
-    from dlbridge_cuda.driver import call
-
     from dlbridge.protocol import ExportedMemory, Span
 
     vulkan, index = bridge.backend("vulkan"), needed("vulkan").index
@@ -388,11 +397,12 @@ def cuda_to_vulkan():
 def cuda_tensor_to_vulkan():
     """``to_device(cuda_tensor, "vulkan:0")`` without a copy, as with DLBRIDGE_CUDA_EXPORT=1."""
     memory = bridge.backend("cuda")._device_memory
-    wanted, memory.exports = values(6), True
+    wanted = values(6)
+    memory.export_all()
     try:
         here = bridge.to_device(wanted, "cuda:0", copy=True)
     finally:
-        memory.exports = False
+        del memory.obtain
     with bridge.trace() as trace:
         there = bridge.to_device(here, needed("vulkan"), copy=False)
     yield f"steps {[s.kind for s in trace.plans[0].steps]}, {trace.plans[0].seconds * 1e6:.0f} us"

@@ -2,23 +2,33 @@
 
 import ctypes
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
-from dlbridge.kit.driver import Location, StreamDriver, StreamState
+from dlbridge.kit import consumers
+from dlbridge.kit.driver import ALL_STREAMS, Location, StreamDriver, StreamState
 from dlbridge.kit.events import EventPool
-from dlbridge.kit.fork import ForkGuard
 from dlbridge.kit.pinned import PinnedMemory
 from dlbridge.kit.pool import PoolMemory
 from dlbridge.kit.status import StatusTable, StreamGoneError
 
 
 class Stream:
-    def __init__(self, number):
-        self.number = number
+    def __init__(self):
         self.queued = self.done = 0
         self.state = StreamState.RUNS
+
+
+class Owner:
+    """The object of a library that keeps a stream; dropped, the stream is destroyed."""
+
+    def __init__(self, driver, handle):
+        self.driver, self.handle = driver, handle
+
+    def __del__(self):
+        del self.driver.streams[self.handle]
 
 
 class Driver(StreamDriver):
@@ -28,16 +38,32 @@ class Driver(StreamDriver):
 
     def __init__(self):
         self.table = StatusTable({}, str)
-        self.guard = ForkGuard("SIM")
-        self.numbers, self.addresses, self.handles = count(1), count(1 << 20, 1 << 16), count(100)
-        self.streams = {1: Stream(next(self.numbers))}
+        self.functions = SimpleNamespace(is_capturing=self.is_capturing)
+        self.places = {0: 0, 1: 1}
+        self._capturing = set()
+        self.addresses, self.handles = count(1 << 20, 1 << 16), count(100)
+        self.streams = {1: Stream()}
+        self.owners = {}  # handle -> what keeps the stream, as a library has it
         self.live, self.locked, self.log, self.where = {}, set(), [], []
         self.has_pool, self.fits, self.kinds = True, 1 << 40, {}
 
-    def stream(self):
+    def stream(self, *, known=True):
+        """A new stream; if it is not *known*, no library has it."""
         handle = next(self.handles)
-        self.streams[handle] = Stream(next(self.numbers))
+        self.streams[handle] = Stream()
+        if known:
+            self.owners[handle] = Owner(self, handle)
         return handle
+
+    @property
+    def pools(self):
+        return dict.fromkeys((0, 1), "pool" if self.has_pool else None)
+
+    def is_capturing(self, stream, cell):
+        found = self.streams.get(stream)
+        state = found.state if found else StreamState.RUNS
+        cell.value = state is StreamState.CAPTURED
+        return 906 if state is StreamState.BLOCKED else 0
 
     def work(self, stream):
         self.streams[stream].queued += 1
@@ -56,11 +82,12 @@ class Driver(StreamDriver):
     def device_info(self, device_id):
         return {"name": f"Sim {device_id}", "uuid": f"GPU-{device_id}", "pci": "0"}
 
-    def place(self, device_id):
-        return device_id
+    def library(self):
+        raise NotImplementedError
+
+    describe = version_text = library
 
     def run(self, place, work, *arguments):
-        self.guard.check()
         self.where.append(place)
         try:
             return work(*arguments)
@@ -71,18 +98,9 @@ class Driver(StreamDriver):
         self._get(stream)
         return device_id
 
-    def stream_state(self, stream):
-        found = self.streams.get(stream)
-        return found.state if found else StreamState.RUNS
-
-    def stream_id(self, stream, device_id):
-        return self._get(stream).number
-
-    def create_stream(self):
-        return self.stream()
-
     def destroy_stream(self, stream):
-        del self.streams[stream]
+        if self.owners.pop(stream, None) is None:
+            del self.streams[stream]
 
     def wait_for_stream(self, stream):
         self.log.append(("wait for stream", stream))
@@ -105,6 +123,8 @@ class Driver(StreamDriver):
         self.log.append(("destroy event",))
 
     def record_event(self, event, stream):
+        if stream == ALL_STREAMS:
+            self.record_all(event)
         event[:] = [self._get(stream), self._get(stream).queued]
 
     def wait_event(self, stream, event):
@@ -134,9 +154,6 @@ class Driver(StreamDriver):
         self.log.append(("free", pointer))
         del self.live[pointer]
         codes.append(0)
-
-    def pool(self, device_id):
-        return "pool" if self.has_pool else None
 
     def allocate_async(self, pool, nbytes, stream, cell):
         self.allocate(nbytes, cell)
@@ -195,8 +212,10 @@ class Driver(StreamDriver):
 
 
 @pytest.fixture
-def driver():
-    return Driver()
+def driver(monkeypatch):
+    made = Driver()
+    monkeypatch.setattr(consumers, "owner", lambda stream, _home: made.owners.get(stream))
+    return made
 
 
 @pytest.fixture
@@ -208,9 +227,9 @@ class Callers:
     """Memory of the kit by addresses, as a backend has it."""
 
     def allocate(self, device_id, nbytes, alignment, stream):
-        return self.own(super().allocate(device_id, nbytes, alignment, stream))
+        return self.hold(super().allocate(device_id, nbytes, alignment, stream))
 
-    def own(self, allocation):
+    def hold(self, allocation):
         self.__dict__.setdefault("owned", {}).setdefault(allocation.data, []).append(allocation)
         return allocation.data
 
@@ -219,7 +238,7 @@ class Callers:
         self.owned[data].pop()
 
     def import_host(self, device_id, address, nbytes, readonly):
-        return self.own(super().import_host(device_id, address, nbytes, readonly, 1))
+        return self.hold(super().import_host(device_id, address, nbytes, readonly, 1))
 
 
 class CallablePool(Callers, PoolMemory):

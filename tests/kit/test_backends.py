@@ -6,6 +6,7 @@ import pytest
 
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.device_backend import DeviceBackend
+from dlbridge.kit.driver import StreamState
 from dlbridge.kit.host_backend import HostBackend
 from dlbridge.kit.host_copies import DIRECT, HostCopies, StagedCopies
 from dlbridge.kit.pool import PoolMemory
@@ -77,6 +78,20 @@ def test_the_members_of_a_device_backend(driver, sim):
         sim.allocate(2, 64, 256, 0)
     driver.kinds[64] = "device"
     assert sim.import_data(1, 64, "test") == (1, 64)
+
+
+def test_waits_are_events(driver, sim, events):
+    other = driver.stream()
+    sim.wait(0, 1, 0)
+    assert driver.log == []
+    sim.wait(0, 1, other)
+    assert driver.log == [("event",), ("wait", 1)]
+    assert events.count(0) == 1
+    sim.synchronize(0, other)
+    assert driver.log[-1] == ("wait for stream", other)
+    driver.streams[other].state = StreamState.CAPTURED
+    with pytest.raises(ExchangeError, match="waited for now"):
+        sim.synchronize(0, other)
 
 
 def test_waits_are_noted_for_frees(driver, sim):

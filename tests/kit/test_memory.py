@@ -4,13 +4,12 @@ import mmap
 import os
 import re
 import threading
-import weakref
 
 import pytest
 
 from dlbridge.errors import DeviceMemoryError, ExchangeError
-from dlbridge.kit.consumers import Consumers
-from dlbridge.kit.driver import LastingStream, Location, StreamState
+from dlbridge.kit.consumers import KEPT, Consumer, Consumers
+from dlbridge.kit.driver import ALL_STREAMS, Location, StreamState
 from dlbridge.kit.pool import FREES_KEPT
 from dlbridge.kit.status import CaptureError, NoPoolError
 
@@ -23,23 +22,17 @@ PAGE = mmap.PAGESIZE
 def test_streams_since_the_allocation(driver):
     consumers, before, after = Consumers(driver), driver.stream(), driver.stream()
     consumers.note(0, before, 0)
-    birth = next(consumers.clock)
+    birth = consumers.latest
     consumers.note(0, after, 0)
     consumers.note(0, 1, 0)
     consumers.note(1, after, 1)
-    number = driver.streams[after].number
-    uses = consumers.uses(0, birth, LastingStream(1, 0))
-    assert uses.others == [(LastingStream(after, 0), number)]
-    assert uses.own == {driver.streams[1].number}
+    assert consumers.uses(0, birth, 1) == [(Consumer(after, 0), driver.owners[after])]
 
 
 def test_default_streams_of_two_devices_are_two(driver):
     consumers = Consumers(driver)
-    birth = next(consumers.clock)
     consumers.note(0, 1, 1)
-    assert [consumer for consumer, _ in consumers.uses(0, birth, LastingStream(1, 0)).others] == [
-        LastingStream(1, 1)
-    ]
+    assert consumers.uses(0, 0, 1) == [(Consumer(1, 1), None)]
 
 
 def test_old_streams_are_forgotten(driver):
@@ -47,6 +40,19 @@ def test_old_streams_are_forgotten(driver):
     for _ in range(3000):
         consumers.note(0, driver.stream(), 0)
     assert len(consumers._seen) < 600
+
+
+def test_the_objects_of_the_last_streams_are_kept(driver):
+    """What is behind all work stands for the others, which may be destroyed then."""
+    consumers, handles = Consumers(driver, lambda: [0]), [driver.stream() for _ in range(KEPT + 5)]
+    for handle in handles:
+        consumers.note(0, handle, 0)
+        driver.destroy_stream(handle)
+    assert set(driver.streams) == {1, *handles[-KEPT:]}
+    uses = dict(consumers.uses(0, 0, 1))
+    assert set(uses) == {Consumer(ALL_STREAMS, 0), *(Consumer(each, 0) for each in handles[-KEPT:])}
+    assert uses[Consumer(ALL_STREAMS, 0)] is None
+    assert dict(consumers.uses(0, 5, 1)).keys() == uses.keys() - {Consumer(ALL_STREAMS, 0)}
 
 
 # frees -------------------------------------------------------------------------------
@@ -77,67 +83,57 @@ def test_a_driver_that_cannot_poll_makes_the_stream_wait(driver, pool):
     assert driver.log.index(("wait", 1)) < driver.log.index(("free behind", 1))
 
 
-@pytest.mark.parametrize("reused", [False, True])
-def test_a_destroyed_consumer_is_waited_for_with_everything(driver, pool, reused):
-    theirs = driver.stream()
+def test_a_consumer_that_nobody_is_known_to_keep(driver, pool):
+    """It may be destroyed, and its handle a new stream's: all work is waited for."""
+    theirs = driver.stream(known=False)
     data = pool.allocate(0, 64, 256, 1)
     pool.consumers.note(0, theirs, 0)
     driver.destroy_stream(theirs)
-    if reused:
-        driver.handles = iter([theirs])
-        driver.stream()
     pool.free(0, data, 1)
     assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
 
 
-def replace(driver, stream):
-    """Destroy *stream*; a new one gets its handle."""
-    driver.destroy_stream(stream)
-    driver.handles = iter([stream])
-    assert driver.stream() == stream
+def test_a_consumers_stream_is_kept_until_the_free(driver, pool):
+    """No new stream can have its handle until then."""
+    theirs = driver.stream()
+    data = pool.allocate(0, 64, 256, 1)
+    pool.consumers.note(0, theirs, 0)
+    driver.work(theirs)
+    driver.destroy_stream(theirs)
+    assert theirs in driver.streams
+    pool.free(0, data, 1)
+    assert data in driver.live
+    driver.go_on(theirs)
+    pool.settle()
+    assert data not in driver.live
+    assert ("wait for device",) not in driver.log
 
 
-@pytest.mark.parametrize("worked", ["allocated", "waited"])
-def test_the_frees_own_handle_belongs_to_a_new_stream(driver, pool, worked):
-    """The stream that it was, by its number, may still work: all work is waited for."""
-    ours = driver.stream()
-    data = pool.allocate(0, 64, 256, ours if worked == "allocated" else 1)
-    if worked == "waited":
-        pool.consumers.note(0, ours, 0)
-    replace(driver, ours)
-    pool.free(0, data, ours)
-    assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
-
-
-def test_a_handle_that_becomes_a_new_streams_while_the_free_waits(driver, pool):
-    """The free was put off by a consumer; its own stream is looked at again."""
-    ours, theirs = driver.stream(), driver.stream()
+@pytest.mark.parametrize("known", [False, True])
+def test_its_own_stream_may_end_while_a_free_waits_for_another(driver, pool, known):
+    ours, theirs = driver.stream(known=known), driver.stream()
     data = pool.allocate(0, 64, 256, ours)
     pool.consumers.note(0, theirs, 0)
     driver.work(theirs)
+    driver.work(ours)
     pool.free(0, data, ours)
     assert data in driver.live
-    assert ("wait for device",) not in driver.log
-    replace(driver, ours)
-    driver.go_on(theirs)
+    driver.destroy_stream(ours)
+    assert (ours in driver.streams) is known
+    for each in (theirs, ours)[: 1 + known]:
+        driver.go_on(each)
     pool.settle()
+    assert data not in driver.live
+    assert (("wait for device",) in driver.log) is not known
+
+
+def test_a_stream_that_the_driver_says_is_gone(driver, pool):
+    ours = driver.stream(known=False)
+    data = pool.allocate(0, 64, 256, ours)
+    driver.destroy_stream(ours)
+    driver.exists = lambda stream, _device_id: stream in driver.streams
+    pool.free(0, data, ours)
     assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
-
-
-def test_a_handle_that_was_noted_for_both_streams(driver, pool):
-    """The new stream's note does not hide the old one's; one wait is enough for both frees."""
-    theirs = driver.stream()
-    held = [pool.allocate(0, 64, 256, 1) for _ in range(2)]
-    pool.consumers.note(0, theirs, 0)
-    replace(driver, theirs)
-    pool.consumers.note(0, theirs, 0)
-    later = pool.allocate(0, 64, 256, 1)
-    pool.free(0, later, 1)
-    assert ("wait for device",) not in driver.log
-    for data in held:
-        pool.free(0, data, 1)
-    assert driver.log.count(("wait for device",)) == 1
-    assert driver.log.index(("wait for device",)) < driver.log.index(("free", held[0]))
 
 
 def test_the_same_stream_is_not_waited_for(driver, pool):
@@ -308,14 +304,6 @@ def test_pinned_memory_is_freed_after_its_stream(driver, pinned):
     assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
 
 
-def test_pinned_memory_whose_handle_belongs_to_a_new_stream(driver, pinned):
-    ours = driver.stream()
-    data = pinned.allocate(0, 64, 1, ours)
-    replace(driver, ours)
-    pinned.free(0, data, ours)
-    assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
-
-
 def test_an_import_that_ends_while_another_is_planned(driver, pinned, monkeypatch):
     """Both ends of the memory are looked at before the pages are unlocked, or after."""
     pinned.import_host(0, PAGE, 4 * PAGE, False)
@@ -366,49 +354,21 @@ def test_memory_that_somebody_locked_stays_locked(driver, pinned):
     assert driver.locked == set()
 
 
-class Keeper:
-    """A library's stream object: the stream is destroyed with it."""
-
-    def __init__(self, driver, handle):
-        self.end = weakref.finalize(self, driver.destroy_stream, handle)
-
-
 def test_a_stream_is_kept_while_it_is_asked(driver, pool, monkeypatch):
     """Another thread drops its object as soon as the driver is asked about it."""
     theirs = driver.stream()
-    keepers = [Keeper(driver, theirs)]
-    known = weakref.ref(keepers[0])
-    monkeypatch.setattr(
-        driver, "keeper", lambda stream, _device_id: known() if stream == theirs else True
-    )
     state = driver.stream_state
 
     def asked(stream):
         if stream == theirs:
-            keepers.clear()
+            driver.destroy_stream(theirs)
+            pool.consumers._seen.clear()
         return state(stream)
 
     data = pool.allocate(0, 64, 256, 1)
     pool.consumers.note(0, theirs, 0)
     monkeypatch.setattr(driver, "stream_state", asked)
     pool.free(0, data, 1)
+    assert data not in driver.live
     assert ("wait for device",) not in driver.log
     assert theirs not in driver.streams
-
-
-def test_a_handle_that_becomes_a_new_streams_after_the_question(driver, pool, monkeypatch):
-    """The stream is gone; the next question would find the new one, which nobody holds."""
-    theirs = driver.stream()
-    data = pool.allocate(0, 64, 256, 1)
-    pool.consumers.note(0, theirs, 0)
-    answers = iter([None])
-    monkeypatch.setattr(
-        driver, "keeper", lambda stream, _id: next(answers, "new") if stream == theirs else True
-    )
-    state, asked = driver.stream_state, []
-    monkeypatch.setattr(
-        driver, "stream_state", lambda stream: asked.append(stream) or state(stream)
-    )
-    pool.free(0, data, 1)
-    assert ("wait for device",) in driver.log
-    assert theirs not in asked

@@ -27,7 +27,7 @@ from dlbridge.kit.pointers import checked
 from dlbridge.kit.regions import Side, copy_region
 from dlbridge.kit.single_queue import SingleQueue
 from dlbridge.kit.status import StatusTable
-from dlbridge.kit.streams import StreamOrder, StreamRules
+from dlbridge.kit.streams import StreamRules
 from dlbridge.protocol import Span
 
 RUNS, CAPTURED, BLOCKED = StreamState.RUNS, StreamState.CAPTURED, StreamState.BLOCKED
@@ -542,17 +542,3 @@ def test_what_may_be_passed():
     ):
         with pytest.raises(error):
             RULES.normalize(bad)
-
-
-def test_waits_are_events(driver, events):
-    order, other = StreamOrder(driver, events), driver.stream()
-    order.wait(0, 1, 1)
-    assert driver.log == []
-    order.wait(0, 1, other)
-    assert driver.log == [("event",), ("wait", 1)]
-    assert events.count(0) == 1
-    order.synchronize(0, other)
-    assert driver.log[-1] == ("wait for stream", other)
-    driver.streams[other].state = CAPTURED
-    with pytest.raises(ExchangeError, match="waited for now"):
-        order.synchronize(0, other)

@@ -11,16 +11,13 @@ from dlbridge.kit.host_copies import StagedCopies
 from dlbridge.kit.host_views import HostViews
 from dlbridge.kit.limits import switch
 from dlbridge.kit.memory import DriverMemory, Memory
+from dlbridge.kit.stream_owners import torch_stream
 from dlbridge.kit.streams import StreamRules
 from dlbridge.protocol import Allocation, ExportedMemory, NativeArray
 
 from . import native
-from .contexts import attribute, device_in_use
-from .driver import cu, device_count
 from .external import DeviceMemory
 from .gpu import LEGACY, events, gpu
-from .lasting import torch_stream
-from .raw import give, take_back
 
 __all__ = ["CUDA", "CUDAHost", "CUDAManaged", "ManagedMemory", "host_copies"]
 
@@ -44,6 +41,7 @@ _RULES = StreamRules(
     advice="an integer, or an object with __cuda_stream__",
 )
 host_copies = StagedCopies(gpu)
+_ATTACH_GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL
 
 
 class CUDA(DeviceBackend):
@@ -57,15 +55,15 @@ class CUDA(DeviceBackend):
         exports = switch("DLBRIDGE_CUDA_EXPORT")
         self._device_memory = DeviceMemory(gpu, events, self.name)
         super().__init__(gpu, _RULES, self._device_memory, events, host_copies)
-        if exports:
-            self._device_memory.exports = not any(map(_no_files, range(self._physical)))
+        if exports and not any(map(_no_files, range(self._physical))):
+            self._device_memory.export_all()
 
     def memory_export_refusal(self, device_id: int, data: int) -> str:
         """Why the memory cannot be given to another driver or process; empty if it can."""
         self.check_device(device_id)
         if not data:
             return _no_files(device_id)
-        if self._device_memory.can_export(data):
+        if self._device_memory.find(data):
             return ""
         return (
             "CUDA's memory was not allocated for other drivers; set DLBRIDGE_CUDA_EXPORT=1 "
@@ -74,10 +72,11 @@ class CUDA(DeviceBackend):
 
     def export_memory(self, device_id: int, data: int) -> ExportedMemory:
         """A file descriptor for memory that was made so that it can be exported."""
-        refusal = self.memory_export_refusal(device_id, data)
-        if refusal:
+        found = self._device_memory.find(data)
+        if found is None:
+            refusal = self.memory_export_refusal(device_id, data)
             raise ExchangeError(f"the memory at {data:#x} cannot be exported: {refusal}")
-        return self._device_memory.export_memory(data)
+        return self._device_memory.export_memory(found, data)
 
     def memory_import_refusal(self, device_id: int) -> str:
         """Empty: the driver is asked by the import itself."""
@@ -87,14 +86,14 @@ class CUDA(DeviceBackend):
     def import_memory(self, device_id: int, memory: ExportedMemory, stream: int) -> Allocation:
         """The memory of another driver of the same GPU, in place."""
         self.check_device(device_id)
-        return self._device_memory.import_memory(device_id, memory, self.handle(stream))
+        return self._device_memory.import_memory(device_id, memory, stream or LEGACY)
 
     def allocate_exportable(self, device_id: int, nbytes: int, stream: int) -> Allocation:
         """Memory for other processes, in units of 2 MiB: not of the pool, which gives them none."""
         refusal = self.memory_export_refusal(device_id, 0)
         if refusal:
             raise ExchangeError(f"no memory for other processes: {refusal}")
-        return self._device_memory.allocate_exportable(device_id, nbytes, self.handle(stream))
+        return self._device_memory.allocate_exportable(device_id, nbytes, stream or LEGACY)
 
     def from_native(self, obj: object) -> NativeArray | None:
         """Describe a cuda.core Buffer or StridedMemoryView on a device."""
@@ -106,7 +105,7 @@ class CUDA(DeviceBackend):
 
 
 def _no_files(device_id: int) -> str:
-    if attribute(device_id, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
+    if gpu.attribute(device_id, "files"):
         return ""
     return (
         f"the driver of cuda:{device_id} gives no file descriptors of memory "
@@ -130,13 +129,12 @@ class ManagedMemory(Memory):
 
     def obtain(self, memory: DriverMemory, nbytes: int) -> None:
         """New managed memory."""
-        flags = int(cu.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
-        give("cuMemAllocManaged", memory.cell, nbytes, flags)
+        self.driver.answer("allocate_managed", memory.cell, nbytes, _ATTACH_GLOBAL)
 
     def release(self, memory: DriverMemory) -> None:
         """Free *memory* after the work on its stream."""
         self.wait_before_free(memory.stream)
-        take_back("cuMemFree", memory.codes, memory.pointer)
+        self.driver.free(memory.pointer, memory.codes)
 
 
 class CUDAManaged(DeviceBackend, HostViews):
@@ -148,8 +146,8 @@ class CUDAManaged(DeviceBackend, HostViews):
     kinds = ("managed",)
 
     def __init__(self) -> None:
-        device_count()
-        if not attribute(0, "MANAGED_MEMORY"):
+        gpu.device_count()
+        if not gpu.attribute(0, "managed_memory"):
             raise BackendUnavailable(
                 "this GPU has no managed memory; use the devices 'cuda' and 'cuda_host'"
             )
@@ -162,12 +160,12 @@ class CUDAManaged(DeviceBackend, HostViews):
     def home(self, device_id: int) -> int:
         """The GPU in whose context the memory is made."""
         self.check_device(device_id)
-        return device_in_use()
+        return gpu.host_device()
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address *data*; empty if it can."""
         gpus = range(self._physical)
-        return "" if all(attribute(each, "CONCURRENT_MANAGED_ACCESS") for each in gpus) else (
+        return "" if all(gpu.attribute(each, "concurrent_managed") for each in gpus) else (
             "a GPU here does not let the host touch managed memory while it works "
             "(concurrentManagedAccess is 0)"
         )  # fmt: skip

@@ -1,165 +1,259 @@
-"""The CUDA driver: opened once, every call's status checked by one function.
+"""The CUDA driver's library, and its names, numbers and structures (``cuda.h``).
 
-Only the driver API is used (``cuda.bindings.driver``): it is shared by every
-CUDA library of the process, where each may bring a runtime of its own.
+Only the driver API is used: it is shared by every CUDA library of the process, where each may
+bring a runtime of its own.
 """
 
 from __future__ import annotations
 
-import os
-import threading
+import ctypes
+import sys
+from ctypes import Structure, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from functools import cache
-from typing import Any
 
-from cuda.bindings import driver as cu
-
-from dlbridge.errors import (
-    BackendUnavailable,
-    DeviceError,
-    DeviceMemoryError,
-    Error,
-    ExchangeError,
-)
-from dlbridge.kit.fork import ForkGuard
-from dlbridge.kit.status import CaptureError, StatusTable, StreamGoneError
+from dlbridge.errors import BackendUnavailable
 
 __all__ = [
+    "ATTRIBUTES",
     "MINIMUM_VERSION",
-    "call",
-    "check",
-    "cu",
-    "device_count",
-    "guard",
-    "status",
-    "table",
-    "version",
+    "NAMES",
+    "SIGNATURES",
+    "Access",
+    "Box",
+    "ExternalBuffer",
+    "ExternalMemory",
+    "MemoryProperties",
+    "PointerAttributes",
+    "Rectangle",
+    "library",
 ]
 
 MINIMUM_VERSION = 12000
 """The oldest driver API that has every function used here under its present
 name and layout (``cuDriverGetVersion``: 1000 * major + 10 * minor)."""
 
-_lock = threading.RLock()  # a signal handler may come while it is held
-guard = ForkGuard("CUDA")
-
-_CAPTURE = (
-    CaptureError,
-    (
-        "the stream is capturing a CUDA graph, or depends on one that is: move the tensor before "
-        "the capture begins, or pass stream=-1"
-    ),
-)
-_RESTART = "restart the process: every later call fails too"
-
-# CUresult (cuda.h, "CUDA driver API error codes") to the exception, and the way out.
-_MEANINGS: dict[int, tuple[type[Error], str]] = {
-    2: (DeviceMemoryError, "free some tensors, or move less at a time"),
-    3: (DeviceError, "CUDA does not survive fork(): start processes with 'spawn'"),
-    4: (DeviceError, "the driver is shutting down: the interpreter is exiting"),
-    101: (DeviceError, "there is no such device in CUDA_VISIBLE_DEVICES"),
-    201: (DeviceError, "the context was destroyed, or another library reset the device"),
-    214: (DeviceError, f"the GPU's memory has an error that ECC cannot correct; {_RESTART}"),
-    400: (StreamGoneError, "the stream or event was destroyed, or belongs to another context"),
-    700: (DeviceError, f"an earlier kernel touched memory that is not its own; {_RESTART}"),
-    709: (StreamGoneError, "the stream was destroyed, or another library reset the device"),
-    710: (DeviceError, f"an earlier kernel failed an assertion; {_RESTART}"),
-    712: (ExchangeError, "part of this host memory is already registered"),
-    719: (DeviceError, f"an earlier kernel failed; {_RESTART}"),
-    801: (ExchangeError, "this device or driver cannot do that"),
-    **dict.fromkeys(range(900, 909), _CAPTURE),
-}
-
-
-def call(name: str, *args: Any) -> Any:
-    """Call the driver function *name* and return what it gives beside its status, if anything.
-
-    DeviceMemoryError, ExchangeError or DeviceError if the status is not CUDA_SUCCESS. The GIL is
-    released while the driver runs.
-    """
-    code, result = status(name, *args)
-    if code:
-        check(name, code)
-    return result
-
-
-def status(name: str, *args: Any) -> tuple[int, Any]:
-    """``(CUresult, result)`` of the driver function *name*, for codes that are answers.
-
-    ExchangeError if the driver is too old to have the function.
-    """
-    try:
-        answer = getattr(cu, name)(*args)
-    except RuntimeError as exc:  # FunctionNotFoundError of cuda.bindings
-        raise ExchangeError(
-            f"the CUDA driver {_version_text(version())} has no {name}; update the driver"
-        ) from exc
-    except ValueError as exc:  # a status that this cuda.bindings does not list
-        raise DeviceError(
-            f"{name}: {exc}; upgrade cuda-bindings to one as new as the driver"
-        ) from exc
-    return int(answer[0]), (answer[1] if len(answer) == 2 else answer[1:] or None)
-
-
-def device_count() -> int:
-    """The number of devices that CUDA_VISIBLE_DEVICES leaves, at least 1.
-
-    Opens the driver. BackendUnavailable if there is none, if it is too old, or
-    if it has no device: three different signals, one error.
-    """
-    with _lock:
-        return _open()
-
-
-@cache
-def version() -> int:
-    """``cuDriverGetVersion``: 1000 * major + 10 * minor of the CUDA that the driver speaks."""
-    code, found = cu.cuDriverGetVersion()
-    if code:
-        raise BackendUnavailable(
-            f"the CUDA driver does not say its version: cuDriverGetVersion gave {_text(int(code))}"
-        )
-    return int(found)
-
 
 @cache  # only success is kept: a driver may be installed later
-def _open() -> int:
+def library() -> ctypes.CDLL:
+    """The library that every user of CUDA in the process has; the loader knows it by its name."""
     try:
-        found = version()
-    except BackendUnavailable:  # a RuntimeError too
-        raise
-    except RuntimeError as exc:  # DynamicLibNotFoundError of cuda.pathfinder
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError as exc:
         raise BackendUnavailable(
-            "no CUDA driver: libcuda could not be loaded; install NVIDIA's driver "
+            f"no CUDA driver: libcuda could not be loaded ({exc}); install NVIDIA's driver "
             "(inside a container, start it with GPU support)"
         ) from exc
-    if found < MINIMUM_VERSION:
-        raise BackendUnavailable(
-            f"the CUDA driver is too old: it speaks CUDA {_version_text(found)}, "
-            f"dlbridge-cuda needs {_version_text(MINIMUM_VERSION)}; update NVIDIA's driver"
-        )
-    code = int(cu.cuInit(0)[0])
-    if code:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        hint = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
-        raise BackendUnavailable(f"no usable CUDA device: cuInit gave {_text(code)}{hint}")
-    return int(call("cuDeviceGetCount"))
 
 
-def _text(code: int) -> str:
-    """``CUDA_ERROR_OUT_OF_MEMORY (2): out of memory``, in the driver's words."""
-    try:
-        result = cu.CUresult(code)
-    except ValueError as exc:  # a status that this cuda.bindings does not list
-        return f"{exc}; upgrade cuda-bindings to one as new as the driver"
-    words = cu.cuGetErrorString(result)[1]
-    meaning = words.decode("utf-8", "replace") if isinstance(words, bytes) else ""
-    return f"{result.name} ({code})" + (f": {meaning}" if meaning else "")
+NAMES = {
+    "init": "cuInit",
+    "version": "cuDriverGetVersion",
+    "count_devices": "cuDeviceGetCount",
+    "get_device": "cuDeviceGet",
+    "get_attribute": "cuDeviceGetAttribute",
+    "get_name": "cuDeviceGetName",
+    "get_pci": "cuDeviceGetPCIBusId",
+    "get_uuid": "cuDeviceGetUuid_v2",
+    "get_memory": "cuDeviceTotalMem_v2",
+    "get_error_name": "cuGetErrorName",
+    "get_error_text": "cuGetErrorString",
+    "get_place": "cuCtxGetCurrent",
+    "set_place": "cuCtxSetCurrent",
+    "get_place_device": "cuCtxGetDevice",
+    "retain": "cuDevicePrimaryCtxRetain",
+    "get_state": "cuDevicePrimaryCtxGetState",
+    "exchange_capture_mode": "cuThreadExchangeStreamCaptureMode",
+    "can_access_peer": "cuDeviceCanAccessPeer",
+    "enable_peer": "cuCtxEnablePeerAccess",
+    "wait_for_device": "cuCtxSynchronize",
+    "get_room": "cuMemGetInfo_v2",
+    "allocate": "cuMemAlloc_v2",
+    "allocate_managed": "cuMemAllocManaged",
+    "free": "cuMemFree_v2",
+    "allocate_async": "cuMemAllocFromPoolAsync",
+    "free_async": "cuMemFreeAsync",
+    "get_pool": "cuDeviceGetDefaultMemPool",
+    "get_pool_attribute": "cuMemPoolGetAttribute",
+    "set_pool_attribute": "cuMemPoolSetAttribute",
+    "set_pool_access": "cuMemPoolSetAccess",
+    "trim_pool": "cuMemPoolTrimTo",
+    "allocate_pinned": "cuMemHostAlloc",
+    "free_pinned": "cuMemFreeHost",
+    "lock_pages": "cuMemHostRegister_v2",
+    "unlock_pages": "cuMemHostUnregister",
+    "locate": "cuPointerGetAttributes",
+    "copy": "cuMemcpyAsync",
+    "copy_from_host": "cuMemcpyHtoDAsync_v2",
+    "copy_to_host": "cuMemcpyDtoHAsync_v2",
+    "copy_peer": "cuMemcpyPeerAsync",
+    "copy_rectangle": "cuMemcpy2DAsync_v2",
+    "copy_box": "cuMemcpy3DAsync_v2",
+    "fill": "cuMemsetD8Async",
+    "wait_for_stream": "cuStreamSynchronize",
+    "query_stream": "cuStreamQuery",
+    "wait_event": "cuStreamWaitEvent",
+    "is_capturing": "cuStreamIsCapturing",
+    "get_stream_place": "cuStreamGetCtx",
+    "get_stream_flags": "cuStreamGetFlags",
+    "create_event": "cuEventCreate",
+    "destroy_event": "cuEventDestroy_v2",
+    "record_event": "cuEventRecord",
+    "record_all": "cuCtxRecordEvent",
+    "query_event": "cuEventQuery",
+    "wait_for_event": "cuEventSynchronize",
+    "get_granularity": "cuMemGetAllocationGranularity",
+    "create": "cuMemCreate",
+    "release": "cuMemRelease",
+    "export": "cuMemExportToShareableHandle",
+    "open": "cuMemImportFromShareableHandle",
+    "reserve": "cuMemAddressReserve",
+    "unreserve": "cuMemAddressFree",
+    "map": "cuMemMap",
+    "unmap": "cuMemUnmap",
+    "set_access": "cuMemSetAccess",
+    "open_external": "cuImportExternalMemory",
+    "map_external": "cuExternalMemoryGetMappedBuffer",
+    "close_external": "cuDestroyExternalMemory",
+}
+"""Function of `dlbridge.kit.driver.StreamDriver` -> its symbol in the library."""
+
+SIGNATURES = {
+    "get_device": "Ii",
+    "get_error_name": "ih",
+    "get_error_text": "ih",
+    "get_place_device": "I",
+    "retain": "Pi",
+    "get_state": "iII",
+    "allocate_managed": "Pnu",
+    "locate": "uhhh",
+    "copy_rectangle": "hh",
+    "copy_box": "hh",
+    "get_stream_place": "hP",
+    "get_stream_flags": "hI",
+    "record_all": "ph",
+    "get_granularity": "Phi",
+    "create": "Pnhq",
+    "release": "h",
+    "export": "hhiq",
+    "open": "Phi",
+    "reserve": "Pnnhq",
+    "unreserve": "hn",
+    "map": "hnnhq",
+    "unmap": "hn",
+    "set_access": "hnhn",
+    "open_external": "Ph",
+    "map_external": "Phh",
+    "close_external": "h",
+}
+"""Letters as in `dlbridge.kit.driver`."""
+
+ATTRIBUTES = {
+    "max_pitch": 11,
+    "multiprocessor_count": 16,
+    "integrated": 18,
+    "compute_capability_major": 75,
+    "compute_capability_minor": 76,
+    "managed_memory": 83,
+    "concurrent_managed": 89,
+    "reads_host_page_tables": 100,
+    "files": 103,  # HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+    "locks_read_only": 113,  # READ_ONLY_HOST_REGISTER_SUPPORTED
+    "memory_pools": 115,
+}
+"""What is asked of a device -> its ``CU_DEVICE_ATTRIBUTE_...``."""
 
 
-table = StatusTable(_MEANINGS, _text, fatal=frozenset({214, 700, 710, 719}))
-check = table.check
-"""Raise the exception for a CUresult of a driver function, if it is not success."""
+class PointerAttributes(Structure):
+    """What is asked about an address (``CU_POINTER_ATTRIBUTE_...``), 8 bytes for each answer."""
+
+    ASKED = (c_int * 4)(2, 9, 8, 1)
+    Cells = c_void_p * 4
+    _fields_ = (
+        ("memory", c_uint),  # MEMORY_TYPE
+        ("_1", c_uint),
+        ("ordinal", c_int),  # DEVICE_ORDINAL
+        ("_2", c_uint),
+        ("managed", c_uint),  # IS_MANAGED
+        ("_3", c_uint),
+        ("context", c_uint64),  # CONTEXT
+    )
 
 
-def _version_text(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
+def _side(end: str, *deep: str) -> list[tuple[str, type]]:
+    sizes = [f"{end}XInBytes", f"{end}Y", *(f"{end}{each}" for each in deep)]
+    return [
+        *((name, c_size_t) for name in sizes),
+        (f"{end}MemoryType", c_int),
+        *((f"{end}{each}", c_uint64) for each in ("Host", "Device", "Array")),
+        *([(f"{end}Reserved", c_uint64)] if deep else []),
+        (f"{end}Pitch", c_size_t),
+        *([(f"{end}Height", c_size_t)] if deep else []),
+    ]
+
+
+class Rectangle(Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (*_side("src"), *_side("dst"), ("WidthInBytes", c_size_t), ("Height", c_size_t))
+
+
+class Box(Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = (
+        *_side("src", "Z", "LOD"),
+        *_side("dst", "Z", "LOD"),
+        *((each, c_size_t) for each in ("WidthInBytes", "Height", "Depth")),
+    )
+
+
+class Access(Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location_type", c_int), ("location_id", c_int), ("flags", c_int))
+
+
+class MemoryProperties(Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("requestedHandleTypes", c_int),
+        ("location_type", c_int),
+        ("location_id", c_int),
+        ("win32HandleMetaData", c_void_p),
+        ("compressionType", c_ubyte),
+        ("gpuDirectRDMACapable", c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 4),
+    )
+
+
+class ExternalMemory(Structure):
+    """CUDA_EXTERNAL_MEMORY_HANDLE_DESC; the handle is a file descriptor."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("fd", c_int * 5),  # a union that begins at a multiple of 8: see `make`
+        ("size", c_uint64),
+        ("flags", c_uint),
+        ("reserved", c_uint * 16),
+    )
+
+    @classmethod
+    def make(cls, fd: int, nbytes: int) -> ExternalMemory:
+        """The memory of *nbytes* behind an opaque POSIX file descriptor."""
+        made = cls(type=1, size=nbytes)  # CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+        made.fd[1] = fd
+        return made
+
+
+class ExternalBuffer(Structure):
+    """CUDA_EXTERNAL_MEMORY_BUFFER_DESC."""
+
+    _fields_ = (
+        ("offset", c_uint64),
+        ("size", c_uint64),
+        ("flags", c_uint),
+        ("reserved", c_uint * 16),
+    )

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from ctypes import addressof, c_int, c_uint64
+from ctypes import addressof, byref, c_int, c_uint64
 from typing import Any
 from weakref import WeakSet
 
@@ -18,44 +18,43 @@ from dlbridge.kit.pool import PoolMemory
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call as noted
 from dlbridge.protocol import ExportedMemory
 
-from .driver import call, cu
-from .raw import take_back
+from .driver import Access, ExternalBuffer, ExternalMemory, MemoryProperties
+from .gpu import gpu
 
 __all__ = ["DeviceMemory"]
+
+CUDA = "cuda"
+"""What `ExportedMemory.driver` says of CUDA's own descriptors."""
+
+_FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_PINNED, _DEVICE, _READ_WRITE = 1, 1, 3  # of an allocation, a location, an access
 
 
 class DeviceMemory(PoolMemory):
     """Device memory of the pool, memory of others, and memory for other drivers and processes."""
 
-    exports = False
-    """Whether new memory is made so that it can be exported."""
-
     def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
         super().__init__(driver, events, name)
         self._exportable: WeakSet[DriverMemory] = WeakSet()
+
+    def export_all(self) -> None:
+        """Make all memory so that it can be exported, in whole units of 2 MiB, from now on."""
+        self.obtain = self._create  # type: ignore[method-assign]
 
     def import_memory(
         self, device_id: int, memory: ExportedMemory, stream: int
     ) -> AllocationOwner[DriverMemory]:
         """All of the allocation that *memory* is in: drivers need not map a part of it."""
         driver = self.driver
-        made = AllocationOwner(self.resources, DriverMemory(device_id, stream))
+        made = self.own(device_id, stream)
         self.settle()
         parts = _OfCUDA() if memory.driver == CUDA else _OfOthers()
         given = made.resource, parts, parts.open, device_id, memory
-        driver.run(driver.place(device_id), self._make, *given)
+        driver.run(driver.places[device_id], self._make, *given)
         made.resource.must_wait = memory.driver != CUDA
-        made.resource.born = next(self.consumers.clock)
         made.data, made.nbytes = made.resource.pointer, memory.nbytes - memory.offset
         made.offset = memory.offset
         return made
-
-    def obtain(self, memory: DriverMemory, nbytes: int) -> None:
-        """Memory of the pool; with `exports` memory of its own, whole units of 2 MiB."""
-        if self.exports:
-            self._create(memory, nbytes)
-        else:
-            super().obtain(memory, nbytes)
 
     def _create(self, memory: DriverMemory, nbytes: int) -> None:
         parts = _OfCUDA()
@@ -64,27 +63,23 @@ class DeviceMemory(PoolMemory):
     def allocate_exportable(
         self, device_id: int, nbytes: int, stream: int
     ) -> AllocationOwner[DriverMemory]:
-        """As `allocate`, memory that can be exported whatever `exports` says."""
+        """As `allocate`, memory that can be exported."""
         return self.allocate(device_id, nbytes, 1, stream, self._create)
 
-    def can_export(self, data: int) -> bool:
-        """Whether *data* was made so that it can be exported."""
-        return self._find(data) is not None
-
-    def _find(self, data: int) -> DriverMemory | None:
+    def find(self, data: int) -> DriverMemory | None:
+        """The memory with *data* in it that was made so that it can be exported."""
         for memory in list(self._exportable):
             if memory.parts is not None and 0 <= data - memory.pointer < memory.parts.nbytes:
                 return memory
         return None
 
-    def export_memory(self, data: int) -> ExportedMemory:
+    def export_memory(self, memory: DriverMemory, data: int) -> ExportedMemory:
         """A new file descriptor for memory that can be exported."""
-        memory, driver, owner = self._find(data), self.driver, Owner(_descriptors, c_int(-1))
-        assert memory is not None  # `can_export` was asked
+        driver, owner = self.driver, Owner(_descriptors, c_int(-1))
         parts, offset = memory.parts, data - memory.pointer
-        export: tuple[Any, ...] = [], addressof(owner.resource), parts.handle.value, _FILE, 0
-        export = take_back, "cuMemExportToShareableHandle", *export
-        driver.run(driver.place(memory.device_id), *export)
+        codes: list[int] = []
+        export = "export", codes, addressof(owner.resource), parts.handle.value, _FILE, 0
+        driver.run(driver.places[memory.device_id], driver.note, *export)
         return ExportedMemory(owner.resource.value, parts.nbytes, offset, CUDA, owner)
 
     def _make(
@@ -126,13 +121,13 @@ class _Parts:
         """Call *name*; `end` will call *undo* with what the cells *undone* have then."""
         given: list[int] = []
         self._steps.append((given, [], undo, undone))
-        take_back(name, given, *arguments)
+        gpu.note(name, given, *arguments)
 
     def end(self) -> None:
         """Take back what has been given, the last first."""
         for given, taken, undo, undone in reversed(self._steps):
             if given == [0] and taken[-1:] != [0]:
-                take_back(undo, taken, *(getattr(each, "value", each) for each in undone))
+                gpu.note(undo, taken, *(getattr(each, "value", each) for each in undone))
 
 
 class _OfCUDA(_Parts):
@@ -140,36 +135,25 @@ class _OfCUDA(_Parts):
 
     def create(self, device_id: int, nbytes: int) -> None:
         """New memory, in whole units."""
-        wanted = cu.CUmemAllocationProp()
-        wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        wanted.location.id = device_id
-        wanted.requestedHandleTypes = cu.CUmemAllocationHandleType(_FILE)
-        flag = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        unit = int(call("cuMemGetAllocationGranularity", wanted, flag))
+        wanted = MemoryProperties(_PINNED, _FILE, _DEVICE, device_id)
+        unit = gpu.answer("get_granularity", c_uint64(), byref(wanted), 0)  # the least
         size = -(-nbytes // unit) * unit
-        create = addressof(self.handle), size, wanted.getPtr(), 0
-        self.step("cuMemCreate", create, "cuMemRelease", self.handle)
+        create = self.handle, size, byref(wanted), 0
+        self.step("create", create, "release", self.handle)
         self._map(device_id, size)
 
     def open(self, device_id: int, memory: ExportedMemory) -> None:
         """Memory that CUDA has exported. The descriptor stays the caller's."""
-        arguments = addressof(self.handle), memory.fd, _FILE
-        self.step("cuMemImportFromShareableHandle", arguments, "cuMemRelease", self.handle)
+        self.step("open", (self.handle, memory.fd, _FILE), "release", self.handle)
         self._map(device_id, memory.nbytes)
 
     def _map(self, device_id: int, size: int) -> None:
         """Find an address at which the device reads and writes all of the memory."""
         self.nbytes, at = size, self.address
-        access = cu.CUmemAccessDesc()
-        access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = device_id
-        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        reserve = addressof(at), size, 0, 0, 0
-        self.step("cuMemAddressReserve", reserve, "cuMemAddressFree", at, size)
-        mapping = at.value, size, 0, self.handle.value, 0
-        self.step("cuMemMap", mapping, "cuMemUnmap", at, size)
-        take_back("cuMemSetAccess", [], at.value, size, access.getPtr(), 1)
+        self.step("reserve", (at, size, 0, 0, 0), "unreserve", at, size)
+        self.step("map", (at.value, size, 0, self.handle.value, 0), "unmap", at, size)
+        access = Access(_DEVICE, device_id, _READ_WRITE)
+        gpu.call("set_access", at.value, size, byref(access), 1)
 
 
 class _OfOthers(_Parts):
@@ -179,16 +163,12 @@ class _OfOthers(_Parts):
         """The memory of a descriptor, which stays the caller's."""
         self.nbytes = memory.nbytes
         self._files: list[int] = []
-        wanted = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
-        wanted.type = cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
-        wanted.size = memory.nbytes
-        wanted.handle.fd = noted(self._files, os.dup, memory.fd)
-        arguments = addressof(self.handle), wanted.getPtr()
-        self.step("cuImportExternalMemory", arguments, "cuDestroyExternalMemory", self.handle)
-        whole = cu.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
-        whole.offset, whole.size = 0, memory.nbytes
-        mapping = addressof(self.address), self.handle.value, whole.getPtr()
-        self.step("cuExternalMemoryGetMappedBuffer", mapping, "cuMemFree", self.address)
+        wanted = ExternalMemory.make(noted(self._files, os.dup, memory.fd), memory.nbytes)
+        opened = self.handle, byref(wanted)
+        self.step("open_external", opened, "close_external", self.handle)
+        whole = ExternalBuffer(size=memory.nbytes)
+        mapping = self.address, self.handle.value, byref(whole)
+        self.step("map_external", mapping, "free", self.address)
 
     def end(self) -> None:
         """Close the descriptor, unless the driver has taken it over, by its success."""
@@ -196,9 +176,3 @@ class _OfOthers(_Parts):
         if not self._steps or self._steps[0][0] != [0]:
             with suppress(IndexError):
                 deque(map(os.close, map(self._files.pop, [-1])))  # one step: it is closed once
-
-
-CUDA = "cuda"
-"""What `ExportedMemory.driver` says of CUDA's own descriptors."""
-
-_FILE = int(cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)

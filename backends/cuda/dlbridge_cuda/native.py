@@ -13,7 +13,7 @@ from typing import Any
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import NativeArray
 
-from .contexts import device_in_use, primary, run, run_somewhere
+from .gpu import gpu
 
 __all__ = ["from_native", "to_native"]
 
@@ -23,7 +23,7 @@ def from_native(obj: Any) -> NativeArray | None:
     if not type(obj).__module__.startswith("cuda.core."):
         return None
     # cuda.core asks the driver about foreign memory.
-    return run_somewhere(device_in_use(), _describe, obj)
+    return gpu.run_somewhere(gpu.host_device(), _describe, obj)
 
 
 def _describe(obj: Any) -> NativeArray | None:
@@ -75,7 +75,7 @@ def to_native(array: NativeArray) -> object:
             buffer, tuple(array.shape), strides, dtype=dtype, is_readonly=array.readonly
         )
 
-    return run(primary(array.device_id), view)
+    return gpu.run(gpu.places[array.device_id], view)
 
 
 class _Owner:

@@ -32,18 +32,17 @@ class Fake(rigs.Fake):
 
     def attribute(self, attribute, value):
         """From now on every device's *attribute* (a name or number of CUdevice_attribute)."""
-        from dlbridge_cuda.driver import cu
+        from cuda.bindings import driver as cu
 
         if isinstance(attribute, str):
             attribute = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
         super().attribute(attribute, value)
 
     def forget(self):
-        from dlbridge_cuda import contexts, gpu
+        from dlbridge_cuda.gpu import gpu
 
-        contexts.attribute.cache_clear()
-        gpu.default_pool.cache_clear()
-        gpu._let_see.cache_clear()
+        gpu.known.clear()
+        gpu.pools.clear()
 
 
 def wants_gpu(config):

@@ -18,6 +18,7 @@ __all__ = [
     "gate",
     "memory",
     "own_context",
+    "primary",
     "python",
     "read",
     "slow",
@@ -31,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 class Owner:
     """Stands for the stream object of a library, which destroys its stream when it dies.
 
-    So whoever holds it keeps the stream, as `dlbridge_cuda.lasting.note_owner` demands.
+    So whoever holds it keeps the stream.
     """
 
     def __init__(self, stream=None):
@@ -42,13 +43,22 @@ class Owner:
             call("cuStreamDestroy", self.stream)
 
 
-OWNERS = {}
-
-
 def call(name, *arguments):
-    from dlbridge_cuda import driver
+    """What the driver's function *name* gives beside its status, by cuda.bindings."""
+    from cuda.bindings import driver as cu
+    from dlbridge_cuda.gpu import gpu
 
-    return driver.call(name, *arguments)
+    code, *results = getattr(cu, name)(*arguments)
+    gpu.table.check(name, int(code))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def primary(device_id):
+    """The primary context of the device."""
+    from dlbridge_cuda.gpu import gpu
+
+    gpu.device_count()
+    return gpu.places[device_id]
 
 
 @contextmanager
@@ -62,8 +72,6 @@ def current(context):
 
 
 def at(device_id):
-    from dlbridge_cuda.contexts import primary
-
     return current(primary(device_id))
 
 
@@ -100,19 +108,10 @@ class CudaRig(rig.Rig):
 
     def create_stream(self, device_id, flags):
         """A stream whose owner is known, as cupy's are; test_gone_streams.py has the others."""
-        from dlbridge_cuda.lasting import note_owner
-
         with at(device_id):
             stream = int(call("cuStreamCreate", flags))
-        OWNERS[stream] = Owner(stream)
-        note_owner(stream, OWNERS[stream])
+        self.owners[stream] = Owner(stream)
         return stream
-
-    def destroy_stream(self, stream, device_id):
-        from dlbridge_cuda import lasting
-
-        lasting._owners.pop(stream, None)  # as when it is no longer among the last ones
-        del OWNERS[stream]
 
     def wait(self, stream, device_id):
         with at(device_id):
@@ -130,7 +129,7 @@ class CudaRig(rig.Rig):
             assert driver.cuLaunchHostFunc(stream, function, argument) == 0
 
     def begin_capture(self, stream, mode):
-        from dlbridge_cuda.driver import cu
+        from cuda.bindings import driver as cu
 
         with at(0):
             call("cuStreamBeginCapture", stream, cu.CUstreamCaptureMode(mode))
@@ -151,14 +150,13 @@ class CudaRig(rig.Rig):
 
     def pool_threshold(self, value=None):
         """The release threshold of device 0's pool, after setting it to *value*."""
-        from dlbridge_cuda import gpu
-        from dlbridge_cuda.driver import cu
+        from cuda.bindings import driver as cu
 
         pool = call("cuDeviceGetDefaultMemPool", 0)
         which = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         if value is not None:
             call("cuMemPoolSetAttribute", pool, which, cu.cuuint64_t(value))
-            gpu.default_pool.cache_clear()
+            self.gpu().pools.clear()
         return int(call("cuMemPoolGetAttribute", pool, which))
 
     def gpu(self):
@@ -175,8 +173,6 @@ class CudaRig(rig.Rig):
         return int(call("cuCtxGetCurrent"))
 
     def make_current(self, device_id):
-        from dlbridge_cuda.contexts import primary
-
         call("cuCtxSetCurrent", primary(device_id))
 
     def all_calls(self):
@@ -186,15 +182,13 @@ class CudaRig(rig.Rig):
             for path in (rig.DRIVERS / "fakecuda").glob("*.c")
             for name in re.findall(r"^API (cu\w+)\(", path.read_text(), re.MULTILINE)
         }
-        return sorted(found - {"cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"})
+        return sorted(found - {"cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"})
 
 
 class stream:  # noqa: N801  # a context manager, as `suite.rig.stream`
     """A new stream, also in somebody's own context; its handle."""
 
     def __init__(self, device_id=0, flags=1, context=None):
-        from dlbridge_cuda.contexts import primary
-
         self._context = context or primary(device_id)
         self._flags = flags
 

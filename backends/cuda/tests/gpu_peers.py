@@ -159,9 +159,7 @@ class Spin:
     """Our kernel, compiled by the driver."""
 
     def __init__(self):
-        from cuda_support import current
-        from dlbridge_cuda.contexts import primary
-        from dlbridge_cuda.driver import call
+        from cuda_support import call, current, primary
 
         with current(primary(0)):
             self.module = call("cuModuleLoadData", SPIN)
@@ -170,9 +168,7 @@ class Spin:
     def __call__(self, on, cycles=CYCLES):
         import ctypes
 
-        from cuda_support import current
-        from dlbridge_cuda.contexts import primary
-        from dlbridge_cuda.driver import call
+        from cuda_support import call, current, primary
 
         with current(primary(0)):
             arguments = ((cycles,), (ctypes.c_uint64,))

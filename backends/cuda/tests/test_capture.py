@@ -11,8 +11,7 @@ from dlbridge.kit.staging import Plan, Stager
 
 def test_staging_goes_on(cuda, mode):
     """Page-locking the ring does not end somebody's capture."""
-    from cuda_support import current
-    from dlbridge_cuda.contexts import primary
+    from cuda_support import current, primary
     from dlbridge_cuda.gpu import gpu
 
     source = np.arange(9000, dtype="u1")
@@ -32,9 +31,7 @@ def test_staging_goes_on(cuda, mode):
 
 def test_host_waits_go_on(fake, cuda, mode):
     """The driver refuses them beside a global capture, except to a thread that is relaxed."""
-    from cuda_support import current
-    from dlbridge_cuda.contexts import primary
-    from dlbridge_cuda.driver import call
+    from cuda_support import call, current, primary
 
     with stream() as captured, stream() as own, capture(captured, mode):
         for waited in (own, 2):
@@ -53,9 +50,7 @@ def test_host_waits_go_on(fake, cuda, mode):
 
 def test_waiting_for_the_context_ends_captures(fake, cuda, mode):
     """Making room must not do so: the simulated driver ends the capture then."""
-    from cuda_support import current
-    from dlbridge_cuda.contexts import primary
-    from dlbridge_cuda.driver import call
+    from cuda_support import call, current, primary
 
     with (
         stream() as captured,

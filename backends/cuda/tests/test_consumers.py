@@ -14,7 +14,9 @@ from suite.rig import capture
 
 import dlbridge
 from dlbridge import ffi
+from dlbridge.core._cdefs import ffi as c
 from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
+from dlbridge.core.dlpack.structs import DLPACK_VERSION
 from dlbridge.protocol import Span
 
 N = 1 << 16
@@ -177,9 +179,6 @@ def test_a_call_on_another_librarys_stream(fake, cuda):
 
 def library_with_stream(number):
     """A class of another library, whose exchange table says that it works on stream *number*."""
-    from dlbridge.core._cdefs import ffi as c
-    from dlbridge.core.dlpack.structs import DLPACK_VERSION
-
     taken = []
 
     class Array:
@@ -217,6 +216,69 @@ def library_with_stream(number):
     setattr(Array, NAMES[-1], int(c.cast("uintptr_t", struct)))
     Array.keep = (struct, functions, taken)
     return Array
+
+
+def torch_with_stream(number, asked, monkeypatch):
+    """A class that passes for torch's: it has a table, and notes what it is asked for."""
+    torch = pytest.importorskip("torch")
+    Array = library_with_stream(number)  # noqa: N806  # a class
+
+    class Tensor:
+        dtype, is_cpu = torch.float32, False
+
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def numpy(self):
+            asked.append("numpy")
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+        view = is_neg = numpy
+
+        def __dlpack_device__(self):
+            asked.append("device")
+            return self.tensor.__dlpack_device__()
+
+        def __dlpack__(self, **keywords):
+            asked.append("method")
+            return self.tensor.__dlpack__(**keywords)
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+    def from_py_object(x, out):
+        asked.append("table")
+        return TABLE._from_py_object(x.tensor, out)  # private: a table of another library's
+
+    struct = Array.keep[0]
+    function = ctypes.cast(from_py_object, ctypes.c_void_p).value
+    kind = c.typeof(struct.managed_tensor_from_py_object_no_sync)
+    struct.managed_tensor_from_py_object_no_sync = c.cast(kind, function)
+    setattr(Tensor, NAMES[-1], int(c.cast("uintptr_t", struct)))
+    Tensor.keep, Tensor.__module__ = (Array, from_py_object), "torch"
+    Tensor.__qualname__ = "_OfThisTest"  # where short ways look whether it is torch's own
+    monkeypatch.setattr(torch, "_OfThisTest", Tensor, raising=False)
+    return Tensor
+
+
+@pytest.mark.parametrize(
+    "take",
+    [dlbridge.from_dlpack, dlbridge.asarray, lambda x: dlbridge.to_device(x, "cuda:0")],
+    ids=["from_dlpack", "asarray", "to_device"],
+)
+def test_a_tensor_of_torch_is_taken_by_its_table_at_once(fake, cuda, take, monkeypatch):
+    """A conversion to numpy would fail first, which takes longer than all the rest."""
+    with stream() as theirs, memory(cuda, N) as copy:
+        asked = []
+        Tensor = torch_with_stream(theirs, asked, monkeypatch)  # noqa: N806  # a class
+        inner = dlbridge.to_device(np.frombuffer(OLD, "f4"), CUDA, copy=True)
+        with gate(theirs) as closed:
+            cuda.fill(Span(0, inner.data_ptr(), 0, N), NEW[0], theirs)
+            tensor = take(Tensor(inner))
+            assert asked == ["table"]
+            cuda.copy(Span(0, copy, 0, N), Span(0, tensor.data_ptr(), 0, N), 1)
+            closed.open_soon()
+            assert read(cuda, copy, N) == NEW  # our stream has waited for its own
+        del tensor, inner
+        gc.collect()
 
 
 def test_a_result_for_another_library(fake, cuda):

@@ -17,7 +17,7 @@ def test_no_context(kind):
 
 def test_somebodys_own_context(kind):
     def work(_):
-        from dlbridge_cuda.driver import call
+        from cuda_support import call
 
         own = own_context()
         uses(kind)
@@ -38,16 +38,16 @@ def test_the_primary_context_is_retained_once(fake, cuda):
 
 def test_a_context_that_cannot_be_had(fake):
     """The driver's refusal is ours, and the next try is a new one."""
-    from dlbridge_cuda import contexts
+    from dlbridge_cuda.gpu import GPU
 
     from dlbridge.errors import DeviceError
 
-    contexts.primary.cache_clear()
+    places = GPU().places
     fake.fail("cuDevicePrimaryCtxRetain", 2)
     with pytest.raises(MemoryError, match="cuDevicePrimaryCtxRetain"):
-        contexts.primary(0)
+        places[0]
     fake.fail("cuDevicePrimaryCtxRetain", 999)
     with pytest.raises(DeviceError, match="CUDA_ERROR_UNKNOWN"):
-        contexts.primary(0)
+        places[0]
     fake.fail("cuDevicePrimaryCtxRetain", 0)
-    assert contexts.primary(0) == contexts.primary(0)
+    assert places[0] == places[0]

@@ -1,20 +1,22 @@
 """Streams that nobody is known to keep: the driver is not asked about one that may be gone.
 
 As NVIDIA's driver, the simulated one ends the process at a call with the handle of a destroyed
-stream. Streams of these tests are the driver's own, without an owner that is known (`note_owner`).
+stream. Streams of these tests are the driver's own, without an object of a library that keeps them.
 """
 
 import gc
+import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_support import Owner, at, call, gate, memory, read
-from dlbridge_cuda import lasting
+from cuda_support import at, call, gate, memory, read
 from suite.rig import capture, default, drop, hold
 
 import dlbridge
+from dlbridge.kit import stream_owners
+from dlbridge.kit.consumers import Consumer, consumer_of
 from dlbridge.kit.driver import ALL_STREAMS
 from dlbridge.protocol import Span
 
@@ -41,11 +43,10 @@ def destroy(alive):
 
 
 @pytest.fixture(params=[12040, 13000], ids=["CUDA 12.4", "CUDA 13"])
-def driver_version(request, monkeypatch):
+def driver_version(request, fake):
     """Before CUDA 12.5 no event is behind all streams, and the host waits for the work."""
-    from dlbridge_cuda import gpu
-
-    monkeypatch.setattr(gpu, "version", lambda: request.param)
+    if request.param < 12050:
+        fake.fail("cuCtxRecordEvent", 801)  # as of a function that the library lacks
 
 
 @pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
@@ -124,47 +125,34 @@ def test_our_stream_captures_when_the_memory_is_freed(fake, cuda):
         assert fake.live() == live
 
 
-def forget_owner(handle):
-    """Note so many other streams that the owner of this one is dropped."""
-    others = range(0x9000, 0x9000 + lasting.KEPT)
-    for each in others:
-        lasting.note_owner(each, Owner())
-    for each in others:
-        lasting._owners.pop(each, None)
-
-
-def test_a_stream_is_known_as_long_as_its_owner(fake, cuda):
-    with raw() as stream:
-        handle = stream[0]
-        with at(0):
-            assert lasting.lasting(handle, 0).stream == ALL_STREAMS
-            lasting.note_owner(handle, Owner())
-            gc.collect()
-            assert lasting.lasting(handle, 0).stream == handle
-            forget_owner(handle)
-            assert not lasting.has_owner(handle)
-            assert lasting.lasting(handle, 0).stream == ALL_STREAMS
-
-
-def test_an_owner_that_dies_is_not_given_any_more():
-    """It destroys its stream without the GIL: another thread must not find it. A weak reference
-    gives it until its ``__del__`` has ended."""
-    found = []
-
-    class Dying:
-        def __del__(self):
-            found.append(lasting.owner(0x8000))
-
-    lasting.note_owner(0x8000, Dying())
-    assert isinstance(lasting.owner(0x8000), Dying)
-    forget_owner(0x8000)
-    assert found == [None]
-
-
 def test_torchs_streams_stay_and_external_ones_need_not():
     """By torch's own sign: an ExternalStream has its handle as stream_id."""
-    assert lasting.torch_stream(SimpleNamespace(cuda_stream=0x7001, stream_id=35)) == 0x7001
-    assert lasting.has_owner(0x7001)
-    assert lasting.torch_stream(SimpleNamespace(cuda_stream=0x7002, stream_id=0x7002)) == 0x7002
-    assert not lasting.has_owner(0x7002)
-    lasting._endless.discard(0x7001)
+    assert stream_owners.torch_stream(SimpleNamespace(cuda_stream=0x7001, stream_id=35)) == 0x7001
+    assert stream_owners.owner(0x7001, 0) is True
+    external = SimpleNamespace(cuda_stream=0x7002, stream_id=0x7002)
+    assert stream_owners.torch_stream(external) == 0x7002
+    assert stream_owners.owner(0x7002, 0) is None
+    stream_owners._endless.discard(0x7001)
+
+
+class Stream:
+    ptr = 0x7003
+
+
+def test_cupys_current_stream_is_kept_by_its_object(monkeypatch):
+    current = Stream()
+    cuda = SimpleNamespace(Stream=Stream, get_current_stream=lambda: current)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    assert stream_owners.owner(0x7003, 0) is current
+    assert stream_owners.owner(0x7004, 0) is None
+    current = SimpleNamespace(ptr=0x7003)  # an ExternalStream is somebody else's
+    assert stream_owners.owner(0x7003, 0) is None
+    cuda.get_current_stream = None  # another library's trouble
+    assert stream_owners.owner(0x7003, 0) is None
+
+
+def test_what_stands_for_a_stream(cuda):
+    """The legacy stream is behind every blocking one; an event of the context behind all."""
+    for flags, want in ((BLOCKING, 1), (NON_BLOCKING, ALL_STREAMS)):
+        with raw(flags) as stream, at(0):
+            assert consumer_of(cuda.driver, stream[0], 0) == (Consumer(want, 0), None)

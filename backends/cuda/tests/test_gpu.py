@@ -269,9 +269,7 @@ def test_work_on_a_cupy_stream_that_dies_first(gpu):
 
 def test_streams_can_be_asked_without_a_context(gpu):
     """`GPU.place_of` asks for a stream's context."""
-    from cuda_support import current
-    from dlbridge_cuda.contexts import primary
-    from dlbridge_cuda.driver import call
+    from cuda_support import call, current, primary
 
     with stream() as own, current(primary(0)):
         assert int(call("cuStreamGetCtx", own)) == int(primary(0))

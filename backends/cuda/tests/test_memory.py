@@ -94,8 +94,8 @@ def test_a_rank_that_uses_gpu_1_makes_no_context_on_gpu_0(fake):
     """A context costs hundreds of MB, for each process that uses another GPU."""
     done = python("""
     import ctypes, numpy as np, dlbridge
-    from dlbridge_cuda.driver import call
-    from dlbridge_cuda.contexts import primary
+    from cuda_support import call
+    from cuda_support import primary
     dlbridge.backend("cuda")
     call("cuCtxSetCurrent", primary(1))
     large = np.arange(1 << 20)
@@ -114,7 +114,7 @@ def test_an_import_by_the_array_interface_makes_no_context_on_gpu_0(fake, how):
     """In a thread without a context, the one of GPU 1 that somebody made answers."""
     done = python(f"""
     import threading, dlbridge
-    from dlbridge_cuda.driver import call
+    from cuda_support import call
     dlbridge.backend("cuda")
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1)))
     address = int(call("cuMemAlloc", 4096))
@@ -140,7 +140,7 @@ def test_a_label_of_gpu_0_makes_no_context_there(fake):
     """Of memory that is on GPU 1, where the only context is; and memory that there is not."""
     done = python("""
     import ctypes, threading, dlbridge
-    from dlbridge_cuda.driver import call
+    from cuda_support import call
     cuda = dlbridge.backend("cuda")
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1)))
     address = int(call("cuMemAlloc", 4096))

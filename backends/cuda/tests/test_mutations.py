@@ -20,29 +20,24 @@ TOOLS = HERE.parents[2] / "tests" / "support"
 OWNERS = ("driver", "self.driver", "self._driver")
 WAITS = ["wait_event", "wait_for_event", "wait_for_stream", "wait_for_device", "record_event"]
 WAITS = [f"{owner}.{name}" for owner in OWNERS for name in WAITS]
+FUNCTIONS = ["wait_event", "wait_for_event", "wait_for_stream", "record_event"]
+WAITS += [f"self.functions.{name}" for name in FUNCTIONS]
 WAITS += [
     "ring.record",
     "ring.wait_for_dma",
-    "self._finish_namesakes",
     "self._mark",
+    "self._has_passed",
     "self._memory.consumers.note",
-    "self._order.synchronize",
-    "self._order.wait_here",
+    "self._remember",
+    "self._wait_by_event",
     "self.synchronize",
     "self.wait_before_free",
     "self.wait_for_devices",
+    "wait_for_device",
     "cancel_all",
     "job.wait",
 ]
-DRIVER_WAITS = [
-    "cuda.cuStreamWaitEvent",
-    "cuda.cuStreamSynchronize",
-    "cuda.cuEventSynchronize",
-    "cuda.cuEventRecord",
-    "cuCtxSynchronize",
-    "self.synchronize",
-    "self.wait_before_free",
-]
+DRIVER_WAITS = ["self.synchronize", "self.wait_before_free"]
 STREAMS, MEMORY, STAGING = (
     "test_common_streams.py::",
     "test_common_memory.py::",
@@ -52,7 +47,7 @@ ORDER = f"{STREAMS}test_wait_orders_a_slow_stream_before_a_fast_one"
 SYNCHRONIZE = f"{STREAMS}test_synchronize_waits_and_lets_other_threads_run"
 PER_THREAD = "test_streams.py::test_synchronize_the_per_thread_stream_of_another_thread"
 CONSUMER = f"{STREAMS}test_a_tensor_that_dies_while_a_consumer_reads_it"
-NAMESAKE = f"{STREAMS}test_the_handle_of_a_tensors_own_last_stream_belongs_to_a_new_stream"
+GONE = "test_gone_streams.py::test_the_consumers_stream_is_destroyed"
 FREE = f"{MEMORY}test_free_waits_for_the_work_on_it"
 HOST = f"{MEMORY}test_the_host_waits_for_the_device"
 ROOM = f"{MEMORY}test_no_room_waits_for_frees_on_the_way"
@@ -62,29 +57,36 @@ ROCM = "../../rocm/tests/"
 
 SHOWN_BY = {
     "dlbridge.kit": {
-        "backend.StreamBackend.synchronize:self._order.synchronize": SYNCHRONIZE,
+        "backend.StreamBackend._synchronize:driver.wait_for_event": PER_THREAD,
+        "backend.StreamBackend._synchronize:driver.wait_for_stream": SYNCHRONIZE,
         "backend.StreamBackend._wait:self._memory.consumers.note": CONSUMER,
         "backend.StreamBackend._wait:self._memory.consumers.note#2": f"{STREAMS}test_a_consumer_that_was_waited_for",
-        "backend.StreamBackend._wait:self._order.wait_here": ORDER,
+        "backend.StreamBackend._wait:self._wait_by_event": ORDER,
+        "backend.StreamBackend._wait_by_event:driver.wait_event": ORDER,
         "device_backend.DeviceBackend._copy_peer:self._memory.consumers.note": f"{STREAMS}test_a_peer_copy_whose_wait_failed_keeps_its_source",
+        "device_backend.DeviceBackend._queue_here:driver.wait_for_stream": "test_kit.py::TestCUDA::test_host_copies_block_as_declared",
+        "driver.StreamDriver.record_event:self.functions.record_event": ORDER,
+        "driver.StreamDriver.wait_event:self.functions.wait_event": ORDER,
+        "driver.StreamDriver.wait_for_device:wait_for_device": GONE,
+        "driver.StreamDriver.wait_for_event:self.functions.wait_for_event": PER_THREAD,
+        "driver.StreamDriver.wait_for_stream:self.functions.wait_for_stream": SYNCHRONIZE,
         "events.EventPool.record_here:self._driver.record_event": ORDER,
         "host_backend.HostBackend._settled:self.wait_for_devices": HOST,
         "host_backend.HostBackend.wait_for_devices:self.synchronize": HOST,
         "host_views.HostViews.host_view:self.synchronize": "test_memory.py::test_the_host_waits_for_managed_memory",
-        "memory.Memory._free:driver.wait_event": ROOM,
-        "memory.Memory._finish_namesakes:self.driver.wait_for_device": ROCM + NAMESAKE,
-        "memory.Memory._free:driver.wait_for_device": f"{ROCM}{MEMORY}test_the_stream_of_the_memory_is_destroyed_before_the_free",
-        "memory.Memory._free:self._finish_namesakes": ROCM + NAMESAKE,
+        "memory.Memory._free:self._has_passed": CONSUMER,
         "memory.Memory._free:self._mark": CONSUMER,
-        "memory.Memory._record:driver.wait_for_device": CONSUMER,
+        "memory.Memory._has_passed:driver.wait_event": ROOM,
+        "memory.Memory._record:driver.wait_for_device": GONE,
         "memory.Memory.trim:self.driver.wait_for_stream": ROOM,
         "memory.Memory.wait_before_free:self.driver.wait_for_device": ROCM + FREE,
         "memory.Memory.wait_before_free:self.driver.wait_for_stream": FREE,
         "pinned.PinnedMemory.release:self.wait_before_free": FREE,
-        "pool.PoolMemory._remember:self.driver.record_event": f"{MEMORY}test_no_room_waits_for_the_last_free_on_another_stream",
+        "pool.PoolMemory.release:self._remember": ROOM,
         "pool.PoolMemory.release:self.wait_before_free": f"{EXTERNAL}test_memory_that_can_be_exported_is_freed_behind_the_work",
         "pool.PoolMemory.release:self.wait_before_free#2": f"{MEMORY}test_without_pools",
-        "pool.PoolMemory.trim:self.driver.wait_event": ROOM,
+        "pool.PoolMemory.trim:driver.wait_event": ROOM,
+        "pool.PoolMemory.trim:self._remember": f"{MEMORY}test_no_room_waits_for_the_last_free_on_another_stream",
         "staging.Ring.record:self._driver.record_event": WAY_IN,
         "staging.Ring.wait_for_dma:self._driver.wait_for_event": WAY_IN,
         "staging.Stager._fill:ring.wait_for_dma": WAY_IN,
@@ -92,23 +94,15 @@ SHOWN_BY = {
         "staging.Stager._send:ring.record": WAY_IN,
         "staging.Stager._send:job.wait": f"{STAGING}test_dmas_wait_for_the_helpers",
         "staging.Stager.to_device:self._driver.wait_for_stream": f"{STAGING}test_a_dma_that_no_event_tells_of",
-        "streams.StreamOrder._synchronize:driver.wait_for_event": PER_THREAD,
-        "streams.StreamOrder._synchronize:driver.wait_for_stream": SYNCHRONIZE,
-        "streams.StreamOrder.wait_here:driver.wait_event": ORDER,
     },
     "dlbridge_cuda": {
         "backends.ManagedMemory.release:self.wait_before_free": FREE,
-        "gpu.GPU.record_event:cuda.cuEventRecord": ORDER,
-        "gpu.GPU.wait_event:cuda.cuStreamWaitEvent": ORDER,
-        "gpu.GPU.wait_for_device:cuCtxSynchronize": "test_gone_streams.py::test_the_consumers_stream_is_destroyed",
-        "gpu.GPU.wait_for_event:cuda.cuEventSynchronize": PER_THREAD,
-        "gpu.GPU.wait_for_stream:cuda.cuStreamSynchronize": SYNCHRONIZE,
     },
 }
 # The first is for old versions of HIP alone: see test_wait_between_devices_by_version there. The
 # others are for backends with several devices and no copy between them: tests/kit has their test.
 ELSEWHERE = {
-    "streams.StreamOrder.wait_here:driver.wait_for_stream",
+    "backend.StreamBackend._wait_by_event:driver.wait_for_stream",
     "through_host.ThroughHost.copy:self.synchronize",
     "through_host.ThroughHost.copy:self.synchronize#2",
 }
@@ -127,10 +121,11 @@ def load():
 def waits():
     """The waits of each package."""
     mutate = load()
-    success = {"call": "None", "status": "(0, None)", **dict.fromkeys(DRIVER_WAITS[:4], "0")}
+    success = {"self.call": "None", **{f"self.functions.{name}": "0" for name in FUNCTIONS}}
+    success["self._has_passed"] = success["self._mark"] = "True"
     return {
-        "dlbridge.kit": mutate.Mutation("dlbridge.kit", WAITS, {}),
-        "dlbridge_cuda": mutate.Mutation("dlbridge_cuda", DRIVER_WAITS, success),
+        "dlbridge.kit": mutate.Mutation("dlbridge.kit", WAITS, success),
+        "dlbridge_cuda": mutate.Mutation("dlbridge_cuda", DRIVER_WAITS, {}),
     }
 
 

@@ -10,7 +10,7 @@ from dlbridge.errors import ExchangeError
 
 def test_memory_of_somebodys_own_context(cuda):
     """Our primary contexts cannot reach it: refused, and told what to do."""
-    from dlbridge_cuda.driver import call
+    from cuda_support import call
 
     own = own_context()
     data = int(call("cuMemAlloc", 64))
@@ -26,9 +26,8 @@ def test_memory_of_somebodys_own_context(cuda):
 
 def test_what_is_staged(fake, cuda, cuda_host, cuda_managed):
     """Pageable memory, but not where the GPU reads the host's page tables (Grace Hopper)."""
-    from cuda_support import current
+    from cuda_support import current, primary
     from dlbridge_cuda.backends import host_copies
-    from dlbridge_cuda.contexts import primary
 
     from dlbridge.kit.host_copies import DIRECT
 

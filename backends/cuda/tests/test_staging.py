@@ -31,8 +31,7 @@ def plan(threads=2, chunk=CHUNK):
 @pytest.fixture
 def stager(cuda, request):
     """A stager of its own, with the context current as its callers have it."""
-    from cuda_support import current
-    from dlbridge_cuda.contexts import primary
+    from cuda_support import current, primary
     from dlbridge_cuda.gpu import gpu
 
     with current(primary(0)):
@@ -201,8 +200,7 @@ def test_rings_are_used_again(fake, stager, cuda):
 
 def test_one_copy_does_not_wait_for_the_ring_of_another(stager, cuda):
     """The first stands in its stream behind work that ends only after the second."""
-    from cuda_support import current
-    from dlbridge_cuda.contexts import primary
+    from cuda_support import current, primary
 
     source = content(20 * CHUNK)
     with (
@@ -360,7 +358,7 @@ def test_managed_memory_on_a_stream_of_another_gpu(cuda_managed, two_devices, mo
 
 def test_a_stream_of_somebodys_own_context(cuda, monkeypatch):
     """It may be gone tomorrow: no ring is made for it, and the driver copies."""
-    from dlbridge_cuda.driver import call
+    from cuda_support import call
 
     monkeypatch.setattr(host_copies, "DIRECT", CHUNK)
     source = content(40 * CHUNK).tobytes()

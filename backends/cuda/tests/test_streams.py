@@ -92,8 +92,7 @@ def test_broken_stream_objects(cuda, obj):
 
 def test_wait_for_a_stream_of_another_context(cuda):
     """Somebody's own context: its event is made there."""
-    from cuda_support import current
-    from dlbridge_cuda.driver import call
+    from cuda_support import call, current
 
     own = own_context()
     call("cuCtxPopCurrent")
@@ -203,8 +202,7 @@ def events_alive(fake):
 
 def test_events_of_a_context_that_may_go_are_not_kept(fake, cuda):
     """The next context may get its address; an event of the dead one is none of it."""
-    from dlbridge_cuda.contexts import primary
-    from dlbridge_cuda.driver import call
+    from cuda_support import call, primary
     from dlbridge_cuda.gpu import events
 
     kept = set(events._unused)
@@ -240,6 +238,6 @@ def test_a_wait_keeps_the_record_that_it_found(cuda):
 
 def is_busy(handle):
     """Whether the stream has work that is not done."""
-    from dlbridge_cuda.driver import cu
+    from cuda.bindings import driver as cu
 
     return cu.cuStreamQuery(handle)[0] == cu.CUresult.CUDA_ERROR_NOT_READY

@@ -9,6 +9,7 @@ from dlbridge.kit.device_backend import DeviceBackend
 from dlbridge.kit.host_backend import HostBackend
 from dlbridge.kit.host_copies import HostCopies
 from dlbridge.kit.pool import PoolMemory
+from dlbridge.kit.stream_owners import torch_stream
 from dlbridge.kit.streams import StreamRules
 
 from .gpu import events, gpu
@@ -32,7 +33,7 @@ _RULES = StreamRules(
     default=0,
     forbidden={1: _CUDA_ONLY, 2: _CUDA_ONLY},
     libraries={
-        "torch": operator.attrgetter("cuda_stream"),  # also on ROCm, where it is a hipStream_t
+        "torch": torch_stream,  # also on ROCm, where it is a hipStream_t
         "cupy": operator.attrgetter("ptr"),
         "hip": _of_hip_python,
         "rocm": _of_hip_python,  # since its version 10

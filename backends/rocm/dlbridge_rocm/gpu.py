@@ -3,41 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from ctypes import c_uint64
-from functools import cache
+import os
+import string
+from ctypes import byref, c_char_p, c_int, c_uint64
 from typing import Any
 
-from dlbridge.errors import ExchangeError
-from dlbridge.kit.driver import Location, StreamDriver, StreamState, WrongDeviceError
+from dlbridge.errors import BackendUnavailable, DeviceError, ExchangeError
+from dlbridge.kit.driver import NOT_SUPPORTED, Location, StreamDriver, WrongDeviceError
 from dlbridge.kit.events import EventPool
-from dlbridge.kit.limits import pool_limit
 from dlbridge.kit.regions import Side
 from dlbridge.kit.status import NoPoolError, StreamGoneError
 
-from . import info
-from .devices import attribute, run
-from .driver import (
-    INVALID_VALUE,
-    NOT_READY,
-    NOT_SUPPORTED,
-    answer,
-    call,
-    check,
-    device_count,
-    give,
-    guard,
-    status,
-    table,
-    take_back,
-    version,
-)
-from .library import constant, ffi
+from . import library
 
-__all__ = ["GPU", "default_pool", "events", "gpu", "without_pool"]
+__all__ = ["GPU", "events", "gpu"]
 
-_IMPLICIT = 906  # hipErrorStreamCaptureImplicit
-_DESTROYED = frozenset({400, 709, INVALID_VALUE})
+_INVALID_VALUE = 1
+_DESTROYED = frozenset({400, 709, _INVALID_VALUE})
 """Statuses for a stream that was destroyed: hipErrorInvalidHandle,
 hipErrorContextIsDestroyed, hipErrorInvalidValue."""
 
@@ -46,8 +28,8 @@ hipErrorContextIsDestroyed, hipErrorInvalidValue."""
 _KINDS_5 = {0: "host", 1: "device", 3: "managed"}
 _KINDS_6 = {0: "pageable", 1: "host", 2: "device", 3: "managed", 11: "managed"}
 
-without_pool: set[int] = set()
-"""Devices that have hipMallocFromPoolAsync, and refuse it."""
+_DEFAULT = 4  # hipMemcpyDefault: the runtime asks where both sides are
+_HEX = frozenset(string.hexdigits.encode())
 
 
 class GPU(StreamDriver):
@@ -61,265 +43,205 @@ class GPU(StreamDriver):
     memory_api = "the HIP runtime"
     device_name = "rocm"
     default_stream = 0
-    table = table
-    guard = guard
+    names, signatures = library.FUNCTIONS, library.SIGNATURES
+    attributes = library.ATTRIBUTES
+    library = staticmethod(library.load)
+    meanings = {1052: (DeviceError, "the ROCm kernel driver refused")}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def device_count(self) -> int:
+        if not self._count:
+            found, least = self.version(), library.MINIMUM_VERSION
+            if found < least:
+                raise BackendUnavailable(
+                    f"the HIP runtime is too old: it is HIP {found[0]}.{found[1]}, dlbridge-rocm "
+                    f"needs {least[0]}.{least[1]}; update ROCm"
+                )
+            count = c_int()
+            code = self.functions.count_devices(count)
+            if code or count.value < 1:
+                settings = "".join(
+                    f" ({name}={os.environ[name]!r})"
+                    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+                    if name in os.environ
+                )
+                raise BackendUnavailable(
+                    f"no usable ROCm device: hipGetDeviceCount gave {self.describe(code)}, "
+                    f"{count.value} devices{settings}; this takes an AMD GPU, its kernel driver, "
+                    "and access to /dev/kfd"
+                )
+            self._count = count.value
+        return self._count
+
+    def version(self) -> tuple[int, int]:
+        """(major, minor); the runtime says 10000000 * major + 100000 * minor + patch."""
+        number = self.known.get("version")
+        if number is None:
+            number = self.known.setdefault("version", self.answer("version", c_int()))
+        return number // 10_000_000, number // 100_000 % 100
+
+    def version_text(self) -> str:
+        return "HIP {}.{}".format(*self.version())
+
+    def describe(self, code: int) -> str:
+        """``hipErrorOutOfMemory (2): out of memory``, in the runtime's words."""
+        said = []
+        for function in (self.library().hipGetErrorName, self.library().hipGetErrorString):
+            function.restype = c_char_p
+            said.append((function(code) or b"").decode("utf-8", "replace"))
+        name, words = said
+        return f"{name} ({code})" + (f": {words}" if words and words != name else "")
+
+    def check(self, name: str, code: int) -> None:
+        if code:
+            self.forget_error()
+        super().check(name, code)
+
+    def forget_error(self) -> None:
+        """Another library's next check must not find what is reported here."""
+        self.functions.get_last_error()
 
     # Places
 
-    def device_count(self) -> int:
-        return device_count()
+    def ask(self, device: int, name: str) -> int:
+        value = c_int()
+        code = self.functions.get_attribute(value, self.attributes[name], device)
+        if code == _INVALID_VALUE:  # this HIP knows no such attribute
+            self.forget_error()
+            return 0
+        self.check("get_attribute", code)
+        return value.value
 
-    def device_info(self, device_id: int) -> Mapping[str, object]:
-        return info.device_info(device_id)
+    def device_info(self, device_id: int) -> dict[str, object]:
+        return {
+            **super().device_info(device_id),
+            "library": ", ".join(library.loaded_already()),  # two do not know each other's memory
+            "warp_size": self.attribute(device_id, "warp_size"),
+            "pageable_memory_access": bool(self.attribute(device_id, "pageable_memory_access")),
+        }
 
-    def place(self, device_id: int) -> int:
-        return device_id
-
-    run = staticmethod(run)  # type: ignore[assignment]  # mypy: a generic one is no T
+    def uuid_text(self, raw: bytes, name: str) -> str:
+        """As ``rocm-smi`` does: AMD's runtime gives 16 characters, others 16 bytes."""
+        return f"GPU-{raw.decode()}" if set(raw) <= _HEX else super().uuid_text(raw, name)
 
     def place_of(self, stream: int, device_id: int) -> int:
-        home = _device_of(stream, device_id)
+        if stream == 0:
+            return device_id
+        home = self._device_of(stream, device_id)
         if home is None:
             raise StreamGoneError(f"stream {stream:#x} was destroyed, or is not a HIP stream")
         return home
 
-    # Capture
+    def _device_of(self, stream: int, device_id: int) -> int | None:
+        """The device that *stream* belongs to; None if it was destroyed.
 
-    def stream_state(self, stream: int) -> StreamState:
-        captured = ffi.new("hipStreamCaptureStatus *")
-        code = status("hipStreamIsCapturing", stream, captured)
-        if code == _IMPLICIT:
-            return StreamState.BLOCKED
-        if code == 0 and captured[0] != constant("hipStreamCaptureStatusNone"):
-            return StreamState.CAPTURED
-        return StreamState.RUNS  # any other error is the next call's to report
+        HIP before 5.6 cannot tell: there it is *device_id*.
+        """
+        found = c_int()
+        code = self.functions.get_stream_device(stream, found)
+        if code == NOT_SUPPORTED:  # then hipStreamIsCapturing looks at the handle
+            self.forget_error()
+            code, found.value = self.functions.is_capturing(stream, found), device_id
+        if code in _DESTROYED:
+            self.forget_error()
+            return None
+        self.check("get_stream_device", code)
+        return found.value
 
     # Streams
 
-    def keeper(self, stream: int, device_id: int) -> object:
-        return None if _device_of(stream, device_id) is None else True
-
-    def stream_id(self, stream: int, device_id: int) -> int | None:
-        if stream == 0:
-            return None
-        found = ffi.new("unsigned long long *")
-        code = status("hipStreamGetId", stream, found)
-        if code == NOT_SUPPORTED:  # before HIP 7
-            return None
-        check("hipStreamGetId", code)
-        return int(found[0])
+    def exists(self, stream: int, device_id: int) -> bool:
+        return stream == 0 or self._device_of(stream, device_id) is not None
 
     def wait_for_stream(self, stream: int) -> None:
-        if self.keeper(stream, 0) is None:
-            raise StreamGoneError(f"stream {stream:#x} was destroyed")
-        call("hipStreamSynchronize", stream)
-
-    def is_idle(self, stream: int) -> bool:
-        return _is_ready("hipStreamQuery", stream)
-
-    def wait_for_device(self) -> None:
-        call("hipDeviceSynchronize")
-
-    # Events
+        self.require_stream(stream, 0)
+        super().wait_for_stream(stream)
 
     # hipEventQuery and hipEventSynchronize end captures of other threads in ROCm 7.0 to 7.2, also
     # in relaxed mode (ROCm/rocm-systems#3176).
     polls_events = False
 
-    def create_event(self) -> int:
-        flags = constant("hipEventDisableTiming")
-        return int(answer("hipEventCreateWithFlags", "hipEvent_t", flags))
-
-    def destroy_event(self, event: Any) -> None:
-        call("hipEventDestroy", event)
-
     def record_event(self, event: Any, stream: int) -> None:
-        code = status("hipEventRecord", event, stream)
-        if code in (400, 709):  # the stream is there: HIP before 5.6 did not tell its device
-            raise WrongDeviceError(table.text("hipEventRecord", code))
-        check("hipEventRecord", code)
-
-    def wait_event(self, stream: int, event: Any) -> None:
-        call("hipStreamWaitEvent", stream, event, 0)
+        try:
+            super().record_event(event, stream)
+        except StreamGoneError as exc:
+            if stream > 0 and self.exists(stream, 0):
+                # HIP before 5.6 did not tell its device.
+                raise WrongDeviceError(str(exc)) from exc
+            raise
 
     # Memory
-
-    def room(self) -> tuple[int, int]:
-        room = ffi.new("size_t[2]")
-        call("hipMemGetInfo", room, room + 1)
-        return room[0], room[1]
-
-    def allocate(self, nbytes: int, cell: c_uint64) -> None:
-        check("hipMalloc", give("hipMalloc", cell, nbytes))
-
-    def free(self, pointer: int, codes: list[int]) -> None:
-        take_back("hipFree", codes, pointer)
 
     # Pools of ROCm 7 say that there is no room where hipMalloc finds some
     # (ROCm/legacy-rocm-build#6178), and keep what they could not give (ROCm/rocm-systems#11642).
     pools_find_all_room = False
 
-    def pool(self, device_id: int) -> int | None:
-        return None if device_id in without_pool else default_pool(device_id)
+    def find_pool(self, device_id: int) -> int | None:
+        # HIP 5 calls its pools beta, and its first ones refuse the default stream.
+        return None if self.version() < (6, 0) else super().find_pool(device_id)
 
-    def allocate_async(self, pool: Any, nbytes: int, stream: int, cell: c_uint64) -> None:
-        # Not hipMallocAsync: it takes the pool of the stream's device.
-        code = give("hipMallocFromPoolAsync", cell, nbytes, pool, stream)
-        if code == NOT_SUPPORTED:
-            without_pool.add(int(answer("hipGetDevice", "int")))
-            raise NoPoolError(table.text("hipMallocFromPoolAsync", code))
-        check("hipMallocFromPoolAsync", code)
+    def allocate_async(self, pool: int, nbytes: int, stream: int, cell: c_uint64) -> None:
+        code = self.functions.allocate_async(cell, nbytes, pool, stream)
+        if code:
+            cell.value = 0
+            if code == NOT_SUPPORTED:
+                self.forget_error()
+                self.pools[self.answer("get_place", c_int())] = None
+                raise NoPoolError(self.table.text(self.symbol("allocate_async"), code))
+            self.check("allocate_async", code)
 
     def free_async(self, pointer: int, stream: int, codes: list[int]) -> None:
-        if self.keeper(stream, 0) is None:
-            raise StreamGoneError(f"stream {stream:#x} was destroyed")
-        take_back("hipFreeAsync", codes, pointer, stream)
-
-    def trim_pool(self, pool: Any) -> None:
-        call("hipMemPoolTrimTo", pool, 0)
-
-    def allocate_pinned(self, nbytes: int, cell: c_uint64) -> None:
-        flags = constant("hipHostMallocPortable") | constant("hipHostMallocMapped")
-        check("hipHostMalloc", give("hipHostMalloc", cell, nbytes, flags))
-
-    def free_pinned(self, pointer: int, codes: list[int]) -> None:
-        take_back("hipHostFree", codes, pointer)
-
-    cannot_lock = frozenset({1, 2, 304, 712, 801})
-    """Statuses of hipHostRegister for memory that cannot be locked: hipErrorInvalidValue,
-    OutOfMemory, OperatingSystem, HostMemoryAlreadyRegistered, NotSupported."""
+        if stream:
+            self.require_stream(stream, 0)
+        super().free_async(pointer, stream, codes)
 
     def lock_pages(
         self, device_id: int, address: int, nbytes: int, readonly: bool, codes: list[int]
     ) -> None:
-        flags = constant("hipHostRegisterPortable") | constant("hipHostRegisterMapped")
-        take_back("hipHostRegister", codes, address, nbytes, flags)
-        seen = int(answer("hipHostGetDevicePointer", "hipDeviceptr_t", address, 0))
+        super().lock_pages(device_id, address, nbytes, readonly, codes)
+        seen = self.answer("get_device_pointer", c_uint64(), address, 0)
         if seen != address:
             raise ExchangeError(
                 f"the GPU sees the memory at {address:#x} at another address ({seen:#x}), and "
                 "a tensor has one address only; copy it instead"
             )
 
-    def unlock_pages(self, address: int, codes: list[int]) -> None:
-        take_back("hipHostUnregister", codes, address)
-
     def locate(self, address: int, device_id: int) -> Location:
         """Plain host memory is hipErrorInvalidValue, or hipMemoryTypeUnregistered.
 
         Runtimes differ, whatever their version.
         """
-        found = ffi.new("hipPointerAttribute_t *")
-        code = status("hipPointerGetAttributes", found, address)
-        if code == INVALID_VALUE:
+        found = library.PointerAttributes()
+        code = self.functions.locate(byref(found), address)
+        if code == _INVALID_VALUE:
+            self.forget_error()
             return Location("pageable", -1)
-        check("hipPointerGetAttributes", code)
-        kinds = _KINDS_5 if version() < (6, 0) else _KINDS_6
+        self.check("locate", code)
+        kinds = _KINDS_5 if self.version() < (6, 0) else _KINDS_6
         kind = "managed" if found.isManaged else kinds.get(found.type, f"type {found.type}")
-        return Location(kind, int(found.device))
+        return Location(kind, found.device)
 
     # Copies
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        call("hipMemcpyAsync", target, source, nbytes, constant("hipMemcpyDefault"), stream)
+        code = self.functions.copy(target, source, nbytes, _DEFAULT, stream)
+        if code:
+            self.check("copy", code)
 
-    def copy_peer(
-        self, device_id: int, target: int, source_id: int, source: int, nbytes: int, stream: int
-    ) -> None:
-        _let_see(device_id, source_id)
-        call("hipMemcpyPeerAsync", target, device_id, source, source_id, nbytes, stream)
-
-    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
-        call("hipMemsetAsync", target, value, nbytes, stream)
-
-    def max_pitch(self, device_id: int) -> int:
-        return attribute(device_id, "MaxPitch")
+    copy_from_host = copy_to_host = copy
 
     def copy_rectangle(
         self, target: Side, source: Side, height: int, width: int, stream: int
     ) -> None:
-        call(
-            "hipMemcpy2DAsync", target.address, target.strides[0], source.address,
-            source.strides[0], width, height, constant("hipMemcpyDefault"), stream,
+        self.call(
+            "copy_rectangle", target.address, target.strides[0], source.address,
+            source.strides[0], width, height, _DEFAULT, stream,
         )  # fmt: skip
 
 
 gpu = GPU()
 events = EventPool(gpu)
 """The events of both backends."""
-
-
-@cache
-def default_pool(device_id: int) -> int | None:
-    """The device's default pool, told to keep what is freed; None if it is not to be used.
-
-    HIP 5 calls its pools beta, and its first ones refuse the default stream. It keeps up to the
-    user's limit (`pool_limit`), or everything. A release threshold of 0, the default, gives
-    everything back to the system at each synchronisation; one that somebody else has set is left
-    alone, for the pool belongs to the whole process.
-    """
-    limit = min(pool_limit(2**64 - 1), 2**64 - 1)
-    if version() < (6, 0) or not attribute(device_id, "MemoryPoolsSupported"):
-        return None
-    pool = ffi.new("hipMemPool_t *")
-    code = status("hipDeviceGetDefaultMemPool", pool, device_id)
-    if code == NOT_SUPPORTED:
-        return None
-    check("hipDeviceGetDefaultMemPool", code)
-    which = constant("hipMemPoolAttrReleaseThreshold")
-    threshold = ffi.new("uint64_t *")
-
-    def keep() -> None:
-        call("hipMemPoolGetAttribute", pool[0], which, threshold)
-        if threshold[0] == 0:
-            threshold[0] = limit
-            call("hipMemPoolSetAttribute", pool[0], which, threshold)
-
-    run(device_id, keep)
-    return int(pool[0])
-
-
-@cache
-def _let_see(device_id: int, source_id: int) -> None:
-    """Let *device_id* read memory of *source_id*, pool memory too; no harm if it cannot."""
-    if not answer("hipDeviceCanAccessPeer", "int", device_id, source_id):
-        return
-    run(device_id, _enable_peer, device_id, source_id)
-
-
-def _enable_peer(device_id: int, source_id: int) -> None:
-    # Any refusal is fine: enabled already, or the copy goes through the host.
-    status("hipDeviceEnablePeerAccess", source_id, 0)
-    pool = default_pool(source_id)
-    if pool:
-        access = ffi.new("hipMemAccessDesc *")
-        access.location.type = constant("hipMemLocationTypeDevice")
-        access.location.id = device_id
-        access.flags = constant("hipMemAccessFlagsProtReadWrite")
-        status("hipMemPoolSetAccess", pool, access, 1)  # likewise
-
-
-def _device_of(stream: int, device_id: int) -> int | None:
-    """The device that *stream* belongs to; None if it was destroyed.
-
-    The default stream is that of *device_id*. HIP before 5.6 cannot tell: there every stream is.
-    """
-    if stream == 0:
-        return device_id
-    found = ffi.new("hipDevice_t *")
-    code = status("hipStreamGetDevice", stream, found)
-    if code == NOT_SUPPORTED:  # then hipStreamIsCapturing looks at the handle
-        code = status("hipStreamIsCapturing", stream, found)
-        found[0] = device_id
-    if code in _DESTROYED:
-        return None
-    check("hipStreamGetDevice", code)
-    return int(found[0])
-
-
-def _is_ready(function: str, handle: Any) -> bool:
-    """Ask about an event or a stream without disturbing a capture."""
-    code = status(function, handle)
-    if code != NOT_READY:
-        check(function, code)
-    return code == 0

@@ -1,4 +1,4 @@
-"""Finds and opens libamdhip64, the HIP runtime: the only module that knows cffi's module.
+"""Finds and opens libamdhip64, the HIP runtime, and has its names, numbers and structures.
 
 Two HIP runtimes in one process do not know each other's streams and memory, so
 one that is loaded already (torch's wheels for ROCm bring their own) is used
@@ -7,20 +7,29 @@ before any other is opened.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+from collections.abc import Iterator
+from ctypes import Structure, c_int, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import BackendUnavailable
 
-from ._cdefs import ffi
+__all__ = [
+    "ATTRIBUTES",
+    "FUNCTIONS",
+    "MINIMUM_VERSION",
+    "SIGNATURES",
+    "PointerAttributes",
+    "candidates",
+    "load",
+    "loaded_already",
+]
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["candidates", "constant", "ffi", "load", "loaded_already"]
+MINIMUM_VERSION = (5, 0)
+"""The oldest HIP that has every function used here, or an answer without it."""
 
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so")
 """Names that the loader is asked for in the end, newest first; the last is that of a
@@ -28,12 +37,9 @@ development package, and of ROCm's own wheels."""
 
 _MAPS = Path("/proc/self/maps")
 
-constant = cache(ffi.integer_const)
-"""The value of a constant of ``hip.h``; needs no library."""
-
 
 @cache  # only success is kept: ROCm may be installed, or torch imported, later
-def load() -> Any:
+def load() -> ctypes.CDLL:
     """The HIP runtime, opened at the first call and never closed.
 
     BackendUnavailable, with every place that was tried, if there is none.
@@ -41,7 +47,7 @@ def load() -> Any:
     attempts = []
     for candidate in candidates():
         try:
-            return ffi.dlopen(candidate)
+            return ctypes.CDLL(candidate)
         except OSError as exc:
             attempts.append(f"{candidate} ({exc})")
     raise BackendUnavailable(
@@ -75,3 +81,89 @@ def _rocm_sdk() -> list[str]:
     except Exception:  # not installed, or broken: then the next place
         return []
     return [str(path) for path in found]
+
+
+FUNCTIONS = {
+    "version": "hipRuntimeGetVersion",
+    "count_devices": "hipGetDeviceCount",
+    "get_attribute": "hipDeviceGetAttribute",
+    "get_name": "hipDeviceGetName",
+    "get_pci": "hipDeviceGetPCIBusId",
+    "get_uuid": "hipDeviceGetUuid",
+    "get_memory": "hipDeviceTotalMem",
+    "get_last_error": "hipGetLastError",
+    "get_place": "hipGetDevice",
+    "set_place": "hipSetDevice",
+    "exchange_capture_mode": "hipThreadExchangeStreamCaptureMode",
+    "can_access_peer": "hipDeviceCanAccessPeer",
+    "enable_peer": "hipDeviceEnablePeerAccess",
+    "wait_for_device": "hipDeviceSynchronize",
+    "get_room": "hipMemGetInfo",
+    "allocate": "hipMalloc",
+    "free": "hipFree",
+    "allocate_async": "hipMallocFromPoolAsync",
+    "free_async": "hipFreeAsync",
+    "get_pool": "hipDeviceGetDefaultMemPool",
+    "get_pool_attribute": "hipMemPoolGetAttribute",
+    "set_pool_attribute": "hipMemPoolSetAttribute",
+    "set_pool_access": "hipMemPoolSetAccess",
+    "trim_pool": "hipMemPoolTrimTo",
+    "allocate_pinned": "hipHostMalloc",
+    "free_pinned": "hipHostFree",
+    "lock_pages": "hipHostRegister",
+    "unlock_pages": "hipHostUnregister",
+    "get_device_pointer": "hipHostGetDevicePointer",
+    "locate": "hipPointerGetAttributes",
+    "copy": "hipMemcpyAsync",
+    "copy_peer": "hipMemcpyPeerAsync",
+    "copy_rectangle": "hipMemcpy2DAsync",
+    "fill": "hipMemsetAsync",
+    "wait_for_stream": "hipStreamSynchronize",
+    "query_stream": "hipStreamQuery",
+    "wait_event": "hipStreamWaitEvent",
+    "is_capturing": "hipStreamIsCapturing",
+    "get_stream_device": "hipStreamGetDevice",  # since HIP 5.6
+    "create_event": "hipEventCreateWithFlags",
+    "destroy_event": "hipEventDestroy",
+    "record_event": "hipEventRecord",
+}
+"""Function of `dlbridge.kit.driver.StreamDriver` -> its symbol in the library.
+
+Every value here and below is the same in HIP 5.2, 6 and 7 unless a comment says otherwise.
+"""
+
+SIGNATURES = {
+    "get_last_error": "",
+    "get_device_pointer": "Phu",
+    "locate": "hh",
+    "copy": "hhnih",
+    "copy_rectangle": "hnhnnnih",
+    "get_stream_device": "hI",
+}
+"""Letters as in `dlbridge.kit.driver`."""
+
+ATTRIBUTES = {
+    "concurrent_managed": 9,  # ConcurrentManagedAccess
+    "integrated": 16,
+    "compute_capability_major": 23,
+    "max_pitch": 58,
+    "compute_capability_minor": 61,
+    "multiprocessor_count": 63,
+    "pageable_memory_access": 65,
+    "warp_size": 87,
+    "memory_pools": 88,  # MemoryPoolsSupported
+}
+"""What is asked of a device -> its ``hipDeviceAttribute...``."""
+
+
+class PointerAttributes(Structure):
+    """hipPointerAttribute_t."""
+
+    _fields_ = (
+        ("type", c_int),  # a hipMemoryType, which HIP 6 renumbered; `memoryType` in HIP 5
+        ("device", c_int),
+        ("devicePointer", c_void_p),
+        ("hostPointer", c_void_p),
+        ("isManaged", c_int),
+        ("allocationFlags", c_uint),
+    )

@@ -47,13 +47,10 @@ class Fake(rigs.Fake):
         super().reset()
 
     def forget(self):
-        from dlbridge_rocm import devices, driver, gpu
+        from dlbridge_rocm.gpu import gpu
 
-        driver.version.cache_clear()
-        devices.attribute.cache_clear()
-        gpu.default_pool.cache_clear()
-        gpu.without_pool.clear()
-        gpu._let_see.cache_clear()
+        gpu.known.clear()
+        gpu.pools.clear()
 
 
 def real(config):

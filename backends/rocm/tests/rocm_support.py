@@ -1,7 +1,6 @@
 """ROCm for the common tests, and what the other tests of this folder share."""
 
 import ctypes
-import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -39,14 +38,29 @@ def hip(name, *arguments):
 @contextmanager
 def current(device_id):
     """The thread's device is *device_id* in the block."""
-    from dlbridge_rocm.driver import answer, call
-
-    before = answer("hipGetDevice", "int")
-    call("hipSetDevice", device_id)
+    before = where()
+    hip("hipSetDevice", ctypes.c_int(device_id))
     try:
         yield
     finally:
-        call("hipSetDevice", before)
+        hip("hipSetDevice", ctypes.c_int(before))
+
+
+def where():
+    """The thread's device."""
+    found = ctypes.c_int()
+    hip("hipGetDevice", ctypes.byref(found))
+    return found.value
+
+
+class Owner:
+    """Stands for the stream object of a library, which destroys its stream when it dies."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __del__(self):
+        hip("hipStreamDestroy", self.stream)
 
 
 def at(device_id):
@@ -88,10 +102,8 @@ class RocmRig(rig.Rig):
         handle = ctypes.c_void_p()
         with at(device_id):
             hip("hipStreamCreateWithFlags", ctypes.byref(handle), flags)
+        self.owners[handle.value] = Owner(handle.value)
         return handle.value
-
-    def destroy_stream(self, stream, device_id):
-        hip("hipStreamDestroy", stream)
 
     def wait(self, stream, device_id):
         with at(device_id):
@@ -125,17 +137,14 @@ class RocmRig(rig.Rig):
 
     def pool_threshold(self, value=None):
         """The release threshold of device 0's pool, after setting it to *value*."""
-        from dlbridge_rocm import gpu
-        from dlbridge_rocm.driver import answer, call
-        from dlbridge_rocm.library import ffi
-
-        pool = answer("hipDeviceGetDefaultMemPool", "hipMemPool_t", 0)
-        number = ffi.new("uint64_t *", value or 0)
+        pool, number = ctypes.c_void_p(), ctypes.c_uint64(value or 0)
+        hip("hipDeviceGetDefaultMemPool", ctypes.byref(pool), ctypes.c_int(0))
+        which = pool.value, ctypes.c_int(4), ctypes.byref(number)
         if value is not None:
-            call("hipMemPoolSetAttribute", pool, 4, number)
-            gpu.default_pool.cache_clear()
-        call("hipMemPoolGetAttribute", pool, 4, number)
-        return number[0]
+            hip("hipMemPoolSetAttribute", *which)
+            self.gpu().pools.clear()
+        hip("hipMemPoolGetAttribute", *which)
+        return number.value
 
     def gpu(self):
         from dlbridge_rocm.gpu import gpu
@@ -148,18 +157,15 @@ class RocmRig(rig.Rig):
         return events
 
     def where(self):
-        from dlbridge_rocm.driver import answer
-
-        return int(answer("hipGetDevice", "int"))
+        return where()
 
     def make_current(self, device_id):
-        from dlbridge_rocm.driver import call
-
-        call("hipSetDevice", device_id)
+        hip("hipSetDevice", ctypes.c_int(device_id))
 
     def all_calls(self):
-        """Every declared function, but for those that put back what was, and the last error."""
-        header = (HERE.parent / "cdefs" / "hip.h").read_text()
-        found = set(re.findall(r"^hipError_t (hip\w+)\(", header, re.MULTILINE))
+        """Every function, but for those that put back what was, and the last error."""
+        from dlbridge_rocm.library import FUNCTIONS
+
+        found = set(FUNCTIONS.values())
         restoring = {"hipSetDevice", "hipThreadExchangeStreamCaptureMode"}
         return sorted(found - restoring - {"hipGetLastError"})

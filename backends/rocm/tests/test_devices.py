@@ -34,12 +34,10 @@ def test_device_info(fake, rocm, rocm_host):
 
 
 def test_an_attribute_that_the_runtime_does_not_know(fake, rocm):
-    from dlbridge_rocm.devices import attribute
-
     fake.fail("hipDeviceGetAttribute", 1)
-    attribute.cache_clear()
-    assert attribute(0, "PageableMemoryAccess") == 0
-    attribute.cache_clear()
+    fake.forget()
+    assert rocm.driver.attribute(0, "pageable_memory_access") == 0
+    fake.forget()
 
 
 @pytest.mark.parametrize(
@@ -50,9 +48,7 @@ def test_an_attribute_that_the_runtime_does_not_know(fake, rocm):
     ],
 )
 def test_uuids(rocm, raw, text):
-    from dlbridge_rocm.info import _uuid
-
-    assert _uuid(raw) == text
+    assert rocm.driver.uuid_text(raw, "Fake") == text
 
 
 def test_devices_by_name(fake, rocm, two_devices):

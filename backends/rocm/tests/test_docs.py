@@ -34,7 +34,7 @@ def test_the_search_order_is_the_librarys(page):
 
 
 def test_the_least_version_is_the_drivers(page):
-    from dlbridge_rocm.driver import MINIMUM_VERSION
+    from dlbridge_rocm.library import MINIMUM_VERSION
 
     assert f"version {MINIMUM_VERSION[0]}.{MINIMUM_VERSION[1]} or later" in page
 

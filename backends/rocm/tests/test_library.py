@@ -89,8 +89,9 @@ def test_a_loaded_runtime_is_used_before_another(fake, debian):
     """The shim is loaded; ROCM_PATH and the loader would give the real one."""
     done = python("""
     import dlbridge
-    from dlbridge_rocm import driver, library
-    print(dlbridge.backend("rocm").device_count(), driver.version(), len(library.loaded_already()))
+    from dlbridge_rocm import library
+    rocm = dlbridge.backend("rocm")
+    print(rocm.device_count(), rocm.driver.version(), len(library.loaded_already()))
     """)
     assert done.stdout.split("\n")[0] == "2 (7, 0) 1", done.stdout + done.stderr
 
@@ -163,11 +164,11 @@ def test_the_real_library_agrees_with_us(debian):
     """Its version, the names of our errors, and what it says of a call without a device."""
     done = python(
         """
-    from dlbridge_rocm import driver, library
-    print(library.load(), driver.version())
-    for code in driver.table.meanings:
-        print(code, driver._text(code))
-    print(driver.status("hipStreamGetDevice", 0, library.ffi.NULL))
+    from dlbridge_rocm.gpu import gpu
+    print(gpu.library(), gpu.version())
+    for code in gpu.table.meanings:
+        print(code, gpu.describe(code))
+    print(gpu.functions.get_stream_device(0, None))
     """,
         simulated=False,
         ROCM_PATH="",

@@ -7,7 +7,7 @@ import pytest
 from rocm_support import memory, read, stream, write
 
 import dlbridge
-from dlbridge.errors import BackendUnavailable, ExchangeError
+from dlbridge.errors import BackendUnavailable, DeviceError, ExchangeError
 
 VERSIONS = [(5, 2), (6, 1), (7, 0)]
 
@@ -19,9 +19,7 @@ def version(request, fake):
 
 
 def test_the_version_is_read(version, rocm):
-    from dlbridge_rocm import driver
-
-    assert driver.version() == version
+    assert rocm.driver.version() == version
     assert rocm.device_info(0)["driver"] == f"HIP {version[0]}.{version[1]}"
 
 
@@ -30,20 +28,17 @@ def test_the_version_is_read(version, rocm):
 )
 def test_real_version_numbers(fake, rocm, number, want):
     """As releases said them: Debian's 5.2.3, ROCm 6.1, ROCm 7.0."""
-    from dlbridge_rocm import driver
-
     fake.top.fake_hip_version(number)
-    driver.version.cache_clear()
-    assert driver.version() == want
+    fake.forget()
+    assert rocm.driver.version() == want
 
 
 def test_too_old(fake):
-    from dlbridge_rocm import driver
+    from dlbridge_rocm.gpu import GPU
 
     fake.version(4, 5)
-    driver._open.cache_clear()
     with pytest.raises(BackendUnavailable, match=r"it is HIP 4\.5, dlbridge-rocm needs 5\.0"):
-        driver.device_count()
+        GPU().device_count()
 
 
 def test_where_pointers_live(version, fake, rocm, rocm_host):
@@ -59,18 +54,19 @@ def test_where_pointers_live(version, fake, rocm, rocm_host):
 
 def test_the_numbers_do_differ(fake, rocm):
     """The shim's type of device memory, without our table."""
-    from dlbridge_rocm.driver import answer
+    from dlbridge_rocm.library import PointerAttributes
 
+    found = PointerAttributes()
     with memory(rocm, 64) as data:
         types = []
         for version in VERSIONS:
             fake.version(*version)
-            types.append(answer("hipPointerGetAttributes", "hipPointerAttribute_t", data).type)
+            rocm.driver.call("locate", ctypes.byref(found), data)
+            types.append(found.type)
     assert types == [1, 2, 2]
 
 
 def test_managed_memory(version, rocm):
-    from dlbridge_rocm.driver import call
     from dlbridge_rocm.gpu import gpu
     from rocm_support import current, hip
 
@@ -79,7 +75,7 @@ def test_managed_memory(version, rocm):
         hip("hipMallocManaged", ctypes.byref(data), 64, 1)
     assert gpu.locate(data.value, 0).kind == "managed"
     assert rocm.import_data(0, data.value, "test") == (0, data.value)
-    call("hipFree", data.value)
+    hip("hipFree", data.value)
 
 
 def test_plain_host_memory_that_is_an_error(version, fake, kind):
@@ -109,11 +105,9 @@ def test_pools(version, fake, rocm):
 
 def test_the_pools_of_the_first_hip_5_refuse_the_default_stream(fake, rocm):
     """The reason why pools are used from HIP 6 on."""
-    from dlbridge_rocm.driver import INVALID_VALUE, status
-    from dlbridge_rocm.library import ffi
-
     fake.version(5, 2)
-    assert status("hipMallocFromPoolAsync", ffi.new("hipDeviceptr_t *"), 64, 0, 0) == INVALID_VALUE
+    with pytest.raises(DeviceError, match="hipMallocFromPoolAsync: hipErrorInvalidValue"):
+        rocm.driver.allocate_async(0, 64, 0, ctypes.c_uint64())
 
 
 def test_round_trips(version, fake, rocm):

@@ -109,8 +109,10 @@ def _importer(cls: type) -> Callable[[Any], Tensor]:
     to_numpy, view, is_neg = members.numpy, members.view, members.is_neg
 
     def from_torch(x: Any) -> Tensor:
-        # torch's own C conversion refuses what would be wrong (grad, conj, neg,
-        # other devices) in a third of the time of __dlpack__. Its TypeError for a
+        if not x.is_cpu:
+            return import_producer(x, None, None, None)
+        # torch's own C conversion refuses what would be wrong (grad, conj, neg)
+        # in a third of the time of __dlpack__. Its TypeError for a
         # type that numpy does not have costs 10 us, so that is looked up first.
         dtype = x.dtype
         try:

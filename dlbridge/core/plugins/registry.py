@@ -338,7 +338,8 @@ def _stub(name: str, plugin: Backend) -> type:
         )
 
     members = {"api": plugin.api, "device_type": plugin.device_type}
-    return type("Stub", (), {**members, "__getattribute__": refuse})
+    # A class under the backend's own, as an object takes no other class.
+    return type("Stub", (type(plugin),), {**members, "__slots__": (), "__getattribute__": refuse})
 
 
 def _after_fork() -> None:
@@ -351,7 +352,7 @@ def _after_fork() -> None:
     for name, plugin in LOADED.items():
         if name != BUILT_IN:
             stub = _stub(name, plugin)
-            LOADED[name] = stub()
+            LOADED[name] = object.__new__(stub)
             increment_references(plugin)  # what it has would call the driver when it ends
             try:
                 plugin.__class__ = stub  # for those who have kept the object

@@ -193,6 +193,11 @@ API cuCtxGetCurrent(CUcontext *context) {
 
 API cuCtxSetCurrent(CUcontext context) {
   INITIALIZED;
+  if (context && !is_context(context)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!context) {  // as cuCtxPopCurrent
+    if (top >= 0) top--;
+    return CUDA_SUCCESS;
+  }
   if (top < 0) top = 0;
   stack[top] = context;
   return CUDA_SUCCESS;

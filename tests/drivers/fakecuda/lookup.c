@@ -4,10 +4,39 @@
 #include <stdio.h>
 
 API cuGetErrorName(CUresult error, const char **name) {
-  static __thread char text[32];
-  snprintf(text, sizeof text, "CUDA_ERROR_%d", error);
-  *name = error ? text : "CUDA_SUCCESS";
-  return CUDA_SUCCESS;
+  switch (error) {
+    case 0: *name = "CUDA_SUCCESS"; return CUDA_SUCCESS;
+    case 1: *name = "CUDA_ERROR_INVALID_VALUE"; return CUDA_SUCCESS;
+    case 2: *name = "CUDA_ERROR_OUT_OF_MEMORY"; return CUDA_SUCCESS;
+    case 3: *name = "CUDA_ERROR_NOT_INITIALIZED"; return CUDA_SUCCESS;
+    case 4: *name = "CUDA_ERROR_DEINITIALIZED"; return CUDA_SUCCESS;
+    case 100: *name = "CUDA_ERROR_NO_DEVICE"; return CUDA_SUCCESS;
+    case 101: *name = "CUDA_ERROR_INVALID_DEVICE"; return CUDA_SUCCESS;
+    case 201: *name = "CUDA_ERROR_INVALID_CONTEXT"; return CUDA_SUCCESS;
+    case 214: *name = "CUDA_ERROR_ECC_UNCORRECTABLE"; return CUDA_SUCCESS;
+    case 304: *name = "CUDA_ERROR_OPERATING_SYSTEM"; return CUDA_SUCCESS;
+    case 400: *name = "CUDA_ERROR_INVALID_HANDLE"; return CUDA_SUCCESS;
+    case 600: *name = "CUDA_ERROR_NOT_READY"; return CUDA_SUCCESS;
+    case 700: *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; return CUDA_SUCCESS;
+    case 704: *name = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"; return CUDA_SUCCESS;
+    case 709: *name = "CUDA_ERROR_CONTEXT_IS_DESTROYED"; return CUDA_SUCCESS;
+    case 710: *name = "CUDA_ERROR_ASSERT"; return CUDA_SUCCESS;
+    case 712: *name = "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"; return CUDA_SUCCESS;
+    case 719: *name = "CUDA_ERROR_LAUNCH_FAILED"; return CUDA_SUCCESS;
+    case 801: *name = "CUDA_ERROR_NOT_SUPPORTED"; return CUDA_SUCCESS;
+    case 900: *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; return CUDA_SUCCESS;
+    case 901: *name = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"; return CUDA_SUCCESS;
+    case 902: *name = "CUDA_ERROR_STREAM_CAPTURE_MERGE"; return CUDA_SUCCESS;
+    case 903: *name = "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"; return CUDA_SUCCESS;
+    case 904: *name = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"; return CUDA_SUCCESS;
+    case 905: *name = "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"; return CUDA_SUCCESS;
+    case 906: *name = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"; return CUDA_SUCCESS;
+    case 907: *name = "CUDA_ERROR_CAPTURED_EVENT"; return CUDA_SUCCESS;
+    case 908: *name = "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"; return CUDA_SUCCESS;
+    case 999: *name = "CUDA_ERROR_UNKNOWN"; return CUDA_SUCCESS;
+  }
+  *name = NULL;
+  return CUDA_ERROR_INVALID_VALUE;
 }
 
 API cuGetErrorString(CUresult error, const char **text) {

@@ -116,7 +116,7 @@ def test_a_forked_child_is_refused(fake):
         os._exit(0)
     os.wait()
     """)
-    assert done.stdout.count("does not survive fork()") == 3, done.stdout + done.stderr
+    assert done.stdout.count("driver does not survive") == 3, done.stdout + done.stderr
     assert done.stdout.count("start processes with 'spawn'") == 3
     assert "not freed" not in done.stdout
 

@@ -9,10 +9,12 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import dlbridge
+from dlbridge.kit.stream_owners import LIBRARIES
 from dlbridge.protocol import Span
 
 DRIVERS = Path(__file__).resolve().parents[1]
@@ -32,13 +34,16 @@ class Rig:
     libraries: list  # to load in a subprocess
     names: dict  # what a function does -> its name
     looks_up_gone_streams = False  # whether the handle of a destroyed stream gives a status
+    owners: ClassVar = {}  # handle -> what keeps the stream; who drops it destroys it
     last_resort = None  # the function that allocates device memory when the pool has no room
 
     def create_stream(self, device_id, flags):
+        """A stream, which `owners` keeps, as cupy's objects keep theirs."""
         raise NotImplementedError
 
     def destroy_stream(self, stream, device_id):
-        raise NotImplementedError
+        """Drop what keeps the stream, as its library does: it ends if nobody else has that."""
+        del self.owners[stream]
 
     def wait(self, stream, device_id):
         raise NotImplementedError
@@ -81,6 +86,8 @@ _rig = Rig()
 def use(rig):
     global _rig
     _rig = rig
+    # As the current streams of libraries are asked for.
+    LIBRARIES[__name__] = lambda _module, stream, _device_id: rig.owners.get(stream)
 
 
 def rig():
@@ -276,8 +283,10 @@ def in_threads(work, count=8):
 
 def prelude():
     """Python code of `python`: functions that find and load the simulated drivers."""
+    tests = Path(sys.modules[type(_rig).__module__].__file__).parent
     return f"""
 import ctypes, importlib.util, os, sys
+sys.path[:0] = {[str(tests), str(DRIVERS)]!r}  # for what a test imports of its support
 def build():
     spec = importlib.util.spec_from_file_location("build", {str(DRIVERS / "build.py")!r})
     module = importlib.util.module_from_spec(spec)

@@ -1,7 +1,6 @@
 """Eight threads on everything at once, at every pace, with the collector running."""
 
 import gc
-import importlib
 import random
 import threading
 
@@ -80,18 +79,3 @@ def test_first_use_in_many_threads(fake, device, member):
                 drop(hold(device.allocate(0, 64, 256, own)), own)
 
     assert in_threads(work) == []
-
-
-def test_a_signal_handler_may_ask_while_the_driver_opens(fake):
-    """It may use dlbridge in the middle of what it has interrupted."""
-    driver = importlib.import_module(f"dlbridge_{rig().device}.driver")
-    counts = []
-
-    def ask():
-        with driver._lock:
-            counts.append(driver.device_count())
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(100)
-    assert len(counts) == 1
