@@ -11,8 +11,8 @@ from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.requests import check_host_stream
 from dlbridge.core.implementation_details.finalizers import report
 from dlbridge.core.implementation_details.handlers import (
+    RESUME,
     handlers_exception,
-    is_cut_at_entry,
     is_from_handler,
     raise_when_dropped,
 )
@@ -185,14 +185,12 @@ def from_blob(
 class _Blob:
     """What is done when nothing uses the memory any more; *synchronize* waits for its *stream*."""
 
-    __slots__ = ("arrived", "called", "data", "deleter", "keep", "raised", "stream", "synchronize")
+    __slots__ = ("arrived", "data", "deleter", "keep", "stream", "synchronize")
 
     def __init__(self, data: object, keep: object) -> None:
         self.data = data
         self.keep = keep
         self.deleter: Callable[[Any], object] | None = None
-        self.called = False
-        self.raised: BaseException | None = None
         self.arrived: object = None
         self.stream = 0
         self.synchronize: tuple[Callable[[int, int], None], int] | None = None
@@ -232,35 +230,25 @@ def _release(blob: _Blob) -> bool:
                 report(exc, "the wait for the work on memory of dlbridge.from_blob")
         blob.synchronize = None
     while (deleter := blob.deleter) is not None:
-        if not blob.called:
-            blob.called = True  # no handler can come between this line and the deleter
-            try:
-                deleter(blob.data)
-            except BaseException as exc:
-                blob.raised = exc
-        if blob.raised is None:
-            blob.deleter = None
-        else:
-            _answer(blob, blob.raised)
+        blob.deleter = None  # no handler can come between this line and the deleter
+        try:
+            deleter(blob.data)
+        except BaseException as exc:
+            # If a signal came before its first instruction it is called again. Nothing is called
+            # here before that is noted: another signal could come.
+            traceback = exc.__traceback__
+            trace = traceback.tb_next  # type: ignore[union-attr]  # it has that of this frame
+            if trace is not None and RESUME not in trace.tb_frame.f_code.co_code[: trace.tb_lasti : 2]:
+                blob.deleter = deleter
+            del trace
+            if handlers_exception(type(exc), exc, traceback) is None:  # type: ignore[arg-type]
+                report(exc, f"the deleter {deleter!r} of dlbridge.from_blob")
+            else:
+                # Raised where the thread goes on after this. Its frames hold the owner.
+                blob.arrived = raise_when_dropped(exc.with_traceback(None))
+            del traceback
     blob.data = blob.keep = None
     return True
-
-
-def _answer(blob: _Blob, raised: BaseException) -> None:
-    """Report what the deleter has *raised*; call it again if a signal came before it began."""
-    trace = raised.__traceback__
-    assert trace is not None
-    cut = is_cut_at_entry(trace.tb_next)
-    arrived = handlers_exception(type(raised), raised, trace)
-    if arrived is None:
-        report(raised, f"the deleter {blob.deleter!r} of dlbridge.from_blob")
-    elif blob.arrived is None:  # raised where the thread goes on after this
-        blob.arrived = raise_when_dropped(arrived)
-    if cut:
-        blob.called = False
-    else:
-        blob.deleter = None
-    blob.raised = None
 
 
 _blobs: Resources[_Blob] = Resources(_release)

@@ -120,9 +120,9 @@ DETAILS: Final = (
     ),
     Detail(
         "a signal that came before a call is noticed at RESUME",
-        "a backend's `free` that has not begun is called again, and no other",
+        "a deleter of `from_blob` that has not begun is called again, and no other",
         "CPython 3.11",
-        "core/implementation_details/handlers.py: is_cut_at_entry",
+        "core/blobs.py: _release",
         "tests/core/test_implementation_details.py::test_a_function_that_was_cut_at_its_entry",
     ),
     Detail(
