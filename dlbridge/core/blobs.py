@@ -238,7 +238,10 @@ def _release(blob: _Blob) -> bool:
             # here before that is noted: another signal could come.
             traceback = exc.__traceback__
             trace = traceback.tb_next  # type: ignore[union-attr]  # it has that of this frame
-            if trace is not None and RESUME not in trace.tb_frame.f_code.co_code[: trace.tb_lasti : 2]:
+            if (
+                trace is not None
+                and RESUME not in trace.tb_frame.f_code.co_code[: trace.tb_lasti : 2]
+            ):
                 blob.deleter = deleter
             del trace
             if handlers_exception(type(exc), exc, traceback) is None:  # type: ignore[arg-type]

@@ -257,7 +257,7 @@ CONSUMERS = {
     "a legacy capsule": lambda t: t.__dlpack__(),
     "torch": lambda t: peer("torch").from_dlpack(t),
     "tvm_ffi": lambda t: peer("tvm_ffi").from_dlpack(t),
-    "jax": lambda t: peer("jax").dlpack.from_dlpack(t),
+    "jax": lambda t: peer("jax.dlpack").from_dlpack(t),
     "memoryview": lambda t: memoryview(np.asarray(t)),
     "operand": lambda t: t.operand(),
 }
@@ -456,7 +456,7 @@ def test_a_signal_at_the_deleter(when, reported):
     tensor = bridge.from_blob(AT, 3, "uint8", deleter=deleter)
     old = signal.signal(signal.SIGTERM, handler)
     try:
-        with pytest.raises(Signalled):
+        with pytest.raises(Signalled):  # noqa: PT012 - the statement after it must not run
             del tensor
             calls.append("nor here")
     finally:

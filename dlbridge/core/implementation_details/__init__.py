@@ -84,8 +84,8 @@ DETAILS: Final = (
         "tests/core/test_implementation_details.py::test_object_at",
     ),
     Detail(
-        "a callback of cffi drops what its function returned after it has read the number, and keeps "
-        "an exception that is raised by C meanwhile; an object's attributes are dropped in their "
+        "a callback of cffi drops what its function returned after it has read the number, and "
+        "keeps an exception that is raised by C meanwhile; an object's attributes are dropped in their "
         "order; the value of a float lies 16 bytes behind its address",
         "a failing function of an exchange table leaves its exception pending (dlpack.h), which "
         "cffi and ctypes would clear",

@@ -115,6 +115,7 @@ class MethodProperty(property):
     """
 
     def __call__(self, tensor: Tensor, /, **keywords: Any) -> Any:
+        """Return what the method of *tensor* returns, for who has it from the class."""
         return tensor.__dlpack__(**keywords)
 
 
