@@ -147,7 +147,8 @@ def from_blob(
         byte_offset = index(byte_offset)
     plain = (
         where is _CPU
-        and steps is limit is None
+        and steps is None
+        and limit is None
         and not byte_offset
         and not address % _ALIGNED
         and 0 < address < _FAR
@@ -275,7 +276,7 @@ def _order_after(stream: Any, memory: Memory, has_elements: bool) -> None:
 # What is checked ------------------------------------------------------------------
 
 
-_POINTERS: tuple[type, ...] = (
+_POINTERS: tuple[Any, ...] = (
     ctypes.POINTER(ctypes.c_char).__mro__[1],  # the base of the classes of pointers
     ctypes.c_char_p,
     ctypes.c_wchar_p,

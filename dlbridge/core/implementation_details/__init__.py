@@ -85,8 +85,8 @@ DETAILS: Final = (
     ),
     Detail(
         "a callback of cffi drops what its function returned after it has read the number, and "
-        "keeps an exception that is raised by C meanwhile; an object's attributes are dropped in their "
-        "order; the value of a float lies 16 bytes behind its address",
+        "keeps an exception that C raises meanwhile; the attributes of an object are dropped in "
+        "their order; the value of a float lies 16 bytes behind its address",
         "a failing function of an exchange table leaves its exception pending (dlpack.h), which "
         "cffi and ctypes would clear",
         "CPython 3.11, cffi 2.0, numpy 2.1",

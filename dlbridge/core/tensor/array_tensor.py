@@ -116,7 +116,8 @@ class MethodProperty(property):
 
     def __call__(self, tensor: Tensor, /, **keywords: Any) -> Any:
         """Return what the method of *tensor* returns, for who has it from the class."""
-        return tensor.__dlpack__(**keywords)
+        method: Any = self.fget
+        return method(tensor)(**keywords)
 
 
 class ArrayTensor(NumpyTensor):
