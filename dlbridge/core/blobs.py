@@ -25,13 +25,12 @@ from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
 from dlbridge.core.tensor.carriers import carrier
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources
 
-from .creation import dtype_of, extents_of
+from .creation import NAMED_TYPES, dtype_of, extents_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,10 +137,9 @@ def from_blob(
         address, limit = _address_of(data)
         keep = data if owner is None else (data, owner)
     extents = extents_of(shape)
-    kind = dtype_of(dtype)
-    where = find_device(device)
-    if kind.name not in NUMPY_TYPES:
-        check(kind.code, kind.bits, kind.lanes)
+    known = type(dtype) is str and dtype in NAMED_TYPES
+    kind = NAMED_TYPES[dtype] if known else dtype_of(dtype)  # type: ignore[index]  # a str
+    where = _CPU if device == "cpu" else find_device(device)
     steps = None if strides is None else _steps(strides, extents)
     if type(byte_offset) is not int:
         byte_offset = index(byte_offset)
