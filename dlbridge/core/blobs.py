@@ -11,8 +11,8 @@ from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.requests import check_host_stream
 from dlbridge.core.implementation_details.finalizers import report
 from dlbridge.core.implementation_details.handlers import (
+    RESUME,
     handlers_exception,
-    is_cut_at_entry,
     is_from_handler,
     raise_when_dropped,
 )
@@ -25,13 +25,12 @@ from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
 from dlbridge.core.tensor.carriers import carrier
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, DLDeviceType
-from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import reach, why_impossible
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources
 
-from .creation import dtype_of, extents_of
+from .creation import NAMED_TYPES, dtype_of, extents_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,16 +137,16 @@ def from_blob(
         address, limit = _address_of(data)
         keep = data if owner is None else (data, owner)
     extents = extents_of(shape)
-    kind = dtype_of(dtype)
-    where = find_device(device)
-    if kind.name not in NUMPY_TYPES:
-        check(kind.code, kind.bits, kind.lanes)
+    known = type(dtype) is str and dtype in NAMED_TYPES
+    kind = NAMED_TYPES[dtype] if known else dtype_of(dtype)  # type: ignore[index]  # a str
+    where = _CPU if device == "cpu" else find_device(device)
     steps = None if strides is None else _steps(strides, extents)
     if type(byte_offset) is not int:
         byte_offset = index(byte_offset)
     plain = (
         where is _CPU
-        and steps is limit is None
+        and steps is None
+        and limit is None
         and not byte_offset
         and not address % _ALIGNED
         and 0 < address < _FAR
@@ -185,14 +184,12 @@ def from_blob(
 class _Blob:
     """What is done when nothing uses the memory any more; *synchronize* waits for its *stream*."""
 
-    __slots__ = ("arrived", "called", "data", "deleter", "keep", "raised", "stream", "synchronize")
+    __slots__ = ("arrived", "data", "deleter", "keep", "stream", "synchronize")
 
     def __init__(self, data: object, keep: object) -> None:
         self.data = data
         self.keep = keep
         self.deleter: Callable[[Any], object] | None = None
-        self.called = False
-        self.raised: BaseException | None = None
         self.arrived: object = None
         self.stream = 0
         self.synchronize: tuple[Callable[[int, int], None], int] | None = None
@@ -232,35 +229,28 @@ def _release(blob: _Blob) -> bool:
                 report(exc, "the wait for the work on memory of dlbridge.from_blob")
         blob.synchronize = None
     while (deleter := blob.deleter) is not None:
-        if not blob.called:
-            blob.called = True  # no handler can come between this line and the deleter
-            try:
-                deleter(blob.data)
-            except BaseException as exc:
-                blob.raised = exc
-        if blob.raised is None:
-            blob.deleter = None
-        else:
-            _answer(blob, blob.raised)
+        blob.deleter = None  # no handler can come between this line and the deleter
+        try:
+            deleter(blob.data)
+        except BaseException as exc:
+            # If a signal came before its first instruction it is called again. Nothing is called
+            # here before that is noted: another signal could come.
+            traceback = exc.__traceback__
+            trace = traceback.tb_next  # type: ignore[union-attr]  # it has that of this frame
+            if (
+                trace is not None
+                and RESUME not in trace.tb_frame.f_code.co_code[: trace.tb_lasti : 2]
+            ):
+                blob.deleter = deleter
+            del trace
+            if handlers_exception(type(exc), exc, traceback) is None:  # type: ignore[arg-type]
+                report(exc, f"the deleter {deleter!r} of dlbridge.from_blob")
+            else:
+                # Raised where the thread goes on after this. Its frames hold the owner.
+                blob.arrived = raise_when_dropped(exc.with_traceback(None))
+            del traceback
     blob.data = blob.keep = None
     return True
-
-
-def _answer(blob: _Blob, raised: BaseException) -> None:
-    """Report what the deleter has *raised*; call it again if a signal came before it began."""
-    trace = raised.__traceback__
-    assert trace is not None
-    cut = is_cut_at_entry(trace.tb_next)
-    arrived = handlers_exception(type(raised), raised, trace)
-    if arrived is None:
-        report(raised, f"the deleter {blob.deleter!r} of dlbridge.from_blob")
-    elif blob.arrived is None:  # raised where the thread goes on after this
-        blob.arrived = raise_when_dropped(arrived)
-    if cut:
-        blob.called = False
-    else:
-        blob.deleter = None
-    blob.raised = None
 
 
 _blobs: Resources[_Blob] = Resources(_release)
@@ -284,7 +274,7 @@ def _order_after(stream: Any, memory: Memory, has_elements: bool) -> None:
 # What is checked ------------------------------------------------------------------
 
 
-_POINTERS: tuple[type, ...] = (
+_POINTERS: tuple[Any, ...] = (
     ctypes.POINTER(ctypes.c_char).__mro__[1],  # the base of the classes of pointers
     ctypes.c_char_p,
     ctypes.c_wchar_p,

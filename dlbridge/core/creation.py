@@ -97,11 +97,12 @@ def empty(
 
 def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     """The extents that *shape* names; TypeError or ValueError if it names none."""
+    several: Any = shape if type(shape) is tuple or isinstance(shape, Iterable) else (shape,)
     try:
-        extents = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+        extents = tuple(map(index, several))
     except TypeError as exc:
         raise TypeError(f"shape {shape!r} is not an integer, or integers: {exc}") from exc
-    if len(extents) > MAX_NDIM or not all(0 <= extent < 1 << 63 for extent in extents):
+    if len(extents) > MAX_NDIM or (extents and (min(extents) < 0 or max(extents) >= 1 << 63)):
         raise ValueError(
             f"shape {extents}: extents are 0 or more and int64, at most {MAX_NDIM} of them"
         )

@@ -31,7 +31,7 @@ from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import address_in, immortal
-from dlbridge.core.interfaces.dlpack import tensor_of as tensor_of_exporter
+from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.like import as_library
@@ -142,7 +142,7 @@ def pack_own(
 
 
 def _pack_exporter(value: Any, keep: Temporaries) -> tuple[int, int]:
-    return pack_own(tensor_of_exporter(value), keep, value)
+    return pack_own(as_tensor(value), keep, value)
 
 
 def _stream_of_own(tensor: Tensor) -> int | None:

@@ -26,7 +26,7 @@ from dlbridge.core.dlpack.failures import failed
 from dlbridge.core.implementation_details import finalizers
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.finalizers import end_finalizers, report
-from dlbridge.core.implementation_details.handlers import handlers_cause, is_cut_at_entry
+from dlbridge.core.implementation_details.handlers import RESUME, handlers_cause
 from dlbridge.core.implementation_details.python_api import address_in, address_of, object_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,9 +140,9 @@ DETAILS = (
     ),
     Detail(
         "a signal that came before a call is noticed at RESUME",
-        "a backend's `free` that has not begun is called again, and no other",
+        "a deleter of `from_blob` that has not begun is called again, and no other",
         "CPython 3.11",
-        "core/implementation_details/handlers.py: is_cut_at_entry",
+        "core/blobs.py: _release",
         "tests/core/test_implementation_details.py::test_a_function_that_was_cut_at_its_entry",
     ),
     Detail(
@@ -308,6 +308,9 @@ def test_a_function_that_was_cut_at_its_entry(function):
         with pytest.raises(InterruptedError) as caught:
             list(map(function, *arguments))
         return caught.tb.tb_next
+
+    def is_cut_at_entry(trace):
+        return RESUME not in trace.tb_frame.f_code.co_code[: trace.tb_lasti : 2]
 
     assert not is_cut_at_entry(traceback_of([handler]))
     before = signal.signal(signal.SIGTERM, handler)

@@ -73,18 +73,12 @@ def _has_handler(frames: list[FrameType]) -> bool:
     return any(frame.f_code in handlers for frame in frames)
 
 
-def is_cut_at_entry(traceback: TracebackType | None) -> bool:
-    """Whether the function at *traceback* was interrupted before any of its own code ran.
+RESUME = opmap["RESUME"]
+"""The instruction at which a function notices a signal that came before the call.
 
-    A signal that arrived before the call is noticed at the instruction RESUME.
-    """
-    if traceback is None:
-        return False
-    opcodes = traceback.tb_frame.f_code.co_code[::2]
-    return traceback.tb_lasti <= 2 * opcodes.find(_RESUME)
-
-
-_RESUME = opmap["RESUME"]
+A traceback whose ``co_code[:tb_lasti:2]`` does not have it is that of a function none of whose own
+code has run. Write it out, without a call, where a further signal must not come.
+"""
 
 
 def handlers_exception(

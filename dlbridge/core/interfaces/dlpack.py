@@ -62,7 +62,7 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
     cls = type(x)
     traits = _TRAITS[cls] if cls in _TRAITS else _ProducerTraits(cls)
     if traits.is_tensor:
-        return import_producer(tensor_of(x), target, copy, stream)
+        return import_producer(as_tensor(x), target, copy, stream)
     if traits.refuse is not None:
         traits.refuse(x)
     if traits.is_numpy:
@@ -83,12 +83,17 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
     return _import_by_method(x, traits, target, copy, stream)
 
 
-def tensor_of(x: Any) -> Tensor:
+def as_tensor(x: Any) -> Tensor:
     """The Tensor that *x* is, by its ``__as_tensor__`` (`dlbridge.Exporter`)."""
     tensor = x.__as_tensor__()
     if isinstance(tensor, Tensor):
         return tensor
-    raise ExchangeError(
+    raise no_tensor(x, tensor)
+
+
+def no_tensor(x: Any, tensor: object) -> ExchangeError:
+    """The error for an ``__as_tensor__`` of *x* that has returned *tensor*, which is none."""
+    return ExchangeError(
         f"{origin_of(x)}.__as_tensor__() returned {with_article(origin_of(tensor))}, not a "
         "dlbridge.Tensor; dlbridge.asarray(x) makes one of any array, from_blob of an address"
     )

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import MethodProperty
-from dlbridge.errors import ExchangeError
+from dlbridge.core.tensor.array_tensor import ArrayTensor, MethodProperty
+from dlbridge.core.tensor.tensor import Tensor
 
-from .dlpack import tensor_of
+from .dlpack import as_tensor, no_tensor, produce
 from .own_table import table_of_exporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
-
-    from dlbridge.core.tensor.tensor import Tensor
 
 
 class _Table:
@@ -40,14 +38,14 @@ class Exporter:
 
     Your class has a method ``__as_tensor__()`` that returns the `Tensor` of an instance, on
     memory that lives as long as the instance; or it names the attribute that holds that Tensor:
-    ``class MyArray(Exporter, tensor="_tensor")``, which needs no Python code for an export.
+    ``class MyArray(Exporter, tensor="_tensor")``, whose exports take the least time.
 
     It then has ``__dlpack__`` and ``__dlpack_device__`` (array API 2025.12), the exchange table
     of ``dlpack.h`` 1.3 under both names, ``__array__``, Arrow's interface, the buffer
     protocol from CPython 3.12 on, and ``__array_interface__`` or ``__cuda_array_interface__``
-    where the memory is one that the interface is for; else `hasattr` says False. So numpy, torch, jax,
-    tvm_ffi and others take instances as they are, and so do `from_dlpack`, `to_device` and
-    all other functions here.
+    where the memory is one that the interface is for; else `hasattr` says False. So numpy,
+    torch, jax, tvm_ffi and others take instances as they are, and so do `from_dlpack`,
+    `to_device` and all other functions here.
 
     A class method ``__from_tensor__(tensor)`` that returns an instance is the way back:
     ``like=MyArray`` uses it, and libraries that ask the exchange table for an object.
@@ -99,6 +97,10 @@ class Exporter:
             }
             for name in members.keys() - vars(cls).keys():
                 setattr(cls, name, members[name])
+        elif "__as_tensor__" in vars(cls):  # a base class may have named an attribute
+            for name in ("__dlpack__", "__dlpack_device__"):
+                if name not in vars(cls) and isinstance(getattr(cls, name), MethodProperty):
+                    setattr(cls, name, vars(Exporter)[name])
 
     def __as_tensor__(self) -> Tensor:
         raise NotImplementedError(
@@ -106,41 +108,30 @@ class Exporter:
             'or name the attribute with the Tensor: class MyArray(Exporter, tensor="_tensor")'
         )
 
-    if TYPE_CHECKING:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:  # a PyCapsule, a type without a name before Python 3.13
+        """Return a capsule for one consumer (array API 2025.12), as `Tensor.__dlpack__` does."""
+        tensor: Any = self.__as_tensor__()
+        if stream is None and type(tensor) is ArrayTensor:
+            return tensor.numpy_export(max_version=max_version, dl_device=dl_device, copy=copy)
+        if not isinstance(tensor, Tensor):
+            raise no_tensor(self, tensor)
+        return produce(tensor, stream, max_version, dl_device, copy)
 
-        def __dlpack__(
-            self,
-            *,
-            stream: Any = ...,
-            max_version: tuple[int, int] | None = ...,
-            dl_device: tuple[int, int] | None = ...,
-            copy: bool | None = ...,
-        ) -> Any: ...
-        def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return ``(device_type, device_id)`` as plain ints (array API 2025.12)."""
+        return as_tensor(self).__dlpack_device__()
 
-        @property
-        def __arrow_c_array__(self) -> Callable[..., tuple[object, object]]: ...
-
-    else:
-        # The Tensor's own methods: its arguments need not be passed on.
-
-        @MethodProperty
-        def __dlpack__(self):
-            try:
-                return self.__as_tensor__().__dlpack__
-            except AttributeError as exc:
-                raise _failed(self, exc) from exc
-
-        @MethodProperty
-        def __dlpack_device__(self):
-            try:
-                return self.__as_tensor__().__dlpack_device__
-            except AttributeError as exc:
-                raise _failed(self, exc) from exc
-
-        @property
-        def __arrow_c_array__(self):
-            return tensor_of(self).__arrow_c_array__
+    @property
+    def __arrow_c_array__(self) -> Callable[..., tuple[object, object]]:
+        """Arrow's PyCapsule interface, a method; AttributeError for what Arrow cannot hold."""
+        return as_tensor(self).__arrow_c_array__
 
     __dlpack_c_exchange_api__: _Table = _Table()
     __c_dlpack_exchange_api__: _Table = _Table()
@@ -157,22 +148,11 @@ class Exporter:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return the elements for ``np.asarray(x)`` (numpy's ``__array__`` protocol)."""
-        return tensor_of(self).__array__(dtype, copy)
+        return as_tensor(self).__array__(dtype, copy)
 
     def __buffer__(self, flags: int) -> memoryview:
         """Return the memory for ``memoryview(x)`` on Python 3.12 and later (PEP 688)."""
-        return tensor_of(self).__buffer__(flags)
-
-
-def _failed(x: Exporter, error: AttributeError) -> ExchangeError:
-    """The error for an `__as_tensor__` that raises *error*, by which an interface would be missing."""
-    try:
-        tensor_of(x)
-    except ExchangeError as exc:
-        return exc
-    except AttributeError:
-        pass
-    return ExchangeError(f"{origin_of(x)}.__as_tensor__() failed: {error}")
+        return as_tensor(self).__buffer__(flags)
 
 
 def _stable(x: Exporter) -> Tensor:
@@ -180,7 +160,7 @@ def _stable(x: Exporter) -> Tensor:
 
     AttributeError where each call of ``__as_tensor__`` gives other memory.
     """
-    tensor, again = tensor_of(x), tensor_of(x)
+    tensor, again = as_tensor(x), as_tensor(x)
     if tensor is not again and tensor.data_ptr() != again.data_ptr():
         raise AttributeError(
             f"{origin_of(x)} has new memory for each consumer, and an interface by address does "

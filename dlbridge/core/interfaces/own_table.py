@@ -38,7 +38,7 @@ from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import check
 from dlbridge.errors import ExchangeError
 
-from .dlpack import tensor_of
+from .dlpack import as_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,11 +199,11 @@ def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
     return _export(_itself, tensor, out)
 
 
-def _export(tensor_of: Callable[[Any], Tensor], x: object, out: Any) -> int:
+def _export(convert: Callable[[Any], Tensor], x: object, out: Any) -> int:
     """Write a struct of the Tensor of *x* to *out*; or return a status with the exception."""
     given: list[tuple[int, Any]] = []
     try:
-        _lend_to(given, tensor_of(x))
+        _lend_to(given, convert(x))
     except Exception as exc:
         if is_from_handler(exc.__traceback__):
             raise
@@ -374,4 +374,4 @@ def table_of_exporter(cls: type) -> Any:
 
 @c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
 def _managed_tensor_from_exporter(identity: int, out: Any) -> int:
-    return _export(tensor_of, object_at(identity), out)
+    return _export(as_tensor, object_at(identity), out)

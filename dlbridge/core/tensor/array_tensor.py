@@ -101,7 +101,9 @@ class MethodProperty(property):
     """
 
     def __call__(self, tensor: Tensor, /, **keywords: Any) -> Any:
-        return tensor.__dlpack__(**keywords)
+        """Return what the method of *tensor* returns, for who has it from the class."""
+        method: Any = self.fget
+        return method(tensor)(**keywords)
 
 
 class ArrayTensor(NumpyTensor):

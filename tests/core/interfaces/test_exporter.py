@@ -1,0 +1,428 @@
+"""`Exporter`: a class of arrays that others take as they take a Tensor, and the way back."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy_arrays
+from peers import peer
+from raw_producer import Producer, get_destructor, is_valid, pointer_in
+from stream_backend import Streams, installed
+from toy_arrays import Array, Held, Pointer
+
+import dlbridge as bridge
+from dlbridge.conformance import check
+from dlbridge.core._cdefs import ffi
+from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
+from dlbridge.core.tensor.exports import own_export_of
+
+FLOATS = np.arange(6, dtype="float32").reshape(2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Image(bridge.Exporter, tensor="pixels"):
+    """A dataclass with slots: its class is made twice."""
+
+    pixels: bridge.Tensor
+    name: str = ""
+
+    @classmethod
+    def __from_tensor__(cls, tensor):
+        return cls(tensor, "made")
+
+
+class Big(Array):
+    """A subclass, whose objects the way back makes."""
+
+
+class Override(Held):
+    """Its method counts, not the attribute that a base class names."""
+
+    def __as_tensor__(self):
+        return self.tensor[1:]
+
+
+class Cooperative:
+    def __init_subclass__(cls, *, word="", **others):
+        super().__init_subclass__(**others)
+        cls.word = word
+
+
+class Mixed(bridge.Exporter, Cooperative, tensor="tensor", word="here"):
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    @classmethod
+    def __from_tensor__(cls, tensor):
+        return cls(tensor)
+
+
+CLASSES = [Array, Held, Pointer, Image, Big, Mixed]
+
+
+@pytest.fixture(params=CLASSES, ids=lambda cls: cls.__name__)
+def cls(request):
+    return request.param
+
+
+@pytest.fixture
+def x(cls):
+    return cls(bridge.from_dlpack(FLOATS.copy()))
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    found = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda said: found.append(said.exc_value))
+    yield found
+    assert found == []
+
+
+def test_the_suite_passes(monkeypatch):
+    """What is not offered are arrays that a Tensor cannot be."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(toy_arrays.__file__).parent))
+    found = check("toy_arrays")
+    assert {line.result for line in found} == {"pass", "not offered"}
+    assert [line.line for line in found if line.result != "pass"] == ["P31", "P32", "P33"]
+
+
+# Out ----------------------------------------------------------------------------
+
+
+CONSUMERS = {
+    "numpy": (np.from_dlpack, np.asarray),
+    "torch": (lambda x: peer("torch").from_dlpack(x), np.asarray),
+    "jax": (lambda x: peer("jax.dlpack").from_dlpack(x), np.asarray),
+    "tvm_ffi": (lambda x: peer("tvm_ffi").from_dlpack(x), np.from_dlpack),
+    "dlbridge": (bridge.from_dlpack, np.asarray),
+    "asarray": (bridge.asarray, np.asarray),
+    "np.asarray": (np.asarray, np.asarray),
+    "np.array": (lambda x: np.array(x, "float64"), np.asarray),
+    "__array__": (lambda x: x.__array__(copy=True), np.asarray),
+    "pyarrow": (lambda x: peer("pyarrow").array(bridge.from_dlpack(x)[0]), np.asarray),
+}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_consumers(consumer, x):
+    take, values = CONSUMERS[consumer]
+    expected = FLOATS[0] if consumer == "pyarrow" else FLOATS
+    assert values(take(x)).tolist() == expected.tolist()
+
+
+def test_pyarrow(cls):
+    """By Arrow's own interface."""
+    pyarrow = peer("pyarrow")
+    assert pyarrow.array(cls(bridge.from_dlpack(FLOATS[0].copy()))).to_pylist() == [0, 1, 2]
+
+
+def test_mpi(x):
+    mpi = peer("mpi4py.MPI")
+    target = np.zeros((2, 3), "float32")
+    mpi.COMM_SELF.Sendrecv(x, 0, recvbuf=target, source=0)
+    assert target.tolist() == FLOATS.tolist()
+    mpi.COMM_SELF.Sendrecv(np.full((2, 3), 7, "float32"), 0, recvbuf=x, source=0)
+    assert bridge.asarray(x).tolist() == [[7] * 3] * 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="PEP 688 is of CPython 3.12")
+def test_the_buffer_protocol(x):
+    view = memoryview(x)
+    assert (view.shape, view.format, view.readonly) == ((2, 3), "f", False)
+    view[0, 0] = 9
+    assert bridge.asarray(x).tolist()[0][0] == 9
+    assert bytes(x) == view.tobytes()
+
+
+def test_memory_is_shared(x):
+    array = np.from_dlpack(x)
+    array[0, 0] = 9
+    assert np.asarray(x)[0, 0] == 9
+    assert bridge.from_dlpack(x).data_ptr() == array.ctypes.data
+
+
+def test_the_keywords_of_the_standard(x):
+    assert x.__dlpack_device__() == (1, 0)
+    for keywords in (
+        {},
+        {"stream": None},
+        {"max_version": (1, 0)},
+        {"dl_device": (1, 0)},
+        {"copy": True, "max_version": (1, 3)},
+        {"copy": False},
+    ):
+        name = b"dltensor_versioned" if "max_version" in keywords else b"dltensor"
+        assert is_valid(x.__dlpack__(**keywords), name)
+    with pytest.raises(TypeError):
+        x.__dlpack__(None)
+    with pytest.raises(BufferError):
+        x.__dlpack__(dl_device=(2, 0))
+    assert is_valid(type(x).__dlpack__(x), b"dltensor")  # looked up on the type (MLX)
+
+
+def test_the_interfaces_that_the_memory_has(x):
+    assert np.asarray(x).__array_interface__["data"][0] == x.__array_interface__["data"][0]
+    assert not hasattr(x, "__cuda_array_interface__")
+    assert hasattr(x, "__array_interface__")
+
+
+def test_on_a_device():
+    with installed("cuda", Streams()) as streams:
+        at = FLOATS.ctypes.data
+        x = Held(bridge.from_blob(at, (2, 3), "float32", device="cuda:1", stream=7))
+        assert x.__dlpack_device__() == (2, 1)
+        assert x.__cuda_array_interface__["data"] == (at, False)
+        assert not hasattr(x, "__array_interface__")
+        with pytest.raises(BufferError, match="cuda:1"):
+            np.asarray(x)
+        streams.log.clear()
+        x.__dlpack__(stream=5, max_version=(1, 0))
+        assert streams.log == [("wait", 5, 0)]
+        out = ctypes.c_void_p()
+        streams.current = 0xAB
+        table = ffi.cast("DLPackExchangeAPI *", pointer_in(Held.__dlpack_c_exchange_api__))
+        assert table.current_work_stream(2, 1, ffi.cast("void **", ctypes.addressof(out))) == 0
+        assert out.value == 0xAB
+
+
+def test_new_memory_for_each_consumer():
+    """An address would outlive it: numpy gets the elements by a method that keeps them."""
+
+    class Lazy(bridge.Exporter):
+        def __as_tensor__(self):
+            return bridge.full(1000, 7, "int64")
+
+    x = Lazy()
+    assert not hasattr(x, "__array_interface__")
+    array = np.asarray(x)
+    gc.collect()
+    assert array.tolist() == [7] * 1000
+
+
+def test_all_of_ours_take_it(x):
+    tensor = bridge.from_dlpack(x)
+    assert bridge.to_device(x, "cpu", like="numpy").tolist() == FLOATS.tolist()
+    assert bridge.device_of(x) is bridge.device("cpu")
+    assert "no copy" in str(bridge.explain(x, "cpu"))
+    bridge.copy_(x, np.full((2, 3), 7, "float32"))
+    assert tensor.tolist() == [[7] * 3] * 2
+    assert bridge.empty_like(x).shape == (2, 3)
+    assert bridge.from_dlpack(x, copy=True).data_ptr() != tensor.data_ptr()
+
+
+def test_an_array_in_a_list(x):
+    assert bridge.asarray([x, x]).tolist() == [FLOATS.tolist()] * 2
+
+
+def test_functions_take_it_and_give_it_back(cls, x):
+    @bridge.accepts("numpy")
+    def doubled(array):
+        assert isinstance(array, np.ndarray)
+        return array * 2
+
+    y = doubled(x)
+    assert type(y) is cls
+    assert bridge.asarray(y).tolist() == (FLOATS * 2).tolist()
+
+
+def test_compiled_functions_take_it(x):
+    """Negative strides, too, whose elements they may write to."""
+    peer("tvm_ffi")
+    seen = []
+    function = bridge.ffi.convert(lambda t: seen.append((t.shape, t.strides, t.data_ptr())))
+    function(x)
+    tensor = bridge.from_dlpack(x)
+    backwards = type(x)(tensor[::-1])
+    function(backwards)
+    assert [(tuple(shape), tuple(steps)) for shape, steps, _ in seen] == [
+        ((2, 3), (3, 1)),
+        ((2, 3), (-3, 1)),
+    ]
+    assert seen[0][2] == tensor.data_ptr()
+
+
+# The table ----------------------------------------------------------------------
+
+
+def test_both_names_and_a_table_for_each_class():
+    addresses = set()
+    for cls in CLASSES:
+        first, second = (getattr(cls, name) for name in NAMES)
+        assert first is second
+        assert is_valid(first, b"dlpack_exchange_api")
+        assert get_destructor(first) is None
+        addresses.add(pointer_in(first))
+        assert getattr(cls, NAMES[0]) is first
+        table = ffi.cast("DLPackExchangeAPI *", pointer_in(first))
+        assert (table.header.version.major, table.header.version.minor) == (1, 3)
+        assert table.managed_tensor_allocator != ffi.NULL
+    assert len(addresses) == len(CLASSES)
+    assert not hasattr(bridge.Exporter, NAMES[0])
+
+
+def test_a_subclass_that_is_asked_before_its_base():
+    class First(Array):
+        pass
+
+    class Second(First):
+        pass
+
+    for cls in (Second, First):
+        assert type(table_of(cls).wrap_export(own_export_of(bridge.zeros(3)))) is cls
+
+
+def test_out_by_the_table(cls, x):
+    managed = table_of(cls).export(x)
+    assert managed.fields.shape == (2, 3)
+    assert managed.fields.data == bridge.from_dlpack(x).data_ptr()
+
+
+def test_back_by_the_table(cls):
+    raw = Producer((2, 3), content=FLOATS.tobytes())
+    made = table_of(cls).wrap(raw.build())
+    assert type(made) is cls
+    assert bridge.asarray(made).tolist() == FLOATS.tolist()
+    assert raw.alive == 1
+    del made
+    gc.collect()
+    assert raw.alive == 0
+
+
+def test_back_without_a_method():
+    class OneWay(bridge.Exporter):
+        def __as_tensor__(self):
+            return bridge.zeros(3)
+
+    raw = Producer((2, 3), content=FLOATS.tobytes())
+    made = table_of(OneWay).wrap(raw.build())
+    assert isinstance(made, bridge.Tensor)
+    del made
+    with pytest.raises(TypeError, match="without the class method __from_tensor__"):
+        bridge.to_device(FLOATS, "cpu", like=OneWay)
+
+
+class Failing(bridge.Exporter):
+    def __as_tensor__(self):
+        raise LookupError("no memory any more")
+
+    @classmethod
+    def __from_tensor__(cls, tensor):
+        raise LookupError("not wanted")
+
+
+def test_a_method_that_fails(reported):
+    """Its exception comes out, whoever calls: also out of a table, which is C's."""
+    for use in (
+        np.from_dlpack,
+        np.asarray,
+        bridge.asarray,
+        table_of(Failing).export,
+        lambda x: x.__dlpack_device__(),
+        lambda x: peer("torch").from_dlpack(x),
+        lambda x: peer("tvm_ffi").from_dlpack(x),
+    ):
+        with pytest.raises(LookupError, match="no memory any more"):
+            use(Failing())
+    raw = Producer((2, 3), content=FLOATS.tobytes())
+    with pytest.raises(LookupError, match="not wanted"):
+        table_of(Failing).wrap(raw.build())
+    gc.collect()
+    assert raw.alive == 0  # by the caller, once
+    with pytest.raises(bridge.ExchangeError, match="not wanted"):
+        bridge.to_device(FLOATS, "cpu", like=Failing)
+
+
+def test_a_method_that_returns_something_else(reported):
+    class Wrong(bridge.Exporter):
+        def __as_tensor__(self):
+            return FLOATS
+
+    for use in (np.from_dlpack, np.asarray, bridge.asarray, table_of(Wrong).export):
+        with pytest.raises(BufferError, match=r"Wrong.__as_tensor__\(\) returned a numpy.ndarray"):
+            use(Wrong())
+
+
+def test_a_class_without_the_method():
+    class Nothing(bridge.Exporter):
+        pass
+
+    with pytest.raises(NotImplementedError, match='tensor="_tensor"'):
+        np.from_dlpack(Nothing())
+
+
+def test_the_attribute_is_not_there_yet():
+    class Late(bridge.Exporter, tensor="later"):
+        pass
+
+    for use in (np.from_dlpack, bridge.asarray):
+        with pytest.raises(AttributeError, match="later"):
+            use(Late())
+
+
+# The way back ---------------------------------------------------------------------
+
+
+def test_like_the_class_and_like_an_array_of_it(cls, x):
+    for like in (cls, x):
+        made = bridge.to_device(FLOATS, "cpu", like=like)
+        assert type(made) is cls
+        assert bridge.from_dlpack(made).data_ptr() == FLOATS.ctypes.data
+    readonly = FLOATS[::-1].copy()
+    readonly.flags.writeable = False
+    made = bridge.to_device(readonly[::-1], "cpu", like=cls)
+    assert bridge.from_dlpack(made).readonly  # nothing is copied: a Tensor can say all that
+    assert bridge.from_dlpack(made).strides == (-3, 1)
+
+
+def test_the_memory_lives_as_long_as_it_is_used(cls):
+    class Owner:
+        pass
+
+    owner = Owner()
+    watch = weakref.ref(owner)
+    x = cls(bridge.from_blob(FLOATS.ctypes.data, (2, 3), "float32", owner=owner))
+    held = [np.from_dlpack(x), np.asarray(x), table_of(cls).export(x)]
+    del owner, x
+    while held:
+        gc.collect()
+        assert watch() is not None
+        held.pop()
+    gc.collect()
+    assert watch() is None
+
+
+def test_a_subclass_with_a_method_of_its_own():
+    x = Override(bridge.from_dlpack(FLOATS))
+    assert np.from_dlpack(x).tolist() == FLOATS[1:].tolist()
+    assert x.__dlpack_device__() == (1, 0)
+    assert table_of(Override).export(x).fields.shape == (1, 3)
+
+
+def test_other_base_classes():
+    assert Mixed.word == "here"
+    assert not hasattr(Image(bridge.zeros(3)), "__dict__")
+    assert not hasattr(Array(bridge.zeros(3)), "__dict__")
+
+
+def test_all_in_threads():
+    """First uses of many classes, and of one array."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(number):
+        cls = type(f"Made{number % 50}", (Array,), {"__slots__": ()})
+        x = cls(bridge.from_dlpack(FLOATS))
+        found = {pointer_in(getattr(cls, name)) for name in NAMES}
+        assert len(found) == 1
+        assert np.from_dlpack(x).tolist() == FLOATS.tolist()
+        return table_of(Array).export(shared).fields.shape
+
+    shared = Array(bridge.from_dlpack(FLOATS))
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(work, range(400))) == {(2, 3)}
