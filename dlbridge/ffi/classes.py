@@ -345,7 +345,7 @@ def class_of(index: int) -> type[Object]:
 
 
 @public_in("dlbridge.ffi")
-def object_class(type_key: str) -> type[Object]:
+def object_class(type_key: str) -> type[Any]:  # its fields are known to the library only
     """The class of objects of the type *type_key*, to construct and to test instances.
 
     Parameters
