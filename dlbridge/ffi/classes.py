@@ -981,10 +981,10 @@ class StructuralKey(Object):
 
     def __init__(self, key: Any) -> None:
         make = get_global_func("ffi.StructuralKey")
-        self.__init_handle_by_constructor__(make, checked(key))  # type: ignore[attr-defined]
+        self.__init_handle_by_constructor__(make, checked(key))
 
     def __hash__(self) -> int:
-        return self.hash_i64  # type: ignore[attr-defined, no-any-return]
+        return self.hash_i64  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StructuralKey):

@@ -16,6 +16,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import check_pages
 import pytest
 from expected import expected
 
@@ -68,25 +69,31 @@ def by_mypy(script, folder):
     return found
 
 
-def by_pyright(script, folder):
-    """Line -> the revealed type; fails where pyright finds an error in the script."""
+def pyright_report(folder, scripts, settings):
+    """What pyright says of the *scripts* in *folder*."""
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside, os.environ.get("PATH", "")])
     tool = shutil.which("pyright", path=path) or shutil.which("basedpyright", path=path)
     if tool is None:
         absent("pyright (or basedpyright)")
-    settings = {
-        "include": [script.name],
+    all_settings = {
+        "include": scripts,
         "extraPaths": [PACKAGES],
         "typeCheckingMode": "standard",
         "pythonVersion": "3.11",
+        **settings,
     }
-    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    (folder / "pyrightconfig.json").write_text(json.dumps(all_settings))
     done = run([tool, "--outputjson", "--pythonpath", sys.executable], folder)
     try:
-        report = json.loads(done.stdout)
+        return json.loads(done.stdout)
     except json.JSONDecodeError:  # its wheel brings a downloader, which wants Node.js
         absent(f"pyright does not run here ({done.stderr.strip()[-300:]}); Node.js")
+
+
+def by_pyright(script, folder):
+    """Line -> the revealed type; fails where pyright finds an error in the script."""
+    report = pyright_report(folder, [script.name], {})
     found, problems = {}, []
     for entry in report["generalDiagnostics"]:
         match = re.match(r'Type of ".*" is "(.*)"$', entry["message"], re.DOTALL)
@@ -95,7 +102,7 @@ def by_pyright(script, folder):
         else:
             problems.append(entry)
     assert problems == [], json.dumps(problems)
-    assert found, done.stderr
+    assert found
     return found
 
 
@@ -226,6 +233,34 @@ def test_a_wrong_call_is_an_error(checker, tmp_path):
     lines = set(map(int, re.findall(r"wrong\.py:(\d+): error", text)))
     lines |= {1 + int(line) for line in re.findall(r'"start": {"line": (\d+)', text)}
     assert lines == {2, 3, 4, 5, 9, 10, 11, 15, 16, 17, 18}, text
+
+
+# The documents ---------------------------------------------------------------------------
+
+
+def test_pyright_reads_the_programs_of_the_documents(tmp_path):
+    """As mypy does in `make lint`: `check_pages.py`."""
+    names = check_pages.write(tmp_path)
+    # What pyright asks for beyond mypy, and no program of a page is about.
+    settings = {"reportPossiblyUnbound": False, "reportMissingImports": False}
+    report = pyright_report(tmp_path, sorted(names), settings)
+    wrong = [
+        f"{names[Path(entry['file']).name]}:{entry['range']['start']['line'] + 1}: "
+        f"{entry['message']}"
+        for entry in report["generalDiagnostics"]
+        if entry["severity"] == "error"
+    ]
+    assert wrong == []
+
+
+def test_an_error_is_found_in_the_line_of_its_page(tmp_path, monkeypatch, capsys):
+    (tmp_path / "docs" / "howto").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("No program.\n")
+    page = "# Title\n\n```python\nimport dlbridge as bridge\n```\n\n```python\nbridge.gone()\n```\n"
+    (tmp_path / "docs" / "howto" / "a-page.md").write_text(page)
+    monkeypatch.setattr(check_pages, "ROOT", tmp_path)
+    assert check_pages.main() == 1
+    assert "docs/howto/a-page.md:8: error: Module has no attribute" in capsys.readouterr().out
 
 
 # No public function returns Any -------------------------------------------------

@@ -1,6 +1,6 @@
 """The Python of every page of the documents, read by mypy in one run: `make lint` calls it.
 
-    python tests/typing/check_pages.py
+    python tests/support/check_pages.py
 
 The blocks of a page are one program, as for the tests that run them; an error names the page and
 its line. Not read: pages that show mistakes on purpose.
@@ -13,10 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+from pages import PYTHON
 
-from pages import PYTHON  # noqa: E402 - found by the line above
+ROOT = Path(__file__).resolve().parents[2]
 
 MISTAKES = {"docs/messages.md"}
 """Pages of calls that are errors."""
