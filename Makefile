@@ -143,6 +143,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy dlbridge cdefs $(foreach name,$(BACKENDS) $(LARGE),$(wildcard backends/$(name)/dlbridge_$(name)))
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/support/check_pages.py
 	$(BIN)/python cdefs --check
 	$(BIN)/zizmor -q --offline --pedantic .github
 

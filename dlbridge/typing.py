@@ -5,10 +5,12 @@ Importing this imports no array library.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from mmap import mmap
 from typing import (
+    IO,
     TYPE_CHECKING,
     Any,
     Literal,
@@ -50,6 +52,7 @@ __all__ = [
     "ArrayModule",
     "DTypeLike",
     "DeviceLike",
+    "FileLike",
     "NestedLists",
     "NestedNumbers",
     "Number",
@@ -145,7 +148,8 @@ Number: TypeAlias = bool | int | float | complex
 """What `Tensor.item` returns; the dtype decides which."""
 
 NestedLists: TypeAlias = Number | list["NestedLists"]
-"""What `Tensor.tolist` returns, with one level of lists for each dimension."""
+"""What `Tensor.tolist` returns: one level of lists for each dimension. For type checkers it
+returns anything, as numpy's, so that ``t.tolist()[0]`` can be written; annotate with this."""
 
 
 class _ForeignDType(Protocol):
@@ -196,6 +200,9 @@ have no type in common.)
 
 ProgressLike: TypeAlias = bool | Callable[[int, int], None] | None
 """True for a progress bar, or a function that is called with ``(done, total)`` in bytes."""
+
+FileLike: TypeAlias = str | os.PathLike[str] | IO[bytes]
+"""A file of tensors: a path, or an open binary file such as ``io.BytesIO``."""
 
 
 class MoveOptions(TypedDict, total=False):
@@ -256,8 +263,8 @@ class TensorClassModule(Protocol[_Made_co]):
 class AcceptedFunction(Protocol[_P, _Result_co]):
     """A function that `dlbridge.accepts` has decorated, as type checkers see it.
 
-    They take a call as the function is annotated, and every other call, too: an argument
-    may be an array of any library.
+    They take a call as the function is annotated, and one whose first argument, given by
+    position, is an array of any library; then the others may be anything.
     """
 
     @property
@@ -268,7 +275,7 @@ class AcceptedFunction(Protocol[_P, _Result_co]):
     @overload
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _Result_co: ...
     @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> _Result_co: ...
+    def __call__(self, x: SupportsDLPack, /, *args: Any, **kwargs: Any) -> _Result_co: ...
 
 
 class AcceptedArrayFunction(Protocol[_P, _Result_co]):
@@ -289,8 +296,6 @@ class AcceptedArrayFunction(Protocol[_P, _Result_co]):
     ) -> _Result_co: ...
     @overload
     def __call__(self, x: _Array, /, *args: Any, **kwargs: Any) -> _Array: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> _Result_co: ...
 
 
 class AcceptsDecorator(Protocol):

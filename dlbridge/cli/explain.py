@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Make a tensor at the source, and print the plan for it."""
     columns = _COLUMNS & {arguments.source, arguments.target}
-    shape = _shape_of(arguments.shape or ("1048576" if columns else "1024x1024"))
+    usual = "1048576" if columns else "1024x1024"
+    shape = _shape_of(usual if arguments.shape is None else arguments.shape)
     _check(arguments.source)
     _check(arguments.target)
     source = _make(arguments.source, shape, arguments.dtype)

@@ -123,7 +123,7 @@ def from_dlpack(
 @overload
 def from_dlpack(
     x: SupportsDLPack, /, *, like: str | ModuleType, **options: Unpack[FromDLPackOptions]
-) -> object: ...  # an array of a library that is known by name only
+) -> Any: ...  # an array of a library that is known by name only
 @public
 def from_dlpack(
     x: Any,
@@ -350,7 +350,7 @@ def to_device(
 @overload
 def to_device(
     x: ArrayLike, device: DeviceLike, *, like: str | ModuleType, **options: Unpack[ToDeviceOptions]
-) -> object: ...  # an array of a library that is known by name only
+) -> Any: ...  # an array of a library that is known by name only
 @public
 def to_device(
     x: Any,

@@ -316,7 +316,7 @@ def class_of(index: int) -> type[Object]:
 
 
 @public_in("dlbridge.ffi")
-def object_class(type_key: str) -> type[Object]:
+def object_class(type_key: str) -> type[Any]:  # its fields are known to the library only
     """The class of objects of the type *type_key*, to construct and to test instances.
 
     Parameters
@@ -848,10 +848,10 @@ class StructuralKey(Object):
 
     def __init__(self, key: Any) -> None:
         make = get_global_func("ffi.StructuralKey")
-        self.__init_handle_by_constructor__(make, checked(key))  # type: ignore[attr-defined]
+        self.__init_handle_by_constructor__(make, checked(key))
 
     def __hash__(self) -> int:
-        return self.hash_i64  # type: ignore[attr-defined, no-any-return]
+        return self.hash_i64  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StructuralKey):

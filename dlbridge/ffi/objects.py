@@ -99,6 +99,10 @@ class Object:
             untrack(handle)
         self._handle = handle
 
+    if TYPE_CHECKING:  # the fields are known to the library only
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def _move(self) -> MovedObject:
         """The object as an rvalue argument: the callee gets our only reference.
 

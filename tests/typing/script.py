@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,8 @@ def some_backend(name: str) -> None:
     reveal_type(bridge.backend("vulkan"))  # dlbridge_vulkan.Vulkan
     reveal_type(bridge.backend("opencl"))  # dlbridge_opencl.OpenCL
     reveal_type(bridge.backend("cpu"))  # dlbridge.CPU
-    # An array of a library that only its name says is an object; of these it is known.
-    reveal_type(bridge.to_device(x, "cpu", like=name))  # object
+    # An array of a library that only its name says may be anything; of these it is known.
+    reveal_type(bridge.to_device(x, "cpu", like=name))  # Any
     reveal_type(bridge.to_device(x, "vulkan:0", like="vulkan"))  # dlbridge_vulkan.VulkanArray
     reveal_type(bridge.to_device(x, "opencl:0", like="opencl"))  # pyopencl.Array
     reveal_type(bridge.from_dlpack(t, like="opencl"))  # pyopencl.Array
@@ -80,10 +81,22 @@ def some_backend(name: str) -> None:
 
 def files(path: str) -> None:
     """Only the file says whether it has one tensor, or several by name."""
-    reveal_type(bridge.load(path))  # TensorFile | Tensor
-    reveal_type(bridge.load(path)["weight"])  # dlbridge.Tensor
+    file = bridge.load(path)
+    reveal_type(file["weight"])  # dlbridge.Tensor
+    reveal_type(file.metadata)  # dict[str, str]
+    reveal_type(file.tolist())  # Any
+    one: bridge.Tensor = file
+    several: bridge.TensorFile[bridge.Tensor] = file
     reveal_type(bridge.load(path, "cpu", True))  # dlbridge.TensorFile
     reveal_type(bridge.load(path, names=["weight"]))  # dlbridge.TensorFile
+    reveal_type(bridge.load(io.BytesIO())["weight"])  # dlbridge.Tensor
+    reveal_type(bridge.load(path, like="numpy")["weight"])  # numpy.ndarray
+    reveal_type(bridge.load(path, like=name_of(one, several))["weight"])  # Any
+
+
+def name_of(*_tensors: object) -> str:
+    """A library that is known at run time only."""
+    return "numpy"
 
 
 @bridge.accepts("numpy")
@@ -126,7 +139,7 @@ reveal_type(scaled(x))  # numpy.ndarray
 reveal_type(scaled(x, 3.0))  # numpy.ndarray
 reveal_type(scaled(t))  # dlbridge.Tensor
 reveal_type(scaled(t, by=3.0))  # dlbridge.Tensor
-reveal_type(scaled(array=t))  # numpy.ndarray
+reveal_type(scaled(array=x))  # numpy.ndarray
 reveal_type(scaled.__name__)  # str
 reveal_type(largest(t))  # float
 reveal_type(Model().run(t))  # dlbridge.Tensor
@@ -155,8 +168,8 @@ reveal_type(t[0, 0].item())  # Number
 reveal_type(float(t[0, 0]))  # float
 reveal_type(int(t[0, 0]))  # int
 reveal_type(complex(t[0, 0]))  # complex
-reveal_type(t.tolist())  # NestedLists
-reveal_type(t.to_native())  # object
+reveal_type(t.tolist())  # Any
+reveal_type(t.to_native())  # Any
 reveal_type(t.operand())  # dlbridge.Operand
 reveal_type(t.operand().data + t.operand().byte_offset)  # int
 reveal_type(t.host_view())  # dlbridge.HostView

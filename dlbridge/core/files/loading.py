@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from dlbridge.core.dlpack.requests import check_copy
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
+from dlbridge.core.libraries.like import as_library
+from dlbridge.core.libraries.lookup import find_library
 from dlbridge.core.moves.copies import copy_elements, packed_bytes
 from dlbridge.core.moves.host_views import host_view
 from dlbridge.core.moves.plans import Plan, plan_move, why_no_host_view
@@ -26,27 +28,34 @@ from dlbridge.core.values.dtypes import check, dtype as as_dtype
 from dlbridge.errors import Error, ExchangeError, FileError
 
 from . import gguf, npy, safetensors
-from .source import Entry, Source, name_of, refuse
+from .source import Entry, Source, name_of, open_source, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn, Unpack
 
+    import numpy as np
+    import torch
+
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.dtypes import DType
-    from dlbridge.typing import DeviceLike, DTypeLike, ProgressLike
+    from dlbridge.typing import DeviceLike, DTypeLike, FileLike, ProgressLike
 
     Report = Callable[[int], None]
     """Called with the number of bytes that were read since the last call."""
 
 
+_Array = TypeVar("_Array")
+
+
 @public
-class TensorFile(Mapping[str, Tensor]):
+class TensorFile(Mapping[str, _Array]):
     """The tensors of a file by name, each loaded at its first use. Made by `dlbridge.load`.
 
-    This object keeps each tensor that was used; `read` returns one that it does not
-    keep. `keys`, ``len`` and ``in`` load nothing. Any thread may use it. The file
-    stays open as long as this object or a tensor on its pages exists.
+    With ``like=`` they are arrays of that library. This object keeps each tensor that was
+    used; `read` returns one that it does not keep. `keys`, ``len`` and ``in`` load
+    nothing. Any thread may use it. The file stays open as long as this object or a tensor
+    on its pages exists.
 
     Examples
     --------
@@ -66,6 +75,7 @@ class TensorFile(Mapping[str, Tensor]):
         device: Device,
         copy: bool | None,
         progress: ProgressLike,
+        like: object = None,
     ) -> None:
         self._source = source
         self._entries = {entry.name: entry for entry in entries}
@@ -73,9 +83,10 @@ class TensorFile(Mapping[str, Tensor]):
         self._device = device
         self._copy = copy
         self._progress = progress
-        self._loaded: dict[str, Tensor] = {}
+        self._like = like
+        self._loaded: dict[str, _Array] = {}
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> _Array:
         found = self._loaded.get(name)
         if found is None:
             # Two threads may load it at once; all get the one that is entered first.
@@ -98,7 +109,7 @@ class TensorFile(Mapping[str, Tensor]):
         )
 
     # It changes only by what it has loaded.
-    def __copy__(self) -> TensorFile:
+    def __copy__(self) -> TensorFile[_Array]:
         return self
 
     # That of Mapping would load everything.
@@ -156,7 +167,7 @@ class TensorFile(Mapping[str, Tensor]):
             raise FileError(entry.problem)
         return entry.dtype, entry.shape
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> _Array:
         """Return a tensor that this object does not keep, loaded anew.
 
         Parameters
@@ -167,7 +178,7 @@ class TensorFile(Mapping[str, Tensor]):
         Returns
         -------
         Tensor
-            On `device`.
+            On `device`; or an array of the library ``like=``.
 
         Raises
         ------
@@ -187,9 +198,12 @@ class TensorFile(Mapping[str, Tensor]):
         """
         entry = self._entry(name)
         with reporter(self._progress, entry.nbytes) as report:
-            return _place(
-                self._source, entry, self._device, self._copy, Tally(report, entry.nbytes)
-            )
+            return self._place(entry, Tally(report, entry.nbytes))
+
+    def _place(self, entry: Entry, report: Report) -> _Array:
+        tensor = _place(self._source, entry, self._device, self._copy, report)
+        array: _Array = _given(tensor, self._like, self._copy)
+        return array
 
     def _entry(self, name: str) -> Entry:
         try:
@@ -201,20 +215,35 @@ class TensorFile(Mapping[str, Tensor]):
                 f"{self._source.path} has no tensor {name!r}; it has {known or 'none'}{more}"
             ) from None
 
-    def _choose(self, names: Iterable[str]) -> TensorFile:
+    def _choose(self, names: Iterable[str]) -> TensorFile[_Array]:
         """The same file with these tensors only, all of them loaded."""
         entries = [self._entry(name) for name in dict.fromkeys(names)]
-        chosen = TensorFile(
-            self._source, entries, self._metadata, self._device, self._copy, self._progress
+        chosen = TensorFile[_Array](
+            self._source,
+            entries,
+            self._metadata,
+            self._device,
+            self._copy,
+            self._progress,
+            self._like,
         )
         total = sum(entry.nbytes for entry in entries)
         with reporter(self._progress, total) as report:
             tally = Tally(report, total)
             for entry in entries:
-                chosen._loaded[entry.name] = _place(
-                    self._source, entry, self._device, self._copy, tally
-                )
+                chosen._loaded[entry.name] = self._place(entry, tally)
         return chosen
+
+
+def _given(tensor: Tensor, like: object, copy: bool | None) -> Any:
+    """*tensor*, or an array of the library that *like* names."""
+    return tensor if like is None else as_library(tensor, like, copy)
+
+
+if TYPE_CHECKING:
+
+    class LoadedFile(TensorFile[_Array], Any):  # type: ignore[misc]  # on purpose
+        """What `load` gives where only the file says whether it is one tensor, or several."""
 
 
 class _Options(TypedDict, total=False):
@@ -225,38 +254,71 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def load(
-    path: str | os.PathLike[str],
+def load(  # type: ignore[overload-overlap]  # with names it is no single tensor
+    path: FileLike,
     device: DeviceLike,
     names: Iterable[str] | Literal[True],
+    *,
+    like: Literal["dlbridge"] | None = ...,
     **options: Unpack[_Options],
-) -> TensorFile: ...
+) -> TensorFile[Tensor]: ...
 @overload
-def load(
-    path: str | os.PathLike[str],
+def load(  # type: ignore[overload-overlap]
+    path: FileLike,
     device: DeviceLike = ...,
     *,
     names: Iterable[str] | Literal[True],
+    like: Literal["dlbridge"] | None = ...,
     **options: Unpack[_Options],
-) -> TensorFile: ...
+) -> TensorFile[Tensor]: ...
 @overload
 def load(
-    path: str | os.PathLike[str],
+    path: FileLike,
     device: DeviceLike = ...,
     names: Iterable[str] | bool | None = ...,
+    *,
+    like: Literal["dlbridge"] | None = ...,
     **options: Unpack[_Options],
-) -> TensorFile | Tensor: ...
+) -> LoadedFile[Tensor]: ...
+@overload
+def load(
+    path: FileLike,
+    device: DeviceLike = ...,
+    names: Iterable[str] | bool | None = ...,
+    *,
+    like: Literal["numpy"],
+    **options: Unpack[_Options],
+) -> LoadedFile[np.ndarray[Any, Any]]: ...
+@overload
+def load(
+    path: FileLike,
+    device: DeviceLike = ...,
+    names: Iterable[str] | bool | None = ...,
+    *,
+    like: Literal["torch"],
+    **options: Unpack[_Options],
+) -> LoadedFile[torch.Tensor]: ...
+@overload
+def load(
+    path: FileLike,
+    device: DeviceLike = ...,
+    names: Iterable[str] | bool | None = ...,
+    *,
+    like: object,
+    **options: Unpack[_Options],
+) -> LoadedFile[Any]: ...
 @public
 def load(
-    path: str | os.PathLike[str],
+    path: FileLike,
     device: DeviceLike = "cpu",
     names: Iterable[str] | bool | None = None,
     *,
+    like: object = None,
     dtype: DTypeLike | None = None,
     raw: bool = False,
     copy: bool | None = None,
     progress: ProgressLike = None,
-) -> TensorFile | Tensor:
+) -> TensorFile[Any] | Any:  # only the file says whether it has one tensor or several
     """Return the tensors of a safetensors, .npy, .npz or GGUF file, on *device*.
 
     The contents of the file say which format it is. Every file is checked when it
@@ -264,13 +326,16 @@ def load(
 
     Parameters
     ----------
-    path : str or path
-        A regular file.
+    path : str, path or open binary file
+        A regular file; or what an open file has from its position on. That is used in place
+        if it is a whole file on the disk, and read into memory otherwise.
     device : DeviceLike
         ``"opencl:0"``, ``"cpu"``, ...; `dlbridge.device` says what is accepted.
     names : iterable of str, or True, optional
         These tensors only, or all of them (True), are loaded now. None: each tensor
         is loaded at its first use.
+    like : str, module, array or array type, optional
+        The library whose arrays are wanted instead of Tensors, as in `to_device`.
     dtype : DTypeLike, optional
         For numpy's formats: the type of elements that were saved as raw memory,
         such as ``"bfloat16"``, which numpy saves as ``|V2``. In a .npz file it is for
@@ -290,7 +355,8 @@ def load(
     -------
     TensorFile or Tensor
         A mapping of names to tensors; of a .npy file its one tensor. With *names* it is
-        always a mapping.
+        always a mapping. (For type checkers it is a `TensorFile` that has every other
+        attribute, too: only the file says what it is.)
 
     Raises
     ------
@@ -337,16 +403,19 @@ def load(
         raise TypeError(f"names={names!r} is one name; give a list: names=[{names!r}]")
     if isinstance(names, bytes) or not (names is None or isinstance(names, bool | Iterable)):
         raise TypeError(f"names={names!r}: give a list of str, or True for all")
-    source = Source(path)
+    if like is not None and like != where.name:
+        find_library(like)  # an error at once
+    source = open_source(path)
     kind = _format_of(source)
     if kind == "npy":
         if names is not None:
             raise ValueError(f"{source.path} holds one array without a name: leave names= out")
         entry = npy.read_npy(source, wanted)
         with reporter(progress, entry.nbytes) as report:
-            return _place(source, entry, where, copy, Tally(report, entry.nbytes))
+            tensor = _place(source, entry, where, copy, Tally(report, entry.nbytes))
+        return _given(tensor, like, copy)
     entries, metadata = _read(source, kind, wanted, raw)
-    file = TensorFile(source, entries, metadata, where, copy, progress)
+    file = TensorFile[Any](source, entries, metadata, where, copy, progress, like)
     if names is None or names is False:
         return file
     return file._choose(file if names is True else names)

@@ -17,6 +17,7 @@ from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
+from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import FileError
 
 if TYPE_CHECKING:
@@ -33,6 +34,38 @@ _CPU = Device.of(1, 0)
 _has_preadv = hasattr(os, "preadv")  # not on Windows
 
 
+def open_source(x: Any) -> Source:
+    """The source of a path, or of what an open file has from its position on."""
+    if isinstance(x, str | bytes | os.PathLike):
+        opened = os.fsdecode(x)
+        if not stat.S_ISREG(os.stat(opened).st_mode):  # noqa: PTH116 - a path may be bytes
+            raise FileError(
+                f"{printable(opened)} is not a regular file, and only those can be mapped: write "
+                "its contents into one, or pass it as an open file, which is read into memory"
+            )
+        return Source(opened, io.FileIO(opened))
+    kind = type(x).__name__
+    if not hasattr(x, "read"):
+        raise TypeError(f"load() takes a path or an open file, not {with_article(kind)}")
+    if isinstance(x, io.TextIOBase):
+        raise TypeError(
+            f"{with_article(kind)} gives text: open a file of tensors by open(path, 'rb')"
+        )
+    name = getattr(x, "name", None)
+    opened = name if isinstance(name, str) else f"<{kind}>"
+    inner = getattr(x, "file", x)  # of tempfile
+    raw = getattr(inner, "raw", inner)
+    if type(raw) is io.FileIO and raw.readable():
+        # Files on the disk can be used in place. (What unpacks a file may have its number, too.)
+        regular = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+        if regular and x.tell() == 0:
+            return Source(opened, io.FileIO(os.dup(raw.fileno())))
+    content = x.read()
+    if not isinstance(content, bytes):
+        raise TypeError(f"{with_article(kind)} reads no bytes, but {type(content).__name__}")
+    return _Content(opened, content)
+
+
 class Source:
     """A regular file, open for reading as long as this object exists.
 
@@ -40,15 +73,10 @@ class Source:
     *opened* is the path, and *path* what messages call it.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.opened: str = os.fsdecode(path)
-        self.path: str = printable(self.opened)
-        if not stat.S_ISREG(os.stat(self.opened).st_mode):  # noqa: PTH116 - a path may be bytes
-            raise FileError(
-                f"{self.path} is not a regular file, and only those can be mapped: write its "
-                "contents into one"
-            )
-        self._file = io.FileIO(self.opened)
+    def __init__(self, opened: str, file: io.FileIO) -> None:
+        self.opened: str = opened
+        self.path: str = printable(opened)
+        self._file = file
         self._lock = threading.RLock()
         self._mapped: np.ndarray[Any, Any] | None = None
         self.size = self._now()
@@ -119,6 +147,30 @@ class Source:
             pages = mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ)
             self._mapped = np.frombuffer(pages, "u1")
         return self._mapped
+
+
+class _Content(Source):
+    """The content of an open file, in memory."""
+
+    def __init__(self, opened: str, content: bytes) -> None:
+        self.opened = opened
+        self.path = printable(opened)
+        self._content = content
+        self._mapped = None
+        self.size = len(content)
+
+    def _now(self) -> int:
+        return self.size
+
+    def _read_some(self, offset: int, into: memoryview) -> int:
+        part = self._content[offset : offset + len(into)]
+        into[: len(part)] = part
+        return len(part)
+
+    def _map(self) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        return np.frombuffer(self._content, "u1")
 
 
 class _Stream(io.RawIOBase):

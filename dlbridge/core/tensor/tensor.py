@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         DeviceLike,
         DTypeLike,
         MoveOptions,
-        NestedLists,
         Number,
         StreamLike,
         SupportsDLPack,
@@ -338,7 +337,7 @@ class Tensor(TensorMetadata):
         """Return the memory for ``memoryview(t)`` on Python 3.12 and later (PEP 688)."""
         return self.numpy().data
 
-    def tolist(self) -> NestedLists:
+    def tolist(self) -> Any:  # a number, or as many levels of lists as the tensor has dimensions
         """Return the elements as nested Python lists; copied from the device if need be.
 
         Returns
@@ -358,8 +357,7 @@ class Tensor(TensorMetadata):
         [[1, 2], [3, 4]]
         """
         if self.device.is_host:
-            found: NestedLists = self.numpy().tolist()
-            return found
+            return self.numpy().tolist()
         from dlbridge.core.moves.transfer import to_compact_host
 
         return to_compact_host(self).tolist()
@@ -575,7 +573,7 @@ class Tensor(TensorMetadata):
     @overload
     def to_device(
         self, device: DeviceLike, /, *, like: str | ModuleType, **options: Unpack[MoveOptions]
-    ) -> object: ...  # the overloads of `dlbridge.to_device` know more libraries
+    ) -> Any: ...  # the overloads of `dlbridge.to_device` know more libraries
     def to_device(
         self,
         device: DeviceLike,
@@ -676,14 +674,14 @@ class Tensor(TensorMetadata):
 
         return host_view(self)
 
-    def to_native(self) -> object:
+    def to_native(self) -> Any:  # the class is that of the device's ecosystem
         """Return the device ecosystem's own object over the same memory.
 
         Returns
         -------
         object
-            A pyopencl array on OpenCL, for example; a numpy array on the CPU. For type
-            checkers ``to_device(t, t.device, like="opencl")`` says which.
+            A pyopencl array on OpenCL, for example; a numpy array on the CPU. With
+            ``to_device(t, t.device, like="opencl")`` type checkers know the class, too.
 
         Raises
         ------

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import gzip
+import io
 import os
 import pickle
 import sys
+import tempfile
 import threading
+import zipfile
 from copy import copy as copied, deepcopy
 from functools import partial
 from pathlib import Path
@@ -15,6 +19,7 @@ import numpy as np
 import pytest
 from expected import backend_or_skip
 from making import npy_bytes, safetensors_bytes
+from peers import peer
 from scripts import run_script
 
 import dlbridge as bridge
@@ -442,6 +447,7 @@ def test_a_child_process_uses_the_file_of_its_parent(model):
 import os
 import pickle
 import sys
+import tempfile
 import dlbridge as bridge
 file = bridge.load({str(model[0])!r})
 weight = file["weight"]
@@ -495,3 +501,138 @@ def test_a_file_is_not_pickled(model):
         with pytest.raises(TypeError, match=r"TensorFile.*model\.safetensors.*dlbridge\.load"):
             act(file)
     assert copied(file)["odd"] is file["odd"]
+
+
+# Open files ---------------------------------------------------------------------------
+
+
+def streams(path):
+    """Every kind of open file with the contents of *path*, by name."""
+    contents = path.read_bytes()
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb") as file:
+        file.write(contents)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("member", contents)
+    spooled = tempfile.SpooledTemporaryFile()  # noqa: SIM115 - it is read below
+    spooled.write(contents)
+    spooled.seek(0)
+    named = tempfile.NamedTemporaryFile()  # noqa: SIM115 - it is read below
+    named.write(contents)
+    named.flush()
+    named.seek(0)
+    return {
+        "BytesIO": io.BytesIO(contents),
+        "rb": path.open("rb"),
+        "r+b": path.open("r+b"),
+        "unbuffered": path.open("rb", buffering=0),
+        "gzip": gzip.GzipFile(fileobj=io.BytesIO(packed.getvalue())),
+        "a member": zipfile.ZipFile(archive).open("member"),
+        "spooled": spooled,
+        "temporary": named,
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["BytesIO", "rb", "r+b", "unbuffered", "gzip", "a member", "spooled", "temporary"]
+)
+@pytest.mark.parametrize("before", [0, 3])
+def test_open_files_are_read_from_their_position(kind, before, model, device, tmp_path):
+    path, arrays = model
+    padded = tmp_path / "padded"
+    padded.write_bytes(b"xyz"[:before] + path.read_bytes())
+    with streams(padded)[kind] as stream:
+        assert stream.read(before) == b"xyz"[:before]
+        file = bridge.load(stream, device, names=True)
+        lazy = None if before else bridge.load(path.open("rb"), device)
+    assert all(equal(file[name], arrays[name]) for name in arrays)
+    assert lazy is None or all(equal(lazy[name], arrays[name]) for name in arrays)
+
+
+def test_an_open_file_on_the_disk_is_used_in_place(model):
+    path, arrays = model
+    with path.open("rb") as stream:
+        file = bridge.load(stream)
+    with bridge.trace() as trace:
+        assert equal(file["weight"], arrays["weight"])
+    assert [plan.nbytes for plan in trace.plans] == [0]
+    assert file.path == str(path)
+
+
+def test_what_is_in_memory_is_used_in_place(model):
+    path, arrays = model
+    file = bridge.load(io.BytesIO(path.read_bytes()))
+    with bridge.trace() as trace:
+        tensor = file["weight"]
+    assert [plan.nbytes for plan in trace.plans] == [0]
+    assert tensor.readonly
+    assert file.path == "<BytesIO>"
+    del file
+    gc.collect()
+    assert equal(tensor, arrays["weight"])
+    assert repr(bridge.load(io.BytesIO(path.read_bytes()))).startswith(
+        "dlbridge.TensorFile('<BytesIO>', 3 tensors"
+    )
+
+
+def test_an_array_behind_another_one():
+    stream = io.BytesIO()
+    np.save(stream, np.arange(4))
+    np.save(stream, np.arange(3))
+    stream.seek(0)
+    assert np.load(stream).tolist() == [0, 1, 2, 3]
+    assert bridge.load(stream).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("stream", "error", "message"),
+    [
+        (io.StringIO("a"), TypeError, r"a StringIO gives text: .*open\(path, 'rb'\)"),
+        (io.BytesIO(), bridge.FileError, "<BytesIO> begins with b''"),
+        (io.BytesIO(b"x" * 40), bridge.FileError, "<BytesIO> begins with b'xxxxxxxx'"),
+        (3, TypeError, r"load\(\) takes a path or an open file, not an int"),
+        ([1], TypeError, r"load\(\) takes a path or an open file, not a list"),
+    ],
+)
+def test_what_is_no_binary_file(stream, error, message):
+    with pytest.raises(error, match=message):
+        bridge.load(stream)
+
+
+def test_an_open_file_in_text_mode(model):
+    with model[0].open() as stream, pytest.raises(TypeError, match=r"open\(path, 'rb'\)"):
+        bridge.load(stream)
+
+
+# Arrays of a library --------------------------------------------------------------------
+
+
+def test_like_gives_arrays_of_a_library(model, tmp_path):
+    torch = peer("torch")
+    path, arrays = model
+    file = bridge.load(path, like="torch")
+    assert isinstance(file["weight"], torch.Tensor)
+    assert file["weight"] is file["weight"]
+    assert file["weight"].tolist() == arrays["weight"].tolist()
+    assert isinstance(file.read("bias"), torch.Tensor)
+    chosen = bridge.load(path, names=["odd"], like=np)
+    assert isinstance(chosen["odd"], np.ndarray)
+    np.save(tmp_path / "a.npy", arrays["bias"])
+    assert isinstance(bridge.load(tmp_path / "a.npy", like=torch), torch.Tensor)
+
+
+def test_like_keeps_read_only_pages_from_libraries_that_would_write(model):
+    """torch has no read-only tensors, so it gets a copy; numpy gets the pages."""
+    peer("torch")
+    path, _ = model
+    bridge.load(path, like="torch")["weight"][0] = 7
+    assert bridge.load(path)["weight"].tolist()[0][0] == 0
+    assert not bridge.load(path, like="numpy")["weight"].flags.writeable
+    with pytest.raises(bridge.ExchangeError, match="read-only"):
+        bridge.load(path, like="torch", copy=False)["weight"]
+
+
+def test_like_is_refused_at_once(model):
+    with pytest.raises(ModuleNotFoundError, match="no module 'nunpy'"):
+        bridge.load(model[0], like="nunpy")

@@ -1,0 +1,73 @@
+"""The Python of every page of the documents, read by mypy in one run: `make lint` calls it.
+
+    python tests/support/check_pages.py
+
+The blocks of a page are one program, as for the tests that run them; an error names the page and
+its line.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pages import PYTHON
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NOT_READ = {
+    "docs/messages.md": "it shows mistakes",
+    "docs/writing-a-backend.md": "its blocks are modules of several packages; a test builds them",
+}
+
+
+def programs() -> dict[str, str]:
+    """Page -> its program, each line of which has the number that it has in the page."""
+    found = {}
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        page = path.relative_to(ROOT).as_posix()
+        text = path.read_text(encoding="utf-8")
+        lines = [""] * (text.count("\n") + 1)
+        for block in PYTHON.finditer(text):
+            first = text[: block.start(1)].count("\n")
+            for number, line in enumerate(block[1].splitlines(), first):
+                lines[number] = line
+        if any(lines) and page not in NOT_READ:
+            found[page] = "\n".join(lines)
+    return found
+
+
+def write(folder: Path) -> dict[str, str]:
+    """Put each program into *folder*; the name of its file -> the page."""
+    names = {}
+    for page, program in programs().items():
+        # Each is a module by itself, with a name that an import can have.
+        name = page.removesuffix(".md").replace("/", "_").replace("-", "_").lower() + ".py"
+        (folder / name).write_text(program, encoding="utf-8")
+        names[name] = page
+    return names
+
+
+def main() -> int:
+    """Print each error as the page's; 1 if there is one."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = write(Path(folder))
+        command = [sys.executable, "-m", "mypy", "--config-file=", "--check-untyped-defs"]
+        # Scripts, not packages: what they call is checked, not how they annotate. Not every
+        # library has types.
+        command += ["--allow-untyped-globals", "--disable-error-code=import-untyped"]
+        command += ["--follow-imports=silent", f"--cache-dir={ROOT / '.mypy_cache' / 'pages'}"]
+        done = subprocess.run(
+            [*command, *names], cwd=folder, capture_output=True, text=True, check=False
+        )
+    for line in done.stdout.splitlines():
+        name, colon, rest = line.partition(":")
+        print(f"{names.get(name, name)}{colon}{rest}")
+    print(done.stderr, file=sys.stderr, end="")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
