@@ -84,9 +84,10 @@ dlbridge
 diagnosis diagnosis.display diagnosis.findings diagnosis.report diagnosis.files diagnosis.kernels diagnosis.device_trial diagnosis.trials
 diagnosis.checks
 
-conformance.subject conformance.producer conformance.cases
-conformance.producer_cases conformance.consumer_cases conformance.worker
-conformance.runner conformance
+conformance.rules conformance.producer conformance.subject conformance.cases
+conformance.producer_cases conformance.consumer_cases conformance.table_cases
+conformance.stream_cases conformance.worker
+conformance.runner conformance.expectations conformance conformance.plugin
 
 cli.info cli.doctor cli.explain cli.demo cli.new_backend cli.conformance
 cli.bench
