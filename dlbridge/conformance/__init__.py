@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from .runner import Result, check
+from .expectations import read_expected, unexpected
+from .rules import RULES, Rule
+from .runner import Check, Result, check
 
-__all__ = ["Result", "check"]
+__all__ = ["RULES", "Check", "Result", "Rule", "check", "read_expected", "unexpected"]

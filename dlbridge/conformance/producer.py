@@ -5,13 +5,31 @@ from __future__ import annotations
 import ctypes
 import weakref
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
 
-__all__ = ["COMPACT", "Described", "managed_in", "name_of", "new_capsule"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "COMPACT",
+    "Described",
+    "drop_destructor",
+    "elements",
+    "encoded",
+    "integer",
+    "is_host",
+    "managed_in",
+    "name_of",
+    "new_capsule",
+    "rename",
+    "taken",
+]
 
 COMPACT = "compact"
+AS_ASKED = (-1, 0)
+"""A version: legacy structs, or 1.0 for a consumer that says it takes versioned ones."""
 
 _api = ctypes.pythonapi
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
@@ -20,6 +38,13 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, cty
 _get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _api))
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _api)
+)
+
+_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_SetName", _api)
+)
+_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_SetDestructor", _api)
 )
 
 _names: dict[bytes, Any] = {}  # a capsule keeps the pointer to its name
@@ -36,8 +61,8 @@ class Described:
     """A producer of structs with these fields; ``__dlpack__`` makes a new one at each call.
 
     *strides* are in elements, None is a NULL pointer. *version* None makes legacy
-    structs. *says* is the answer of ``__dlpack_device__``. *data* is an address;
-    None is memory that holds *content*.
+    structs whatever is asked for. *says* is the answer of ``__dlpack_device__``. *data*
+    is an address; None is memory that holds *content*.
     """
 
     def __init__(
@@ -51,7 +76,7 @@ class Described:
         data: int | None = None,
         content: bytes = b"",
         byte_offset: int = 0,
-        version: tuple[int, int] | None = (1, 0),
+        version: tuple[int, int] | None = AS_ASKED,
         flags: int = 0,
         deleter: bool = True,
         name: bytes | None = None,
@@ -60,16 +85,25 @@ class Described:
     ) -> None:
         self.shape, self.strides, self.dtype, self.device = shape, strides, dtype, device
         self.says = device if says is None else says
-        self.byte_offset, self.version, self.flags = byte_offset, version, flags
+        self._asks = version == AS_ASKED
+        self.version = None if self._asks else version
+        self.byte_offset, self.flags, self._name = byte_offset, flags, name
         self.deleter, self.ndim, self.null_shape = deleter, ndim, null_shape
-        self.name = name or (b"dltensor" if version is None else b"dltensor_versioned")
         self.calls: list[str] = []
         self.keywords: list[dict[str, Any]] = []
         self.made: list[int] = []
+        self.owner: Any = None
+        """What keeps *data* alive."""
         self.memory = ffi.new("char[]", max(len(content), 4096) + 256)
         start = (int(ffi.cast("uintptr_t", self.memory)) + 255) // 256 * 256
         ffi.memmove(ffi.cast("char *", start), content, len(content))
         self.data = start if data is None else data
+
+    @property
+    def name(self) -> bytes:
+        """The name of its capsules."""
+        legacy = self.version is None
+        return self._name or (b"dltensor" if legacy else b"dltensor_versioned")
 
     def capsule(self) -> Any:
         """A new capsule, without a destructor."""
@@ -81,7 +115,7 @@ class Described:
         if self.deleter:
             managed.deleter = ffi.cast(ffi.typeof(managed.deleter), _deleter)
         address = int(ffi.cast("uintptr_t", managed))
-        _kept.append((managed, shape, strides, self.memory))
+        _kept.append((managed, shape, strides, self.memory, self.owner))
         self.made.append(address)
         return address
 
@@ -120,6 +154,8 @@ class Described:
         self.calls.append("__dlpack__")
         given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
         self.keywords.append({key: value for key, value in given.items() if value is not None})
+        if self._asks:
+            self.version = (1, 0) if max_version and tuple(max_version) >= (1, 0) else None
         return self.capsule()
 
     def __dlpack_device__(self) -> Any:
@@ -127,15 +163,92 @@ class Described:
         return self.says
 
     @property
+    def first(self) -> int:
+        """The address of the first element."""
+        return self.data + self.byte_offset
+
+    @property
     def deletions(self) -> list[int]:
         """How often each struct was deleted."""
         return [_deleted.count(address) for address in self.made]
 
+    @property
+    def alive(self) -> int:
+        """How many structs have not been deleted."""
+        return self.deletions.count(0)
+
 
 def new_capsule(address: int, name: bytes) -> Any:
     """A capsule without a destructor around the pointer *address*."""
-    kept = _names.setdefault(name, ctypes.create_string_buffer(name))
-    return _new(address, ctypes.addressof(kept), None)
+    return _new(address, _immortal(name), None)
+
+
+def _immortal(name: bytes) -> int:
+    return ctypes.addressof(_names.setdefault(name, ctypes.create_string_buffer(name)))
+
+
+def rename(capsule: Any, name: bytes) -> None:
+    """Give *capsule* another name, as a consumer does."""
+    _set_name(capsule, _immortal(name))
+
+
+def drop_destructor(capsule: Any) -> None:
+    """Take the destructor of *capsule* away."""
+    _set_destructor(capsule, None)
+
+
+def taken(capsule: Any) -> tuple[int, int]:
+    """The address of a struct and of its deleter, taken out of *capsule* as a consumer does."""
+    managed = managed_in(capsule)
+    rename(capsule, f"used_{name_of(capsule)}".encode())
+    return integer(managed), integer(managed.deleter)
+
+
+def integer(pointer: Any) -> int:
+    """A pointer of cffi as a number."""
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+_HOST = {1, 3, 11}  # CPU memory, and that of CUDA and ROCm which the host reads
+
+
+def is_host(managed: Any) -> bool:
+    """Whether the host can read the elements of a struct."""
+    return int(ffi.cast("int32_t *", ffi.addressof(managed.dl_tensor, "device"))[0]) in _HOST
+
+
+_KINDS = {(2, 16): "f2", (2, 32): "f4", (2, 64): "f8", (4, 16): "u2"}
+
+
+def encoded(numbers: np.ndarray[Any, Any], dtype: tuple[int, int, int]) -> bytes:
+    """Small whole *numbers* as elements of a float type of DLPack; as float32 for others."""
+    import numpy as np
+
+    if dtype[:2] == (4, 16):  # bfloat16: the upper half of a float32
+        return (numbers.astype("f4").view("u4") >> 16).astype("u2").tobytes()
+    return numbers.astype(np.dtype(_KINDS.get(dtype[:2], "f4"))).tobytes()
+
+
+def elements(managed: Any) -> np.ndarray[Any, Any]:
+    """The float elements that a struct in host memory describes, read by its own fields."""
+    import numpy as np
+
+    tensor = managed.dl_tensor
+    kind = _KINDS[int(tensor.dtype.code), int(tensor.dtype.bits)]
+    size = int(tensor.dtype.bits) // 8
+    shape = [int(tensor.shape[axis]) for axis in range(tensor.ndim)]
+    if tensor.strides:
+        steps = [int(tensor.strides[axis]) for axis in range(tensor.ndim)]
+    else:
+        steps = [prod(shape[axis + 1 :]) for axis in range(tensor.ndim)]
+    start = integer(tensor.data) + int(tensor.byte_offset)
+    found = np.empty(shape, kind)
+    for index in np.ndindex(*shape):
+        at = start + size * sum(map(int.__mul__, index, steps))
+        found[index] = np.frombuffer(ctypes.string_at(at, size), kind)[0]
+    if tensor.dtype.code == 4:
+        found = (found.astype("u4") << 16).view("f4")
+    return found
 
 
 def name_of(capsule: Any) -> str:

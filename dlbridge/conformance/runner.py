@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from typing import NamedTuple
+import tempfile
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlbridge.errors import ExchangeError
 
-__all__ = ["Result", "check"]
+from .rules import RULES
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Check", "Result", "check"]
 
 
 class Result(NamedTuple):
@@ -24,35 +31,85 @@ class Result(NamedTuple):
 
 
 def check(library: str, lines: list[str] | None = None) -> list[Result]:
-    """The results of *lines*, by default of all, for the library of that module name.
+    """The results of *lines*, by default of all, for one library.
 
+    *library* is the name of its module, as ``torch`` or ``torch@cuda:0``, or a function of
+    yours that makes an array of it from one of numpy, as ``mylib.testing:make_array``.
     A crash or a hang is confirmed in a fresh process: it may be due to the fork.
     ExchangeError if the library cannot be imported.
+
+    Examples
+    --------
+    >>> from dlbridge.conformance import check
+    >>> [result.result for result in check("numpy", ["P1", "P29"])]
+    ['pass', 'fail']
     """
-    from .worker import ALL
-
-    if unknown := set(lines or ()) - ALL.keys():
+    if unknown := set(lines or ()) - RULES.keys():
         names = ", ".join(sorted(unknown))
-        raise ValueError(f"no line {names} here; the lines are {', '.join(ALL)}")
-    found = _run(library, lines or list(ALL))
-    for line, (result, _) in found.items():
-        if result == "crash":
-            found[line] = _run(library, [line])[line]
-    return [Result(line, ALL[line].rule, *found[line]) for line in found]
+        raise ValueError(f"no line {names} here; the lines are {', '.join(RULES)}")
+    with Check(library) as checking:
+        return [checking.run(line) for line in lines or RULES]
 
 
-def _run(library: str, lines: list[str]) -> dict[str, tuple[str, str]]:
-    """The result and evidence of each line, by one worker process."""
-    command = [sys.executable, "-m", "dlbridge.conformance.worker", library, *lines]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = {}
-    for text in done.stdout.splitlines():
-        if text.startswith('["'):
-            line, result, evidence = json.loads(text)
-            found[line] = result, " ".join(evidence.split())
-    if not found:
-        last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-        raise ExchangeError(f"{library} cannot be checked: {last[0]}")
-    for line in lines:
-        found.setdefault(line, ("crash", f"the worker ended with status {done.returncode}"))
-    return found
+class Check:
+    """A worker process that has imported the library, and runs one rule after another."""
+
+    def __init__(self, library: str) -> None:
+        self.library = library
+        self._worker: subprocess.Popen[str] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this
+
+    def run(self, line: str) -> Result:
+        """The result of one line; a crash is tried again in a new worker."""
+        fresh = self._worker is None
+        result, evidence = self._ask(line)
+        if result == "crash" and not fresh:
+            self.close()
+            result, evidence = self._ask(line)
+        if not hasattr(os, "fork"):
+            self.close()
+        return Result(line, RULES[line].text, result, evidence)
+
+    def _ask(self, line: str) -> tuple[str, str]:
+        if self._worker is None:
+            self._errors.truncate(0)
+            command = [sys.executable, "-m", "dlbridge.conformance.worker", self.library]
+            pipe = subprocess.PIPE
+            self._worker = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+            )
+        worker = self._worker
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            worker.stdin.write(f"{line}\n")
+            worker.stdin.flush()
+        except BrokenPipeError:
+            pass  # it is told by the end of its output
+        for text in worker.stdout:
+            if text.startswith('["'):
+                _, result, evidence = json.loads(text)
+                return result, " ".join(evidence.split())
+        status = worker.wait()
+        self._worker = None
+        self._errors.seek(0)
+        told = self._errors.read().decode(errors="replace").strip().splitlines()
+        if status == 1:
+            last = (told or [f"status {status}"])[-1]
+            raise ExchangeError(f"{self.library} cannot be checked: {last}")
+        return "crash", f"the worker ended with status {status}"
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None:
+            self._worker.communicate()
+            self._worker = None
+
+    def __enter__(self) -> Check:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+        self._errors.close()

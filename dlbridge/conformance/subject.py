@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-__all__ = ["Fail", "NotOffered", "Subject"]
+__all__ = ["Fail", "NotOffered", "Place", "Subject"]
 
 
 class Fail(Exception):
@@ -21,13 +22,22 @@ class NotOffered(Exception):
     """The library does not have what the line is about."""
 
 
+class Place(NamedTuple):
+    """What the structs of the library's arrays say of the device and of the elements."""
+
+    device: tuple[int, int] = (1, 0)
+    dtype: tuple[int, int, int] = (2, 32, 1)
+
+
 def _attribute(path: str) -> Any:
     """The object at a dotted path whose first parts are modules."""
     parts = path.split(".")
     for count in range(len(parts), 0, -1):
         try:
             found = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as exc:
+            if exc.name and not path.startswith(exc.name):
+                raise  # the module is there, and what it imports is not
             continue
         for part in parts[count:]:
             found = getattr(found, part)
@@ -63,38 +73,48 @@ _COPIES = {"jax", "tvm_ffi"}
 
 
 class Subject:
-    """A library, by the name of its module.
+    """A library, as ``LIBRARY``, ``LIBRARY@DEVICE`` or ``MODULE:FUNCTION``.
 
-    Without an entry in the tables above, its arrays are made by ``asarray`` or
-    ``array`` of the module, and taken by its ``from_dlpack``.
+    ``numpy`` is made by the tables above, another module by its ``asarray`` or
+    ``array`` (with the keyword ``device``, if one is named), and producers are taken
+    by its ``from_dlpack``. With a function, the function makes the array of a numpy
+    array; ``from_dlpack`` and, if it is there, ``to_numpy`` are those of its module,
+    or of the package that has the module.
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        _attribute(name)  # ImportError now
-        if name == "warp":
+        self.spec = name
+        name, _, self.device = name.partition("@")
+        self.name, _, self._function = name.partition(":")
+        module = _attribute(self.name)  # ImportError now
+        if self._function and not callable(getattr(module, self._function, None)):
+            raise ImportError(f"{self.name} has no function {self._function!r}")
+        if self.name == "warp":
             _attribute("warp.init")()
-        self.immutable = name in _IMMUTABLE
-        self.takes_capsules = name in _TAKES_CAPSULES
+        self.immutable = self.name in _IMMUTABLE or getattr(module, "immutable", False) is True
+        self.takes_capsules = self.name in _TAKES_CAPSULES
 
     @property
     def _maker(self) -> Callable[..., Any]:
-        for path in (_MAKE.get(self.name), f"{self.name}.asarray", f"{self.name}.array"):
-            if path:
-                try:
-                    found: Callable[..., Any] = _attribute(path)
-                except (AttributeError, ImportError):
-                    continue
-                return found
+        names = [f"{self.name}.{self._function}"] if self._function else [
+            *filter(None, [_MAKE.get(self.name)]), f"{self.name}.asarray", f"{self.name}.array"
+        ]  # fmt: skip
+        for path in names:
+            try:
+                found: Callable[..., Any] = _attribute(path)
+            except (AttributeError, ImportError):
+                continue
+            return found
         raise NotOffered(f"{self.name} has neither asarray nor array")
 
     def make(self, array: np.ndarray[Any, Any]) -> Any:
         """An array of the library with the values of *array*, which it may share."""
         maker = self._maker
+        device = self.device or ("cpu" if self.name == "warp" else "")
         try:
             if self.name in _COPIES:
                 array = array.copy(order="K") if array.ndim else array.copy()
-            made = maker(array, device="cpu") if self.name == "warp" else maker(array)
+            made = maker(array, device=device) if device else maker(array)
         except Exception as exc:
             raise NotOffered(f"no such array here: {type(exc).__name__}: {exc}") from exc
         if not hasattr(made, "__dlpack__"):
@@ -103,14 +123,38 @@ class Subject:
 
     def allocate(self, array: np.ndarray[Any, Any]) -> Any:
         """`make`, in memory that the library has allocated itself."""
-        if self.name == "dlbridge":  # asarray shares numpy's memory
+        if self.spec == "dlbridge":  # asarray shares numpy's memory
             return _attribute("dlbridge.asarray")(array, copy=True)
-        return self.make(array)
+        made = self.make(array)
+        if self.name != "numpy" and hasattr(made, "copy"):
+            try:
+                return made.copy()
+            except Exception:  # with arguments, or no copy of that kind
+                return made
+        return made
+
+    @cached_property
+    def place(self) -> Place:
+        """The device and the elements of what `make` makes: of a host's floats, if it fails."""
+        import numpy as np
+
+        from .producer import managed_in
+
+        try:
+            capsule = self.make(np.arange(4, dtype="float32")).__dlpack__()
+            tensor = managed_in(capsule).dl_tensor
+        except Exception:
+            return Place()
+        device, dtype = tensor.device, tensor.dtype
+        return Place(
+            (int(device.device_type), int(device.device_id)),
+            (int(dtype.code), int(dtype.bits), int(dtype.lanes)),
+        )
 
     def take(self, producer: Any, **keywords: Any) -> Any:
         """The library's array of *producer*."""
         try:
-            function = _attribute(_TAKE.get(self.name, f"{self.name}.from_dlpack"))
+            function = self._of_module("from_dlpack", _TAKE.get(self.name))
         except AttributeError as exc:
             raise NotOffered(f"{self.name} has no from_dlpack") from exc
         if not self.takes_capsules:
@@ -118,6 +162,12 @@ class Subject:
         if keywords:
             raise NotOffered(f"{self.name} takes a capsule and no keywords")
         return function(producer.__dlpack__() if hasattr(producer, "__dlpack__") else producer)
+
+    def _of_module(self, name: str, known: str | None = None) -> Any:
+        try:
+            return _attribute(known or f"{self.name}.{name}")
+        except AttributeError:
+            return getattr(importlib.import_module(self.name.partition(".")[0]), name)
 
     def needs_producers(self) -> None:
         """NotOffered for a library that takes capsules only."""
@@ -128,9 +178,21 @@ class Subject:
         """The elements of the library's *array*, by a copy of its own where it has one."""
         import numpy as np
 
+        from .producer import elements, managed_in
+
+        if self._function:
+            try:
+                return np.array(self._of_module("to_numpy")(array))
+            except AttributeError:
+                pass
         for name in ("numpy", "tolist"):
             if hasattr(array, name):
-                return np.array(getattr(array, name)())
-        if hasattr(type(array), "__array__"):
+                try:
+                    return np.array(getattr(array, name)())
+                except Exception:  # of a device, or of elements that numpy does not have
+                    continue
+        if hasattr(type(array), "__array__") and self.place.device[0] == 1:
             return np.array(array)
-        return np.from_dlpack(array).copy()
+        if self.place.device[0] == 1 and self.place.dtype[0] != 4:
+            return np.from_dlpack(array).copy()
+        return elements(managed_in(array.__dlpack__(max_version=(1, 0), dl_device=(1, 0))))

@@ -1,8 +1,9 @@
 """Run cases for one library: the module of a process that may crash.
 
-``python -m dlbridge.conformance.worker LIBRARY [LINE ...]`` prints one line of
-JSON per case. Each case runs in a fork of this process, which has imported the
-library and has done nothing with it; where there is no fork, one line is given.
+``python -m dlbridge.conformance.worker SUBJECT`` reads one line of a rule at a time from its
+standard input, and answers each with one line of JSON. Each case runs in a fork of this process,
+which has imported the library and has done nothing with it. Where there is no fork it
+runs here, and the one who asks starts a new worker for each.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ import time
 from .cases import Case
 from .consumer_cases import CONSUMER
 from .producer_cases import PRODUCER
+from .rules import RULES
+from .stream_cases import STREAMS
 from .subject import Fail, NotOffered, Subject
+from .table_cases import TABLES
 
-__all__ = ["ALL", "LIMIT", "main"]
+__all__ = ["CASES", "LIMIT", "main"]
 
-ALL: dict[str, Case] = {**PRODUCER, **CONSUMER}
+CASES: dict[str, Case] = {
+    line: ({**PRODUCER, **CONSUMER, **TABLES, **STREAMS})[line] for line in RULES
+}
 
 LIMIT = 60.0
 """Seconds for one case."""
@@ -47,12 +53,12 @@ def run(subject: Subject, case: Case) -> tuple[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the cases, each in a child where this system can fork."""
-    name, *lines = arguments
-    subject = Subject(name)
-    for line in lines or ALL:
-        found = _in_child(subject, ALL[line]) if hasattr(os, "fork") else run(subject, ALL[line])
-        print(json.dumps([line, *found]), flush=True)
+    """Run the cases that are asked for, each in a child where this system can fork."""
+    subject = Subject(arguments[0])
+    for text in sys.stdin:
+        case = CASES[text.strip()]
+        found = _in_child(subject, case) if hasattr(os, "fork") else run(subject, case)
+        print(json.dumps([case.rule.line, *found]), flush=True)
     return 0
 
 
@@ -65,13 +71,13 @@ def _in_child(subject: Subject, case: Case) -> tuple[str, str]:
         os.close(reader)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected: no dump
         with contextlib.suppress(OSError):  # what a library prints is not our output
-            silent = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silent, 1)
-            os.dup2(silent, 2)
+            silent = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(silent, descriptor)
         result = json.dumps(run(subject, case)).encode()
         with os.fdopen(writer, "wb") as file:
             file.write(result)
-        if case.line in _WITH_EXIT:
+        if case.rule.line in _WITH_EXIT:
             sys.exit(0)
         os._exit(0)  # the end of Python takes a second where a large library is loaded
     os.close(writer)

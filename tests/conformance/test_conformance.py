@@ -10,13 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from peers import peer
 
 from dlbridge.cli.conformance import markdown, version_of
 from dlbridge.conformance import Result, check
-from dlbridge.conformance.worker import ALL
-
-ROOT = Path(__file__).resolve().parents[2]
 
 FAULTS = {
     "the device is not two ints": "P2",
@@ -57,43 +53,6 @@ def test_each_fault_is_found(toy, fault):
     # P15 is a fault of numpy itself, on which the toy stands.
     assert without.result == "pass" or line in ("P15", "C1"), without
     assert without.evidence != found.evidence
-
-
-KNOWN = {
-    "numpy": {
-        "P29": "fail",
-        "P40": "fail",
-        "S1": "fail",
-        "C12": "fail",
-        "C23": "crash",
-        "C28": "fail",
-    },
-    "torch": {"P8": "fail", "P16": "fail", "C22": "crash", "C27": "fail"},
-    "jax": {"P9": "fail"},
-    "tvm_ffi": {"C20": "fail", "C23": "fail", "C24": "fail"},
-    "dlbridge": {"S1": "fail"},
-}
-"""Deviations that each library is known to have, in the versions of the test packages."""
-
-
-@pytest.mark.parametrize("library", KNOWN)
-def test_known_deviations_are_found(library):
-    peer(library)
-    found = results(library, *KNOWN[library], "P3", "C5")
-    assert {line: found[line].result for line in KNOWN[library]} == KNOWN[library]
-    assert found["C5"].result == "pass"
-
-
-def test_our_own_lines():
-    """What is no pass is said in docs/conformance.md, or noted here with its reason."""
-    found = [each for each in check("dlbridge") if each.result in ("fail", "crash")]
-    documented = {"P8", "P15", "P16", "P20", "P24", "S1"}  # numpy's method, as the page says
-    assert {each.line for each in found} <= documented, found
-
-
-def test_lines_are_those_of_the_document():
-    text = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
-    assert [line for line in ALL if f"| {line} |" not in text] == []
 
 
 def test_a_library_that_is_not_there():

@@ -1,0 +1,131 @@
+"""A pytest plug-in: each rule of DLPack as a test of one library, for the library's own CI.
+
+``pytest -p dlbridge.conformance.plugin --dlpack-conformance mylib.testing:make_array``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlbridge.errors import ExchangeError
+
+from .expectations import read_expected
+from .rules import RULES
+from .runner import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+__all__ = [
+    "Library",
+    "RuleItem",
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_make_collect_report",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the plug-in."""
+    group = parser.getgroup("dlpack", "the rules of DLPack")
+    group.addoption(
+        "--dlpack-conformance",
+        metavar="LIBRARY",
+        help="test the rules of DLPack on a library: torch, torch@cuda:0, or a function "
+        "that makes an array of it from one of numpy, as mylib.testing:make_array",
+    )
+    group.addoption(
+        "--dlpack-expected",
+        metavar="FILE",
+        help="the failures that are known, as 'P40 the reason' in each line; "
+        "one that passes fails the run",
+    )
+    group.addoption("--dlpack-alone", action="store_true", help="collect no other tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect the rules alone, unless the command line names other tests."""
+    options = config.option
+    try:
+        if options.dlpack_expected:
+            read_expected(options.dlpack_expected)
+    except (OSError, ValueError) as exc:
+        raise pytest.UsageError(f"--dlpack-expected: {exc}") from exc
+    if not options.dlpack_conformance:
+        if options.dlpack_expected:
+            raise pytest.UsageError("--dlpack-expected needs --dlpack-conformance LIBRARY")
+        return
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        options.dlpack_alone = True  # a process of pytest-xdist gets the options, not the source
+    if options.dlpack_alone:
+        config.args = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Put the rules before the other tests of the session."""
+    report = yield
+    name = collector.config.option.dlpack_conformance
+    if name and isinstance(collector, pytest.Session):
+        library = Library.from_parent(collector, name="dlpack", nodeid="dlpack")
+        report.result = [library, *report.result]
+    return report
+
+
+class Library(pytest.Collector):
+    """The rules of one library, which one worker process checks."""
+
+    checking: Check
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """One test for each rule."""
+        options = self.config.option
+        path = options.dlpack_expected
+        expected = read_expected(path) if path else {}
+        self.checking = Check(options.dlpack_conformance)
+        self.config.add_cleanup(self.checking.close)
+        for line in RULES:
+            item = RuleItem.from_parent(self, name=line)
+            if line in expected:
+                item.add_marker(pytest.mark.xfail(reason=expected[line], strict=True))
+            yield item
+
+
+class _Broken(Exception):
+    """A rule that the library does not keep."""
+
+
+class RuleItem(pytest.Item):
+    """One rule as a test."""
+
+    parent: Library
+
+    def runtest(self) -> None:
+        """Fail with the evidence; skip what the library does not offer."""
+        try:
+            _, _, result, evidence = self.parent.checking.run(self.name)
+        except ExchangeError as exc:
+            pytest.exit(f"--dlpack-conformance: {exc}", returncode=pytest.ExitCode.USAGE_ERROR)
+        if result == "not offered":
+            pytest.skip(evidence)
+        if result != "pass":
+            raise _Broken(f"{result}: {evidence}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> Any:
+        """The rule, its source and what the library does."""
+        if not isinstance(excinfo.value, _Broken):
+            return super().repr_failure(excinfo)
+        rule = RULES[self.name]
+        library = self.parent.checking.library
+        return (
+            f"{self.name}: {rule.text}\n  source: {rule.source}\n  {excinfo.value}\n"
+            f"  again: python -m dlbridge conformance {library} --lines {self.name}"
+        )
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        """The rule in words."""
+        return "dlpack", None, f"{self.name} {RULES[self.name].text}"

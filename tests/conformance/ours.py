@@ -1,0 +1,59 @@
+"""Makers of dlbridge's own arrays for the suite: one for each way in which they are exported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import dlbridge
+from dlbridge import from_dlpack
+
+__all__ = ["bfloat16", "cuda", "ext_dev", "from_dlpack", "rocm", "to_numpy"]
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def bfloat16(array):
+    """A `NumpyTensor`: numpy makes the capsule, and dlbridge completes it."""
+    if array.dtype == "float32":
+        bits = dlbridge.empty(array.shape, "uint16")
+        dlbridge.copy_(bits, (np.ascontiguousarray(array).view("u4") >> 16).astype("u2"))
+        return bits.view("bfloat16")
+    return dlbridge.from_dlpack(array)
+
+
+def ext_dev(array):
+    """A tensor of a plugin's device, whose ``data`` is a handle."""
+    return dlbridge.to_device(array, "ext_dev:1")
+
+
+def cuda(array):
+    """A tensor of the simulated CUDA driver, whose memory faults when the host touches it."""
+    _simulate("cuda")
+    return dlbridge.to_device(array, "cuda:1")
+
+
+def rocm(array):
+    """A tensor of the simulated ROCm runtime."""
+    _simulate("cuda", "hip")
+    return dlbridge.to_device(array, "rocm:0")
+
+
+def _simulate(*drivers):
+    os.environ.setdefault("FAKE_CUDA_DELAY_US", "2000")  # each piece of work ends late
+    sys.path.insert(0, str(TESTS / "drivers"))
+    import build
+
+    for driver in drivers:
+        build.load(driver)
+
+
+def to_numpy(tensor):
+    """The values, by way of the host."""
+    host = dlbridge.to_device(tensor, "cpu")
+    if str(host.dtype) == "bfloat16":
+        return (host.view("uint16").numpy().astype("u4") << 16).view("f4")
+    return host.numpy()

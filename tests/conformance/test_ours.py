@@ -1,0 +1,80 @@
+"""dlbridge under its own suite: every rule, on each way in which our tensors are exported.
+
+The subjects are an `ArrayTensor` (numpy exports it), a `NumpyTensor` (bfloat16), a plugin's
+device with handles, and the simulated drivers of CUDA and ROCm. `EXPECTED` has the failures.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+from expected import backend_or_skip, compiler_or_skip
+
+from dlbridge.conformance import RULES, check, read_expected, unexpected
+
+HERE = Path(__file__).parent
+SUBJECTS = {
+    "dlbridge": "dlbridge",
+    "bfloat16": "ours:bfloat16",
+    "ext_dev": "ours:ext_dev",
+    "cuda": "ours:cuda",
+    "rocm": "ours:rocm",
+}
+NOWHERE = {"P32", "P33"}  # refused when the tensor is made: tests/core/values/test_dtypes.py
+OPEN = {"X18"}
+
+
+@cache
+def results(name):
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return check(SUBJECTS[name])
+
+
+@pytest.fixture(params=SUBJECTS)
+def name(request):
+    if request.param in ("cuda", "rocm"):
+        compiler_or_skip()
+        pytest.importorskip(f"dlbridge_{request.param}")
+    if request.param == "ext_dev":
+        backend_or_skip("ext_dev")
+    return request.param
+
+
+def test_every_rule(name):
+    expected = read_expected(HERE / "expected" / f"{name}.txt")
+    assert unexpected(results(name), expected) == []
+
+
+def test_every_rule_is_kept_somewhere():
+    """What no subject of ours offers proves nothing."""
+    compiler_or_skip()
+    kept = {each.line for name in SUBJECTS for each in results(name) if each.result == "pass"}
+    assert kept | NOWHERE | OPEN == set(RULES)
+
+
+UNORDERED = """
+from ours import from_dlpack, to_numpy
+import ours
+
+class Unordered:
+    def __init__(self, tensor): self.tensor = tensor
+    def __dlpack_device__(self): return self.tensor.__dlpack_device__()
+    def __dlpack__(self, *, stream=None, **keywords):
+        return self.tensor.__dlpack__(stream=-1, **keywords)
+
+def make(array): return Unordered(ours.cuda(array))
+"""
+
+
+@pytest.mark.parametrize("line", ["S13", "S7", "S8", "S12"])
+def test_a_library_that_ignores_the_stream_is_found(line, tmp_path, monkeypatch):
+    compiler_or_skip()
+    pytest.importorskip("dlbridge_cuda")
+    (tmp_path / "unordered.py").write_text(UNORDERED)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE)]))
+    monkeypatch.setenv("FAKE_CUDA_DELAY_US", "20000")
+    [found] = check("unordered:make", [line])
+    assert found.result == "fail", found

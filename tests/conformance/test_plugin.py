@@ -1,0 +1,111 @@
+"""The pytest plug-in, as a library's own CI runs it: in a folder of the library's layout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from peers import peer
+
+from dlbridge.cli.conformance import version_of
+from dlbridge.conformance import read_expected
+
+HERE = Path(__file__).parent
+PLUGIN = ["-p", "dlbridge.conformance.plugin", "-p", "no:cacheprovider", "-q"]
+
+
+def run(folder, *arguments, **environment):
+    """The exit code and the output of pytest in *folder*."""
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *PLUGIN, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A library's repository: settings in pyproject.toml, and tests that are not of this."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_own.py").write_text("def test_own(): pass\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntestpaths = ['tests']\n")
+    return tmp_path
+
+
+def test_a_failure_tells_the_rule_its_source_and_the_command(repository):
+    status, output = run(repository, "--dlpack-conformance=toy:asarray", "-k", "P21",
+                         TOY_FAULT="copy=True copies nothing")  # fmt: skip
+    assert status == 1
+    assert "P21: `copy=True`: other memory, IS_COPIED" in output
+    assert "source: array API, `__dlpack__`" in output
+    assert "fail: the same memory" in output
+    assert "again: python -m dlbridge conformance toy:asarray --lines P21" in output
+    assert "test_own" not in output
+
+
+def test_expected_failures(repository):
+    known = repository / "dlpack-failures.txt"
+    known.write_text("# of the toy\nP21 it shares\n")
+    arguments = ["--dlpack-conformance=toy", f"--dlpack-expected={known.name}", "-k", "P21 or P22"]
+    status, output = run(repository, *arguments, TOY_FAULT="copy=True copies nothing")
+    assert (status, "1 passed" in output, "1 xfailed" in output) == (0, True, True), output
+    status, output = run(repository, *arguments)
+    assert status == 1
+    assert "[XPASS(strict)] it shares" in output
+
+
+def test_the_librarys_own_tests_run_beside_it_when_they_are_named(repository):
+    arguments = ["--dlpack-conformance=toy", "-k", "own or P3", "tests", "-vv"]
+    status, output = run(repository, *arguments)
+    assert status == 0, output
+    assert "test_own" in output
+    assert "dlpack::P3" in output
+    status, output = run(repository, "--dlpack-conformance=toy", "-k", "P3 or P1", "-n2", "-vv")
+    assert status == 0, output
+    assert "test_own" not in output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("P999 why\n", "no rule has the number 'P999'"),
+        ("P1\n", "a reason must follow"),
+        ("P1 a\nP1 b\n", "it stands twice"),
+    ],
+)
+def test_a_file_that_is_wrong(repository, text, words):
+    (repository / "known.txt").write_text(text)
+    status, output = run(repository, "--dlpack-conformance=toy", "--dlpack-expected=known.txt")
+    assert status == 4
+    assert f"ERROR: --dlpack-expected: known.txt:{text.count(chr(10))}: " in output
+    assert words in output
+
+
+def test_a_library_that_is_not_there(repository):
+    status, output = run(repository, "--dlpack-conformance=no_such_library")
+    assert status == 4
+    assert "no_such_library cannot be checked: ImportError" in output
+    status, output = run(repository, "--dlpack-expected=known.txt")
+    assert (status, "known.txt" in output) == (4, True)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax", "tvm_ffi", "pyarrow"])
+def test_a_real_library_and_its_file_of_known_failures(repository, library):
+    """tests/conformance/expected has the faults of the versions that the tests install."""
+    peer(library)
+    known = HERE / "expected" / f"{library}.txt"
+    version = known.read_text().splitlines()[0].split()[2].rstrip(",")
+    if version_of(library) != version:
+        pytest.skip(f"the file is of {library} {version}, and this is {version_of(library)}")
+    arguments = [f"--dlpack-conformance={library}", f"--dlpack-expected={known}"]
+    status, output = run(repository, *arguments)
+    assert status == 0, output
+    assert f"{len(read_expected(known))} xfailed" in output
