@@ -163,7 +163,9 @@ def find_library(like: object) -> tuple[Library, Callable[[Tensor], Any]]:
 def _find_by_class(cls: type, like: object) -> tuple[Library, Callable[[Tensor], Any]]:
     package = cls.__module__.partition(".")[0]
     own = getattr(cls, "__from_tensor__", None)
-    if own is not None:  # `dlbridge.Exporter`: it gets the Tensor, and with it what there is to know
+    if (
+        own is not None
+    ):  # `dlbridge.Exporter`: it gets the Tensor, and with it what there is to know
         name = f"{package}.{cls.__name__}"
         facts = SMALL["dlbridge"]._replace(name=name, arrays=(name,), make=None, keeps_types=False)
         return facts, own
