@@ -38,6 +38,20 @@ Rules that hold for every member:
 * An error about a stream names the stream, its device, and what may be passed
   instead; one that comes late, from work that was queued before, says that it is
   about earlier work.
+* Queued work that fails says so once: by the next ``synchronize`` of its stream, or by a
+  member that is given this stream before that. No call for another stream raises it, and the
+  stream takes work again, unless the device is lost.
+* A handle that ``current_stream`` or ``normalize_stream`` returns is good for as long as whoever
+  owns the stream keeps it: dlbridge keeps the object that ``use_stream`` got until its block
+  ends, and asks ``current_stream`` anew for each call. Memory may still name the stream
+  afterwards, in `Allocation.stream`: the end of an allocation whose stream is gone is behind
+  the work that was on it, or waits for the device, and raises nothing.
+* A destructor may run in any line of Python code, and in the middle of any call of the same
+  thread. What it uses may therefore be a single operation of a dict, set, deque or SimpleQueue,
+  or a lock that it only tries (``acquire(blocking=False)``) or that is re-entrant and guards
+  nothing half done. `dlbridge.kit.resources` does this for a backend.
+* The exception of a signal handler may come between any two lines. A lock is taken by ``with``,
+  and what a driver gave has an owner before it is given (`dlbridge.kit.resources`, again).
 * A lost device: every member that needs it raises `dlbridge.errors.DeviceLost`, at
   once and without waiting for its work. An `Allocation` that is dropped then is
   forgotten. Memory of the lost device never becomes valid
@@ -54,10 +68,17 @@ Rules that hold for every member:
   raise `dlbridge.errors.DeviceError`, which says so and how to start processes
   instead; what is dropped there stays, as the memory is the parent's. A backend that was
   not used before the fork works in the child.
+* Memory that is freed and kept for the next request (a pool) is given back to the driver
+  before a request is refused for lack of memory (`SupportsTrim`).
 * What else dlbridge must know before it copies is declared by attributes, each of
   which has a default: `Facts`.
 * A backend may offer ``live_allocations() -> int``, how many `Allocation` objects there are
   whose memory is not back; the conformance kit then counts exactly.
+* A setting of a backend is an environment variable that begins with ``DLBRIDGE_`` and the name
+  of the backend, as ``DLBRIDGE_MY_NPU_SERVER`` does; ``doctor`` leaves those to the backend.
+* When a backend is loaded, dlbridge checks `Backend.api`, `Backend.device_type`,
+  ``device_count()``, the parameters of every member, and the values of `Facts`. The name, that of
+  the entry point, is an identifier.
 """
 
 from __future__ import annotations
@@ -124,28 +145,39 @@ HOST_DEVICES = frozenset({1, 3, 11, 13})
 device is synchronised, CUDAManaged."""
 
 
-class Allocation(Protocol):
+class _Contract(type(Protocol)):  # type: ignore[misc]
+    """The class of the protocols: ``help`` shows what they declare, and nothing of `typing`."""
+
+    def __dir__(cls) -> list[str]:
+        if "_is_protocol" not in vars(cls) or not cls._is_protocol:
+            return list(super().__dir__())
+        return [name for name in vars(cls) if not name.startswith("_")]
+
+
+class Allocation(Protocol, metaclass=_Contract):
     """Memory that a backend gives: it is given back when this object is dropped.
 
     A backend returns a `PlainAllocation`, or an object of its own that has these attributes.
+
+    Attributes
+    ----------
+    data : int
+        An address or a handle, from 1 to 2**64 - 1.
+    nbytes : int
+        How many bytes there are, from *data* and *offset* on.
+    offset : int
+        Bytes from *data* to the first of them: 0, except where an import needs more.
+    stream : int
+        The stream of the last work on the memory: dlbridge writes it whenever that changes.
+        When the object is dropped, other work may use the memory again once the work that is
+        on this stream then has passed. The end of an import waits for that work, as its memory
+        belongs to somebody else, who may use it as soon as the object is gone.
     """
 
     data: int
-    """An address or a handle, from 1 to 2**64 - 1."""
-
     nbytes: int
-    """How many bytes there are, from *data* and *offset* on."""
-
     offset: int
-    """Bytes from *data* to the first of them: 0, except where an import needs more."""
-
     stream: int
-    """The stream of the last work on the memory: dlbridge writes it whenever that changes.
-
-    When the object is dropped, other work may use the memory again once the work that is
-    on this stream then has passed. The end of an import waits for that work, as its memory
-    belongs to somebody else, who may use it as soon as the object is gone.
-    """
 
 
 class PlainAllocation:
@@ -182,19 +214,24 @@ class PlainAllocation:
 
 
 class Span(NamedTuple):
-    """Contiguous bytes of a device's memory: one side of a copy."""
+    """Contiguous bytes of a device's memory: one side of a copy.
+
+    Attributes
+    ----------
+    device_id : int
+        The device of the memory.
+    data : int
+        That of an `Allocation`, or of a native or imported object.
+    offset : int
+        Bytes from the beginning of *data* to the first byte of the span.
+    nbytes : int
+        The length, more than 0.
+    """
 
     device_id: int
-    """The device of the memory."""
-
     data: int
-    """That of an `Allocation`, or of a native or imported object."""
-
     offset: int
-    """Bytes from the beginning of *data* to the first byte of the span."""
-
     nbytes: int
-    """The length, more than 0."""
 
 
 class Region(NamedTuple):
@@ -205,19 +242,21 @@ class Region(NamedTuple):
     or interleave: each stride is at least as long as all the bytes that it steps
     over, from the first to the last byte of the dimensions inside. dlbridge copies
     other layouts, such as overlapping windows, run by run.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        How many runs there are in each strided dimension, outermost first.
+    strides : tuple of int
+        Bytes from the beginning of a run to that of its neighbour, in each of these dimensions.
+        All are positive, and none is less than the next inner one or than *run_nbytes*.
+    run_nbytes : int
+        The contiguous bytes of one run.
     """
 
     shape: tuple[int, ...]
-    """How many runs there are in each strided dimension, outermost first."""
-
     strides: tuple[int, ...]
-    """Bytes from the beginning of a run to that of its neighbour, in each of these dimensions.
-
-    All are positive, and none is less than the next inner one or than *run_nbytes*.
-    """
-
     run_nbytes: int
-    """The contiguous bytes of one run."""
 
     @property
     def extent(self) -> int:
@@ -231,26 +270,25 @@ class Facts:
 
     A backend sets those that differ, on the class or on the instance before its
     ``__init__`` ends; it need not inherit this class.
+
+    Attributes
+    ----------
+    host_copies_block : bool
+        Whether a copy from or to the host has finished with the host's memory when it returns.
+        True: a copy from the host has read all of it, and may still be on its way to the
+        target, on its stream; a copy to the host has written all of it. dlbridge then does
+        not call ``synchronize`` after such a copy. False: the device may read or write the
+        host's memory until ``synchronize`` returns. It counts for strided copies, too.
+    content_limit : int
+        Up to how many bytes `Backend.allocate` takes *content*. It is for a driver that makes
+        memory together with its content faster than one after the other.
     """
 
     host_copies_block: bool = False
-    """Whether a copy from or to the host has finished with the host's memory when it returns.
-
-    True: a copy from the host has read all of it, and may still be on its way to the
-    target, on its stream; a copy to the host has written all of it. dlbridge then does
-    not call ``synchronize`` after such a copy. False: the device may read or write the
-    host's memory until ``synchronize`` returns. It counts for strided copies, too.
-    """
-
     content_limit: int = 0
-    """Up to how many bytes `Backend.allocate` takes *content*.
-
-    It is for a driver that makes memory together with its content faster than one after the
-    other.
-    """
 
 
-class Backend(Protocol):
+class Backend(Protocol, metaclass=_Contract):
     """Memory on one kind of device: all that a backend must provide.
 
     The class is called without arguments, by the thread in which the device is first
@@ -258,22 +296,26 @@ class Backend(Protocol):
     `dlbridge.errors.BackendUnavailable` with the reason and the remedy if this machine
     has none. If it raises, nothing is kept, and the next use calls it again. Once it has
     returned a backend that keeps the contract, it is not called again in this process.
+
+    Attributes
+    ----------
+    api : int
+        The `API` that the backend was written for.
+    device_type : int
+        Its DLDeviceType (``dlpack.h``): that of the backend's name, else kDLExtDev (12).
+        Backends of any name may share kDLExtDev. Any other type belongs to the name that
+        DLPack gives it (8 to ``metal``), as what is exported with it would come back as a
+        tensor of that. Where it is one of `HOST_DEVICES`, dlbridge tries the backend when it
+        is loaded: ``current_stream(0)`` and ``allocate(0, 256, 256, stream)``. What `allocate`
+        gives must have an address that this process can read, else loading fails with an
+        error that names the package. If `current_stream` or `allocate` raises, nothing is said.
     """
 
     api: int
-    """The `API` that the backend was written for."""
-
     device_type: int
-    """Its DLDeviceType (``dlpack.h``). Several backends may share kDLExtDev.
-
-    Where it is one of `HOST_DEVICES`, dlbridge tries the backend when it is loaded:
-    ``current_stream(0)`` and ``allocate(0, 256, 256, stream)``. What `allocate`
-    gives must have an address that this process can read, else loading fails with an
-    error that names the package. If `current_stream` or `allocate` raises, nothing is said.
-    """
 
     def device_count(self) -> int:
-        """Number of usable devices, at least 1."""
+        """Number of usable devices, at least 1; it is asked when the backend is loaded, too."""
 
     def allocate(
         self,
@@ -309,12 +351,12 @@ class Backend(Protocol):
     def current_stream(self, device_id: int) -> int:
         """The stream that work goes to now in this thread; 0: default, or none.
 
-        What other threads make current does not matter.
+        What other threads make current does not matter, nor what is current on other devices.
         """
 
 
 @runtime_checkable
-class SupportsStreams(Protocol):
+class SupportsStreams(Protocol, metaclass=_Contract):
     """A backend whose work is queued: streams, and the order between them."""
 
     def synchronize(self, device_id: int, stream: int) -> None:
@@ -323,13 +365,14 @@ class SupportsStreams(Protocol):
     def wait(self, device_id: int, stream: int, on: int) -> None:
         """Make later work on *stream* wait for the work now on stream *on*.
 
-        By an event on the device, without blocking the host, where it can.
+        By an event on the device, without blocking the host, where it can. Work that has
+        begun and is not done counts, also if it is the only work there is.
         """
 
     def normalize_stream(self, device_id: int, stream: object) -> int:
         """The handle for what a caller passed as ``stream=``; -1: do not order.
 
-        Takes None (the default stream), integers by the device's rules
+        Takes None (the default stream, whatever the current one is), integers by the device's rules
         (array API 2025.12, ``__dlpack__``), and the ecosystem's own stream
         objects. ValueError for integers that the device's rules forbid,
         TypeError for an object that is not a stream, a bool included. A stream
@@ -339,7 +382,7 @@ class SupportsStreams(Protocol):
 
 
 @runtime_checkable
-class SupportsCopy(Protocol):
+class SupportsCopy(Protocol, metaclass=_Contract):
     """A backend that copies inside its own devices, and between them."""
 
     def copy(self, target: Span, source: Span, stream: int) -> None:
@@ -354,17 +397,21 @@ class SupportsCopy(Protocol):
 
 
 @runtime_checkable
-class SupportsStridedCopy(Protocol):
+class SupportsStridedCopy(Protocol, metaclass=_Contract):
     """A backend that copies strided regions in one call (rectangles, regions).
 
     The shape of a `Region` has 1 to `max_strided_ndim` entries, and the strides of
     both sides descend, outermost first, and no runs overlap (`Region`); dlbridge
     splits or packs other regions. A span and a memoryview begin and end with the
     region that they hold: ``span.nbytes == region.extent``.
+
+    Attributes
+    ----------
+    max_strided_ndim : int
+        How many strided dimensions one call takes, beside the contiguous run.
     """
 
     max_strided_ndim: int
-    """How many strided dimensions one call takes, beside the contiguous run."""
 
     def copy_strided(
         self,
@@ -401,7 +448,7 @@ class SupportsStridedCopy(Protocol):
 
 
 @runtime_checkable
-class SupportsFill(Protocol):
+class SupportsFill(Protocol, metaclass=_Contract):
     """A backend that fills memory with one byte value."""
 
     def fill(self, target: Span, value: int, stream: int) -> None:
@@ -409,7 +456,7 @@ class SupportsFill(Protocol):
 
 
 @runtime_checkable
-class SupportsHostView(Protocol):
+class SupportsHostView(Protocol, metaclass=_Contract):
     """A backend some of whose memory the host can address in place."""
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
@@ -426,7 +473,7 @@ class SupportsHostView(Protocol):
 
 
 @runtime_checkable
-class SupportsHostImport(Protocol):
+class SupportsHostImport(Protocol, metaclass=_Contract):
     """A backend that can use host memory in place, if its address and size allow it."""
 
     def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
@@ -442,36 +489,40 @@ class SupportsHostImport(Protocol):
         """Host memory, which dlbridge keeps alive until the object is dropped.
 
         Its end blocks until the work already on its ``stream`` has used the memory for the
-        last time. With *readonly* the memory must never be written, also not by the import
-        itself or by its end: its pages may not allow it. dlbridge asks for no write
-        to such an import.
+        last time, and it is the end of this import only: the same memory may be imported twice,
+        or the second import is refused. With *readonly* the memory must never be written, also
+        not by the import itself or by its end: its pages may not allow it. dlbridge asks for no
+        write to such an import.
         """
 
 
 class ExportedMemory(NamedTuple):
-    """Memory of one driver, as another driver of the same device can open it."""
+    """Memory of one driver, as another driver of the same device can open it.
 
-    fd: int
-    """An opaque POSIX file descriptor (``VK_KHR_external_memory_fd``)."""
-
-    nbytes: int
-    """The length of the whole allocation that *fd* stands for."""
-
-    offset: int
-    """Bytes from the beginning of that allocation to the first byte of ``data``."""
-
-    driver: str = ""
-    """The name of the backend whose own driver opens *fd* in another way than other drivers do.
-
-    ``"cuda"``: a shareable handle of CUDA. Empty: one way for all of them.
+    Attributes
+    ----------
+    fd : int
+        An opaque POSIX file descriptor (``VK_KHR_external_memory_fd``).
+    nbytes : int
+        The length of the whole allocation that *fd* stands for.
+    offset : int
+        Bytes from the beginning of that allocation to the first byte of ``data``.
+    driver : str
+        The name of the backend whose own driver opens *fd* in another way than other drivers
+        do. ``"cuda"``: a shareable handle of CUDA. Empty: one way for all of them.
+    owner : object
+        What closes *fd* when it is dropped (`dlbridge.kit.resources.Descriptor`).
     """
 
+    fd: int
+    nbytes: int
+    offset: int
+    driver: str = ""
     owner: object = None
-    """The object that closes *fd* when it is dropped (`dlbridge.kit.resources.Descriptor`)."""
 
 
 @runtime_checkable
-class SupportsMemoryExport(Protocol):
+class SupportsMemoryExport(Protocol, metaclass=_Contract):
     """A backend that gives other drivers of the same device, and other processes, its memory.
 
     For other processes (`dlbridge.share`) it is a `SupportsMemoryImport`, too: there the
@@ -503,7 +554,7 @@ class SupportsMemoryExport(Protocol):
 
 
 @runtime_checkable
-class SupportsMemoryImport(Protocol):
+class SupportsMemoryImport(Protocol, metaclass=_Contract):
     """A backend that uses memory which another driver of the same device has exported.
 
     dlbridge asks where the two devices have the same UUID (`SupportsDeviceInfo`). If the driver
@@ -527,9 +578,11 @@ class NativeArray(NamedTuple):
 
     *dtype* is a dtype string (``"float32"``, ``"bfloat16"``, ``"uint8"``);
     *shape* is in elements; *strides* in bytes, None for C order; *owner* is the
-    object that keeps *data* alive. *stream* is for `SupportsNative.to_native` only.
-    Elements below a byte (``"int4"``) take a byte each where *strides* are given, and are
-    packed where these are None; `SupportsNative.to_native` never gets packed ones.
+    object that keeps *data* alive. *stream* is for `SupportsNative.to_native` only: the stream
+    that the user has chosen for the device (``use_stream``), 0 if none.
+    Elements below a byte (``"int4"``) take a byte each where *strides* are given, so that these
+    count whole elements, and are packed in C order where these are None: packed elements have
+    no strides. `SupportsNative.to_native` never gets packed ones.
     """
 
     device_id: int
@@ -541,16 +594,16 @@ class NativeArray(NamedTuple):
     readonly: bool
     owner: object
     stream: int = 0
-    """The stream that the user has chosen for the device (``use_stream``); 0 if none."""
 
 
 @runtime_checkable
-class SupportsNative(Protocol):
+class SupportsNative(Protocol, metaclass=_Contract):
     """A backend that converts from and to the objects of its ecosystem."""
 
     def from_native(self, obj: object) -> NativeArray | None:
         """The description of *obj*, or None, quickly, if it is not such an object.
 
+        It is one whoever has made it: `to_native`, or the ecosystem's own library.
         dlbridge never frees the memory: it drops *owner* when the last tensor on it
         is gone, and the owner releases it. No work of dlbridge is waited for then,
         so the owner must release it in the order of the stream, as its library
@@ -569,7 +622,7 @@ class SupportsNative(Protocol):
 
 
 @runtime_checkable
-class SupportsForeignData(Protocol):
+class SupportsForeignData(Protocol, metaclass=_Contract):
     """A backend that must translate the ``data`` that another library exported."""
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
@@ -587,14 +640,16 @@ class SupportsForeignData(Protocol):
 
 
 @runtime_checkable
-class SupportsDeviceInfo(Protocol):
+class SupportsDeviceInfo(Protocol, metaclass=_Contract):
     """A backend that describes its devices, for ``info``, and finds them by name."""
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """The properties of the device, by name.
 
-        Always ``name``; where known ``memory`` (bytes), ``uuid``, ``pci``,
-        ``driver``, ``host_memory_shared`` (bool) and the device's limits. A UUID is 32
+        Always ``name``; where known ``memory`` (bytes), ``memory_used`` (bytes that this
+        process has from the driver now, with those that are kept to be used again), ``uuid``,
+        ``pci``, ``driver``, ``host_memory_shared`` (bool) and the device's limits. Two devices
+        never have one UUID. A UUID is 32
         hexadecimal digits, dashes and a prefix ``GPU-`` or ``MIG-`` do not count; ``pci``
         is ``domain:bus:device.function``. `dlbridge.Device` gives both in one form.
         """
@@ -607,7 +662,7 @@ class SupportsDeviceInfo(Protocol):
 
 
 @runtime_checkable
-class SupportsTrim(Protocol):
+class SupportsTrim(Protocol, metaclass=_Contract):
     """A backend that keeps memory which was freed, because new memory costs time.
 
     It keeps at most as many bytes as the environment variable ``DLBRIDGE_POOL_LIMIT`` says

@@ -112,6 +112,10 @@ def check_settings(chosen: Mapping[str, str]) -> Iterator[Finding]:
         what = f"{name}={value}"
         if name in FOR_TESTS:
             yield Finding("note", what, "is for tests of dlbridge, and for nothing else")
+        elif name not in VARIABLES and any(
+            name.startswith(f"DLBRIDGE_{each.upper()}_") for each in set(backends()) - HINTS.keys()
+        ):
+            yield Finding("ok", what, "is a setting of that backend")
         elif name not in VARIABLES:
             hint = did_you_mean(name, VARIABLES)
             yield Finding("problem", what, f"is not known to dlbridge{hint}", f"unset {name}")

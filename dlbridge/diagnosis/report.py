@@ -116,6 +116,8 @@ class Info:
         """
         told = [f"dlbridge {self.dlbridge}, {self.python}, {self.platform}"]
         told += wrapped("packages", ", ".join(f"{k} {v}" for k, v in self.packages.items()))
+        owners = {report["owner"] for report in self.backends.values()}
+        told += wrapped("backends", ", ".join(sorted(owners - {"dlbridge (built in)"})) or "none")
         usable = self.tvm_ffi.partition(",")[0] if not verbose else self.tvm_ffi
         told += wrapped("TVM-FFI", usable)
         chosen = " ".join(f"{name}={value}" for name, value in self.settings.items())

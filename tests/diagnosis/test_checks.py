@@ -197,6 +197,13 @@ def test_colour_is_for_terminals_only(monkeypatch):
     assert display.heading("x", False) == "x"
 
 
+def test_a_setting_of_a_plugin_is_the_plugins(monkeypatch):
+    """It begins with the plugin's name; dlbridge's own backends have no others than ours."""
+    monkeypatch.setattr(checks, "backends", lambda: ["cpu", "cuda", "my_npu"])
+    chosen = {"DLBRIDGE_MY_NPU_SERVER": "there:80", "DLBRIDGE_CUDA_SERVER": "here"}
+    assert [found.state for found in checks.check_settings(chosen)] == ["ok", "problem"]
+
+
 def test_every_variable_of_the_documents_is_known():
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `(DLBRIDGE_[A-Z_]+)=", text, re.MULTILINE))

@@ -54,7 +54,10 @@ class Memory:
         return memory
 
     def live(self) -> list[FakeMemory]:
-        """The memory that somebody has."""
+        """The memory that somebody has.
+
+        A signal handler's exception may cut off what takes a dead entry out of the table.
+        """
         found = (known() for known in self.table.valuerefs())
         return [memory for memory in found if memory is not None]
 

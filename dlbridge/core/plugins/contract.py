@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge import protocol
 from dlbridge.core.values.devices import DLDeviceType
-from dlbridge.errors import BackendError
+from dlbridge.errors import BackendError, Error
 from dlbridge.protocol import Facts
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def check_contract(plugin: Backend, name: str, who: str) -> None:
     if missing:
         raise BackendError(f"{who}: backend {name!r} lacks {', '.join(missing)}; report it there")
     _check_device_type(plugin.device_type, name, who)
+    _check_device_count(plugin, name, who)
     for contract in (protocol.Backend, *capabilities()):
         declared = members(contract)
         if all(hasattr(plugin, member) for member in declared):
@@ -105,6 +106,34 @@ def _check_device_type(device_type: object, name: str, who: str) -> None:
         raise BackendError(
             f"{who}: the name {name!r} belongs to {known.name} ({known:d}) in DLPack, and the "
             f"backend's device_type is {device_type}; one of the two has to change"
+        )
+    others = DLDeviceType(device_type)
+    if known is None and others is not DLDeviceType.kDLExtDev:
+        # What it exports would come back as a tensor of another backend, or of none.
+        belongs = (
+            "is no DLDeviceType that this dlbridge knows"
+            if others.name.startswith("type")
+            else f"is {others.name}, which belongs to the name {others.name[3:].lower()!r}"
+        )
+        raise BackendError(
+            f"{who}: backend {name!r} has device_type = {device_type}, which {belongs}; take 12 "
+            "(kDLExtDev), which backends of any name share"
+        )
+
+
+def _check_device_count(plugin: Backend, name: str, who: str) -> None:
+    try:
+        count = plugin.device_count()
+    except Error:
+        raise
+    except Exception as exc:
+        raise BackendError(
+            f"{who}: backend {name!r} failed in device_count: {type(exc).__name__}: {exc}"
+        ) from exc
+    if not _is_int(count) or count < 1:
+        raise BackendError(
+            f"{who}: backend {name!r} has device_count() = {count!r}; it is a number of devices, "
+            "at least 1 (without one the class raises BackendUnavailable)"
         )
 
 

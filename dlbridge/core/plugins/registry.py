@@ -280,6 +280,11 @@ def _find(name: str) -> tuple[str, Callable[[], type[Backend]]]:
         raise BackendUnavailable(
             f"no backend for device {name!r} (installed: {', '.join(backends())}){hint}"
         )
+    if not name.isidentifier():
+        raise BackendError(
+            f"{owner(name)} provides a backend {name!r}, which no device string can name; the "
+            "entry point needs an identifier, such as 'my_npu'"
+        )
     if len(found) + (name == BUILT_IN) > 1:
         raise BackendError(f"{owner(name)} both provide {name!r}; uninstall all but one")
     return _distribution(found[0]), found[0].load

@@ -25,6 +25,7 @@ NAME = "loaded_by_a_test"
 def load(monkeypatch):
     """Load a subclass of *base* with other attributes, as an installed package's."""
     monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "_entry_points", dict)  # ours may be installed
 
     def load(base=Fake, name=NAME, **attributes):
         bridge.register_backend(name, type("Theirs", (base,), attributes))
@@ -156,6 +157,42 @@ def test_facts_that_cannot_be_are_refused(load, facts, match):
         load(**facts)
 
 
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (99, "device_type = 99, which is no DLDeviceType that this dlbridge knows; take 12"),
+        (8, "device_type = 8, which is kDLMetal, which belongs to the name 'metal'; take 12"),
+    ],
+)
+def test_types_of_other_names_are_refused(load, kind, match):
+    """What it exports would come back as a tensor of the other."""
+    with pytest.raises(BackendError, match=re.escape(match)):
+        load(device_type=kind)
+
+
+@pytest.mark.parametrize("count", ["1", 0, -1, True, 1.0, None])
+def test_a_number_of_devices_is_a_number(load, count):
+    with pytest.raises(BackendError, match=re.escape(f"device_count() = {count!r}; it is a ")):
+        load(device_count=lambda self: count)
+
+
+def test_an_error_of_device_count_names_the_package(load):
+    def broken(self):
+        raise OSError("no bus")
+
+    with pytest.raises(BackendError, match="failed in device_count: OSError: no bus"):
+        load(device_count=broken)
+
+
+def test_an_entry_point_that_no_device_string_can_name(monkeypatch):
+    class Point:
+        name, dist, value = "Upper Dev", None, "upper:Dev"
+
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"Upper Dev": [Point]})
+    with pytest.raises(BackendError, match="upper:Dev provides a backend 'Upper Dev', which no"):
+        bridge.backend("Upper Dev")
+
+
 def test_every_fact_is_checked(load):
     """No declared attribute of the contract is taken whatever it is."""
     declared = {name for name in vars(protocol.Facts) if not name.startswith("_")}
@@ -173,7 +210,10 @@ def test_a_handle_on_a_device_that_the_host_reads(start):
     code = f"""
 import itertools
 import dlbridge as bridge
+from dlbridge.core.plugins import registry
 from dlbridge_fake import Fake
+
+registry._entry_points = dict  # ours may be installed
 
 class Handles(Fake):
     device_type = 3
@@ -181,9 +221,9 @@ class Handles(Fake):
         super().__init__()
         self.handles = itertools.count({start}, 256)
 
-bridge.register_backend("pinned_by_a_test", Handles)
+bridge.register_backend("cuda_host", Handles)
 try:
-    bridge.zeros(3, "float32", "pinned_by_a_test:0").tolist()
+    bridge.zeros(3, "float32", "cuda_host:0").tolist()
 except bridge.BackendError as exc:
     print(exc)
 """
@@ -191,7 +231,7 @@ except bridge.BackendError as exc:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert "Handles (registered by hand): backend 'pinned_by_a_test'" in done.stdout
+    assert "Handles (registered by hand): backend 'cuda_host'" in done.stdout
     assert "data must be an address" in done.stdout
 
 
@@ -208,7 +248,7 @@ def test_what_is_tried_on_a_device_that_the_host_reads(load):
             calls.append(("allocate", *given))
             return super().allocate(*given)
 
-    load(base=Written, device_type=3)
+    load(base=Written, name="cuda_host", device_type=3)
     assert calls == [("current_stream", 0), ("allocate", 0, 256, 256, 0)]
     for said in ("``current_stream(0)``", "``allocate(0, 256, 256, stream)``"):
         assert said in Path(protocol.__file__).read_text(encoding="utf-8")
@@ -216,9 +256,9 @@ def test_what_is_tried_on_a_device_that_the_host_reads(load):
     def full(self, *given):
         raise DeviceMemoryError("no room")
 
-    load(base=Written, device_type=3, allocate=full)
+    load(base=Written, name="cuda_host", device_type=3, allocate=full)
 
 
 def test_an_address_on_a_device_that_the_host_reads(load):
-    plugin = load(base=CPU, device_type=3)
+    plugin = load(base=CPU, name="cuda_host", device_type=3)
     assert plugin.live_allocations() == 0

@@ -190,6 +190,8 @@ class Pooled(Ends):
         self.kept[device_id].clear()
 
     def at_end(self, memory):
+        if os.getpid() != PROCESS:  # the memory is the parent's, and so is this object
+            return
         kept = self.kept[memory.device_id]
         size = sum(len(content) for content, _ in kept)
         if size + memory.nbytes <= self.limit and memory.device_id not in self.lost:
