@@ -627,6 +627,7 @@ VkResult vkAllocateCommandBuffers(VkDevice device, const VkCommandBufferAllocate
 VkResult vkBeginCommandBuffer(VkCommandBuffer commandBuffer, const VkCommandBufferBeginInfo*
     pBeginInfo);
 VkResult vkEndCommandBuffer(VkCommandBuffer commandBuffer);
+VkResult vkResetCommandBuffer(VkCommandBuffer commandBuffer, VkFlags flags);
 VkResult vkQueueSubmit(VkQueue queue, uint32_t submitCount, const VkSubmitInfo* pSubmits,
     VkFence fence);
 VkResult vkCreateSemaphore(VkDevice device, const VkSemaphoreCreateInfo* pCreateInfo, const

@@ -11,7 +11,6 @@ from dlbridge.protocol import ExportedMemory, NativeArray, PlainAllocation, Regi
 
 from . import copies, native, shared
 from .compute import Kernel
-from .device import Device
 from .devices import Devices
 from .library import handle
 
@@ -74,7 +73,6 @@ class Vulkan:
         if exportable is None:
             exportable = switch("DLBRIDGE_VULKAN_EXPORT")
         self.devices = Devices(staged=staged, exportable=exportable)
-        self._open: dict[int, Device] = {}
 
     # --- Backend ---
 
@@ -94,12 +92,9 @@ class Vulkan:
         content: memoryview | None = None,
     ) -> Allocation:
         """A new buffer; ``data`` is the address of its descriptor, see docs/vulkan.md."""
-        device = self._open.get(device_id)
-        if device is None or self.devices.guard.in_child:
-            device = self._opened(device_id)
-        made = device.allocate(nbytes, alignment)
+        made = self.devices[device_id].allocate(nbytes, alignment)
         if content is not None:
-            buffer = made.resource
+            buffer = made.resource[0]
             if buffer.mapped:  # no work can use it yet
                 copies.write(buffer.mapped, content)
             else:
@@ -116,10 +111,7 @@ class Vulkan:
 
     def current_stream(self, device_id: int) -> int:
         """The VkQueue: each device has one, and it is every thread's stream."""
-        device = self._open.get(device_id)
-        if device is None or self.devices.guard.in_child:
-            device = self._opened(device_id)
-        return device.queue.number
+        return self.devices[device_id].queue.number
 
     # --- SupportsStreams ---
 
@@ -415,7 +407,7 @@ class Vulkan:
         --------
         ``scale = bridge.backend("vulkan").kernel(spirv, buffers=1, push_nbytes=12)``
         """
-        return Kernel(self.devices[device_id], self.devices, spirv, buffers, push_nbytes, entry)
+        return Kernel(self, device_id, spirv, buffers, push_nbytes, entry)
 
     def adopt_device(
         self,
@@ -494,7 +486,6 @@ class Vulkan:
         left = self.devices.buffers(device)
         if left:
             raise DeviceError(f"vulkan:{device_id} still has {left} tensors; drop them first")
-        self._open.pop(device_id, None)
         device.close()
 
     def wrap_buffer(
@@ -562,17 +553,11 @@ class Vulkan:
             owner,
         )
 
-    # --- Inside, and the kit's question ---
+    # --- The kit's question ---
 
     def live_allocations(self) -> int:
         """Buffers that somebody has."""
         return self.devices.buffers()
-
-    def _opened(self, device_id: int) -> Device:
-        """The device, which is known to be open from now on."""
-        device = self.devices[device_id]
-        self._open[device_id] = device
-        return device
 
 
 def _check_host(memory: memoryview, region: Region) -> None:

@@ -7,29 +7,44 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import Owner
 
-from .device import Device
+from .device import Device, KernelObjects
 from .devices import Devices
 from .library import Objects, check, constant, ffi, struct
 from .memory import Buffer
 from .native import VulkanArray
-from .queue import NEVER
 from .spirv import MAGIC, Module
 
 __all__ = ["Kernel"]
 
 SETS = 32
-"""Descriptor sets of a kernel: dispatches before one waits for the oldest."""
-
+"""Descriptor sets that are made at a time: dispatches before one waits for the oldest."""
 
 VULKAN = 7  # kDLVulkan
 
 Binding = tuple[Buffer, int, int]
 """A buffer, and the offset and number of bytes of it that a shader sees."""
+
+
+class DescriptorSet:
+    """A VkDescriptorSet, for one dispatch at a time."""
+
+    def __init__(self, handle: Any) -> None:
+        self.cell = ffi.new("VkDescriptorSet[1]", [handle])
+        self.last_use = 0
+        """The queue's value after which no dispatch uses it."""
+
+
+class HasDevices(Protocol):
+    """The backend. In a child of ``fork()`` it says what is wrong, whatever it is asked for."""
+
+    @property
+    def devices(self) -> Devices:
+        """All devices."""
 
 
 class Kernel:
@@ -43,55 +58,48 @@ class Kernel:
 
     def __init__(
         self,
-        device: Device,
-        devices: Devices,
+        backend: HasDevices,
+        device_id: int,
         spirv: bytes,
         buffers: int,
         push_nbytes: int,
         entry: str,
     ) -> None:
+        device = backend.devices[device_id]
         spirv = _module_of(spirv)
         _check_module(device, spirv, buffers, push_nbytes)
         declared = Module(spirv)
         declared.check(entry, buffers, push_nbytes)
+        self._backend = backend
         self.device = device
-        self._devices = devices
         self.buffers = buffers
         self.push_nbytes = push_nbytes
         self._writable = declared.writable_bindings()
-        self._closed = False
-        self._calls: set[object] = set()
-        """The calls that are under way."""
-        self._sets: deque[tuple[int, Any]] = deque()
-        """Descriptor sets that no call has claimed, with the queue's value of their last use."""
-        self._handles = Objects()
+        self._sets: deque[DescriptorSet] = deque()
+        """Those that no call has claimed."""
         device.kernels.sweep()
-        owned = _Owned(device, self._handles, self._sets)
-        self._owner: Owner[Any] | None = Owner(device.kernels, owned)
-        self._build(spirv, entry)
+        # A call that is under way has the owner, too: its kernel goes when that call has ended.
+        self._owner: Owner[KernelObjects] | None = Owner(device.kernels, KernelObjects())
+        self._build(self._owner.resource, spirv, entry)
 
     def close(self) -> None:
         """Free the kernel now; waits for its work.
 
         A kernel that is dropped without this is freed when its work is done and the next is made,
         or the device is closed. If a call is under way, in another thread or in the code
-        that a finalizer has interrupted, the kernel is freed at the end of that call.
+        that a finalizer has interrupted, the kernel is freed after that call.
 
         Examples
         --------
         ``scale.close()``
         """
-        self._closed = True
-        if not self._calls and not self._devices.guard.in_child:
-            self._free()
+        self._backend.devices  # noqa: B018 - the error of a child
+        owner, self._owner = self._owner, None
+        if owner is not None and self.device.queue.alive:
+            with suppress(DeviceError, DeviceMemoryError):  # then it goes when the device does
+                self.device.queue.wait(owner.resource.last_use)
 
-    def _free(self) -> None:
-        owner = self._owner
-        if owner is not None:
-            owner.resource.close()
-        self._owner = None
-
-    def _build(self, spirv: bytes, entry: str) -> None:
+    def _build(self, objects: Objects, spirv: bytes, entry: str) -> None:
         device = self.device.pointer
         compute = constant("VK_SHADER_STAGE_COMPUTE_BIT")
         bindings = ffi.new("VkDescriptorSetLayoutBinding[]", self.buffers)
@@ -103,7 +111,7 @@ class Kernel:
         info = struct(
             "VkDescriptorSetLayoutCreateInfo", bindingCount=self.buffers, pBindings=bindings
         )
-        set_layout = self._handles.create(device, "DescriptorSetLayout", info)[0]
+        set_layout = objects.create(device, "DescriptorSetLayout", info)[0]
         self._layouts = ffi.new("VkDescriptorSetLayout[]", [set_layout] * SETS)
         push = ffi.new("VkPushConstantRange *", (compute, 0, self.push_nbytes))
         info = struct(
@@ -113,45 +121,42 @@ class Kernel:
             pushConstantRangeCount=1 if self.push_nbytes else 0,
             pPushConstantRanges=push,
         )
-        self._layout = self._handles.create(device, "PipelineLayout", info)[0]
-        self._pipeline = self._create_pipeline(spirv, entry, compute)
-        self._create_sets()
+        self._layout = objects.create(device, "PipelineLayout", info)[0]
+        code = ffi.new("uint32_t[]", len(spirv) // 4)
+        ffi.memmove(code, spirv, len(spirv))
+        info = struct("VkShaderModuleCreateInfo", codeSize=len(spirv), pCode=code)
+        # It could be destroyed with the pipeline made; an interrupt would then lose it.
+        module = objects.create(device, "ShaderModule", info)
+        name = ffi.new("char[]", entry.encode())
+        stage = struct(
+            "VkPipelineShaderStageCreateInfo", stage=compute, module=module[0], pName=name
+        )
+        info = struct("VkComputePipelineCreateInfo", stage=stage[0], layout=self._layout)
+        create = self.device.lib.vkCreateComputePipelines
+        self._pipeline = objects.make(
+            "Pipeline",
+            lambda cell: create(device, 0, 1, info, ffi.NULL, cell),
+            device,
+            call=f"vkCreateComputePipelines (entry point {entry!r})",
+        )[0]
+        self._create_sets(objects)
 
-    def _create_sets(self) -> None:
-        lib, device = self.device.lib, self.device.pointer
+    def _create_sets(self, objects: Objects) -> None:
+        device = self.device.pointer
         storage = constant("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER")
         size = ffi.new("VkDescriptorPoolSize *", (storage, self.buffers * SETS))
         info = struct("VkDescriptorPoolCreateInfo", maxSets=SETS, poolSizeCount=1, pPoolSizes=size)
-        pool = self._handles.create(device, "DescriptorPool", info)[0]
-        sets = ffi.new(f"VkDescriptorSet[{SETS}]")
+        pool = objects.create(device, "DescriptorPool", info)[0]
+        sets = ffi.new("VkDescriptorSet[]", SETS)
         info = struct(
             "VkDescriptorSetAllocateInfo",
             descriptorPool=pool,
             descriptorSetCount=SETS,
             pSetLayouts=self._layouts,
         )
-        check(lib.vkAllocateDescriptorSets(device, info, sets), "vkAllocateDescriptorSets")
-        self._sets.extend((0, ffi.new("VkDescriptorSet[1]", [one])) for one in sets)
-
-    def _create_pipeline(self, spirv: bytes, entry: str, stage: int) -> int:
-        lib, device = self.device.lib, self.device.pointer
-        code = ffi.new("uint32_t[]", len(spirv) // 4)
-        ffi.memmove(code, spirv, len(spirv))
-        info = struct("VkShaderModuleCreateInfo", codeSize=len(spirv), pCode=code)
-        # It could be destroyed with the pipeline made; an interrupt would then lose it.
-        module = self._handles.create(device, "ShaderModule", info)
-        name = ffi.new("char[]", entry.encode())
-        stage_info = struct(
-            "VkPipelineShaderStageCreateInfo", stage=stage, module=module[0], pName=name
-        )
-        info = struct("VkComputePipelineCreateInfo", stage=stage_info[0], layout=self._layout)
-        pipeline = self._handles.make(
-            "Pipeline",
-            lambda cell: lib.vkCreateComputePipelines(device, 0, 1, info, ffi.NULL, cell),
-            device,
-            call=f"vkCreateComputePipelines (entry point {entry!r})",
-        )
-        return int(pipeline[0])
+        result = self.device.lib.vkAllocateDescriptorSets(device, info, sets)
+        check(result, "vkAllocateDescriptorSets")
+        self._sets.extend(map(DescriptorSet, sets))
 
     def __call__(self, *tensors: Any, groups: int | Sequence[int], push: bytes = b"") -> None:
         """Enqueue the kernel over *tensors*, in the order of the bindings.
@@ -187,56 +192,39 @@ class Kernel:
         ``scale(t, groups=16, push=struct.pack("=IIf", 1000, 1, 2.0))`` runs 16
         work groups of the module in docs/vulkan.md.
         """
-        bindings = [_binding_of(tensor, self.device, self._devices) for tensor in tensors]
+        devices = self._backend.devices
+        bindings = [_binding_of(tensor, self.device, devices) for tensor in tensors]
         _check_readonly(tensors, self._writable)
         self.run(bindings, groups, push)
 
     def run(self, bindings: Sequence[Binding], groups: int | Sequence[int], push: bytes) -> int:
         """Enqueue one dispatch over allocations; the queue's value for it."""
-        self._refuse_closed()
+        self._backend.devices[self.device.index]  # the error of a child, or of a closed device
+        owner = self._owner
+        if owner is None:
+            raise DeviceError("this kernel is closed")
         counts, push = _counts_of(groups), _bytes_of(push)
         self._check(bindings, counts, push)
         block = ffi.new("char[]", push) if push else ffi.NULL
-        call = object()
+        chosen = self._claim(owner.resource)
         try:
-            # Entered before the look, as `close` looks after it has said so: one sees the other.
-            self._calls.add(call)
-            self._refuse_closed()
-            return self._dispatch(bindings, counts, block)
-        finally:
-            self._calls.discard(call)
-            if self._closed and not self._calls:
-                self._free()
-
-    def _refuse_closed(self) -> None:
-        self._devices.guard.check()
-        if self._closed or not self.device.queue.alive:
-            raise DeviceError("this kernel is closed, or its device is")
-
-    def _dispatch(self, bindings: Sequence[Binding], counts: Sequence[int], block: Any) -> int:
-        value, chosen = self._claim()
-        try:
-            self.device.queue.wait(value)
+            self.device.queue.wait(chosen.last_use)
             self._bind(chosen, bindings)
-            value = self.device.queue.submit(
+            return self.device.queue.submit(
                 lambda commands: self._record(commands, chosen, counts, block),
-                [buffer for buffer, _, _ in bindings],
+                [*(buffer for buffer, _, _ in bindings), chosen, owner.resource],
             )
-        except BaseException:
-            value = NEVER  # it may have been submitted: the next call waits for all work
-            raise
         finally:
-            self._sets.append((value, chosen))
-        return value
+            self._sets.append(chosen)
 
-    def _claim(self) -> tuple[int, Any]:
+    def _claim(self, objects: Objects) -> DescriptorSet:
         """A descriptor set for this call alone, the one whose last use is the oldest."""
         while True:
             with suppress(IndexError):  # all are claimed, by other threads or an interrupted call
                 return self._sets.popleft()
-            self._create_sets()
+            self._create_sets(objects)
 
-    def _bind(self, chosen: Any, bindings: Sequence[Binding]) -> None:
+    def _bind(self, chosen: DescriptorSet, bindings: Sequence[Binding]) -> None:
         infos = ffi.new(
             "VkDescriptorBufferInfo[]",
             [
@@ -247,7 +235,7 @@ class Kernel:
         writes = ffi.new("VkWriteDescriptorSet[]", len(bindings))
         for i, write in enumerate(writes):
             write.sType = constant("VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET")
-            write.dstSet = chosen[0]
+            write.dstSet = chosen.cell[0]
             write.dstBinding = i
             write.descriptorCount = 1
             write.descriptorType = constant("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER")
@@ -256,11 +244,13 @@ class Kernel:
             self.device.pointer, len(bindings), writes, 0, ffi.NULL
         )
 
-    def _record(self, commands: Any, chosen: Any, groups: Sequence[int], block: Any) -> None:
+    def _record(
+        self, commands: Any, chosen: DescriptorSet, groups: Sequence[int], block: Any
+    ) -> None:
         lib = self.device.lib
         point = constant("VK_PIPELINE_BIND_POINT_COMPUTE")
         lib.vkCmdBindPipeline(commands, point, self._pipeline)
-        lib.vkCmdBindDescriptorSets(commands, point, self._layout, 0, 1, chosen, 0, ffi.NULL)
+        lib.vkCmdBindDescriptorSets(commands, point, self._layout, 0, 1, chosen.cell, 0, ffi.NULL)
         if self.push_nbytes:
             stage = constant("VK_SHADER_STAGE_COMPUTE_BIT")
             lib.vkCmdPushConstants(commands, self._layout, stage, 0, self.push_nbytes, block)
@@ -278,37 +268,6 @@ class Kernel:
             if not 0 < count <= most:
                 raise ValueError(f"groups {tuple(groups)}: each must be 1 to {most} here")
         _check_bindings(self.device, bindings)
-
-
-class _Owned:
-    """The Vulkan objects that a kernel owns, and when their last use is done."""
-
-    def __init__(self, device: Device, handles: Objects, sets: deque[tuple[int, Any]]) -> None:
-        self._device = device
-        self._handles = handles
-        self._sets = sets
-
-    def close(self, wait: bool = True) -> bool:
-        """Destroy it when the kernel's work is done, or *wait* for that; never raises."""
-        device = self._device
-        if not device.queue.alive or not len(self._handles):
-            return True
-        try:
-            if not wait and not device.queue.done(self._last_use()):
-                return False
-            device.queue.wait(self._last_use())
-        except DeviceMemoryError:
-            self._handles.forget()  # it may be in use still: better left than pulled away
-        except DeviceError:
-            pass  # a lost device has no work left
-        self._handles.destroy()
-        return True
-
-    def _last_use(self) -> int:
-        # A set that an interrupted call has not put back may be in use.
-        sets = self._sets.copy()
-        lost = len(sets) % SETS
-        return NEVER if lost else max((value for value, _ in sets), default=0)
 
 
 # What a kernel is made of and called with -------------------------------------------
@@ -342,36 +301,31 @@ def _binding_of(tensor: Any, device: Device, devices: Devices) -> Binding:
 
 def _check_bindings(device: Device, bindings: Sequence[Binding]) -> None:
     """ExchangeError for what the device cannot bind, by its place among the tensors."""
-    limits = device.physical.limits
-    for place, (allocation, offset, nbytes) in enumerate(bindings):
-        if allocation.queue is not device.queue:
-            where = getattr(allocation, "device", None)
-            raise ExchangeError(
-                f"tensor {place} is on {f'vulkan:{where.index}' if where else 'another device'}, "
-                f"the kernel on vulkan:{device.index}; move it with to_device"
+    step = device.physical.limits["min_storage_buffer_offset_alignment"]
+    most = device.physical.limits["max_storage_buffer_range"]
+    for place, (buffer, offset, nbytes) in enumerate(bindings):
+        if buffer.device is not device:
+            reason = (
+                f"is on vulkan:{buffer.device.index}, the kernel on vulkan:{device.index}; move it "
+                "with to_device"
             )
-        if not 0 <= offset < allocation.words:
-            raise ExchangeError(
-                f"tensor {place} begins at byte {offset}, outside its buffer of "
-                f"{allocation.nbytes} bytes"
+        elif not 0 <= offset < buffer.words:
+            reason = f"begins at byte {offset}, outside its buffer of {buffer.nbytes} bytes"
+        elif offset % step:
+            reason = (
+                f"begins {offset} bytes into its buffer; this device binds at multiples of {step}. "
+                "Pass the whole tensor and the offset as a push constant, or a copy"
             )
-        step = limits["min_storage_buffer_offset_alignment"]
-        if offset % step:
-            raise ExchangeError(
-                f"tensor {place} begins {offset} bytes into its buffer; this device binds "
-                f"at multiples of {step}. Pass the whole tensor and the offset as a push "
-                "constant, or a copy"
+        elif nbytes > most:
+            reason = (
+                f"has {nbytes} bytes; this device's shaders see at most {most} of one buffer. Pass "
+                "it in slices"
             )
-        if nbytes > limits["max_storage_buffer_range"]:
-            raise ExchangeError(
-                f"tensor {place} has {nbytes} bytes; this device's shaders see at most "
-                f"{limits['max_storage_buffer_range']} of one buffer. Pass it in slices"
-            )
-        if offset + nbytes > allocation.words:
-            raise ExchangeError(
-                f"tensor {place} ends at byte {offset + nbytes}, outside its buffer of "
-                f"{allocation.nbytes} bytes"
-            )
+        elif offset + nbytes > buffer.words:
+            reason = f"ends at byte {offset + nbytes}, outside its buffer of {buffer.nbytes} bytes"
+        else:
+            continue
+        raise ExchangeError(f"tensor {place} {reason}")
 
 
 def _check_readonly(tensors: Sequence[Any], writable: frozenset[int]) -> None:

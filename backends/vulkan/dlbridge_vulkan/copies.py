@@ -1,15 +1,14 @@
 """Copies and fills: by the host where it addresses the memory, by the device elsewhere.
 
-Memory that the host does not address is copied through a ring of slots, so that the host fills
-or empties one while the device copies others.
+Memory that the host does not address is copied through slots of host memory, so that the host
+fills or empties one while the device copies others.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from dlbridge.protocol import Region
 
 from .device import CHUNK, SLOTS
 from .library import ffi
-from .memory import Buffer, BufferOwner
+from .memory import Buffer
 
 __all__ = [
     "address_of",
@@ -41,20 +40,13 @@ HOLD_GIL = 64 << 10
 """Bytes up to which a copy keeps the GIL: ffi.memmove keeps it and takes 0.3 us
 for 4 KiB, ctypes.memmove drops it and takes 0.5 us."""
 
-CHARS = ffi.typeof("char *")  # looking a type up by name costs as much as the cast
+# Looking a type up by name costs as much as the cast.
+CHARS, REGION = ffi.typeof("char *"), ffi.typeof("VkBufferCopy[1]")
 
 UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
-
-class Part(NamedTuple):
-    """A part of a copy that passes through one slot of the ring."""
-
-    move: Callable[[int], object]
-    """Moves the bytes between the host and the slot, whose address it gets."""
-    number: int
-    """How many regions the device copies."""
-    regions: object
-    """A C array of VkBufferCopy; the slot's side begins at its byte 0."""
+Side = tuple[int, Sequence[int]]
+"""Where a region begins (an offset or an address) and its strides, in bytes."""
 
 
 def address_of(memory: memoryview) -> int:
@@ -64,7 +56,7 @@ def address_of(memory: memoryview) -> int:
 
 def write(address: int, source: memoryview) -> None:
     """Copy the bytes of *source* to *address*."""
-    nbytes = len(source)
+    nbytes = source.nbytes
     if nbytes <= HOLD_GIL:
         ffi.memmove(ffi.cast(CHARS, address), source, nbytes)
     else:
@@ -72,109 +64,43 @@ def write(address: int, source: memoryview) -> None:
 
 
 def from_host(target: Buffer, offset: int, source: memoryview) -> None:
-    """Copy *source* to *target*: directly where it is mapped, else by the ring."""
+    """Copy *source* to *target*: directly where it is mapped, else by slots."""
     if target.mapped:
         target.settle()
         write(target.mapped + offset, source)
-        return
-    address = address_of(source)
-
-    def part(done: int, size: int) -> Part:
-        region = ffi.new("VkBufferCopy[1]", [(0, offset + done, size)])
-        return Part(lambda slot: ctypes.memmove(slot, address + done, size), 1, region)
-
-    _upload(target, (part(*chunk) for chunk in _chunks(len(source))))
+    else:
+        _upload(target, (offset, ()), (address_of(source), ()), (), source.nbytes)
 
 
 def to_host(source: Buffer, offset: int, into: memoryview) -> None:
     """Copy from *source* to *into*; done on return."""
-    nbytes = len(into)
-    if source.cached:
-        source.settle()
-        if nbytes <= HOLD_GIL:
-            ffi.memmove(into, ffi.cast(CHARS, source.mapped + offset), nbytes)
-        else:
-            ctypes.memmove(address_of(into), source.mapped + offset, nbytes)
+    nbytes = into.nbytes
+    if not source.cached:  # the host reads mapped memory that it does not cache very slowly
+        _download(source, (offset, ()), (address_of(into), ()), (), nbytes)
         return
-    # The host reads mapped memory that it does not cache very slowly.
-    address = address_of(into)
-
-    def part(done: int, size: int) -> Part:
-        region = ffi.new("VkBufferCopy[1]", [(offset + done, 0, size)])
-        return Part(lambda slot: ctypes.memmove(address + done, slot, size), 1, region)
-
-    _download(source, (part(*chunk) for chunk in _chunks(nbytes)))
-
-
-def _upload(target: Buffer, parts: Iterable[Part]) -> None:
-    """For each part: fill a slot, then submit the device's copy from it."""
-    for part in parts:
-        slot = target.device.claim()
-        part.move(slot.resource.mapped)
-        _copy_regions(target, slot.resource, part.number, part.regions)
-        target.device.put_back(slot)
-
-
-def _download(source: Buffer, parts: Iterable[Part]) -> None:
-    """For each part: submit the device's copy into a slot, then empty the slot."""
-    coming: deque[tuple[BufferOwner, int, Part]] = deque()
-    for part in parts:
-        if len(coming) == SLOTS:
-            _receive(*coming.popleft())
-        slot = source.device.claim()
-        value = _copy_regions(slot.resource, source, part.number, part.regions)
-        coming.append((slot, value, part))
-    while coming:
-        _receive(*coming.popleft())
-
-
-def _receive(slot: BufferOwner, value: int, part: Part) -> None:
-    buffer = slot.resource
-    buffer.queue.wait(value)
-    part.move(buffer.mapped)
-    buffer.device.put_back(slot)
-
-
-def _chunks(nbytes: int) -> Iterator[tuple[int, int]]:
-    return ((done, min(CHUNK, nbytes - done)) for done in range(0, nbytes, CHUNK))
-
-
-def _copy_regions(target: Buffer, source: Buffer, count: int, regions: object) -> int:
-    """Submit one vkCmdCopyBuffer of *count* *regions* (a C array of VkBufferCopy)."""
-    run, there, here = target.device.lib.vkCmdCopyBuffer, target.buffer, source.buffer
-    return target.queue.submit(
-        lambda commands: run(commands, here, there, count, regions),
-        (source, target),
-    )
+    source.settle()
+    if nbytes <= HOLD_GIL:
+        ffi.memmove(into, ffi.cast(CHARS, source.mapped + offset), nbytes)
+    else:
+        ctypes.memmove(address_of(into), source.mapped + offset, nbytes)
 
 
 def copy(target: Buffer, to: int, source: Buffer, start: int, nbytes: int) -> None:
     """Copy *nbytes* bytes from *start* of *source* to *to* of *target*."""
-    if source.device is not target.device:
-        _between(target, to, source, start, nbytes)
-    else:
-        region = ffi.new("VkBufferCopy[1]", [(start, to, nbytes)])
-        _copy_regions(target, source, 1, region)
-
-
-def _between(target: Buffer, to: int, source: Buffer, start: int, nbytes: int) -> None:
-    """Copy between two devices; through host memory only where neither is mapped."""
-    if source.cached:
+    if source.device is target.device:
+        _copy_regions(target, source, 1, ffi.new(REGION, ((start, to, nbytes),)))
+    elif source.cached:
         source.settle()
         from_host(target, to, _bytes(source.mapped + start, nbytes))
     elif target.mapped:
         target.settle()
         to_host(source, start, _bytes(target.mapped + to, nbytes))
-    else:
+    else:  # between two devices, and neither is mapped
         middle = memoryview(bytearray(min(nbytes, 2 * CHUNK)))
         for done in range(0, nbytes, len(middle)):
             part = middle[: min(len(middle), nbytes - done)]
             to_host(source, start + done, part)
             from_host(target, to + done, part)
-
-
-def _bytes(address: int, nbytes: int) -> memoryview:
-    return memoryview(ffi.buffer(ffi.cast("char *", address), nbytes))
 
 
 def fill(target: Buffer, offset: int, nbytes: int, value: int) -> None:
@@ -196,12 +122,6 @@ def fill(target: Buffer, offset: int, nbytes: int, value: int) -> None:
         target.queue.submit(
             lambda commands: run(commands, there, offset + low, middle, word), (target,)
         )
-
-
-# Regions ----------------------------------------------------------------------------
-
-Side = tuple[int, Sequence[int]]
-"""Where a region begins (an offset or an address) and its strides, in bytes."""
 
 
 def copy_strided(
@@ -237,12 +157,8 @@ def strided_from_host(
     if target.cached:  # uncached memory is written at full speed in long runs only
         target.settle()
         _host_copy((target.mapped + offset, steps), here, shape, run)
-    elif run > CHUNK:
-        for low, _ in _parts(shape, 1):
-            part = _bytes(_at(here, low)[0], run)
-            from_host(target, _at((offset, steps), low)[0], part)
     else:
-        _upload(target, _staged((offset, steps), here, shape, run, up=True))
+        _upload(target, (offset, steps), here, shape, run)
 
 
 def strided_to_host(
@@ -254,47 +170,85 @@ def strided_to_host(
     if source.cached:
         source.settle()
         _host_copy(there, (source.mapped + offset, steps), shape, run)
-    elif run > CHUNK:
-        for low, _ in _parts(shape, 1):
-            part = _bytes(_at(there, low)[0], run)
-            to_host(source, _at((offset, steps), low)[0], part)
     elif prod(shape) > MAX_REGIONS:  # all that lies between them, which takes less time
         whole = memoryview(bytearray(taken.extent))
         to_host(source, offset, whole)
         _host_copy(there, (address_of(whole), steps), shape, run)
     else:
-        _download(source, _staged((offset, steps), there, shape, run, up=False))
+        _download(source, (offset, steps), there, shape, run)
 
 
-def _staged(
-    device: Side, host: Side, shape: Sequence[int], run: int, *, up: bool
-) -> Iterator[Part]:
-    """Parts that each pass through one slot of the ring, packed there."""
+# Through slots ----------------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """A part of a copy that fits a slot, where it is packed."""
+
+    device: Side
+    host: Side
+    packed: Side
+    shape: Sequence[int]
+    run: int
+
+
+def _upload(target: Buffer, device: Side, host: Side, shape: Sequence[int], run: int) -> None:
+    """For each part: fill a slot, then submit the device's copy from it."""
+    values: deque[int] = deque()
+    for part in _slot_parts(device, host, shape, run):
+        if len(values) == SLOTS:
+            target.queue.wait(values.popleft())
+        owner = target.device.allocate(CHUNK, 4096, is_slot=True)
+        slot = owner.resource[0]
+        _host_copy(_in(slot, part), part.host, part.shape, part.run)
+        regions = _regions(part.packed, part.device, part.shape, part.run)
+        values.append(_copy_regions(target, slot, prod(part.shape), regions))
+
+
+def _download(source: Buffer, device: Side, host: Side, shape: Sequence[int], run: int) -> None:
+    """For each part: submit the device's copy into a slot, then empty the slot."""
+    coming: deque[tuple[Any, int, _Part]] = deque()
+    for part in _slot_parts(device, host, shape, run):
+        if len(coming) == SLOTS:
+            _receive(*coming.popleft())
+        owner = source.device.allocate(CHUNK, 4096, is_slot=True)
+        regions = _regions(part.device, part.packed, part.shape, part.run)
+        value = _copy_regions(owner.resource[0], source, prod(part.shape), regions)
+        coming.append((owner, value, part))
+    while coming:
+        _receive(*coming.popleft())
+
+
+def _receive(owner: Any, value: int, part: _Part) -> None:
+    slot = owner.resource[0]
+    slot.queue.wait(value)
+    _host_copy(part.host, _in(slot, part), part.shape, part.run)
+
+
+def _in(slot: Buffer, part: _Part) -> Side:
+    return slot.mapped, part.packed[1]
+
+
+def _slot_parts(device: Side, host: Side, shape: Sequence[int], run: int) -> Iterator[_Part]:
+    """The parts of a region that each pass through one slot."""
+    if run > CHUNK:  # a dimension more, and what is left of each run
+        (start, steps), (address, strides) = device, host
+        whole = run // CHUNK * CHUNK
+        inner = (start, (*steps, CHUNK)), (address, (*strides, CHUNK))
+        yield from _slot_parts(*inner, (*shape, whole // CHUNK), CHUNK)
+        if run > whole:
+            outer = (start + whole, steps), (address + whole, strides)
+            yield from _slot_parts(*outer, shape, run - whole)
+        return
     for low, extent in _parts(shape, min(MAX_REGIONS, CHUNK // run)):
         packed = tuple(run * prod(extent[axis + 1 :]) for axis in range(len(extent)))
-
-        def move(
-            slot: int,
-            side: Side = _at(host, low),  # noqa: B008 - of this part, not of the last
-            packed: Sequence[int] = packed,
-            extent: Sequence[int] = extent,
-        ) -> None:
-            sides = ((slot, packed), side) if up else (side, (slot, packed))
-            _host_copy(*sides, extent, run)
-
-        here, there = (0, packed), _at(device, low)
-        table = _regions(here, there, extent, run) if up else _regions(there, here, extent, run)
-        yield Part(move, prod(extent), table)
-
-
-def _at(side: Side, low: Sequence[int]) -> Side:
-    """The side of the part that begins at index *low*."""
-    begin, strides = side
-    return begin + sum(i * s for i, s in zip(low, strides, strict=True)), strides
+        yield _Part(_at(device, low), _at(host, low), (0, packed), extent, run)
 
 
 def _parts(shape: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Cut *shape* into ``(start, shape)`` of at most *limit* runs each, in C order."""
+    if not shape:
+        yield (), ()
+        return
     axis = next((a for a in range(len(shape)) if prod(shape[a + 1 :]) <= limit), len(shape) - 1)
     step = max(1, limit // prod(shape[axis + 1 :]))
     inner = tuple(shape[axis + 1 :])
@@ -304,12 +258,31 @@ def _parts(shape: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, ...], 
             yield start, (*(1 for _ in outer), min(step, shape[axis] - low), *inner)
 
 
+def _at(side: Side, low: Sequence[int]) -> Side:
+    """The side of the part that begins at index *low*."""
+    begin, strides = side
+    return begin + sum(i * s for i, s in zip(low, strides, strict=True)), strides
+
+
+# By the device, and by the host -----------------------------------------------------
+
+
+def _copy_regions(target: Buffer, source: Buffer, count: int, regions: object) -> int:
+    """Submit one vkCmdCopyBuffer of *count* *regions* (a C array of VkBufferCopy)."""
+    run, there, here = target.device.lib.vkCmdCopyBuffer, target.buffer, source.buffer
+    return target.queue.submit(
+        lambda commands: run(commands, here, there, count, regions), (source, target)
+    )
+
+
 def _regions(source: Side, target: Side, shape: Sequence[int], run: int) -> Any:
     """A C array of VkBufferCopy, one per run."""
     table: Any = np.empty((prod(shape), 3), np.uint64)
     for column, (offset, strides) in enumerate((source, target)):
-        steps = [np.arange(n, dtype=np.uint64) * s for n, s in zip(shape, strides, strict=True)]
-        table[:, column] = (reduce(np.add.outer, steps) + np.uint64(offset)).ravel()
+        offsets: Any = np.uint64(offset)
+        for extent, step in zip(shape, strides, strict=True):
+            offsets = np.add.outer(offsets, np.arange(extent, dtype=np.uint64) * np.uint64(step))
+        table[:, column] = np.ravel(offsets)
     table[:, 2] = run
     return ffi.from_buffer("VkBufferCopy[]", table)
 
@@ -326,3 +299,7 @@ def _view(side: Side, shape: Sequence[int], run: int) -> Any:
     memory = _bytes(address, Region(tuple(shape), tuple(strides), run).extent)
     shape, strides = (*shape, run // unit.itemsize), (*strides, unit.itemsize)
     return np.ndarray(shape, unit, buffer=memory, strides=strides)
+
+
+def _bytes(address: int, nbytes: int) -> memoryview:
+    return memoryview(ffi.buffer(ffi.cast(CHARS, address), nbytes))

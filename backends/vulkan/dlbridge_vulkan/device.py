@@ -1,70 +1,47 @@
-"""An open VkDevice: its queue, its memory by types, and how it is opened or adopted."""
+"""An open VkDevice: its queue, its memory by types, its pools of buffers."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
+from dlbridge.kit.limits import pool_limit
 from dlbridge.kit.resources import Resources
 
-from .instance import (
-    FD_MEMORY,
-    HOST_MEMORY,
-    NEWEST,
-    MemoryType,
-    PhysicalDevice,
-    describe,
-    features,
-)
-from .library import Objects, check, constant, ffi, handle, load, struct
+from .instance import MemoryType, PhysicalDevice
+from .library import Objects, check, constant, ffi, load
 from .memory import (
     IN_SLICES,
-    MAGIC,
-    USAGE,
+    POOLED,
+    Allocation,
     Block,
     Buffer,
-    BufferOwner,
-    Given,
+    DeviceMemory,
     Heap,
+    Key,
+    Pool,
     create_buffer,
     external,
+    room_for,
 )
 from .queue import Queue
 
-__all__ = ["ADOPTED", "CHUNK", "OPAQUE_FD", "SLOTS", "Device", "Finishes", "adopt", "open_device"]
+__all__ = ["CHUNK", "MAGIC", "OPAQUE_FD", "SLOTS", "Device", "KernelObjects", "Table"]
 
-FEATURES = {
-    # Out-of-bounds accesses of a user's shader cannot leave the buffer.
-    "VkPhysicalDeviceFeatures2": (
-        "robustBufferAccess", "shaderFloat64", "shaderInt64", "shaderInt16",
-    ),
-    "VkPhysicalDeviceVulkan11Features": ("storageBuffer16BitAccess",),
-    "VkPhysicalDeviceVulkan12Features": (
-        "timelineSemaphore", "storageBuffer8BitAccess", "shaderFloat16", "shaderInt8",
-    ),
-}  # fmt: skip
-"""Features that are switched on where the device has them: what shaders need to
-work with every dtype."""
+KEEP = 256 << 20
+"""Bytes of freed memory that are kept unless the user sets a limit, because fresh memory costs
+page faults (measured: they halve the speed of the first copy)."""
 
-EXTENSIONS = (HOST_MEMORY, FD_MEMORY, "VK_KHR_portability_subset")
-"""Extensions that are switched on where the device has them; the last must be."""
+MAGIC = 0x6B56656764697262
+"""The descriptor's magic: the bytes ``bridgeVk``."""
 
 OPAQUE_FD = constant("VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT")
-
-ADOPTED = "a VkDevice that was adopted gives no memory to other drivers"
-
-ASK = (
-    "Vulkan's memory was not allocated for other drivers; set DLBRIDGE_VULKAN_EXPORT=1 before "
-    "the first use of Vulkan"
-)
 
 CHUNK = 4 << 20
 """Bytes of a slot of the staging ring."""
 
 SLOTS = 4
+"""Slots that one copy uses at a time."""
 # Measured on lavapipe with two busy cores, against memcpy: chunks of 512 KiB 0.47x,
 # 1 MiB 0.53x, 2 MiB 0.57x, 4 MiB 0.61x; more slots change nothing.
 
@@ -73,14 +50,16 @@ Table = dict[int, Buffer]
 dereferenced, so that one of another library can do no harm."""
 
 _SIZE = ffi.sizeof("DlbridgeVulkanBuffer")
-_ADDRESS, _NUMBER = ffi.typeof("void *"), ffi.typeof("uintptr_t")
 
 
-class Finishes(Protocol):
-    """The Vulkan objects of something made for a device, to be destroyed before the device."""
+class KernelObjects(Objects):
+    """What a kernel has of the device, and when the queue is done with it."""
 
-    def close(self, wait: bool = True) -> bool:
-        """Give back what is its own when its work is done, or *wait* for that; False: not yet."""
+    __slots__ = ("last_use",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_use = 0
 
 
 class Device:
@@ -117,11 +96,11 @@ class Device:
         """Bytes of the largest buffer."""
         self.most_allocations = physical.limits["max_allocations"]
         self.queue = queue
-        self.objects = objects
         self.lib = load()
-        self.kernels: Resources[Finishes] = Resources(_close)
-        self.memories: Resources[Given] = Resources(Given.free)
-        self.buffers: Resources[Buffer] = Resources(self._give_back)
+        self.objects = objects
+        self.kernels: Resources[KernelObjects] = Resources(self._end_kernel)
+        self.memories: Resources[DeviceMemory] = Resources(DeviceMemory.free)
+        self.buffers: Resources[list[Buffer]] = Resources(self._give_back)
         self.table = table
         self.host_pointer_properties = (
             self._function("vkGetMemoryHostPointerPropertiesEXT") if host_import else None
@@ -134,203 +113,228 @@ class Device:
         self._chain = external(handle_types)
         # Equal for all buffers of equal usage (Vulkan 1.3, "Resource Memory Association").
         bits = self._memory_type_bits()
+        keep = pool_limit(KEEP)
+        self.pool, self._slots = Pool(keep // 8), Pool(2 * SLOTS * CHUNK)
         self.heaps = [
-            Heap(self, kind, handle_types)
+            Heap(self, kind, handle_types, keep - keep // 8, self.pool)
             for kind in MemoryType.for_tensors(physical, bits, staged)
         ]
         """Memory for tensors, the best type first."""
-        self._staging = Heap(self, MemoryType.for_staging(physical, bits), handle_types)
-        self._slots: deque[BufferOwner] = deque()
+        kind = MemoryType.for_staging(physical, bits)
+        self._staging = Heap(self, kind, handle_types, keep, self._slots)
         self._common = self._descriptor()
 
     # --- Buffers ---
 
-    def allocate(self, nbytes: int, alignment: int) -> BufferOwner:
-        """A new buffer, of the first memory type that has room.
+    def allocate(self, nbytes: int, alignment: int, is_slot: bool = False) -> Allocation:
+        """A new buffer, of the first memory type that has room; *is_slot*: one for staging.
 
         *alignment* (bytes, a power of two) holds for the host's address, or for the place in
         the block where there is none. DeviceMemoryError if no type has room, even after what was
         freed has been waited for, or if it is more than the device allows at once.
         """
+        if self.buffers.ended:
+            self.buffers.sweep()
+        lease: list[Buffer] = []
+        made = Allocation(self.buffers, lease)
+        made.stream, made.offset = self.queue.number, 0
+        key = (room_for(nbytes) if nbytes <= POOLED else nbytes), alignment
+        if not (self._slots if is_slot else self.pool).take(key, lease):
+            lease.append(Buffer(self, is_foreign=False))
+            self._place(lease[0], nbytes, key, is_slot)
+        buffer = lease[0]
+        buffer.is_marked = False
+        buffer.nbytes = buffer.descriptor.size = made.nbytes = nbytes
+        made.data = buffer.data
+        if not is_slot:  # which is nobody's tensor
+            self.table[buffer.data] = buffer
+        return made
+
+    def _place(self, buffer: Buffer, nbytes: int, key: Key, is_slot: bool) -> None:
+        """Make the VkBuffer, and find memory for it."""
         if nbytes > self.most:
             raise DeviceMemoryError(
                 f"no memory of {self.physical.name} has room for {nbytes} bytes: it gives at "
                 f"most {self.most} at once; {IN_SLICES}"
             )
-        return self._placed(self.heaps, nbytes, alignment)
-
-    def _placed(self, heaps: list[Heap], nbytes: int, alignment: int) -> BufferOwner:
-        if self.buffers.waiting:
-            self.buffers.sweep()
-        made = self.new()
-        place = made.resource
-        size, step = create_buffer(self.pointer, nbytes, place.cell, self._chain)
+        room, alignment = key
+        needs = create_buffer(self.pointer, room, buffer.cell, self._chain)
+        step = needs.alignment
         reasons = dict[str, DeviceMemoryError]()
-        for heap in heaps:
+        for heap in [self._staging] if is_slot else self.heaps:
             try:
-                self._place_in(heap, place, size, max(alignment, step), step)
+                self._place_in(heap, buffer, needs.size, max(alignment, step), step)
             except DeviceMemoryError as exc:
-                reasons[str(exc)] = exc.with_traceback(None)  # which would keep *made*
-            else:
-                break
-        block = place.block
-        if block is None:
-            raise DeviceMemoryError(
-                f"no memory of {self.physical.name} has room for {nbytes} bytes: "
-                f"{'; '.join(reasons)}"
-            ) from next(iter(reasons.values()))
-        mapped = block.mapped and block.mapped + place.start
-        self.bind(made, block, nbytes, mapped, heap.kind.cached)
-        return made
+                reasons[str(exc)] = exc.with_traceback(None)  # which would keep the owner
+                continue
+            block = buffer.block
+            assert block is not None  # as it has been placed
+            mapped = block.mapped and block.mapped + buffer.start
+            self.bind(buffer, block, room, mapped, heap.kind.cached)
+            if is_slot or room <= POOLED:
+                buffer.key = key
+            return
+        raise DeviceMemoryError(
+            f"no memory of {self.physical.name} has room for {nbytes} bytes: {'; '.join(reasons)}"
+        ) from next(iter(reasons.values()))
 
-    def _place_in(self, heap: Heap, place: Buffer, size: int, alignment: int, step: int) -> None:
-        place.heap = heap
+    def _place_in(self, heap: Heap, buffer: Buffer, size: int, alignment: int, step: int) -> None:
+        buffer.heap = heap
         try:
-            heap.place(place, size, alignment, step)
+            heap.place(buffer, size, alignment, step)
         except DeviceMemoryError:
             if not self.make_room([heap]):
                 raise
-            heap.place(place, size, alignment, step)
+            heap.place(buffer, size, alignment, step)
 
-    def new(self, is_foreign: bool = False) -> BufferOwner:
-        """A buffer without memory, which goes back when its owner, the result, is dropped."""
-        return BufferOwner(self.buffers, Buffer(self, self.queue, is_foreign))
+    def own(self) -> Allocation:
+        """The owner of a buffer that is made for itself, on memory of no heap: nothing yet."""
+        made = Allocation(self.buffers, [Buffer(self, is_foreign=True)])
+        made.stream, made.offset = self.queue.number, 0
+        return made
 
-    def bind(self, made: BufferOwner, block: Block, nbytes: int, mapped: int, cached: bool) -> None:
-        """Bind the VkBuffer of *made* to its memory in *block*, and let it be found."""
-        place = made.resource
-        memory = int(block.resource.cell[0])
-        buffer, start = place.cell[0], place.start
-        result = self.lib.vkBindBufferMemory(self.pointer, buffer, memory, start)
-        if result:
-            check(result, "vkBindBufferMemory")
-        self.describe(made, buffer, memory, nbytes, mapped, cached)
+    def bind(self, buffer: Buffer, block: Block, nbytes: int, mapped: int, cached: bool) -> None:
+        """Bind the VkBuffer to its memory in *block*, and describe it."""
+        memory, handle = block.memory, int(buffer.cell[0])
+        result = self.lib.vkBindBufferMemory(self.pointer, handle, memory, buffer.start)
+        check(result, "vkBindBufferMemory")
+        self.describe(buffer, handle, memory, nbytes, mapped, cached)
 
     def describe(
-        self, made: BufferOwner, handle: int, memory: int, nbytes: int, mapped: int, cached: bool
+        self, buffer: Buffer, handle: int, memory: int, nbytes: int, mapped: int, cached: bool
     ) -> None:
-        """Fill in what is known of *made* and its descriptor; it is in the table then."""
-        buffer = made.resource
+        """Fill in what is known of *buffer*, and its descriptor."""
         described = buffer.descriptor
         ffi.memmove(described, self._common, _SIZE)
         described.buffer, described.memory = handle, memory
         described.size, described.offset = nbytes, buffer.start
-        if mapped:
-            described.mapped = ffi.cast(_ADDRESS, mapped)
-        buffer.memory, buffer.mapped, buffer.cached = memory, mapped, cached
-        made.nbytes = buffer.nbytes = nbytes
-        made.data = buffer.data = int(ffi.cast(_NUMBER, described))
-        self.table[buffer.data] = buffer
+        described.mapped = ffi.cast("void *", mapped)
+        buffer.buffer, buffer.memory, buffer.nbytes = handle, memory, nbytes
+        buffer.mapped, buffer.cached = mapped, cached
+        buffer.data = int(ffi.cast("uintptr_t", described))
 
-    def _give_back(self, place: Buffer) -> bool:
-        """Take *place* back if the queue is done with it.
+    def enter(self, made: Allocation) -> Allocation:
+        """Let the buffer of `own`, which has been described, be found."""
+        buffer = made.resource[0]
+        made.data, made.nbytes = buffer.data, buffer.nbytes
+        self.table[buffer.data] = buffer
+        return made
+
+    def _give_back(self, lease: list[Buffer]) -> bool:
+        """Take a buffer back if the queue is done with it.
 
         Waits only where the memory is someone else's (imported, wrapped): its owner may take it
         away as soon as this returns. It may run in a finalizer, and so in the middle of any
         other call of the same thread.
         """
         queue = self.queue
-        self.table.pop(place.data, None)
+        if not lease:
+            return True
+        buffer = lease[0]
+        self.table.pop(buffer.data, None)
         if not queue.alive:
             return True
         try:
-            if queue.shared and not place.is_marked:
-                place.last_use, place.is_marked = queue.mark(), True
-            if place.last_use > queue.reached and not queue.done(place.last_use):
-                if not place.is_foreign:
+            if queue.shared and not buffer.is_marked:
+                buffer.last_use, buffer.is_marked = queue.mark(), True
+            if buffer.last_use > queue.reached and not queue.done(buffer.last_use):
+                if not buffer.is_foreign:
                     return False
-                queue.wait(place.last_use)
+                queue.wait(buffer.last_use)
         except DeviceMemoryError:
             return False  # it may be in use still
         except DeviceError:
-            if not place.is_foreign:
+            if not buffer.is_foreign:
                 return False
-        self._destroy(place)
+        heap, key = buffer.heap, buffer.key
+        if heap is None or not heap.pool.put(lease):
+            self._destroy(buffer)
+            if heap is not None and key is not None:  # a full pool: it shall leave whole blocks
+                self._empty(heap.pool)
         return True
 
-    def _destroy(self, place: Buffer) -> None:
-        """Give back all of *place*, which nothing uses."""
-        cell, destroy = place.cell, self.lib.vkDestroyBuffer
+    def _destroy(self, buffer: Buffer) -> None:
+        """Give back all of *buffer*, which nothing uses."""
+        cell, destroy = buffer.cell, self.lib.vkDestroyBuffer
+        buffer.key = None
         if cell[0]:
             # Python runs no signal handler between these two lines.
-            buffer, cell[0] = cell[0], 0
-            destroy(self.pointer, buffer, ffi.NULL)
-        block, heap = place.block, place.heap
+            handle, cell[0] = cell[0], 0
+            destroy(self.pointer, handle, ffi.NULL)
+        block, heap = buffer.block, buffer.heap
         if block is not None:
-            block.put_back(place)
+            block.put_back(buffer)
             if heap is None:  # its own
                 block.resource.free()
             elif block.is_empty:
                 heap.trim()
 
-    # --- The staging ring: host memory through which unmapped memory is copied ---
+    def _empty(self, pool: Pool) -> bool:
+        """Destroy what *pool* has; whether there was anything."""
+        found = False
+        while True:
+            owner = Allocation(self.buffers, [])
+            if not pool.take_any(owner.resource):
+                break
+            found, owner.resource[0].key = True, None
+        pool.reset()
+        return found
 
-    def claim(self) -> BufferOwner:
-        """A slot of `CHUNK` bytes for the caller alone, until `put_back`; it is done with its work.
-
-        It is claimed by one step, and a copy that finds none makes one: so no copy waits for
-        another one, not even for one that this copy has interrupted (a finalizer). A slot that
-        is not put back goes when it is dropped.
-        """
-        slot = None
-        try:
-            if len(self._slots) >= SLOTS:
-                slot = self._slots.popleft()
-        except IndexError:  # claimed by another thread since
-            pass
-        if slot is None:
-            slot = self._placed([self._staging], CHUNK, 4096)
-            del self.table[slot.data]  # it is nobody's tensor
-            return slot
-        self.queue.wait(slot.resource.last_use)
-        return slot
-
-    def put_back(self, slot: BufferOwner) -> None:
-        """Let others claim *slot*, unless many threads have copied at once."""
-        if len(self._slots) < 2 * SLOTS:
-            self._slots.append(slot)
+    def _end_kernel(self, kernel: KernelObjects) -> bool:
+        """Destroy what a kernel had, if its work is done."""
+        queue = self.queue
+        if queue.alive:
+            try:
+                if not queue.done(kernel.last_use):
+                    return False
+            except DeviceMemoryError:
+                return False  # it may be in use still
+            except DeviceError:
+                pass  # a lost device has no work left
+            kernel.destroy()
+        return True
 
     # --- All of it ---
 
     def make_room(self, heaps: list[Heap]) -> bool:
         """Wait for what was freed and give all empty blocks back; False if there was nothing."""
-        blocks = [block for heap in heaps for block in heap.blocks]
-        if not self.buffers.waiting and not any(block.is_empty for block in blocks):
-            return False
+        was_waiting = bool(self.buffers.ended)
         self.queue.finish()
         self.buffers.sweep()
-        for heap in heaps:
-            heap.trim(0)
-        return True
+        emptied = [self._empty(heap.pool) for heap in heaps]
+        trimmed = [heap.trim(0) for heap in heaps]
+        return was_waiting or any(emptied) or any(trimmed)
 
     def trim(self) -> None:
         """Give the driver all blocks of memory that nothing uses, the staging ring's too."""
-        self._slots.clear()
         self.make_room([*self.heaps, self._staging])
 
     def close(self) -> None:
         """Wait for the device, destroy what is ours in it, and the device if it is ours.
 
-        No tensor may be left on it; its kernels are closed.
+        No tensor may be left on it.
         """
-        for kernel in self.kernels.all():
-            kernel.close()
-        self._slots.clear()
         self.queue.finish()
+        self.buffers.sweep()
+        for pool in (self.pool, self._slots):
+            self._empty(pool)
         self.queue.alive = False
         self.queue.finish()
-        for place in self.buffers.all():
-            self._destroy(place)
+        for kernel in self.kernels.all():
+            kernel.destroy()
+        for lease in self.buffers.all():
+            for buffer in lease.copy():
+                self._destroy(buffer)
         for heap in (*self.heaps, self._staging):
             heap.blocks.clear()
-        for given in self.memories.all():
-            given.free()
+        for memory in self.memories.all():
+            memory.free()
         self.objects.destroy()
 
     @property
     def allocations(self) -> int:
         """The VkDeviceMemory objects that this package has in the device."""
-        return sum(given.is_ours for given in self.memories.all())
+        return sum(memory.is_ours for memory in self.memories.all())
 
     @property
     def is_full(self) -> bool:
@@ -353,177 +357,10 @@ class Device:
         )
 
     def _memory_type_bits(self) -> int:
-        info = struct("VkBufferCreateInfo", pNext=self._chain, size=4, usage=USAGE)
-        probe = self.objects.create(self.pointer, "Buffer", info)  # it stays, without memory
-        needs = ffi.new("VkMemoryRequirements *")
-        self.lib.vkGetBufferMemoryRequirements(self.pointer, probe[0], needs)
-        return int(needs.memoryTypeBits)
+        probe = self.objects.cell("Buffer", self.pointer)  # it stays, without memory
+        return int(create_buffer(self.pointer, 4, probe, self._chain).memoryTypeBits)
 
     def _function(self, name: str) -> Any:
         """A device function of an extension; None if the driver does not have it."""
         function = self.lib.vkGetDeviceProcAddr(self.pointer, name.encode())
         return ffi.cast(f"PFN_{name}", function) if function else None
-
-
-def _close(one: Finishes) -> bool:
-    return one.close(wait=False)
-
-
-# Opening ----------------------------------------------------------------------------
-
-
-def open_device(
-    objects: Objects,
-    table: Table,
-    lock: Any,
-    instance: Any,
-    physical: PhysicalDevice,
-    staged: bool,
-    exportable: bool,
-) -> Device:
-    """A new VkDevice with one compute queue, opened with every feature that tensors need.
-
-    *exportable* asks for tensors in memory that other drivers can open, where the device
-    has such. *objects* owns what is made; after an exception it is the caller's to destroy.
-    *lock* is for the queue.
-    """
-    extensions = [name for name in EXTENSIONS if name in physical.extensions]
-    refusal = device_refusal(physical)
-    pointer = _create(objects, physical, extensions)
-    taken = ffi.new("VkQueue *")
-    load().vkGetDeviceQueue(pointer, physical.queue_family, 0, taken)
-    return Device(
-        objects,
-        table,
-        instance,
-        physical,
-        pointer,
-        Queue(objects, pointer, taken[0], physical.queue_family, lock),
-        staged=staged,
-        host_import=HOST_MEMORY in extensions,
-        export_refusal=refusal if exportable else ASK,
-        sharing_refusal=refusal,
-        imports_fds=FD_MEMORY in extensions,
-    )
-
-
-def _create(objects: Objects, physical: PhysicalDevice, extensions: list[str]) -> Any:
-    """VkCreateDevice with one queue, these *extensions* and all of `FEATURES` that there are."""
-    enabled = _features(physical)
-    texts = [ffi.new("char[]", name.encode()) for name in extensions]
-    names = ffi.new("char *[]", texts)
-    priority = ffi.new("float[1]", [1.0])
-    queues = struct(
-        "VkDeviceQueueCreateInfo",
-        queueFamilyIndex=physical.queue_family,
-        queueCount=1,
-        pQueuePriorities=priority,
-    )
-    info = struct(
-        "VkDeviceCreateInfo",
-        pNext=enabled[0],
-        queueCreateInfoCount=1,
-        pQueueCreateInfos=queues,
-        enabledExtensionCount=len(extensions),
-        ppEnabledExtensionNames=names,
-    )
-    return objects.make(
-        "Device",
-        lambda cell: load().vkCreateDevice(physical.pointer, info, ffi.NULL, cell),
-        call=f"vkCreateDevice for {physical.name}",
-    )[0]
-
-
-def _features(physical: PhysicalDevice) -> list[Any]:
-    """The feature structures to open the device with, chained to each other."""
-    available = features(physical.pointer)
-    enabled = []
-    for name, members in FEATURES.items():
-        source, target = available[name], struct(name)
-        enabled.append(target)
-        if name == "VkPhysicalDeviceFeatures2":  # Vulkan 1.0's are one level deeper
-            source, target = source.features, target.features
-        for member in members:
-            setattr(target, member, getattr(source, member))
-    for structure, following in pairwise(enabled):
-        structure.pNext = following
-    return enabled
-
-
-def adopt(
-    objects: Objects,
-    table: Table,
-    *,
-    instance: Any,
-    physical_device: Any,
-    device: Any,
-    queue: Any,
-    queue_family: int,
-    lock: Any,
-    host_import: bool,
-    staged: bool,
-) -> Device:
-    """An open VkDevice of the caller's, which stays the caller's to destroy.
-
-    Handles are integers or cffi pointers. Both instance and device must have
-    been created for Vulkan 1.2 or newer, through the system's loader, with the
-    feature timelineSemaphore; *host_import* says that the device has
-    VK_EXT_external_memory_host switched on. What is made in it goes to the object
-    *objects*, as in `open_device`.
-    """
-    pointers = [
-        ffi.cast(kind, handle(value))
-        for kind, value in (
-            ("VkInstance", instance),
-            ("VkPhysicalDevice", physical_device),
-            ("VkDevice", device),
-            ("VkQueue", queue),
-        )
-    ]
-    if not all(pointers):
-        raise ValueError("adopt_device needs four handles, and one of them is 0")
-    if isinstance(lock, type(threading.Lock())):
-        raise ValueError(
-            f"lock={lock!r} is not reentrant: a finalizer that runs while your code holds it could "
-            "not take it, and would wait for ever. Give a threading.RLock"
-        )
-    physical = describe(pointers[1], NEWEST)
-    if isinstance(physical, str):
-        raise DeviceError(f"this VkDevice cannot be adopted: {physical}")
-    if not load().vkGetDeviceProcAddr(pointers[2], b"vkWaitSemaphores"):
-        raise DeviceError(
-            f"this VkDevice of {physical.name} was created for a Vulkan older than 1.2; set "
-            "VkApplicationInfo.apiVersion to 1.2 or newer"
-        )
-    return Device(
-        objects,
-        table,
-        pointers[0],
-        physical,
-        pointers[2],
-        Queue(objects, pointers[2], pointers[3], queue_family, lock, shared=True),
-        staged=staged,
-        host_import=host_import,
-        export_refusal=ADOPTED,
-        sharing_refusal=ADOPTED,
-    )
-
-
-def device_refusal(physical: PhysicalDevice) -> str:
-    """Why buffers on this device cannot be exported; empty if they can.
-
-    Memory of `VK_KHR_external_memory_fd` must be allocated for it. So it is asked for
-    (``DLBRIDGE_VULKAN_EXPORT=1``): drivers may place it in another way. lavapipe makes a file
-    of each block, which stays open.
-    """
-    if FD_MEMORY not in physical.extensions:
-        return f"{physical.name} has no {FD_MEMORY}"
-    info = struct("VkPhysicalDeviceExternalBufferInfo", usage=USAGE, handleType=OPAQUE_FD)
-    found = struct("VkExternalBufferProperties")
-    load().vkGetPhysicalDeviceExternalBufferProperties(physical.pointer, info, found)
-    features = found.externalMemoryProperties.externalMemoryFeatures
-    if not features & constant("VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT"):
-        return f"{physical.name} does not export the memory of buffers"
-    if features & constant("VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT"):
-        return f"{physical.name} exports only memory that belongs to one buffer alone"
-    return ""

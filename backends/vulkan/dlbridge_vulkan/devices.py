@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
-from dlbridge.kit.fork import ForkGuard
+from dlbridge.kit.gate import PATIENCE
 from dlbridge.kit.resources import Owner, Resources
 from dlbridge.protocol import Span
 
-from .device import Device, Table, adopt, open_device
+from .device import Device, Table
 from .instance import PhysicalDevice, create_instance, physical_devices, version_text
 from .library import Objects
 from .memory import Buffer
+from .opening import adopt, open_device
 
 __all__ = ["Devices"]
 
-EXIT_SECONDS = 10.0
-"""How long the end of the process waits for the work of a device."""
 
-
-@dataclass(eq=False)
 class Entry:
     """One numbered device: what is known of it, and the open device."""
 
-    physical: PhysicalDevice
-    device: Device | None = None
-
-    def enter(self, opened: Device, index: int) -> Device:
-        """Keep *opened*, unless a finalizer has opened the device meanwhile in this thread."""
-        opened.index = index
-        if self.device is None:
-            self.device = opened
-        else:
-            opened.close()
-        return self.device
+    def __init__(self, physical: PhysicalDevice) -> None:
+        self.physical = physical
+        self.device: Device | None = None
+        self.owner: object = None
+        """Of what `device` has."""
 
 
 class Devices:
@@ -53,9 +44,8 @@ class Devices:
         self.instance, version = create_instance()
         self._entries = [Entry(one) for one in physical_devices(self.instance, version)]
         self.table: Table = {}
-        self.guard = ForkGuard("Vulkan", self._entries)
         self._lock = threading.RLock()  # a finalizer may come in while its thread is inside
-        self._objects: Resources[Objects] = Resources(self._settle)
+        self._objects: Resources[Objects] = Resources(Objects.destroy)
         atexit.register(self.finish)
 
     def __len__(self) -> int:
@@ -63,68 +53,59 @@ class Devices:
 
     def __getitem__(self, index: int) -> Device:
         """The device *index*, opened now if it is not yet."""
-        self.guard.check()
-        if not 0 <= index < len(self._entries):
-            raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
-        entry = self._entries[index]
-        with self._lock:
-            device = entry.device
-            if device is None:
-                device = self._make(
-                    lambda made: entry.enter(
-                        open_device(
-                            made,
-                            self.table,
-                            self._lock,
-                            self.instance,
-                            entry.physical,
-                            self.staged,
-                            self.exportable,
-                        ),
-                        index,
-                    )
-                )
+        try:
+            device = self._entries[index].device if index >= 0 else None
+        except IndexError:
+            device = None
+        if device is None:
+            device = self._open(index)
         if not device.queue.alive:
             raise DeviceError(f"vulkan:{index} has been closed")
         return device
 
+    def _open(self, index: int) -> Device:
+        entry = self._entry(index)
+        with self._lock:
+            owner = Owner(self._objects, Objects())
+            try:
+                device = entry.device or open_device(
+                    owner.resource,
+                    self.table,
+                    self._lock,
+                    self.instance,
+                    entry.physical,
+                    self.staged,
+                    self.exportable,
+                )
+                device.index = index
+                if entry.device is None:  # a finalizer may have opened it in this thread meanwhile
+                    entry.device, entry.owner = device, owner
+            finally:
+                del owner  # now, also if an exception keeps this frame
+        return entry.device
+
+    def _entry(self, index: int) -> Entry:
+        if not 0 <= index < len(self._entries):
+            raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
+        return self._entries[index]
+
     def opened(self, index: int) -> Device | None:
         """The device *index*, or None if it was not used yet."""
-        entry = self._entries[index] if 0 <= index < len(self._entries) else None
-        return None if entry is not None and entry.device is None else self[index]
+        return None if self._entry(index).device is None else self[index]
 
     def adopt(self, lock: Any = None, **handles: Any) -> Device:
-        """Take a VkDevice of the caller's in as one more device; see `device.adopt`."""
-        self.guard.check()
-        with self._lock:
-            given = {**handles, "lock": self._lock if lock is None else lock}
-            return self._make(
-                lambda made: self._append(adopt(made, self.table, staged=self.staged, **given))
-            )
-
-    def _append(self, device: Device) -> Device:
-        entry = Entry(device.physical, device)
-        self._entries.append(entry)  # one step, which gives it its number
-        device.index = self._entries.index(entry)
-        return device
-
-    def _make(self, make: Callable[[Objects], Device]) -> Device:
-        """Run *make*, whose device keeps the objects; the lock is held.
-
-        What an exception leaves of a device is destroyed.
-        """
+        """Take a VkDevice of the caller's in as one more device; see `opening.adopt`."""
+        given = {**handles, "staged": self.staged, "lock": self._lock if lock is None else lock}
         owner = Owner(self._objects, Objects())
         try:
-            return make(owner.resource)
+            device = adopt(owner.resource, self.table, **given)
+            entry = Entry(device.physical)
+            entry.device, entry.owner = device, owner
+            self._entries.append(entry)  # one step, which gives it its number
+            device.index = self._entries.index(entry)
         finally:
-            del owner  # now, also if the exception keeps this frame
-
-    def _settle(self, objects: Objects) -> bool:
-        """Destroy *objects*, unless they belong to a device that has been entered."""
-        devices = [entry.device for entry in self._entries]
-        if not any(device is not None and device.objects is objects for device in devices):
-            objects.destroy()
-        return True
+            del owner  # now, also if an exception keeps this frame
+        return device
 
     def named(self, name: str) -> int:
         """The device whose UUID is *name*, or the first whose name contains it."""
@@ -140,9 +121,7 @@ class Devices:
 
     def info(self, index: int) -> Mapping[str, Any]:
         """The device described; opens nothing."""
-        if not 0 <= index < len(self._entries):
-            raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
-        physical = self._entries[index].physical
+        physical = self._entry(index).physical
         return {
             "name": physical.name,
             "kind": physical.kind,
@@ -157,18 +136,16 @@ class Devices:
         }
 
     def finish(self) -> None:
-        """Wait for the work on every open device, up to `EXIT_SECONDS` for each.
+        """Wait for the work on every open device, up to `PATIENCE` for each.
 
-        Runs at exit: a driver that is still busy while the process unloads it
-        would crash. The devices stay open, for tensors that are freed later.
+        Runs at exit: a driver that is still busy while the process unloads it would crash. In a
+        child of ``fork()`` nothing is held, and so nothing is waited for.
         """
-        for entry in self._entries:
+        for entry in self._entries if len(self._objects) else ():
             device = entry.device
-            if device is not None and device.queue.alive and not self.guard.in_child:
-                try:
-                    device.queue.finish(EXIT_SECONDS)
-                except (DeviceError, DeviceMemoryError):
-                    continue  # a lost device has no work left
+            if device is not None and device.queue.alive:
+                with suppress(DeviceError, DeviceMemoryError):  # a lost device has no work left
+                    device.queue.finish(PATIENCE)
 
     # --- Buffers ---
 
@@ -178,20 +155,20 @@ class Devices:
 
     def buffer(self, data: int) -> Buffer:
         """The buffer behind *data*; DeviceError if there is none, or no longer."""
-        self.guard.check()
-        buffer = self.find(data)
-        if buffer is None or not buffer.queue.alive:
+        try:
+            return self.table[data]
+        except KeyError:
             raise DeviceError(
                 f"{data:#x} is not a live Vulkan buffer of this process: it was freed, or its "
                 "device was closed"
-            )
-        return buffer
+            ) from None
 
     def at(self, span: Span) -> Buffer:
         """The buffer, in which the whole span must lie."""
         device_id, data, offset, nbytes = span
-        buffer = self.table.get(data)
-        if buffer is None or not buffer.queue.alive or self.guard.in_child:
+        try:
+            buffer = self.table[data]
+        except KeyError:
             buffer = self.buffer(data)  # which says what is wrong
         if offset < 0 or offset + nbytes > buffer.nbytes:
             raise ExchangeError(

@@ -181,7 +181,7 @@ def handle(value: Any) -> int:
 
 
 class Objects:
-    """Vulkan objects that are destroyed together, in reverse order.
+    """Vulkan objects that are destroyed together, in reverse order: the resource of an `Owner`.
 
     The driver writes each new handle into memory that is noted here before.
     """
@@ -191,15 +191,16 @@ class Objects:
     def __init__(self) -> None:
         self._made: list[tuple[Any, tuple[Any, ...], Any, Any]] = []
 
-    def make(self, kind: str, create: Callable[[Any], int], *parent: Any, call: str = "") -> Any:
-        """The cell (a C array of one handle) of a new object.
-
-        *create* is given the cell and returns a VkResult; the object is
-        destroyed with ``vkDestroy<kind>(*parent, handle, NULL)``.
-        """
+    def cell(self, kind: str, *parent: Any) -> Any:
+        """A C array for one handle, which is destroyed by ``vkDestroy<kind>(*parent, handle)``."""
         cell = ffi.new(f"Vk{kind}[1]")
+        self._made.append((getattr(load(), f"vkDestroy{kind}"), parent, cell, cell[0]))
+        return cell
+
+    def make(self, kind: str, create: Callable[[Any], int], *parent: Any, call: str = "") -> Any:
+        """The `cell` of a new object; *create* is given it and returns a VkResult."""
+        cell = self.cell(kind, *parent)
         none = cell[0]
-        self._made.append((getattr(load(), f"vkDestroy{kind}"), parent, cell, none))
         result = create(cell)
         if result < 0:
             cell[0] = none  # what a failed call leaves there is not defined
@@ -211,7 +212,7 @@ class Objects:
         function = getattr(load(), f"vkCreate{kind}")
         return self.make(kind, lambda cell: function(device, info, ffi.NULL, cell), device)
 
-    def destroy(self) -> None:
+    def destroy(self) -> bool:
         """Destroy all objects that are left; nothing may be using them.
 
         Two threads may do so at once, and an interrupted call may be repeated.
@@ -222,10 +223,7 @@ class Objects:
                 handle, cell[0] = cell[0], none
                 function(*parent, handle, ffi.NULL)
         self._made.clear()
-
-    def forget(self) -> None:
-        """Leave the objects to the driver: they may be in use."""
-        self._made.clear()
+        return True
 
     def __len__(self) -> int:
         return len(self._made)

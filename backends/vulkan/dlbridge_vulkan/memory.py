@@ -2,7 +2,8 @@
 
 Drivers allow few allocations (4096 is common), so buffers are bound at offsets
 inside large blocks. Each tensor still has a VkBuffer of its own, bound at one
-place and beginning at its byte 0, as TVM's convention wants it.
+place and beginning at its byte 0, as TVM's convention wants it. Small ones that
+nobody uses any more are kept as they are, in a pool.
 
 No lock guards the ranges of a block: they are replaced as a whole, if they are still those that
 the change was made for. Between that comparison and the assignment there is no call, and so no
@@ -14,11 +15,11 @@ from __future__ import annotations
 import bisect
 import os
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from dlbridge.errors import DeviceMemoryError
-from dlbridge.kit.limits import pool_limit
-from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call
+from dlbridge.kit.resources import Owner, Resources, call
 
 from .instance import MemoryType
 from .library import check, constant, ffi, load, struct
@@ -26,28 +27,27 @@ from .queue import Queue
 
 __all__ = [
     "IN_SLICES",
-    "MAGIC",
+    "POOLED",
     "USAGE",
+    "Allocation",
     "Block",
     "Buffer",
-    "BufferOwner",
-    "Given",
+    "DeviceMemory",
     "Heap",
+    "Key",
+    "Pool",
     "create_buffer",
     "external",
+    "room_for",
 ]
 
 BLOCK = 64 << 20
 """Bytes of a block. Larger buffers get one of their own size."""
 
+POOLED = 1 << 20
+"""Bytes of the largest buffer that is kept in a pool."""
+
 IN_SLICES = "move a large tensor in slices, each a tensor of its own"
-
-KEEP = 256 << 20
-"""Bytes of empty blocks that are kept unless the user sets a limit, because fresh memory costs
-page faults (measured: they halve the speed of the first copy)."""
-
-MAGIC = 0x6B56656764697262
-"""The descriptor's magic: the bytes ``bridgeVk``."""
 
 USAGE = (
     constant("VK_BUFFER_USAGE_TRANSFER_SRC_BIT")
@@ -55,19 +55,10 @@ USAGE = (
     | constant("VK_BUFFER_USAGE_STORAGE_BUFFER_BIT")
 )
 
-# Looking a type up by name costs as much as to make one.
-_CELL = ffi.typeof("VkBuffer[1]")
-_DESCRIPTOR = ffi.typeof("DlbridgeVulkanBuffer *")
-_INFO = ffi.typeof("VkBufferCreateInfo *")
-_INFO_TYPE = constant("VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO")
-_NEEDS = ffi.typeof("VkMemoryRequirements *")
-_NUMBER = ffi.typeof("uintptr_t")
-
-
 # One VkDeviceMemory -----------------------------------------------------------------
 
 
-class Given:
+class DeviceMemory:
     """A VkDeviceMemory, or what there is of one: the resource of a `Block`."""
 
     __slots__ = ("cell", "codes", "device", "file", "original")
@@ -110,7 +101,7 @@ class Given:
 Ranges = list[tuple[int, int]]
 
 
-class Block(Owner[Given]):
+class Block(Owner[DeviceMemory]):
     """A VkDeviceMemory and its free ranges, sorted and never adjacent.
 
     It goes back to the driver when neither its heap nor a buffer has it.
@@ -118,7 +109,7 @@ class Block(Owner[Given]):
 
     __slots__ = ("free", "mapped", "size")
 
-    def __init__(self, memories: Resources[Given], given: Given, size: int) -> None:
+    def __init__(self, memories: Resources[DeviceMemory], given: DeviceMemory, size: int) -> None:
         super().__init__(memories, given)
         self.size = size
         self.free: Ranges = []
@@ -209,15 +200,19 @@ class Block(Owner[Given]):
 class Heap:
     """All blocks of one memory type of one device."""
 
-    def __init__(self, device: Any, kind: MemoryType, handle_types: int = 0) -> None:
+    def __init__(
+        self, device: Any, kind: MemoryType, handle_types: int, keep: int, pool: Pool
+    ) -> None:
         self.kind = kind
+        self.pool = pool
+        """Where its small buffers go when nobody has them."""
         self.blocks: list[Block] = []
         self._device = device
         self._handle_types = handle_types
         """As what its memory can be exported (VkExternalMemoryHandleTypeFlags); 0: not at all."""
         self._limit = min(device.physical.limits["max_allocation"], kind.size)
         self._block = min(BLOCK, max(1 << 20, kind.size // 8))
-        self._keep = pool_limit(KEEP)
+        self._keep = keep
 
     def place(self, place: Buffer, size: int, alignment: int, step: int) -> None:
         """Let *place* have *size* bytes at a multiple of *alignment*; DeviceMemoryError if full."""
@@ -262,7 +257,7 @@ class Heap:
                 f"{device.most_allocations} blocks of memory are allocated, as many as "
                 f"{device.physical.name} allows at once; free tensors first"
             )
-        block = Block(device.memories, Given(device.pointer), size)
+        block = Block(device.memories, DeviceMemory(device.pointer), size)
         chain = ffi.NULL
         if self._handle_types:
             chain = struct("VkExportMemoryAllocateInfo", handleTypes=self._handle_types)
@@ -288,9 +283,12 @@ class Heap:
 
 # Buffers ----------------------------------------------------------------------------
 
+Key = tuple[int, int]
+"""Of what a pool has: the bytes that there is room for, and their alignment."""
+
 
 class Buffer:
-    """A VkBuffer that tensors may lie in: what its owner gives back.
+    """A VkBuffer that tensors may lie in, with its memory; somebody has it, or a pool.
 
     Whoever looks it up by its ``data`` gets this, and not the owner: so its end is where the owner
     is dropped, also while a call, or the traceback of an exception, still has this.
@@ -298,6 +296,7 @@ class Buffer:
 
     __slots__ = (
         "block",
+        "buffer",
         "cached",
         "cell",
         "data",
@@ -307,6 +306,7 @@ class Buffer:
         "heap",
         "is_foreign",
         "is_marked",
+        "key",
         "last_use",
         "mapped",
         "memory",
@@ -314,22 +314,24 @@ class Buffer:
         "queue",
         "size",
         "start",
-        "stream",
     )
 
-    def __init__(self, device: Any, queue: Queue, is_foreign: bool) -> None:
+    def __init__(self, device: Any, is_foreign: bool) -> None:
         self.device = device
         """The `device.Device` that has made it."""
-        self.queue = queue
-        self.cell = ffi.new(_CELL)
+        self.queue: Queue = device.queue
+        self.cell = ffi.new("VkBuffer[1]")
         """The VkBuffer that is ours to destroy; 0 if there is none."""
-        self.descriptor = ffi.new(_DESCRIPTOR)
+        self.buffer = 0
+        """The VkBuffer."""
+        self.descriptor = ffi.new("DlbridgeVulkanBuffer *")
         """What the ``data`` of tensors points to: no other buffer has it until this is back."""
-        self.stream = queue.number
         self.is_foreign = is_foreign
         """Whether the memory is somebody else's, so that the end waits."""
         self.is_marked = False
         """Whether `last_use` covers what others have submitted."""
+        self.key: Key | None = None
+        """Where a pool keeps it; None if no pool does."""
         self.heap: Heap | None = None
         self.block: Block | None = None
         self.start = 0
@@ -346,11 +348,6 @@ class Buffer:
         """Bytes of its memory, where that is its own; else 0."""
 
     @property
-    def buffer(self) -> int:
-        """The VkBuffer."""
-        return int(self.descriptor.buffer)
-
-    @property
     def words(self) -> int:
         """Bytes of the buffer that shaders may see: our own are whole 32-bit words."""
         return self.nbytes if self.is_foreign else -(-self.nbytes // 4) * 4
@@ -364,12 +361,70 @@ class Buffer:
             queue.wait(self.last_use)
 
 
-class BufferOwner(AllocationOwner[Buffer]):
-    """What a caller gets for a `Buffer`; *keeps* is somebody else's object, needed as long."""
+class Allocation(Owner[list[Buffer]]):
+    """The owner of a buffer, which its resource names; for dlbridge's contract.
 
-    __slots__ = ("keeps",)
+    *keeps* is somebody else's object, which is needed as long.
+    """
 
+    __slots__ = ("data", "keeps", "nbytes", "offset", "stream")
+
+    data: int
+    nbytes: int
+    offset: int
+    stream: int
     keeps: object
+
+
+@lru_cache(maxsize=1024)
+def room_for(nbytes: int) -> int:
+    """The bytes of a small buffer for *nbytes*: few sizes, a quarter more at most."""
+    step = 1 << max(nbytes.bit_length() - 3, 8)
+    return -(-nbytes // step) * step
+
+
+class Pool:
+    """Buffers that nobody has and no work uses, up to *limit* bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._spare = limit
+        self._idle: dict[Key, list[Buffer]] = {}
+
+    def take(self, key: Key, lease: list[Buffer]) -> bool:
+        """Put a buffer of *key* into *lease*, in one step of C; False if there is none."""
+        try:
+            lease.extend(map(self._idle[key].pop, _LAST))
+        except LookupError:  # or another thread was faster
+            return False
+        self._spare += key[0]
+        return True
+
+    def put(self, lease: list[Buffer]) -> bool:
+        """Keep the buffer of *lease*, which loses it; False if it is not for a pool, or no room."""
+        buffer = lease[0]
+        key = buffer.key
+        if key is None or key[0] > self._spare:
+            return False
+        try:
+            append = self._idle[key].append
+        except KeyError:
+            append = self._idle.setdefault(key, []).append
+        # Python runs no signal handler between these lines.
+        self._spare -= key[0]
+        del lease[:]
+        append(buffer)
+        return True
+
+    def take_any(self, lease: list[Buffer]) -> bool:
+        """Put any buffer into *lease*; False if there is none."""
+        return any(self.take(key, lease) for key in list(self._idle))
+
+    def reset(self) -> None:
+        """Count from the beginning, when it is empty: a signal may have come before a count."""
+        self._spare = self._limit
+
+
+_LAST = (-1,)
 
 
 def external(handle_types: int) -> Any:
@@ -379,21 +434,17 @@ def external(handle_types: int) -> Any:
     return struct("VkExternalMemoryBufferCreateInfo", handleTypes=handle_types)
 
 
-def create_buffer(device: Any, nbytes: int, cell: Any, chain: Any = ffi.NULL) -> tuple[int, int]:
-    """Make a VkBuffer into *cell*, if it has none; the size and alignment of memory that it needs.
+def create_buffer(device: Any, nbytes: int, cell: Any, chain: Any = ffi.NULL) -> Any:
+    """Make a VkBuffer into *cell*; what it needs of memory (VkMemoryRequirements).
 
     Its own size is rounded up to 4 bytes, which vkCmdFillBuffer and 32-bit
     shaders count in.
     """
-    lib = load()
-    if not cell[0]:
-        info = ffi.new(_INFO)
-        info.sType, info.pNext = _INFO_TYPE, chain
-        info.size, info.usage = -(-nbytes // 4) * 4, USAGE
-        result = lib.vkCreateBuffer(device, info, ffi.NULL, cell)
-        if result < 0:
-            cell[0] = 0  # what a failed call leaves there is not defined
-            check(result, f"vkCreateBuffer of {nbytes} bytes")
-    needs = ffi.new(_NEEDS)
-    lib.vkGetBufferMemoryRequirements(device, cell[0], needs)
-    return needs.size, needs.alignment
+    info = struct("VkBufferCreateInfo", pNext=chain, size=-(-nbytes // 4) * 4, usage=USAGE)
+    result = load().vkCreateBuffer(device, info, ffi.NULL, cell)
+    if result < 0:
+        cell[0] = 0  # what a failed call leaves there is not defined
+        check(result, f"vkCreateBuffer of {nbytes} bytes")
+    needs = ffi.new("VkMemoryRequirements *")
+    load().vkGetBufferMemoryRequirements(device, cell[0], needs)
+    return needs

@@ -71,12 +71,12 @@ class VulkanArray:
         )
 
 
-def describe(allocation: Buffer, array: NativeArray, memory_owner: object = None) -> VulkanArray:
-    """*array*, which lies in *allocation*, with its raw handles.
+def describe(source: Buffer, array: NativeArray, memory_owner: object = None) -> VulkanArray:
+    """*array*, which lies in *source*, with its raw handles.
 
     From now on others may use the queue, and dlbridge's waits cover their work too.
     """
-    device = allocation.device
+    device = source.device
     queue = device.queue
     queue.shared = True
     return VulkanArray(
@@ -85,14 +85,14 @@ def describe(allocation: Buffer, array: NativeArray, memory_owner: object = None
         device=handle(device.pointer),
         queue=queue.number,
         queue_family=queue.family,
-        buffer=allocation.buffer,
-        memory=allocation.memory,
-        memory_offset=allocation.start,
-        buffer_size=allocation.nbytes,
+        buffer=source.buffer,
+        memory=source.memory,
+        memory_offset=source.start,
+        buffer_size=source.nbytes,
         semaphore=queue.semaphore,
-        value=allocation.last_use,
+        value=source.last_use,
         lock=queue.lock,
-        mapped=allocation.mapped,
+        mapped=source.mapped,
         offset=array.offset,
         dtype=array.dtype,
         shape=array.shape,
@@ -132,8 +132,10 @@ def wrap(
     needed = -(-prod(shape) * _bits(dtype) // 8)
     if needed > nbytes:
         raise ValueError(f"shape {shape} of {dtype} takes {needed} bytes; the buffer has {nbytes}")
-    made = device.new(is_foreign=True)
-    made.keeps, made.resource.start = owner, memory_offset
-    device.describe(made, number, place, nbytes, mapped, bool(mapped))
+    made = device.own()
+    made.keeps, wrapped = owner, made.resource[0]
+    wrapped.start = memory_offset
+    device.describe(wrapped, number, place, nbytes, mapped, bool(mapped))
+    device.enter(made)
     described = NativeArray(device.index, made.data, 0, dtype, shape, None, False, owner)
-    return describe(made.resource, described, memory_owner=made)
+    return describe(wrapped, described, memory_owner=made)

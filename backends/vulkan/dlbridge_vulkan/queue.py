@@ -9,30 +9,44 @@ is ordered as it was submitted, and host reads after a wait see it.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 from .library import Objects, check, constant, ffi, handle as number_of, load, struct
 
-__all__ = ["NEVER", "Queue", "Used"]
+__all__ = ["Queue", "Used"]
 
 IN_FLIGHT = 64
-"""Command buffers before a submission waits for the oldest."""
+"""Submissions that may be under way before the next one waits for the oldest."""
 
 SLICE = 100_000_000
 """Nanoseconds per wait, so that Ctrl-C is answered between two."""
 
 NEVER = 1 << 62
-"""A value that no submission reaches: waiting for it waits for all work on the queue."""
+"""A value that no submission reaches."""
 
 
 class Used(Protocol):
-    """Memory that submissions use."""
+    """What submissions use."""
 
     last_use: int
     """The queue's value after which nothing uses it."""
+
+
+_last_use = attrgetter("last_use")
+_COUNTER = ffi.typeof("uint64_t[1]")  # looking a type up by name costs as much as to make one
+
+
+class _Commands:
+    """A VkCommandBuffer, and the queue's value from which on it can be recorded anew."""
+
+    __slots__ = ("cell", "count", "value")
+
+    def __init__(self, count: int) -> None:
+        self.cell = ffi.new("VkCommandBuffer[]", count)
+        self.count = count
+        self.value = 0
 
 
 class Queue:
@@ -76,40 +90,29 @@ class Queue:
             "VkSemaphoreTypeCreateInfo", semaphoreType=constant("VK_SEMAPHORE_TYPE_TIMELINE")
         )
         info = struct("VkSemaphoreCreateInfo", pNext=timeline)
-        semaphore = objects.create(device, "Semaphore", info)
+        self._semaphore = objects.create(device, "Semaphore", info)
+        self.semaphore = int(self._semaphore[0])
         info = struct(
             "VkCommandPoolCreateInfo",
             flags=constant("VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT"),
             queueFamilyIndex=family,
         )
         self._pool = objects.create(device, "CommandPool", info)[0]
-        self.semaphore = int(semaphore[0])
-        self._free: list[Any] = []  # VkCommandBuffer[1]
-        self._running: deque[tuple[int, Any]] = deque()
-        self._nothing = ffi.new("VkCommandBuffer[0]")
-        self._prepare(semaphore)
+        self._commands: list[_Commands] = []
+        self._nothing = _Commands(0)
+        self._prepare()
 
-    def _prepare(self, semaphore: Any) -> None:
-        # The structures of every submission, made once: building them anew
-        # costs as much as the submission.
+    def _prepare(self) -> None:
+        # What every submission passes, made once: to make it anew costs as much as the submission.
         memory = constant("VK_ACCESS_MEMORY_READ_BIT") | constant("VK_ACCESS_MEMORY_WRITE_BIT")
-        self._order = struct(
-            "VkMemoryBarrier",
-            srcAccessMask=constant("VK_ACCESS_MEMORY_WRITE_BIT"),
-            dstAccessMask=memory,
-        )
-        self._publish = struct(
-            "VkMemoryBarrier",
-            srcAccessMask=constant("VK_ACCESS_MEMORY_WRITE_BIT"),
-            dstAccessMask=constant("VK_ACCESS_HOST_READ_BIT")
-            | constant("VK_ACCESS_HOST_WRITE_BIT"),
-        )
+        host = constant("VK_ACCESS_HOST_READ_BIT") | constant("VK_ACCESS_HOST_WRITE_BIT")
+        self._order = _barrier("VK_PIPELINE_STAGE_ALL_COMMANDS_BIT", memory)
+        self._publish = _barrier("VK_PIPELINE_STAGE_HOST_BIT", host)
         self._begin = struct(
             "VkCommandBufferBeginInfo",
             flags=constant("VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT"),
         )
         self._value = ffi.new("uint64_t[1]")
-        self._semaphore = semaphore
         self._timeline = struct(
             "VkTimelineSemaphoreSubmitInfo",
             signalSemaphoreValueCount=1,
@@ -119,34 +122,44 @@ class Queue:
             "VkSubmitInfo",
             pNext=self._timeline,
             signalSemaphoreCount=1,
-            pSignalSemaphores=semaphore,
+            pSignalSemaphores=self._semaphore,
         )
-        self._commands = constant("VK_PIPELINE_STAGE_ALL_COMMANDS_BIT")
-        self._host = constant("VK_PIPELINE_STAGE_HOST_BIT")
 
-    def submit(self, record: Callable[[Any], None], uses: Iterable[Used] = ()) -> int:
+    def submit(self, record: Callable[[Any], object], uses: Sequence[Used] = ()) -> int:
         """Run what *record* puts into a VkCommandBuffer, after all earlier work.
 
-        The memory that it *uses* is marked, so that it is neither freed nor
-        touched by the host before the work is done. Returns the value to `wait` for.
+        What it *uses* is marked, so that it is neither freed nor touched by the host before
+        the work is done. Returns the value to `wait` for.
         """
-        lib, used = self._lib, tuple(uses)
-        self._limit()
+        if self._next - self.reached > IN_FLIGHT:
+            self.wait(self._next - IN_FLIGHT)  # without the lock
+        lib, taken = self._lib, None
         with self.lock:
-            commands = self._take()
             try:
-                check(lib.vkBeginCommandBuffer(commands[0], self._begin), "vkBeginCommandBuffer")
-                self._barrier(commands[0], self._commands, self._order)
-                record(commands[0])
-                self._barrier(commands[0], self._host, self._publish)
-            except BaseException:
-                lib.vkEndCommandBuffer(commands[0])
-                self._free.append(commands)
-                raise
-            check(lib.vkEndCommandBuffer(commands[0]), "vkEndCommandBuffer")
-            return self._submit(commands, used)
+                while taken is None:
+                    # From the comparison to the note that it is taken there is no call, and so
+                    # no other thread, finalizer or signal handler.
+                    for each in self._commands:
+                        if each.value <= self.reached:
+                            each.value, taken = NEVER, each
+                            break
+                    else:
+                        self._add_commands()
+                commands = taken.cell[0]
+                if result := lib.vkBeginCommandBuffer(commands, self._begin):
+                    check(result, "vkBeginCommandBuffer")
+                lib.vkCmdPipelineBarrier(commands, *self._order)
+                record(commands)
+                lib.vkCmdPipelineBarrier(commands, *self._publish)
+                if result := lib.vkEndCommandBuffer(commands):
+                    check(result, "vkEndCommandBuffer")
+                return self._submit(taken, uses)
+            finally:
+                if taken is not None and taken.value == NEVER:  # it was not submitted
+                    lib.vkResetCommandBuffer(taken.cell[0], 0)
+                    taken.value = 0
 
-    def _submit(self, commands: Any, used: tuple[Used, ...]) -> int:
+    def _submit(self, commands: _Commands, uses: Sequence[Used]) -> int:
         """VkQueueSubmit with the next value; the lock is held.
 
         A finalizer may submit while this prepares: then all is prepared again
@@ -158,32 +171,38 @@ class Queue:
         submit = self._lib.vkQueueSubmit
         while True:
             value = self._next + 1
-            before = [one.last_use for one in used]
-            for one in used:
+            before = list(map(_last_use, uses))
+            for one in uses:
                 one.last_use = value
-            entry = (value, commands)
-            if len(commands):
-                self._running.append(entry)
-            self._submission.commandBufferCount = len(commands)
-            self._submission.pCommandBuffers = commands
+            self._submission.commandBufferCount = commands.count
+            self._submission.pCommandBuffers = commands.cell
             self._value[0] = value
             if self._next + 1 == value:
-                self._next = value
+                self._next = commands.value = value
                 result = submit(*call)
                 break
-            if len(commands):
-                self._running.remove(entry)
         # An interrupt here leaves `submitted` behind: `wait` then asks for a new mark.
-        if result < 0:
+        if result:
             # Nobody may wait for a value that is never reached.
-            for one, old in zip(used, before, strict=True):
+            for one, old in zip(uses, before, strict=True):
                 one.last_use = old
-            if len(commands):
-                self._running.remove(entry)
-                self._free.append(commands)
-        check(result, "vkQueueSubmit")
+            commands.value = NEVER
+            check(result, "vkQueueSubmit")
         self.submitted = value
         return value
+
+    def _add_commands(self) -> None:
+        """One more command buffer, unless one is free by now. Finalizers may submit meanwhile."""
+        self.done(NEVER)
+        if any(each.value <= self.reached for each in self._commands):
+            return
+        made = _Commands(1)
+        info = struct("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
+        check(
+            self._lib.vkAllocateCommandBuffers(self.device, info, made.cell),
+            "vkAllocateCommandBuffers",
+        )
+        self._commands.append(made)
 
     def mark(self) -> int:
         """A value that is reached when all work now on the queue is done.
@@ -198,15 +217,14 @@ class Queue:
 
     def done(self, value: int) -> bool:
         """Whether the submission *value* is done; does not block."""
-        if value <= self.reached:
-            return True
-        counter = ffi.new("uint64_t *")  # one per call: the threads do not wait for each other
-        check(
-            self._lib.vkGetSemaphoreCounterValue(self.device, self.semaphore, counter),
-            "vkGetSemaphoreCounterValue",
-        )
-        self.reached = counter[0]
-        return bool(value <= self.reached)
+        if value > self.reached:
+            # One for each call: the validation layer learns of the value when the call returns.
+            counter = ffi.new(_COUNTER)
+            get = self._lib.vkGetSemaphoreCounterValue
+            if result := get(self.device, self.semaphore, counter):
+                check(result, "vkGetSemaphoreCounterValue")
+            self.reached = counter[0]
+        return value <= self.reached
 
     def wait(self, value: int, seconds: float | None = None) -> bool:
         """Block until the submission *value* is done; False if *seconds* pass before."""
@@ -236,31 +254,10 @@ class Queue:
             return self.wait(self.mark(), seconds)
         return True
 
-    def _limit(self) -> None:
-        """Wait, without the lock, while too many submissions are under way."""
-        with suppress(IndexError):  # another thread has taken the oldest out
-            if len(self._running) >= IN_FLIGHT:
-                self.wait(self._running[0][0])
 
-    def _take(self) -> Any:
-        """A command buffer that is not in use. The lock is held, but finalizers may submit."""
-        for entry in self._running.copy():
-            if not self.done(entry[0]):
-                break
-            with suppress(ValueError):  # taken out by a finalizer meanwhile
-                self._running.remove(entry)
-                self._free.append(entry[1])
-        with suppress(IndexError):
-            return self._free.pop()
-        commands = ffi.new("VkCommandBuffer[1]")
-        info = struct("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
-        check(
-            self._lib.vkAllocateCommandBuffers(self.device, info, commands),
-            "vkAllocateCommandBuffers",
-        )
-        return commands
-
-    def _barrier(self, commands: Any, until: int, barrier: Any) -> None:
-        self._lib.vkCmdPipelineBarrier(
-            commands, self._commands, until, 0, 1, barrier, 0, ffi.NULL, 0, ffi.NULL
-        )
+def _barrier(until: str, access: int) -> tuple[Any, ...]:
+    """What vkCmdPipelineBarrier gets behind the command buffer: from all writes to *access*."""
+    write = constant("VK_ACCESS_MEMORY_WRITE_BIT")
+    memory = struct("VkMemoryBarrier", srcAccessMask=write, dstAccessMask=access)
+    all_commands = constant("VK_PIPELINE_STAGE_ALL_COMMANDS_BIT")
+    return all_commands, constant(until), 0, 1, memory, 0, ffi.NULL, 0, ffi.NULL

@@ -12,8 +12,8 @@ from dlbridge.protocol import ExportedMemory
 
 from .device import OPAQUE_FD, Device
 from .instance import COHERENT, FD_MEMORY, LOCAL
-from .library import check, constant, ffi, load, struct
-from .memory import IN_SLICES, Block, Buffer, BufferOwner, Given, create_buffer, external
+from .library import check, constant, ffi, struct
+from .memory import IN_SLICES, Allocation, Block, Buffer, DeviceMemory, create_buffer, external
 
 __all__ = [
     "allocate_exportable",
@@ -74,7 +74,7 @@ def import_drawback(device: Device) -> str:
     )
 
 
-def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> BufferOwner:
+def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> Allocation:
     """A buffer on the host memory itself; it must outlive the buffer.
 
     ExchangeError where `import_refusal` has a reason, or the driver has one,
@@ -96,17 +96,16 @@ def import_memory(device: Device, address: int, nbytes: int, readonly: bool) -> 
     pointer = ffi.cast("void *", address)
     page = device.physical.limits["min_imported_host_pointer_alignment"]
     source = struct("VkImportMemoryHostPointerInfoEXT", handleType=host, pHostPointer=pointer)
-    made, block = device.new(is_foreign=True), _block(device, -(-nbytes // page) * page)
+    made, block = device.own(), _block(device, -(-nbytes // page) * page)
     try:
-        kind = _make_buffer(made, nbytes, block, host, pointer)
+        kind = _make_buffer(made.resource[0], nbytes, block, host, pointer)
         block.allocate(kind, source, f"{nbytes} bytes of host memory in place")
         # The address itself: coherent memory needs no mapping to be seen.
-        _bind(made, block, nbytes, address)
+        return _bind(made, block, nbytes, address)
     except Error as exc:
         raise ExchangeError(
             f"this host memory cannot be a Vulkan buffer in place: {exc}; copy it instead"
         ) from exc
-    return made
 
 
 def _coherent_type(device: Device, bits: int, pointer: Any) -> int:
@@ -130,7 +129,7 @@ def fd_refusal(device: Device) -> str:
     return "" if device.imports_fds else f"{device.physical.name} has no {FD_MEMORY} switched on"
 
 
-def import_fd(device: Device, memory: ExportedMemory) -> BufferOwner:
+def import_fd(device: Device, memory: ExportedMemory) -> Allocation:
     """A buffer on all of the allocation that *memory* is in; it must outlive the buffer.
 
     ``memory.fd`` stays the caller's. ExchangeError where `fd_refusal` has a reason.
@@ -138,19 +137,18 @@ def import_fd(device: Device, memory: ExportedMemory) -> BufferOwner:
     refusal = fd_refusal(device) or _limit_refusal(device)
     if refusal:
         raise ExchangeError(f"this memory cannot be a Vulkan buffer in place: {refusal}")
-    made, block = device.new(is_foreign=True), _block(device, memory.nbytes)
-    kind = _make_buffer(made, memory.nbytes, block, OPAQUE_FD)
+    made, block = device.own(), _block(device, memory.nbytes)
+    kind = _make_buffer(made.resource[0], memory.nbytes, block, OPAQUE_FD)
     given = block.resource
     given.original = memory.fd
     own = call(given.file, os.dup, memory.fd)
     source = struct("VkImportMemoryFdInfoKHR", handleType=OPAQUE_FD, fd=own)
     block.allocate(kind, source, f"{memory.nbytes} bytes of another driver's")
-    _bind(made, block, memory.nbytes)
     made.offset = memory.offset
-    return made
+    return _bind(made, block, memory.nbytes)
 
 
-def allocate_exportable(device: Device, nbytes: int) -> BufferOwner:
+def allocate_exportable(device: Device, nbytes: int) -> Allocation:
     """A buffer of at least *nbytes* bytes, on memory of the device that nothing else is in.
 
     ExchangeError where the device exports no memory.
@@ -171,27 +169,27 @@ def allocate_exportable(device: Device, nbytes: int) -> BufferOwner:
         )
     whole = min(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, device.most)
     chain = struct("VkExportMemoryAllocateInfo", handleTypes=OPAQUE_FD)
-    made = device.new(is_foreign=True)
-    size, _ = create_buffer(device.pointer, whole, made.resource.cell, external(OPAQUE_FD))
-    block = _block(device, size)
-    kind, what = _local_type(device, made), f"{size} bytes for other processes"
+    made = device.own()
+    buffer = made.resource[0]
+    needs = create_buffer(device.pointer, whole, buffer.cell, external(OPAQUE_FD))
+    block = _block(device, needs.size)
+    kind = _local_type(device, needs.memoryTypeBits)
+    what = f"{needs.size} bytes for other processes"
     try:
         block.allocate(kind, chain, what)
     except DeviceMemoryError:
         if not device.make_room(device.heaps):
             raise
         block.allocate(kind, chain, what)
-    _bind(made, block, whole)
-    made.resource.size = size
-    return made
+    buffer.size = needs.size
+    return _bind(made, block, whole)
 
 
-def _local_type(device: Device, made: BufferOwner) -> int:
-    """Device-local memory that the buffer may be in, best such that the host cannot address.
+def _local_type(device: Device, bits: int) -> int:
+    """Device-local memory that a buffer (*bits*) may be in, best such that the host cannot address.
 
     Always the same one: Vulkan imports its own memory as the type that it was made of.
     """
-    bits = _type_bits(device, made)
     able = [
         (not flags & LOCAL, flags & COHERENT == COHERENT, index)
         for index, (flags, _, _) in enumerate(device.physical.memory_types)
@@ -219,12 +217,12 @@ def export(buffer: Buffer) -> ExportedMemory:
     refusal = export_refusal(buffer)
     if refusal:
         raise ExchangeError(f"this memory cannot be exported: {refusal}")
-    device, place = buffer.device, buffer
-    assert place.block is not None  # as there is no refusal
+    device, block = buffer.device, buffer.block
+    assert block is not None  # as there is no refusal
     info = struct("VkMemoryGetFdInfoKHR", memory=buffer.memory, handleType=OPAQUE_FD)
     owner = Owner(_exports, ffi.new("int[1]", [-1]))
     check(device.get_memory_fd(device.pointer, info, owner.resource), "vkGetMemoryFdKHR")
-    return ExportedMemory(owner.resource[0], place.block.size, place.start, owner=owner)
+    return ExportedMemory(owner.resource[0], block.size, buffer.start, owner=owner)
 
 
 def _close(cell: Any) -> bool:
@@ -248,31 +246,28 @@ def _limit_refusal(device: Device) -> str:
 
 def _block(device: Device, size: int) -> Block:
     """Memory of *size* bytes that one buffer alone will have."""
-    return Block(device.memories, Given(device.pointer), size)
+    return Block(device.memories, DeviceMemory(device.pointer), size)
 
 
 def _make_buffer(
-    made: BufferOwner, nbytes: int, block: Block, handle_type: int, pointer: Any = None
+    buffer: Buffer, nbytes: int, block: Block, handle_type: int, pointer: Any = None
 ) -> int:
-    """The VkBuffer of *made* for memory of *handle_type*, and the type of that memory."""
-    device, cell = made.resource.device, made.resource.cell
-    size, _ = create_buffer(device.pointer, nbytes, cell, external(handle_type))
-    if size > block.size:
+    """The VkBuffer for memory of *handle_type*, and the type of that memory."""
+    device = buffer.device
+    needs = create_buffer(device.pointer, nbytes, buffer.cell, external(handle_type))
+    if needs.size > block.size:
         raise ExchangeError(
-            f"{device.physical.name} needs {size} bytes behind a buffer of {nbytes}, more than "
-            f"the {block.size} that there are"
+            f"{device.physical.name} needs {needs.size} bytes behind a buffer of {nbytes}, more "
+            f"than the {block.size} that there are"
         )
     if pointer is None:
-        return _local_type(device, made)
-    return _coherent_type(device, _type_bits(device, made), pointer)
+        return _local_type(device, needs.memoryTypeBits)
+    return _coherent_type(device, needs.memoryTypeBits, pointer)
 
 
-def _type_bits(device: Device, made: BufferOwner) -> int:
-    needs = ffi.new("VkMemoryRequirements *")
-    load().vkGetBufferMemoryRequirements(device.pointer, made.resource.cell[0], needs)
-    return int(needs.memoryTypeBits)
-
-
-def _bind(made: BufferOwner, block: Block, nbytes: int, mapped: int = 0) -> None:
-    made.resource.block, made.resource.end = block, block.size
-    made.resource.device.bind(made, block, nbytes, mapped, bool(mapped))
+def _bind(made: Allocation, block: Block, nbytes: int, mapped: int = 0) -> Allocation:
+    buffer = made.resource[0]
+    device: Device = buffer.device
+    buffer.block, buffer.end = block, block.size
+    device.bind(buffer, block, nbytes, mapped, bool(mapped))
+    return device.enter(made)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from dlbridge_vulkan.compute import SETS
 from dlbridge_vulkan.instance import features
-from dlbridge_vulkan.library import ffi
 
 from dlbridge.diagnosis import kernels
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
@@ -94,52 +93,44 @@ def test_a_closed_kernel_says_so(vulkan, tensors, scale_spirv):
         kernel.run([(tensors.allocation(tensors.new(64)), 0, 64)], (1,), push(1, 1.0))
 
 
-def test_close_waits_for_a_call_of_another_thread(vulkan, tensors, scale_spirv, monkeypatch):
-    """The call is under way when the kernel is closed: freed after it, not under it."""
+def test_a_call_that_is_under_way_keeps_what_it_uses(vulkan, tensors, scale_spirv, monkeypatch):
+    """Another thread closes the kernel meanwhile: it is freed after the call, not under it."""
     kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
-    binding = (tensors.allocation(tensors.of(np.ones(1, np.float32))), 0, 4)
-    closer = threading.Thread(target=kernel.close)
+    data = tensors.of(np.ones(1, np.float32))
+    closer, objects = threading.Thread(target=kernel.close), kernel._owner.resource
     bind = kernel._bind
 
     def close_meanwhile(*arguments):
         closer.start()
-        closer.join(0.2)  # no verdict: a close that does not wait may come later, unseen
-        assert len(kernel._handles)  # to go on without it would end the process
+        closer.join()
+        assert len(objects)  # to go on without it would end the process
         bind(*arguments)
 
     monkeypatch.setattr(kernel, "_bind", close_meanwhile)
-    kernel.run([binding], (1,), push(1, 2.0))
-    closer.join()
-    assert not len(kernel._handles)
-
-
-def test_a_call_that_waited_for_the_close_says_so(vulkan, tensors, scale_spirv, monkeypatch):
-    """Closed after the first look and before the turn of the call."""
-    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
-    binding = (tensors.allocation(tensors.of(np.ones(1, np.float32))), 0, 4)
-    monkeypatch.setattr(kernel, "_check", lambda *_: kernel.close())
-    monkeypatch.setattr(kernel, "_bind", lambda *_: pytest.fail("bound what is freed"))
+    kernel.run([(tensors.allocation(data), 0, 4)], (1,), push(1, 2.0))
+    assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 2
+    vulkan.devices[0].kernels.sweep()
+    assert not len(objects)
     with pytest.raises(DeviceError, match="this kernel is closed"):
-        kernel.run([binding], (1,), push(1, 2.0))
+        kernel.run([(tensors.allocation(data), 0, 4)], (1,), push(1, 2.0))
 
 
 @pytest.mark.parametrize(("error", "left"), [(DeviceError, False), (DeviceMemoryError, True)])
 def test_a_kernel_that_cannot_wait_ends_in_silence(vulkan, scale_spirv, monkeypatch, error, left):
     """Its finalizer must not raise; what may be in use still is not pulled away."""
-    kernel = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12)
-
-    made = list(kernel._handles._made)
+    kernel, device = vulkan.kernel(scale_spirv, buffers=1, push_nbytes=12), vulkan.devices[0]
+    made = list(kernel._owner.resource._made)
 
     def failing(value):
         raise error("no answer")
 
-    monkeypatch.setattr(vulkan.devices[0].queue, "wait", failing)
+    monkeypatch.setattr(device.queue, "done", failing)
     kernel.close()
     assert {bool(cell[0]) for _, _, cell, _ in made} == {left}
-    assert len(kernel._handles) == 0
+    assert device.kernels.waiting == left
     monkeypatch.undo()
-    for destroy, parent, cell, _ in reversed(made):
-        destroy(*parent, cell[0], ffi.NULL)  # does nothing to a handle that is 0
+    device.kernels.sweep()
+    assert not any(cell[0] for _, _, cell, _ in made)
 
 
 # What is refused

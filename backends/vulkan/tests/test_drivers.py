@@ -289,11 +289,11 @@ def test_a_free_waits_for_work_of_others(vulkan, tensors, delay, monkeypatch):
     value = delay(vulkan, tensors.new(4))  # stands for theirs: `data` is not marked
     free(vulkan, 0, data, 0)
     assert not queue.done(value)
-    assert buffer in buffers.all()
+    assert [buffer] in buffers.all()
     assert buffer.last_use > value
     queue.finish()
     tensors.new(4)
-    assert buffer not in buffers.all()
+    assert [buffer] not in buffers.all()
 
 
 def test_memory_is_not_given_out_again_while_others_use_it(vulkan, tensors, delay, monkeypatch):
@@ -351,7 +351,7 @@ def test_the_reason_why_a_device_could_not_be_described(vulkan, monkeypatch):
 
 def test_the_wait_at_the_end_has_an_end(vulkan, tensors, scale, gate, monkeypatch):
     """A shader that never ends must not keep the process."""
-    monkeypatch.setattr(devices, "EXIT_SECONDS", 0.0)
+    monkeypatch.setattr(devices, "PATIENCE", 0.0)
     gate(vulkan)
     value = scale(vulkan, tensors.new(4), 1, 1.0)
     vulkan.devices.finish()

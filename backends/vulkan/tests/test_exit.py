@@ -8,9 +8,9 @@ pytestmark = pytest.mark.usefixtures("vulkan")
 
 START = """
 import struct
-from dlbridge_vulkan import Vulkan
+import dlbridge as bridge
 from held_buffers import HELD, allocate, free, import_host
-backend = Vulkan()
+backend = bridge.backend("vulkan")
 data = allocate(backend, 0, 4, 4, 0)
 kernel = backend.kernel(open({spirv!r}, "rb").read(), buffers=1, push_nbytes=12)
 def work(repeats, data=data):
@@ -81,7 +81,7 @@ def test_after_a_fork(run_python, scale_spirv, tmp_path):
         "    for call in (lambda: allocate(backend, 0, 4, 4, 0),\n"
         "                 lambda: backend.fill(Span(0, data, 0, 4), 0, 0),\n"
         "                 lambda: backend.host_view_refusal(0, data),\n"
-        "                 lambda: kernel.run([], (1, 1), b''),\n"
+        "                 lambda: kernel.run([], (1, 1), b''), kernel.close,\n"
         "                 lambda: backend.synchronize(0, 0)):\n"
         "        try: call()\n"
         "        except DeviceError as exc: said += 'fork' in str(exc) and 'spawn' in str(exc)\n"
@@ -94,7 +94,7 @@ def test_after_a_fork(run_python, scale_spirv, tmp_path):
         "print('ok')\n"
     )
     done = run_python(code)
-    assert done.stdout.split() == ["15", "ok"], done.stderr
+    assert done.stdout.split() == ["16", "ok"], done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
@@ -110,7 +110,7 @@ def test_a_fork_while_another_thread_works(run_python, scale_spirv, tmp_path):
         "def hold():\n"
         "    with backend.devices[0].queue.lock:\n"
         "        inside.set(); done.wait()\n"
-        "from dlbridge_vulkan import devices; devices.EXIT_SECONDS = 1000\n"
+        "from dlbridge_vulkan import devices; devices.PATIENCE = 1000\n"
         "work(300)\n"  # a child that waits for it hangs
         "threading.Thread(target=hold).start(); inside.wait()\n"
         "child = os.fork()\n"
@@ -122,8 +122,7 @@ def test_a_fork_while_another_thread_works(run_python, scale_spirv, tmp_path):
         "        except DeviceError: pass\n"
         "        else: os._exit(2)\n"
         "    free(backend, 0, data, 0)\n"
-        "    kernel.close(); del kernel; gc.collect()\n"
-        "    backend.devices.finish()\n"
+        "    del kernel; gc.collect()\n"
         "    raise SystemExit(0)\n"
         "end = time.monotonic() + 100\n"
         "while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:\n"

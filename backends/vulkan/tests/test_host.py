@@ -143,9 +143,9 @@ def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
     handle, lost = place.cell[0], error is DeviceError
     if error is KeyboardInterrupt:
         with pytest.raises(error):
-            device._give_back(place)
+            device._give_back([place])
     else:
-        assert device._give_back(place) is lost
+        assert device._give_back([place]) is lost
     assert destroyed == (["vkDestroyBuffer"] if lost else [])
     assert (place.block is None) is lost
     monkeypatch.undo()

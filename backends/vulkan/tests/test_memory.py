@@ -7,8 +7,8 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from dlbridge_vulkan import Vulkan, memory
-from dlbridge_vulkan.memory import Block, Given
+from dlbridge_vulkan import Vulkan, device, memory
+from dlbridge_vulkan.memory import Block, DeviceMemory
 from held_buffers import allocate, free
 
 from dlbridge.errors import DeviceMemoryError
@@ -20,7 +20,7 @@ from dlbridge.protocol import Span
 
 def block_of(size, mapped=0):
     """A block without memory."""
-    block = Block(Resources(Given.free), Given(None), size)
+    block = Block(Resources(DeviceMemory.free), DeviceMemory(None), size)
     block.mapped, block.free = mapped, [(0, size)]
     return block
 
@@ -152,7 +152,7 @@ def test_live_buffers_share_memory_and_no_byte(tensors):
 
 
 def test_empty_blocks_are_kept_up_to_a_limit(own, monkeypatch):
-    monkeypatch.setattr(memory, "KEEP", 100 << 20)
+    monkeypatch.setattr(device, "KEEP", 100 << 20)
     heap_of = lambda: own.devices[0].heaps[0]  # noqa: E731 - the device opens at first use
     data = [allocate(own, 0, 40 << 20, 16, 0) for _ in range(4)]
     assert len(heap_of().blocks) == 4
@@ -213,7 +213,7 @@ def fail(size):
 
 def freed(buffers):
     """What was freed and has not gone back yet."""
-    return [end.resource for end in buffers.ended]
+    return [buffer for end in buffers.ended for buffer in end.resource]
 
 
 def test_free_waits_for_the_device_without_blocking(vulkan, tensors, delay):

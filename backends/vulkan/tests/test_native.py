@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 from dlbridge_vulkan import Vulkan, VulkanArray
+from dlbridge_vulkan.device import MAGIC
 from dlbridge_vulkan.library import ffi, handle, load, struct as vk
-from dlbridge_vulkan.memory import MAGIC
 from held_buffers import allocate, free
 
 import dlbridge as bridge
@@ -298,14 +298,6 @@ def test_an_adoption_that_fails_leaves_nothing(vulkan, own, monkeypatch):
     own.destroy()
 
 
-def test_an_adoption_in_a_forked_child(own):
-    backend = Vulkan()
-    backend.devices.guard.in_child = True
-    with pytest.raises(DeviceError, match=r"does not survive fork"):
-        backend.adopt_device(*own.handles())
-    own.destroy()
-
-
 def test_handles_that_are_none(vulkan, own):
     with pytest.raises(ValueError, match="one of them is 0"):
         vulkan.adopt_device(*own.handles()[:3], 0, 0)
@@ -327,12 +319,12 @@ def test_a_device_that_is_too_old(vulkan, own, monkeypatch):
                 return lambda *_: ffi.NULL
             return getattr(load(), name)
 
-    from dlbridge_vulkan import device
+    from dlbridge_vulkan import opening
 
-    monkeypatch.setattr(device, "load", Old)
+    monkeypatch.setattr(opening, "load", Old)
     with pytest.raises(DeviceError, match=r"created for a Vulkan older than 1\.2"):
         vulkan.adopt_device(*own.handles())
-    monkeypatch.setattr(device, "describe", lambda *_: "it has no compute queue")
+    monkeypatch.setattr(opening, "describe", lambda *_: "it has no compute queue")
     with pytest.raises(DeviceError, match="cannot be adopted: it has no compute queue"):
         vulkan.adopt_device(*own.handles())
     monkeypatch.undo()

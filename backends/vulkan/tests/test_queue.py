@@ -155,11 +155,11 @@ def test_waits_on_a_shared_queue_leave_nothing_behind(vulkan, tensors, monkeypat
     queue = vulkan.devices[0].queue
     monkeypatch.setattr(queue, "shared", True)
     data = tensors.of(bytes(64))
-    before, submitted = len(queue._running), queue.submitted
+    before, submitted = len(queue._commands), queue.submitted
     for _ in range(20):
         tensors.bytes(data, 64)
     assert queue.submitted >= submitted + 20
-    assert len(queue._running) == before
+    assert len(queue._commands) == before
 
 
 def test_ctrl_c_is_answered_while_waiting(vulkan, tensors, scale, gate):

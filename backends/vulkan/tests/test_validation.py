@@ -9,9 +9,9 @@ from dlbridge_vulkan.library import ffi
 backend = Vulkan()
 a = backend.devices[0].allocate(64, 16)
 b = backend.devices[0].allocate(64, 16)
-beyond = ffi.new("VkBufferCopy[1]", [(0, 32, 64)])
+beyond = ffi.new("VkBufferCopy[1]", [(0, 32, 256)])
 if {misuse}:
-    _copy_regions(b.resource, a.resource, 1, beyond)
+    _copy_regions(b.resource[0], a.resource[0], 1, beyond)
 backend.devices[0].queue.finish()
 """
 
