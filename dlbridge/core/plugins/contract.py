@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 _VARARGS = 0x04  # inspect.CO_VARARGS; to import that module takes 5 ms
 
 
-def capabilities() -> list[type]:
-    """The protocols of `dlbridge.protocol` that a backend may satisfy, beside `Backend`."""
-    return [getattr(protocol, name) for name in protocol.__all__ if name.startswith("Supports")]
+def contracts() -> list[type]:
+    """`Backend`, and the protocols of `dlbridge.protocol` that a backend may satisfy, too."""
+    names = [name for name in protocol.__all__ if name.startswith("Supports")]
+    return [protocol.Backend, *(getattr(protocol, name) for name in names)]
 
 
 def members(contract: type) -> dict[str, Callable[..., Any] | None]:
@@ -56,7 +57,7 @@ def check_contract(plugin: Backend, name: str, who: str) -> None:
         raise BackendError(f"{who}: backend {name!r} lacks {', '.join(missing)}; report it there")
     _check_device_type(plugin.device_type, name, who)
     _check_device_count(plugin, name, who)
-    for contract in (protocol.Backend, *capabilities()):
+    for contract in contracts():
         declared = members(contract)
         if all(hasattr(plugin, member) for member in declared):
             for member, function in declared.items():

@@ -171,7 +171,7 @@ class CPU:
     def live_allocations(self) -> int:
         """The number of allocations that have not been dropped (for the conformance kit)."""
         # Not its length: a signal handler may have cut off what takes a dead one out.
-        return sum(known() is not None for known in self._allocations.valuerefs())
+        return sum(known() is not None for known in self._allocations.copy().values())
 
     def _address(self, view: memoryview) -> int:
         """The address of *view*, which may be read-only."""

@@ -11,7 +11,7 @@ from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.errors import BackendError, DeviceMemoryError, Error
 from dlbridge.protocol import Allocation, Backend, ExportedMemory, Facts, NativeArray, Span
 
-from .contract import capabilities, members
+from .contract import contracts, members
 from .registry import LOADED, backend, owner
 
 _ALLOWED: dict[str, tuple[type[Exception], ...]] = {
@@ -64,8 +64,8 @@ class Plugin:
         self.host_copies_block: bool = getattr(plugin, "host_copies_block", Facts.host_copies_block)
         self.content_limit: int = getattr(plugin, "content_limit", Facts.content_limit)
         self.max_strided_ndim: int = getattr(plugin, "max_strided_ndim", 0)
-        for contract in (protocol.Backend, *capabilities()):
-            has = isinstance(plugin, contract) if contract is not protocol.Backend else True
+        for contract in contracts():
+            has = contract is protocol.Backend or isinstance(plugin, contract)
             for member, function in members(contract).items():
                 if function is not None:
                     setattr(self, member, self._translated(member) if has else None)

@@ -14,7 +14,7 @@ from dlbridge_fake import Array, Fake, Stream
 import dlbridge as bridge
 from dlbridge import protocol
 from dlbridge.core.plugins import registry
-from dlbridge.core.plugins.contract import capabilities, members
+from dlbridge.core.plugins.contract import contracts, members
 from dlbridge.core.plugins.lookup import find_device
 from dlbridge.core.plugins.records import Plugin
 from dlbridge.errors import BackendError, DeviceError, DeviceLost, DeviceMemoryError, Error
@@ -131,10 +131,9 @@ def aligned():
 
 
 def test_every_member_is_here():
-    contracts = (protocol.Backend, *capabilities())
     names = {
         name
-        for contract in contracts
+        for contract in contracts()
         for name, function in members(contract).items()
         if function is not None
     }
