@@ -22,7 +22,7 @@ GC_HOMES: set[str] = set()
 
 # A plain lock, where no finalizer may come and ask for it: each says why at its place.
 PLAIN_LOCKS = {
-    "backends/vulkan/dlbridge_vulkan/locks.py",  # looks at the type only
+    "backends/vulkan/dlbridge_vulkan/opening.py",  # looks at the type only
 }
 
 # A lock of a module, which a forked child inherits while a thread that does not exist

@@ -15,24 +15,8 @@ from .devices import Devices
 from .library import handle
 
 if TYPE_CHECKING:
-    from dlbridge.protocol import (
-        Allocation,
-        Backend,
-        SupportsCopy,
-        SupportsDeviceInfo,
-        SupportsFill,
-        SupportsForeignData,
-        SupportsHostImport,
-        SupportsHostView,
-        SupportsMemoryExport,
-        SupportsMemoryImport,
-        SupportsNative,
-        SupportsStreams,
-        SupportsStridedCopy,
-        SupportsTrim,
-    )
-
-__all__ = ["Vulkan"]
+    from dlbridge import protocol
+    from dlbridge.protocol import Allocation
 
 FROM_HOST = 1 << 20
 """Bytes up to which memory is made together with its content: without asking for the stream,
@@ -196,13 +180,13 @@ class Vulkan:
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address the buffer in place; empty if it can."""
-        allocation = self.devices.buffer(data)
-        name = allocation.device.physical.name
-        if not allocation.mapped:
-            return f"the host cannot address this memory of {name}"
-        if not allocation.cached:
+        buffer = self.devices.buffer(data)
+        if buffer.cached:
+            return ""
+        name = buffer.device.physical.name
+        if buffer.mapped:
             return f"the host reads this memory of {name} uncached, slower than a copy"
-        return ""
+        return f"the host cannot address this memory of {name}"
 
     def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
         """The mapped address, after all work on the buffer.
@@ -211,8 +195,8 @@ class Vulkan:
         by every submission after it.
         """
         buffer = self.devices.at(span)
-        refusal = self.host_view_refusal(span.device_id, span.data)
-        if refusal:
+        if not buffer.cached:
+            refusal = self.host_view_refusal(span.device_id, span.data)
             raise ExchangeError(f"no host view: {refusal}")
         buffer.settle()
         return PlainAllocation(buffer.mapped + span.offset, span.nbytes, stream)
@@ -568,16 +552,16 @@ def _check_host(memory: memoryview, region: Region) -> None:
 
 
 if TYPE_CHECKING:
-    _backend: Backend = Vulkan()
-    _streams: SupportsStreams = Vulkan()
-    _copy: SupportsCopy = Vulkan()
-    _strided: SupportsStridedCopy = Vulkan()
-    _fill: SupportsFill = Vulkan()
-    _view: SupportsHostView = Vulkan()
-    _import: SupportsHostImport = Vulkan()
-    _export: SupportsMemoryExport = Vulkan()
-    _imports: SupportsMemoryImport = Vulkan()
-    _native: SupportsNative = Vulkan()
-    _foreign: SupportsForeignData = Vulkan()
-    _info: SupportsDeviceInfo = Vulkan()
-    _trim: SupportsTrim = Vulkan()
+    _backend: protocol.Backend = Vulkan()
+    _streams: protocol.SupportsStreams = Vulkan()
+    _copy: protocol.SupportsCopy = Vulkan()
+    _strided: protocol.SupportsStridedCopy = Vulkan()
+    _fill: protocol.SupportsFill = Vulkan()
+    _view: protocol.SupportsHostView = Vulkan()
+    _import: protocol.SupportsHostImport = Vulkan()
+    _export: protocol.SupportsMemoryExport = Vulkan()
+    _imports: protocol.SupportsMemoryImport = Vulkan()
+    _native: protocol.SupportsNative = Vulkan()
+    _foreign: protocol.SupportsForeignData = Vulkan()
+    _info: protocol.SupportsDeviceInfo = Vulkan()
+    _trim: protocol.SupportsTrim = Vulkan()

@@ -19,8 +19,6 @@ from .memory import Buffer
 from .native import VulkanArray
 from .spirv import MAGIC, Module
 
-__all__ = ["Kernel"]
-
 SETS = 32
 """Descriptor sets that are made at a time: dispatches before one waits for the oldest."""
 
@@ -203,7 +201,7 @@ class Kernel:
         owner = self._owner
         if owner is None:
             raise DeviceError("this kernel is closed")
-        counts, push = _counts_of(groups), _bytes_of(push)
+        counts, push = _counts_of(groups), _bytes_of(push, "push must be bytes")
         self._check(bindings, counts, push)
         block = ffi.new("char[]", push) if push else ffi.NULL
         chosen = self._claim(owner.resource)
@@ -365,12 +363,12 @@ def _counts_of(groups: Any) -> tuple[int, ...]:
     return (*counts, 1, 1)[:3]
 
 
-def _bytes_of(push: Any) -> bytes:
-    """The push constants as bytes."""
+def _bytes_of(value: Any, what: str) -> bytes:
+    """*value* as bytes."""
     try:
-        return bytes(memoryview(push))
+        return bytes(memoryview(value))
     except TypeError as exc:
-        raise TypeError(f"push must be bytes, not {type(push).__qualname__}") from exc
+        raise TypeError(f"{what}, not {type(value).__qualname__}") from exc
 
 
 def _module_of(spirv: Any) -> bytes:
@@ -380,12 +378,7 @@ def _module_of(spirv: Any) -> bytes:
             f"spirv must be the bytes of a SPIR-V module, not {spirv!r}: if that is its file, "
             "pass open(path, 'rb').read()"
         )
-    try:
-        return bytes(memoryview(spirv))
-    except TypeError as exc:
-        raise TypeError(
-            f"spirv must be the bytes of a SPIR-V module, not {type(spirv).__qualname__}"
-        ) from exc
+    return _bytes_of(spirv, "spirv must be the bytes of a SPIR-V module")
 
 
 def _check_module(device: Device, spirv: bytes, buffers: int, push_nbytes: int) -> None:

@@ -21,18 +21,6 @@ from .device import CHUNK, SLOTS
 from .library import ffi
 from .memory import Buffer
 
-__all__ = [
-    "address_of",
-    "copy",
-    "copy_strided",
-    "fill",
-    "from_host",
-    "strided_from_host",
-    "strided_to_host",
-    "to_host",
-    "write",
-]
-
 MAX_REGIONS = 16384
 """Regions of one vkCmdCopyBuffer: 24 bytes each on the host and in its command buffer."""
 

@@ -26,8 +26,6 @@ from .memory import (
 )
 from .queue import Queue
 
-__all__ = ["CHUNK", "MAGIC", "OPAQUE_FD", "SLOTS", "Device", "KernelObjects", "Table"]
-
 KEEP = 256 << 20
 """Bytes of freed memory that are kept unless the user sets a limit, because fresh memory costs
 page faults (measured: they halve the speed of the first copy)."""

@@ -19,8 +19,6 @@ from .library import Objects
 from .memory import Buffer
 from .opening import adopt, open_device
 
-__all__ = ["Devices"]
-
 
 class Entry:
     """One numbered device: what is known of it, and the open device."""

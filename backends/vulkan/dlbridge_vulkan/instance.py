@@ -10,20 +10,6 @@ from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
 
 from .library import array, check, constant, ffi, load, struct, text
 
-__all__ = [
-    "COHERENT",
-    "FD_MEMORY",
-    "HOST_MEMORY",
-    "LOCAL",
-    "MemoryType",
-    "PhysicalDevice",
-    "create_instance",
-    "describe",
-    "features",
-    "physical_devices",
-    "version_text",
-]
-
 NEEDED = (1 << 22) | (2 << 12)
 """Vulkan 1.2: timeline semaphores in the core."""
 

@@ -25,22 +25,6 @@ from .instance import MemoryType
 from .library import check, constant, ffi, load, struct
 from .queue import Queue
 
-__all__ = [
-    "IN_SLICES",
-    "POOLED",
-    "USAGE",
-    "Allocation",
-    "Block",
-    "Buffer",
-    "DeviceMemory",
-    "Heap",
-    "Key",
-    "Pool",
-    "create_buffer",
-    "external",
-    "room_for",
-]
-
 BLOCK = 64 << 20
 """Bytes of a block. Larger buffers get one of their own size."""
 
@@ -293,28 +277,6 @@ class Buffer:
     Whoever looks it up by its ``data`` gets this, and not the owner: so its end is where the owner
     is dropped, also while a call, or the traceback of an exception, still has this.
     """
-
-    __slots__ = (
-        "block",
-        "buffer",
-        "cached",
-        "cell",
-        "data",
-        "descriptor",
-        "device",
-        "end",
-        "heap",
-        "is_foreign",
-        "is_marked",
-        "key",
-        "last_use",
-        "mapped",
-        "memory",
-        "nbytes",
-        "queue",
-        "size",
-        "start",
-    )
 
     def __init__(self, device: Any, is_foreign: bool) -> None:
         self.device = device

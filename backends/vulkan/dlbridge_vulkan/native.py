@@ -17,8 +17,6 @@ from .device import Device
 from .library import handle
 from .memory import Buffer
 
-__all__ = ["VulkanArray", "describe", "wrap"]
-
 
 @dataclass(frozen=True, eq=False)
 class VulkanArray:

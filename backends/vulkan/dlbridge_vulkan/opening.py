@@ -14,8 +14,6 @@ from .library import Objects, constant, ffi, handle, load, struct
 from .memory import USAGE
 from .queue import Queue
 
-__all__ = ["ADOPTED", "adopt", "open_device"]
-
 FEATURES = {
     # Out-of-bounds accesses of a user's shader cannot leave the buffer.
     "VkPhysicalDeviceFeatures2": (

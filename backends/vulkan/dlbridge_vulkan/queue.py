@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 from .library import Objects, check, constant, ffi, handle as number_of, load, struct
 
-__all__ = ["Queue", "Used"]
-
 IN_FLIGHT = 64
 """Submissions that may be under way before the next one waits for the oldest."""
 
@@ -192,9 +190,10 @@ class Queue:
         return value
 
     def _add_commands(self) -> None:
-        """One more command buffer, unless one is free by now. Finalizers may submit meanwhile."""
+        """One more command buffer, unless some may be free by now. Finalizers may submit here."""
+        before = self.reached
         self.done(NEVER)
-        if any(each.value <= self.reached for each in self._commands):
+        if self.reached > before:
             return
         made = _Commands(1)
         info = struct("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)

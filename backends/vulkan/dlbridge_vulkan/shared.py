@@ -15,18 +15,6 @@ from .instance import COHERENT, FD_MEMORY, LOCAL
 from .library import check, constant, ffi, struct
 from .memory import IN_SLICES, Allocation, Block, Buffer, DeviceMemory, create_buffer, external
 
-__all__ = [
-    "allocate_exportable",
-    "export",
-    "export_refusal",
-    "fd_refusal",
-    "import_drawback",
-    "import_fd",
-    "import_memory",
-    "import_refusal",
-]
-
-
 # Host memory in place ---------------------------------------------------------------
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from array import array
 from contextlib import suppress
 
-__all__ = ["MAGIC", "Module"]
-
 MAGIC = 0x07230203
 COMPUTE = 5  # GLCompute
 
@@ -148,22 +146,19 @@ class Module:
         for variable in used & self._variables.keys():
             storage = self._variables[variable][1]
             binding = self._decorated.get((variable, BINDING))
-            if storage == PUSH_CONSTANT:
-                self._check_push(self._sizes.get(self._value(variable)[0], 0), push_nbytes)
-            elif storage in (UNIFORM_CONSTANT, UNIFORM, STORAGE_BUFFER) and binding is not None:
+            nbytes = self._sizes.get(self._value(variable)[0], 0)
+            if storage == PUSH_CONSTANT and nbytes > push_nbytes:
+                raise ValueError(
+                    f"the shader's push block has {nbytes} bytes, and push_nbytes={push_nbytes} "
+                    f"was given; pass push_nbytes={-(-nbytes // 4) * 4}"  # Vulkan takes whole words
+                )
+            if storage in (UNIFORM_CONSTANT, UNIFORM, STORAGE_BUFFER) and binding is not None:
                 self._check_binding(variable, storage, binding)
                 needed.add(binding)
         if needed and max(needed) >= buffers:
             raise ValueError(
                 f"the shader uses the bindings {sorted(needed)}, and buffers={buffers} was given; "
                 f"pass buffers={max(needed) + 1}, and any tensor for a binding that it does not use"
-            )
-
-    def _check_push(self, needed: int, given: int) -> None:
-        if needed > given:
-            raise ValueError(
-                f"the shader's push block has {needed} bytes, and push_nbytes={given} was given; "
-                f"pass push_nbytes={-(-needed // 4) * 4}"  # Vulkan takes whole words
             )
 
     def _check_binding(self, variable: int, storage: int, binding: int) -> None:

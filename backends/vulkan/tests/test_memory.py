@@ -11,7 +11,7 @@ from dlbridge_vulkan import Vulkan, device, memory
 from dlbridge_vulkan.memory import Block, DeviceMemory
 from held_buffers import allocate, free
 
-from dlbridge.errors import DeviceMemoryError
+from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import Resources
 from dlbridge.protocol import Span
 
@@ -160,6 +160,59 @@ def test_empty_blocks_are_kept_up_to_a_limit(own, monkeypatch):
         free(own, 0, one, 0)
     assert sum(block.size for block in heap_of().blocks) <= 100 << 20
     assert len(heap_of().blocks) == 2
+
+
+# The pool
+
+
+def test_a_small_buffer_is_used_again(own):
+    """As it is: its VkBuffer, its memory and its descriptor; for another length that fits, too."""
+    first = own.allocate(0, 100_000, 256, 0)
+    buffer, handle, data = own.devices.buffer(first.data), first.resource[0].buffer, first.data
+    del first
+    with pytest.raises(DeviceError, match="not a live Vulkan buffer"):
+        own.copy_to_host(Span(0, data, 0, 4), memoryview(bytearray(4)), 0)
+    again = own.allocate(0, 99_000, 256, 0)
+    assert own.devices.buffer(again.data) is buffer
+    assert (again.data, buffer.buffer, again.nbytes) == (data, handle, 99_000)
+    assert (buffer.nbytes, buffer.descriptor.size, own.live_allocations()) == (99_000, 99_000, 1)
+    with pytest.raises(ExchangeError, match="outside a Vulkan buffer of 99000 bytes"):
+        own.copy_to_host(Span(0, data, 99_000, 4), memoryview(bytearray(4)), 0)
+    other = own.allocate(0, 100_000, 1 << 16, 0)  # another alignment
+    assert other.data != data
+    del again, other
+
+
+@pytest.mark.parametrize("nbytes", [1, 255, 256, 257, 2049, 5000, 100_000, (1 << 20) - 1, 1 << 20])
+def test_room_for_little_more(nbytes):
+    room = memory.room_for(nbytes)
+    assert nbytes <= room <= max(256, nbytes * 5 // 4 + 256)
+    assert memory.room_for(room) == room
+
+
+def test_no_more_is_kept_than_the_user_allows(monkeypatch, vulkan):
+    """With 0 nothing: neither in the pool nor as blocks."""
+    monkeypatch.setenv("DLBRIDGE_POOL_LIMIT", "0")
+    backend = Vulkan()
+    made = backend.allocate(0, 1000, 256, 0)
+    buffer = made.resource[0]
+    del made
+    assert not buffer.cell[0]
+    assert backend.devices[0].heaps[0].blocks == []
+    backend.close_device(0)
+
+
+def test_a_full_pool_is_emptied(own, monkeypatch):
+    """So that what is freed leaves whole blocks, which go back: not one small buffer in each."""
+    monkeypatch.setattr(device, "KEEP", 8 << 20)  # 1 MiB of it for the pool
+    made = [own.allocate(0, 1 << 18, 256, 0) for _ in range(12)]
+    buffers = [each.resource[0] for each in made]
+    made.clear()
+    kept = [each for each in buffers if each.cell[0]]
+    assert 0 < sum(each.end - each.start for each in kept) <= 1 << 20
+    own.trim(0)
+    assert not any(each.cell[0] for each in buffers)
+    assert own.devices[0].heaps[0].blocks == []
 
 
 def test_too_much_says_how_much(vulkan):

@@ -108,6 +108,28 @@ def test_a_recording_that_fails_submits_nothing(vulkan, tensors):
     queue.finish()
 
 
+def test_a_recording_that_fails_loses_no_command_buffer(vulkan, tensors):
+    """Whatever exception it is, in a recording inside of a recording, too."""
+    queue = vulkan.devices[0].queue
+
+    def broken(commands):
+        raise KeyboardInterrupt
+
+    def within(commands):
+        with pytest.raises(KeyboardInterrupt):
+            queue.submit(broken)
+        raise KeyboardInterrupt
+
+    queue.finish()
+    counts = []
+    for _ in range(100):
+        with pytest.raises(KeyboardInterrupt):
+            queue.submit(within)
+        counts.append(len(queue._commands))
+    assert counts[-1] == counts[0]
+    assert all(each.value <= queue.reached for each in queue._commands)
+
+
 def test_a_submission_that_fails_is_an_error_and_leaves_no_gap(vulkan, tensors, monkeypatch):
     """Nobody waits for a value that will never come.
 
