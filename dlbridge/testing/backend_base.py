@@ -334,7 +334,7 @@ class BackendCase:
         if not isinstance(backend, SupportsDeviceInfo):
             return None
         used: Any = backend.device_info(device_id).get("memory_used")
-        return used
+        return None if used is None else int(used)
 
     @pytest.fixture(autouse=True)
     def limit(self, request: pytest.FixtureRequest) -> Iterator[None]:
