@@ -74,8 +74,8 @@ Rules that hold for every member:
   which has a default: `Facts`.
 * A backend may offer ``live_allocations() -> int``, how many `Allocation` objects there are
   whose memory is not back; the conformance kit then counts exactly.
-* A setting of a backend is an environment variable that begins with ``DLBRIDGE_`` and the name
-  of the backend, as ``DLBRIDGE_MY_NPU_SERVER`` does; ``doctor`` leaves those to the backend.
+* A setting of a backend is an environment variable whose name begins with ``DLBRIDGE_``, the name
+  of the backend in capitals, and ``_``; ``doctor`` leaves those to the backend.
 * When a backend is loaded, dlbridge checks `Backend.api`, `Backend.device_type`,
   ``device_count()``, the parameters of every member, and the values of `Facts`. The name, that of
   the entry point, is an identifier.
@@ -649,9 +649,9 @@ class SupportsDeviceInfo(Protocol, metaclass=_Contract):
         Always ``name``; where known ``memory`` (bytes), ``memory_used`` (bytes that this
         process has from the driver now, with those that are kept to be used again), ``uuid``,
         ``pci``, ``driver``, ``host_memory_shared`` (bool) and the device's limits. Two devices
-        never have one UUID. A UUID is 32
-        hexadecimal digits, dashes and a prefix ``GPU-`` or ``MIG-`` do not count; ``pci``
-        is ``domain:bus:device.function``. `dlbridge.Device` gives both in one form.
+        never have one UUID. A UUID is 32 hexadecimal digits, dashes and a prefix ``GPU-`` or
+        ``MIG-`` do not count; AMD's 16 are taken, too. ``pci`` is ``domain:bus:device.function``.
+        `dlbridge.Device` gives both in one form.
         """
 
     def find_device(self, name: str) -> int:

@@ -27,7 +27,6 @@ FILES = {
     ".github/workflows/test.yml": "ci.yml",
     "{package}/__init__.py": "init.py",
     "{package}/backend.py": "backend.py",
-    "{package}/driver.py": "driver.py",
     "{package}/py.typed": "",
     "tests/test_conformance.py": "test_conformance.py",
 }
@@ -38,13 +37,14 @@ OURS = frozenset(("cuda", "fake", "oneapi", "opencl", "rocm", "vulkan", "webgpu"
 
 CLASSES = frozenset(
     (
-        "DeviceError",
+        "Any",
         "DeviceMemoryError",
-        "Driver",
         "ExchangeError",
         "MemoryError",
         "OverflowError",
+        "PlainAllocation",
         "Span",
+        "WeakValueDictionary",
     )
 )
 """Names of classes in the skeleton's code, which its own class must not hide."""
@@ -62,7 +62,8 @@ next:
   pip install -e '.[test]'
   pytest                      the conformance kit, which it passes as it is
   python -m dlbridge info     which lists it
-then put your driver into {package}/driver.py. The contract is dlbridge/protocol.py. The guide is
+then put the calls to your driver into {package}/backend.py. The contract is
+dlbridge/protocol.py. The guide is
 {guide}"""
 
 

@@ -1,20 +1,17 @@
 """Parts for authors of backends: what several backends have in common.
 
-For any driver, and for a library in Python over one:
+For any driver, and for a library in Python over one. Begin with `resources` if you call a C API;
+the objects of a library in Python own themselves (`dlbridge.protocol.PlainAllocation`):
 
 ==================  ==============================================================
 `limits`            settings of the environment: the limit of freed memory that is kept; switches
 `status`            status codes and the exceptions that they become
-`resources`         one owner for each thing that a driver gives, whatever is raised
-`fork`              a child of ``fork()`` is refused before the driver is touched
+`resources`         one owner for each thing that a driver gives, whatever is raised; forks, exit
 `gate`              a library that no thread uses while Python ends; its exceptions
-`callbacks`         an answer by a callback from C, waited for without a lock
-`handles`           the objects behind handles, and the bytes inside them
+`streams`           what ``stream=`` may be
 `devices`           devices by number and by name
 `host_views`        host views where the host can use the address
-`single_queue`      streams of a device that has one queue
 `through_host`      copies between two devices, where the library has none
-`buffer_array`      arrays for libraries that have buffers and no arrays
 ==================  ==============================================================
 
 A driver of the CUDA family (streams, events, device and pinned memory, addresses) needs one
@@ -25,7 +22,6 @@ make complete backends from it. Each part is a module of its own and can be used
 `driver`            one class for these drivers, over a table of names
 `capture`           what graph capture forbids, asked before anything is queued
 `events`            events that are used again
-`streams`           what ``stream=`` may be
 `stream_owners`     who keeps a stream that another library has made
 `consumers`         the streams that may still use memory when it is freed
 `memory`            allocation, and frees that wait for their turn
@@ -42,7 +38,6 @@ make complete backends from it. Each part is a module of its own and can be used
 ==================  ==============================================================
 
 The parts import `dlbridge.errors` and `dlbridge.protocol` and nothing else of dlbridge.
-``backends/cuda`` and ``backends/rocm`` are built on the second table, ``backends/webgpu`` on the
-first; ``backends/oneapi`` uses those parts that need no `StreamDriver`: `devices`, `host_views`,
-`through_host`, `gate`, `streams.StreamRules`.
+``backends/cuda`` and ``backends/rocm`` are built on both tables, ``backends/webgpu`` and
+``backends/oneapi`` on the first. A part that one backend only would use is in that backend.
 """

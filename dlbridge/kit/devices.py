@@ -12,7 +12,7 @@ __all__ = ["Devices"]
 
 
 class Devices(ABC):
-    """``SupportsDeviceNames``, and the check of a number.
+    """``SupportsDeviceInfo``, and the check of a number.
 
     A subclass has the two abstract members. What `device_info` gives for ``name``, ``uuid`` and
     ``pci``, as far as it is known, is what a device is found by.

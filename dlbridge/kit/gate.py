@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from dlbridge.errors import DeviceError, Error
-
-from .fork import ForkGuard
 
 __all__ = ["PATIENCE", "Gate"]
 
@@ -32,7 +32,8 @@ class Gate:
     api : str
         The library's name, for messages.
     keep : object
-        What owns the library's objects. A forked child never releases it.
+        What owns the library's objects. It is never released: neither a forked child nor the end
+        of the process, which clears all modules, may call the library by a destructor.
     meanings : Mapping[type[Exception], type[Error]]
         What the library raises, and what it becomes; the first that fits. Other exceptions stay
         as they are.
@@ -52,7 +53,8 @@ class Gate:
         its_threads: str = "",
         several: bool = False,
     ) -> None:
-        self.guard = ForkGuard(api, keep)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(keep))  # deliberate, see above
+        self._process = os.getpid()
         self._api = api
         self._meanings = dict(meanings)
         self._its_threads = its_threads
@@ -61,6 +63,27 @@ class Gate:
         self._inside: dict[object, str] = {}
         self._ending = False
         atexit.register(self._end)
+
+    @property
+    def in_child(self) -> bool:
+        """Whether the library was opened by a parent of this process."""
+        return os.getpid() != self._process
+
+    def check(self) -> None:
+        """Refuse work in a forked child, before the library is called.
+
+        dlbridge refuses the calls of a backend there; this is for objects that users keep.
+
+        Raises
+        ------
+        dlbridge.errors.DeviceError
+            In a child process.
+        """
+        if self.in_child:
+            raise DeviceError(
+                f"{self._api} does not survive fork(), and this process was made by it: start "
+                "processes with 'spawn', or open the device in the child only"
+            )
 
     def run(self, call: str, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> T:
         """Call *function* inside, and return its result.
@@ -80,8 +103,7 @@ class Gate:
         dlbridge.errors.DeviceError
             In a forked child, when the process is ending, and in a thread of the library.
         """
-        if self.guard.in_child:
-            self.guard.check()
+        self.check()
         if self._its_threads:
             self._refuse_its_threads(call)
         if self._lock is None:
@@ -116,5 +138,5 @@ class Gate:
     def _end(self) -> None:
         self._ending = True
         last = time.monotonic() + PATIENCE
-        while not self.guard.in_child and self._inside and time.monotonic() < last:
+        while not self.in_child and self._inside and time.monotonic() < last:
             time.sleep(0.001)

@@ -27,6 +27,24 @@ Pipes, for example, which ``ffi`` opens and closes::
     check(PIPE(owner.resource))
 
 The function may also return False, for what is still in use: it is asked again.
+
+**The order at exit.** `atexit` runs first what was registered last, and what is used by others is
+imported before them. So the order is:
+
+1. Of each backend, the last one opened first: its `dlbridge.kit.gate.Gate`, if it has one, lets no
+   thread into the library any more, and waits for those inside, at most ``PATIENCE``. Then comes
+   what the backend has registered before it made the gate: the wait for queued work (oneAPI,
+   OpenCL, Vulkan), with a limit where work may never end.
+2. ``dlbridge.ffi``: destructors that C would call in Python, and deleters, become C functions
+   without effect.
+3. ``dlbridge.core``: the same with the deleters of exported tensors, and the memory of tensors is
+   not given back any more.
+4. This module: no release has an effect.
+5. Python clears its modules. Destructors run, and call no driver.
+
+A handler that a user or a library registers later than these runs before all of them, while
+everything still works. **In a forked child** `dlbridge.core.plugins.registry` puts a stub in the
+place of every backend that the parent has used, and this module forgets what the parent holds.
 """
 
 from __future__ import annotations

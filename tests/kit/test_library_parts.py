@@ -3,11 +3,9 @@
 import pytest
 
 import dlbridge.kit.through_host as through_host
-from dlbridge.errors import DeviceMemoryError, ExchangeError
-from dlbridge.kit.buffer_array import BufferArray
-from dlbridge.kit.handles import Handles
+from dlbridge.errors import DeviceMemoryError
 from dlbridge.kit.through_host import ThroughHost
-from dlbridge.protocol import NativeArray, Span, SupportsCopy
+from dlbridge.protocol import Span, SupportsCopy
 
 
 class TwoDevices(ThroughHost):
@@ -89,32 +87,3 @@ def test_the_host_has_no_room(monkeypatch):
     with pytest.raises(DeviceMemoryError, match=r"no room in host memory for the 4 bytes.*pieces"):
         two.copy(TARGET, SOURCE, 7)
     assert two.log == []
-
-
-def test_an_array_in_a_buffer_there_and_back():
-    """Offset, type, shape, strides and read-only stay; the array itself owns the memory then."""
-    owner = object()
-    native = NativeArray(1, 7, 8, "float16", (2, 3), (12, 2), True, owner)
-    array = BufferArray.over("a buffer", native)
-    assert (array.buffer, array.offset, array.owner) == ("a buffer", 8, owner)
-    assert array.described(1, 7) == native._replace(owner=array)
-    plain = BufferArray("a buffer", "uint8", (2,))
-    assert plain.described(0, 9) == NativeArray(0, 9, 0, "uint8", (2,), None, False, plain)
-
-
-def test_a_buffer_that_may_not_be_written():
-    """Read-only by the array or by the buffer."""
-    array = BufferArray("a buffer", "uint8", (2,))
-    assert not array.described(0, 9).readonly
-    assert array.described(0, 9, readonly=True).readonly
-    assert BufferArray("a buffer", "uint8", (2,), readonly=True).described(0, 9).readonly
-
-
-def test_handles_answer_for_foreign_data():
-    """The device is that of the memory, whatever the exporter counts; strangers are refused."""
-    handles = Handles("sim", lambda memory: (1, 16))
-    memory = type("Memory", (), {})()
-    handles.enter(7, memory)
-    assert handles.import_data(0, 7, "torch") == (1, 7)
-    with pytest.raises(ExchangeError, match="0x8 is not memory that sim knows"):
-        handles.import_data(0, 8, "torch")

@@ -1,6 +1,5 @@
 """The kit's small parts: status, fork, capture, events, pointers, regions, streams."""
 
-import gc
 import random
 import re
 import signal
@@ -8,27 +7,21 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 
-import cffi
 import pytest
 
 import dlbridge.kit
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.backend import address_of, bytes_at
-from dlbridge.kit.callbacks import Callback
 from dlbridge.kit.capture import has_nothing_to_wait_for, refuse_capture, refuse_disturbing
+from dlbridge.kit.devices import Devices
 from dlbridge.kit.driver import Location, StreamState
-from dlbridge.kit.fork import ForkGuard
 from dlbridge.kit.gate import Gate
-from dlbridge.kit.handles import Handles
 from dlbridge.kit.pointers import checked
 from dlbridge.kit.regions import Side, copy_region
-from dlbridge.kit.single_queue import SingleQueue
 from dlbridge.kit.status import StatusTable
 from dlbridge.kit.streams import StreamRules
-from dlbridge.protocol import Span
 
 RUNS, CAPTURED, BLOCKED = StreamState.RUNS, StreamState.CAPTURED, StreamState.BLOCKED
 
@@ -57,34 +50,6 @@ def test_the_first_fatal_error_is_kept():
         with pytest.raises(DeviceError):
             table.check("call", code)
     assert table.lost == "call: 7"
-
-
-# fork --------------------------------------------------------------------------------
-
-
-def test_a_child_is_refused():
-    code = """
-import os
-from dlbridge.kit.fork import ForkGuard
-from dlbridge.kit.gate import Gate
-from dlbridge.kit.handles import Handles
-from dlbridge.kit.devices import Devices
-guard = ForkGuard("SIM")
-guard.check()
-if os.fork() == 0:
-    try:
-        guard.check()
-    except RuntimeError as exc:
-        print(exc, flush=True)
-    os._exit(0)
-os.wait()
-guard.check()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "SIM does not survive fork()" in done.stdout
-    assert not ForkGuard("SIM").in_child
 
 
 # gate --------------------------------------------------------------------------------
@@ -236,111 +201,10 @@ inside.wait()
 
 # callbacks ---------------------------------------------------------------------------
 
-FFI = cffi.FFI()
-SHORT_CALL = partial(FFI.callback, "void (*)(int, void *)")
-
-
-def test_the_arguments_of_a_callback_are_the_answer():
-    callback, polls = Callback(SHORT_CALL), []
-
-    def poll():
-        polls.append(callback)
-        if len(polls) == 3:
-            callback.pointer(7, FFI.NULL)
-
-    assert callback.wait(poll) == (7, FFI.NULL)
-    assert len(polls) == 3
-
-
-def test_a_pointer_that_nobody_waits_for_lives_until_it_was_called():
-    abandoned = Callback(SHORT_CALL)
-    address = int(FFI.cast("intptr_t", abandoned.pointer))
-    del abandoned
-    gc.collect()
-    before = len(Callback._uncalled)
-    FFI.cast("void (*)(int, void *)", address)(1, FFI.NULL)
-    second = Callback(SHORT_CALL)
-    second.wait(lambda: second.pointer(2, FFI.NULL))
-    assert len(Callback._uncalled) == before - 1
-
-
-def test_an_exception_ends_the_wait_only():
-    def interrupted():
-        raise KeyboardInterrupt
-
-    callback = Callback(SHORT_CALL)
-    with pytest.raises(KeyboardInterrupt):
-        callback.wait(interrupted)
-    assert callback.wait(lambda: callback.pointer(3, FFI.NULL))[0] == 3
-
-
-def test_no_python_code_runs_in_the_call():
-    """There a signal handler could raise, and C could not hand the exception on."""
-    callback, entered = Callback(SHORT_CALL), []
-    sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame))
-    try:
-        callback.pointer(1, FFI.NULL)
-    finally:
-        sys.setprofile(None)
-    assert entered == []
-
-
-# handles -----------------------------------------------------------------------------
-
-
-class Buffer:
-    def __init__(self, device_id, nbytes):
-        self.device_id, self.nbytes = device_id, nbytes
-
-
-@pytest.fixture
-def handles():
-    return Handles("sim", lambda buffer: (buffer.device_id, buffer.nbytes))
-
-
-def test_an_object_is_found_as_long_as_it_lives(handles):
-    buffer = Buffer(1, 16)
-    assert handles.enter(9, buffer) == 9
-    assert handles.find(9) == (1, buffer)
-    assert handles.at(Span(1, 9, 12, 4)) is buffer
-    assert len(handles) == 0
-    del buffer
-    gc.collect()
-    with pytest.raises(ExchangeError, match="0x9 is not memory that sim knows"):
-        handles.find(9)
-
-
-def test_an_object_that_is_owned_lives_as_long_as_its_owner(handles):
-    owner = handles.own(7, 16, 3, Buffer(1, 16))
-    gc.collect()
-    assert (owner.data, owner.nbytes, owner.offset, owner.stream) == (7, 16, 0, 3)
-    assert (handles.find(7)[0], len(handles)) == (1, 1)
-    del owner
-    assert len(handles) == 0
-    with pytest.raises(ExchangeError, match="0x7"):
-        handles.find(7)
-
-
-def test_an_owned_object_that_somebody_else_has_outlives_its_owner(handles):
-    buffer = Buffer(0, 16)
-    owner = handles.own(9, 16, 0, buffer)
-    del owner
-    assert handles.find(9) == (0, buffer)
-
-
-@pytest.mark.parametrize("span", [(0, 13, 4), (0, -1, 4), (0, 0, 17), (1, 0, 4)])
-def test_spans_outside_of_the_memory_are_refused(handles, span):
-    buffer = Buffer(0, 16)
-    handles.enter(7, buffer)
-    device_id, offset, nbytes = span
-    with pytest.raises(ExchangeError, match=r"outside the 16|memory of sim:0, not of sim:1"):
-        handles.at(Span(device_id, 7, offset, nbytes))
-
-
 # numbers -----------------------------------------------------------------------------
 
 
-class OneQueue(SingleQueue):
+class TwoDevices(Devices):
     name = "sim"
 
     def device_count(self):
@@ -351,7 +215,7 @@ class OneQueue(SingleQueue):
 
 
 def test_devices_by_number_and_name():
-    devices = OneQueue()
+    devices = TwoDevices()
     assert (devices.find_device("small"), devices.find_device("0000:01")) == (0, 1)
     with pytest.raises(
         LookupError, match="no sim device is called 'Big'; there are 0: Small 0000:00; 1:"
@@ -361,34 +225,6 @@ def test_devices_by_number_and_name():
     for device_id in (-1, 2):
         with pytest.raises(ExchangeError, match=f"there is no sim:{device_id}: 2 devices here"):
             devices.check_device(device_id)
-
-
-# single queue ------------------------------------------------------------------------
-
-
-def test_the_one_queue_is_stream_zero():
-    devices = OneQueue()
-    assert [devices.normalize_stream(0, stream) for stream in (None, 0, -1)] == [0, 0, -1]
-    assert devices.current_stream(0) == 0
-    devices.wait(0, 0, 0)
-    with pytest.raises(ValueError, match=r"sim:1 has one queue: stream=5 is not"):
-        devices.normalize_stream(1, 5)
-    for stream in (True, 1.0, "0"):
-        with pytest.raises(TypeError, match="not a stream of sim:1"):
-            devices.normalize_stream(1, stream)
-
-
-@pytest.mark.parametrize("device_id", [-1, 2])
-def test_the_one_queue_is_of_a_device_that_exists(device_id):
-    devices = OneQueue()
-    calls = [
-        (devices.current_stream,),
-        (devices.wait, 0, 0),
-        *((devices.normalize_stream, stream) for stream in (None, 0, -1)),
-    ]
-    for member, *arguments in calls:
-        with pytest.raises(ExchangeError, match=f"there is no sim:{device_id}"):
-            member(device_id, *arguments)
 
 
 # capture -----------------------------------------------------------------------------

@@ -116,12 +116,6 @@ HOLES = {
         finding=r"a thread hangs|does not end",
         seconds=30,
     ),
-    "OpenCL in a forked child": Hole(
-        "dlbridge.kit.fork",
-        (("        self.in_child = True", "        pass"),),
-        ("--only=forks,to_a_device_and_back", "--devices=opencl:0", "--threads=2"),
-        finding=r"child that ends by .* (hangs|has the exit status)|does not end",
-    ),
     "two threads map one buffer": Hole(
         "dlbridge_opencl.views",
         (("with _lock:", "with threading.RLock():"),),

@@ -83,16 +83,16 @@ class Stream:
             self._drain()
 
     def _drain(self) -> None:
-        done = _event()
-        self.enqueue(done.release)
-        done.acquire()
+        done = _Event()
+        self.enqueue(done.set)
+        done.get()
 
     def wait(self, on: Stream) -> None:
         """Make later work here wait for the work now on *on*, without blocking the host."""
         if on is not self:
-            done = _event()
-            on.enqueue(done.release)
-            self.enqueue(done.acquire)
+            done = _Event()
+            on.enqueue(done.set)
+            self.enqueue(done.get)
 
     @staticmethod
     def current(device_id: int) -> Stream | None:
@@ -123,14 +123,14 @@ _handles = itertools.count(0x5AFE_0000_0001)
 by_handle: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 
 
-def _event() -> threading.Lock:
-    """What is released when work is done: in C, so that no signal handler cuts it in two.
+class _Event(SimpleQueue[None]):
+    """What is set when work is done, and waited for by ``get``, once.
 
-    The exception of a handler may leave a `threading.Event` locked, as that is Python code.
+    It waits in C: the exception of a signal handler may leave a `threading.Event` locked.
     """
-    done = threading.Lock()
-    done.acquire()
-    return done
+
+    def set(self) -> None:
+        self.put(None)
 
 
 def _run(queue: Queue, delay: float, errors: deque[Exception]) -> None:

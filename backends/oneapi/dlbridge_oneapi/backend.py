@@ -95,7 +95,7 @@ class OneAPI(SyclArrays, HostViews, ThroughHost):
 
     def host_view_refusal(self, device_id: int, data: int) -> str:
         """Why the host cannot address *data*; empty for USM shared and host memory."""
-        self.gate.guard.check()
+        self.gate.check()
         with suppress(ValueError):
             if self.usm(data, 1, self.queue(device_id)).get_usm_type() != "device":
                 return ""

@@ -64,7 +64,7 @@ class SyclArrays(Sycl):
 
     def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
         """The device of the USM memory *data*, if it is in a context that dpctl shares."""
-        self.gate.guard.check()
+        self.gate.check()
         for own in self._own:
             with suppress(ValueError, KeyError):
                 self.usm(data, 1, own)  # first: about a stranger's device SYCL ends the process

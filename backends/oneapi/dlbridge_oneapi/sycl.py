@@ -199,6 +199,6 @@ class Sycl(Devices):
 
     def finish(self) -> None:
         """Wait for all work, when no thread adds any; a child of ``fork()`` has none."""
-        for queue in [] if self.gate.guard.in_child else [*self._own, *self._users.values()]:
+        for queue in [] if self.gate.in_child else [*self._own, *self._users.values()]:
             with self.lock:
                 queue.wait()

@@ -155,7 +155,7 @@ def use_context(context: cl.Context) -> None:
             "makes one, and t.to_native().context is the one of a tensor on an OpenCL device"
         )
     for each in _all():
-        each.gate.guard.check()
+        each.gate.check()
     found = [number for number in map(find, context.devices) if number is not None]
     if not found:
         raise ExchangeError(f"{context!r} has no device that clGetDeviceIDs lists")

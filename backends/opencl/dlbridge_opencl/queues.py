@@ -348,7 +348,7 @@ def _end() -> None:
     when a queue or a buffer goes.
     """
     keep()
-    if any(stream.device.gate.guard.in_child for stream in OURS.values()):
+    if any(stream.device.gate.in_child for stream in OURS.values()):
         return  # the queues are the parent's
     deadline = time.monotonic() + PATIENCE
     for queue in _known():

@@ -7,19 +7,22 @@ from typing import Any
 from weakref import WeakSet
 
 from dlbridge import errors
+from dlbridge.kit.devices import Devices
 from dlbridge.kit.gate import Gate
-from dlbridge.kit.handles import Handles
-from dlbridge.kit.single_queue import SingleQueue
+from dlbridge.kit.streams import StreamRules
 from dlbridge.kit.through_host import ThroughHost
 from dlbridge.protocol import Allocation, NativeArray, Span
 
 from .devices import PIECE, Slot, one_per_gpu
+from .handles import Handles
 from .native import WebGPUArray
 
 __all__ = ["WebGPU"]
 
+_STREAMS = StreamRules("WebGPU", default=0, advice="0 or -1")
 
-class WebGPU(SingleQueue, ThroughHost):
+
+class WebGPU(Devices, ThroughHost):
     """WebGPU devices; ``data`` is the address of a WGPUBuffer, and each device has one queue."""
 
     api = 2
@@ -76,6 +79,26 @@ class WebGPU(SingleQueue, ThroughHost):
             bytes_ = into[start : start + size]
             self._on(source.device_id, "copying to the host", Slot.read, (part,), bytes_)
 
+    def current_stream(self, device_id: int) -> int:
+        """0: there is one queue, whose work is done in the order of submission."""
+        self.check_device(device_id)
+        return 0
+
+    def wait(self, device_id: int, stream: int, on: int) -> None:
+        """Do nothing: both are the one queue."""
+        self.check_device(device_id)
+
+    def normalize_stream(self, device_id: int, stream: object) -> int:
+        """0 for None and 0, and -1 for -1."""
+        self.check_device(device_id)
+        handle = _STREAMS.normalize(stream)
+        if handle > 0:
+            raise ValueError(
+                f"webgpu:{device_id} has one queue: stream={stream} is not one of its streams; "
+                "pass None or 0, or -1 for no order"
+            )
+        return handle
+
     def synchronize(self, device_id: int, stream: int) -> None:
         """Block until the queue is empty."""
         self._on(device_id, "waiting for the queue", Slot.wait, ())
@@ -115,13 +138,14 @@ class WebGPU(SingleQueue, ThroughHost):
 
     def to_native(self, array: NativeArray) -> WebGPUArray:
         """A `WebGPUArray`, which has the GPUBuffer and keeps the owner."""
-        self._gate.guard.check()
+        self._gate.check()
         if array.data:
             buffer = self._buffers.at(Span(*array[:3], 0))
             self._slots[array.device_id].asked.pop(buffer, None)  # whose bytes are all the user's
         else:
             buffer = self._on(array.device_id, "making an empty buffer", Slot.create, (), 0)
-        return WebGPUArray.over(buffer, array, device=buffer._device)
+        layout = array.dtype, array.shape, array.offset, array.strides, array.readonly
+        return WebGPUArray(buffer, *layout, array.owner, buffer._device)
 
     def device_info(self, device_id: int) -> dict[str, object]:
         """Describe a device.

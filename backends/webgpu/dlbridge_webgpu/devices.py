@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from dlbridge.errors import DeviceMemoryError, ExchangeError
-from dlbridge.kit.callbacks import Callback
+
+from .callbacks import Callback
 
 __all__ = ["PIECE", "UNIT", "Place", "Slot", "one_per_gpu"]
 

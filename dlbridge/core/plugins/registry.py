@@ -215,7 +215,7 @@ def register_backend(name: str, backend: type[Backend]) -> None:
     Examples
     --------
     >>> class NPU:
-    ...     api = 1
+    ...     api = 2
     ...     device_type = 12  # kDLExtDev
     ...     # and the methods of dlbridge.protocol.Backend
     >>> bridge.register_backend("npu_of_an_example", NPU)

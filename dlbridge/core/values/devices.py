@@ -384,7 +384,7 @@ def split(text: str) -> tuple[str, int | str | None]:
     """Split ``"opencl:1"`` into the backend's name and the selector of the device.
 
     The selector is an integer, a text that the backend searches for
-    (``"opencl:Intel"``, `dlbridge.protocol.SupportsDeviceNames`), or None if it
+    (``"opencl:Intel"``, `dlbridge.protocol.SupportsDeviceInfo`), or None if it
     is missing (``"opencl"``). ValueError if *text* does not have that form.
     """
     name, colon, selector = text.partition(":")
@@ -445,7 +445,7 @@ def _from_text(text: str, device_type: int | None) -> tuple[Device, bool]:
     if isinstance(selector, str):
         raise ValueError(
             f"{text!r}: {selector!r} is not an index; only a backend that finds devices by name"
-            " (SupportsDeviceNames) can say which one is meant"
+            " (SupportsDeviceInfo) can say which one is meant"
         )
     known = _type_named(name) if device_type is None else device_type
     if known is None:

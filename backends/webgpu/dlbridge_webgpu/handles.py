@@ -7,9 +7,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from dlbridge.errors import ExchangeError
+from dlbridge.kit.resources import AllocationOwner, Resources
 from dlbridge.protocol import Span
-
-from .resources import AllocationOwner, Resources
 
 __all__ = ["Handles"]
 
