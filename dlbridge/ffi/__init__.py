@@ -68,30 +68,13 @@ if TYPE_CHECKING:
     )
     from .tensors import from_dlpack as from_dlpack, readonly as readonly
 
-    bfloat16: DType
-    float16: DType
-    float32: DType
-    float64: DType
-    float4_e2m1fn: DType
-    float4_e2m1fnx2: DType
-    float6_e2m3fn: DType
-    float6_e3m2fn: DType
-    float8_e3m4: DType
-    float8_e4m3: DType
-    float8_e4m3b11fnuz: DType
-    float8_e4m3fn: DType
-    float8_e4m3fnuz: DType
-    float8_e5m2: DType
-    float8_e5m2fnuz: DType
-    float8_e8m0fnu: DType
-    int8: DType
-    int16: DType
-    int32: DType
-    int64: DType
-    uint8: DType
-    uint16: DType
-    uint32: DType
-    uint64: DType
+    def _dtypes() -> tuple[DType, ...]: ...
+
+    bfloat16, float16, float32, float64 = _dtypes()
+    float4_e2m1fn, float4_e2m1fnx2, float6_e2m3fn, float6_e3m2fn = _dtypes()
+    float8_e3m4, float8_e4m3, float8_e4m3b11fnuz, float8_e4m3fn, float8_e4m3fnuz = _dtypes()
+    float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu = _dtypes()
+    int8, int16, int32, int64, uint8, uint16, uint32, uint64 = _dtypes()
 
 # The one list of public names: module -> its names. `__all__`, `__dir__` and
 # loading follow from it, and a test compares it with the imports above.

@@ -921,8 +921,9 @@ class Map(_Mapping[_K, _V_co], Mapping[_K, _V_co]):
 class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
     """A mapping that everyone who holds it sees changing.
 
-    It is Python's `MutableMapping`, but `popitem` removes the first pair. Each change is one
-    step for other threads, but `update`, which makes one for each pair.
+    It is Python's `MutableMapping`, but `popitem` removes the first pair, and after a removal the
+    order is the library's own. Each change is one step for other threads, but `update`, which
+    makes one for each pair.
 
     Parameters
     ----------

@@ -254,18 +254,11 @@ def _call_mlir(key: int, arguments: Any, count: int, result: Any, _symbols: Any 
 _mlir_entry: Final = Entry(_symbols, "int(intptr_t, TVMFFIAny *, int32_t, TVMFFIAny *)", _call_mlir)
 
 
-_NAMES: Final = {
+_CLASSES: Final = "Array Dict List Map Module Object Shape Tensor"
+_NAMES: Final = {f"ffi.{name}": name for name in _CLASSES.split()} | {
     "ffi.String": "str",
     "ffi.Bytes": "bytes",
     "ffi.Function": "Callable",
-    "ffi.Object": "Object",
-    "ffi.Tensor": "Tensor",
-    "ffi.Array": "Array",
-    "ffi.List": "List",
-    "ffi.Map": "Map",
-    "ffi.Dict": "Dict",
-    "ffi.Shape": "Shape",
-    "ffi.Module": "Module",
     "DLTensor*": "Tensor",
     "DataType": "dtype",
     "ffi.OpaquePtr": "c_void_p",

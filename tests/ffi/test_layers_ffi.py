@@ -28,8 +28,11 @@ def test_the_list_of_names_is_what_type_checkers_see():
     block = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {}
     for node in block.body:
-        if isinstance(node, ast.AnnAssign):  # a dtype
-            typed[node.target.id] = ""
+        if isinstance(node, ast.FunctionDef):
+            assert node.name == "_dtypes"
+            continue
+        if isinstance(node, ast.Assign):
+            typed |= {name.id: "" for name in node.targets[0].elts}
             continue
         if node.module == "dlbridge.core.values.dtypes":  # their class
             continue
