@@ -25,6 +25,8 @@ PLAIN_LOCKS = {
     "backends/vulkan/dlbridge_vulkan/opening.py",  # looks at the type only
 }
 
+# What gives a forked child its own locks.
+RENEWED = re.compile("register_at_fork|@in_child|fork_lock")
 # A lock of a module, which a forked child inherits while a thread that does not exist
 # there may hold it. Each says why that does no harm.
 LOCKS_IN_CHILDREN = {
@@ -97,7 +99,7 @@ def found(source: str) -> dict[str, list[int]]:
     lines["generator"] = []
     tree = ast.parse(source)
     lines["claim"] = claims(tree)
-    lines["inherited"] = [] if "register_at_fork" in source else locks_of_the_module(tree)
+    lines["inherited"] = [] if RENEWED.search(source) else locks_of_the_module(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             names = [ast.unparse(decorator) for decorator in node.decorator_list]

@@ -25,6 +25,7 @@ from dlbridge.core._cdefs import ffi as our_ffi
 from dlbridge.core.dlpack.failures import failed
 from dlbridge.core.implementation_details import finalizers
 from dlbridge.core.implementation_details.callbacks import c_callback
+from dlbridge.core.implementation_details.ends import fork_lock
 from dlbridge.core.implementation_details.finalizers import end_finalizers, report
 from dlbridge.core.implementation_details.handlers import RESUME, handlers_cause
 from dlbridge.core.implementation_details.python_api import address_in, address_of, object_at
@@ -48,6 +49,14 @@ class Detail(NamedTuple):
 
 
 DETAILS = (
+    Detail(
+        "RLock._at_fork_reinit frees a lock, whichever thread holds it; threading and logging use it",
+        "a child of fork() does not have the thread that held a lock; a lock of our own class could "
+        "be cut off by a signal between its acquisition and its `with`",
+        "CPython 3.9",
+        "core/implementation_details/ends.py: fork_lock",
+        "tests/core/test_implementation_details.py::test_a_lock_is_freed_for_a_child",
+    ),
     Detail(
         "torch.from_dlpack is a Python function of the module torch.utils.dlpack, and calls "
         "__dlpack__ itself",
@@ -623,3 +632,21 @@ def test_an_error_that_nobody_can_catch_is_reported(monkeypatch):
     error = Injected("once")
     report(error, "the place")
     assert seen == [(error, "the place")]
+
+
+def test_a_lock_is_freed_for_a_child():
+    lock, held = fork_lock(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait()
+
+    done = threading.Event()
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    held.wait()
+    assert not lock.acquire(blocking=False)
+    lock._at_fork_reinit()
+    assert lock.acquire(blocking=False)
+    lock.release()

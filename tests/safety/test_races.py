@@ -149,15 +149,3 @@ print(os.waitstatus_to_exitcode(found[1]))
 """
     )
     assert out == "1\n"
-
-
-@pytest.mark.parametrize("result", [None, -5, True, 2**64, "address"])
-def test_a_backend_that_allocates_no_integer(result, monkeypatch):
-    """It was noticed at an export much later; nothing is given back that never was."""
-    plugin = bridge.backend("ext_dev")
-    freed = []
-    monkeypatch.setattr(plugin, "allocate", lambda *_arguments: result)
-    monkeypatch.setattr(plugin, "free", lambda *arguments: freed.append(arguments))
-    with pytest.raises(bridge.BackendError, match=r"returned .* from allocate"):
-        bridge.empty(3, device="ext_dev:0")
-    assert not freed

@@ -12,13 +12,13 @@ Two rules keep a script alive here (measured; ``docs/safety.md``):
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
+from dlbridge.core.implementation_details.ends import at_exit
 from dlbridge.core.implementation_details.python_api import address_in, immortal
 from dlbridge.errors import ExchangeError
 
@@ -180,7 +180,7 @@ def _lend(capsule: object, image: Image, versioned: bool) -> object:
         raise
 
 
-@atexit.register
+@at_exit
 def _at_exit() -> None:
     # Consumers may hold tensors until after Python has ended. They read the
     # deleter when they call it, so from now on it is a harmless C function.

@@ -7,10 +7,7 @@ Source: dlpack.h 1.3, struct DLPackExchangeAPI.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import os
-import threading
 import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,6 +18,7 @@ from dlbridge.core.dlpack.failures import failed
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.callbacks import c_callback
+from dlbridge.core.implementation_details.ends import at_exit, fork_lock
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import (
     immortal,
@@ -112,7 +110,7 @@ _end_loan = immortal(
 _deleters = [ffi.cast("void(*)(DLManagedTensorVersioned *)", ffi.cast("uintptr_t", _end_loan))]
 
 
-@atexit.register
+@at_exit
 def _at_exit() -> None:
     # Consumers may hold tensors until after Python has ended. They read the
     # deleter when they call it, so from now on it is a harmless C function.
@@ -123,17 +121,7 @@ def _at_exit() -> None:
         ffi.cast(_MANAGED, address).deleter = _deleters[-1]
 
 
-_sharing = threading.RLock()  # a collection inside may run a finalizer that exports
-
-
-def _renew_lock() -> None:
-    # A thread that held it does not exist in the child.
-    global _sharing
-    _sharing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_sharing = fork_lock()  # a collection inside may run a finalizer that exports
 
 
 def _shared(tensor: Tensor) -> Shared:

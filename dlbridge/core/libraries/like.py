@@ -146,7 +146,9 @@ class Conversion:
 
 def _is_backend(like: object, device: Device) -> bool:
     """Whether *like* names the backend of *device*; ExchangeError for another backend's name."""
-    if not isinstance(like, str) or is_known(like) or like not in LOADED:
+    if not isinstance(like, str) or is_known(like):
+        return False
+    if like != device.name and like not in LOADED:
         return False
     if like != device.name:
         raise ExchangeError(

@@ -11,6 +11,7 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from dlbridge.core.implementation_details.ends import in_child
 from dlbridge.core.implementation_details.python_api import increment_references
 from dlbridge.core.public import public, typed
 from dlbridge.core.values.devices import type_names
@@ -347,6 +348,7 @@ def _stub(name: str, plugin: Backend) -> type:
     return type("Stub", (type(plugin),), {**members, "__slots__": (), "__getattribute__": refuse})
 
 
+@in_child
 def _after_fork() -> None:
     """In a child: put a stub in the place of every backend that the parent has used.
 
@@ -363,7 +365,3 @@ def _after_fork() -> None:
                 plugin.__class__ = stub  # for those who have kept the object
             except TypeError:  # its class has slots
                 continue
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_after_fork)

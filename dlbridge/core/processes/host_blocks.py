@@ -8,7 +8,6 @@ to read only.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import mmap
 import os
@@ -19,6 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
+from dlbridge.core.implementation_details.ends import at_exit
 from dlbridge.core.implementation_details.python_api import address_of, increment_references
 from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.kit.resources import Descriptor
@@ -126,7 +126,7 @@ _mapped: dict[int, ref[Mapping]] = {}
 _numbers = count()
 
 
-@atexit.register
+@at_exit
 def _stay_mapped() -> None:
     """Leave the blocks to the end of the process: a device may be writing to them still."""
     for known in list(_mapped.values()):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED, MAX_NDIM
+from dlbridge.core.implementation_details.ends import fork_lock
 from dlbridge.core.moves.copies import copy_elements
 from dlbridge.core.moves.filling import fill
 from dlbridge.core.moves.plans import why_no_host_import
@@ -50,17 +50,7 @@ Layout: TypeAlias = tuple[int, DType, tuple[int, ...], tuple[int, ...] | None, i
 _CPU = Device.of(1, 0)
 
 # Held during one import of a block. It is reentrant, as a finalizer inside may share memory, too.
-_importing = threading.RLock()
-
-
-def _renew_lock() -> None:
-    # A thread that held it does not exist in the child.
-    global _importing
-    _importing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_importing = fork_lock()
 
 
 def check_target(mapping: Mapping, target: Device) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
+from dlbridge.core.implementation_details.ends import at_exit
 from dlbridge.core.implementation_details.finalizers import end_finalizers
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import current_stream, current_use
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dlbridge.protocol import Allocation
 
 
-@atexit.register
+@at_exit
 def _at_exit() -> None:
     end_finalizers(Owner, Memory)
 

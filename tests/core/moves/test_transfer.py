@@ -22,6 +22,8 @@ from raw_producer import Producer
 
 import dlbridge as bridge
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.core.plugins import registry
+from dlbridge.core.plugins.lookup import plugin_of
 
 ROUTES = [
     ("cpu",),
@@ -590,3 +592,14 @@ def test_an_empty_tensor_goes_out_and_comes_back(where):
         (0, 3),
         f"{where.partition(':')[0]}:{where[-1] if ':' in where else 0}",
     )
+
+
+def test_a_backend_has_one_record(monkeypatch):
+    """Also where another one had its name for a time: a copy inside of it needs them to agree."""
+    bridge.zeros(1, device="ext_dev:0")
+    first = registry.LOADED["ext_dev"]
+    records = {plugin_of(bridge.device(f"ext_dev:{index}")) for index in (0, 1)}
+    with monkeypatch.context() as patch:
+        patch.setitem(registry.LOADED, "ext_dev", type(first)())
+        assert plugin_of(bridge.device("ext_dev:0")) not in records
+    assert {plugin_of(bridge.device(f"ext_dev:{index}")) for index in (0, 1)} == records

@@ -15,7 +15,6 @@ import pytest
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
-from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.errors import BackendError, BackendUnavailable, Error
 
 PLUGINS = Path(__file__).parents[2] / "support" / "plugins"
@@ -341,14 +340,3 @@ def test_a_message_names_a_backend_that_was_registered_since(monkeypatch):
     monkeypatch.setitem(registry._registered, "of_a_message", object)
     with pytest.raises(TypeError, match="of_a_message"):
         bridge.asarray("x")
-
-
-def test_a_backend_has_one_record(monkeypatch):
-    """Also where another one had its name for a time: a copy inside of it needs them to agree."""
-    bridge.zeros(1, device="ext_dev:0")
-    first = registry.LOADED["ext_dev"]
-    records = {plugin_of(bridge.device(f"ext_dev:{index}")) for index in (0, 1)}
-    with monkeypatch.context() as patch:
-        patch.setitem(registry.LOADED, "ext_dev", type(first)())
-        assert plugin_of(bridge.device("ext_dev:0")) not in records
-    assert {plugin_of(bridge.device(f"ext_dev:{index}")) for index in (0, 1)} == records
