@@ -456,14 +456,16 @@ def test_a_signal_at_the_deleter(when, reported):
     tensor = bridge.from_blob(AT, 3, "uint8", deleter=deleter)
     old = signal.signal(signal.SIGTERM, handler)
     try:
-        with pytest.raises(Signalled):  # noqa: PT012 - the statement after it must not run
+        with pytest.raises(Signalled):  # noqa: PT012 - CPython 3.12 looks in loops and calls only
             del tensor
-            calls.append("nor here")
+            for _ in range(9):
+                calls.append("nor here")  # noqa: PERF401 - once at most
     finally:
         signal.signal(signal.SIGTERM, old)
     assert calls[0] == "called"
     assert calls.count("called") == 1
     assert "not here" not in calls
+    assert calls.count("nor here") <= 1
     assert reported == []
 
 

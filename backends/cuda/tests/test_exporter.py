@@ -1,0 +1,109 @@
+"""Arrays of other classes on CUDA: `from_blob` and `Exporter`, as cupy and numba ask for them."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from cuda_support import at, call
+
+import dlbridge as bridge
+
+VALUES = np.arange(6, dtype="float32").reshape(2, 3)
+
+
+class DeviceArray(bridge.Exporter):
+    """Memory of the driver, which it frees itself."""
+
+    def __init__(self, stream=None):
+        self.stream = stream
+        with at(0):
+            self.address = int(call("cuMemAlloc", VALUES.nbytes))
+            call("cuMemcpyHtoD", self.address, VALUES.ctypes.data, VALUES.nbytes)
+
+    def __as_tensor__(self):
+        return bridge.from_blob(
+            self.address, VALUES.shape, "float32", device="cuda:0", owner=self, stream=self.stream
+        )
+
+    def __del__(self):
+        with at(0):
+            call("cuMemFree", self.address)
+
+
+def cupy_takes(x):
+    """What ``cupy.from_dlpack`` and ``cupy.asarray`` ask for (cupy 14, read in its source)."""
+    kind, index = x.__dlpack_device__()
+    assert (int(kind), index) == (2, 0)
+    capsule = x.__dlpack__(stream=2, max_version=(1, 0), dl_device=None, copy=None)
+    legacy = x.__dlpack__(stream=2)
+    interface = x.__cuda_array_interface__
+    assert interface["version"] == 3
+    assert isinstance(interface["shape"], tuple)
+    assert interface["strides"] is None
+    assert interface["stream"] != 0
+    return capsule, legacy, interface
+
+
+def test_as_cupy_asks(cuda):
+    x = DeviceArray()
+    capsule, legacy, interface = cupy_takes(x)
+    assert interface["data"] == (x.address, False)
+    for taken in (capsule, legacy):
+        tensor = bridge.from_dlpack(taken)
+        assert tensor.device == bridge.device("cuda:0")
+        assert tensor.to_device("cpu").tolist() == VALUES.tolist()
+
+
+def test_the_memory_lives_as_long_as_it_is_used(cuda):
+    x = DeviceArray()
+    tensor = bridge.from_dlpack(x)
+    capsule = tensor.__dlpack__(stream=-1, max_version=(1, 0))
+    del x, tensor
+    assert bridge.to_device(bridge.from_dlpack(capsule), "cpu").tolist() == VALUES.tolist()
+
+
+def test_a_deleter_of_the_driver(cuda):
+    freed = []
+
+    def free(address):
+        with at(0):
+            call("cuMemFree", address)
+        freed.append(address)
+
+    with at(0):
+        address = int(call("cuMemAlloc", 256))
+    t = bridge.from_blob(address, 64, "float32", device="cuda:0", deleter=free)
+    bridge.copy_(t, np.arange(64, dtype="float32"))
+    assert t.tolist() == list(range(64))
+    view = t[3:]
+    del t
+    assert freed == []
+    del view
+    assert freed == [address]
+
+
+def test_what_the_driver_does_not_know(cuda):
+    host = (ctypes.c_float * 8)()
+    with pytest.raises(bridge.ExchangeError, match="memory"):
+        bridge.from_blob(host, 8, "float32", device="cuda:0")
+    with pytest.raises(bridge.DeviceNotFound, match="cuda:99"):
+        bridge.from_blob(4096, 8, "float32", device="cuda:99")
+
+
+def test_pinned_memory(cuda_host):
+    source = bridge.to_device(VALUES, "cuda_host:0")
+    t = bridge.from_blob(source.data_ptr(), (2, 3), "float32", device="cuda_host:0", owner=source)
+    assert t.numpy().tolist() == VALUES.tolist()
+    with pytest.raises(bridge.ExchangeError, match="memory"):
+        bridge.from_blob(VALUES.ctypes.data, (2, 3), "float32", device="cuda_host:0")
+
+
+def test_the_stream_that_has_written_it(cuda):
+    """It may be destroyed after the call."""
+    with at(0):
+        stream = int(call("cuStreamCreate", 1))
+    x = DeviceArray(stream=stream)
+    tensor = bridge.from_dlpack(x)
+    call("cuStreamDestroy", stream)
+    x.stream = None
+    assert tensor.to_device("cpu").tolist() == VALUES.tolist()

@@ -1,0 +1,101 @@
+"""docs/howto/bring-your-pointer.md: each section runs, with a C compiler, PoCL, a simulated CUDA."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from expected import backend_or_skip, compiler_or_skip
+from peers import peer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "howto" / "bring-your-pointer.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE))
+
+# The program that surrounds a section: what stands in the reader's own library.
+BEFORE = {
+    "Memory of CUDA": """
+import numpy as np
+import dlbridge as bridge
+
+class Allocation:  # as pycuda.driver.DeviceAllocation: a number, which frees its memory
+    def __init__(self, memory): self.memory = memory
+    def __index__(self): return self.memory.data_ptr()
+
+class GPUArray:
+    def __init__(self, values):
+        self.gpudata = Allocation(bridge.to_device(values, "cuda:0"))
+        self.shape, self.dtype, self.strides = values.shape, values.dtype, values.strides
+        self.itemsize = values.itemsize
+""",
+    "What libCEED would write": """
+import ctypes
+import dlbridge as bridge
+from types import SimpleNamespace
+
+restored = []
+lib = SimpleNamespace(CeedVectorRestoreArray=lambda vector, array: restored.append(vector))
+memory = (ctypes.c_double * 4)(1, 2, 3, 4)
+vector = SimpleNamespace(length=4, pointer=7)
+""",
+}
+AFTER = {
+    "Memory of CUDA": """
+values = np.arange(6, dtype="float32").reshape(2, 3)
+t = as_tensor(GPUArray(values), 1)
+assert t.to_device("cpu").tolist() == values.tolist()
+""",
+    "What libCEED would write": """
+t = as_tensor(vector, [ctypes.cast(memory, ctypes.POINTER(ctypes.c_double))])
+assert t.tolist() == [1, 2, 3, 4] and restored == []
+del t
+assert restored == [7]
+""",
+}
+CUDA = {"Memory of CUDA", "A class of arrays in 30 lines"}
+C = {"A ctypes library", "A cffi library"}
+OPENCL = {"A buffer of OpenCL that is not yours"}
+SIMULATED = "import build; build.load('cuda')  # before cuda.bindings looks for a libcuda\n"
+
+
+def programs(section):
+    return re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+def test_the_sections_are_those_that_are_run():
+    assert {*C, *OPENCL, *CUDA, *BEFORE} <= SECTIONS.keys()
+
+
+@pytest.mark.parametrize("title", [title for title in SECTIONS if programs(SECTIONS[title])])
+def test_the_section_runs(title, tmp_path):
+    begin = BEFORE.get(title, "")
+    if title in C:
+        (source,) = re.findall(r"^```c\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+        (tmp_path / "grid.c").write_text(source)
+        command = [compiler_or_skip(os.environ.get("CC", "gcc")), "-Wall", "-Werror"]
+        command += ["-shared", "-fPIC", "-o", "libgrid.so", "grid.c"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    elif title in OPENCL:
+        backend_or_skip("opencl")
+    elif title in CUDA:
+        peer("dlbridge_cuda")
+        if shutil.which(os.environ.get("CC", "gcc")) is None:
+            pytest.skip("the simulated driver needs gcc")
+        begin = SIMULATED + begin
+    program = tmp_path / "program.py"
+    program.write_text("\n".join([begin, *programs(SECTIONS[title]), AFTER.get(title, "")]))
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "drivers")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
