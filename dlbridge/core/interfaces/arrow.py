@@ -162,10 +162,35 @@ def _layout_of(x: Any, schema: _Schema) -> tuple[str, tuple[int, ...]]:
         kind = getattr(x, "type", None) or getattr(x, "dtype", None) or repr(layout)
         raise ExchangeError(
             f"the Arrow type {kind} of the {origin_of(x)} is not a plain number, which DLPack "
-            "needs; cast it (dates and times: to int64), decode a dictionary, or pass one column "
-            "of a table"
+            f"needs; {_way_out(layout, bool(schema.dictionary))}"
         )
     return layout, tuple(widths)
+
+
+def _way_out(layout: str, coded: bool) -> str:
+    """What to pass instead of numbers of *layout*, in the words of pyarrow."""
+    if coded:
+        return "pass x.indices, or decode a dictionary of numbers: x.dictionary_decode()"
+    for start, way in _WAYS_OUT.items():
+        if layout.startswith(start):
+            return f"pass {way}"
+    return "cast it to numbers"
+
+
+_WAYS_OUT = {
+    **dict.fromkeys(
+        ("tdD", "tts", "ttm"), "x.cast('int32')"
+    ),  # pyarrow casts to the same size only
+    "t": "x.cast('int64')",
+    "d:": "x.cast('float64')",
+    "+s": "x.field('name')",
+    "+m": "x.keys or x.items",
+    "+l": "x.flatten()",
+    "+L": "x.flatten()",
+    **dict.fromkeys(("u", "U", "z", "Z", "w:", "v"), "x.dictionary_encode().indices"),
+}
+"""The beginning of a format -> the way out (Arrow's C data interface: dates and times, decimals,
+structs, maps, lists, texts and bytes)."""
 
 
 def _format(x: Any, schema: _Schema) -> str:

@@ -32,7 +32,8 @@ def _expose(x: Any, copy: bool | None) -> Any:
     plain = getattr(dtype, "numpy_dtype", None)
     if plain is None or plain.kind == "O":
         raise ExchangeError(
-            f"pandas keeps {dtype} in no plain memory; convert it to numbers (x.astype)"
+            f"pandas keeps {dtype} in no plain memory; pandas.factorize(x)[0] gives each value a "
+            "number"
         )
     import numpy as np
 
@@ -67,10 +68,11 @@ def require_one_type(x: Any, dtypes: Iterable[Any]) -> None:
     """Raise ExchangeError where columns differ in type: a common one may change values."""
     different = sorted({str(dtype) for dtype in dtypes})
     if len(different) > 1:
+        convert = "x.astype('float64')" if hasattr(x, "astype") else "cast"
         raise ExchangeError(
             f"the columns of the {origin_of(x)} have several types ({', '.join(different)}), and "
-            "a common one may change values; pass one column, or convert them first "
-            "(astype, cast)"
+            f"a common one may change values; pass one column (x['name']), or convert them first "
+            f"({convert})"
         )
 
 

@@ -585,24 +585,24 @@ def from_numpy(np_dtype: np.dtype[Any]) -> DType:
 def _obstacle(np_dtype: np.dtype[Any]) -> str:
     """The reason why DLPack cannot describe *np_dtype*, and what to do instead."""
     if np_dtype.fields is not None or np_dtype.subdtype is not None:
-        return "it is structured; exchange each field (array['name']) by itself"
+        return "it is structured; exchange each field (x['name']) by itself"
     if not np_dtype.isnative:
         return (
             "its byte order (endianness) is not this machine's, and DLPack has native byte order"
-            " only; use array.astype(array.dtype.newbyteorder('='))"
+            " only; pass x.astype(x.dtype.newbyteorder('='))"
         )
     kinds = {
         "O": "it holds Python objects, which are addresses; convert it to numbers",
-        "S": "it holds strings; view it as numpy.uint8",
-        "U": "it holds strings; view it as numpy.uint32",
+        "S": "it holds strings; pass x.view('uint8')",
+        "U": "it holds strings; pass x.view('uint32')",
         "T": "it holds strings; encode them to numbers",
-        "M": "it holds dates; view it as numpy.int64 and keep the unit beside it",
-        "m": "it holds time spans; view it as numpy.int64 and keep the unit beside it",
-        "f": "its format differs between machines (long double); use array.astype('float64')",
-        "c": "its format differs between machines (long double); use array.astype('complex128')",
-        "V": "it is raw memory; view it as numpy.uint8",
+        "M": "it holds dates; pass x.view('int64'), and keep the unit beside it",
+        "m": "it holds time spans; pass x.view('int64'), and keep the unit beside it",
+        "f": "its format differs between machines (long double); pass x.astype('float64')",
+        "c": "its format differs between machines (long double); pass x.astype('complex128')",
+        "V": "it is raw memory; pass x.view('uint8')",
     }
-    return kinds.get(np_dtype.kind, "DLPack has no such type; view it as numpy.uint8")
+    return kinds.get(np_dtype.kind, "DLPack has no such type; pass x.view('uint8')")
 
 
 def _find_numpy(ours: DType) -> np.dtype[Any]:

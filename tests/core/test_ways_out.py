@@ -1,0 +1,216 @@
+"""Every way out that a message about another library's array names is taken here, and leads out.
+
+Each row: the library, its array ``x``, and the ways that the message must name, as the reader
+would write them. A row of a library that is not installed here is not run.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from peers import peer
+
+import dlbridge as bridge
+
+INCOMING = {
+    "torch, gradients": ("torch", "torch.ones(3, requires_grad=True)", ["x.detach()"]),
+    "torch, conjugate": (
+        "torch",
+        "torch.ones(3, dtype=torch.complex64).conj()",
+        ["x.resolve_conj().resolve_neg()"],
+    ),
+    "torch, negative": (
+        "torch",
+        "torch.ones(3, dtype=torch.complex64).conj().imag",
+        ["x.resolve_conj().resolve_neg()"],
+    ),
+    "torch, sparse": ("torch", "torch.ones(3).to_sparse()", ["x.to_dense()"]),
+    "torch, sparse rows": ("torch", "torch.eye(3).to_sparse_csr()", ["x.to_dense()"]),
+    "torch, mkldnn": ("torch", "torch.ones(3).to_mkldnn()", ["x.to_dense()"]),
+    "torch, quantized": (
+        "torch",
+        "torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)",
+        ["x.dequantize()", "x.int_repr()"],
+    ),
+    "torch, meta": ("torch", "torch.ones(3, device='meta')", ["torch.empty_like(x, device='cpu')"]),
+    "torch, nested": (
+        "torch",
+        "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])",
+        ["x.to_padded_tensor(value)", "x.unbind()"],
+    ),
+    "jax, keys": ("jax", "jax.random.key(0)", ["jax.random.key_data(x)"]),
+    "numpy, masked": ("numpy", "numpy.ma.array([1, 2], mask=[0, 1])", ["x.filled()", "x.data"]),
+    "numpy, dates": ("numpy", "numpy.array(['2026-01-01'], 'M8[D]')", ["x.view('int64')"]),
+    "numpy, texts": ("numpy", "numpy.array(['a'])", ["x.view('uint32')"]),
+    "numpy, bytes": ("numpy", "numpy.array([b'a'])", ["x.view('uint8')"]),
+    "numpy, raw memory": ("numpy", "numpy.zeros(3, 'V2')", ["x.view('uint8')"]),
+    "numpy, fields": ("numpy", "numpy.zeros(3, [('name', 'i4')])", ["x['name']"]),
+    "numpy, another byte order": (
+        "numpy",
+        "numpy.zeros(3, numpy.dtype('i4').newbyteorder())",
+        ["x.astype(x.dtype.newbyteorder('='))"],
+    ),
+    "numpy, long doubles": ("numpy", "numpy.zeros(3, 'g')", ["x.astype('float64')"]),
+    "numpy, complex long doubles": ("numpy", "numpy.zeros(3, 'G')", ["x.astype('complex128')"]),
+    "pyarrow, nulls": ("pyarrow", "pyarrow.array([1, None])", ["x.fill_null(value)"]),
+    "pyarrow, dates": (
+        "pyarrow",
+        "pyarrow.array([0], pyarrow.timestamp('s'))",
+        ["x.cast('int64')"],
+    ),
+    "pyarrow, days": ("pyarrow", "pyarrow.array([0], pyarrow.date32())", ["x.cast('int32')"]),
+    "pyarrow, times": (
+        "pyarrow",
+        "pyarrow.array([0], pyarrow.time32('ms'))",
+        ["x.cast('int32')"],
+    ),
+    "pyarrow, time spans": (
+        "pyarrow",
+        "pyarrow.array([0], pyarrow.duration('ns'))",
+        ["x.cast('int64')"],
+    ),
+    "pyarrow, decimals": (
+        "pyarrow",
+        "pyarrow.array([0], pyarrow.decimal128(5))",
+        ["x.cast('float64')"],
+    ),
+    "pyarrow, bytes of one size": (
+        "pyarrow",
+        "pyarrow.array([b'ab'], pyarrow.binary(2))",
+        ["x.dictionary_encode().indices"],
+    ),
+    "pyarrow, maps": (
+        "pyarrow",
+        "pyarrow.array([[(2, 1)]], pyarrow.map_(pyarrow.int64(), pyarrow.int64()))",
+        ["x.keys", "x.items"],
+    ),
+    "pyarrow, texts": (
+        "pyarrow",
+        "pyarrow.array(['a', 'b'])",
+        ["x.dictionary_encode().indices"],
+    ),
+    "pyarrow, lists": ("pyarrow", "pyarrow.array([[1], [2, 3]])", ["x.flatten()"]),
+    "pyarrow, large lists": (
+        "pyarrow",
+        "pyarrow.array([[1], [2, 3]], pyarrow.large_list(pyarrow.int64()))",
+        ["x.flatten()"],
+    ),
+    "pyarrow, dictionaries": (
+        "pyarrow",
+        "pyarrow.array([7, 7, 8]).dictionary_encode()",
+        ["x.indices", "x.dictionary_decode()"],
+    ),
+    "pyarrow, structs": (
+        "pyarrow",
+        "pyarrow.array([{'name': 1}])",
+        ["x.field('name')"],
+    ),
+    "pyarrow, tables of several types": (
+        "pyarrow",
+        "pyarrow.table({'name': [1], 'other': [1.5]})",
+        ["x['name']"],
+    ),
+    "pandas, missing": ("pandas", "pandas.Series([1, None], dtype='Int64')", ["x.fillna(value)"]),
+    "pandas, several types": (
+        "pandas",
+        "pandas.DataFrame({'name': [1], 'other': [1.5]})",
+        ["x['name']", "x.astype('float64')"],
+    ),
+    "pandas, texts": ("pandas", "pandas.Series(['a'])", ["pandas.factorize(x)[0]"]),
+    "pandas, categories": (
+        "pandas",
+        "pandas.Series(['a']).astype('category')",
+        ["pandas.factorize(x)[0]"],
+    ),
+    "dask": ("dask.array", "dask.array.ones(3)", ["x.compute()"]),
+    "a packed tensor, to numpy": (
+        "numpy",
+        "bridge.full(4, 1, 'uint4').numpy()",
+        ["dlbridge.astype(t, 'float32')", "dlbridge.unpack_bits(t.tobytes(), t.dtype, t.size)"],
+    ),
+}
+
+
+def names_for(library):
+    """What a way out may speak of."""
+    names = {"bridge": bridge, "dlbridge": bridge, "numpy": np, "value": 0}
+    names[library.partition(".")[0]] = peer(library.partition(".")[0])
+    if "." in library:
+        peer(library)
+    return names
+
+
+@pytest.mark.parametrize("name", INCOMING)
+def test_the_way_out_of_a_refused_array_leads_out(name):
+    library, source, ways = INCOMING[name]
+    names = names_for(library)
+    names["t"] = bridge.full(4, 1, "uint4")
+    with pytest.raises(bridge.ExchangeError) as told:  # noqa: PT012 - the source may be refused
+        names["x"] = eval(source, names)
+        bridge.asarray(names["x"])
+    for way in ways:
+        assert way in str(told.value)
+        result = eval(way, names)
+        for each in result if isinstance(result, (list, tuple)) else [result]:
+            bridge.asarray(each)
+
+
+# A tensor that another library's function cannot take -> what its message says to pass.
+OUTGOING = {
+    "safetensors": ("safetensors.numpy", 'safetensors.numpy.save({"a": t})'),
+    "numpy's flags": ("numpy", "t.flags.writeable"),
+    "numpy's types": ("numpy", "t.dtype.hasobject"),
+}
+
+
+@pytest.mark.parametrize("name", OUTGOING)
+def test_the_way_out_for_functions_that_want_numpys_arrays(name):
+    """(`xgboost.DMatrix(t)` asks for `flags` first, safetensors for the byte order.)"""
+    library, call = OUTGOING[name]
+    names = {**names_for(library), "t": bridge.ones(3)}
+    with pytest.raises(AttributeError, match=r"pass numpy\.asarray\(t\)"):
+        eval(call, names)
+    names["t"] = np.asarray(names["t"])
+    eval(call, names)
+
+
+TO_LIBRARY = {
+    "pyarrow, two dimensions": ("pyarrow", bridge.ones((2, 2)), ["t[:, 0]", "t.reshape(-1)"]),
+    "pandas, two dimensions": ("pandas", bridge.ones((2, 2)), ["t[:, 0]", "t.reshape(-1)"]),
+    "torch, packed": ("torch", bridge.full(4, 1, "uint4"), ["dlbridge.astype(t, 'float32')"]),
+    "jax, complex32": ("jax", bridge.empty(4, "complex32"), ["t.view('float32')"]),
+}
+
+
+@pytest.mark.parametrize("name", TO_LIBRARY)
+def test_the_way_out_of_a_library_that_cannot_have_a_tensor(name):
+    library, tensor, ways = TO_LIBRARY[name]
+    peer(library)
+    with pytest.raises(bridge.ExchangeError) as told:
+        bridge.to_device(tensor, "cpu", like=library)
+    for way in ways:
+        assert way in str(told.value)
+        result = eval(way, {"t": tensor, "dlbridge": bridge})
+        bridge.to_device(result, "cpu", like=library)
+
+
+def test_each_way_in_code_is_in_the_table():
+    """A message of the table names no call on ``x`` that its row does not run."""
+    missing = {}
+    for name, (library, source, ways) in INCOMING.items():
+        try:
+            names = names_for(library)
+        except pytest.skip.Exception:
+            continue
+        try:
+            bridge.asarray(eval(source, names))
+        except bridge.ExchangeError as error:
+            named = set(
+                re.findall(
+                    r"\bx(?:\.\w+(?:\([^()]*(?:\([^()]*\))?[^()]*\))?|\['\w+'\])+", str(error)
+                )
+            )
+            missing[name] = {way for way in named if not any(way in known for known in ways)}
+    assert {name: ways for name, ways in missing.items() if ways} == {}
