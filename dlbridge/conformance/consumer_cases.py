@@ -135,7 +135,9 @@ def _(subject: Subject) -> str:
 def _(subject: Subject) -> str:
     subject.needs_producers()
     _offered(subject)
-    return refusal(lambda: subject.take(described(subject, says="cpu")))
+    for says in ((1,), (1, 0, 1), ("cpu", 0), "cpu"):
+        evidence = refusal(partial(subject.take, described(subject, says=says)))
+    return evidence
 
 
 @case("C9")
@@ -201,15 +203,20 @@ def _versioned(subject: Subject) -> None:
         raise NotOffered(f"it takes no versioned capsules: {exc}") from exc
 
 
+def _freed(producer: Described, refused: str) -> None:
+    """Fail unless a tensor that was refused is deleted once, by the consumer or its capsule."""
+    gc.collect()
+    deleted = producer.deletions == [1] * len(producer.made)
+    require(deleted, f"deletions {producer.deletions} after it was refused: {refused}")
+
+
 @case("C12")
 def _(subject: Subject) -> str:
     _versioned(subject)
-    producer = described(subject, version=(2, 0))
-    evidence = refusal(lambda: subject.take(producer))
-    if sum(producer.deletions) > len(producer.made):
-        raise Fail(f"deletions {producer.deletions}")
-    if producer.deletions != [1] * len(producer.made):
-        raise Fail(f"refused, and the deleter is not called ({evidence})")
+    for version in ((0, 5), (2, 0), (77, 0)):  # and nothing after the flags may be read
+        producer = described(subject, version=version, dtype=(99, 77, 0), ndim=-5)
+        evidence = refusal(partial(subject.take, producer))
+        _freed(producer, evidence)
     return evidence
 
 
@@ -243,8 +250,10 @@ def _(subject: Subject) -> str:
 @case("C16")
 def _(subject: Subject) -> str:
     _offered(subject)
-    for dtype in ((99, 32, 1), (2, 24, 1), (2, 32, 0)):
-        evidence = refusal(partial(subject.take, described(subject, version=None, dtype=dtype)))
+    for dtype in ((99, 32, 1), (2, 24, 1), (255, 255, 65535), (17, 8, 1), (0, 0, 1), (2, 32, 0)):
+        producer = described(subject, version=None, dtype=dtype)
+        evidence = refusal(partial(subject.take, producer))
+        _freed(producer, evidence)
     return evidence
 
 
@@ -264,13 +273,19 @@ def _lanes(subject: Subject) -> Any:
 @case("C18")
 def _(subject: Subject) -> str:
     _offered(subject)
-    try:
-        subject.take(described(subject, version=None, device=(77, 0)))
-    except NotOffered:
-        raise
-    except Exception as exc:
-        return f"{type(exc).__name__}: {exc}"
-    return "opaque"
+    seen = []
+    for device in ((77, 0), (4, 0)):
+        producer = described(subject, version=None, device=device)
+        try:
+            subject.take(producer)
+        except NotOffered:
+            raise
+        except Exception as exc:
+            seen.append(f"{device}: {type(exc).__name__}: {exc}")
+        else:
+            seen.append(f"{device}: opaque")
+        _freed(producer, seen[-1])
+    return "; ".join(seen)
 
 
 @case("C20")
@@ -317,20 +332,33 @@ def _(subject: Subject) -> str:
 @case("C23")
 def _(subject: Subject) -> str:
     _offered(subject)
-    corrupt: tuple[dict[str, Any], ...] = ({"ndim": -1}, {"null_shape": True}, {"shape": (-4,)})
+    corrupt: tuple[dict[str, Any], ...] = (
+        {"ndim": -1},
+        {"null_shape": True},
+        {"shape": (2, -(1 << 63)), "strides": None},
+        {"shape": (-4,)},
+    )
     for fields in corrupt:
         shape = fields.pop("shape", (4,))
-        evidence = refusal(partial(subject.take, described(subject, shape, version=None, **fields)))
+        producer = described(subject, shape, version=None, **fields)
+        evidence = refusal(partial(subject.take, producer))
+        _freed(producer, evidence)
     return evidence
 
 
 @case("C24")
 def _(subject: Subject) -> str:
     _offered(subject)
-    huge = (1 << 40, 1 << 40)
-    return refusal(
-        lambda: subject.take(described(subject, huge, version=None, strides=(1 << 40, 1)))
+    shapes: tuple[tuple[tuple[int, ...], Any], ...] = (
+        ((1 << 40, 1 << 40), (1 << 40, 1)),
+        ((1 << 62, 4), None),
+        ((1 << 21, 1 << 21, 1 << 21), (0, 0, 0)),
     )
+    for shape, strides in shapes:
+        producer = described(subject, shape, version=None, strides=strides)
+        evidence = refusal(partial(subject.take, producer))
+        _freed(producer, evidence)
+    return evidence
 
 
 @case("C25")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, cty
     ("PyCapsule_New", _api)
 )
 _get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _api))
+_get_destructor = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+    ("PyCapsule_GetDestructor", _api)
+)
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _api)
 )
@@ -106,8 +110,10 @@ class Described:
         return self._name or (b"dltensor" if legacy else b"dltensor_versioned")
 
     def capsule(self) -> Any:
-        """A new capsule, without a destructor."""
-        return new_capsule(self.build(), self.name)
+        """A new capsule; numpy's destructor deletes its tensor if nobody takes it."""
+        versioned = self.version is not None
+        destructor = None if self._name else destructor_of(versioned=versioned)
+        return new_capsule(self.build(), self.name, destructor)
 
     def build(self) -> int:
         """The address of a new managed struct, which is kept."""
@@ -178,18 +184,28 @@ class Described:
         return self.deletions.count(0)
 
 
-def new_capsule(address: int, name: bytes) -> Any:
-    """A capsule without a destructor around the pointer *address*."""
-    return _new(address, _immortal(name), None)
+def new_capsule(address: int, name: bytes, destructor: int | None = None) -> Any:
+    """A capsule around the pointer *address*."""
+    return _new(address, immortal_name(name), destructor)
 
 
-def _immortal(name: bytes) -> int:
+@cache
+def destructor_of(*, versioned: bool) -> int:
+    """Numpy's destructor of capsules: the standard's rules in C, for any managed struct."""
+    import numpy as np
+
+    capsule = np.empty(1).__dlpack__(max_version=(1, 0) if versioned else None)
+    return int(_get_destructor(capsule))
+
+
+def immortal_name(name: bytes) -> int:
+    """The address of *name* in memory that stays."""
     return ctypes.addressof(_names.setdefault(name, ctypes.create_string_buffer(name)))
 
 
 def rename(capsule: Any, name: bytes) -> None:
     """Give *capsule* another name, as a consumer does."""
-    _set_name(capsule, _immortal(name))
+    _set_name(capsule, immortal_name(name))
 
 
 def drop_destructor(capsule: Any) -> None:

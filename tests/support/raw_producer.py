@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-from dlbridge.conformance.producer import COMPACT, Described
+from dlbridge.conformance.producer import COMPACT, Described, destructor_of
 from dlbridge.core._cdefs import ffi
 
 __all__ = [
@@ -109,7 +109,7 @@ class Producer(Described):
 
     def capsule(self):
         """A new capsule, freed by numpy's own C destructor if nobody consumes it."""
-        destructor = _destructor(versioned=self.version is not None)
+        destructor = destructor_of(versioned=self.version is not None)
         return _new(self.build(), immortal(self.name), destructor)
 
     def __dlpack__(self, **keywords):
@@ -140,20 +140,6 @@ class OldProducer(Producer):
     def __dlpack__(self, stream=None):
         self.calls.append({} if stream is None else {"stream": stream})
         return self.capsule()
-
-
-_destructors: dict[bool, int] = {}
-
-
-def _destructor(*, versioned: bool) -> int:
-    """numpy's: the standard's rules in C, for any managed struct of that generation."""
-    if versioned not in _destructors:
-        import numpy as np
-
-        _destructors[versioned] = get_destructor(
-            np.empty(1).__dlpack__(max_version=(1, 0) if versioned else None)
-        )
-    return _destructors[versioned]
 
 
 def new_capsule(at: int, name: bytes):
