@@ -79,12 +79,12 @@ class LostTests(BackendCase):
                 continue
             pytest.fail(f"{name} goes on with a device that is lost")
         try:
+            device.stream = backend.current_stream(device.device_id)  # the last one has ended
             again = device.allocate(256)  # which may open the device again
         except DeviceLost as exc:
             reason = str(exc)
             assert reason
         else:
-            device.stream = backend.current_stream(device.device_id)
             device.write(again, 0, b"n" * 256)
             assert device.read(again, 0, 256) == b"n" * 256
             with pytest.raises(DeviceLost):

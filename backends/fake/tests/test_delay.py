@@ -257,6 +257,11 @@ class TestTwoStreams(BackendTests):
     def is_done(self, backend, device_id, stream, work):
         return work.is_set()
 
+    def failing_work(self, backend, device_id, stream):
+        queue = by_handle[stream] if stream else backend.default_streams[device_id]
+        queue.enqueue(lambda: 1 // 0)
+        return True
+
 
 FORK = """
 import os, sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dpctl
+import dpctl.memory
 from late import late_copy
 
 from dlbridge.testing import BackendTests
@@ -19,6 +20,11 @@ class TestOneAPI(BackendTests):
 
     def is_done(self, backend, device_id, stream, work):
         return work.event.execution_status == dpctl.event_status_type.complete
+
+    def make_native(self, backend, device_id, content):
+        memory = dpctl.memory.MemoryUSMDevice(len(content), queue=backend.queue(device_id))
+        memory.copy_from_host(content)
+        return memory
 
 
 class TestOutOfOrderQueues(TestOneAPI):

@@ -54,6 +54,11 @@ class TestWebGPU(BackendTests):
         lib.wgpuDevicePoll(work[1]._internal, False, ffi.NULL)
         return bool(work[0])
 
+    def make_native(self, backend, device_id, content):
+        nothing = NativeArray(device_id, 0, 0, "uint8", (0,), None, readonly=False, owner=None)
+        device = backend.to_native(nothing).device
+        return device.create_buffer_with_data(data=content, usage="COPY_SRC|COPY_DST")
+
     def lose_device(self, backend, device_id):
         """A new device is opened by the next allocation."""
         nothing = NativeArray(device_id, 0, 0, "uint8", (0,), None, readonly=False, owner=None)

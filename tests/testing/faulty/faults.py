@@ -129,6 +129,27 @@ def nested(region):
         extent += (count - 1) * stride
 
 
+class RenewsStreams(Sound):
+    """No fault: the default stream has a handle, which ends with the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.renewed = 0
+
+    def current_stream(self, device_id):
+        self.check_device(device_id)
+        return 1000 + self.renewed
+
+    def stream(self, device_id, handle):
+        if 1000 <= handle < 1000 + self.renewed:
+            raise DeviceLost(f"stream {handle} has ended with faulty:{device_id}")
+        return super().stream(device_id, 0 if handle == 1000 + self.renewed else handle)
+
+    def reopen(self, device_id):
+        self.renewed += bool(self.lost.get(device_id))
+        super().reopen(device_id)
+
+
 class Ending(FakeMemory):
     """Memory whose end calls a function."""
 
@@ -241,7 +262,7 @@ class Addresses(CPU):
 
 
 SOUND = [
-    *(Sound, Late, Shared, LateShared, TakesMore, RefusesOverlaps),
+    *(Sound, Late, Shared, LateShared, TakesMore, RefusesOverlaps, RenewsStreams),
     *(Ends, Pooled, LatePooled, WithContent, Exporting, Addresses),
 ]
 
