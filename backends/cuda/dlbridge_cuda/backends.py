@@ -19,8 +19,6 @@ from . import native
 from .external import DeviceMemory
 from .gpu import LEGACY, events, gpu
 
-__all__ = ["CUDA", "CUDAHost", "CUDAManaged", "ManagedMemory", "host_copies"]
-
 # The values are those of ``__dlpack__`` (array API 2025.12).
 _RULES = StreamRules(
     "CUDA",

@@ -16,8 +16,6 @@ from dlbridge.kit.status import NoPoolError, StreamGoneError
 
 from . import library
 
-__all__ = ["GPU", "events", "gpu"]
-
 _INVALID_VALUE = 1
 _DESTROYED = frozenset({400, 709, _INVALID_VALUE})
 """Statuses for a stream that was destroyed: hipErrorInvalidHandle,
