@@ -131,7 +131,7 @@ class ManagedMemory(Memory):
 
     def release(self, memory: DriverMemory) -> None:
         """Free *memory* after the work on its stream."""
-        self.wait_before_free(memory.stream)
+        self.driver.wait_for_stream(memory.stream)
         self.driver.free(memory.pointer, memory.codes)
 
 

@@ -239,7 +239,7 @@ def test_memory_that_is_not_vulkans_own_copies(vulkan):
 @pytest.fixture
 def exports(vulkan, cuda, monkeypatch):
     """CUDA allocates memory that it can export, as with DLBRIDGE_CUDA_EXPORT=1."""
-    monkeypatch.setattr(cuda._device_memory, "exports", True)
+    monkeypatch.setattr(cuda._device_memory, "obtain", cuda._device_memory._create)
     return cuda
 
 
