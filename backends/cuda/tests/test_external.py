@@ -178,7 +178,7 @@ def test_work_of_vulkan_is_done_before(vulkan):
     source = there(np.zeros(64 << 20, "u1"))
     bridge.copy_(source, bridge.to_device(np.full(64 << 20, 3, "u1"), "vulkan:0", copy=True))
     here = bridge.to_device(source, "cuda:0")
-    assert queue.reached >= vulkan.devices.find(source.operand().data).resource.last_use
+    assert queue.reached >= vulkan.devices.find(source.operand().data).last_use
     assert (host(here) == 3).all()
 
 

@@ -36,7 +36,7 @@ class Driver(Gate):
     def __init__(self, several: bool) -> None:
         super().__init__("OpenCL", None, {}, several=several)
 
-    def run(  # type: ignore[override]  # fewer questions: no backend is called in a forked child
+    def run(
         self, doing: str, function: Callable[..., Any], *given: Any, allocating: bool = False
     ) -> Any:
         """Call *function* inside; an error of OpenCL is translated, and names *doing*."""
