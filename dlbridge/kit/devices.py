@@ -11,11 +11,14 @@ from dlbridge.errors import ExchangeError
 __all__ = ["Devices"]
 
 
+_WORDS = "name", "platform", "uuid", "pci"
+
+
 class Devices(ABC):
     """``SupportsDeviceInfo``, and the check of a number.
 
-    A subclass has the two abstract members. What `device_info` gives for ``name``, ``uuid`` and
-    ``pci``, as far as it is known, is what a device is found by.
+    A subclass has the two abstract members. What `device_info` gives for ``name``, ``platform``,
+    ``uuid`` and ``pci``, as far as it is known, is what a device is found by.
     """
 
     name: ClassVar[str]
@@ -42,7 +45,7 @@ class Devices(ABC):
             )
 
     def find_device(self, name: str) -> int:
-        """The first device with *name* in its name, its UUID or its PCI address.
+        """The first device with *name* in its name, its platform's, its UUID or its PCI address.
 
         Raises
         ------
@@ -52,7 +55,7 @@ class Devices(ABC):
         known = []
         for device_id in range(self.device_count()):
             found = self.device_info(device_id)
-            words = " ".join(str(found[key]) for key in ("name", "uuid", "pci") if key in found)
+            words = " ".join(str(found[key]) for key in _WORDS if key in found)
             if name.casefold() in words.casefold():
                 return device_id
             known.append(f"{device_id}: {words}")

@@ -242,6 +242,11 @@ class Memory(ABC):
                 return True
         except CaptureError:  # it began after we asked, or the driver refuses beside any
             pass
+        except StreamGoneError:  # it ended after we asked: all work is waited for, later
+            if memory.stream == driver.default_stream:
+                raise
+            memory.consumers = [*consumers, (Consumer(ALL_STREAMS, memory.device_id), None)]
+            memory.stream = driver.default_stream
         self._put_off(memory)
         return False
 
@@ -291,17 +296,6 @@ class Memory(ABC):
     def _trim(self, device_id: int, stream: int) -> None:
         refuse_disturbing(self.driver, stream)
         self.trim(device_id, stream)
-
-    def wait_before_free(self, stream: int) -> None:
-        """Block until the work on *stream* is done, or all work if it was destroyed.
-
-        The latter can end graph captures, and drivers have nothing else that would wait: a
-        stream has to outlive the tensors last used on it where somebody captures.
-        """
-        try:
-            self.driver.wait_for_stream(stream)
-        except StreamGoneError:
-            self.driver.wait_for_device()
 
     def _mark(self, memory: DriverMemory, wait: bool) -> bool:
         """Put an event behind the work of each consumer; False while one is capturing.

@@ -141,7 +141,8 @@ class PinnedMemory(Memory):
 
     def release(self, memory: DriverMemory) -> None:
         """Free *memory*, or let the last of its imports unlock it, after the work on its stream."""
-        self.wait_before_free(memory.stream)  # also if others remain, who do not know the stream
+        # Also if others remain, who do not know the stream.
+        self.driver.wait_for_stream(memory.stream)
         pages = memory.parts
         if pages is None:
             self.driver.free_pinned(memory.pointer, memory.codes)

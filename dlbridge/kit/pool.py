@@ -11,7 +11,7 @@ from dlbridge.errors import Error
 from .driver import StreamDriver, StreamState
 from .events import EventPool
 from .memory import DriverMemory, Memory
-from .status import CaptureError, NoPoolError, StreamGoneError
+from .status import CaptureError, NoPoolError
 
 __all__ = ["FREES_KEPT", "PoolMemory"]
 
@@ -69,21 +69,17 @@ class PoolMemory(Memory):
 
         What several calls gave (``memory.parts``) ends after the wait, by its ``end``.
         """
+        driver, stream = self.driver, memory.stream
         if memory.parts is not None:
-            self.wait_before_free(memory.stream)
+            driver.wait_for_stream(stream)
             memory.parts.end()
-            return
-        if not memory.is_plain:
-            try:
-                self.driver.free_async(memory.cell.value, memory.stream, memory.codes)
-            except StreamGoneError:
-                pass
-            else:
-                if memory.stream != self.driver.default_stream:
-                    self._remember(memory.device_id, memory.stream)
-                return
-        self.wait_before_free(memory.stream)
-        self.driver.free(memory.pointer, memory.codes)
+        elif memory.is_plain:
+            driver.wait_for_stream(stream)
+            driver.free(memory.pointer, memory.codes)
+        else:
+            driver.free_async(memory.cell.value, stream, memory.codes)
+            if stream != driver.default_stream:
+                self._remember(memory.device_id, stream)
 
     def trim(self, device_id: int, stream: int) -> None:
         """Wait for the frees on the way, then give the system what the pool keeps."""

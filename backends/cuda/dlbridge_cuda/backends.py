@@ -19,8 +19,6 @@ from . import native
 from .external import DeviceMemory
 from .gpu import LEGACY, events, gpu
 
-__all__ = ["CUDA", "CUDAHost", "CUDAManaged", "ManagedMemory", "host_copies"]
-
 # The values are those of ``__dlpack__`` (array API 2025.12).
 _RULES = StreamRules(
     "CUDA",
@@ -133,7 +131,7 @@ class ManagedMemory(Memory):
 
     def release(self, memory: DriverMemory) -> None:
         """Free *memory* after the work on its stream."""
-        self.wait_before_free(memory.stream)
+        self.driver.wait_for_stream(memory.stream)
         self.driver.free(memory.pointer, memory.codes)
 
 

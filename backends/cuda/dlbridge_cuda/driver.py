@@ -13,21 +13,6 @@ from functools import cache
 
 from dlbridge.errors import BackendUnavailable
 
-__all__ = [
-    "ATTRIBUTES",
-    "MINIMUM_VERSION",
-    "NAMES",
-    "SIGNATURES",
-    "Access",
-    "Box",
-    "ExternalBuffer",
-    "ExternalMemory",
-    "MemoryProperties",
-    "PointerAttributes",
-    "Rectangle",
-    "library",
-]
-
 MINIMUM_VERSION = 12000
 """The oldest driver API that has every function used here under its present
 name and layout (``cuDriverGetVersion``: 1000 * major + 10 * minor)."""

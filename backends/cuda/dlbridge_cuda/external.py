@@ -21,8 +21,6 @@ from dlbridge.protocol import ExportedMemory
 from .driver import Access, ExternalBuffer, ExternalMemory, MemoryProperties
 from .gpu import gpu
 
-__all__ = ["DeviceMemory"]
-
 CUDA = "cuda"
 """What `ExportedMemory.driver` says of CUDA's own descriptors."""
 

@@ -21,8 +21,6 @@ from dlbridge.kit.status import StreamGoneError
 
 from . import driver
 
-__all__ = ["GPU", "LEGACY", "PER_THREAD", "events", "gpu"]
-
 T = TypeVar("T")
 
 LEGACY, PER_THREAD = 1, 2

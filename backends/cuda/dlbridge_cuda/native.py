@@ -15,8 +15,6 @@ from dlbridge.protocol import NativeArray
 
 from .gpu import gpu
 
-__all__ = ["from_native", "to_native"]
-
 
 def from_native(obj: Any) -> NativeArray | None:
     """*obj* described, if cuda.core made it and it is on a device; else None."""

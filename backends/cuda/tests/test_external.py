@@ -178,7 +178,7 @@ def test_work_of_vulkan_is_done_before(vulkan):
     source = there(np.zeros(64 << 20, "u1"))
     bridge.copy_(source, bridge.to_device(np.full(64 << 20, 3, "u1"), "vulkan:0", copy=True))
     here = bridge.to_device(source, "cuda:0")
-    assert queue.reached >= vulkan.devices.find(source.operand().data).resource.last_use
+    assert queue.reached >= vulkan.devices.find(source.operand().data).last_use
     assert (host(here) == 3).all()
 
 
@@ -239,7 +239,7 @@ def test_memory_that_is_not_vulkans_own_copies(vulkan):
 @pytest.fixture
 def exports(vulkan, cuda, monkeypatch):
     """CUDA allocates memory that it can export, as with DLBRIDGE_CUDA_EXPORT=1."""
-    monkeypatch.setattr(cuda._device_memory, "exports", True)
+    monkeypatch.setattr(cuda._device_memory, "obtain", cuda._device_memory._create)
     return cuda
 
 

@@ -31,13 +31,12 @@ WAITS += [
     "self._remember",
     "self._wait_by_event",
     "self.synchronize",
-    "self.wait_before_free",
     "self.wait_for_devices",
     "wait_for_device",
     "cancel_all",
     "job.wait",
 ]
-DRIVER_WAITS = ["self.synchronize", "self.wait_before_free"]
+DRIVER_WAITS = ["self.synchronize", "self.driver.wait_for_stream"]
 STREAMS, MEMORY, STAGING = (
     "test_common_streams.py::",
     "test_common_memory.py::",
@@ -79,12 +78,10 @@ SHOWN_BY = {
         "memory.Memory._has_passed:driver.wait_event": ROOM,
         "memory.Memory._record:driver.wait_for_device": GONE,
         "memory.Memory.trim:self.driver.wait_for_stream": ROOM,
-        "memory.Memory.wait_before_free:self.driver.wait_for_device": ROCM + FREE,
-        "memory.Memory.wait_before_free:self.driver.wait_for_stream": FREE,
-        "pinned.PinnedMemory.release:self.wait_before_free": FREE,
+        "pinned.PinnedMemory.release:self.driver.wait_for_stream": FREE,
         "pool.PoolMemory.release:self._remember": ROOM,
-        "pool.PoolMemory.release:self.wait_before_free": f"{EXTERNAL}test_memory_that_can_be_exported_is_freed_behind_the_work",
-        "pool.PoolMemory.release:self.wait_before_free#2": f"{MEMORY}test_without_pools",
+        "pool.PoolMemory.release:driver.wait_for_stream": f"{EXTERNAL}test_memory_that_can_be_exported_is_freed_behind_the_work",
+        "pool.PoolMemory.release:driver.wait_for_stream#2": f"{MEMORY}test_without_pools",
         "pool.PoolMemory.trim:driver.wait_event": ROOM,
         "pool.PoolMemory.trim:self._remember": f"{MEMORY}test_no_room_waits_for_the_last_free_on_another_stream",
         "staging.Ring.record:self._driver.record_event": WAY_IN,
@@ -96,7 +93,7 @@ SHOWN_BY = {
         "staging.Stager.to_device:self._driver.wait_for_stream": f"{STAGING}test_a_dma_that_no_event_tells_of",
     },
     "dlbridge_cuda": {
-        "backends.ManagedMemory.release:self.wait_before_free": FREE,
+        "backends.ManagedMemory.release:self.driver.wait_for_stream": FREE,
     },
 }
 # The first is for old versions of HIP alone: see test_wait_between_devices_by_version there. The

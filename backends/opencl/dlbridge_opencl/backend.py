@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dlbridge.kit.devices import Devices
+
 from . import copies, devices, memory, native, queues, views
 
-__all__ = ["OpenCL"]
 
-
-class OpenCL:
+class OpenCL(Devices):
     """OpenCL devices of all platforms; ``data`` is a ``cl_mem``, a stream a ``cl_command_queue``.
 
     Raises
@@ -23,6 +23,7 @@ class OpenCL:
 
     api = 2
     device_type = 4  # kDLOpenCL
+    name = "opencl"
     host_copies_block = True
     content_limit = 0
 
@@ -30,9 +31,6 @@ class OpenCL:
         numbers = range(devices.device_count())
         if any(devices.device(number).copies_at_once for number in numbers):
             self.content_limit = memory.FROM_HOST
-
-    def __repr__(self) -> str:
-        return "dlbridge.backend('opencl')"
 
     # Backend
     device_count = staticmethod(devices.device_count)
@@ -66,7 +64,6 @@ class OpenCL:
     import_data = staticmethod(memory.import_data)
 
     # SupportsDeviceInfo
-    find_device = staticmethod(devices.find_device)
     device_info = staticmethod(devices.device_info)
 
     # for the conformance kit

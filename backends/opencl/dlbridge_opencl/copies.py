@@ -22,23 +22,11 @@ from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Region, Span
 
 from . import devices, queues
-from .driver import read_buffer, translated, write_buffer
-from .memory import find
+from .driver import copy_buffer, read_buffer, write_buffer
+from .memory import Memory, find
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-__all__ = [
-    "command",
-    "copy",
-    "copy_from_host",
-    "copy_strided",
-    "copy_strided_from_host",
-    "copy_strided_to_host",
-    "copy_to_host",
-    "fill",
-    "max_strided_ndim",
-]
 
 _Extent = tuple[int, int, int]
 _Pitches = tuple[tuple[int, int], tuple[int, int]]
@@ -53,14 +41,15 @@ max_strided_ndim = 2
 def command(
     doing: str,
     stream: int,
-    spans: Sequence[Span],
+    device_id: int,
+    memories: Sequence[Memory | Span],
     enqueue: Callable[..., object],
     *given: object,
     blocks: bool = False,
 ) -> None:
-    """Call ``enqueue(queue, *buffers, *given)`` for *spans*, which are in one context.
+    """Call ``enqueue(queue, *buffers, *given)`` for *memories*, or those of spans, of one context.
 
-    The queue is *stream* if it is of their context. For buffers of another
+    The queue is *stream* of the device if it is of their context. For buffers of another
     context it is a new queue, the commands come after the work on *stream*, and
     they are done on return.
 
@@ -72,39 +61,34 @@ def command(
     for all of them; otherwise the queue is flushed, as drivers may keep commands
     back until then (OpenCL 3.0, 5.15).
     """
-    device_id = spans[0].device_id
     at = queues.OURS.get(stream)
     if at is None or at.device_id != device_id:
-        chosen = devices.device(device_id)
+        devices.device(device_id)  # an error if there is none
         at = queues.resolve(device_id, stream)
-    else:
-        chosen = at.device
     queue, done_on_return, buffers = at.queue, False, []
-    for span in spans:
-        memory = find(span)
+    for each in memories:
+        memory = each if isinstance(each, Memory) else find(each)
         buffers.append(memory.buffer)
         # Most are the same object: to compare two asks the driver.
         if memory.context is not at.context and queue.context != memory.context:
-            queue, done_on_return = _in_its_context(chosen, device_id, at, memory.context), True
+            queue, done_on_return = _in_its_context(device_id, at, memory.context), True
         if memory.users is not None:
             for other in list(memory.users.queues):
                 queues.order(device_id, queue, other)
         done_on_return |= not memory.is_ours
+    driver = at.device.driver
     try:
-        chosen.gate.run(doing, enqueue, queue, *buffers, *given)
+        driver.run(doing, enqueue, queue, *buffers, *given)
         if not blocks and not done_on_return:
-            chosen.gate.run(doing, queue.flush)
-    except cl.Error as exc:
-        raise translated(exc, doing) from exc
+            driver.run(doing, queue.flush)
     finally:
         if done_on_return:
             queues.finish(device_id, queue)
 
 
-def _in_its_context(
-    chosen: devices.Device, device_id: int, at: queues.Stream, context: cl.Context
-) -> cl.CommandQueue:
+def _in_its_context(device_id: int, at: queues.Stream, context: cl.Context) -> cl.CommandQueue:
     """A new queue in *context*, after the work that is on *at*."""
+    chosen = devices.device(device_id)
     if chosen.handle not in context.devices:
         names = ", ".join(handle.name for handle in context.devices)
         raise ExchangeError(f"the memory is on {names}, not on opencl:{device_id}, {chosen.name}")
@@ -114,31 +98,28 @@ def _in_its_context(
 
 def copy_from_host(target: Span, source: memoryview, stream: int) -> None:
     """Copy the bytes of *source* to *target*; *source* is not needed after the return."""
-    given = source, target.offset, None, True
-    command("copying from the host", stream, (target,), write_buffer, *given, blocks=True)
+    what = "copying from the host", stream, target.device_id, (target,), write_buffer
+    command(*what, source, target.offset, None, True, blocks=True)
 
 
 def copy_to_host(source: Span, into: memoryview, stream: int) -> None:
     """Copy to the host; done on return."""
-    given = into, source.offset, None, True
-    command("copying to the host", stream, (source,), read_buffer, *given, blocks=True)
+    what = "copying to the host", stream, source.device_id, (source,), read_buffer
+    command(*what, into, source.offset, None, True, blocks=True)
 
 
 def fill(target: Span, value: int, stream: int) -> None:
     """Enqueue a fill with one byte value."""
-    given = bytes([value]), target.offset, target.nbytes
-    command("filling", stream, (target,), cl.enqueue_fill_buffer, *given)
+    what = "filling", stream, target.device_id, (target,), cl.enqueue_fill_buffer
+    command(*what, bytes([value]), target.offset, target.nbytes)
 
 
 def copy(target: Span, source: Span, stream: int) -> None:
     """Enqueue a copy inside a context, or do one between contexts through the host."""
-    if _in_one_context(target, source):
-
-        def enqueue(queue: cl.CommandQueue, into: cl.Buffer, origin: cl.Buffer) -> None:
-            at = {"src_offset": source.offset, "dst_offset": target.offset}
-            cl.enqueue_copy(queue, into, origin, byte_count=source.nbytes, **at)
-
-        command("copying on the device", stream, (target, source), enqueue)
+    memories = _both(target, source)
+    if _in_one_context(*memories):
+        what = "copying on the device", stream, target.device_id, memories[::-1], copy_buffer
+        command(*what, source.nbytes, source.offset, target.offset)
         return
     queues.synchronize(target.device_id, stream)  # the core has ordered the source's work before
     between = np.empty(min(CHUNK, source.nbytes), "u1").data
@@ -150,10 +131,14 @@ def copy(target: Span, source: Span, stream: int) -> None:
         copy_from_host(there, part, stream)
 
 
-def _in_one_context(target: Span, source: Span) -> bool:
-    devices.device(source.device_id)  # an error if there is none; `command` looks for the other
-    there, here = find(target).context, find(source).context
-    return there is here or bool(there == here)
+def _both(target: Span, source: Span) -> tuple[Memory, Memory]:
+    if source.device_id != target.device_id:
+        devices.device(source.device_id)  # an error if there is none
+    return find(target), find(source)
+
+
+def _in_one_context(target: Memory, source: Memory) -> bool:
+    return target.context is source.context or bool(target.context == source.context)
 
 
 # Regions --------------------------------------------------------------------------
@@ -165,7 +150,8 @@ def copy_strided(
     """Enqueue a strided copy inside a context, or do it from another through the host."""
     shape, strides, run_nbytes = target_region
     dense = Region(shape, _packed(shape, run_nbytes), run_nbytes)
-    if not _in_one_context(target, source):
+    memories = _both(target, source)
+    if not _in_one_context(*memories):
         queues.synchronize(target.device_id, stream)
         between = np.empty(dense.extent, "u1").data
         copy_strided_to_host(source, source_region, between, dense, 0)
@@ -182,7 +168,7 @@ def copy_strided(
         _on_device(queue, scratch, dense.strides, here, source_region)
         _on_device(queue, there, strides, scratch, dense)
 
-    command("copying a region on the device", stream, (target, source), enqueue)
+    command("copying a region on the device", stream, target.device_id, memories, enqueue)
 
 
 def _on_device(
@@ -267,7 +253,7 @@ def _with_host(
 
         _by_rectangles(rectangle, region, region.strides, host_region.strides)
 
-    command(doing, stream, (span,), enqueue, blocks=True)
+    command(doing, stream, span.device_id, (span,), enqueue, blocks=True)
 
 
 def _by_rectangles(

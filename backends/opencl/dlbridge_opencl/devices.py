@@ -12,25 +12,11 @@ import pyopencl as cl
 
 from dlbridge.errors import BackendUnavailable, ExchangeError
 
-from .driver import lasting, make_gate, run
+from .driver import Driver, lasting
 from .identity import identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from dlbridge.kit.gate import Gate
-
-__all__ = [
-    "CONTEXTS",
-    "Device",
-    "context",
-    "contexts",
-    "device",
-    "device_count",
-    "device_info",
-    "find",
-    "find_device",
-]
 
 INSTALL = (
     "install the driver of your GPU's vendor, or for the CPU PoCL: pip install 'pyopencl[pocl]' "
@@ -64,8 +50,8 @@ class Device:
     """Whether two threads may be in the driver at once."""
     shares_memory: bool
     """CL_DEVICE_HOST_UNIFIED_MEMORY: the host reaches its memory without a copy."""
-    gate: Gate
-    """What each call of the driver goes through."""
+    driver: Driver
+    """What each call goes through."""
 
     @property
     def copies_at_once(self) -> bool:
@@ -109,7 +95,7 @@ def context(device_id: int) -> cl.Context:
     with _lock:
         if device_id not in CONTEXTS:
             doing = f"making a context on {chosen.name}"
-            CONTEXTS[device_id] = run(chosen.gate, doing, cl.Context, [chosen.handle])
+            CONTEXTS[device_id] = chosen.driver.run(doing, cl.Context, [chosen.handle])
         return CONTEXTS[device_id]
 
 
@@ -155,26 +141,12 @@ def use_context(context: cl.Context) -> None:
             "makes one, and t.to_native().context is the one of a tensor on an OpenCL device"
         )
     for each in _all():
-        each.gate.check()
+        each.driver.check()
     found = [number for number in map(find, context.devices) if number is not None]
     if not found:
         raise ExchangeError(f"{context!r} has no device that clGetDeviceIDs lists")
     with _lock:
         CONTEXTS.update(dict.fromkeys(found, context))
-
-
-def find_device(name: str) -> int:
-    """The first device with the name *name*, or with *name* in its or its platform's name."""
-    wanted = name.casefold()
-    devices = _all()
-    for device_id, candidate in enumerate(devices):
-        if candidate.name.casefold() == wanted:
-            return device_id
-    for device_id, candidate in enumerate(devices):
-        if wanted in f"{candidate.platform} {candidate.name}".casefold():
-            return device_id
-    known = ", ".join(f"{i}: {d.name} ({d.platform})" for i, d in enumerate(devices))
-    raise LookupError(f"no OpenCL device is called {name!r}; the devices are {known}")
 
 
 def device_info(device_id: int) -> Mapping[str, object]:
@@ -242,8 +214,8 @@ def _enumerate() -> list[Device]:
     # Otherwise the platforms keep the loader's order.
     platforms.sort(key=lambda platform: platform.name in SIMULATORS)
     troubles: list[str] = []
-    gates = {several: make_gate(several) for several in (True, False)}
-    found = [device for platform in platforms for device in _of_platform(platform, gates, troubles)]
+    drivers = {several: Driver(several) for several in (True, False)}
+    found = [each for platform in platforms for each in _of_platform(platform, drivers, troubles)]
     if not found:
         reasons = "; ".join(troubles) or ", ".join(platform.name for platform in platforms)
         raise BackendUnavailable(f"opencl: no driver has a device ({reasons}); {INSTALL}")
@@ -251,16 +223,16 @@ def _enumerate() -> list[Device]:
 
 
 def _of_platform(
-    platform: cl.Platform, gates: Mapping[bool, Gate], troubles: list[str]
+    platform: cl.Platform, drivers: Mapping[bool, Driver], troubles: list[str]
 ) -> list[Device]:
     try:
-        return [_describe(handle, platform.name, gates) for handle in platform.get_devices()]
+        return [_describe(handle, platform.name, drivers) for handle in platform.get_devices()]
     except cl.Error as exc:  # a broken driver must not hide the others
         troubles.append(f"{platform.name}: {exc}")
         return []
 
 
-def _describe(handle: cl.Device, platform: str, gates: Mapping[bool, Gate]) -> Device:
+def _describe(handle: cl.Device, platform: str, drivers: Mapping[bool, Driver]) -> Device:
     several = platform.strip() not in SIMULATORS
     return Device(
         handle=handle,
@@ -271,7 +243,7 @@ def _describe(handle: cl.Device, platform: str, gates: Mapping[bool, Gate]) -> D
         is_cpu=bool(handle.type & cl.device_type.CPU),
         thread_safe=several,
         shares_memory=bool(handle.host_unified_memory),
-        gate=gates[several],
+        driver=drivers[several],
     )
 
 

@@ -12,7 +12,8 @@ begun are waited for, and new ones are refused (`dlbridge.kit.gate.Gate`).
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pyopencl as cl
 from pyopencl import _cl
@@ -20,45 +21,38 @@ from pyopencl import _cl
 from dlbridge.errors import DeviceError, DeviceLost, DeviceMemoryError, Error, ExchangeError
 from dlbridge.kit.gate import Gate
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = [
-    "keep",
-    "lasting",
-    "make_gate",
-    "read_buffer",
-    "run",
-    "translated",
-    "write_buffer",
-]
-
 _Container = TypeVar("_Container")
-_containers: list[object] = []
 
 
 def lasting(container: _Container) -> _Container:
-    """*container*, the OpenCL objects in which no forked child releases, nor the end of all."""
-    _containers.append(container)
+    """*container*, whose OpenCL objects nobody releases: not a forked child, nor the end of all."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(container))  # a deliberate extra reference
     return container
 
 
-def keep() -> None:
-    """Never release what is in the `lasting` containers, also when the modules are cleared."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_containers))  # a deliberate extra reference
+class Driver(Gate):
+    """The drivers that *several* threads may call at once, or those that take one at a time."""
 
+    def __init__(self, several: bool) -> None:
+        super().__init__("OpenCL", None, {}, several=several)
 
-def make_gate(several: bool) -> Gate:
-    """The gate of the drivers that *several* threads may call at once, or of the others."""
-    return Gate("OpenCL", _containers, {}, several=several)
-
-
-def run(gate: Gate, doing: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call *function* inside the *gate*; an error of OpenCL is translated, and names *doing*."""
-    try:
-        return gate.run(doing, function, *given, **named)
-    except cl.Error as exc:
-        raise translated(exc, doing) from exc
+    def run(
+        self, doing: str, function: Callable[..., Any], *given: Any, allocating: bool = False
+    ) -> Any:
+        """Call *function* inside; an error of OpenCL is translated, and names *doing*."""
+        key = object()
+        self._inside[key] = doing
+        try:
+            if self._ending:
+                raise DeviceError(f"{doing}: OpenCL cannot be used while the process ends")
+            if self._lock is None:
+                return function(*given)
+            with self._lock:
+                return function(*given)
+        except cl.Error as exc:
+            raise translated(exc, doing, allocating=allocating) from exc
+        finally:
+            del self._inside[key]
 
 
 def _read(queue: Any, buffer: Any, into: Any, offset: int, _: None, blocks: bool) -> object:
@@ -69,10 +63,16 @@ def _write(queue: Any, buffer: Any, source: Any, offset: int, _: None, blocks: b
     return cl.enqueue_copy(queue, buffer, source, dst_offset=offset, is_blocking=blocks)
 
 
-# What enqueue_copy calls when it has looked at its arguments, which takes as long again. Both
+def _copy(queue: Any, source: Any, target: Any, nbytes: int, here: int, there: int) -> object:
+    at = {"src_offset": here, "dst_offset": there}
+    return cl.enqueue_copy(queue, target, source, byte_count=nbytes, **at)
+
+
+# What enqueue_copy calls when it has looked at its arguments, which takes as long again. Two
 # are called with queue, buffer, host memory, offset, None, and whether to block.
 read_buffer: Callable[..., object] = getattr(_cl, "_enqueue_read_buffer", _read)
 write_buffer: Callable[..., object] = getattr(_cl, "_enqueue_write_buffer", _write)
+copy_buffer: Callable[..., object] = getattr(_cl, "_enqueue_copy_buffer", _copy)
 
 # Errors ---------------------------------------------------------------------------
 

@@ -23,8 +23,6 @@ from dlbridge.errors import ExchangeError
 
 from . import devices
 
-__all__ = ["device_of", "import_data", "is_object"]
-
 POINTER_SIZE = ctypes.sizeof(ctypes.c_void_p)
 FIRST_PAGE = 4096
 """Bytes. No object has a smaller address: small integers are counters, flags or mistakes."""

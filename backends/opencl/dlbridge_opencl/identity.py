@@ -10,8 +10,6 @@ from typing import Any
 
 import pyopencl as cl
 
-__all__ = ["identity"]
-
 UUID_KHR, UUID_SIZE = 0x106A, 16
 """CL_DEVICE_UUID_KHR (cl_khr_device_uuid) and CL_UUID_SIZE_KHR."""
 

@@ -16,23 +16,10 @@ from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 from dlbridge.kit.resources import AllocationOwner, Resources
 
 from . import devices, foreign, queues
-from .driver import lasting, run, translated, write_buffer
+from .driver import lasting, write_buffer
 
 if TYPE_CHECKING:
     from dlbridge.protocol import Span
-
-__all__ = [
-    "FROM_HOST",
-    "Memory",
-    "allocate",
-    "find",
-    "host_import_refusal",
-    "host_memory",
-    "import_data",
-    "import_host",
-    "live",
-    "live_allocations",
-]
 
 FROM_HOST = 64 << 10
 """Bytes up to which memory is made together with its content. PoCL 3.1 then copies in the
@@ -180,39 +167,38 @@ def _made(
 ) -> AllocationOwner[Memory]:
     """*owner* with a buffer whose memory exists: a later command does not fail for want of it."""
     memory, chosen = owner.resource, at.device
-    nbytes, flags = memory.nbytes, _flags.READ_WRITE
+    nbytes, flags, run = memory.nbytes, _flags.READ_WRITE, chosen.driver.run
+    doing = f"allocating {nbytes} bytes on opencl:{at.device_id}"
+    if nbytes > chosen.max_allocation:
+        doing += (
+            f" (every driver accepts up to {chosen.max_allocation} bytes in one buffer on "
+            f"{chosen.name}, and this one does not accept more)"
+        )
     if chosen.shares_memory:
         # Mapping it for the host then copies nothing. PoCL allocates it now; without the
         # flag it would abort the process at the first command if there is no memory.
         flags |= _flags.ALLOC_HOST_PTR
-    try:
-        if not chosen.thread_safe:
-            memory.is_alone = True
-            chosen.gate.run("releasing memory", _left.clear)
-        if content is None or not chosen.copies_at_once:
-            memory.buffer = chosen.gate.run("allocating", cl.Buffer, at.context, flags, nbytes)
-        else:
-            flags |= _flags.COPY_HOST_PTR
-            memory.buffer = chosen.gate.run("allocating", cl.Buffer, at.context, flags, 0, content)
-        if not chosen.shares_memory:
-            # Drivers of GPUs allocate at the first command on the buffer, and that fails then.
-            service = queues.service(at.device_id, at.context)
-            chosen.gate.run("allocating", _first_command, service, memory.buffer)
-    except cl.Error as exc:
-        doing = f"allocating {nbytes} bytes on opencl:{at.device_id}"
-        if nbytes > chosen.max_allocation:
-            doing += (
-                f" (every driver accepts up to {chosen.max_allocation} bytes in one buffer on "
-                f"{chosen.name}, and this one does not accept more)"
-            )
-        memory.buffer = None
-        raise translated(exc, doing, allocating=True) from exc
+    if not chosen.thread_safe:
+        memory.is_alone = True
+        run("releasing memory", _left.clear)
+    given: tuple[Any, ...] = at.context, flags, nbytes
+    if content is not None and chosen.copies_at_once:
+        given = at.context, flags | _flags.COPY_HOST_PTR, 0, content
+    memory.buffer = run(doing, cl.Buffer, *given, allocating=True)
+    if not chosen.shares_memory:
+        # Drivers of GPUs allocate at the first command on the buffer, and that fails then.
+        service = queues.service(at.device_id, at.context)
+        try:
+            run(doing, _first_command, service, memory.buffer, allocating=True)
+        except Error:
+            memory.buffer = None
+            raise
     data = memory.buffer.int_ptr
     live[data] = memory
     owner.data, owner.nbytes = data, nbytes
     if content is not None and not chosen.copies_at_once:
         doing = "copying from the host"
-        run(chosen.gate, doing, write_buffer, at.queue, memory.buffer, content, 0, None, True)
+        run(doing, write_buffer, at.queue, memory.buffer, content, 0, None, True)
     return owner
 
 
@@ -288,11 +274,7 @@ def import_host(
             # Drivers of GPUs pin the pages at the first command, and that fails then.
             cl.enqueue_copy(service, bytearray(1), memory.buffer, is_blocking=True)
 
-    doing = f"using {nbytes} bytes of host memory in place"
-    try:
-        chosen.gate.run(doing, make)
-    except cl.Error as exc:
-        raise translated(exc, doing, allocating=True) from exc
+    chosen.driver.run(f"using {nbytes} bytes of host memory in place", make, allocating=True)
     owner.data, owner.nbytes = memory.buffer.int_ptr, nbytes
     live[owner.data] = memory
     return owner
@@ -336,8 +318,8 @@ def _why_not_one_memory(device_id: int) -> str:
             buffer.release()  # before its memory, in every case
 
     try:
-        return devices.device(device_id).gate.run("trying host memory in place", look)
-    except cl.Error as exc:
+        return str(devices.device(device_id).driver.run("trying host memory in place", look))
+    except Error as exc:
         return f"its driver does not use host memory in place ({exc})"
 
 

@@ -13,8 +13,6 @@ from dlbridge.protocol import NativeArray, Span
 from . import devices, foreign, memory, queues
 from .driver import translated
 
-__all__ = ["from_native", "to_native"]
-
 
 def from_native(obj: object) -> NativeArray | None:
     """The description of a pyopencl array, buffer or SVM pointer; None for other objects.

@@ -6,7 +6,6 @@ A stream is a ``cl_command_queue`` as an integer; 0 is the thread's own queue.
 from __future__ import annotations
 
 import atexit
-import operator
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,33 +13,13 @@ from weakref import WeakValueDictionary
 
 import pyopencl as cl
 
+from dlbridge.kit.streams import NO_ORDER, StreamRules
+
 from . import devices, foreign
-from .driver import keep, lasting, run
+from .driver import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-__all__ = [
-    "CONTEXTS_KEPT",
-    "OURS",
-    "PATIENCE",
-    "Stream",
-    "Users",
-    "all_in",
-    "current_stream",
-    "elsewhere",
-    "finish",
-    "new",
-    "normalize_stream",
-    "note_user",
-    "order",
-    "resolve",
-    "service",
-    "synchronize",
-    "users",
-    "users_of",
-    "wait",
-]
 
 USERS_KEPT = 64
 """How many of the users' queues are kept alive, so that their handles stay valid."""
@@ -116,7 +95,7 @@ def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
     """A new in-order queue in *context*, which only the caller knows."""
     chosen = devices.device(device_id)
     doing = f"making a queue on {chosen.name}"
-    queue: cl.CommandQueue = run(chosen.gate, doing, cl.CommandQueue, context, chosen.handle)
+    queue: cl.CommandQueue = chosen.driver.run(doing, cl.CommandQueue, context, chosen.handle)
     return queue
 
 
@@ -177,26 +156,21 @@ def normalize_stream(device_id: int, stream: object) -> int:
     that is not an OpenCL object is refused. An object of another kind is refused
     only if the driver notices it.
     """
-    if stream is None:
-        return current_stream(device_id)
     if isinstance(stream, cl.CommandQueue):
         return _keep(device_id, stream).handle
-    try:
-        handle = operator.index(stream)  # type: ignore[arg-type] # what else it is raises
-    except TypeError:
-        handle = None
-    if handle is None or isinstance(stream, bool):
-        raise TypeError(
-            f"opencl: {stream!r} is not a stream; pass None, -1, a pyopencl.CommandQueue, "
-            "or a cl_command_queue as an integer"
-        )
-    if handle == -1:
-        return -1
+    handle = _RULES.normalize(stream)
     if handle == 0:
         return current_stream(device_id)
-    if handle not in OURS:
+    if handle != NO_ORDER and handle not in OURS:
         _adopt(device_id, handle)
     return handle
+
+
+_RULES = StreamRules(
+    "OpenCL",
+    default=0,
+    advice="-1, a pyopencl.CommandQueue, or a cl_command_queue as an integer",
+)
 
 
 def _adopt(device_id: int, handle: int) -> Stream:
@@ -234,12 +208,13 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> Stream:
 
 def synchronize(device_id: int, stream: int) -> None:
     """Block until the work on *stream* is done."""
-    finish(device_id, resolve(device_id, stream).queue)
+    at = resolve(device_id, stream)
+    at.device.driver.run("waiting for a queue", at.queue.finish)
 
 
 def finish(device_id: int, queue: cl.CommandQueue) -> None:
     """Block until the work on *queue* is done."""
-    run(devices.device(device_id).gate, "waiting for a queue", queue.finish)
+    devices.device(device_id).driver.run("waiting for a queue", queue.finish)
 
 
 def wait(device_id: int, stream: int, on: int) -> None:
@@ -274,7 +249,7 @@ def order(device_id: int, later: cl.CommandQueue, earlier: cl.CommandQueue) -> N
         earlier.flush()
         cl.enqueue_barrier(later, wait_for=[event])
 
-    run(devices.device(device_id).gate, "ordering two queues", by_event)
+    devices.device(device_id).driver.run("ordering two queues", by_event)
 
 
 def users(context: cl.Context) -> list[cl.CommandQueue]:
@@ -339,7 +314,7 @@ def _known() -> Iterable[cl.CommandQueue]:
 
 @atexit.register
 def _end() -> None:
-    """Wait for the work on all known queues, and release nothing any more.
+    """Wait for the work on all known queues.
 
     PoCL 3.1 compiles a kernel in a thread of its own at its first launch. If the
     process ends meanwhile, LLVM's data are destroyed while that thread uses them,
@@ -347,8 +322,7 @@ def _end() -> None:
     with nothing in PoCL's cache). Some work may never end, and a driver may wait for it
     when a queue or a buffer goes.
     """
-    keep()
-    if any(stream.device.gate.in_child for stream in OURS.values()):
+    if any(stream.device.driver.in_child for stream in OURS.values()):
         return  # the queues are the parent's
     deadline = time.monotonic() + PATIENCE
     for queue in _known():

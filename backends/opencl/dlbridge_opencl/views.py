@@ -21,10 +21,8 @@ from dlbridge.kit.resources import AllocationOwner, Resources, call
 from dlbridge.protocol import Span
 
 from . import devices, queues
-from .driver import lasting, run
-from .memory import find
-
-__all__ = ["host_view", "host_view_refusal"]
+from .driver import Driver, lasting
+from .memory import Memory, find
 
 _flags = cl.mem_flags
 
@@ -39,10 +37,10 @@ _kept: list[object] = lasting([])
 class _View:
     """A mapping, the queue for the command that unmaps it, and the event of that command."""
 
-    __slots__ = ("device_id", "events", "mapped", "queue", "stream", "to_release")
+    __slots__ = ("driver", "events", "mapped", "queue", "stream", "to_release")
 
-    def __init__(self, device_id: int, queue: cl.CommandQueue, stream: int) -> None:
-        self.device_id = device_id
+    def __init__(self, driver: Driver, queue: cl.CommandQueue, stream: int) -> None:
+        self.driver = driver
         self.queue = queue
         self.stream = stream
         self.mapped: list[tuple[np.ndarray[Any, Any], cl.Event]] = []
@@ -58,10 +56,10 @@ def _release(view: _View) -> bool:
     """
     try:
         with _lock:
-            run(devices.device(view.device_id).gate, "unmapping", _unmap, view)
+            view.driver.run("unmapping", _unmap, view)
         for event in view.events:
-            _wait(view.device_id, event)
-    except (Error, cl.Error):  # the context is lost, and the memory with it
+            view.driver.run(_WAITING, event.wait)
+    except Error:  # the context is lost, and the memory with it
         pass
     return True
 
@@ -86,10 +84,13 @@ _resources: Resources[_View] = Resources(_release)
 
 def host_view_refusal(device_id: int, data: int) -> str:
     """Why the host cannot address *data*; empty if it can."""
-    chosen = devices.device(device_id)
+    return _refusal(devices.device(device_id), find(Span(device_id, data, 0, 0)))
+
+
+def _refusal(chosen: devices.Device, memory: Memory) -> str:
     if not chosen.shares_memory:
         return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
-    flags = find(Span(device_id, data, 0, 0)).buffer.flags
+    flags = memory.buffer.flags
     if flags & (_flags.HOST_NO_ACCESS | _flags.HOST_WRITE_ONLY):
         return "the buffer was made with CL_MEM_HOST_NO_ACCESS or CL_MEM_HOST_WRITE_ONLY"
     if flags & _flags.HOST_READ_ONLY and not flags & _flags.READ_ONLY:
@@ -100,29 +101,27 @@ def host_view_refusal(device_id: int, data: int) -> str:
 def host_view(span: Span, writable: bool, stream: int) -> AllocationOwner[_View]:
     """Map the bytes for the host, once the work on *stream* is done."""
     device_id, data, offset, nbytes = span
-    if refusal := host_view_refusal(device_id, data):
+    chosen, memory = devices.device(device_id), find(span)
+    if refusal := _refusal(chosen, memory):
         raise ExchangeError(f"opencl:{device_id}: the host cannot address {data:#x}: {refusal}")
-    memory = find(span)
     queues.synchronize(device_id, stream)
     for each in [] if memory.users is None else list(memory.users.queues):
         queues.finish(device_id, each)
-    queue = queues.service(device_id, memory.context)
-    view = _View(device_id, queue, stream)
+    view = _View(chosen.driver, queues.service(device_id, memory.context), stream)
     owner = AllocationOwner(_resources, view)
     access = cl.map_flags.READ | (cl.map_flags.WRITE if writable else 0)
 
     def enqueue() -> None:
-        what = queue, memory.buffer, access, offset, (nbytes,), np.uint8
+        what = view.queue, memory.buffer, access, offset, (nbytes,), np.uint8
         call(view.mapped, cl.enqueue_map_buffer, *what, "C", None, None, False)
-        queue.flush()
+        view.queue.flush()
 
     with _lock:
-        run(devices.device(device_id).gate, "mapping for the host", enqueue)
+        view.driver.run("mapping for the host", enqueue)
     array, event = view.mapped[0]
-    _wait(device_id, event)
+    view.driver.run(_WAITING, event.wait)
     owner.data, owner.nbytes = array.__array_interface__["data"][0], nbytes
     return owner
 
 
-def _wait(device_id: int, event: cl.Event) -> None:
-    run(devices.device(device_id).gate, "waiting for a mapping", event.wait)
+_WAITING = "waiting for a mapping"

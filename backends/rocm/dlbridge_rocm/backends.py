@@ -14,8 +14,6 @@ from dlbridge.kit.streams import StreamRules
 
 from .gpu import events, gpu
 
-__all__ = ["ROCM", "ROCMHost"]
-
 
 def _of_hip_python(stream: Any) -> int:
     if type(stream).__name__ != "ihipStream_t":  # events and pointers are integers too

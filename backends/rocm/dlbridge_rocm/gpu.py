@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import string
 from ctypes import byref, c_char_p, c_int, c_uint64
 from typing import Any
 
@@ -15,8 +14,6 @@ from dlbridge.kit.regions import Side
 from dlbridge.kit.status import NoPoolError, StreamGoneError
 
 from . import library
-
-__all__ = ["GPU", "events", "gpu"]
 
 _INVALID_VALUE = 1
 _DESTROYED = frozenset({400, 709, _INVALID_VALUE})
@@ -29,7 +26,6 @@ _KINDS_5 = {0: "host", 1: "device", 3: "managed"}
 _KINDS_6 = {0: "pageable", 1: "host", 2: "device", 3: "managed", 11: "managed"}
 
 _DEFAULT = 4  # hipMemcpyDefault: the runtime asks where both sides are
-_HEX = frozenset(string.hexdigits.encode())
 
 
 class GPU(StreamDriver):
@@ -122,10 +118,6 @@ class GPU(StreamDriver):
             "warp_size": self.attribute(device_id, "warp_size"),
             "pageable_memory_access": bool(self.attribute(device_id, "pageable_memory_access")),
         }
-
-    def uuid_text(self, raw: bytes, name: str) -> str:
-        """As ``rocm-smi`` does: AMD's runtime gives 16 characters, others 16 bytes."""
-        return f"GPU-{raw.decode()}" if set(raw) <= _HEX else super().uuid_text(raw, name)
 
     def place_of(self, stream: int, device_id: int) -> int:
         if stream == 0:

@@ -17,17 +17,6 @@ from pathlib import Path
 
 from dlbridge.errors import BackendUnavailable
 
-__all__ = [
-    "ATTRIBUTES",
-    "FUNCTIONS",
-    "MINIMUM_VERSION",
-    "SIGNATURES",
-    "PointerAttributes",
-    "candidates",
-    "load",
-    "loaded_already",
-]
-
 MINIMUM_VERSION = (5, 0)
 """The oldest HIP that has every function used here, or an answer without it."""
 
