@@ -302,16 +302,15 @@ MAX_DEPTH: Final = 2000
 
 
 class Checked:
-    """A value that *look* gets as C will see it, when it is packed; what *look* raises is raised.
+    """A value that is `bounded` as C will see it, when it is packed.
 
-    Where packing it takes too many levels, *look* gets the value itself before that is raised.
+    Where packing it takes too many levels, the value itself is looked at before that is raised.
     """
 
-    __slots__ = ("look", "value")
+    __slots__ = ("value",)
 
-    def __init__(self, value: Any, look: Callable[[Any], Any]) -> None:
+    def __init__(self, value: Any) -> None:
         self.value: Any = value
-        self.look: Callable[[Any], Any] = look
 
 
 def pack_checked(value: Checked, keep: Temporaries) -> tuple[int, int]:
@@ -319,10 +318,10 @@ def pack_checked(value: Checked, keep: Temporaries) -> tuple[int, int]:
     try:
         tag, payload = pack(value.value, keep)
     except RecursionError:
-        value.look(value.value)
+        bounded(value.value)
         raise
     if tag & INDEX_MASK >= OBJECT_BEGIN and tag != C.kTVMFFITensor:
-        value.look(view(tag, payload))
+        bounded(view(tag, payload))
     return tag, payload
 
 
@@ -337,16 +336,6 @@ def pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
 def peer_rule(cls: type) -> Packer | None:
     """tvm_ffi's own objects are what they are to C."""
     return pack_peer if defines(cls, "__chandle__") else None
-
-
-class Seen:
-    """What has been looked at, with everything below it."""
-
-    def __init__(self) -> None:
-        self.levels: dict[int, int] = {}
-        """Identity -> levels below it. Shared parts may lie deeper elsewhere."""
-        self.kept: list[Any] = []
-        """The same objects, alive, so that identities stay unique."""
 
 
 def _children(value: Any) -> Iterator[Any]:
@@ -364,15 +353,12 @@ def _identity(value: Any) -> int:
     return value._handle or 0 if isinstance(value, Object) else id(value)
 
 
-def bounded(value: Any, seen: Seen | None = None) -> Any:  # anybody's: the value itself
-    """*value*; ValueError if it contains itself, RecursionError if it is nested too deep.
-
-    What *seen* has is not looked at again; what is looked at is added there.
-    """
-    seen = seen or Seen()
-    levels, kept = seen.levels, seen.kept
-    if isinstance(value, Object) and _identity(value) in levels:
-        return value
+def bounded(value: Any) -> Any:  # anybody's: the value itself
+    """*value*; ValueError if it contains itself, RecursionError if it is nested too deep."""
+    # Identity -> levels below it: shared parts may lie deeper elsewhere. And the same objects,
+    # alive, so that identities stay unique.
+    levels: dict[int, int] = {}
+    kept: list[Any] = []
     # From the value down to what is looked at now: value, its children, levels below it.
     path: list[list[Any]] = [[value, _children(value), 0]]
     above = {_identity(value)}
@@ -404,15 +390,13 @@ def bounded(value: Any, seen: Seen | None = None) -> Any:  # anybody's: the valu
     return value
 
 
-def checked(value: Any, seen: Seen | None = None) -> Any:
+def checked(value: Any) -> Any:
     """An argument for C: *value*, which is `bounded` in the form that C will see.
 
     An object of ours is looked at now, any other value when it is packed: only then is it
     known what it becomes (`readonly`, ``asobject``, a container of tvm_ffi).
     """
-    if isinstance(value, Object):
-        return bounded(value, seen)
     if isinstance(value, MovedObject):
-        bounded(value.moved, seen)
+        bounded(value.moved)
         return value
-    return Checked(value, lambda found: bounded(found, seen))
+    return bounded(value) if isinstance(value, Object) else Checked(value)

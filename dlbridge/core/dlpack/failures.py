@@ -13,8 +13,6 @@ import ctypes
 import struct
 from functools import cache
 
-import numpy as np
-
 from dlbridge.core.implementation_details.python_api import (
     decrement_references,
     increment_references,
@@ -54,6 +52,8 @@ def failed(error: BaseException) -> int:
 @cache
 def _functions() -> tuple[float, int]:
     """``PyObject_Size``, as the value of a float, and numpy's destructor."""
+    import numpy as np  # not before it is needed: the FFI's first call loads this module
+
     size = ctypes.cast(ctypes.pythonapi.PyObject_Size, ctypes.c_void_p).value
     (value,) = struct.unpack("=d", struct.pack("=Q", size))
     return value, get_destructor(np.zeros(1).__dlpack__(max_version=DLPACK_VERSION))
