@@ -81,7 +81,7 @@ class ManagedTensor:
         any pending exception. cffi would release the GIL, perhaps inside a
         destructor of C++, where a thread may not end (``docs/safety.md``).
         """
-        released = map(release, *([argument] for argument in arguments))
+        released = map(release, *[[argument] for argument in arguments])
         if self.pointer.deleter:
             name, destructor = _owner_of(self.legacy)
             owner = map(new_capsule, [self._address], [name], [destructor])

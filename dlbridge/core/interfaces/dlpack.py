@@ -235,8 +235,8 @@ def _import_by_method(
         wanted["copy"] = False
     streams = {} if stream is None else {"stream": stream}
     capsule = _call(x, streams, wanted, source)
-    # Numpy keeps nothing but the capsule's struct.
-    if not traits.lends:
+    # Numpy keeps nothing but the capsule's struct, and reads memory of the CPU only.
+    if source is _CPU and not traits.lends:
         readable = readable_by_numpy(capsule, traits.immutable, traits.new_structs)
         tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
         if tensor is not None:
@@ -386,11 +386,12 @@ def produce(
     """A new capsule of *tensor*: the body of ``__dlpack__``, see `Tensor.__dlpack__`."""
     version = check_version(max_version)
     check_copy(copy)
-    own = tensor.__dlpack_device__()
+    device = tensor.device
+    own = device.dlpack
     target = own if dl_device is None else check_device(dl_device)
     if target == own:
-        if not tensor.device.is_host:
-            _refuse_torch(tensor)
+        if not device.is_host:
+            _refuse_torch(device)
         if dl_device is None and (copy is False or (stream is not None and version is None)):
             _refuse_elements(tensor, version)
             _refuse_handle(tensor, stream, version)
@@ -405,16 +406,16 @@ def produce(
     )
 
 
-def _refuse_torch(tensor: Tensor) -> None:
+def _refuse_torch(device: Device) -> None:
     """ExchangeError for a device that torch has no tensors on.
 
     torch 2.13 answers the capsule with an internal error, which asks for a report to torch.
     """
     torch = find_description("torch")
     kinds = None if torch is None else torch.device_types
-    if kinds is not None and tensor.device.type not in kinds and is_called_by_torch():
+    if kinds is not None and device.type not in kinds and is_called_by_torch():
         raise ExchangeError(
-            f"torch has no tensors on {tensor.device}; dlbridge.to_device(t, 'cpu', like='torch') "
+            f"torch has no tensors on {device}; dlbridge.to_device(t, 'cpu', like='torch') "
             "brings the tensor to the CPU"
         )
 

@@ -251,7 +251,7 @@ def consumer_stream(device: Device) -> tuple[int | None, StreamUse | None]:
         use = current_use(device)
     except BackendUnavailable:
         return None, None
-    default = None if device.type == DLDeviceType.kDLROCM else 1
+    default = None if device.type is DLDeviceType.kDLROCM else 1
     return use.handle or default, use
 
 
