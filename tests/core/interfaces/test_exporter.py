@@ -141,6 +141,12 @@ def test_the_buffer_protocol(x):
     assert bytes(x) == view.tobytes()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="it reads the buffer")
+def test_pillow(cls):
+    image = peer("PIL.Image").fromarray(cls(bridge.asarray(np.arange(6, dtype="uint8")[None])))
+    assert (image.size, image.tobytes()) == ((6, 1), bytes(range(6)))
+
+
 def test_memory_is_shared(x):
     array = np.from_dlpack(x)
     array[0, 0] = 9
