@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _CPU = Device.of(1, 0)
 _ORIGIN = "dlbridge.from_blob"
 _ALIGNED = 16  # more than any element needs
+_PAGE = 4096  # no system maps the first page of memory
 _FAR = 1 << 48  # below it addresses and numbers of elements need no look at where they end
 
 
@@ -149,7 +150,7 @@ def from_blob(
         and limit is None
         and not byte_offset
         and not address % _ALIGNED
-        and 0 < address < _FAR
+        and _PAGE <= address < _FAR
         and 0 < prod(extents) < _FAR
     )
     if not plain and 0 not in extents:
@@ -368,6 +369,8 @@ def _check_elements(
         wrong = "data is NULL, and there are elements; check what the allocation returned"
     elif not 0 < address < 1 << 64:
         wrong = f"data {address} is not an address, which is an unsigned 64-bit number"
+    elif where.is_address and address < _PAGE:
+        wrong = f"data {address} is not an address: no system maps the first page; pass the pointer"
     elif byte_offset < 0:
         wrong = f"byte_offset {byte_offset} is negative; add it to data"
     elif count * bits >> 66:

@@ -119,6 +119,7 @@ def test_what_is_no_address(data, way):
         (ctypes.c_void_p(), 3, "uint8", {}, "data is NULL"),
         (FFI.NULL, 3, "uint8", {}, "data is NULL"),
         (-1, 3, "uint8", {}, "unsigned 64-bit"),
+        (7, 3, "uint8", {}, "no system maps the first page"),
         (1 << 64, 3, "uint8", {}, "unsigned 64-bit"),
         ((1 << 64) - 16, 17, "uint8", {}, "wraps around"),
         (AT, (-1,), "uint8", {}, "extents are 0 or more"),

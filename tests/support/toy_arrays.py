@@ -37,6 +37,10 @@ class Array(bridge.Exporter):
     def dtype(self) -> bridge.DType:
         return self._memory.dtype
 
+    @property
+    def device(self) -> bridge.Device:
+        return self._memory.device
+
     def __getitem__(self, index: Any) -> Array:
         return type(self)(self._memory[index])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,11 @@ class Exporter:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """Numpy's array interface, version 3; AttributeError off the CPU (`hasattr` is False)."""
-        return _stable(self).__array_interface__
+        tensor = _stable(self)
+        interface = tensor.__array_interface__
+        if sys.version_info >= (3, 12) and tensor.is_contiguous():
+            interface["strides"] = None  # Pillow reads the buffer; with strides it wants tobytes()
+        return interface
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
