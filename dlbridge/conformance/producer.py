@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "AS_ASKED",
     "COMPACT",
     "Described",
+    "delete_in_thread",
+    "destructor_of",
     "drop_destructor",
     "elements",
     "encoded",
+    "immortal_name",
     "integer",
     "is_host",
     "managed_in",
@@ -218,6 +222,16 @@ def taken(capsule: Any) -> tuple[int, int]:
     managed = managed_in(capsule)
     rename(capsule, f"used_{name_of(capsule)}".encode())
     return integer(managed), integer(managed.deleter)
+
+
+def delete_in_thread(struct: int, deleter: int) -> None:
+    """Call a deleter in a thread that Python does not know."""
+    libc = ctypes.CDLL(None)
+    thread = ctypes.c_ulong()
+    libc.pthread_create(
+        ctypes.byref(thread), None, ctypes.c_void_p(deleter), ctypes.c_void_p(struct)
+    )
+    libc.pthread_join(thread, None)
 
 
 def integer(pointer: Any) -> int:

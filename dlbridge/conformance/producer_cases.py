@@ -33,6 +33,7 @@ from .cases import (
 )
 from .producer import (
     Described,
+    delete_in_thread,
     drop_destructor,
     integer,
     is_host,
@@ -296,20 +297,35 @@ def _(subject: Subject) -> str:
 @case("P26")
 def _(subject: Subject) -> str:
     wide = np.arange(48, dtype="float32").reshape(6, 8)
-    layouts = (_matrix().T, wide[:, ::2], wide[::2, 1::2], wide[::-1, ::-1], wide[:1, ::3])
-    layouts += (np.broadcast_to(wide[0], (3, 8)), np.asfortranarray(wide), wide[0, 0, None])
+    layouts = [_matrix().T, wide[:, ::2], wide[::2, 1::2], wide[::-1, ::-1], wide[:1, ::3]]
+    layouts += [np.broadcast_to(wide[0], (3, 8)), np.asfortranarray(wide), wide[0, 0, None]]
     made = 0
     for source in layouts:
         try:
             array = subject.make(source)
         except NotOffered:
             continue  # torch makes nothing of negative strides
-        found = read(subject, export(array, copy=True))
+        exported = export(array, copy=True)
+        found = read(subject, exported)
         if not np.array_equal(found, source):
             raise Fail(f"{found.tolist()}, not {source.tolist()}")
+        require(_is_dense(exported[1].dl_tensor), "the copy has gaps")
         made += 1
     require(made, "no array of any layout")
     return f"{made} layouts"
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Whether the elements lie side by side, in any order of the dimensions."""
+    if not tensor.strides:
+        return True
+    axes = [(int(tensor.strides[axis]), int(tensor.shape[axis])) for axis in range(tensor.ndim)]
+    expected = 1
+    for stride, extent in sorted(axis for axis in axes if axis[1] > 1):
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
 
 
 @case("P27")
@@ -699,11 +715,7 @@ def _(subject: Subject) -> str:
     except NotOffered:
         producer, capsule = None, capsule_of(subject.make(_matrix()))
     struct, deleter = taken(capsule)
-    libc = ctypes.CDLL(None)
-    thread = ctypes.c_ulong()
-    at = ctypes.c_void_p(deleter)
-    libc.pthread_create(ctypes.byref(thread), None, at, ctypes.c_void_p(struct))
-    libc.pthread_join(thread, None)
+    delete_in_thread(struct, deleter)
     return _freed(producer) if producer else "deleted"
 
 

@@ -51,7 +51,7 @@ _LIST = (
     ("P23", "`copy=None`: the same pointer where possible, no IS_COPIED", _EXPORT),
     ("P24", "`copy` that is not a bool: TypeError", _EXPORT),
     ("P25", "A copy of a read-only tensor is writable", _MANAGED),
-    ("P26", "A copy keeps the values of every layout", _EXPORT),
+    ("P26", "A copy keeps the values of every layout, and has no gaps", _EXPORT),
     ("P27", "No dimensions", _TENSOR),
     ("P28", "Shape and strides are readable, strides in elements", _TENSOR),
     ("P29", "No elements: NULL data, offset 0, the shape kept", _TENSOR),

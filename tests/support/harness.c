@@ -127,27 +127,6 @@ int harness_allocate(Allocator allocate, void *prototype, Managed **out, int wit
   return status;
 }
 
-typedef struct {
-  Allocator allocate;
-  void *prototype;
-  Managed **out;
-  int status;
-} Allocation;
-
-static void *allocate_in_thread(void *argument) {
-  Allocation *job = argument;
-  job->status = harness_allocate(job->allocate, job->prototype, job->out, 1);
-  return NULL;
-}
-
-int harness_allocate_in_thread(Allocator allocate, void *prototype, Managed **out) {
-  Allocation job = {allocate, prototype, out, -1};
-  pthread_t thread;
-  if (pthread_create(&thread, NULL, allocate_in_thread, &job)) return -2;
-  pthread_join(thread, NULL);
-  return job.status;
-}
-
 int harness_current_work_stream(CurrentWorkStream function, int32_t type, int32_t id, void **out) {
   errno = 77;
   int status = function(type, id, out);

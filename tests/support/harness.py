@@ -54,7 +54,6 @@ def load(*, keep_gil: bool = False) -> ctypes.CDLL:
         ("kind", ctypes.c_char_p, []),
         ("message", ctypes.c_char_p, []),
         ("allocate", integer, [pointer, pointer, pointer, integer]),
-        ("allocate_in_thread", integer, [pointer, pointer, pointer]),
         ("current_work_stream", integer, [pointer, ctypes.c_int32, ctypes.c_int32, pointer]),
     ):
         function = getattr(library, f"harness_{name}")

@@ -10,7 +10,9 @@ from dlbridge.testing import BackendTests
 class VulkanTests(BackendTests):
     name = "vulkan"
     delay = None
-    patience = 300.0  # the validation layer looks at each of thousands of regions; on a busy machine
+    patience = (
+        300.0  # the validation layer looks at each of thousands of regions; on a busy machine
+    )
 
     @pytest.fixture(autouse=True)
     def delayed(self, delay):

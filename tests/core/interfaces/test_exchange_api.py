@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import ctypes
 import gc
-import importlib
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from harness import load
 from peers import peer
-from raw_producer import Producer, address, get_destructor, is_valid, new_capsule, pointer_in
+from raw_producer import Producer, address, new_capsule, pointer_in
 from stream_backend import Streams, installed
 
 import dlbridge
@@ -63,16 +62,6 @@ class Out:
         self.managed.deleter(self.managed)
 
 
-def test_the_attribute():  # X1
-    for name in NAMES:
-        capsule = getattr(dlbridge.Tensor, name)
-        assert is_valid(capsule, b"dlpack_exchange_api")
-        assert get_destructor(capsule) is None
-    assert getattr(dlbridge.Tensor, NAMES[0]) is getattr(dlbridge.Tensor, NAMES[1])
-    assert type(dlbridge.empty(1)) is not dlbridge.Tensor  # a subclass, which inherits it
-    assert getattr(type(dlbridge.empty(1)), NAMES[0]) is getattr(dlbridge.Tensor, NAMES[0])
-
-
 def test_subclasses_are_accepted():  # X1
     array = dlbridge.from_dlpack(FLOATS)
     general = array.view("uint32").view("bfloat16x2")
@@ -80,34 +69,6 @@ def test_subclasses_are_accepted():  # X1
         managed = OURS.export(tensor)
         assert managed.fields.data == FLOATS.ctypes.data
         del managed
-
-
-def test_version():  # X2
-    assert (TABLE.header.version.major, TABLE.header.version.minor) == (1, 3)
-    assert TABLE.header.prev_api == ffi.NULL
-
-
-def test_every_function_is_there_and_the_table_stays():  # X3, X7
-    for field in (
-        "managed_tensor_allocator",
-        "managed_tensor_from_py_object_no_sync",
-        "managed_tensor_to_py_object_no_sync",
-        "dltensor_from_py_object_no_sync",
-        "current_work_stream",
-    ):
-        assert getattr(TABLE, field) != ffi.NULL
-    code = (
-        "import importlib, dlbridge.core.interfaces.own_table as table, dlbridge\n"
-        "name = '__dlpack_c_exchange_api__'\n"
-        "capsule = getattr(dlbridge.Tensor, name)\n"
-        "importlib.reload(dlbridge)\n"
-        "assert table.table_capsule() is capsule\n"
-        "print(int(table.ffi.cast('uintptr_t', table._table)))\n"
-        "print(capsule is not None)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert importlib.import_module("dlbridge.core.interfaces.own_table") is table
 
 
 class Prototype:
@@ -123,25 +84,6 @@ class Prototype:
         self.struct.data = ffi.cast("void *", 0xBAD)
         self.struct.strides = ffi.cast("int64_t *", 0xBAD)
         self.address = address(self.struct)
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (7,), (), (0, 3)], ids=str)
-@pytest.mark.parametrize("thread", [False, True], ids=["caller", "foreign thread"])
-def test_allocator(shape, thread):  # X4, P40
-    library, out, prototype = load(), Out(), Prototype(shape)
-    if thread:
-        status = library.harness_allocate_in_thread(ALLOCATE, prototype.address, out.address)
-    else:
-        status = library.harness_allocate(ALLOCATE, prototype.address, out.address, 1)
-    assert (status, library.harness_errors()) == (0, 0)
-    tensor = out.managed.dl_tensor
-    assert tuple(tensor.shape[axis] for axis in range(tensor.ndim)) == shape
-    if shape == (2, 3):
-        assert (tensor.strides[0], tensor.strides[1]) == (3, 1)
-    assert address(tensor.data) % 256 == 0
-    assert (tensor.data == ffi.NULL) == (0 in shape)
-    assert tensor.byte_offset == 0
-    out.delete()
 
 
 @pytest.mark.parametrize(
@@ -170,15 +112,6 @@ def test_allocator_that_fails(wrong, kind):  # X4
             assert library.harness_message()
             assert library.harness_kind() == kind or kind is None
             assert issubclass(getattr(builtins, library.harness_kind().decode()), Exception)
-
-
-def test_allocator_on_a_plugins_device():  # X4
-    peer("dlbridge_fake")
-    library, out, prototype = load(), Out(), Prototype(device=(12, 1))
-    assert library.harness_allocate(ALLOCATE, prototype.address, out.address, 1) == 0
-    assert out.managed.dl_tensor.device.device_type == 12
-    assert out.managed.dl_tensor.device.device_id == 1
-    out.delete()
 
 
 class Alarm(Exception):
@@ -262,35 +195,11 @@ def test_export_from_c():  # X5, X10
         assert sys.getrefcount(tensor) == references
 
 
-def test_an_export_keeps_the_memory():  # X5
-    raw = Producer((2, 3))
-    tensor = dlbridge.from_dlpack(raw)
-    managed = OURS.export(tensor)
-    del tensor
-    gc.collect()
-    assert raw.alive == 1
-    del managed
-    gc.collect()
-    assert raw.alive == 0
-
-
 def test_structs_are_lent_again_and_not_lost():  # X5
     library = load(keep_gil=True)
     tensor = dlbridge.from_dlpack(FLOATS)
     assert library.harness_repeat_from_py_object(FROM, tensor, 10_000) == 10_000
     assert len(tensor._shared.structs) == 1
-
-
-def test_deletion_in_a_foreign_thread():  # X5, P49
-    library, out = load(), Out()
-    tensor = dlbridge.from_dlpack(FLOATS)
-    assert (
-        load(keep_gil=True).harness_from_py_object(
-            FROM, tensor, out.address, ctypes.addressof(ctypes.c_int())
-        )
-        == 0
-    )
-    assert library.harness_delete_in_thread(address(out.managed)) == 0
 
 
 def test_deletion_with_an_error_pending():  # X5, P52
@@ -327,17 +236,6 @@ def test_what_is_no_tensor_fails_without_a_crash(capfd):  # X5, X9
         with pytest.raises(AttributeError, match=type(thing).__name__):
             library.harness_from_py_object(FROM, thing, out.address, ctypes.addressof(error))
     assert capfd.readouterr().err == ""
-
-
-def test_import_by_the_table():  # X6
-    raw = Producer((2, 3), content=FLOATS.tobytes())
-    tensor = OURS.wrap(raw.build())
-    assert isinstance(tensor, dlbridge.Tensor)
-    assert sys.getrefcount(tensor) == 2
-    assert tensor.tolist() == FLOATS.reshape(2, 3).tolist()
-    assert raw.alive == 1
-    del tensor
-    assert raw.alive == 0
 
 
 @pytest.mark.parametrize(
@@ -440,31 +338,6 @@ def test_no_exception_comes_out_of_a_callback():  # X9
         assert library.harness_kind() == b"RuntimeError"  # BackendError, for consumers in C
         said = b"backend 'cuda' failed in allocate: OSError: driver on fire; report it to "
         assert library.harness_message().startswith(said)
-
-
-def test_reentrance():  # X10
-    """A callback that triggers a collection that deletes other exports."""
-    library = load(keep_gil=True)
-
-    class Cycle:
-        pass
-
-    for _ in range(50):
-        cycle = Cycle()
-        cycle.itself = cycle
-        cycle.managed = OURS.export(dlbridge.from_dlpack(FLOATS[1:]))
-        del cycle
-        out, error = Out(), ctypes.c_int()
-        tensor = dlbridge.from_dlpack(FLOATS)
-        gc.set_threshold(1)
-        try:
-            assert (
-                library.harness_from_py_object(FROM, tensor, out.address, ctypes.addressof(error))
-                == 0
-            )
-        finally:
-            gc.set_threshold(700, 10, 10)
-        out.delete()
 
 
 CTRL_C = """

@@ -13,7 +13,6 @@ import threading
 
 import numpy as np
 import pytest
-from ids import stable
 from peers import peer
 from raw_producer import OldProducer, Producer
 from stream_backend import Pinned, Streams, installed
@@ -60,13 +59,6 @@ def test_host_memory_and_stream_numbers(stream):  # S1
         array.__dlpack__(stream=stream)
 
 
-@pytest.mark.parametrize("stream", [object(), True, False, "0", 1.0])
-def test_host_memory_and_what_is_no_stream(stream):  # S1, S9, S10
-    general = dlbridge.from_dlpack(FLOATS.view("uint32")).view("bfloat16x2")
-    with pytest.raises(TypeError, match="host memory has no streams"):
-        general.__dlpack__(stream=stream)
-
-
 def test_host_memory_without_a_stream():  # S1
     general = dlbridge.from_dlpack(FLOATS.view("uint32")).view("bfloat16x2")
     for stream in (None, -1):
@@ -100,32 +92,6 @@ def test_a_stream_does_not_wait_for_itself(tensor, cuda):  # S17
     tensor.__dlpack__(stream=1)
     tensor.__dlpack__(stream=None)
     assert waits(cuda) == []
-
-
-def test_minus_one_asks_for_no_order(tensor, cuda):  # S3
-    with dlbridge.use_stream("cuda:0", 0xAAA):
-        tensor.__dlpack__(stream=-1)
-        assert waits(cuda) == []
-
-
-@pytest.mark.parametrize(
-    ("stream", "error"),
-    [(0, ValueError), (-2, ValueError), (object(), TypeError), ("1", TypeError), (True, TypeError)],
-    ids=stable,
-)
-def test_what_the_backend_refuses(tensor, stream, error):  # S7, S8, S9, S10
-    with pytest.raises(error):
-        tensor.__dlpack__(stream=stream)
-
-
-def test_to_the_cpu_there_is_no_stream(tensor, cuda):  # S12
-    for stream in (1, 2, -1, 0x77):
-        with pytest.raises(ValueError, match="stream must be None"):
-            tensor.__dlpack__(stream=stream, dl_device=(1, 0))
-    assert cuda.log == []
-    capsule = tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 3))
-    assert cuda.log == [("download", 0), ("synchronize", 0)]
-    assert dlbridge.from_dlpack(capsule).tolist() == FLOATS.tolist()
 
 
 def test_the_consumer_waits_for_the_copy_that_it_asked_for(tensor, cuda):  # S13

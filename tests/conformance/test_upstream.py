@@ -1,0 +1,46 @@
+"""Each page of docs/upstream: its script still shows the fault, in the versions that it names."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from peers import peer
+
+from dlbridge.cli.conformance import version_of
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "upstream"
+PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "index.md")
+
+
+def test_there_are_ten():
+    index = (FOLDER / "index.md").read_text(encoding="utf-8")
+    assert len(PAGES) == 10
+    assert [page.name for page in PAGES if f"({page.name})" not in index] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_script_shows_the_fault(page, tmp_path):
+    text = page.read_text(encoding="utf-8")
+    versions = text.splitlines()[2].partition(";")[0].split(", ")
+    for library, version in map(str.split, versions):
+        peer(library)
+        if version_of(library) != version:
+            pytest.skip(f"the page is of {library} {version}, and this is {version_of(library)}")
+    script = re.search(r"```python no-run.*\n((?:.*\n)*?)```", text)[1]
+    assert "dlbridge" not in script
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    if ends := re.search(r"^The process ends: (SIG\w+)\.$", text, re.MULTILINE):
+        assert done.returncode == -getattr(signal, ends[1]), done.stderr
+        return
+    printed = re.search(r"```text\n((?:.*\n)*?)```", text)[1]
+    words = [line.rstrip() for line in done.stdout.splitlines()]
+    assert (done.returncode, words) == (0, [line.rstrip() for line in printed.splitlines()]), (
+        done.stderr
+    )
