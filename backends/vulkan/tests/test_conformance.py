@@ -10,9 +10,8 @@ from dlbridge.testing import BackendTests
 class VulkanTests(BackendTests):
     name = "vulkan"
     delay = None
-    patience = (
-        300.0  # the validation layer looks at each of thousands of regions; on a busy machine
-    )
+    # The validation layer looks at each of thousands of regions, and machines may be busy.
+    patience = 300
 
     @pytest.fixture(autouse=True)
     def delayed(self, delay):
