@@ -26,7 +26,8 @@ GROUP = "dlbridge.backends"
 
 IMPORT_ALONE = """
 import importlib, importlib.machinery, os, pathlib, sys, sysconfig, threading
-import ctypes, hashlib, decimal, mmap, cffi, dlbridge.protocol  # libraries that any plugin may use
+# Libraries that any plugin may use, as Python itself does.
+import ctypes, hashlib, decimal, mmap, uuid, cffi, dlbridge.protocol
 
 def opened():
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 from typing import Any
@@ -60,7 +61,9 @@ class Sycl(Devices):
         out_of_memory = (dpctl.memory.USMAllocationError, MemoryError, OverflowError)
         meanings: dict[Any, Any] = dict.fromkeys(out_of_memory, DeviceMemoryError)
         meanings |= dict.fromkeys((RuntimeError, TypeError, ValueError), DeviceError)
-        atexit.register(self.finish)  # at exit the gate ends before: what comes last is done first
+        # At exit the gate ends before: what comes last is done first. Not a method of this object,
+        # which is a stub in a forked child.
+        atexit.register(_finish, os.getpid(), self._own, self._users, self.lock)
         self.gate = Gate("SYCL", self, meanings, several=True)
 
     def call(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -198,7 +201,12 @@ class Sycl(Devices):
         return self.dpctl.memory.as_usm_memory(described)
 
     def finish(self) -> None:
-        """Wait for all work, when no thread adds any; a child of ``fork()`` has none."""
-        for queue in [] if self.gate.in_child else [*self._own, *self._users.values()]:
-            with self.lock:
-                queue.wait()
+        """Wait for all work."""
+        _finish(os.getpid(), self._own, self._users, self.lock)
+
+
+def _finish(process: int, own: list[Any], users: dict[int, Any], lock: Any) -> None:
+    """Wait for all work, when no thread adds any; a child of ``fork()`` has none."""
+    for queue in [*own, *users.values()] if os.getpid() == process else []:
+        with lock:
+            queue.wait()

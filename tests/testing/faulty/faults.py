@@ -1092,6 +1092,7 @@ class BareAcquire(Sound):
     def copy_from_host(self, *given):
         self.lock.acquire()
         super().copy_from_host(*given)
+        time.sleep(DRIVER_TIME)
         self.lock.release()
 
 
