@@ -5,6 +5,8 @@ from cuda_support import own_context
 from suite.places import uses
 from suite.rig import in_threads, rig
 
+from dlbridge.errors import DeviceError
+
 
 def test_no_context(kind):
     def work(_):
@@ -40,8 +42,6 @@ def test_a_context_that_cannot_be_had(fake):
     """The driver's refusal is ours, and the next try is a new one."""
     from dlbridge_cuda.gpu import GPU
 
-    from dlbridge.errors import DeviceError
-
     places = GPU().places
     fake.fail("cuDevicePrimaryCtxRetain", 2)
     with pytest.raises(MemoryError, match="cuDevicePrimaryCtxRetain"):
@@ -51,3 +51,15 @@ def test_a_context_that_cannot_be_had(fake):
         places[0]
     fake.fail("cuDevicePrimaryCtxRetain", 0)
     assert places[0] == places[0]
+
+
+def test_a_context_that_cannot_be_entered(fake, cuda, two_devices):
+    """The thread stays where it was, and the next call works."""
+    rig().make_current(0)
+    before = rig().where()
+    cuda.allocate(1, 64, 256, 1)  # the context exists
+    fake.fail_once("cuCtxSetCurrent", 999)
+    with pytest.raises(DeviceError, match=r"cuCtxSetCurrent: CUDA_ERROR_UNKNOWN \(999\)"):
+        cuda.allocate(1, 64, 256, 1)
+    assert rig().where() == before
+    cuda.allocate(1, 64, 256, 1)

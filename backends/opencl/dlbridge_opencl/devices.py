@@ -69,7 +69,12 @@ def device_count() -> int:
 
 def device(device_id: int) -> Device:
     """The device with that number; ExchangeError if there is none."""
-    devices = _devices or _all()
+    if device_id >= 0:
+        try:
+            return _devices[device_id]
+        except IndexError:  # or they are not known yet
+            pass
+    devices = _all()
     if not 0 <= device_id < len(devices):
         raise ExchangeError(
             f"opencl:{device_id} is not a valid device; the devices are opencl:0 to "

@@ -124,20 +124,31 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     return device_id, data
 
 
+def memory_at(device_id: int, data: int) -> Memory:
+    """The memory *data*, made here or by another library.
+
+    ExchangeError if it is not memory of the drivers in use.
+    """
+    try:
+        return live[data]
+    except KeyError:
+        pass
+    if not foreign.is_object(data):
+        raise ExchangeError(f"opencl: {data:#x} is not a cl_mem of the drivers in use")
+    buffer = cl.MemoryObject.from_int_ptr(data, True)
+    memory = Memory(device_id, buffer.context, buffer.size, 0)
+    memory.buffer, memory.is_ours = buffer, False
+    memory.users = queues.users_of.get(data)
+    return memory
+
+
 def find(span: Span) -> Memory:
     """The memory, made here or by another library, which contains the bytes of *span*.
 
     ExchangeError if it is not memory of the drivers in use, or if the bytes reach outside it.
     """
     device_id, data, offset, nbytes = span
-    memory = live.get(data)
-    if memory is None:
-        if not foreign.is_object(data):
-            raise ExchangeError(f"opencl: {data:#x} is not a cl_mem of the drivers in use")
-        buffer = cl.MemoryObject.from_int_ptr(data, True)
-        memory = Memory(device_id, buffer.context, buffer.size, 0)
-        memory.buffer, memory.is_ours = buffer, False
-        memory.users = queues.users_of.get(data)
+    memory = memory_at(device_id, data)
     if offset < 0 or offset + nbytes > memory.nbytes:
         raise ExchangeError(
             f"opencl: {nbytes} bytes at offset {offset} reach outside the {memory.nbytes} "
@@ -153,7 +164,10 @@ def allocate(
 
     Drivers align every buffer for their widest type; *alignment* changes nothing.
     """
-    at = queues.OURS.get(stream) or queues.resolve(device_id, stream)
+    try:
+        at = queues.OURS[stream]
+    except KeyError:
+        at = queues.resolve(device_id, stream)
     owner = AllocationOwner(_resources, Memory(device_id, at.context, nbytes, stream))
     try:
         return _made(owner, at, content)

@@ -8,7 +8,7 @@ import numpy as np
 import pyopencl as cl
 
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import NativeArray, Span
+from dlbridge.protocol import NativeArray
 
 from . import devices, foreign, memory, queues
 from .driver import translated
@@ -127,7 +127,7 @@ def to_native(array: NativeArray) -> object:
             "opencl: the tensor is read-only, and a kernel could write to the pyopencl array; "
             "copy it first: to_device(x, device, copy=True).to_native()"
         )
-    found = memory.find(Span(array.device_id, array.data, 0, 0))
+    found = memory.memory_at(array.device_id, array.data)
     if queue.context != found.context:
         queue = queues.elsewhere(array.device_id, found.context)
     noted = [] if found.users is None else found.users.queues

@@ -109,7 +109,10 @@ def service(device_id: int, context: cl.Context) -> cl.CommandQueue:
 
     No stream is this queue, and no command on it waits for an event.
     """
-    return _one_for_each(_service, device_id, context)
+    try:
+        return _service[device_id, context]
+    except KeyError:
+        return _one_for_each(_service, device_id, context)
 
 
 def _one_for_each(
@@ -208,7 +211,7 @@ def _keep(device_id: int, queue: cl.CommandQueue) -> Stream:
 
 def synchronize(device_id: int, stream: int) -> None:
     """Block until the work on *stream* is done."""
-    at = resolve(device_id, stream)
+    at = OURS[stream] if stream in OURS else resolve(device_id, stream)
     at.device.driver.run("waiting for a queue", at.queue.finish)
 
 

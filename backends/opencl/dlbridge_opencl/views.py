@@ -22,7 +22,7 @@ from dlbridge.protocol import Span
 
 from . import devices, queues
 from .driver import Driver, lasting
-from .memory import Memory, find
+from .memory import Memory, find, memory_at
 
 _flags = cl.mem_flags
 
@@ -84,13 +84,13 @@ _resources: Resources[_View] = Resources(_release)
 
 def host_view_refusal(device_id: int, data: int) -> str:
     """Why the host cannot address *data*; empty if it can."""
-    return _refusal(devices.device(device_id), find(Span(device_id, data, 0, 0)))
+    return _refusal(devices.device(device_id), memory_at(device_id, data))
 
 
 def _refusal(chosen: devices.Device, memory: Memory) -> str:
     if not chosen.shares_memory:
         return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
-    flags = memory.buffer.flags
+    flags = 0 if memory.is_ours else memory.buffer.flags
     if flags & (_flags.HOST_NO_ACCESS | _flags.HOST_WRITE_ONLY):
         return "the buffer was made with CL_MEM_HOST_NO_ACCESS or CL_MEM_HOST_WRITE_ONLY"
     if flags & _flags.HOST_READ_ONLY and not flags & _flags.READ_ONLY:

@@ -333,15 +333,15 @@ def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared, monkeypat
     from dlbridge_opencl import views
 
     memory = make(4096)
-    span, wait, raised = Span(0, memory.data, 0, 64), views._wait, []
+    span, run, raised = Span(0, memory.data, 0, 64), views.Driver.run, []
 
-    def interrupt_once(*given):
-        if not raised:
+    def interrupt_once(driver, doing, *given):
+        if doing == views._WAITING and not raised:
             raised.append(1)
             raise KeyboardInterrupt
-        wait(*given)
+        return run(driver, doing, *given)
 
-    monkeypatch.setattr(views, "_wait", interrupt_once)
+    monkeypatch.setattr(views.Driver, "run", interrupt_once)
     with pytest.raises(KeyboardInterrupt):
         opencl.host_view(span, False, memory.stream)
     assert not views._resources.all()
