@@ -496,7 +496,10 @@ def plan(
             "(t = dlbridge.from_dlpack(capsule)) and plan t"
         )
     wanted = 1 if alignment is None else check_alignment(alignment)
-    route = find_route(x, device, like)
+    try:
+        route = ROUTES[type(x), device, like]
+    except (KeyError, TypeError):
+        route = find_route(x, device, like)
     tensor = at_its_place(x, route.importer, copy, device)
     return Move(x, tensor, route.target, copy, wanted, route.conversion).explained()
 

@@ -265,13 +265,13 @@ def why_not_aligned(operand: Operand, alignment: int) -> str:
     """Why the memory is not aligned to so many bytes; empty if it is, or has no elements."""
     if not operand.size:
         return ""
-    place = operand.byte_offset
+    start = operand.byte_offset
     if operand.device.is_address:
-        place += operand.data
-        what = f"its address {place:#x}"
+        start += operand.data
+        what = f"its address {start:#x}"
     else:
-        what = f"its offset {place} in the memory"
-    return f"{what} is not a multiple of {alignment} bytes" if place % alignment else ""
+        what = f"its offset {start} in the memory"
+    return f"{what} is not a multiple of {alignment} bytes" if start % alignment else ""
 
 
 def plan_by_library(

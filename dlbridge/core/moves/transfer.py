@@ -61,8 +61,8 @@ def allocate(
     plugin = plugin_of(where)
     if nbytes:
         use = current_use(where, plugin)
-        given = where.index, nbytes, alignment, use.handle
-        memory.take(use, "allocate", plugin.allocate, *given)
+        arguments = where.index, nbytes, alignment, use.handle
+        memory.take(use, "allocate", plugin.allocate, *arguments)
     return make_tensor(memory, 0, dtype, shape, flags=FLAG_SUBBYTE_PADDED if padded else 0)
 
 
@@ -73,8 +73,8 @@ def allocate_like(operand: Operand, where: Device, alignment: int = 1) -> tuple[
     use = current_use(where, plugin)
     memory = Memory(where, 0, "dlbridge.empty")
     alignment = max(MIN_ALIGNMENT, alignment)
-    given = where.index, operand.nbytes, alignment, use.handle
-    memory.take(use, "allocate", plugin.allocate, *given)
+    arguments = where.index, operand.nbytes, alignment, use.handle
+    memory.take(use, "allocate", plugin.allocate, *arguments)
     tensor = make_tensor(memory, 0, operand.dtype, operand.shape, flags=flags)
     return tensor, operand_of_new(tensor, memory, operand)
 
@@ -93,21 +93,21 @@ def allocate_with(
     """
     use = current_use(where, plugin)
     memory = Memory(where, 0, "dlbridge.empty")
-    given = where.index, content.nbytes, MIN_ALIGNMENT, use.handle, content
-    memory.take(use, "allocate", plugin.allocate, *given)
+    arguments = where.index, content.nbytes, MIN_ALIGNMENT, use.handle, content
+    memory.take(use, "allocate", plugin.allocate, *arguments)
     use.used = True
     return make_tensor(memory, 0, dtype, shape, flags=flags & FLAG_SUBBYTE_PADDED), memory
 
 
-def check_alignment(given: Any) -> int:
-    """*given* as a power of two, in bytes."""
+def check_alignment(value: Any) -> int:
+    """*value* as a power of two, in bytes."""
     try:
-        alignment = index(given)
+        alignment = index(value)
     except TypeError:
         alignment = None
-    if isinstance(given, bool) or alignment is None:
+    if isinstance(value, bool) or alignment is None:
         raise TypeError(
-            f"alignment {given!r} is not a number of bytes; give a power of two, such as 4096"
+            f"alignment {value!r} is not a number of bytes; give a power of two, such as 4096"
         )
     if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise ValueError(
@@ -142,8 +142,8 @@ def import_memory(
     plugin = plugin_of(target)
     memory, use = Memory(target, 0, origin, owner), current_use(target, plugin)
     memory.is_import = True
-    given = target.index, exported, use.handle
-    return memory, memory.take(use, "import_memory", plugin.import_memory, *given)
+    arguments = target.index, exported, use.handle
+    return memory, memory.take(use, "import_memory", plugin.import_memory, *arguments)
 
 
 _CPU = Device.of(1, 0)
@@ -307,8 +307,8 @@ def _host_import(tensor: Tensor, operand: Operand, target: Device, *_rest: Any) 
     start = operand.data + operand.byte_offset + low
     origin = f"host memory of {tensor.origin}"
     memory, use = Memory(target, 0, origin, tensor), current_use(target, plugin)
-    given = target.index, start, nbytes, operand.readonly, use.handle
-    offset = memory.take(use, "import_host", plugin.import_host, *given)
+    arguments = target.index, start, nbytes, operand.readonly, use.handle
+    offset = memory.take(use, "import_host", plugin.import_host, *arguments)
     memory.is_import, memory.host_start = True, start - offset
     return _same_layout(operand, memory, offset - low)
 

@@ -70,14 +70,18 @@ class Memory:
             use.memories.add(self)
 
     def take(
-        self, use: StreamUse, member: str, function: Callable[..., Allocation] | None, *given: Any
+        self,
+        use: StreamUse,
+        member: str,
+        function: Callable[..., Allocation] | None,
+        *arguments: Any,
     ) -> int:
         """Take what *function* gives, the *member* of the backend; its offset in bytes.
 
         Whatever is raised, it ends with the last reference to it.
         """
         assert function is not None  # the plan has asked for the capability
-        allocation = function(*given)
+        allocation = function(*arguments)
         try:
             data, offset = allocation.data, allocation.offset
         except AttributeError:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["bytes_text", "table"]
-
 
 def bytes_text(count: int) -> str:
     """``"512 bytes"``, ``"1.5 MiB"``."""
