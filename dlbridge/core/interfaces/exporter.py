@@ -93,7 +93,7 @@ class Exporter:
         if tensor is not None:
             held = attrgetter(tensor)
             members: Any = {
-                "__as_tensor__": lambda self: held(self),
+                "__as_tensor__": lambda self: held(self),  # noqa: PLW0108 - held is no method
                 "__dlpack__": MethodProperty(attrgetter(f"{tensor}.__dlpack__")),
                 "__dlpack_device__": MethodProperty(attrgetter(f"{tensor}.__dlpack_device__")),
             }
