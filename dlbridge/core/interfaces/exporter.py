@@ -91,8 +91,9 @@ class Exporter:
         for name in NAMES:
             setattr(cls, name, _Table())
         if tensor is not None:
+            held = attrgetter(tensor)
             members: Any = {
-                "__as_tensor__": lambda self: getattr(self, tensor),
+                "__as_tensor__": lambda self: held(self),  # noqa: PLW0108 - held is no method
                 "__dlpack__": MethodProperty(attrgetter(f"{tensor}.__dlpack__")),
                 "__dlpack_device__": MethodProperty(attrgetter(f"{tensor}.__dlpack_device__")),
             }
