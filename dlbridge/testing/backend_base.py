@@ -243,7 +243,7 @@ class BackendCase:
     """
 
     may_fill = False
-    """Whether tests may use all of ``device_info(device_id)["memory"]``: of a small simulator."""
+    """Whether tests may use all of ``device_info(device_id)["memory"]``, as of a simulator."""
 
     unknown_stream: int | None = None
     """A number that names no stream, where asking the driver about it crashes nothing."""

@@ -42,7 +42,7 @@ CASES = {
     "a name that no device has": (
         lambda: (on("opencl:0"), bridge.device("opencl:NVIDIA"))[1],
         bridge.DeviceNotFound,
-        "there is no opencl:NVIDIA: no OpenCL device is called 'NVIDIA'; the devices are 0: ",
+        "there is no opencl:NVIDIA: no opencl device is called 'NVIDIA'; there are 0: ",
     ),
     "an array as a device": (
         lambda: bridge.device(on("opencl:0").to_native()),

@@ -32,6 +32,7 @@ ELSEWHERE = {
 PAGES = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api"]
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *PAGES])
 NEEDS = {
+    "README.md": ["opencl", "torch"],
     "docs/command-line.md": ["ext_dev", "torch"],
     "docs/hazards.md": ["opencl"],
     "docs/howto/any-library.md": ["opencl", "torch"],

@@ -51,7 +51,7 @@ t = as_tensor(GPUArray(values), 1)
 assert t.to_device("cpu").tolist() == values.tolist()
 """,
     "What libCEED would write": """
-t = as_tensor(vector, [ctypes.cast(memory, ctypes.POINTER(ctypes.c_double))])
+t = as_tensor(lib, vector, [ctypes.cast(memory, ctypes.POINTER(ctypes.c_double))])
 assert t.tolist() == [1, 2, 3, 4] and restored == []
 del t
 assert restored == [7]

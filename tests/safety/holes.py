@@ -1,7 +1,6 @@
 """Attacks by public names only, which run on older versions too: ``python holes.py NAME``.
 
-Each prints "closed", or what went wrong; some versions crash. ``docs/safety.md`` has a
-table of what each found.
+Each prints "closed", or what went wrong; some versions crash.
 """
 
 from __future__ import annotations

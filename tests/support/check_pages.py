@@ -8,6 +8,7 @@ its line.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,30 +23,34 @@ NOT_READ = {
     "docs/writing-a-backend.md": "its blocks are modules of several packages; a test builds them",
 }
 
+SECTIONS = {"docs/howto/bring-your-pointer.md"}
+"""Pages of which each section is a program of its own."""
 
-def programs() -> dict[str, str]:
-    """Page -> its program, each line of which has the number that it has in the page."""
-    found = {}
+
+def programs() -> dict[tuple[str, int], list[str]]:
+    """Page and section -> a program, each line of which has the number that it has in the page."""
+    found: dict[tuple[str, int], list[str]] = {}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         page = path.relative_to(ROOT).as_posix()
         text = path.read_text(encoding="utf-8")
-        lines = [""] * (text.count("\n") + 1)
+        if page in NOT_READ:
+            continue
         for block in PYTHON.finditer(text):
+            section = text.count("\n## ", 0, block.start()) if page in SECTIONS else 0
+            lines = found.setdefault((page, section), [""] * (text.count("\n") + 1))
             first = text[: block.start(1)].count("\n")
             for number, line in enumerate(block[1].splitlines(), first):
                 lines[number] = line
-        if any(lines) and page not in NOT_READ:
-            found[page] = "\n".join(lines)
     return found
 
 
 def write(folder: Path) -> dict[str, str]:
     """Put each program into *folder*; the name of its file -> the page."""
     names = {}
-    for page, program in programs().items():
+    for (page, section), lines in programs().items():
         # Each is a module by itself, with a name that an import can have.
-        name = page.removesuffix(".md").replace("/", "_").replace("-", "_").lower() + ".py"
-        (folder / name).write_text(program, encoding="utf-8")
+        name = re.sub(r"\W", "_", f"{page.removesuffix('.md').lower()}_{section}") + ".py"
+        (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
         names[name] = page
     return names
 

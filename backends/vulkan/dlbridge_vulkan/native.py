@@ -53,7 +53,7 @@ class VulkanArray:
     """The DLTensor's data, the address of a DlbridgeVulkanBuffer (docs/vulkan.md)."""
     owner: object = field(repr=False)
     memory_owner: object = field(default=None, repr=False)
-    """Of a buffer that was wrapped: it waits for dlbridge's work on it when it is dropped."""
+    """Of a buffer that was wrapped. It waits for dlbridge's work on it when it is dropped."""
 
     def described(self) -> NativeArray:
         """The same tensor in dlbridge's terms."""
