@@ -21,7 +21,10 @@ COLUMNS = ("line", "rule", "result", "evidence")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``conformance``."""
-    parser.add_argument("library", help="the name of a module: numpy, torch, jax, dlbridge, ...")
+    what = (
+        "a module: numpy, torch@cuda:0; or a function that makes arrays: mylib.testing:make_array"
+    )
+    parser.add_argument("library", help=what)
     parser.add_argument("--lines", help="only the rules of these numbers, as P3,C22 (default: all)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print JSON")
@@ -95,6 +98,7 @@ def version_of(library: str) -> str:
     """The version of the distribution that has the module; empty if there is none."""
     from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
+    library = library.partition("@")[0].partition(":")[0]
     package = library.partition(".")[0]
     # Most have the module's name (cuda-core, mlx), and this is the quick way.
     for name in (library.replace(".", "-"), package):

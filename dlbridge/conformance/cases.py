@@ -137,7 +137,7 @@ def described(
     fields.setdefault("content", encoded(NUMBERS, fields["dtype"]))
     owner = None
     if place.device[0] != 1 and "device" not in fields:
-        fields["device"] = place.device
+        fields = {**fields, "device": place.device}
         if fields.get("data") is None:
             owner = capsule_of(subject.make(NUMBERS))
             tensor = managed_in(owner).dl_tensor

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 import numpy as np
 
 import dlbridge
 from dlbridge import from_dlpack
 
-__all__ = ["bfloat16", "cuda", "ext_dev", "from_dlpack", "rocm", "to_numpy"]
-
-TESTS = Path(__file__).resolve().parents[1]
+__all__ = ["bfloat16", "ext_dev", "from_dlpack", "to_numpy"]
 
 
 def bfloat16(array):
@@ -28,27 +22,6 @@ def bfloat16(array):
 def ext_dev(array):
     """A tensor of a plugin's device, whose ``data`` is a handle."""
     return dlbridge.to_device(array, "ext_dev:1")
-
-
-def cuda(array):
-    """A tensor of the simulated CUDA driver, whose memory faults when the host touches it."""
-    _simulate("cuda")
-    return dlbridge.to_device(array, "cuda:1")
-
-
-def rocm(array):
-    """A tensor of the simulated ROCm runtime."""
-    _simulate("cuda", "hip")
-    return dlbridge.to_device(array, "rocm:0")
-
-
-def _simulate(*drivers):
-    os.environ.setdefault("FAKE_CUDA_DELAY_US", "2000")  # each piece of work ends late
-    sys.path.insert(0, str(TESTS / "drivers"))
-    import build
-
-    for driver in drivers:
-        build.load(driver)
 
 
 def to_numpy(tensor):
