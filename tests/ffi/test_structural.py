@@ -131,7 +131,7 @@ def graph(*nodes, root=0):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("[" * 100_000, RecursionError, "recursion"),
+        ("[" * 100_000, RecursionError, "recursion|Stack overflow"),
         ("5", ValueError, "object"),
         ("{}", ValueError, "root_index"),
         (graph(root=5), ValueError, "node index 5"),

@@ -31,7 +31,7 @@ class DeviceArray(bridge.Exporter):
 
 
 def cupy_takes(x):
-    """What ``cupy.from_dlpack`` and ``cupy.asarray`` ask for (cupy 14, read in its source)."""
+    """What ``cupy.from_dlpack`` and ``cupy.asarray`` ask for (as its documents say; cupy runs only beside a GPU)."""
     kind, index = x.__dlpack_device__()
     assert (int(kind), index) == (2, 0)
     capsule = x.__dlpack__(stream=2, max_version=(1, 0), dl_device=None, copy=None)

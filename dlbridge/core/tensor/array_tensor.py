@@ -100,10 +100,17 @@ class MethodProperty(property):
     there (MLX). With a getter of C the lookup in an instance runs no Python.
     """
 
+    # `dataclass(slots=True)` of CPython 3.14 looks for the cell of `__class__` in the function
+    # that is here; one of C has none.
+    fget = None
+
+    def __init__(self, getter: Callable[[Any], Any]) -> None:
+        super().__init__(getter)
+        self._getter = getter
+
     def __call__(self, tensor: Tensor, /, **keywords: Any) -> Any:
         """Return what the method of *tensor* returns, for who has it from the class."""
-        method: Any = self.fget
-        return method(tensor)(**keywords)
+        return self._getter(tensor)(**keywords)
 
 
 class ArrayTensor(NumpyTensor):
