@@ -18,6 +18,9 @@ from .library import Objects, check, constant, ffi, handle as number_of, load, s
 IN_FLIGHT = 64
 """Submissions that may be under way before the next one waits for the oldest."""
 
+MORE = 16
+"""Command buffers that are made at a time."""
+
 SLICE = 100_000_000
 """Nanoseconds per wait, so that Ctrl-C is answered between two."""
 
@@ -41,9 +44,9 @@ class _Commands:
 
     __slots__ = ("cell", "count", "value")
 
-    def __init__(self, count: int) -> None:
-        self.cell = ffi.new("VkCommandBuffer[]", count)
-        self.count = count
+    def __init__(self, *handles: Any) -> None:
+        self.cell = ffi.new("VkCommandBuffer[]", handles)
+        self.count = len(handles)
         self.value = 0
 
 
@@ -97,7 +100,7 @@ class Queue:
         )
         self._pool = objects.create(device, "CommandPool", info)[0]
         self._commands: list[_Commands] = []
-        self._nothing = _Commands(0)
+        self._nothing = _Commands()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -190,18 +193,18 @@ class Queue:
         return value
 
     def _add_commands(self) -> None:
-        """One more command buffer, unless some may be free by now. Finalizers may submit here."""
+        """Make more command buffers, unless some may be free by now. Finalizers may submit here."""
         before = self.reached
         self.done(NEVER)
         if self.reached > before:
             return
-        made = _Commands(1)
-        info = struct("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
-        check(
-            self._lib.vkAllocateCommandBuffers(self.device, info, made.cell),
-            "vkAllocateCommandBuffers",
+        made = ffi.new("VkCommandBuffer[]", MORE)
+        info = struct(
+            "VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=MORE
         )
-        self._commands.append(made)
+        result = self._lib.vkAllocateCommandBuffers(self.device, info, made)
+        check(result, "vkAllocateCommandBuffers")
+        self._commands.extend(map(_Commands, made))
 
     def mark(self) -> int:
         """A value that is reached when all work now on the queue is done.
