@@ -46,7 +46,7 @@ class DriverMemory:
     keeper: object = None
     """What keeps its stream while its free is put off; None if nothing is known."""
     must_wait = False
-    """Whether its end blocks for all work on it: it is somebody else's, who may use it after."""
+    """Whether its end blocks for all work on it, as for memory that somebody else uses after."""
     consumers: list[tuple[Consumer, object]] | None = None
     """Streams whose work so far has no event yet, and what keeps them; None until its free
     begins."""
