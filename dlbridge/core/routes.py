@@ -167,8 +167,12 @@ def _upload(cls: type, importer: Function | None, target: Device) -> Function:
     """For compact host arrays."""
     plugin = plugin_of(target)
     is_numpy = (cls.__module__, cls.__name__) == ("numpy", "ndarray")
+    library = None if importer is None else library_of(cls)
+    on_host = None if library is None else library.on_host
 
     def upload(x: Any) -> Any:
+        if on_host is not None and not on_host(x):
+            return None
         tensor = x if importer is None or is_numpy else importer(x)
         if type(tensor) is Tensor:
             return None  # on a device, or empty
