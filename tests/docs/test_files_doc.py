@@ -18,7 +18,7 @@ def test_the_examples_run(tmp_path):
     peer("ml_dtypes")
     peer("safetensors")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     program = tmp_path / "examples.py"
     program.write_text("\n".join(blocks))
     done = subprocess.run(
