@@ -161,6 +161,8 @@ def _print_hops(plans: list[bridge.Plan], names: list[str]) -> None:
     """One line for each step of the moves, which have *names*: where, at which cost, and why."""
     for plan, name in zip(plans, names, strict=True):
         for step in plan.steps:
+            if step.kind == "as library" and not step.nbytes:
+                continue  # another name for the same memory
             cost = f"{step.nbytes / 1024:,.0f} KiB copied" if step.nbytes else "no copy"
             hop = f"{step.source} -> {step.target}"
             print(f"  {name}: {hop}  {cost}, {step.kind}: {step.reason}")

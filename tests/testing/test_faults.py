@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).with_name("faulty")
+# Apart, as an entry point is there for whatever else runs in this process.
+INSTALLED = HERE / "installed"
 PLUGINS = Path(__file__).parents[1] / "support" / "plugins"
 sys.path.append(str(HERE))
 
@@ -46,10 +48,11 @@ def kit(monkeypatch):
     """The options and the environment in which the kit is run for a class of faults.py."""
 
     def prepare(name):
-        path = [str(HERE), str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        folders = [str(HERE), str(INSTALLED), str(PLUGINS)]
+        path = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-        for folder in (HERE, PLUGINS):
-            monkeypatch.syspath_prepend(str(folder))
+        for folder in folders:
+            monkeypatch.syspath_prepend(folder)
         monkeypatch.delenv("DLBRIDGE_FAKE_SHARED", raising=False)
         monkeypatch.setenv("DLBRIDGE_FAKE_DELAY_US", "1" if ALL[name].late else "0")
         # The sound one of dlbridge-fake would recognise native objects of the same class.

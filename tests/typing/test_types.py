@@ -239,7 +239,8 @@ def test_a_wrong_call_is_an_error(checker, tmp_path):
 
 
 # The types of dask (of `chunks`) and of ml_dtypes (as those of numpy) are not what they take.
-OF_OTHERS = ['parameter "chunks" of type "str"', "generic[Any]"]
+# cffi's functions have no types.
+OF_OTHERS = ['parameter "chunks" of type "str"', "generic[Any]", 'for class "Lib"']
 
 
 def test_pyright_reads_the_programs_of_the_documents(tmp_path):
@@ -277,6 +278,7 @@ ANYBODYS = {
     "Tensor.to_native": "an object of the device's ecosystem",
     "Tensor.tolist": "as many levels of lists as the tensor has dimensions",
     "Tensor.__dlpack__": "PyCapsule has no name before Python 3.13",
+    "Exporter.__dlpack__": "PyCapsule has no name before Python 3.13",
     "HostView.__dlpack__": "PyCapsule has no name before Python 3.13",
     # Called by pickle, whose protocol it is.
     "Tensor.__reduce_ex__": "what pickle takes",

@@ -1,15 +1,20 @@
 """The CUDA driver's library, and its names, numbers and structures (``cuda.h``).
 
 Only the driver API is used: it is shared by every CUDA library of the process, where each may
-bring a runtime of its own.
+bring a runtime of its own. NVIDIA's cuda-python finds the library and knows the numbers. The
+functions are called by ctypes, which has C write what they give into memory of ours: those of
+``cuda.bindings`` return tuples, and a signal's exception between the call and the assignment
+loses what is in them (375 of 644 such exceptions did).
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 from ctypes import Structure, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from functools import cache
+
+from cuda.bindings import driver as cu
+from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from dlbridge.errors import BackendUnavailable
 
@@ -20,14 +25,15 @@ name and layout (``cuDriverGetVersion``: 1000 * major + 10 * minor)."""
 
 @cache  # only success is kept: a driver may be installed later
 def library() -> ctypes.CDLL:
-    """The library that every user of CUDA in the process has; the loader knows it by its name."""
+    """The library that every user of CUDA in the process has."""
     try:
-        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError as exc:
+        path = load_nvidia_dynamic_lib("cuda").abs_path
+    except RuntimeError as exc:  # DynamicLibNotFoundError
         raise BackendUnavailable(
-            f"no CUDA driver: libcuda could not be loaded ({exc}); install NVIDIA's driver "
+            "no CUDA driver: libcuda could not be loaded; install NVIDIA's driver "
             "(inside a container, start it with GPU support)"
         ) from exc
+    return ctypes.CDLL(path)
 
 
 NAMES = {
@@ -133,25 +139,32 @@ SIGNATURES = {
 """Letters as in `dlbridge.kit.driver`."""
 
 ATTRIBUTES = {
-    "max_pitch": 11,
-    "multiprocessor_count": 16,
-    "integrated": 18,
-    "compute_capability_major": 75,
-    "compute_capability_minor": 76,
-    "managed_memory": 83,
-    "concurrent_managed": 89,
-    "reads_host_page_tables": 100,
-    "files": 103,  # HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-    "locks_read_only": 113,  # READ_ONLY_HOST_REGISTER_SUPPORTED
-    "memory_pools": 115,
+    name: int(getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{theirs or name.upper()}"))
+    for name, theirs in {
+        "max_pitch": "",
+        "multiprocessor_count": "",
+        "integrated": "",
+        "compute_capability_major": "",
+        "compute_capability_minor": "",
+        "managed_memory": "",
+        "concurrent_managed": "CONCURRENT_MANAGED_ACCESS",
+        "reads_host_page_tables": "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
+        "files": "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+        "locks_read_only": "READ_ONLY_HOST_REGISTER_SUPPORTED",
+        "memory_pools": "MEMORY_POOLS_SUPPORTED",
+    }.items()
 }
 """What is asked of a device -> its ``CU_DEVICE_ATTRIBUTE_...``."""
+
+_ASKED = ("MEMORY_TYPE", "DEVICE_ORDINAL", "IS_MANAGED", "CONTEXT")
 
 
 class PointerAttributes(Structure):
     """What is asked about an address (``CU_POINTER_ATTRIBUTE_...``), 8 bytes for each answer."""
 
-    ASKED = (c_int * 4)(2, 9, 8, 1)
+    ASKED = (c_int * 4)(
+        *(int(getattr(cu.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")) for name in _ASKED)
+    )
     Cells = c_void_p * 4
     _fields_ = (
         ("memory", c_uint),  # MEMORY_TYPE

@@ -11,19 +11,6 @@ from dlbridge_cuda import driver, external, gpu
 from dlbridge.kit import driver as kit
 
 PACKAGE = Path(driver.__file__).parent
-ATTRIBUTES = {
-    "concurrent_managed": "CONCURRENT_MANAGED_ACCESS",
-    "reads_host_page_tables": "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
-    "files": "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
-    "locks_read_only": "READ_ONLY_HOST_REGISTER_SUPPORTED",
-    "memory_pools": "MEMORY_POOLS_SUPPORTED",
-}
-
-
-@pytest.mark.parametrize("name", driver.ATTRIBUTES)
-def test_attributes(name):
-    theirs = f"CU_DEVICE_ATTRIBUTE_{ATTRIBUTES.get(name, name.upper())}"
-    assert driver.ATTRIBUTES[name] == int(getattr(cu.CUdevice_attribute, theirs))
 
 
 @pytest.mark.parametrize(
@@ -50,12 +37,6 @@ def test_attributes(name):
 )
 def test_numbers(ours, theirs):
     assert ours == int(theirs)
-
-
-def test_the_attributes_of_an_address():
-    names = "MEMORY_TYPE", "DEVICE_ORDINAL", "IS_MANAGED", "CONTEXT"
-    theirs = [getattr(cu.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}") for name in names]
-    assert list(driver.PointerAttributes.ASKED) == [int(each) for each in theirs]
 
 
 def location(obj, number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import random
 import sys
@@ -84,6 +85,7 @@ def where_threads_are():
 @pytest.mark.parametrize("turns", [200, pytest.param(10_000, marks=pytest.mark.stress)])
 def test_threads_never_see_each_others_data(opencl, turns):
     market, failures = queue.SimpleQueue(), []
+    gc.collect()  # of the tests before
     before = opencl.live_allocations()
     workers = [Worker(opencl, seed, turns, market, failures) for seed in range(THREADS)]
     for worker in workers:

@@ -171,8 +171,8 @@ def test_memmaps_of_small_types(tmp_path, name):
 @pytest.mark.parametrize(
     ("make", "way_out"),
     [
-        (lambda: np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")]), r"array\['name'\]"),
-        (lambda: np.char.array(["a", "b"]), "numpy.uint32"),
+        (lambda: np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")]), r"x\['name'\]"),
+        (lambda: np.char.array(["a", "b"]), r"x\.view\('uint32'\)"),
         (lambda: np.arange(3, dtype=">f4").view(np.memmap), "newbyteorder"),
         (lambda: np.ones(2, np.longdouble).view(np.memmap), "float64"),
     ],
@@ -645,9 +645,9 @@ def test_arrow_types_are_named():
         bridge.from_dlpack(bools)
     assert bridge.to_device(bools, "cpu").tolist() == [True, False]
     assert "copied" in str(bridge.explain(bools, "cpu"))
-    with pytest.raises(BufferError, match=r"StringArray of string.*cast"):
+    with pytest.raises(BufferError, match=r"StringArray of string.*dictionary_encode"):
         bridge.from_dlpack(texts)
-    with pytest.raises(BufferError, match=r"type string of the .*StringArray.*cast"):
+    with pytest.raises(BufferError, match=r"type string of the .*StringArray.*dictionary_encode"):
         bridge.asarray(texts)
     pictures = pyarrow.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(2, 2))
     assert bridge.asarray(pictures).shape == (2, 2)
