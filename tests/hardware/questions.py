@@ -1,6 +1,6 @@
 """Questions that NVIDIA's documents leave open, put to the driver; each prints its answer.
 
-docs/cuda.md, "Assumptions", says what the backend takes for granted.
+tests/drivers/ASSUMPTIONS.md says what the backend takes for granted.
 """
 
 from __future__ import annotations

@@ -65,12 +65,15 @@ def _words(result: str) -> str:
 
 
 def write_section(library: str, section: str) -> None:
-    """The results of the conformance command, as `--markdown` prints them."""
+    """The results of the conformance command, as `--markdown` prints them.
+
+    Without the lines that are not offered, which the command shows: the counts are enough here.
+    """
     text = DOCUMENT.read_text(encoding="utf-8")
     start = text.index(LAST)
     before, *sections = re.split(r"^(?=### )", text[start:], flags=re.MULTILINE)
     by_name = {each.split(maxsplit=2)[1]: each.strip() for each in sections}
-    by_name[library] = section.strip()
+    by_name[library] = section.partition("\nNot offered:\n")[0].strip()
     DOCUMENT.write_text(
         text[:start] + before + "\n\n".join(by_name.values()) + "\n", encoding="utf-8"
     )

@@ -4,7 +4,7 @@ Copies from and to the host block until the host's memory is no longer needed.
 Measured on PoCL 3.1 and Oclgrind from 64 bytes to 64 MiB: a blocking
 clEnqueueWriteBuffer is as fast as one that is waited for later, and as map,
 memcpy and unmap, or faster. On an H100 it was faster than copies through pinned
-memory (docs/opencl.md, "Speed").
+memory (docs/benchmarks/opencl-copy-h100.md).
 
 A region is one rectangle, or one for each entry of its outer dimension where the pitches are
 not as OpenCL wants them.
