@@ -70,7 +70,7 @@ def share(x: ArrayLike, device: DeviceLike | None = None) -> Tensor:
     --------
     >>> t = bridge.share(np.arange(3))
     >>> t
-    dlbridge.Tensor([0, 1, 2], int64, shape=(3,), device=cpu:0, memory from shared memory)
+    dlbridge.Tensor(int64, shape=(3,), device=cpu:0, memory from shared memory)
     >>> bridge.share(t) is t
     True
     """

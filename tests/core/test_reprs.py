@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import sys
 from html.parser import HTMLParser
 
@@ -102,6 +103,45 @@ def test_the_repr_of_a_devices_tensor_reads_nothing():
         text = repr(tensor)
     assert text.startswith("dlbridge.Tensor(float32, shape=(3,), device=ext_dev:0, ")
     assert moves.plans == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bridge.zeros((2, 4))[:, ::2],
+        lambda: bridge.to_device(SMALL, "cpu", copy=True).transpose(),
+        lambda: bridge.from_dlpack(SMALL)[1:],
+        lambda: bridge.asarray([[1, 2], [3, 4]]),
+    ],
+)
+def test_the_repr_shows_the_elements_of_memory_of_numpy_and_dlbridge(make):
+    assert repr(make()).startswith("dlbridge.Tensor([[")
+
+
+LENT = np.ones(4, "f4")
+
+
+class Described:
+    """What a producer has said of its memory, by numpy's interface."""
+
+    __array_interface__ = LENT.__array_interface__
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bridge.from_blob(LENT.ctypes.data, 4, "float32"),
+        lambda: bridge.from_blob(LENT.ctypes.data, 4, "float32")[1:],
+        lambda: bridge.from_blob(LENT.ctypes.data, 4, "float32").view("int32"),
+        lambda: bridge.from_dlpack(np.asarray(Described())),
+        lambda: bridge.asarray(Described()),
+        lambda: bridge.from_dlpack(peer("torch").ones(3)),  # which may have freed it
+        lambda: bridge.share(np.ones(3, "f4")),  # another process may make the file shorter
+    ],
+)
+def test_the_repr_reads_no_memory_of_others(make):
+    """Of a struct with a wrong address it was a segmentation fault (test_malformed.py)."""
+    assert re.match(r"dlbridge\.Tensor\((float|int)32, shape", repr(make()))
 
 
 def test_the_repr_of_what_numpy_does_not_have():

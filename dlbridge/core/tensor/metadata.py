@@ -10,6 +10,7 @@ from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import NUMPY_OWN
 from dlbridge.errors import ExchangeError
 
+from .carriers import CarrierBase
 from .other_names import OtherNames
 
 if TYPE_CHECKING:
@@ -217,8 +218,13 @@ class TensorMetadata(OtherNames):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        """Return the metadata; on the CPU also the elements, where they fit into a line."""
-        shown = _elements_in_a_line(self) if self.device is _CPU else ""
+        """Return the metadata, and the elements where they fit into a line and the memory is ours.
+
+        That is CPU memory that numpy or dlbridge has allocated. No other memory is read: what a
+        producer has described wrongly, or has freed, would end the process, and a debugger shows
+        a tensor without being asked. ``print`` and `tolist` read any memory.
+        """
+        shown = _elements_in_a_line(self) if self.device is _CPU and _is_allocated_here(self) else ""
         return describe(self).replace("(", f"({shown}, " if shown else "(", 1)
 
 
@@ -234,6 +240,19 @@ def describe(tensor: TensorMetadata) -> str:
 _CPU = Device.of(1, 0)
 _LINE = 60
 """Characters of elements that a repr shows at most."""
+
+
+def _is_allocated_here(tensor: TensorMetadata) -> bool:
+    """Whether numpy or dlbridge has allocated the memory, so that reading it is safe."""
+    array: Any = tensor._array
+    if not array.size:
+        return True
+    while type(base := array.base) is type(array):
+        array = base
+    if isinstance(base, CarrierBase):
+        memory = base.memory  # a host view is an allocation, too, and has an owner
+        return memory.allocation is not None and memory.owner is None
+    return base is None and array.flags.owndata
 
 
 def _elements_in_a_line(tensor: TensorMetadata) -> str:
