@@ -224,7 +224,7 @@ class TensorMetadata(OtherNames):
         producer has described wrongly, or has freed, would end the process, and a debugger shows
         a tensor without being asked. ``print`` and `tolist` read any memory.
         """
-        shown = _elements_in_a_line(self) if self.device is _CPU and _is_allocated_here(self) else ""
+        shown = _elements_in_a_line(self) if _is_allocated_here(self) else ""
         return describe(self).replace("(", f"({shown}, " if shown else "(", 1)
 
 
@@ -243,7 +243,9 @@ _LINE = 60
 
 
 def _is_allocated_here(tensor: TensorMetadata) -> bool:
-    """Whether numpy or dlbridge has allocated the memory, so that reading it is safe."""
+    """Whether it is CPU memory that numpy or dlbridge has allocated: reading that is safe."""
+    if tensor.device is not _CPU:
+        return False
     array: Any = tensor._array
     if not array.size:
         return True
