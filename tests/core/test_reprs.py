@@ -70,7 +70,8 @@ def test_every_public_class_with_values_is_in_the_table():
     assert classes - errors - {"TensorFile", "Exporter"} == shown  # tests/core/files; a base class
 
 
-@pytest.mark.parametrize("name", bridge.backends())
+# The others need the simulated driver of their own tests.
+@pytest.mark.parametrize("name", ["cpu", "ext_dev", "opencl", "vulkan", "webgpu"])
 def test_the_repr_of_a_backend(name):
     backend_or_skip(name)
     assert repr(bridge.backend(name)) == f"dlbridge.backend({name!r})"
