@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from .expectations import read_expected, unexpected
-from .rules import RULES, Rule
-from .runner import Check, Result, check
+from .runner import Result, check
 
-__all__ = ["RULES", "Check", "Result", "Rule", "check", "read_expected", "unexpected"]
+__all__ = ["Result", "check"]

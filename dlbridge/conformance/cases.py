@@ -1,14 +1,19 @@
-"""The table of cases: what a case is, and the checks that several of them share."""
+"""A rule of DLPack with its case, and the checks that several cases share."""
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from enum import StrEnum
+from threading import Barrier
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from .producer import (
     Described,
+    capsule_in,
     elements,
     encoded,
     integer,
@@ -16,53 +21,67 @@ from .producer import (
     managed_in,
     name_of,
 )
-from .rules import RULES
 from .subject import Fail, NotOffered, Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from .rules import Rule
+_Result = TypeVar("_Result")
 
-__all__ = [
-    "NUMBERS",
-    "Case",
-    "Table",
-    "capsule_of",
-    "described",
-    "drop_with_error",
-    "export",
-    "first_address",
-    "owned",
-    "read",
-    "refusal",
-    "require",
-    "version_argument",
-]
+READ_ONLY, IS_COPIED, SUBBYTE_PADDED = 1, 2, 4
+"""The flags of structs."""
 
 NUMBERS = np.arange(8, dtype="float32")
 """What memory of ours holds."""
 
+MATRIX = np.arange(6, dtype="float32").reshape(2, 3)
+"""What most arrays of the library hold."""
 
-class Case(NamedTuple):
-    """A rule as a function, which returns the evidence that it is kept.
 
-    It raises `Fail`, or `NotOffered`; any other exception is a failure too.
+class Source(StrEnum):
+    """The standard that has a rule, and the section."""
+
+    EXPORT = "array API, `__dlpack__`"
+    DEVICE = "array API, `__dlpack_device__`"
+    IMPORT = "array API, `from_dlpack`"
+    PYTHON = "DLPack, Python Specification"
+    TENSOR = "dlpack.h, `DLTensor`"
+    TYPE = "dlpack.h, `DLDataType`"
+    MANAGED = "dlpack.h, `DLManagedTensorVersioned`"
+    TABLE = "dlpack.h, `DLPackExchangeAPI`"
+    HEADER = "dlpack.h, `DLPackExchangeAPIHeader`"
+    ALLOCATOR = "dlpack.h, `DLPackManagedTensorAllocator`"
+    FROM_OBJECT = "dlpack.h, `DLPackManagedTensorFromPyObjectNoSync`"
+    TO_OBJECT = "dlpack.h, `DLPackManagedTensorToPyObjectNoSync`"
+    LEND = "dlpack.h, `DLPackDLTensorFromPyObjectNoSync`"
+    STREAM = "dlpack.h, `DLPackCurrentWorkStream`"
+    NONE = "no standard"
+    """It must not crash or lose memory."""
+
+
+class Rule(NamedTuple):
+    """One line of ``docs/conformance.md``, and its case.
+
+    The case returns the evidence that the rule is kept. It raises `Fail`, or
+    `NotOffered`; any other exception is a failure too.
     """
 
-    rule: Rule
-    function: Callable[[Subject], str]
+    line: str
+    text: str
+    source: str
+    case: Callable[[Subject], str]
 
 
-class Table(dict[str, Case]):
-    """Cases by line."""
+class Table(dict[str, Rule]):
+    """Rules by line."""
 
-    def case(self, line: str) -> Callable[..., Callable[[Subject], str]]:
-        """A decorator: the function is the case of *line*."""
+    def __call__(
+        self, line: str, text: str, source: Source
+    ) -> Callable[[Callable[[Subject], str]], None]:
+        """A decorator: the function is the case of this rule."""
 
-        def add(function: Callable[[Subject], str]) -> Callable[[Subject], str]:
-            self[line] = Case(RULES[line], function)
-            return function
+        def add(case: Callable[[Subject], str]) -> None:
+            self[line] = Rule(line, text, source, case)
 
         return add
 
@@ -73,21 +92,38 @@ def require(condition: object, otherwise: str) -> None:
         raise Fail(otherwise)
 
 
-def version_argument(array: Any) -> None:
-    """NotOffered if the library's ``__dlpack__`` does not know max_version."""
-    try:
-        array.__dlpack__(max_version=(1, 0))
-    except TypeError as exc:
-        raise NotOffered(f"it does not know max_version: {exc}") from exc
+def offered(condition: object, otherwise: str) -> None:
+    """NotOffered, with the reason *otherwise*, unless *condition* is true."""
+    if not condition:
+        raise NotOffered(otherwise)
 
 
-def export(array: Any, **keywords: Any) -> tuple[Any, Any]:
-    """A capsule of *array* and the struct in it; keywords that are unknown are not offered."""
+@contextmanager
+def offering(otherwise: str, kind: type[Exception] = Exception) -> Iterator[None]:
+    """NotOffered instead of an exception of this *kind*."""
     try:
+        yield
+    except kind as exc:
+        raise NotOffered(f"{otherwise}: {exc}") from exc
+
+
+def told(exc: BaseException) -> str:
+    """The class and the words of an exception."""
+    return f"{type(exc).__name__}: {exc}"
+
+
+def in_threads(count: int, work: Callable[[int], _Result]) -> list[_Result]:
+    """The results of *work* in so many threads at once, each with its number."""
+    with ThreadPoolExecutor(count, initializer=Barrier(count).wait) as threads:
+        return list(threads.map(work, range(count)))
+
+
+def export(array: Any, **keywords: Any) -> Any:
+    """The struct in a new capsule of *array*; keywords that are unknown are not offered."""
+    words = ", ".join(f"{name}={value!r}" for name, value in keywords.items())
+    with offering(f"__dlpack__({words})", TypeError):
         capsule = array.__dlpack__(**keywords)
-    except TypeError as exc:
-        raise NotOffered(f"__dlpack__({_words(keywords)}): {exc}") from exc
-    return capsule, managed_in(capsule)
+    return managed_in(capsule)
 
 
 def capsule_of(array: Any) -> Any:
@@ -104,25 +140,30 @@ def first_address(managed: Any) -> int:
     return integer(tensor.data) + int(tensor.byte_offset)
 
 
-class _Gives(Described):
-    """A producer of one capsule of another library's."""
-
-    def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
-        super().__init__(device=device)
-        self._capsule = capsule
-
-    def capsule(self) -> Any:
-        return self._capsule
+def address_of(array: Any) -> int:
+    """`first_address` of an export of *array*."""
+    return first_address(managed_in(capsule_of(array)))
 
 
-def read(subject: Subject, exported: tuple[Any, Any]) -> np.ndarray[Any, Any]:
+def read(subject: Subject, managed: Any) -> np.ndarray[Any, Any]:
     """The elements of an export: read by the host, or taken back by the library."""
-    capsule, managed = exported
     if is_host(managed):
         return elements(managed)
-    array = subject.take(_Gives(capsule, subject.place.device))
-    found: np.ndarray[Any, Any] = subject.values(array)
+
+    class Gives(Described):
+        def capsule(self) -> Any:
+            return capsule_in(managed)
+
+    found: np.ndarray[Any, Any]
+    found = subject.values(subject.take(Gives(device=subject.place.device)))
     return found
+
+
+def require_equal(found: Any, expected: Any, what: str = "") -> str:
+    """The evidence that two arrays have the same values; Fail otherwise."""
+    found, expected = np.asarray(found).tolist(), np.asarray(expected).tolist()
+    require(found == expected, f"{what}{found}, not {expected}")
+    return "values equal"
 
 
 def described(
@@ -137,7 +178,7 @@ def described(
     fields.setdefault("content", encoded(NUMBERS, fields["dtype"]))
     owner = None
     if place.device[0] != 1 and "device" not in fields:
-        fields = {**fields, "device": place.device}
+        fields["device"] = place.device
         if fields.get("data") is None:
             owner = capsule_of(subject.make(NUMBERS))
             tensor = managed_in(owner).dl_tensor
@@ -153,9 +194,25 @@ def owned(subject: Subject, **fields: Any) -> tuple[Described, Any]:
     producer = described(subject, **fields)
     array = subject.take(producer)
     gc.collect()
-    if producer.alive != 1:
-        raise NotOffered("it copies what it takes")
+    offered(producer.alive == 1, "it copies what it takes")
     return producer, array
+
+
+def deleted_once(producer: Described, after: str = "") -> str:
+    """The evidence that each struct of *producer* has been deleted once; Fail otherwise."""
+    for _ in range(3):
+        gc.collect()
+        if not producer.alive:
+            break
+    require(set(producer.deletions) <= {1}, f"deletions {producer.deletions}{after}")
+    return "deleted once"
+
+
+class Cycle:
+    """What only a garbage collection drops."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule, self.me = capsule, self
 
 
 class _Own(Exception):
@@ -174,24 +231,19 @@ def drop_with_error(kept: list[Any]) -> None:
     except _Own:
         return
     except BaseException as exc:
-        raise Fail(f"the pending exception was replaced by {type(exc).__name__}: {exc}") from exc
+        raise Fail(f"the pending exception was replaced by {told(exc)}") from exc
     raise Fail("the pending exception was lost")
 
 
-def refusal(function: Callable[[], Any], kinds: tuple[type[Exception], ...] = (Exception,)) -> str:
-    """The evidence that *function* raises one of *kinds*; Fail if it returns or raises another."""
+def refusal(function: Callable[[], Any], *kinds: type[Exception]) -> str:
+    """The evidence that *function* raises one of *kinds*, by default any; Fail otherwise."""
+    kinds = kinds or (Exception,)
     names = " or ".join(kind.__name__ for kind in kinds)
     try:
         result = function()
-    except (Fail, NotOffered):
-        raise
     except kinds as exc:
-        return f"{type(exc).__name__}: {exc}"
+        return told(exc)
     except Exception as exc:
         raise Fail(f"{type(exc).__name__}, not {names}: {exc}") from exc
     text = name_of(result) if type(result).__name__ == "PyCapsule" else type(result).__name__
     raise Fail(f"accepted ({text}), not {names}")
-
-
-def _words(keywords: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in keywords.items())

@@ -3,63 +3,82 @@
 from __future__ import annotations
 
 import gc
-import threading
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dlbridge.core._cdefs import ffi
+
 from .cases import (
     NUMBERS,
+    READ_ONLY,
+    Source,
     Table,
+    address_of,
     capsule_of,
+    deleted_once,
     described,
     drop_with_error,
     first_address,
+    in_threads,
+    offered,
+    offering,
     owned,
     refusal,
     require,
+    require_equal,
+    told,
 )
-from .producer import Described, encoded, managed_in, name_of
+from .producer import AS_ASKED, Described, encoded, is_versioned, managed_in, name_of
 from .subject import Fail, NotOffered, Subject
 
-__all__ = ["CONSUMER"]
-
-CONSUMER = Table()
-case = CONSUMER.case
-
-_READ_ONLY = 1
+case = CONSUMER = Table()
 
 
-def _offered(subject: Subject) -> Described:
-    """A plain producer that the library takes, so that a refusal of another one means something."""
-    plain = described(subject, version=None)
+def _legacy(subject: Subject, shape: tuple[int, ...] = (4,), **fields: Any) -> Described:
+    """A producer of legacy structs: what every library takes."""
+    return described(subject, shape, **{"version": None, **fields})
+
+
+def _offered(subject: Subject) -> None:
+    """Fail if the library takes no plain producer: a refusal of another one means something."""
     try:
-        subject.take(plain)
-    except NotOffered:
-        raise
+        subject.take(_legacy(subject))
     except Exception as exc:
-        raise Fail(f"it does not take a plain producer: {type(exc).__name__}: {exc}") from exc
-    return plain
+        raise Fail(f"it does not take a plain producer: {told(exc)}") from exc
 
 
-def _equal(subject: Subject, array: Any, expected: Any) -> str:
-    found = subject.values(array)
-    if found.tolist() != np.asarray(expected).tolist():
-        raise Fail(f"{found.tolist()}, not {np.asarray(expected).tolist()}")
-    return "values equal"
+def _versioned(subject: Subject) -> None:
+    """NotOffered if the library does not take versioned capsules."""
+    with offering("it takes no versioned capsules"):
+        subject.take(described(subject, version=(1, 0)))
 
 
-@case("C1")
+def _refuses(subject: Subject, *wrong: dict[str, Any]) -> str:
+    """The evidence that producers with these fields are refused, and what they made deleted."""
+    _offered(subject)
+    for fields in wrong:
+        producer = _legacy(subject, **fields)
+        evidence = refusal(partial(subject.take, producer))
+        deleted_once(producer, f" after it was refused: {evidence}")
+    return evidence
+
+
+def _takes(subject: Subject, producer: Described, expected: Any = NUMBERS[:4]) -> str:
+    """The evidence that the library's array of *producer* has the values *expected*."""
+    return require_equal(subject.values(subject.take(producer)), expected)
+
+
+@case("C1", "`__dlpack_device__` first, then one `__dlpack__` with what is needed", Source.IMPORT)
 def _(subject: Subject) -> str:
     subject.needs_producers()
     producer = described(subject)
     subject.take(producer)
-    calls = [call for call in producer.calls if call == "__dlpack__"]
-    if len(calls) != 1:
-        raise Fail(f"calls {producer.calls}")
-    if producer.calls[0] != "__dlpack_device__":
-        raise Fail(f"__dlpack_device__ is not the first call: {producer.calls}")
+    calls = producer.calls
+    require(calls.count("__dlpack__") == 1, f"calls {calls}")
+    first = calls[0] == "__dlpack_device__"
+    require(first, f"__dlpack_device__ is not the first call: {calls}")
     return f"with {', '.join(producer.keywords[0]) or 'no keywords'}"
 
 
@@ -70,88 +89,86 @@ class _Old(Described):
         return self.capsule()
 
 
-@case("C2")
+@case(
+    "C2",
+    "Producers that do not know the keywords are called once more without them",
+    Source.IMPORT,
+)
 def _(subject: Subject) -> str:
     subject.needs_producers()
-    return _equal(subject, subject.take(described(subject, kind=_Old, version=None)), NUMBERS[:4])
+    return _takes(subject, _legacy(subject, kind=_Old))
 
 
-class _Fails(Described):
-    """A producer that raises."""
+def _passes(subject: Subject, error: Exception) -> str:
+    """The evidence that the *error* of a producer is that of the import."""
 
-    error: Exception = BufferError("it is lent")
+    class Fails(Described):
+        def __dlpack__(self, **_keywords: Any) -> Any:
+            raise error
 
-    def __dlpack__(self, **_keywords: Any) -> Any:
-        raise self.error
-
-
-class _FailsByType(_Fails):
-    error = TypeError("this cannot be exported")
-
-
-@case("C3")
-def _(subject: Subject) -> str:
     subject.needs_producers()
     _offered(subject)
-    producer = described(subject, kind=_FailsByType)
-    evidence = refusal(lambda: subject.take(producer), (TypeError,))
-    if "cannot be exported" not in evidence:
-        raise Fail(f"replaced by {evidence}")
+    return refusal(lambda: subject.take(described(subject, kind=Fails)), type(error))
+
+
+@case("C3", "A producer's TypeError passes through", Source.NONE)
+def _(subject: Subject) -> str:
+    evidence = _passes(subject, TypeError("this cannot be exported"))
+    require("cannot be exported" in evidence, f"replaced by {evidence}")
     return evidence
 
 
-@case("C4")
-def _(subject: Subject) -> str:
-    subject.needs_producers()
-    _offered(subject)
-    return refusal(lambda: subject.take(described(subject, kind=_Fails)), (BufferError,))
+case("C4", "Other errors of a producer pass through", Source.NONE)(
+    lambda subject: _passes(subject, BufferError("it is lent"))
+)
+case("C5", "A legacy capsule is accepted although a versioned one was requested", Source.PYTHON)(
+    lambda subject: _takes(subject, _legacy(subject))
+)
 
 
-@case("C5")
-def _(subject: Subject) -> str:
-    return _equal(subject, subject.take(described(subject, version=None)), NUMBERS[:4])
-
-
-@case("C6")
-def _(subject: Subject) -> str:
-    _offered(subject)
-    evidence = refusal(lambda: subject.take(described(subject, name=b"something")))
+def _gives(thing: object) -> type[Described]:
+    """A class of producers that return *thing*."""
 
     class Gives(Described):
         def __dlpack__(self, **_keywords: Any) -> Any:
-            return 3
+            return thing
 
-    refusal(lambda: subject.take(described(subject, kind=Gives)))
-    return evidence
+    return Gives
 
 
-@case("C7")
+@case(
+    "C6", "An object that is not a capsule, or a capsule of another name: an error", Source.PYTHON
+)
 def _(subject: Subject) -> str:
-    subject.needs_producers()
-    return refusal(lambda: subject.take(object()), (TypeError, AttributeError, ValueError))
-
-
-@case("C8")
-def _(subject: Subject) -> str:
-    subject.needs_producers()
     _offered(subject)
-    for says in ((1,), (1, 0, 1), ("cpu", 0), "cpu"):
-        evidence = refusal(partial(subject.take, described(subject, says=says)))
+    evidence = refusal(lambda: subject.take(described(subject, name=b"something")))
+    refusal(lambda: subject.take(described(subject, kind=_gives(3))))
     return evidence
 
 
-@case("C9")
+@case("C7", "An object without both methods: an error", Source.IMPORT)
+def _(subject: Subject) -> str:
+    subject.needs_producers()
+    return refusal(lambda: subject.take(object()), TypeError, AttributeError, ValueError)
+
+
+@case("C8", "`__dlpack_device__` that does not return two valid ints: an error", Source.DEVICE)
+def _(subject: Subject) -> str:
+    subject.needs_producers()
+    wrong = ((1,), (1, 0, 1), ("cpu", 0), "cpu")
+    return _refuses(subject, *({"says": says, "version": AS_ASKED} for says in wrong))
+
+
+@case("C9", "Bare capsules are accepted", Source.NONE)
 def _(subject: Subject) -> str:
     try:
-        array = subject.take(described(subject, version=None).capsule())
-    except NotOffered:
-        raise
+        array = subject.take(_legacy(subject).capsule())
     except Exception as exc:
-        raise NotOffered(f"{type(exc).__name__}: {exc}") from exc
-    return _equal(subject, array, NUMBERS[:4])
+        raise NotOffered(told(exc)) from exc
+    return require_equal(subject.values(array), NUMBERS[:4])
 
 
-@case("C10")
+@case("C10", "Renamed once; deleted exactly once on every path", Source.PYTHON)
 def _(subject: Subject) -> str:
     kept: list[Any] = []
 
@@ -160,151 +177,107 @@ def _(subject: Subject) -> str:
             kept.append(super().capsule())
             return kept[-1]
 
-    producer = described(subject, kind=Keeps, version=None)
+    producer = _legacy(subject, kind=Keeps)
     array = subject.take(producer)
     name = name_of(kept[0])
-    if name != "used_dltensor":
-        raise Fail(f"the capsule's name is {name!r} after the import")
+    require(name == "used_dltensor", f"the capsule's name is {name!r} after the import")
     del array
-    return _deleted_once(producer, len(kept))
+    return deleted_once(producer)
 
 
-def _deleted_once(producer: Described, exports: int = 1) -> str:
-    for _ in range(3):
-        gc.collect()
-    if producer.deletions != [1] * exports:
-        raise Fail(f"deletions {producer.deletions}")
-    return "deleted once"
-
-
-@case("C11")
+@case("C11", "A second import of one capsule: an error", Source.PYTHON)
 def _(subject: Subject) -> str:
-    producer = described(subject, version=None)
-    capsule = producer.capsule()
-
-    class Gives(Described):
-        def __dlpack__(self, **_keywords: Any) -> Any:
-            return capsule
-
-    first = subject.take(described(subject, kind=Gives, version=None))
-    again = described(subject, kind=Gives, version=None)
+    producer = _legacy(subject)
+    kind = _gives(producer.capsule())
+    first = subject.take(_legacy(subject, kind=kind))
+    again = _legacy(subject, kind=kind)
     evidence = refusal(lambda: subject.take(again))
     del first
     return evidence
 
 
-def _versioned(subject: Subject) -> None:
-    """NotOffered if the library does not take versioned capsules."""
-    try:
-        subject.take(described(subject, version=(1, 0)))
-    except NotOffered:
-        raise
-    except Exception as exc:
-        raise NotOffered(f"it takes no versioned capsules: {exc}") from exc
-
-
-def _freed(producer: Described, refused: str) -> None:
-    """Fail unless a tensor that was refused is deleted once, by the consumer or its capsule."""
-    gc.collect()
-    deleted = producer.deletions == [1] * len(producer.made)
-    require(deleted, f"deletions {producer.deletions} after it was refused: {refused}")
-
-
-@case("C12")
+@case("C12", "Another major version: an error, and the deleter is called", Source.MANAGED)
 def _(subject: Subject) -> str:
     _versioned(subject)
-    for version in ((0, 5), (2, 0), (77, 0)):  # and nothing after the flags may be read
-        producer = described(subject, version=version, dtype=(99, 77, 0), ndim=-5)
-        evidence = refusal(partial(subject.take, producer))
-        _freed(producer, evidence)
-    return evidence
+    corrupt = {"dtype": (99, 77, 0), "ndim": -5}  # nothing after the flags may be read
+    versions = ((0, 5), (2, 0), (77, 0))
+    return _refuses(subject, *({"version": version, **corrupt} for version in versions))
 
 
-@case("C13")
+@case("C13", "Any minor version", Source.MANAGED)
 def _(subject: Subject) -> str:
     _versioned(subject)
-    return _equal(subject, subject.take(described(subject, version=(1, 99))), NUMBERS[:4])
+    return _takes(subject, described(subject, version=(1, 99)))
 
 
-@case("C14")
+@case("C14", "A NULL deleter is accepted", Source.MANAGED)
 def _(subject: Subject) -> str:
-    array = subject.take(described(subject, version=None, deleter=False))
-    evidence = _equal(subject, array, NUMBERS[:4])
-    del array
+    evidence = _takes(subject, _legacy(subject, deleter=False))
     gc.collect()
     return evidence
 
 
-@case("C15")
+@case("C15", "The deleter is called once, when the last array is dropped", Source.MANAGED)
 def _(subject: Subject) -> str:
     producer, array = owned(subject, version=None)
     kept = [array]
     del array
     gc.collect()
     require(producer.alive, "deleted while an array is in use")
-    _equal(subject, kept[0], NUMBERS[:4])
+    require_equal(subject.values(kept[0]), NUMBERS[:4])
     drop_with_error(kept)
-    return f"{_deleted_once(producer)}, while an exception passes"
+    return f"{deleted_once(producer)}, while an exception passes"
 
 
-@case("C16")
+@case("C16", "Types that are not valid: an error", Source.TYPE)
 def _(subject: Subject) -> str:
-    _offered(subject)
-    for dtype in ((99, 32, 1), (2, 24, 1), (255, 255, 65535), (17, 8, 1), (0, 0, 1), (2, 32, 0)):
-        producer = described(subject, version=None, dtype=dtype)
-        evidence = refusal(partial(subject.take, producer))
-        _freed(producer, evidence)
-    return evidence
+    wrong = ((99, 32, 1), (2, 24, 1), (255, 255, 65535), (17, 8, 1), (0, 0, 1), (2, 32, 0))
+    return _refuses(subject, *({"dtype": dtype} for dtype in wrong))
 
 
-@case("C17")
+@case("C17", "Lanes are kept, or refused", Source.TYPE)
 def _(subject: Subject) -> str:
+    def take() -> Any:
+        array = subject.take(_legacy(subject, (2,), dtype=(2, 32, 4)))
+        if "x4" in str(getattr(array, "dtype", "")):
+            raise ValueError(f"kept: {array.dtype}")  # what `refusal` takes for evidence
+        return array
+
     _offered(subject)
-    return refusal(lambda: _lanes(subject))
+    return refusal(take)
 
 
-def _lanes(subject: Subject) -> Any:
-    array = subject.take(described(subject, (2,), version=None, dtype=(2, 32, 4)))
-    if "x4" in str(getattr(array, "dtype", "")):
-        raise ValueError(f"kept: {array.dtype}")  # what `refusal` takes for evidence
-    return array
-
-
-@case("C18")
+@case("C18", "An unknown device: opaque, or an error", Source.NONE)
 def _(subject: Subject) -> str:
     _offered(subject)
     seen = []
     for device in ((77, 0), (4, 0)):
-        producer = described(subject, version=None, device=device)
+        producer = _legacy(subject, device=device)
         try:
             subject.take(producer)
-        except NotOffered:
-            raise
         except Exception as exc:
-            seen.append(f"{device}: {type(exc).__name__}: {exc}")
+            seen.append(f"{device}: {told(exc)}")
         else:
             seen.append(f"{device}: opaque")
-        _freed(producer, seen[-1])
+        deleted_once(producer, f" after it was refused: {seen[-1]}")
     return "; ".join(seen)
 
 
-@case("C20")
-def _(subject: Subject) -> str:
-    _offered(subject)
-    return refusal(lambda: subject.take(described(subject, version=None, device=(2, -5))))
+case("C20", "A negative device index: an error", Source.NONE)(
+    lambda subject: _refuses(subject, {"device": (2, -5)})
+)
 
 
 def _size(subject: Subject) -> int:
     return subject.place.dtype[1] * subject.place.dtype[2] // 8
 
 
-@case("C21")
-def _(subject: Subject) -> str:
-    array = subject.take(described(subject, (2, 4), version=None, strides=None))
-    return _equal(subject, array, NUMBERS.reshape(2, 4))
+case("C21", "NULL strides are compact", Source.TENSOR)(
+    lambda subject: _takes(subject, _legacy(subject, (2, 4), strides=None), NUMBERS.reshape(2, 4))
+)
 
 
-@case("C22")
+@case("C22", "Any strides: right values, or an error", Source.TENSOR)
 def _(subject: Subject) -> str:
     _offered(subject)
     seen = []
@@ -314,183 +287,139 @@ def _(subject: Subject) -> str:
         ("broadcast", (3, 2), (0, 1), 0, np.broadcast_to(NUMBERS[:2], (3, 2))),
         ("negative", (4,), (-1,), 3 * _size(subject), NUMBERS[3::-1]),
     ):
-        producer = described(subject, shape, version=None, strides=strides, byte_offset=offset)
+        producer = _legacy(subject, shape, strides=strides, byte_offset=offset)
         try:
             array = subject.take(producer)
-        except NotOffered:
-            raise
         except Exception as exc:
             seen.append(f"{name}: {type(exc).__name__}")
             continue
-        found = subject.values(array)
-        if found.tolist() != expected.tolist():
-            raise Fail(f"{name} strides: {found.tolist()}, not {expected.tolist()}")
+        require_equal(subject.values(array), expected, f"{name} strides: ")
         seen.append(name)
     return ", ".join(seen)
 
 
-@case("C23")
+@case("C23", "Corrupt ndim, shape and extents: an error", Source.NONE)
 def _(subject: Subject) -> str:
-    _offered(subject)
-    corrupt: tuple[dict[str, Any], ...] = (
-        {"ndim": -1},
-        {"null_shape": True},
-        {"shape": (2, -(1 << 63)), "strides": None},
-        {"shape": (-4,)},
+    endless = {"shape": (2, -(1 << 63)), "strides": None}
+    return _refuses(subject, {"ndim": -1}, {"null_shape": True}, endless, {"shape": (-4,)})
+
+
+@case("C24", "More elements than memory can hold: an error", Source.NONE)
+def _(subject: Subject) -> str:
+    return _refuses(
+        subject,
+        {"shape": (1 << 40, 1 << 40), "strides": (1 << 40, 1)},
+        {"shape": (1 << 62, 4), "strides": None},
+        {"shape": (1 << 21, 1 << 21, 1 << 21), "strides": (0, 0, 0)},
     )
-    for fields in corrupt:
-        shape = fields.pop("shape", (4,))
-        producer = described(subject, shape, version=None, **fields)
-        evidence = refusal(partial(subject.take, producer))
-        _freed(producer, evidence)
-    return evidence
 
 
-@case("C24")
-def _(subject: Subject) -> str:
-    _offered(subject)
-    shapes: tuple[tuple[tuple[int, ...], Any], ...] = (
-        ((1 << 40, 1 << 40), (1 << 40, 1)),
-        ((1 << 62, 4), None),
-        ((1 << 21, 1 << 21, 1 << 21), (0, 0, 0)),
-    )
-    for shape, strides in shapes:
-        producer = described(subject, shape, version=None, strides=strides)
-        evidence = refusal(partial(subject.take, producer))
-        _freed(producer, evidence)
-    return evidence
+case("C25", "`byte_offset` is honoured", Source.TENSOR)(
+    lambda subject: _takes(subject, _legacy(subject, byte_offset=4 * _size(subject)), NUMBERS[4:])
+)
 
 
-@case("C25")
-def _(subject: Subject) -> str:
-    array = subject.take(described(subject, version=None, byte_offset=4 * _size(subject)))
-    return _equal(subject, array, NUMBERS[4:])
-
-
-@case("C26")
+@case("C26", "No elements, with data or without", Source.TENSOR)
 def _(subject: Subject) -> str:
     for data in (None, 0):
-        array = subject.take(described(subject, (0, 3), version=None, data=data))
-        if tuple(array.shape() if callable(array.shape) else array.shape) != (0, 3):
-            raise Fail(f"shape {array.shape}")
+        shape = subject.take(_legacy(subject, (0, 3), data=data)).shape
+        require(tuple(shape() if callable(shape) else shape) == (0, 3), f"shape {shape}")
     return "(0, 3)"
 
 
-@case("C27")
-def _(subject: Subject) -> str:
-    _versioned(subject)
-    producer = described(subject, version=(1, 0), flags=_READ_ONLY)
-    try:
-        array = subject.take(producer)
-    except NotOffered:
-        raise
-    except Exception as exc:
-        return f"{type(exc).__name__}: {exc}"
-    if subject.immutable:
-        return "its arrays are immutable"
-    try:
-        back = _writable_view(array)
-    except NotOffered:
-        raise
-    except Exception as exc:
-        return f"a write fails: {type(exc).__name__}"
-    if back == producer.first:
-        raise Fail("the array is writable, over the read-only memory")
-    return "copied"
-
-
-def _writable_view(array: Any) -> int:
+def _writable_address(array: Any) -> int:
     """The address that a write through *array* reaches; an exception if it cannot be written."""
-    capsule = capsule_of(array)
-    managed = managed_in(capsule)
-    if "versioned" in name_of(capsule) and managed.flags & _READ_ONLY:
-        raise ValueError("marked READ_ONLY")
+    managed = managed_in(capsule_of(array))
+    if is_versioned(managed) and managed.flags & READ_ONLY:
+        raise ValueError("the array is read-only: marked READ_ONLY")
     return first_address(managed)
 
 
-@case("C28")
+@case("C27", "READ_ONLY is kept, or the memory copied, or the tensor refused", Source.MANAGED)
 def _(subject: Subject) -> str:
-    array = subject.take(described(subject, version=None))
+    _versioned(subject)
+    producer = described(subject, version=(1, 0), flags=READ_ONLY)
+    try:
+        array = subject.take(producer)
+    except Exception as exc:
+        return told(exc)
     if subject.immutable:
         return "its arrays are immutable"
     try:
-        _writable_view(array)
-    except BufferError as exc:
-        raise Fail(f"read-only: {exc}") from exc
-    except ValueError as exc:
-        raise Fail(f"the array is read-only: {exc}") from exc
+        address = _writable_address(array)
+    except Exception as exc:
+        return f"a write fails: {type(exc).__name__}"
+    require(address != producer.first, "the array is writable, over the read-only memory")
+    return "copied"
+
+
+@case("C28", "A legacy capsule is writable", Source.PYTHON)
+def _(subject: Subject) -> str:
+    array = subject.take(_legacy(subject))
+    if subject.immutable:
+        return "its arrays are immutable"
+    try:
+        _writable_address(array)
+    except (BufferError, ValueError) as exc:
+        raise Fail(str(exc)) from exc
     return "writable"
 
 
-@case("C30")
+@case("C30", "Unknown flags are ignored", Source.MANAGED)
 def _(subject: Subject) -> str:
     _versioned(subject)
-    return _equal(
-        subject, subject.take(described(subject, version=(1, 0), flags=1 << 20)), NUMBERS[:4]
-    )
+    return _takes(subject, described(subject, version=(1, 0), flags=1 << 20))
 
 
-@case("C31")
+@case("C31", "Sub-byte elements: known, or an error", Source.MANAGED)
 def _(subject: Subject) -> str:
     _offered(subject)
     try:
-        array = subject.take(described(subject, (4,), version=None, dtype=(0, 4, 1)))
-    except NotOffered:
-        raise
+        array = subject.take(_legacy(subject, dtype=(0, 4, 1)))
     except Exception as exc:
-        return f"{type(exc).__name__}: {exc}"
+        return told(exc)
     name = str(getattr(array, "dtype", ""))
-    if "4" not in name:
-        raise Fail(f"int4 elements became {name}")
+    require("4" in name, f"int4 elements became {name}")
     return name
 
 
-@case("C32")
+@case("C32", "`device=` of the memory: the same memory", Source.IMPORT)
 def _(subject: Subject) -> str:
-    plain = subject.take(described(subject, version=None))
-    device = getattr(plain, "device", None)
-    if device is None or callable(device):
-        raise NotOffered("its arrays have no attribute device")
-    producer = described(subject, version=None)
-    try:
+    device = getattr(subject.take(_legacy(subject)), "device", None)
+    named = device is not None and not callable(device)
+    offered(named, "its arrays have no attribute device")
+    producer = _legacy(subject)
+    with offering("no keyword device", TypeError):
         array = subject.take(producer, device=device)
-    except TypeError as exc:
-        raise NotOffered(f"no keyword device: {exc}") from exc
-    _equal(subject, array, NUMBERS[:4])
+    require_equal(subject.values(array), NUMBERS[:4])
     return f"device={device!r}"
 
 
-@case("C34")
+@case("C34", "`copy=True` makes a copy, or asks for one", Source.IMPORT)
 def _(subject: Subject) -> str:
-    producer = described(subject, version=None)
-    try:
+    producer = _legacy(subject)
+    with offering("no keyword copy", TypeError):
         array = subject.take(producer, copy=True)
-    except TypeError as exc:
-        raise NotOffered(f"no keyword copy: {exc}") from exc
-    except BufferError as exc:
-        raise Fail(f"BufferError: {exc}") from exc
-    asked = any(call.get("copy") is True for call in producer.keywords)
-    if not asked and not subject.immutable and _writable_view(array) == producer.first:
-        raise Fail("the same memory, and the producer was not asked for a copy")
-    return "the producer was asked" if asked else "copied"
+    if any(call.get("copy") is True for call in producer.keywords):
+        return "the producer was asked"
+    other = subject.immutable or _writable_address(array) != producer.first
+    require(other, "the same memory, and the producer was not asked for a copy")
+    return "copied"
 
 
-@case("C35")
+@case("C35", "`copy=False` never copies", Source.IMPORT)
 def _(subject: Subject) -> str:
-    producer = described(subject, version=None)
+    producer = _legacy(subject)
     try:
-        array = subject.take(producer, copy=False)
-    except NotOffered:
-        raise
-    except TypeError as exc:
-        raise NotOffered(f"no keyword copy: {exc}") from exc
+        with offering("no keyword copy", TypeError):
+            array = subject.take(producer, copy=False)
     except Exception as exc:
-        return f"{type(exc).__name__}: {exc}"
-    _require_shared(subject, producer, array)
+        return told(exc)
+    require(_shares(subject, producer, array), "other memory")
     return "the same memory"
 
 
-@case("C36")
+@case("C36", "No stream, or -1, is passed to a producer of host memory; never 0", Source.EXPORT)
 def _(subject: Subject) -> str:
     subject.needs_producers()
     producer = described(subject)
@@ -503,77 +432,56 @@ def _(subject: Subject) -> str:
     return f"stream={streams[0]}" if streams else "none"
 
 
-@case("C37")
-def _(subject: Subject) -> str:
-    producer = described(subject, version=None)
-    array = subject.take(producer)
-    if producer.deletions != [0] * len(producer.made):
-        if not _shares(subject, producer, array):
-            return "copied"
-        raise Fail("deleted while the array is in use")
-    evidence = _equal(subject, array, NUMBERS[:4])
-    del array
-    _deleted_once(producer)
-    return evidence
-
-
 def _shares(subject: Subject, producer: Described, array: Any) -> bool:
-    from dlbridge.core._cdefs import ffi
-
+    """Whether *array* has the memory of *producer*; on the host, by a write to that."""
     if subject.place.device[0] != 1:
-        return first_address(managed_in(capsule_of(array))) == producer.first
+        return address_of(array) == producer.first
     new = encoded(np.full(1, 99, "f4"), subject.place.dtype)
     ffi.memmove(ffi.cast("char *", producer.first), new, len(new))
     return bool(subject.values(array).ravel()[0] == 99)
 
 
-def _require_shared(subject: Subject, producer: Described, array: Any) -> None:
-    if not _shares(subject, producer, array):
-        raise Fail("other memory")
-
-
-@case("C38")
+@case("C37", "The struct is kept alive, not the producer", Source.PYTHON)
 def _(subject: Subject) -> str:
-    producer = described(subject, version=None)
+    producer = _legacy(subject)
     array = subject.take(producer)
-    if not _shares(subject, producer, array):
-        raise NotOffered("it copies")
+    if any(producer.deletions):
+        require(not _shares(subject, producer, array), "deleted while the array is in use")
+        return "copied"
+    evidence = require_equal(subject.values(array), NUMBERS[:4])
+    del array
+    deleted_once(producer)
+    return evidence
+
+
+@case("C38", "Later changes of the memory are seen", Source.PYTHON)
+def _(subject: Subject) -> str:
+    producer = _legacy(subject)
+    array = subject.take(producer)
+    offered(_shares(subject, producer, array), "it copies")
     return "shared"
 
 
-@case("C39")
+@case("C39", "Exported again, the memory is the same", Source.PYTHON)
 def _(subject: Subject) -> str:
-    producer = described(subject, version=None)
+    producer = _legacy(subject)
     array = subject.take(producer)
-    if not hasattr(array, "__dlpack__"):
-        raise NotOffered("its arrays are not producers")
-    again = first_address(managed_in(capsule_of(array)))
-    if again != producer.first:
-        if not _shares(subject, producer, array):
-            raise NotOffered("it copies")
+    offered(hasattr(array, "__dlpack__"), "its arrays are not producers")
+    if address_of(array) != producer.first:
+        offered(_shares(subject, producer, array), "it copies")
         raise Fail("another address")
     return "the same address"
 
 
-@case("C40")
+@case("C40", "Imports and deletions in many threads", Source.NONE)
 def _(subject: Subject) -> str:
-    producers = [described(subject, version=None) for _ in range(8)]
-    errors: list[Exception] = []
+    producers = [_legacy(subject) for _ in range(8)]
 
-    def work(producer: Described) -> None:
-        try:
-            for _ in range(25):
-                subject.values(subject.take(producer))
-        except Exception as exc:
-            errors.append(exc)
+    def work(number: int) -> None:
+        for _ in range(25):
+            subject.values(subject.take(producers[number]))
 
-    threads = [threading.Thread(target=work, args=(producer,)) for producer in producers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(8, work)
     for producer in producers:
-        _deleted_once(producer, len(producer.made))
+        deleted_once(producer)
     return "200 tensors"

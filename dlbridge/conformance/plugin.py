@@ -5,26 +5,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlbridge.errors import ExchangeError
 
-from .expectations import read_expected
-from .rules import RULES
+from .rules import rules
 from .runner import Check
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = [
-    "Library",
-    "RuleItem",
-    "pytest_addoption",
-    "pytest_configure",
-    "pytest_make_collect_report",
-]
+
+def read_expected(path: str) -> dict[str, str]:
+    """Line -> reason, of a file with ``P40 the reason`` in each line; ``#`` begins a comment.
+
+    ValueError for a line that no rule has, that stands twice, or that has no reason.
+    """
+    found: dict[str, str] = {}
+    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        line, _, reason = text.strip().partition(" ")
+        if not line or line.startswith("#"):
+            continue
+        if line not in rules():
+            raise ValueError(f"{path}:{number}: no rule has the number {line!r}")
+        if line in found or not reason.strip():
+            wrong = "it stands twice" if line in found else "a reason must follow"
+            raise ValueError(f"{path}:{number}: {line}: {wrong}")
+        found[line] = reason.strip()
+    return found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,7 +99,7 @@ class Library(pytest.Collector):
         expected = read_expected(path) if path else {}
         self.checking = Check(options.dlpack_conformance)
         self.config.add_cleanup(self.checking.close)
-        for line in RULES:
+        for line in rules():
             item = RuleItem.from_parent(self, name=line)
             if line in expected:
                 item.add_marker(pytest.mark.xfail(reason=expected[line], strict=True))
@@ -119,7 +130,7 @@ class RuleItem(pytest.Item):
         """The rule, its source and what the library does."""
         if not isinstance(excinfo.value, _Broken):
             return super().repr_failure(excinfo)
-        rule = RULES[self.name]
+        rule = rules()[self.name]
         library = self.parent.checking.library
         return (
             f"{self.name}: {rule.text}\n  source: {rule.source}\n  {excinfo.value}\n"
@@ -128,4 +139,4 @@ class RuleItem(pytest.Item):
 
     def reportinfo(self) -> tuple[str, None, str]:
         """The rule in words."""
-        return "dlpack", None, f"{self.name} {RULES[self.name].text}"
+        return "dlpack", None, f"{self.name} {rules()[self.name].text}"

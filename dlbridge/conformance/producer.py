@@ -9,53 +9,24 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
+from dlbridge.core.dlpack.capsules import get_destructor, new_capsule, set_name
+from dlbridge.core.implementation_details.python_api import address_in, immortal, python_api
+from dlbridge.protocol import HOST_DEVICES
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = [
-    "AS_ASKED",
-    "COMPACT",
-    "Described",
-    "delete_in_thread",
-    "destructor_of",
-    "drop_destructor",
-    "elements",
-    "encoded",
-    "immortal_name",
-    "integer",
-    "is_host",
-    "managed_in",
-    "name_of",
-    "new_capsule",
-    "rename",
-    "taken",
-]
+HOST = HOST_DEVICES - {13}
+"""Device types whose elements the host reads at any time; managed memory must be finished."""
 
 COMPACT = "compact"
 AS_ASKED = (-1, 0)
 """A version: legacy structs, or 1.0 for a consumer that says it takes versioned ones."""
 
-_api = ctypes.pythonapi
-_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
-    ("PyCapsule_New", _api)
+_get_name = python_api("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
+_set_destructor = python_api(
+    "PyCapsule_SetDestructor", ctypes.c_int, ctypes.py_object, ctypes.c_void_p
 )
-_get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _api))
-_get_destructor = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
-    ("PyCapsule_GetDestructor", _api)
-)
-_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", _api)
-)
-
-_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
-    ("PyCapsule_SetName", _api)
-)
-_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
-    ("PyCapsule_SetDestructor", _api)
-)
-
-_names: dict[bytes, Any] = {}  # a capsule keeps the pointer to its name
 
 # The process of a case ends soon, so nothing is freed: a consumer may look at a
 # struct after its deletion, which is then a failure and no crash of ours.
@@ -103,7 +74,7 @@ class Described:
         self.owner: Any = None
         """What keeps *data* alive."""
         self.memory = ffi.new("char[]", max(len(content), 4096) + 256)
-        start = (int(ffi.cast("uintptr_t", self.memory)) + 255) // 256 * 256
+        start = (integer(self.memory) + 255) // 256 * 256
         ffi.memmove(ffi.cast("char *", start), content, len(content))
         self.data = start if data is None else data
 
@@ -117,36 +88,34 @@ class Described:
         """A new capsule; numpy's destructor deletes its tensor if nobody takes it."""
         versioned = self.version is not None
         destructor = None if self._name else destructor_of(versioned=versioned)
-        return new_capsule(self.build(), self.name, destructor)
+        return new_capsule(self.build(), _immortal_name(self.name), destructor)
 
     def build(self) -> int:
         """The address of a new managed struct, which is kept."""
         managed, shape, strides = self.new_struct()
         if self.deleter:
             managed.deleter = ffi.cast(ffi.typeof(managed.deleter), _deleter)
-        address = int(ffi.cast("uintptr_t", managed))
         _kept.append((managed, shape, strides, self.memory, self.owner))
-        self.made.append(address)
-        return address
+        self.made.append(integer(managed))
+        return self.made[-1]
 
     def new_struct(self) -> tuple[Any, Any, Any]:
         """A new managed struct without a deleter, and its shape and strides, which it needs."""
-        ndim = len(self.shape) if self.ndim is None else self.ndim
         steps = self.strides
         if steps == COMPACT:
             steps = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
         shape = ffi.new("int64_t[]", list(self.shape)) if self.shape else ffi.NULL
         strides = ffi.new("int64_t[]", list(steps)) if steps else ffi.NULL
-        kind = "DLManagedTensor *" if self.version is None else "DLManagedTensorVersioned *"
-        managed = ffi.new(kind)
-        if self.version is not None:
+        if self.version is None:
+            managed = ffi.new("DLManagedTensor *")
+        else:
+            managed = ffi.new("DLManagedTensorVersioned *")
             managed.version.major, managed.version.minor = self.version
             managed.flags = self.flags
         tensor = managed.dl_tensor
         tensor.data = ffi.cast("void *", self.data)
-        device = ffi.cast("int32_t *", ffi.addressof(tensor, "device"))
-        device[0], device[1] = self.device
-        tensor.ndim = ndim
+        set_device(tensor, self.device)
+        tensor.ndim = len(self.shape) if self.ndim is None else self.ndim
         tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = self.dtype
         tensor.shape = ffi.NULL if self.null_shape else shape
         tensor.strides = strides
@@ -188,28 +157,23 @@ class Described:
         return self.deletions.count(0)
 
 
-def new_capsule(address: int, name: bytes, destructor: int | None = None) -> Any:
-    """A capsule around the pointer *address*."""
-    return _new(address, immortal_name(name), destructor)
-
-
 @cache
 def destructor_of(*, versioned: bool) -> int:
     """Numpy's destructor of capsules: the standard's rules in C, for any managed struct."""
     import numpy as np
 
-    capsule = np.empty(1).__dlpack__(max_version=(1, 0) if versioned else None)
-    return int(_get_destructor(capsule))
+    return int(get_destructor(np.empty(1).__dlpack__(max_version=(1, 0) if versioned else None)))
 
 
-def immortal_name(name: bytes) -> int:
-    """The address of *name* in memory that stays."""
-    return ctypes.addressof(_names.setdefault(name, ctypes.create_string_buffer(name)))
+@cache
+def _immortal_name(name: bytes) -> int:
+    """The address of *name* in memory that stays: a capsule keeps the pointer to its name."""
+    return ctypes.addressof(immortal(ctypes.create_string_buffer(name)))
 
 
 def rename(capsule: Any, name: bytes) -> None:
     """Give *capsule* another name, as a consumer does."""
-    _set_name(capsule, immortal_name(name))
+    set_name(capsule, _immortal_name(name))
 
 
 def drop_destructor(capsule: Any) -> None:
@@ -224,13 +188,17 @@ def taken(capsule: Any) -> tuple[int, int]:
     return integer(managed), integer(managed.deleter)
 
 
+def delete(struct: int, deleter: int) -> None:
+    """Call a deleter with the GIL held."""
+    ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(deleter)(struct)
+
+
 def delete_in_thread(struct: int, deleter: int) -> None:
     """Call a deleter in a thread that Python does not know."""
     libc = ctypes.CDLL(None)
     thread = ctypes.c_ulong()
-    libc.pthread_create(
-        ctypes.byref(thread), None, ctypes.c_void_p(deleter), ctypes.c_void_p(struct)
-    )
+    at, argument = ctypes.c_void_p(deleter), ctypes.c_void_p(struct)
+    libc.pthread_create(ctypes.byref(thread), None, at, argument)
     libc.pthread_join(thread, None)
 
 
@@ -239,12 +207,39 @@ def integer(pointer: Any) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
 
-_HOST = {1, 3, 11}  # CPU memory, and that of CUDA and ROCm which the host reads
+def _device_at(tensor: Any) -> Any:
+    return ffi.cast("int32_t *", ffi.addressof(tensor, "device"))  # any number, not only the enum's
+
+
+def set_device(tensor: Any, device: tuple[int, int]) -> None:
+    """Let a DLTensor be on *device*, whether or not there is such a type."""
+    _device_at(tensor)[0:2] = device
+
+
+# These take the managed struct: a capsule lives as long as that, and no longer.
+
+
+def device_of(managed: Any) -> tuple[int, int]:
+    """The type and the index of a struct's device."""
+    pair = _device_at(managed.dl_tensor)
+    return int(pair[0]), int(pair[1])
+
+
+def dtype_of(managed: Any) -> tuple[int, int, int]:
+    """Code, bits and lanes of a struct's elements."""
+    dtype = managed.dl_tensor.dtype
+    return int(dtype.code), int(dtype.bits), int(dtype.lanes)
+
+
+def shape_of(managed: Any) -> tuple[int, ...]:
+    """The extents of a struct."""
+    tensor = managed.dl_tensor
+    return tuple(int(tensor.shape[axis]) for axis in range(tensor.ndim))
 
 
 def is_host(managed: Any) -> bool:
     """Whether the host can read the elements of a struct."""
-    return int(ffi.cast("int32_t *", ffi.addressof(managed.dl_tensor, "device"))[0]) in _HOST
+    return device_of(managed)[0] in HOST
 
 
 _KINDS = {(2, 16): "f2", (2, 32): "f4", (2, 64): "f8", (4, 16): "u2"}
@@ -252,11 +247,9 @@ _KINDS = {(2, 16): "f2", (2, 32): "f4", (2, 64): "f8", (4, 16): "u2"}
 
 def encoded(numbers: np.ndarray[Any, Any], dtype: tuple[int, int, int]) -> bytes:
     """Small whole *numbers* as elements of a float type of DLPack; as float32 for others."""
-    import numpy as np
-
     if dtype[:2] == (4, 16):  # bfloat16: the upper half of a float32
         return (numbers.astype("f4").view("u4") >> 16).astype("u2").tobytes()
-    return numbers.astype(np.dtype(_KINDS.get(dtype[:2], "f4"))).tobytes()
+    return numbers.astype(_KINDS.get(dtype[:2], "f4")).tobytes()
 
 
 def elements(managed: Any) -> np.ndarray[Any, Any]:
@@ -264,9 +257,8 @@ def elements(managed: Any) -> np.ndarray[Any, Any]:
     import numpy as np
 
     tensor = managed.dl_tensor
-    kind = _KINDS[int(tensor.dtype.code), int(tensor.dtype.bits)]
-    size = int(tensor.dtype.bits) // 8
-    shape = [int(tensor.shape[axis]) for axis in range(tensor.ndim)]
+    code, bits, _ = dtype_of(managed)
+    kind, size, shape = _KINDS[code, bits], bits // 8, shape_of(managed)
     if tensor.strides:
         steps = [int(tensor.strides[axis]) for axis in range(tensor.ndim)]
     else:
@@ -276,9 +268,7 @@ def elements(managed: Any) -> np.ndarray[Any, Any]:
     for index in np.ndindex(*shape):
         at = start + size * sum(map(int.__mul__, index, steps))
         found[index] = np.frombuffer(ctypes.string_at(at, size), kind)[0]
-    if tensor.dtype.code == 4:
-        found = (found.astype("u4") << 16).view("f4")
-    return found
+    return (found.astype("u4") << 16).view("f4") if code == 4 else found
 
 
 def name_of(capsule: Any) -> str:
@@ -291,12 +281,22 @@ def name_of(capsule: Any) -> str:
 
 def managed_in(capsule: Any) -> Any:
     """The managed struct in *capsule*, as cffi sees it."""
-    name = name_of(capsule)
-    kind = "DLManagedTensorVersioned *" if "versioned" in name else "DLManagedTensor *"
-    managed = ffi.cast(kind, _get_pointer(capsule, name.encode()))
+    versioned = "versioned" in name_of(capsule)
+    kind = "DLManagedTensorVersioned *" if versioned else "DLManagedTensor *"
+    managed = ffi.cast(kind, address_in(capsule))
     _capsules[managed] = capsule
     return managed
 
 
+def capsule_in(managed: Any) -> Any:
+    """The capsule from which `managed_in` has the struct."""
+    return _capsules[managed]
+
+
 _capsules: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """The capsule that owns a struct, as long as somebody looks at the struct."""
+
+
+def is_versioned(managed: Any) -> bool:
+    """Whether a struct has a version and flags."""
+    return "Versioned" in ffi.typeof(managed).cname

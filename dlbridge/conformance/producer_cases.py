@@ -1,4 +1,4 @@
-"""The rules for a producer, of DLPack and the array API: P and S1 in ``docs/conformance.md``."""
+"""The rules for a producer, of DLPack and the array API: P in ``docs/conformance.md``."""
 
 from __future__ import annotations
 
@@ -8,296 +8,314 @@ import mmap
 import os
 import platform
 import sys
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlbridge.core._cdefs import ffi
+from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.values.devices import plain_number
 from dlbridge.protocol import ADDRESS_DEVICES
 
 from .cases import (
+    IS_COPIED,
+    MATRIX,
+    READ_ONLY,
+    SUBBYTE_PADDED,
+    Cycle,
+    Source,
     Table,
     capsule_of,
+    deleted_once,
     described,
     drop_with_error,
     export,
     first_address,
+    in_threads,
+    offered,
+    offering,
     owned,
     read,
     refusal,
     require,
-    version_argument,
+    require_equal,
+    told,
 )
 from .producer import (
     Described,
+    capsule_in,
+    delete,
     delete_in_thread,
+    device_of,
     drop_destructor,
+    dtype_of,
     integer,
     is_host,
+    is_versioned,
     managed_in,
     name_of,
     rename,
+    shape_of,
     taken,
 )
-from .subject import Fail, NotOffered, Subject
+from .subject import NotOffered, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PRODUCER"]
-
-PRODUCER = Table()
-case = PRODUCER.case
-
-_IS_COPIED = 2
-_READ_ONLY = 1
-_SUBBYTE_PADDED = 4
+case = PRODUCER = Table()
 
 
-def _matrix() -> np.ndarray[Any, Any]:
-    return np.arange(6, dtype="float32").reshape(2, 3)
+def _refuses(subject: Subject, *kinds: type[Exception], **keywords: Any) -> str:
+    """The evidence that ``__dlpack__`` raises one of *kinds* for these keywords."""
+    array = subject.make(MATRIX)
+    if "dl_device" in keywords:
+        _device_argument(array)
+    return refusal(lambda: array.__dlpack__(**keywords), *kinds)
 
 
-@case("P1")
-def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    return refusal(lambda: array.__dlpack__(None), (TypeError,))
+def _device_argument(array: Any) -> None:
+    with offering("it does not know dl_device", TypeError):
+        array.__dlpack__(dl_device=None)
 
 
-@case("P2")
-def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    pair = array.__dlpack_device__()
-    _capsule, managed = export(array)  # the struct lives as long as the capsule
-    device = managed.dl_tensor.device
-    exported = int(ffi.cast("int32_t *", ffi.addressof(device))[0]), int(device.device_id)
-    numbers = tuple(map(plain_number, pair))
-    if not isinstance(pair, tuple) or any(not isinstance(part, int) for part in numbers):
-        raise Fail(f"{pair!r} is not a tuple of two ints")
-    if numbers != exported:
-        raise Fail(f"{pair!r}, and the struct says {exported}")
-    return str(exported)
+def _version_argument(array: Any) -> None:
+    with offering("it does not know max_version", TypeError):
+        array.__dlpack__(max_version=(1, 0))
 
 
-@case("P3")
-def _(subject: Subject) -> str:
-    return _named(subject.make(_matrix()).__dlpack__(), "dltensor")
+def _exported(subject: Subject, name: str, **keywords: Any) -> Any:
+    """The struct of an export in a capsule of that *name*."""
+    managed = export(subject.make(MATRIX), **keywords)
+    found = name_of(capsule_in(managed))
+    require(found == name, f"a capsule named {found!r}, not {name!r}")
+    return managed
 
 
-@case("P4")
-def _(subject: Subject) -> str:
-    return _named(export(subject.make(_matrix()), max_version=None)[0], "dltensor")
-
-
-@case("P5")
-def _(subject: Subject) -> str:
-    return _named(export(subject.make(_matrix()), max_version=(0, 8))[0], "dltensor")
-
-
-@case("P6")
-def _(subject: Subject) -> str:
-    capsule, managed = export(subject.make(_matrix()), max_version=(1, 0))
-    _named(capsule, "dltensor_versioned")
-    return _major(managed)
-
-
-@case("P7")
-def _(subject: Subject) -> str:
-    capsule, managed = export(subject.make(_matrix()), max_version=(2, 0))
-    _named(capsule, "dltensor_versioned")
-    return _major(managed)
-
-
-def _named(capsule: Any, name: str) -> str:
-    if name_of(capsule) != name:
-        raise Fail(f"a capsule named {name_of(capsule)!r}, not {name!r}")
-    return name
+def _legacy(subject: Subject, **keywords: Any) -> str:
+    _exported(subject, "dltensor", **keywords)
+    return "dltensor"
 
 
 def _major(managed: Any) -> str:
     version = int(managed.version.major), int(managed.version.minor)
-    if version[0] != 1:
-        raise Fail(f"version {version}")
+    require(version[0] == 1, f"version {version}")
     return f"version {version}"
 
 
-@case("P8")
+@case("P1", "All four keywords of `__dlpack__` are keyword-only", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    version_argument(array)
+    array = subject.make(MATRIX)
+    return refusal(lambda: array.__dlpack__(None), TypeError)
+
+
+@case(
+    "P2",
+    "`__dlpack_device__` returns two ints, equal to those of the exported struct",
+    Source.DEVICE,
+)
+def _(subject: Subject) -> str:
+    array = subject.make(MATRIX)
+    pair = array.__dlpack_device__()
+    exported = device_of(export(array))
+    numbers = tuple(map(plain_number, pair))
+    ints = isinstance(pair, tuple) and all(isinstance(part, int) for part in numbers)
+    require(ints, f"{pair!r} is not a tuple of two ints")
+    require(numbers == exported, f"{pair!r}, and the struct says {exported}")
+    return str(exported)
+
+
+case("P3", "No `max_version`: a legacy capsule, `dltensor`", Source.EXPORT)(_legacy)
+case("P4", "`max_version=None`: the same", Source.EXPORT)(partial(_legacy, max_version=None))
+case("P5", "`max_version` below (1, 0): the same", Source.EXPORT)(
+    partial(_legacy, max_version=(0, 8))
+)
+
+
+case("P6", "`max_version` from (1, 0) on: `dltensor_versioned`, major version 1", Source.EXPORT)(
+    lambda subject: _major(_exported(subject, "dltensor_versioned", max_version=(1, 0)))
+)
+
+
+case("P7", "`max_version` of a later major version: still 1.x", Source.EXPORT)(
+    lambda subject: _major(_exported(subject, "dltensor_versioned", max_version=(2, 0)))
+)
+
+
+@case("P8", "`max_version` that is not a pair of ints: TypeError", Source.EXPORT)
+def _(subject: Subject) -> str:
+    array = subject.make(MATRIX)
+    _version_argument(array)
     for wrong in ("1", (1,), (1.0, 0), ("1", "0")):
-        refusal(partial(array.__dlpack__, max_version=wrong), (TypeError,))
+        refusal(partial(array.__dlpack__, max_version=wrong), TypeError)
     return "TypeError"
 
 
 def _readonly(subject: Subject) -> Any:
     """A read-only array: the library's arrays are immutable, or it keeps numpy's mark."""
-    source = _matrix()
+    source = MATRIX.copy()
     source.flags.writeable = False
     if subject.immutable:
         return subject.make(source)
-    try:
+    with offering("no read-only arrays"):
         return subject.take(source)
-    except NotOffered:
-        raise
-    except Exception as exc:
-        raise NotOffered(f"no read-only arrays: {exc}") from exc
 
 
-def _says_read_only(array: Any) -> bool:
-    version_argument(array)
-    capsule, managed = export(array, max_version=(1, 0))
-    return "versioned" in name_of(capsule) and bool(managed.flags & _READ_ONLY)
+def _require_mark(array: Any) -> None:
+    """NotOffered unless the exports of *array* are marked as read-only."""
+    _version_argument(array)
+    managed = export(array, max_version=(1, 0))
+    offered(is_versioned(managed) and managed.flags & READ_ONLY, "it has no read-only arrays")
 
 
-@case("P9")
+@case("P9", "A read-only tensor in a legacy capsule: BufferError", Source.EXPORT)
 def _(subject: Subject) -> str:
     array = _readonly(subject)
-    if not subject.immutable and not _says_read_only(array):
-        raise NotOffered("it has no read-only arrays")
-    return refusal(array.__dlpack__, (BufferError,))
+    if not subject.immutable:
+        _require_mark(array)
+    return refusal(array.__dlpack__, BufferError)
 
 
-@case("P12")
+def _of_type(subject: Subject, dtype: tuple[int, int, int], **fields: Any) -> Any:
+    """An array of elements that numpy does not have, over memory of ours."""
+    try:
+        return subject.take(described(subject, dtype=dtype, content=bytes(range(64)), **fields))
+    except Exception as exc:
+        raise NotOffered(f"it does not take such elements: {told(exc)}") from exc
+
+
+def _keeps_type(subject: Subject, dtype: tuple[int, int, int]) -> bool:
+    """Whether it takes elements of *dtype*; Fail if it exports them as others."""
+    try:
+        found = dtype_of(managed_in(capsule_of(_of_type(subject, dtype))))
+    except NotOffered:
+        return False
+    require(found == dtype, f"{dtype} is exported as {found}")
+    return True
+
+
+@case("P10", "A padded sub-byte tensor in a legacy capsule: BufferError", Source.MANAGED)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    return refusal(lambda: array.__dlpack__(no_such_keyword=1), (TypeError,))
+    array = _of_type(subject, (17, 4, 1), version=(1, 0), flags=SUBBYTE_PADDED)
+    flags = managed_in(capsule_of(array)).flags
+    require(flags & SUBBYTE_PADDED, f"exported with flags {flags}")
+    return refusal(array.__dlpack__, BufferError)
 
 
-@case("P13")
+case("P12", "An unknown keyword: TypeError", Source.PYTHON)(
+    lambda subject: _refuses(subject, TypeError, no_such_keyword=1)
+)
+
+
+@case("P13", "`dl_device=None` is the tensor's own device", Source.EXPORT)
 def _(subject: Subject) -> str:
-    _, managed = export(subject.make(_matrix()), dl_device=None)
+    managed = export(subject.make(MATRIX), dl_device=None)
     return f"device type {managed.dl_tensor.device.device_type}"
-
-
-@case("P14")
-def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    type_, index = subject.place.device
-    at = first_address(export(array, dl_device=None)[1])
-    for device in ((type_, index), (_Type(type_), index)):
-        found = first_address(export(array, max_version=(1, 0), dl_device=device)[1])
-        require(found == at, f"other memory for dl_device={device!r}")
-    return f"({type_}, {index})"
 
 
 class _Type(int):
     """A device type as an enum would have it."""
 
 
-def _device_argument(array: Any) -> None:
-    try:
-        array.__dlpack__(dl_device=None)
-    except TypeError as exc:
-        raise NotOffered(f"it does not know dl_device: {exc}") from exc
-
-
-@case("P15")
+@case("P14", "Its own device, also with an IntEnum", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    _device_argument(array)
-    return refusal(lambda: array.__dlpack__(dl_device=(16, 0)), (BufferError,))
+    array = subject.make(MATRIX)
+    type_, index = subject.place.device
+    at = first_address(export(array, dl_device=None))
+    for device in ((type_, index), (_Type(type_), index)):
+        found = first_address(export(array, max_version=(1, 0), dl_device=device))
+        require(found == at, f"other memory for dl_device={device!r}")
+    return f"({type_}, {index})"
 
 
-@case("P16")
-def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    _device_argument(array)
-    wrong = subject.place.device[0], 77
-    return refusal(lambda: array.__dlpack__(dl_device=wrong), (BufferError,))
+case("P15", "A device of another type: BufferError", Source.EXPORT)(
+    lambda subject: _refuses(subject, BufferError, dl_device=(16, 0))
+)
+case("P16", "A device of its type that does not exist: BufferError", Source.EXPORT)(
+    lambda subject: _refuses(subject, BufferError, dl_device=(subject.place.device[0], 77))
+)
 
 
 def _on_a_device(subject: Subject) -> Any:
     """An array whose memory the host cannot read."""
-    array = subject.make(_matrix())
-    if is_host(export(array)[1]):
-        raise NotOffered("its arrays are in host memory")
+    array = subject.make(MATRIX)
+    offered(not is_host(export(array)), "its arrays are in host memory")
     _device_argument(array)
     return array
 
 
-@case("P17")
+@case("P17", "`(1, 0)` from a device: a finished copy, IS_COPIED", Source.EXPORT)
 def _(subject: Subject) -> str:
-    capsule, managed = export(_on_a_device(subject), dl_device=(1, 0), max_version=(1, 0))
+    managed = export(_on_a_device(subject), dl_device=(1, 0), max_version=(1, 0))
     require(is_host(managed), "the struct names no memory of the host")
-    require(np.array_equal(read(subject, (capsule, managed)), _matrix()), "other values")
-    if "versioned" in name_of(capsule):
-        require(managed.flags & _IS_COPIED, "without the flag IS_COPIED")
+    require(np.array_equal(read(subject, managed), MATRIX), "other values")
+    if is_versioned(managed):
+        require(managed.flags & IS_COPIED, "without the flag IS_COPIED")
     return "values equal"
 
 
-@case("P18")
+@case("P18", "`(1, 0)` with `copy=False` where the host cannot read: BufferError", Source.EXPORT)
 def _(subject: Subject) -> str:
     array = _on_a_device(subject)
-    return refusal(lambda: array.__dlpack__(dl_device=(1, 0), copy=False), (BufferError,))
+    return refusal(lambda: array.__dlpack__(dl_device=(1, 0), copy=False), BufferError)
 
 
-@case("P20")
+case("P20", "`dl_device` that is not a pair of ints: TypeError", Source.EXPORT)(
+    lambda subject: _refuses(subject, TypeError, dl_device="cpu")
+)
+
+
+@case("P21", "`copy=True`: other memory, IS_COPIED", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    _device_argument(array)
-    return refusal(lambda: array.__dlpack__(dl_device="cpu"), (TypeError,))
-
-
-@case("P21")
-def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     one = export(array, max_version=(1, 0))
     two = export(array, max_version=(1, 0), copy=True)
-    if first_address(one[1]) == first_address(two[1]):
-        raise Fail("the same memory")
-    if "versioned" in name_of(two[0]) and not two[1].flags & _IS_COPIED:
-        raise Fail("other memory, without the flag IS_COPIED")
+    require(first_address(one) != first_address(two), "the same memory")
+    if is_versioned(two):
+        require(two.flags & IS_COPIED, "other memory, without the flag IS_COPIED")
     return "other memory"
 
 
-@case("P22")
+@case("P22", "`copy=False`: the same pointer, or BufferError", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     one = export(array)
     try:
         two = export(array, copy=False)
     except BufferError as exc:
-        return f"BufferError: {exc}"
-    if first_address(one[1]) != first_address(two[1]):
-        raise Fail("other memory")
+        return told(exc)
+    require(first_address(one) == first_address(two), "other memory")
     return "the same memory"
 
 
-@case("P23")
+@case("P23", "`copy=None`: the same pointer where possible, no IS_COPIED", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     one, two = export(array), export(array)
-    if first_address(one[1]) != first_address(two[1]):
-        raise Fail("other memory at each call")
+    require(first_address(one) == first_address(two), "other memory at each call")
     return "the same memory"
 
 
-@case("P24")
+@case("P24", "`copy` that is not a bool: TypeError", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    export(array, copy=None)
-    return refusal(lambda: array.__dlpack__(copy="yes"), (TypeError, ValueError))
+    export(subject.make(MATRIX), copy=None)
+    return _refuses(subject, TypeError, ValueError, copy="yes")
 
 
-@case("P25")
+@case("P25", "A copy of a read-only tensor is writable", Source.MANAGED)
 def _(subject: Subject) -> str:
     array = _readonly(subject)
-    if not _says_read_only(array):
-        raise NotOffered("it has no read-only arrays")
-    _, managed = export(array, max_version=(1, 0), copy=True)
-    if managed.flags & _READ_ONLY:
-        raise Fail("the copy is marked READ_ONLY")
+    _require_mark(array)
+    managed = export(array, max_version=(1, 0), copy=True)
+    require(not managed.flags & READ_ONLY, "the copy is marked READ_ONLY")
     return "writable"
 
 
-@case("P26")
+@case("P26", "A copy keeps the values of every layout, and has no gaps", Source.EXPORT)
 def _(subject: Subject) -> str:
     wide = np.arange(48, dtype="float32").reshape(6, 8)
-    layouts = [_matrix().T, wide[:, ::2], wide[::2, 1::2], wide[::-1, ::-1], wide[:1, ::3]]
+    layouts = [MATRIX.T, wide[:, ::2], wide[::2, 1::2], wide[::-1, ::-1], wide[:1, ::3]]
     layouts += [np.broadcast_to(wide[0], (3, 8)), np.asfortranarray(wide), wide[0, 0, None]]
     made = 0
     for source in layouts:
@@ -305,24 +323,21 @@ def _(subject: Subject) -> str:
             array = subject.make(source)
         except NotOffered:
             continue  # torch makes nothing of negative strides
-        try:
-            exported = export(array, copy=True)
-        except BufferError as exc:
-            raise NotOffered(f"it makes no copies: {exc}") from exc
-        found = read(subject, exported)
-        if not np.array_equal(found, source):
-            raise Fail(f"{found.tolist()}, not {source.tolist()}")
-        require(_is_dense(exported[1].dl_tensor), "the copy has gaps")
+        with offering("it makes no copies", BufferError):
+            managed = export(array, copy=True)
+        require_equal(read(subject, managed), source)
+        require(_is_dense(managed), "the copy has gaps")
         made += 1
     require(made, "no array of any layout")
     return f"{made} layouts"
 
 
-def _is_dense(tensor: Any) -> bool:
+def _is_dense(managed: Any) -> bool:
     """Whether the elements lie side by side, in any order of the dimensions."""
-    if not tensor.strides:
+    strides = managed.dl_tensor.strides
+    if not strides:
         return True
-    axes = [(int(tensor.strides[axis]), int(tensor.shape[axis])) for axis in range(tensor.ndim)]
+    axes = [(int(strides[axis]), extent) for axis, extent in enumerate(shape_of(managed))]
     expected = 1
     for stride, extent in sorted(axis for axis in axes if axis[1] > 1):
         if stride != expected:
@@ -331,71 +346,67 @@ def _is_dense(tensor: Any) -> bool:
     return True
 
 
-@case("P27")
+@case("P27", "No dimensions", Source.TENSOR)
 def _(subject: Subject) -> str:
-    exported = export(subject.make(np.array(7, dtype="float32")))
-    ndim = exported[1].dl_tensor.ndim
-    require(ndim == 0, f"ndim {ndim}")
-    require(read(subject, exported) == 7, "another value")
+    managed = export(subject.make(np.array(7, dtype="float32")))
+    require(managed.dl_tensor.ndim == 0, f"ndim {managed.dl_tensor.ndim}")
+    require(read(subject, managed) == 7, "another value")
     return "one element"
 
 
-@case("P28")
-def _(subject: Subject) -> str:
-    source = _matrix()
-    found = read(subject, export(subject.make(source)))
-    if not np.array_equal(found, source):
-        raise Fail(f"{found.tolist()}, not {source.tolist()}")
-    return "values equal"
+case("P28", "Shape and strides are readable, strides in elements", Source.TENSOR)(
+    lambda subject: require_equal(read(subject, export(subject.make(MATRIX))), MATRIX)
+)
 
 
-@case("P29")
+@case("P29", "No elements: NULL data, offset 0, the shape kept", Source.TENSOR)
 def _(subject: Subject) -> str:
     for wanted in ((0, 3), (0,), (3, 0), (2, 0, 4)):
-        _capsule, managed = export(subject.make(np.zeros(wanted, "float32")))
-        tensor = managed.dl_tensor
-        shape = tuple(int(tensor.shape[axis]) for axis in range(tensor.ndim))
-        require(shape == wanted, f"shape {shape}")
-        require(
-            not (tensor.data or tensor.byte_offset), "data is not NULL (dlpack.h: it should be)"
-        )
+        managed = export(subject.make(np.zeros(wanted, "float32")))
+        require(shape_of(managed) == wanted, f"shape {shape_of(managed)}")
+        null = not (managed.dl_tensor.data or managed.dl_tensor.byte_offset)
+        require(null, "data is not NULL (dlpack.h: it should be)")
     return "NULL"
 
 
-@case("P30")
+@case("P30", "Strides of dimensions of one element may be anything", Source.TENSOR)
 def _(subject: Subject) -> str:
-    one = subject.make(np.arange(10, dtype="float32")[::3][:1])
-    exported = export(one)
-    require(read(subject, exported).tolist() == [0], "another value")
-    strides = exported[1].dl_tensor.strides
+    managed = export(subject.make(np.arange(10, dtype="float32")[::3][:1]))
+    require(read(subject, managed).tolist() == [0], "another value")
+    strides = managed.dl_tensor.strides
     return f"stride {strides[0]}" if strides else "no strides"
 
 
-@case("P31")
-def _(subject: Subject) -> str:
-    record = np.zeros(4, np.dtype([("a", "u1"), ("b", "f4")]))["b"]
-    array = subject.make(record) if subject.name != "numpy" else record
-    exported = _or_buffer_error(array)
-    if exported is None:
+def _right_or_refused(
+    subject: Subject, source: np.ndarray[Any, Any], wrong: str, right: Callable[[Any], str]
+) -> str:
+    """The evidence that an array is not exported, or has the values of *source*."""
+    array = subject.make(source) if subject.name != "numpy" else source
+    try:
+        managed = export(array)
+    except BufferError:
         return "BufferError"
-    if not np.array_equal(read(subject, exported), record):
-        raise Fail("exported with wrong strides")
-    return "copied when it was made"
+    strides = managed.dl_tensor.strides
+    evidence = right(int(strides[0]) if strides else 1)  # an import may free the struct
+    require(np.array_equal(read(subject, managed), source), wrong)
+    return evidence
 
 
-@case("P32")
+@case("P31", "Byte strides that are not a multiple of the item size: BufferError", Source.TENSOR)
 def _(subject: Subject) -> str:
-    swapped = np.arange(3, dtype=np.dtype("float32").newbyteorder())
-    array = subject.make(swapped) if subject.name != "numpy" else swapped
-    exported = _or_buffer_error(array)
-    if exported is None:
-        return "BufferError"
-    if not np.array_equal(read(subject, exported), swapped):
-        raise Fail("exported as if it had native byte order")
-    return "converted when it was made"
+    source = np.zeros(4, np.dtype([("a", "u1"), ("b", "f4")]))["b"]
+    made = "copied when it was made"
+    return _right_or_refused(subject, source, "exported with wrong strides", lambda _: made)
 
 
-@case("P33")
+@case("P32", "Foreign byte order: BufferError", Source.TYPE)
+def _(subject: Subject) -> str:
+    source = np.arange(3, dtype=np.dtype("float32").newbyteorder())
+    wrong = "exported as if it had native byte order"
+    return _right_or_refused(subject, source, wrong, lambda _: "converted when it was made")
+
+
+@case("P33", "Types that DLPack does not have: BufferError", Source.EXPORT)
 def _(subject: Subject) -> str:
     evidence = ""
     for kind in ("M8[D]", "m8[s]", "U4", "V3", "O", [("a", "i4")]):
@@ -404,177 +415,95 @@ def _(subject: Subject) -> str:
         except NotOffered as exc:
             missing = exc
             continue
-        evidence = refusal(array.__dlpack__, (BufferError,))
+        evidence = refusal(array.__dlpack__, BufferError)
     if not evidence:
         raise missing
     return evidence
 
 
-def _or_buffer_error(array: Any) -> tuple[Any, Any] | None:
-    try:
-        return export(array)
-    except BufferError:
-        return None
-
-
-_KINDS = {
+_OF_NUMPY = {
     "int8": (0, 8), "int16": (0, 16), "int32": (0, 32), "int64": (0, 64),
     "uint8": (1, 8), "uint16": (1, 16), "uint32": (1, 32), "uint64": (1, 64),
     "float16": (2, 16), "float32": (2, 32), "float64": (2, 64),
     "complex64": (5, 64), "complex128": (5, 128), "bool": (6, 8),
 }  # fmt: skip
 
-
-_SMALL = (
+_OTHERS = (
     (4, 16), (5, 32), (7, 8), (8, 8), (9, 8), (10, 8), (11, 8), (12, 8), (13, 8), (14, 8),
     (15, 6), (16, 6), (17, 4),
 )  # fmt: skip
 """bfloat16, complex32, and the floats of 8, 6 and 4 bits."""
 
 
-@case("P34")
+@case("P34", "Code and bits of every type", Source.TYPE)
 def _(subject: Subject) -> str:
-    seen = []
-    for name, expected in _KINDS.items():
+    seen = 0
+    for name, expected in _OF_NUMPY.items():
         try:
             array = subject.make(np.zeros(2, name))
         except NotOffered:
             continue
-        if _type_name(array) not in (name, None):
+        dtype = getattr(array, "dtype", name)
+        if str(getattr(dtype, "name", dtype)).rpartition(".")[2] != name:
             continue  # made as another type: jax without 64 bits
-        _capsule, managed = export(array)
-        dtype = managed.dl_tensor.dtype
-        if (dtype.code, dtype.bits, dtype.lanes) != (*expected, 1):
-            raise Fail(f"{name} as code {dtype.code}, {dtype.bits} bits, {dtype.lanes} lanes")
-        seen.append(name)
-    if not seen:
-        raise NotOffered("none of numpy's types")
-    others = 0
-    for dtype in _SMALL:
-        try:
-            found = _type_of(managed_in(capsule_of(_of_type(subject, (*dtype, 1)))))
-        except NotOffered:
-            continue
-        require(found == (*dtype, 1), f"{dtype} is exported as {found}")
-        others += 1
-    return f"{len(seen)} types of numpy, {others} others"
+        code, bits, lanes = found = dtype_of(export(array))
+        words = f"{name} as code {code}, {bits} bits, {lanes} lanes"
+        require(found == (*expected, 1), words)
+        seen += 1
+    offered(seen, "none of numpy's types")
+    others = sum(_keeps_type(subject, (*dtype, 1)) for dtype in _OTHERS)
+    return f"{seen} types of numpy, {others} others"
 
 
-def _type_name(array: Any) -> str | None:
-    dtype = getattr(array, "dtype", None)
-    return None if dtype is None else str(getattr(dtype, "name", dtype)).rpartition(".")[2]
-
-
-def _of_type(subject: Subject, dtype: tuple[int, int, int], **fields: Any) -> Any:
-    """An array of elements that numpy does not have, over memory of ours."""
-    try:
-        return subject.take(described(subject, dtype=dtype, content=bytes(range(64)), **fields))
-    except NotOffered:
-        raise
-    except Exception as exc:
-        raise NotOffered(f"it does not take such elements: {type(exc).__name__}: {exc}") from exc
-
-
-def _type_of(managed: Any) -> tuple[int, int, int]:
-    dtype = managed.dl_tensor.dtype
-    return int(dtype.code), int(dtype.bits), int(dtype.lanes)
-
-
-@case("P35")
+@case("P35", "Lanes, and float4 in pairs", Source.TYPE)
 def _(subject: Subject) -> str:
-    seen: list[str] = []
-    for dtype in ((2, 32, 4), (1, 8, 4), (17, 4, 2)):
-        try:
-            array = _of_type(subject, dtype)
-            found = _type_of(managed_in(capsule_of(array)))
-        except NotOffered:
-            continue
-        require(found == dtype, f"{dtype} is exported as {found}")
-        seen.append(str(dtype))
-    if not seen:
-        raise NotOffered("it takes no elements of several lanes")
+    lanes = ((2, 32, 4), (1, 8, 4), (17, 4, 2))
+    seen = [str(dtype) for dtype in lanes if _keeps_type(subject, dtype)]
+    offered(seen, "it takes no elements of several lanes")
     return ", ".join(seen)
 
 
-@case("P10")
+@case("P36", "Flags are 0 by default", Source.MANAGED)
 def _(subject: Subject) -> str:
-    array = _of_type(subject, (17, 4, 1), version=(1, 0), flags=_SUBBYTE_PADDED)
-    flags = managed_in(capsule_of(array)).flags
-    require(flags & _SUBBYTE_PADDED, f"exported with flags {flags}")
-    return refusal(array.__dlpack__, (BufferError,))
-
-
-@case("P36")
-def _(subject: Subject) -> str:
-    capsule, managed = export(subject.make(_matrix()), max_version=(1, 0))
-    if "versioned" not in name_of(capsule):
-        raise NotOffered("legacy capsules have no flags")
+    managed = export(subject.make(MATRIX), max_version=(1, 0))
+    offered(is_versioned(managed), "legacy capsules have no flags")
     flags = int(managed.flags)
-    if flags & ~_READ_ONLY or (flags and not subject.immutable):
-        raise Fail(f"flags {flags}")
+    require(flags == 0 or (flags == READ_ONLY and subject.immutable), f"flags {flags}")
     return f"flags {flags}"
 
 
-@case("P38")
+@case("P38", "Versions are filled before the struct is handed over", Source.MANAGED)
 def _(subject: Subject) -> str:
-    capsule, managed = export(subject.make(_matrix()), max_version=(1, 3))
-    if "versioned" not in name_of(capsule):
-        raise NotOffered("legacy capsules have no version")
+    managed = export(subject.make(MATRIX), max_version=(1, 3))
+    offered(is_versioned(managed), "legacy capsules have no version")
     return _major(managed)
 
 
-@case("P39")
+@case("P39", "`data` + `byte_offset` is the first element", Source.TENSOR)
 def _(subject: Subject) -> str:
     source = np.arange(8, dtype="float32")
     whole = subject.make(source)
-    try:
+    with offering("no slices"):
         part = whole[3:]
-    except Exception as exc:
-        raise NotOffered(f"no slices: {exc}") from exc
-    found = read(subject, export(part))
-    if not np.array_equal(found, source[3:]):
-        raise Fail(f"{found.tolist()}, not {source[3:].tolist()}")
-    return "values equal"
+    return require_equal(read(subject, export(part)), source[3:])
 
 
-@case("P40")
+@case("P40", "Memory of its own is aligned to 256 bytes", Source.TENSOR)
 def _(subject: Subject) -> str:
     lowest = 4096
-    if subject.place.device[0] not in ADDRESS_DEVICES:
-        raise NotOffered("data is a handle")
+    offered(subject.place.device[0] in ADDRESS_DEVICES, "data is a handle")
     arrays = [subject.allocate(np.ones(size, "float32")) for size in (3, 100, 1000, 5000)]
     for array in arrays:
-        address = first_address(export(array)[1])
+        address = first_address(export(array))
         lowest = min(lowest, address & -address)
-    if lowest < 256:
-        raise Fail(f"aligned to {lowest} bytes only")
+    require(lowest >= 256, f"aligned to {lowest} bytes only")
     return f"{lowest} bytes"
 
 
-@case("P41")
+@case("P41", "Negative strides: exported right, or BufferError", Source.NONE)
 def _(subject: Subject) -> str:
     source = np.arange(6, dtype="float32")[::-1]
-    array = subject.make(source) if subject.name != "numpy" else source
-    exported = _or_buffer_error(array)
-    if exported is None:
-        return "BufferError"
-    tensor = exported[1].dl_tensor
-    step = int(tensor.strides[0]) if tensor.strides else 1
-    if not np.array_equal(read(subject, exported), source):
-        raise Fail("other values")
-    return f"stride {step}"
-
-
-def _grows(function: Any) -> int:
-    """By how many MiB the process grows while *function* runs 40 times."""
-    for _ in range(4):
-        function()
-    gc.collect()
-    before = _resident()
-    for _ in range(40):
-        function()
-    gc.collect()
-    return (_resident() - before) >> 20
+    return _right_or_refused(subject, source, "other values", lambda step: f"stride {step}")
 
 
 def _resident() -> int:
@@ -585,8 +514,22 @@ def _resident() -> int:
         raise NotOffered("this system does not tell the size of a process") from exc
 
 
-_BIG = 1 << 21
-"""Elements of 4 bytes: 40 leaked arrays are 320 MiB."""
+def _require_no_growth(function: Callable[[], Any], what: str) -> None:
+    """Fail if the process grows while *function* runs 40 times."""
+    for _ in range(4):
+        function()
+    gc.collect()
+    before = _resident()
+    for _ in range(40):
+        function()
+    gc.collect()
+    grown = (_resident() - before) >> 20
+    require(grown <= 100, f"{grown} MiB more after 40 {what} of 8 MiB")
+
+
+def _big(subject: Subject) -> Any:
+    """An array of 8 MiB: 40 leaked ones are 320 MiB."""
+    return subject.make(np.ones(1 << 21, "float32"))
 
 
 def _counted(subject: Subject) -> tuple[Described, Any]:
@@ -599,62 +542,46 @@ def _counted(subject: Subject) -> tuple[Described, Any]:
     return producer, capsule
 
 
-def _freed(producer: Described) -> str:
-    gc.collect()
-    require(not producer.alive, "not deleted")
-    require(set(producer.deletions) == {1}, f"deletions {producer.deletions}")
-    return "deleted once"
-
-
-@case("P42")
+@case("P42", "A capsule that nobody consumes frees its tensor", Source.PYTHON)
 def _(subject: Subject) -> str:
-    def drop() -> None:
-        subject.make(np.ones(_BIG, "float32")).__dlpack__()
-
-    grown = _grows(drop)
-    require(grown <= 100, f"{grown} MiB more after 40 capsules of 8 MiB")
+    _require_no_growth(lambda: _big(subject).__dlpack__(), "capsules")
     try:
         producer, capsule = _counted(subject)
     except NotOffered:
         return "no growth"
     del capsule
-    return _freed(producer)
+    return deleted_once(producer)
 
 
-def _deleter(address: int) -> Any:
-    return ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
-
-
-@case("P43")
+@case("P43", "A consumed capsule leaves the tensor to its consumer", Source.PYTHON)
 def _(subject: Subject) -> str:
     def consume() -> None:
-        capsule = subject.make(np.ones(_BIG, "float32")).__dlpack__()
+        capsule = _big(subject).__dlpack__()
         struct, deleter = taken(capsule)
         del capsule
         gc.collect(0)
-        _deleter(deleter)(struct)
+        delete(struct, deleter)
 
-    grown = _grows(consume)
-    require(grown <= 100, f"{grown} MiB more after 40 tensors of 8 MiB")
+    _require_no_growth(consume, "tensors")
     producer, capsule = _counted(subject)
     struct, deleter = taken(capsule)
     del capsule
     gc.collect()
     require(producer.alive, "the capsule has deleted what its consumer has taken")
-    _deleter(deleter)(struct)
-    return _freed(producer)
+    delete(struct, deleter)
+    return deleted_once(producer)
 
 
-@case("P44")
+@case("P44", "A consumer that never renames the capsule: freed with it", Source.PYTHON)
 def _(subject: Subject) -> str:
     producer, capsule = _counted(subject)
     ndim = managed_in(capsule).dl_tensor.ndim
     require(producer.alive, "deleted by a look at it")
     del capsule
-    return f"{ndim} dimension, {_freed(producer)}"
+    return f"{ndim} dimension, {deleted_once(producer)}"
 
 
-@case("P45")
+@case("P45", "A consumer that takes the destructor away: freed by the deleter", Source.PYTHON)
 def _(subject: Subject) -> str:
     producer, capsule = _counted(subject)
     managed = managed_in(capsule)
@@ -663,40 +590,39 @@ def _(subject: Subject) -> str:
     del managed, capsule
     gc.collect()
     require(producer.alive, "deleted without a destructor")
-    _deleter(deleter)(struct)
-    return _freed(producer)
+    delete(struct, deleter)
+    return deleted_once(producer)
 
 
-@case("P46")
+@case("P46", "A capsule that was renamed to something else: no crash", Source.NONE)
 def _(subject: Subject) -> str:
-    capsule = capsule_of(subject.make(_matrix()))
-    rename(capsule, b"something_else")
-    del capsule
+    rename(capsule_of(subject.make(MATRIX)), b"something_else")
     gc.collect()
     return "no crash"
 
 
-@case("P47")
+@case("P47", "An export owns its memory", Source.MANAGED)
 def _(subject: Subject) -> str:
     source = np.arange(1 << 16, dtype="float32") % 128
     array = subject.make(source)
-    exported = export(array)
+    managed = export(array)
     del array
     gc.collect()
     others = [np.full(1 << 16, 7, "float32") for _ in range(8)]
-    last = read(subject, exported)[-1]
+    last = read(subject, managed)[-1]
     require(last == source[-1], f"the last element is {last} after the array was deleted")
-    return f"alive beside {len(others)} new arrays, {name_of(exported[0]).removeprefix('used_')}"
+    name = name_of(capsule_in(managed)).removeprefix("used_")
+    return f"alive beside {len(others)} new arrays, {name}"
 
 
-@case("P48")
+@case("P48", "Exports are independent of each other", Source.MANAGED)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     one, two = export(array), export(array)
-    require(integer(one[1]) != integer(two[1]), "both capsules have one struct")
+    require(integer(one) != integer(two), "both capsules have one struct")
     del one
     gc.collect()
-    require(np.array_equal(read(subject, two), _matrix()), "dropping one has changed the other")
+    require(np.array_equal(read(subject, two), MATRIX), "dropping one has changed the other")
     try:
         producer, array = owned(subject)
     except NotOffered:
@@ -708,61 +634,48 @@ def _(subject: Subject) -> str:
         gc.collect()
         require(producer.alive, f"deleted with {len(exports)} exports alive")
     exports.clear()
-    return _freed(producer)
+    return deleted_once(producer)
 
 
-@case("P49")
-def _(subject: Subject) -> str:
+def _deleted_by(subject: Subject, way: Callable[[int, int], None]) -> str:
+    """The evidence that the deleter may be called in this *way*, counted where that is possible."""
     try:
         producer, capsule = _counted(subject)
     except NotOffered:
-        producer, capsule = None, capsule_of(subject.make(_matrix()))
-    struct, deleter = taken(capsule)
-    delete_in_thread(struct, deleter)
-    return _freed(producer) if producer else "deleted"
+        way(*taken(capsule_of(subject.make(MATRIX))))
+        return "deleted"
+    way(*taken(capsule))
+    return deleted_once(producer)
 
 
-@case("P50")
-def _(subject: Subject) -> str:
-    try:
-        producer, capsule = _counted(subject)
-    except NotOffered:
-        producer, capsule = None, capsule_of(subject.make(_matrix()))
-    struct, deleter = taken(capsule)
-    _deleter(deleter)(struct)
-    return _freed(producer) if producer else "deleted"
+case("P49", "Deletion in a thread that Python does not know", Source.NONE)(
+    partial(_deleted_by, way=delete_in_thread)
+)
+case("P50", "Deletion with the GIL held", Source.PYTHON)(partial(_deleted_by, way=delete))
 
 
-class _Cycle:
-    """What only a collection drops."""
-
-    def __init__(self, capsule: Any) -> None:
-        self.capsule, self.me = capsule, self
-
-
-@case("P51")
+@case("P51", "Deletion within a garbage collection", Source.PYTHON)
 def _(subject: Subject) -> str:
     for _ in range(10):
-        _Cycle(subject.make(_matrix()).__dlpack__())
+        Cycle(subject.make(MATRIX).__dlpack__())
     gc.collect()
     try:
         producer, array = owned(subject)
     except NotOffered:
         return "deleted"
-    _Cycle(capsule_of(array))
+    Cycle(capsule_of(array))
     del array
-    return _freed(producer)
+    return deleted_once(producer)
 
 
-@case("P52")
+@case("P52", "Deletion while an exception is pending, which stays pending", Source.PYTHON)
 def _(subject: Subject) -> str:
-    kept = [capsule_of(subject.make(_matrix()))]
-    drop_with_error(kept)
+    drop_with_error([capsule_of(subject.make(MATRIX))])
     producer, capsule = _counted(subject)
-    kept.append(capsule)
+    kept = [capsule]
     del capsule
     drop_with_error(kept)
-    return _freed(producer)
+    return deleted_once(producer)
 
 
 _CODE: dict[str, Callable[[int], bytes]] = {
@@ -772,34 +685,25 @@ _CODE: dict[str, Callable[[int], bytes]] = {
 """Machine code of ``managed->deleter(managed)``: when it runs, nothing of Python can."""
 
 
-def _calls_deleter(managed: Any) -> int:
-    """The address of a C function that calls the deleter which its argument has by then."""
+@case("P53", "Deletion after the end of Python", Source.NONE)
+def _(subject: Subject) -> str:
+    capsule = capsule_of(subject.make(MATRIX))
     code = _CODE.get(platform.machine())
     if code is None:
         raise NotOffered(f"no code for {platform.machine()}")
-    at = ffi.offsetof(ffi.typeof(managed).item, "deleter")
-    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    page.write(code(at))
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(page))
-    return ctypes.addressof(ctypes.c_char.from_buffer(page))
-
-
-@case("P53")
-def _(subject: Subject) -> str:
-    capsule = capsule_of(subject.make(_matrix()))
-    function = _calls_deleter(managed_in(capsule))
-    struct, _ = taken(capsule)
-    libc = ctypes.CDLL(None)
-    at = getattr(libc, "__cxa_atexit", None)
-    if at is None:
+    at_exit = getattr(ctypes.CDLL(None), "__cxa_atexit", None)
+    if at_exit is None:
         raise NotOffered("this system has no __cxa_atexit")
-    at(ctypes.c_void_p(function), ctypes.c_void_p(struct), None)
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code(ffi.offsetof(ffi.typeof(managed_in(capsule)).item, "deleter")))
+    function = ctypes.addressof(ctypes.c_char.from_buffer(immortal(page)))
+    at_exit(ctypes.c_void_p(function), ctypes.c_void_p(taken(capsule)[0]), None)
     return "deleted at the exit of the process"
 
 
-@case("P55")
+@case("P55", "A failed export leaks nothing", Source.NONE)
 def _(subject: Subject) -> str:
-    array = subject.make(np.ones(_BIG, "float32"))
+    array = _big(subject)
     before = sys.getrefcount(array)
     failed = 0
     for _ in range(50):
@@ -807,57 +711,41 @@ def _(subject: Subject) -> str:
             array.__dlpack__(dl_device=(16, 0))
         except Exception:
             failed += 1
-    if not failed:
-        raise NotOffered("it does not refuse dl_device=(16, 0)")
-    if sys.getrefcount(array) > before + 5:
-        raise Fail(f"{sys.getrefcount(array) - before} references more after 50 failures")
+    offered(failed, "it does not refuse dl_device=(16, 0)")
+    more = sys.getrefcount(array) - before
+    require(more <= 5, f"{more} references more after 50 failures")
     return "no reference more"
 
 
-@case("P56")
+@case("P56", "A real capsule, whose repr names it", Source.PYTHON)
 def _(subject: Subject) -> str:
-    text = repr(subject.make(_matrix()).__dlpack__())
-    if '"dltensor' not in text:
-        raise Fail(text)
+    text = repr(subject.make(MATRIX).__dlpack__())
+    require('"dltensor' in text, text)
     return text.partition(" at ")[0]
 
 
-@case("P57")
+@case("P57", "Exports survive a fork", Source.NONE)
 def _(subject: Subject) -> str:
-    if not hasattr(os, "fork"):
-        raise NotOffered("this system has no fork")
-    exported = export(subject.make(_matrix()))
-    if not is_host(exported[1]):
-        raise NotOffered("drivers of devices do not survive a fork")
+    offered(hasattr(os, "fork"), "this system has no fork")
+    managed = export(subject.make(MATRIX))
+    offered(is_host(managed), "drivers of devices do not survive a fork")
     child = os.fork()
     if not child:
-        good = np.array_equal(read(subject, exported), _matrix())
-        del exported
+        good = np.array_equal(read(subject, managed), MATRIX)
+        del managed
         os._exit(0 if good else 1)
     status = os.waitpid(child, 0)[1]
-    if status:
-        raise Fail(f"the child ended with status {status}")
+    require(not status, f"the child ended with status {status}")
     return "read and freed in the child"
 
 
-@case("P58")
+@case("P58", "Exports and deletions in many threads", Source.NONE)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
-    errors: list[BaseException] = []
+    array = subject.make(MATRIX)
 
-    def work() -> None:
-        try:
-            for _ in range(200):
-                if managed_in(capsule_of(array)).dl_tensor.ndim != 2:
-                    raise Fail("another struct")
-        except BaseException as exc:
-            errors.append(exc)
+    def work(_number: int) -> None:
+        for _ in range(200):
+            require(shape_of(managed_in(capsule_of(array))) == (2, 3), "another struct")
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(4, work)
     return "800 exports"

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dlbridge.errors import ExchangeError
 
-from .rules import RULES
+from .rules import rules
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-__all__ = ["Check", "Result", "check"]
 
 
 class Result(NamedTuple):
@@ -44,11 +42,11 @@ def check(library: str, lines: list[str] | None = None) -> list[Result]:
     >>> [result.result for result in check("numpy", ["P1", "P29"])]
     ['pass', 'fail']
     """
-    if unknown := set(lines or ()) - RULES.keys():
+    if unknown := set(lines or ()) - rules().keys():
         names = ", ".join(sorted(unknown))
-        raise ValueError(f"no line {names} here; the lines are {', '.join(RULES)}")
+        raise ValueError(f"no line {names} here; the lines are {', '.join(rules())}")
     with Check(library) as checking:
-        return [checking.run(line) for line in lines or RULES]
+        return [checking.run(line) for line in lines or rules()]
 
 
 class Check:
@@ -68,7 +66,7 @@ class Check:
             result, evidence = self._ask(line)
         if not hasattr(os, "fork"):
             self.close()
-        return Result(line, RULES[line].text, result, evidence)
+        return Result(line, rules()[line].text, result, evidence)
 
     def _ask(self, line: str) -> tuple[str, str]:
         if self._worker is None:
@@ -88,7 +86,7 @@ class Check:
             pass  # it is told by the end of its output
         for text in worker.stdout:
             if text.startswith('["'):
-                _, result, evidence = json.loads(text)
+                result, evidence = json.loads(text)
                 return result, " ".join(evidence.split())
         status = worker.wait()
         self._worker = None

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .cases import Table, export, first_address, refusal, require
+from .cases import Source, Table, export, first_address, offered, refusal, require, told
+from .producer import HOST
 from .subject import Fail, NotOffered, Subject
 
-__all__ = ["STREAMS"]
-
-STREAMS = Table()
-case = STREAMS.case
+case = STREAMS = Table()
 
 _CUDA, _ROCM = {2, 13}, {10}
-_HOST = {1, 3, 11}
 _WRONG = (ValueError, TypeError, BufferError)
 
 
@@ -24,11 +22,16 @@ def _source() -> np.ndarray[Any, Any]:
     return np.arange(1 << 12, dtype="float32") % 128
 
 
-def _array_on(subject: Subject, types: set[int], what: str) -> Any:
+def _array_on(subject: Subject, types: set[int] | frozenset[int], what: str) -> Any:
     """An array on one of these devices; NotOffered if the library's are elsewhere."""
-    if subject.place.device[0] not in types:
-        raise NotOffered(f"its arrays are not on {what}")
+    offered(subject.place.device[0] in types, f"its arrays are not on {what}")
     return subject.make(_source())
+
+
+_on_host = partial(_array_on, types=HOST, what="the host")
+_on_cuda = partial(_array_on, types=_CUDA, what="CUDA")
+_on_rocm = partial(_array_on, types=_ROCM, what="ROCm")
+_on_either = partial(_array_on, types=_CUDA | _ROCM, what="CUDA or ROCm")
 
 
 def _accepts(array: Any, *streams: Any) -> str:
@@ -36,26 +39,27 @@ def _accepts(array: Any, *streams: Any) -> str:
         try:
             array.__dlpack__(stream=stream)
         except Exception as exc:
-            raise Fail(f"stream={stream}: {type(exc).__name__}: {exc}") from exc
+            raise Fail(f"stream={stream}: {told(exc)}") from exc
     return "accepted"
 
 
-@case("S1")
+def _refuses(array: Any, *streams: Any, also: tuple[type[Exception], ...] = ()) -> str:
+    for stream in streams:
+        evidence = refusal(partial(array.__dlpack__, stream=stream), *_WRONG, *also)
+    return evidence
+
+
+@case("S1", "Host memory takes stream None and -1, and refuses others", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = _array_on(subject, _HOST, "the host")
+    array = _on_host(subject)
     _accepts(array, None, -1)
-    refusal(lambda: array.__dlpack__(stream="7"), _WRONG)
-    return refusal(lambda: array.__dlpack__(stream=7), _WRONG)
+    return _refuses(array, "7", 7)
 
 
-@case("S2")
-def _(subject: Subject) -> str:
-    return _accepts(_array_on(subject, _CUDA, "CUDA"), None)
-
-
-@case("S3")
-def _(subject: Subject) -> str:
-    return _accepts(_array_on(subject, _CUDA | _ROCM, "CUDA or ROCm"), -1)
+case("S2", "CUDA takes None", Source.EXPORT)(lambda subject: _accepts(_on_cuda(subject), None))
+case("S3", "CUDA and ROCm take -1: no ordering", Source.EXPORT)(
+    lambda subject: _accepts(_on_either(subject), -1)
+)
 
 
 class _Driver:
@@ -94,85 +98,62 @@ class _Driver:
 def _finished(subject: Subject, stream: int | None, *, copy: bool | None = None) -> str:
     """The evidence that *stream* (None: a new one) reads the array, or a copy of it, finished."""
     source = _source()
-    array = _array_on(subject, _CUDA, "CUDA")
+    array = _on_cuda(subject)
     driver = _Driver(subject.place.device[1])
     for turn in range(4):
         on = driver.stream() if stream is None else stream
-        _capsule, managed = export(array, stream=on, copy=copy)
+        managed = export(array, stream=on, copy=copy)
         found = np.frombuffer(driver.read(first_address(managed), source.nbytes, on), "f4")
         require(np.array_equal(found, source), f"unfinished at turn {turn}")
     return "finished in 4 turns"
 
 
-@case("S4")
+case("S4", "CUDA, 1: what the legacy default stream reads is finished", Source.EXPORT)(
+    partial(_finished, stream=1)
+)
+case("S5", "CUDA, 2: what the per-thread default stream reads is finished", Source.EXPORT)(
+    partial(_finished, stream=2)
+)
+case("S6", "CUDA, above 2: a handle; what that stream reads is finished", Source.EXPORT)(
+    partial(_finished, stream=None)
+)
+case("S7", "CUDA, 0: an error", Source.EXPORT)(lambda subject: _refuses(_on_cuda(subject), 0))
+case("S8", "Below -1: an error", Source.EXPORT)(lambda subject: _refuses(_on_either(subject), -2))
+case("S9", "Not an int: an error", Source.EXPORT)(
+    lambda subject: _refuses(subject.make(_source()), 1.5, "1", also=(RuntimeError,))
+)
+case("S10", "A bool is not a stream", Source.NONE)(
+    lambda subject: _refuses(subject.make(_source()), True, also=(RuntimeError,))
+)
+
+
+@case("S11", "ROCm takes None and 0, and refuses 1 and 2", Source.EXPORT)
 def _(subject: Subject) -> str:
-    return _finished(subject, 1)
+    array = _on_rocm(subject)
+    _accepts(array, None, 0)
+    return _refuses(array, 1, 2)
 
 
-@case("S5")
+@case("S12", "To the CPU: stream must be None, and the copy is finished", Source.EXPORT)
 def _(subject: Subject) -> str:
-    return _finished(subject, 2)
+    offered(subject.place.device[0] not in HOST, "its arrays are in host memory")
+    array = subject.make(_source())
+    export(array, dl_device=(1, 0))
+    return refusal(lambda: array.__dlpack__(dl_device=(1, 0), stream=1), *_WRONG)
 
 
-@case("S6")
-def _(subject: Subject) -> str:
-    return _finished(subject, None)
-
-
-@case("S13")
+@case("S13", "A copy is finished for the consumer's stream", Source.EXPORT)
 def _(subject: Subject) -> str:
     for stream in (1, 2, None):
         _finished(subject, stream, copy=True)
     return "finished on the default streams and on a new one"
 
 
-@case("S7")
+@case("S16", "Other devices take None and -1, and refuse what is no stream", Source.EXPORT)
 def _(subject: Subject) -> str:
-    array = _array_on(subject, _CUDA, "CUDA")
-    return refusal(lambda: array.__dlpack__(stream=0), _WRONG)
-
-
-@case("S8")
-def _(subject: Subject) -> str:
-    array = _array_on(subject, _CUDA | _ROCM, "CUDA or ROCm")
-    return refusal(lambda: array.__dlpack__(stream=-2), _WRONG)
-
-
-@case("S9")
-def _(subject: Subject) -> str:
-    array = subject.make(_source())
-    refusal(lambda: array.__dlpack__(stream=1.5), (*_WRONG, RuntimeError))
-    return refusal(lambda: array.__dlpack__(stream="1"), (*_WRONG, RuntimeError))
-
-
-@case("S10")
-def _(subject: Subject) -> str:
-    array = subject.make(_source())
-    return refusal(lambda: array.__dlpack__(stream=True), (*_WRONG, RuntimeError))
-
-
-@case("S11")
-def _(subject: Subject) -> str:
-    array = _array_on(subject, _ROCM, "ROCm")
-    _accepts(array, None, 0)
-    refusal(lambda: array.__dlpack__(stream=1), _WRONG)
-    return refusal(lambda: array.__dlpack__(stream=2), _WRONG)
-
-
-@case("S12")
-def _(subject: Subject) -> str:
-    array = subject.make(_source())
-    if subject.place.device[0] in _HOST:
-        raise NotOffered("its arrays are in host memory")
-    export(array, dl_device=(1, 0))
-    return refusal(lambda: array.__dlpack__(dl_device=(1, 0), stream=1), _WRONG)
-
-
-@case("S16")
-def _(subject: Subject) -> str:
-    if subject.place.device[0] in _HOST | _CUDA | _ROCM:
-        raise NotOffered("its arrays are in host memory, or on CUDA or ROCm")
+    other = subject.place.device[0] not in HOST | _CUDA | _ROCM
+    offered(other, "its arrays are in host memory, or on CUDA or ROCm")
     array = subject.make(_source())
     _accepts(array, None)
     array.__dlpack__(stream=-1, max_version=(1, 3))
-    return refusal(lambda: array.__dlpack__(stream="none"), _WRONG)
+    return _refuses(array, "none")

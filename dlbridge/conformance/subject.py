@@ -11,14 +11,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["Fail", "NotOffered", "Place", "Subject"]
+
+class Fail(BaseException):
+    """The library does not do what the line says. An Exception is one of the library."""
 
 
-class Fail(Exception):
-    """The library does not do what the line says."""
-
-
-class NotOffered(Exception):
+class NotOffered(BaseException):
     """The library does not have what the line is about."""
 
 

@@ -6,25 +6,37 @@ import ctypes
 import gc
 import importlib
 import sys
-import threading
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.capsules import capsule_pointer
 from dlbridge.core.implementation_details.python_api import decrement_references
 from dlbridge.protocol import ADDRESS_DEVICES
 
-from .cases import NUMBERS, Table, capsule_of, described, first_address, owned, refusal, require
-from .producer import delete_in_thread, integer, managed_in
+from .cases import (
+    MATRIX,
+    NUMBERS,
+    Cycle,
+    Source,
+    Table,
+    address_of,
+    capsule_of,
+    deleted_once,
+    described,
+    first_address,
+    in_threads,
+    offered,
+    owned,
+    refusal,
+    require,
+    require_equal,
+    told,
+)
+from .producer import delete, delete_in_thread, integer, set_device, shape_of
 from .subject import Fail, NotOffered, Subject
 
-__all__ = ["TABLES"]
-
-TABLES = Table()
-case = TABLES.case
+case = TABLES = Table()
 
 NAMES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
 """The attribute's name, and the one it had before dlpack.h 1.3."""
@@ -43,10 +55,6 @@ _FUNCTIONS = (
     "current_work_stream",
 )
 _BORROW = "dltensor_from_py_object_no_sync"
-
-
-def _matrix() -> np.ndarray[Any, Any]:
-    return np.arange(6, dtype="float32").reshape(2, 3)
 
 
 def _address(value: object) -> int:
@@ -74,17 +82,17 @@ def _status(function: Any, *arguments: Any) -> int:
     return status
 
 
-def _exported(table: Any, array: Any) -> tuple[Any, int]:
-    """The struct that the table makes of *array*, and the address of its deleter."""
+def _exported(table: Any, array: Any) -> Any:
+    """The struct that the table makes of *array*."""
     out = ffi.new("DLManagedTensorVersioned **")
     function = _EXPORT(integer(table.managed_tensor_from_py_object_no_sync))
     _status(function, array, integer(out))
     require(out[0] != ffi.NULL, "it returned 0, and no struct")
-    return out[0], integer(out[0].deleter)
+    return out[0]
 
 
-def _delete(managed: Any, deleter: int) -> None:
-    ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(deleter)(integer(managed))
+def _delete(managed: Any) -> None:
+    delete(integer(managed), integer(managed.deleter))
 
 
 def _imported(table: Any, address: int) -> Any:
@@ -98,9 +106,13 @@ def _imported(table: Any, address: int) -> Any:
     return array
 
 
-@case("X1")
+@case(
+    "X1",
+    "The attribute: a capsule on the type; the name it had before, if there, has the same table",
+    Source.TABLE,
+)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     _table(array)
     there = {name: getattr(type(array), name) for name in NAMES if hasattr(type(array), name)}
     require(NAMES[0] in there, f"only under the name before 1.3, {NAMES[1]}")
@@ -110,9 +122,9 @@ def _(subject: Subject) -> str:
     return ", ".join(forms)
 
 
-@case("X2")
+@case("X2", "Version 1.x; older tables by `prev_api`, NULL at the end", Source.HEADER)
 def _(subject: Subject) -> str:
-    table = _table(subject.make(_matrix()))
+    table = _table(subject.make(MATRIX))
     versions: list[tuple[int, int]] = []
     header = ffi.addressof(table, "header")
     while header != ffi.NULL:
@@ -124,14 +136,14 @@ def _(subject: Subject) -> str:
     return " <- ".join(f"{major}.{minor}" for major, minor in versions)
 
 
-@case("X3")
+@case("X3", "Every function but the one that lends is set; the table stays", Source.TABLE)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     table = _table(array)
     for name in _FUNCTIONS:
         require(getattr(table, name) != ffi.NULL, f"{name} is NULL")
     gc.collect()
-    again = _table(subject.make(_matrix()))
+    again = _table(subject.make(MATRIX))
     require(table == again, "another table for another array")
     return "lends, too" if getattr(table, _BORROW) else "does not lend"
 
@@ -146,47 +158,45 @@ class _Allocation:
         shape: tuple[int, ...] = (2, 3),
         dtype: tuple[int, int, int] = (2, 32, 1),
     ) -> None:
-        self._shape = ffi.new("int64_t[]", list(shape)) if shape else ffi.NULL
+        extents = ffi.new("int64_t[]", list(shape))
         prototype = ffi.new("DLTensor *")
-        prototype.ndim, prototype.shape = len(shape), self._shape
-        kind = prototype.dtype
-        kind.code, kind.bits, kind.lanes = dtype
-        pair = ffi.cast("int32_t *", ffi.addressof(prototype, "device"))
-        pair[0], pair[1] = device
+        prototype.ndim, prototype.shape = len(shape), extents if shape else ffi.NULL
+        prototype.dtype.code, prototype.dtype.bits, prototype.dtype.lanes = dtype
+        set_device(prototype, device)
         prototype.data = ffi.cast("void *", 0xBAD)  # nothing else of a prototype is used
         prototype.strides = ffi.cast("int64_t *", 0xBAD)
         self.errors: list[tuple[bytes, bytes]] = []
-        self._out = ffi.new("DLManagedTensorVersioned **")
-        told = _SET_ERROR(lambda _context, kind, message: self.errors.append((kind, message)))
+        out = ffi.new("DLManagedTensorVersioned **")
+        tell = _SET_ERROR(lambda _context, kind, message: self.errors.append((kind, message)))
         function = _ALLOCATE(integer(table.managed_tensor_allocator))
-        self.status: int = function(integer(prototype), integer(self._out), None, told)
-
-    @property
-    def managed(self) -> Any:
-        return self._out[0]
+        self.status: int = function(integer(prototype), integer(out), None, tell)
+        self.managed = out[0]
 
 
-@case("X4")
+@case(
+    "X4",
+    "The allocator: which fields it reads, what it returns, how it reports errors",
+    Source.ALLOCATOR,
+)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     table, device = _table(array), subject.place.device
     first = _Allocation(table, device)
     if first.status:
         require(len(first.errors) == 1, f"status {first.status}, errors {first.errors}")
         raise NotOffered(f"it allocates nothing: {first.errors[0][1].decode()}")
-    _delete(first.managed, integer(first.managed.deleter))
+    _delete(first.managed)
     for shape in ((2, 3), (7,), (), (0, 3)):
         made = _Allocation(table, device, shape=shape)
         require(made.status == 0 and not made.errors, f"{shape}: {made.status}, {made.errors}")
-        tensor = made.managed.dl_tensor
-        found = tuple(int(tensor.shape[axis]) for axis in range(tensor.ndim))
+        tensor, found = made.managed.dl_tensor, shape_of(made.managed)
         require(found == shape, f"shape {found}, not {shape}")
         if shape == (2, 3) and tensor.strides:
             require((tensor.strides[0], tensor.strides[1]) == (3, 1), "strides that are not (3, 1)")
         if 0 not in shape and device[0] in ADDRESS_DEVICES:
             require(tensor.data != ffi.NULL, f"{shape}: data is NULL")
             require(first_address(made.managed) % 16 == 0, "not aligned to 16 bytes")
-        _delete(made.managed, integer(made.managed.deleter))
+        _delete(made.managed)
     wrong: tuple[dict[str, Any], ...] = (
         {"dtype": (99, 32, 1)},
         {"device": (99, 0)},
@@ -196,62 +206,54 @@ def _(subject: Subject) -> str:
         failed = _Allocation(table, **{"device": device, **fields})
         require(failed.status != 0, f"{fields}: accepted")
         require(len(failed.errors) == 1, f"{fields}: SetError called {len(failed.errors)} times")
-    seen: list[int] = []
-    thread = threading.Thread(target=lambda: seen.append(_Allocation(table, device).status))
-    thread.start()
-    thread.join()
-    require(seen == [0], f"status {seen} in a thread")
+    [status] = in_threads(1, lambda _: _Allocation(table, device).status)
+    require(status == 0, f"status {status} in a thread")
     return f"errors: {failed.errors[0][0].decode()}"
 
 
-@case("X5")
+@case("X5", "Exports: flags, ownership, failures", Source.FROM_OBJECT)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     table = _table(array)
     before = sys.getrefcount(array)
     exports = [_exported(table, array) for _ in range(3)]
-    at = first_address(managed_in(capsule_of(array)))
-    for managed, _ in exports:
+    at = address_of(array)
+    for managed in exports:
         require(managed.version.major == 1, f"version {managed.version.major}")
         require(first_address(managed) == at, "other memory than __dlpack__ gives")
         require(managed.dl_tensor.ndim == 2, f"ndim {managed.dl_tensor.ndim}")
-    require(len({integer(managed) for managed, _ in exports}) == 3, "one struct for two exports")
-    for managed, deleter in (exports[1], exports[0], exports[2]):
-        _delete(managed, deleter)
+    require(len({integer(managed) for managed in exports}) == 3, "one struct for two exports")
+    for managed in (exports[1], exports[0], exports[2]):
+        _delete(managed)
     require(sys.getrefcount(array) == before, "references are left")
     producer, array = owned(subject)
-    managed, deleter = _exported(table, array)
+    managed = _exported(table, array)
     del array
     gc.collect()
     require(producer.alive, "deleted although an export is alive")
-    delete_in_thread(integer(managed), deleter)
-    gc.collect()
-    require(producer.deletions[-1] == 1, f"deletions {producer.deletions}")
-    return "deleted once, in a thread that Python does not know"
+    delete_in_thread(integer(managed), integer(managed.deleter))
+    return f"{deleted_once(producer)}, in a thread that Python does not know"
 
 
-@case("X6")
+@case("X6", "Imports: a new reference; the struct is deleted once", Source.TO_OBJECT)
 def _(subject: Subject) -> str:
-    table = _table(subject.make(_matrix()))
+    table = _table(subject.make(MATRIX))
     producer = described(subject, version=(1, 0))
     array = _imported(table, producer.build())
     require(_table(array) == table, f"a {type(array).__name__}, of another table")
     count = sys.getrefcount(array)
     require(count == 2, f"{count} references, not 2")
-    require(subject.values(array).tolist() == NUMBERS[:4].tolist(), "other values")
+    require_equal(subject.values(array), NUMBERS[:4])
     require(producer.alive, "deleted while the array is in use")
     del array
-    gc.collect()
-    require(producer.deletions == [1], f"deletions {producer.deletions}")
-    return "deleted once"
+    return deleted_once(producer)
 
 
-@case("X7")
+@case("X7", "Borrowed structs live as long as the tensor", Source.LEND)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     table = _table(array)
-    if not getattr(table, _BORROW):
-        raise NotOffered("the function is NULL")
+    offered(getattr(table, _BORROW), "the function is NULL")
     lent = ffi.new("DLTensor *")
     before = sys.getrefcount(array)
     _status(_EXPORT(integer(getattr(table, _BORROW))), array, integer(lent))
@@ -259,13 +261,13 @@ def _(subject: Subject) -> str:
     gc.collect()
     require((lent.ndim, lent.shape[0], lent.shape[1]) == (2, 2, 3), "another shape")
     at = integer(lent.data) + int(lent.byte_offset)
-    require(at == first_address(managed_in(capsule_of(array))), "other memory")
+    require(at == address_of(array), "other memory")
     return "the same memory"
 
 
-@case("X8")
+@case("X8", "The stream of its device; an unknown device is no crash", Source.STREAM)
 def _(subject: Subject) -> str:
-    table = _table(subject.make(_matrix()))
+    table = _table(subject.make(MATRIX))
     function = _STREAM(integer(table.current_work_stream))
     stream = ctypes.c_void_p(7)
     _status(function, *subject.place.device, ctypes.addressof(stream))
@@ -280,29 +282,25 @@ def _(subject: Subject) -> str:
     return f"stream {said:#x}; no exception for an unknown device"
 
 
-@case("X10")
+@case("X10", "Exports while a garbage collection deletes others", Source.NONE)
 def _(subject: Subject) -> str:
-    class Cycle:
-        def __init__(self, capsule: Any) -> None:
-            self.capsule, self.me = capsule, self
-
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     table = _table(array)
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for _ in range(50):
-            Cycle(capsule_of(subject.make(_matrix())))
-            _delete(*_exported(table, array))
+            Cycle(capsule_of(subject.make(MATRIX)))
+            _delete(_exported(table, array))
     finally:
         gc.set_threshold(*before)
     return "50 exports"
 
 
-@case("X18")
+@case("X18", "A failure leaves a Python exception set, and a success none", Source.TABLE)
 def _(subject: Subject) -> str:
-    table = _table(subject.make(_matrix()))
-    _delete(*_exported(table, subject.make(_matrix())))  # ctypes would raise what is pending
+    table = _table(subject.make(MATRIX))
+    _delete(_exported(table, subject.make(MATRIX)))  # ctypes would raise what is pending
     function = _IMPORT(integer(table.managed_tensor_to_py_object_no_sync))
     evidence = ""
     wrongs: tuple[dict[str, Any], ...] = ({"dtype": (99, 1, 1)}, {"version": (2, 0)})
@@ -318,28 +316,17 @@ def _(subject: Subject) -> str:
     return evidence
 
 
-@case("X19")
+@case("X19", "Exports by the table in many threads", Source.NONE)
 def _(subject: Subject) -> str:
-    array = subject.make(_matrix())
+    array = subject.make(MATRIX)
     table = _table(array)
     before = sys.getrefcount(array)
-    errors: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for _ in range(500):
-                _delete(*_exported(table, array))
-        except BaseException as exc:
-            errors.append(exc)
+    def work(_number: int) -> None:
+        for _ in range(500):
+            _delete(_exported(table, array))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    del threads
+    in_threads(4, work)
     gc.collect()
     require(sys.getrefcount(array) == before, "references are left")
     return "2000 exports"
@@ -352,14 +339,16 @@ try:
     import numpy
     array = subject.make(numpy.arange(6, dtype="float32"))
     said = "works: " + str(bool(array.__dlpack__()))
-except Exception as exc:
+except BaseException as exc:
     said = type(exc).__name__ + ": " + str(exc)
 """
 
 
-@case("X20")
+@case(
+    "X20", "A sub-interpreter works with the table, or refuses the library: no crash", Source.NONE
+)
 def _(subject: Subject) -> str:
-    table = _table(subject.make(_matrix()))
+    table = _table(subject.make(MATRIX))
     try:
         name = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
         interpreters = importlib.import_module(name)
@@ -371,8 +360,8 @@ def _(subject: Subject) -> str:
             interpreters.run_string(other, _INSIDE.format(spec=subject.spec))
             evidence = "no crash"
         except Exception as exc:
-            evidence = f"{type(exc).__name__}: {exc}"
+            evidence = told(exc)
     finally:
         interpreters.destroy(other)
-    _delete(*_exported(table, subject.make(_matrix())))
+    _delete(_exported(table, subject.make(MATRIX)))
     return evidence

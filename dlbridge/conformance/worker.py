@@ -9,25 +9,16 @@ runs here, and the one who asks starts a new worker for each.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import sys
 import time
 
-from .cases import Case
-from .consumer_cases import CONSUMER
-from .producer_cases import PRODUCER
-from .rules import RULES
-from .stream_cases import STREAMS
+from .cases import Rule, told
+from .rules import rules
 from .subject import Fail, NotOffered, Subject
-from .table_cases import TABLES
-
-__all__ = ["CASES", "LIMIT", "main"]
-
-CASES: dict[str, Case] = {
-    line: ({**PRODUCER, **CONSUMER, **TABLES, **STREAMS})[line] for line in RULES
-}
 
 LIMIT = 60.0
 """Seconds for one case."""
@@ -39,30 +30,29 @@ _WITH_EXIT = {"P53"}
 """Lines whose case goes on while Python ends."""
 
 
-def run(subject: Subject, case: Case) -> tuple[str, str]:
+def run(subject: Subject, rule: Rule) -> tuple[str, str]:
     """The result and the evidence of one case, which fits into a pipe."""
     try:
-        found = "pass", case.function(subject)
-    except Fail as exc:
-        found = "fail", str(exc)
+        result, evidence = "pass", rule.case(subject)
     except NotOffered as exc:
-        found = "not offered", str(exc)
-    except Exception as exc:
-        found = "fail", f"{type(exc).__name__}: {exc}"
-    return found[0], found[1][:_LONGEST]
+        result, evidence = "not offered", str(exc)
+    except (Fail, Exception) as exc:
+        result, evidence = "fail", str(exc) if isinstance(exc, Fail) else told(exc)
+    return result, evidence[:_LONGEST]
 
 
-def main(arguments: list[str]) -> int:
+def main(library: str) -> None:
     """Run the cases that are asked for, each in a child where this system can fork."""
-    subject = Subject(arguments[0])
+    subject = Subject(library)
+    gc.collect()
+    gc.freeze()  # a collection in a case looks at the objects of the case, and not at a library's
     for text in sys.stdin:
-        case = CASES[text.strip()]
-        found = _in_child(subject, case) if hasattr(os, "fork") else run(subject, case)
-        print(json.dumps([case.rule.line, *found]), flush=True)
-    return 0
+        rule = rules()[text.strip()]
+        found = _in_child(subject, rule) if hasattr(os, "fork") else run(subject, rule)
+        print(json.dumps(found), flush=True)
 
 
-def _in_child(subject: Subject, case: Case) -> tuple[str, str]:
+def _in_child(subject: Subject, rule: Rule) -> tuple[str, str]:
     import resource  # not on Windows, which has no fork either
 
     reader, writer = os.pipe()
@@ -74,10 +64,10 @@ def _in_child(subject: Subject, case: Case) -> tuple[str, str]:
             silent = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(silent, descriptor)
-        result = json.dumps(run(subject, case)).encode()
+        result = json.dumps(run(subject, rule)).encode()
         with os.fdopen(writer, "wb") as file:
             file.write(result)
-        if case.rule.line in _WITH_EXIT:
+        if rule.line in _WITH_EXIT:
             sys.exit(0)
         os._exit(0)  # the end of Python takes a second where a large library is loaded
     os.close(writer)
@@ -87,9 +77,8 @@ def _in_child(subject: Subject, case: Case) -> tuple[str, str]:
     if status is None:
         return "crash", f"it hangs: no end after {LIMIT:.0f} s"
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
         after = " when the process ended" if text else ""
-        return "crash", f"{signal.Signals(number).name}{after}"
+        return "crash", f"{signal.Signals(os.WTERMSIG(status)).name}{after}"
     if not text or os.WEXITSTATUS(status):
         return "crash", f"the process ended with status {os.WEXITSTATUS(status)}"
     result, evidence = json.loads(text)
@@ -110,4 +99,4 @@ def _wait(child: int) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1])

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from expected import backend_or_skip, compiler_or_skip
 
-from dlbridge.conformance import RULES, check, read_expected, unexpected
+from dlbridge.conformance import check
+from dlbridge.conformance.plugin import read_expected
+from dlbridge.conformance.rules import rules
 
 HERE = Path(__file__).parent
 SUBJECTS = {
@@ -85,7 +87,9 @@ def name(request):
 def test_every_rule(name):
     expected = read_expected(HERE / "expected" / f"{name}.txt")
     found = [each for each in results(name) if name != "dlbridge" or each.line not in OF_NUMPY]
-    assert unexpected(found, expected) == []
+    different = [each for each in found if (each.line not in expected and each.result != "pass")
+                 or (each.line in expected and each.result == "pass")]  # fmt: skip
+    assert [each for each in different if each.result != "not offered"] == []
 
 
 def test_the_words_of_our_errors(name):
@@ -99,7 +103,7 @@ def test_every_rule_is_kept_somewhere():
     """What no subject of ours offers proves nothing."""
     compiler_or_skip()
     kept = {each.line for name in SUBJECTS for each in results(name) if each.result == "pass"}
-    assert kept | NOWHERE == set(RULES)
+    assert kept | NOWHERE == rules().keys()
 
 
 UNORDERED = """
@@ -116,12 +120,11 @@ def make(array): return Unordered(ours_simulated.cuda_1(array))
 """
 
 
-@pytest.mark.parametrize("line", ["S13", "S7", "S8", "S12"])
-def test_a_library_that_ignores_the_stream_is_found(line, tmp_path, monkeypatch):
+def test_a_library_that_ignores_the_stream_is_found(tmp_path, monkeypatch):
     compiler_or_skip()
     pytest.importorskip("dlbridge_cuda")
     (tmp_path / "unordered.py").write_text(UNORDERED)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE)]))
     monkeypatch.setenv("FAKE_CUDA_DELAY_US", "20000")
-    [found] = check("unordered:make", [line])
-    assert found.result == "fail", found
+    found = check("unordered:make", ["S7", "S8", "S12", "S13"])
+    assert [each for each in found if each.result != "fail"] == []

@@ -11,7 +11,7 @@ import pytest
 from peers import peer
 
 from dlbridge.cli.conformance import version_of
-from dlbridge.conformance import read_expected
+from dlbridge.conformance.plugin import read_expected
 
 HERE = Path(__file__).parent
 PLUGIN = ["-p", "dlbridge.conformance.plugin", "-p", "no:cacheprovider", "-q"]
