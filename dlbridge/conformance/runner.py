@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dlbridge.errors import ExchangeError
 
 from .rules import rules
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class Result(NamedTuple):
@@ -45,7 +43,7 @@ def check(library: str, lines: list[str] | None = None) -> list[Result]:
     if unknown := set(lines or ()) - rules().keys():
         names = ", ".join(sorted(unknown))
         raise ValueError(f"no line {names} here; the lines are {', '.join(rules())}")
-    with Check(library) as checking:
+    with contextlib.closing(Check(library)) as checking:
         return [checking.run(line) for line in lines or rules()]
 
 
@@ -55,7 +53,6 @@ class Check:
     def __init__(self, library: str) -> None:
         self.library = library
         self._worker: subprocess.Popen[str] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this
 
     def run(self, line: str) -> Result:
         """The result of one line; a crash is tried again in a new worker."""
@@ -70,7 +67,7 @@ class Check:
 
     def _ask(self, line: str) -> tuple[str, str]:
         if self._worker is None:
-            self._errors.truncate(0)
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
             command = [sys.executable, "-m", "dlbridge.conformance.worker", self.library]
             pipe = subprocess.PIPE
             self._worker = subprocess.Popen(
@@ -79,19 +76,17 @@ class Check:
         worker = self._worker
         assert worker.stdin is not None
         assert worker.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it is told by the end of its output
             worker.stdin.write(f"{line}\n")
             worker.stdin.flush()
-        except BrokenPipeError:
-            pass  # it is told by the end of its output
         for text in worker.stdout:
             if text.startswith('["'):
                 result, evidence = json.loads(text)
                 return result, " ".join(evidence.split())
         status = worker.wait()
-        self._worker = None
         self._errors.seek(0)
         told = self._errors.read().decode(errors="replace").strip().splitlines()
+        self.close()
         if status == 1:
             last = (told or [f"status {status}"])[-1]
             raise ExchangeError(f"{self.library} cannot be checked: {last}")
@@ -100,14 +95,7 @@ class Check:
     def close(self) -> None:
         """End the worker."""
         if self._worker is not None:
-            self._worker.communicate()
+            with contextlib.suppress(BrokenPipeError):  # it has crashed
+                self._worker.communicate()
             self._worker = None
-
-    def __enter__(self) -> Check:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None
-    ) -> None:
-        self.close()
-        self._errors.close()
+            self._errors.close()

@@ -136,18 +136,13 @@ class Subject:
         """The device and the elements of what `make` makes: of a host's floats, if it fails."""
         import numpy as np
 
-        from .producer import managed_in
+        from .producer import device_of, dtype_of, managed_in
 
         try:
-            capsule = self.make(np.arange(4, dtype="float32")).__dlpack__()
-            tensor = managed_in(capsule).dl_tensor
-        except Exception:
+            managed = managed_in(self.make(np.arange(4, dtype="float32")).__dlpack__())
+        except (Exception, NotOffered):
             return Place()
-        device, dtype = tensor.device, tensor.dtype
-        return Place(
-            (int(device.device_type), int(device.device_id)),
-            (int(dtype.code), int(dtype.bits), int(dtype.lanes)),
-        )
+        return Place(device_of(managed), dtype_of(managed))
 
     def take(self, producer: Any, **keywords: Any) -> Any:
         """The library's array of *producer*."""

@@ -48,12 +48,6 @@ _SET_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_c
 _ALLOCATE = ctypes.CFUNCTYPE(  # without the GIL: the header does not ask for it
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, _SET_ERROR
 )
-_FUNCTIONS = (
-    "managed_tensor_allocator",
-    "managed_tensor_from_py_object_no_sync",
-    "managed_tensor_to_py_object_no_sync",
-    "current_work_stream",
-)
 _BORROW = "dltensor_from_py_object_no_sync"
 
 
@@ -140,8 +134,9 @@ def _(subject: Subject) -> str:
 def _(subject: Subject) -> str:
     array = subject.make(MATRIX)
     table = _table(array)
-    for name in _FUNCTIONS:
-        require(getattr(table, name) != ffi.NULL, f"{name} is NULL")
+    for name, _ in ffi.typeof("DLPackExchangeAPI").fields:
+        if name not in ("header", _BORROW):
+            require(getattr(table, name), f"{name} is NULL")
     gc.collect()
     again = _table(subject.make(MATRIX))
     require(table == again, "another table for another array")

@@ -72,7 +72,7 @@ class Consumers:
         # By device and consumer: the number of the note, and what is held.
         self._seen: dict[tuple[int, Consumer], tuple[int, object]] = {}
         self.latest = 0
-        """How many notes were made: memory that came after the last one has no consumers."""
+        """How many notes were made. Memory that came after the last one has no consumers."""
         self._limit = _FEW
         self._lock = threading.RLock()  # re-entered by a finalizer that frees
 

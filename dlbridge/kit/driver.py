@@ -235,7 +235,7 @@ class StreamDriver(ABC):
     attributes: Mapping[str, int] = {}
     """What is asked of a device -> the number of the attribute."""
     meanings: Mapping[int, tuple[type[Error], str]] = {}
-    """Statuses that only this driver has: the exception, and what the user can do."""
+    """Statuses that only this driver has -> the exception, and what the user can do."""
     table: StatusTable
 
     def __init__(self) -> None:
@@ -599,9 +599,10 @@ class StreamDriver(ABC):
         self.note("free_pinned", codes, pointer)
 
     cannot_lock = frozenset({1, 2, 304, 712, 801})
-    """Statuses of `lock_pages` for memory that has to be copied instead: INVALID_VALUE (read-only
-    pages, file mappings), OUT_OF_MEMORY (the limit of locked memory), OPERATING_SYSTEM,
-    HOST_MEMORY_ALREADY_REGISTERED, NOT_SUPPORTED."""
+    """Statuses of `lock_pages` for memory that has to be copied instead.
+
+    INVALID_VALUE (read-only pages, file mappings), OUT_OF_MEMORY (the limit of locked memory),
+    OPERATING_SYSTEM, HOST_MEMORY_ALREADY_REGISTERED, NOT_SUPPORTED."""
 
     def lock_pages(
         self, device_id: int, address: int, nbytes: int, readonly: bool, codes: list[int]

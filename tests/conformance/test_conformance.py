@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from dlbridge.cli.conformance import markdown, version_of
-from dlbridge.conformance import Result, check
+from dlbridge.conformance import Result, check, worker
+from dlbridge.conformance.cases import Rule, Source
 
 FAULTS = {
     "the device is not two ints": "P2",
@@ -101,3 +103,16 @@ def test_the_version_is_that_of_the_distribution_with_the_librarys_name(monkeypa
     monkeypatch.setattr(metadata, "packages_distributions", lambda: {"nvidia": list(versions)})
     assert version_of("nvidia.dali") == "2.4"
     assert version_of("nvidia.other") == "0.11"
+
+
+def test_a_library_that_makes_no_arrays_is_checked_as_a_consumer(toy, tmp_path):
+    (tmp_path / "taker.py").write_text("from numpy import from_dlpack\n")
+    toy.setenv("PYTHONPATH", str(tmp_path))
+    found = results("taker", "P1", "C5")
+    assert [found[line].result for line in ("P1", "C5")] == ["not offered", "pass"]
+
+
+def test_a_case_that_hangs_is_a_crash(monkeypatch):
+    monkeypatch.setattr(worker, "LIMIT", 1)  # no verdict: it hangs for ever
+    rule = Rule("X", "it ends", Source.NONE, lambda _: threading.Event().wait() and "")
+    assert worker._in_child(None, rule) == ("crash", "it hangs: no end after 1 s")
