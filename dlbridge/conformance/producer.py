@@ -122,19 +122,12 @@ class Described:
         tensor.byte_offset = self.byte_offset
         return managed, shape, strides
 
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: Any = None,
-        dl_device: Any = None,
-        copy: Any = None,
-    ) -> Any:
+    def __dlpack__(self, **keywords: Any) -> Any:
         self.calls.append("__dlpack__")
-        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
-        self.keywords.append({key: value for key, value in given.items() if value is not None})
+        self.keywords.append({key: value for key, value in keywords.items() if value is not None})
         if self._asks:
-            self.version = (1, 0) if max_version and tuple(max_version) >= (1, 0) else None
+            asked = keywords.get("max_version")
+            self.version = (1, 0) if asked and tuple(asked) >= (1, 0) else None
         return self.capsule()
 
     def __dlpack_device__(self) -> Any:

@@ -69,8 +69,8 @@ def _table(array: Any) -> Any:
     raise NotOffered(f"{type(array).__name__} has no exchange table")
 
 
-def _status(function: Any, *arguments: Any) -> int:
-    """0; the exception of a function that sets one; Fail for a failure without an exception."""
+def _call(function: Any, *arguments: Any) -> int:
+    """0 of a function of the table, or its exception; Fail if it fails without setting one."""
     status: int = function(*arguments)  # ctypes raises what was set
     require(status == 0, f"it returned {status} and set no exception")
     return status
@@ -80,7 +80,7 @@ def _exported(table: Any, array: Any) -> Any:
     """The struct that the table makes of *array*."""
     out = ffi.new("DLManagedTensorVersioned **")
     function = _EXPORT(integer(table.managed_tensor_from_py_object_no_sync))
-    _status(function, array, integer(out))
+    _call(function, array, integer(out))
     require(out[0] != ffi.NULL, "it returned 0, and no struct")
     return out[0]
 
@@ -93,7 +93,7 @@ def _imported(table: Any, address: int) -> Any:
     """The library's array over the struct at *address*, with one reference."""
     out = ctypes.c_void_p()
     function = _IMPORT(integer(table.managed_tensor_to_py_object_no_sync))
-    _status(function, address, ctypes.addressof(out))
+    _call(function, address, ctypes.addressof(out))
     require(out.value, "it returned 0, and no array")
     array = ctypes.cast(out, ctypes.py_object).value
     decrement_references(array)
@@ -192,12 +192,8 @@ def _(subject: Subject) -> str:
             require(tensor.data != ffi.NULL, f"{shape}: data is NULL")
             require(first_address(made.managed) % 16 == 0, "not aligned to 16 bytes")
         _delete(made.managed)
-    wrong: tuple[dict[str, Any], ...] = (
-        {"dtype": (99, 32, 1)},
-        {"device": (99, 0)},
-        {"shape": (1 << 60, 1 << 20)},
-    )
-    for fields in wrong:
+    wrong: list[dict[str, Any]] = [{"dtype": (99, 32, 1)}, {"device": (99, 0)}]
+    for fields in (*wrong, {"shape": (1 << 60, 1 << 20)}):
         failed = _Allocation(table, **{"device": device, **fields})
         require(failed.status != 0, f"{fields}: accepted")
         require(len(failed.errors) == 1, f"{fields}: SetError called {len(failed.errors)} times")
@@ -251,7 +247,7 @@ def _(subject: Subject) -> str:
     offered(getattr(table, _BORROW), "the function is NULL")
     lent = ffi.new("DLTensor *")
     before = sys.getrefcount(array)
-    _status(_EXPORT(integer(getattr(table, _BORROW))), array, integer(lent))
+    _call(_EXPORT(integer(getattr(table, _BORROW))), array, integer(lent))
     require(sys.getrefcount(array) == before, "it holds a reference")
     gc.collect()
     require((lent.ndim, lent.shape[0], lent.shape[1]) == (2, 2, 3), "another shape")
@@ -265,7 +261,7 @@ def _(subject: Subject) -> str:
     table = _table(subject.make(MATRIX))
     function = _STREAM(integer(table.current_work_stream))
     stream = ctypes.c_void_p(7)
-    _status(function, *subject.place.device, ctypes.addressof(stream))
+    _call(function, *subject.place.device, ctypes.addressof(stream))
     said = stream.value or 0
     if subject.place.device[0] == 1:
         require(said == 0, f"stream {said:#x} of the host")
@@ -303,7 +299,7 @@ def _(subject: Subject) -> str:
         producer = described(subject, **{"content": bytes(64), "version": (1, 0), **wrong})
         out = ctypes.c_void_p()
         try:
-            evidence = refusal(partial(_status, function, producer.build(), ctypes.addressof(out)))
+            evidence = refusal(partial(_call, function, producer.build(), ctypes.addressof(out)))
         except Fail as exc:
             raise Fail(f"{wrong}: {exc}") from exc
         require(not out.value, f"{wrong}: a failure with an array")
@@ -351,11 +347,10 @@ def _(subject: Subject) -> str:
         raise NotOffered("this Python has no sub-interpreters") from exc
     other = interpreters.create()
     try:
-        try:
-            interpreters.run_string(other, _INSIDE.format(spec=subject.spec))
-            evidence = "no crash"
-        except Exception as exc:
-            evidence = told(exc)
+        interpreters.run_string(other, _INSIDE.format(spec=subject.spec))
+        evidence = "no crash"
+    except Exception as exc:
+        evidence = told(exc)
     finally:
         interpreters.destroy(other)
     _delete(_exported(table, subject.make(MATRIX)))
