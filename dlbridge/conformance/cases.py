@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from enum import StrEnum
 from threading import Barrier
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -24,7 +23,7 @@ from .producer import (
 from .subject import Fail, NotOffered, Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _Result = TypeVar("_Result")
 
@@ -98,13 +97,18 @@ def offered(condition: object, otherwise: str) -> None:
         raise NotOffered(otherwise)
 
 
-@contextmanager
-def offering(otherwise: str, kind: type[Exception] = Exception) -> Iterator[None]:
-    """NotOffered instead of an exception of this *kind*."""
-    try:
-        yield
-    except kind as exc:
-        raise NotOffered(f"{otherwise}: {exc}") from exc
+class Offering:
+    """NotOffered instead of an exception of this *kind*, as a context manager."""
+
+    def __init__(self, otherwise: str, kind: type[Exception] = Exception) -> None:
+        self._otherwise, self._kind = otherwise, kind
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _at: object) -> None:
+        if isinstance(exc, self._kind):
+            raise NotOffered(f"{self._otherwise}: {exc}") from exc
 
 
 def told(exc: BaseException) -> str:
@@ -121,7 +125,7 @@ def in_threads(count: int, work: Callable[[int], _Result]) -> list[_Result]:
 def export(array: Any, **keywords: Any) -> Any:
     """The struct in a new capsule of *array*; keywords that are unknown are not offered."""
     words = ", ".join(f"{name}={value!r}" for name, value in keywords.items())
-    with offering(f"__dlpack__({words})", TypeError):
+    with Offering(f"__dlpack__({words})", TypeError):
         capsule = array.__dlpack__(**keywords)
     return managed_in(capsule)
 
@@ -178,7 +182,7 @@ def described(
     fields.setdefault("content", encoded(NUMBERS, fields["dtype"]))
     owner = None
     if place.device[0] != 1 and "device" not in fields:
-        fields["device"] = place.device
+        fields = {**fields, "device": place.device}
         if fields.get("data") is None:
             owner = capsule_of(subject.make(NUMBERS))
             tensor = managed_in(owner).dl_tensor

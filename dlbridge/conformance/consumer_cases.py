@@ -13,6 +13,7 @@ from dlbridge.core._cdefs import ffi
 from .cases import (
     NUMBERS,
     READ_ONLY,
+    Offering,
     Source,
     Table,
     address_of,
@@ -23,7 +24,6 @@ from .cases import (
     first_address,
     in_threads,
     offered,
-    offering,
     owned,
     refusal,
     require,
@@ -51,7 +51,7 @@ def _offered(subject: Subject) -> None:
 
 def _versioned(subject: Subject) -> None:
     """NotOffered if the library does not take versioned capsules."""
-    with offering("it takes no versioned capsules"):
+    with Offering("it takes no versioned capsules"):
         subject.take(described(subject, version=(1, 0)))
 
 
@@ -389,7 +389,7 @@ def _(subject: Subject) -> str:
     named = device is not None and not callable(device)
     offered(named, "its arrays have no attribute device")
     producer = _legacy(subject)
-    with offering("no keyword device", TypeError):
+    with Offering("no keyword device", TypeError):
         array = subject.take(producer, device=device)
     require_equal(subject.values(array), NUMBERS[:4])
     return f"device={device!r}"
@@ -398,7 +398,7 @@ def _(subject: Subject) -> str:
 @case("C34", "`copy=True` makes a copy, or asks for one", Source.IMPORT)
 def _(subject: Subject) -> str:
     producer = _legacy(subject)
-    with offering("no keyword copy", TypeError):
+    with Offering("no keyword copy", TypeError):
         array = subject.take(producer, copy=True)
     if any(call.get("copy") is True for call in producer.keywords):
         return "the producer was asked"
@@ -411,7 +411,7 @@ def _(subject: Subject) -> str:
 def _(subject: Subject) -> str:
     producer = _legacy(subject)
     try:
-        with offering("no keyword copy", TypeError):
+        with Offering("no keyword copy", TypeError):
             array = subject.take(producer, copy=False)
     except Exception as exc:
         return told(exc)

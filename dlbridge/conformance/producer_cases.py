@@ -24,6 +24,7 @@ from .cases import (
     READ_ONLY,
     SUBBYTE_PADDED,
     Cycle,
+    Offering,
     Source,
     Table,
     capsule_of,
@@ -34,7 +35,6 @@ from .cases import (
     first_address,
     in_threads,
     offered,
-    offering,
     owned,
     read,
     refusal,
@@ -76,12 +76,12 @@ def _refuses(subject: Subject, *kinds: type[Exception], **keywords: Any) -> str:
 
 
 def _device_argument(array: Any) -> None:
-    with offering("it does not know dl_device", TypeError):
+    with Offering("it does not know dl_device", TypeError):
         array.__dlpack__(dl_device=None)
 
 
 def _version_argument(array: Any) -> None:
-    with offering("it does not know max_version", TypeError):
+    with Offering("it does not know max_version", TypeError):
         array.__dlpack__(max_version=(1, 0))
 
 
@@ -158,7 +158,7 @@ def _readonly(subject: Subject) -> Any:
     source.flags.writeable = False
     if subject.immutable:
         return subject.make(source)
-    with offering("no read-only arrays"):
+    with Offering("no read-only arrays"):
         return subject.take(source)
 
 
@@ -323,7 +323,7 @@ def _(subject: Subject) -> str:
             array = subject.make(source)
         except NotOffered:
             continue  # torch makes nothing of negative strides
-        with offering("it makes no copies", BufferError):
+        with Offering("it makes no copies", BufferError):
             managed = export(array, copy=True)
         require_equal(read(subject, managed), source)
         require(_is_dense(managed), "the copy has gaps")
@@ -483,7 +483,7 @@ def _(subject: Subject) -> str:
 def _(subject: Subject) -> str:
     source = np.arange(8, dtype="float32")
     whole = subject.make(source)
-    with offering("no slices"):
+    with Offering("no slices"):
         part = whole[3:]
     return require_equal(read(subject, export(part)), source[3:])
 
