@@ -222,8 +222,9 @@ def test_events_of_a_context_that_may_go_are_not_kept(fake, cuda):
 def test_a_wait_keeps_the_record_that_it_found(cuda):
     """CUDA driver API, cuStreamWaitEvent: the most recent record at the time of this call."""
     with stream() as first, stream() as second, stream() as waiting, at(0):
-        event = call("cuEventCreate", 2)
+        event, before = call("cuEventCreate", 2), call("cuEventCreate", 2)
         with gate(first) as work:
+            call("cuEventRecord", before, first)
             call("cuEventRecord", event, first)
             call("cuStreamWaitEvent", waiting, event, 0)
             call("cuEventRecord", event, second)
@@ -233,7 +234,7 @@ def test_a_wait_keeps_the_record_that_it_found(cuda):
             assert is_busy(waiting)
             work.open()
             call("cuStreamSynchronize", waiting)
-            assert not is_busy(first)
+            call("cuEventQuery", before)  # raises if it is not done
 
 
 def is_busy(handle):
