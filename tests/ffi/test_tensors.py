@@ -81,8 +81,6 @@ def test_nothing_leaks(echo, make):
     assert source() is None
 
 
-
-
 def test_the_callee_can_keep_it(apply):
     array = np.arange(3.0)
     alive = weakref.ref(array)

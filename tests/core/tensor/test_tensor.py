@@ -261,24 +261,6 @@ def test_no_length_without_dimensions():
 # Pickles ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_pickle(pair, protocol):
-    t, a = pair
-    for source, wanted in ((t, a), (t[1:, ::2], a[1:, ::2]), (t[:0], a[:0])):
-        again = pickle.loads(pickle.dumps(source, protocol))
-        assert (again.device, again.dtype, again.shape) == (t.device, t.dtype, wanted.shape)
-        assert again.tolist() == wanted.tolist()
-
-
-def test_pickle_out_of_band_shares_memory():
-    a = array()
-    buffers = []
-    raw = pickle.dumps(bridge.from_dlpack(a), 5, buffer_callback=buffers.append)
-    assert len(raw) < 400
-    again = pickle.loads(raw, buffers=buffers)
-    assert again.data_ptr() == a.ctypes.data
-
-
 @pytest.mark.parametrize("protocol", [2, 5])
 @pytest.mark.parametrize("device", ["cpu", EXT])
 @pytest.mark.parametrize(
