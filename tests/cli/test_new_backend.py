@@ -241,14 +241,6 @@ def test_names_that_dlpack_knows_get_their_type(name, line, tmp_path):
     assert line in (folder / f"dlbridge_{name}" / "backend.py").read_text()
 
 
-def test_nothing_is_overwritten(tmp_path, capsys):
-    write_skeleton("my_npu", tmp_path)
-    before = (tmp_path / "dlbridge-my-npu" / "README.md").stat().st_mtime_ns
-    assert main(["new-backend", "my_npu", "--into", str(tmp_path)]) == 1
-    assert "dlbridge-my-npu" in capsys.readouterr().err
-    assert (tmp_path / "dlbridge-my-npu" / "README.md").stat().st_mtime_ns == before
-
-
 def test_the_templates_are_in_the_wheel():
     """They are data of the package, in the folder that hatchling packs."""
     settings = (ROOT / "pyproject.toml").read_text()

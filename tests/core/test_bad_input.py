@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import subprocess
 import sys
 from fractions import Fraction
@@ -16,19 +14,6 @@ from peers import peer
 import dlbridge as bridge
 from dlbridge.core.tensor import array_tensor, memory
 from dlbridge.core.values.layout import shares_places
-
-
-def test_a_tensor_is_not_made_by_calling_its_class():
-    class Mine(bridge.Tensor):
-        pass
-
-    for cls in (bridge.Tensor, Mine):
-        for arguments in ((), ([1, 2],)):
-            with pytest.raises(TypeError, match=r"from_dlpack and asarray .*empty"):
-                cls(*arguments)
-    for t in (bridge.empty((2, 3)), bridge.zeros((2, 3), "bfloat16")):
-        for other in (copy.copy(t), copy.deepcopy(t), pickle.loads(pickle.dumps(t))):
-            assert other.shape == (2, 3)
 
 
 @pytest.mark.parametrize("index", [10**30, -(10**30), 1 << 63])

@@ -59,11 +59,6 @@ def test_big_int(echo, value):  # 1.1 BigIntFromByteArray
     assert echo(value) == value
 
 
-@given(st.integers())
-def test_any_int_goes_round(testing, value):
-    assert testing("echo")(value) == value
-
-
 @given(st.one_of(st.text(), st.binary(), st.integers(), st.floats(allow_nan=False)))
 def test_any_value_goes_round(testing, value):
     assert testing("echo")(value) == value

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import inspect
-import re
 from collections.abc import MutableMapping, MutableSequence
 
 import numpy as np
 import pytest
+from docstrings import described, missing, parameters, run_examples, sections
 
 import dlbridge
 from dlbridge import ffi
@@ -22,7 +21,6 @@ PUBLIC = {name: thing for name, thing in OWN.items() if callable(thing)} | {
 }
 
 
-HEADING = re.compile(r"^[A-Z][A-Za-z ]+\n-+$", re.MULTILINE)
 PLAIN = {"None", "bool", "int", "str", "list[str]"}
 
 
@@ -43,39 +41,6 @@ def methods():
 
 METHODS = methods()
 FUNCTIONS = {name: thing for name, thing in PUBLIC.items() if not inspect.isclass(thing)}
-
-
-def parameters(function):
-    """The names of a function's parameters, without the object of a method."""
-    names = list(inspect.signature(function).parameters)
-    return names[1:] if names[:1] in (["self"], ["cls"]) else names
-
-
-def described(function):
-    """``{name: type}`` of the parameters that the section Parameters lists."""
-    text = inspect.getdoc(function) or ""
-    found = {}
-    for line in HEADING.split(text.partition("\nParameters\n----------\n")[2])[0].splitlines():
-        if line and not line.startswith(" "):
-            names, _, kind = line.partition(" : ")
-            found |= {name.strip(" *"): kind.strip() for name in names.split(",")}
-    return found
-
-
-def missing(function):
-    """The sections that the docstring of *function* lacks, by its signature."""
-    text = inspect.getdoc(function) or ""
-    returns = str(inspect.signature(function).return_annotation)
-    wanted = {"Examples"}
-    if parameters(function):
-        wanted.add("Parameters")
-    if returns.startswith("Iterator"):
-        if returns != "Iterator[None]":
-            wanted.add("Yields")
-    elif returns != "None":
-        wanted.add("Returns")
-    headings = {heading.splitlines()[0] for heading in HEADING.findall(text)}
-    return sorted(wanted - headings)
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -107,25 +72,7 @@ def test_no_section_says_that_nothing_is_returned(name):
     function = (FUNCTIONS | METHODS)[name]
     returns = inspect.signature(function).return_annotation
     if returns in ("None", "Iterator[None]"):
-        assert not {"Returns", "Yields"} & {
-            heading.splitlines()[0] for heading in HEADING.findall(inspect.getdoc(function))
-        }
-
-
-def insufficient(self, index: int, *places: int) -> int:
-    """Do something.
-
-    Parameters
-    ----------
-    index
-        A number.
-    """
-
-
-def test_the_reader_of_docstrings_sees_what_is_missing():
-    assert missing(insufficient) == ["Examples", "Returns"]
-    assert parameters(insufficient) == ["index", "places"]
-    assert described(insufficient) == {"index": ""}
+        assert not {"Returns", "Yields"} & set(sections(function))
 
 
 def test_the_walk_reaches_methods_of_every_class():
@@ -157,13 +104,5 @@ def _no_class_is_left_registered(monkeypatch):
 @pytest.mark.usefixtures("_no_class_is_left_registered")
 @pytest.mark.parametrize("name", PUBLIC | METHODS)
 def test_examples(name):
-    finder = doctest.DocTestFinder(recurse=False)
     names = {"ffi": ffi, "np": np, "bridge": dlbridge}
-    thing = (PUBLIC | METHODS)[name]
-    tests = [test for test in finder.find(thing, name, module=False, globs=names) if test.examples]
-    assert bool(tests) == (">>>" in inspect.getdoc(thing))
-    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    report = []
-    for test in tests:
-        runner.run(test, out=report.append)
-    assert runner.failures == 0, "".join(report)
+    run_examples((PUBLIC | METHODS)[name], name, names)

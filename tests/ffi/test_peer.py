@@ -6,15 +6,10 @@ right here, mostly beside it.
 
 from __future__ import annotations
 
-import gc
 import textwrap
 
-import numpy as np
 import pytest
 from peers import peer
-from producers import StreamTensor, TableTensor, streams
-
-from dlbridge import ffi
 
 BOTH = """
 import sys
@@ -165,104 +160,10 @@ def test_race_together(run_script, order):
 # --- 2.4 Streams ---------------------------------------------------------------------------
 
 
-def test_stream_table_beside_tvm_ffi():
-    # tvm_ffi: one device only; a plain producer's stream is ignored, or after a
-    # table's tensor becomes the address of a Python int.
-    tvm_ffi = peer("tvm_ffi")
-    seen = []
-    look = ffi.convert_func(lambda *_arguments: seen.append(streams()))
-    tensors = [TableTensor((2, 0)), TableTensor((2, 1)), TableTensor((10, 0))]
-    look(*tensors)
-    look(StreamTensor((2, 0)))
-    look(tensors[1], StreamTensor((2, 0)))
-    assert seen == [
-        {(2, 0): 0x1234, (2, 1): 0x5678, (10, 0): 0x9ABC},
-        {(2, 0): 0xBEEF},
-        {(2, 1): 0x5678, (2, 0): 0xBEEF},
-    ]
-    assert tvm_ffi.__version__  # loaded in this process: its state does not disturb ours
-
-
 # --- 2.6 Errors --------------------------------------------------------------------------------
 
 
-def test_error_fidelity_beside_tvm_ffi(apply):
-    tvm_ffi = peer("tvm_ffi")
-
-    class Custom(Exception):
-        pass
-
-    def fail():
-        exception = Custom("custom")
-        exception.__notes__ = ["note"]
-        raise exception from OSError(2, "no file")
-
-    with pytest.raises(Custom) as caught:
-        apply(fail)
-    assert (caught.value.__notes__, caught.value.__cause__.errno) == (["note"], 2)
-    with pytest.raises(RuntimeError) as theirs:
-        tvm_ffi.get_global_func("testing.apply")(fail)
-    # Once this fails, tvm_ffi has learnt it.
-    assert type(theirs.value) is RuntimeError
-    assert theirs.value.__cause__ is None
-
-
-def test_keyboard_interrupt_beside_tvm_ffi(apply):
-    tvm_ffi = peer("tvm_ffi")
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        apply(interrupt)
-    with pytest.raises(RuntimeError):
-        tvm_ffi.get_global_func("testing.apply")(interrupt)
-
-
 # --- 2.7 Tensor.__dlpack__ -------------------------------------------------------------------------
-
-
-def test_dlpack_of_results(echo):
-    array = np.arange(6.0)
-    tensor = echo(array)
-
-    copied = np.from_dlpack(tensor, copy=True)  # ignored, or refused, by tvm_ffi
-    assert not np.shares_memory(copied, array)
-    assert np.shares_memory(np.from_dlpack(tensor), array)
-    legacy = tensor.__dlpack__(max_version=(0, 8))  # tvm_ffi: AttributeError
-    assert "dltensor" in repr(legacy)
-    with pytest.raises((ValueError, RuntimeError), match="stream"):  # ignored by tvm_ffi
-        tensor.__dlpack__(stream=3)
-    with pytest.raises((BufferError, ValueError)):  # numpy's own, until 2.2 a ValueError
-        tensor.__dlpack__(dl_device=(2, 0), copy=False)
-    assert tensor.numpy() is not None  # tvm_ffi has no .numpy()
-
-
-def test_legacy_capsules_are_not_preferred(echo):  # 2.3: read-only arrays fail in tvm_ffi
-    array = np.arange(3.0)
-    array.flags.writeable = False
-    assert echo(ffi.readonly(array)).readonly
-    tvm_ffi = peer("tvm_ffi")
-    with pytest.raises(BufferError):
-        tvm_ffi.from_dlpack(array)
-
-
-def test_prev_api_is_walked():  # 2.3: neither the version nor prev_api is looked at
-    from producers import _API_NAME, _capsule, _table
-
-    from dlbridge.core._cdefs import ffi as cffi
-    from dlbridge.core.dlpack.foreign_tables import table_of
-
-    newer = cffi.new("DLPackExchangeAPI *")
-    newer.header.version.major = 2
-    newer.header.prev_api = cffi.cast("DLPackExchangeAPIHeader *", _table)
-
-    class Newer(TableTensor):
-        __dlpack_c_exchange_api__ = _capsule(newer, _API_NAME)
-
-    assert table_of(Newer).address == int(cffi.cast("intptr_t", _table))
-    assert ffi.convert_func(lambda t: t.shape[0])(Newer((1, 0))) == 2
-    gc.collect()
 
 
 @pytest.mark.parametrize("take", ["ffi.convert", "ffi.structural_hash"])

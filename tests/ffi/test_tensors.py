@@ -81,14 +81,6 @@ def test_nothing_leaks(echo, make):
     assert source() is None
 
 
-def test_a_schema_of_borrowed_tensors_takes_what_is_lent(testing):
-    x = peer("torch").arange(3.0)
-    assert testing("schema_tensor_view_input")(x) is None
-    assert testing("optional_tensor_view_has_value")(x) is True
-    with pytest.raises(TypeError):
-        testing("schema_tensor_view_input")("text")
-
-
 def test_the_callee_can_keep_it(apply):
     array = np.arange(3.0)
     alive = weakref.ref(array)

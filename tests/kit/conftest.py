@@ -1,6 +1,5 @@
 """A driver in Python whose streams stand still until a test lets them go on."""
 
-import ctypes
 from itertools import count
 from types import SimpleNamespace
 
@@ -166,14 +165,6 @@ class Driver(StreamDriver):
     def trim_pool(self, pool):
         self.log.append(("trim",))
 
-    def allocate_pinned(self, nbytes, cell):
-        block = ctypes.create_string_buffer(nbytes)
-        cell.value = ctypes.addressof(block)
-        self.live[cell.value] = block
-
-    def free_pinned(self, pointer, codes):
-        self.free(pointer, codes)
-
     def lock_pages(self, device_id, address, nbytes, readonly, codes):
         self.locked.add(address)
         codes.append(0)
@@ -187,17 +178,6 @@ class Driver(StreamDriver):
 
     def copy(self, target, source, nbytes, stream):
         self.log.append(("copy", target, source, nbytes))
-
-    def copy_from_host(self, target, source, nbytes, stream):
-        ctypes.memmove(target, source, nbytes)
-
-    copy_to_host = copy_from_host
-
-    def copy_peer(self, device_id, target, source_id, source, nbytes, stream):
-        self.log.append(("peer", target, source, nbytes))
-
-    def fill(self, target, value, nbytes, stream):
-        self.log.append(("fill", target, value, nbytes))
 
     def max_pitch(self, device_id):
         return 1000

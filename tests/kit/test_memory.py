@@ -2,16 +2,14 @@
 
 import mmap
 import os
-import re
 import threading
 
 import pytest
 
-from dlbridge.errors import DeviceMemoryError, ExchangeError
 from dlbridge.kit.consumers import KEPT, Consumer, Consumers
-from dlbridge.kit.driver import ALL_STREAMS, Location, StreamState
+from dlbridge.kit.driver import ALL_STREAMS, Location
 from dlbridge.kit.pool import FREES_KEPT
-from dlbridge.kit.status import CaptureError, NoPoolError
+from dlbridge.kit.status import CaptureError
 
 PAGE = mmap.PAGESIZE
 
@@ -58,20 +56,6 @@ def test_the_objects_of_the_last_streams_are_kept(driver):
 # frees -------------------------------------------------------------------------------
 
 
-def test_a_free_waits_for_a_consumer(driver, pool):
-    theirs = driver.stream()
-    data = pool.allocate(0, 64, 256, 1)
-    pool.consumers.note(0, theirs, 0)
-    driver.work(theirs)
-    pool.free(0, data, 1)
-    pool.settle()
-    assert data in driver.live
-    driver.go_on(theirs)
-    pool.settle()
-    assert data not in driver.live
-    assert ("wait", 1) not in driver.log  # our stream did not wait
-
-
 def test_a_driver_that_cannot_poll_makes_the_stream_wait(driver, pool):
     driver.polls_events = False
     theirs = driver.stream()
@@ -93,22 +77,6 @@ def test_a_consumer_that_nobody_is_known_to_keep(driver, pool):
     assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
 
 
-def test_a_consumers_stream_is_kept_until_the_free(driver, pool):
-    """No new stream can have its handle until then."""
-    theirs = driver.stream()
-    data = pool.allocate(0, 64, 256, 1)
-    pool.consumers.note(0, theirs, 0)
-    driver.work(theirs)
-    driver.destroy_stream(theirs)
-    assert theirs in driver.streams
-    pool.free(0, data, 1)
-    assert data in driver.live
-    driver.go_on(theirs)
-    pool.settle()
-    assert data not in driver.live
-    assert ("wait for device",) not in driver.log
-
-
 @pytest.mark.parametrize("known", [False, True])
 def test_its_own_stream_may_end_while_a_free_waits_for_another(driver, pool, known):
     ours, theirs = driver.stream(known=known), driver.stream()
@@ -127,62 +95,6 @@ def test_its_own_stream_may_end_while_a_free_waits_for_another(driver, pool, kno
     assert (("wait for device",) in driver.log) is not known
 
 
-def test_a_stream_that_the_driver_says_is_gone(driver, pool):
-    ours = driver.stream(known=False)
-    data = pool.allocate(0, 64, 256, ours)
-    driver.destroy_stream(ours)
-    driver.exists = lambda stream, _device_id: stream in driver.streams
-    pool.free(0, data, ours)
-    assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
-
-
-def test_the_same_stream_is_not_waited_for(driver, pool):
-    ours = driver.stream()
-    data = pool.allocate(0, 64, 256, ours)
-    driver.work(ours)
-    pool.free(0, data, ours)
-    assert data not in driver.live
-    assert ("wait for device",) not in driver.log
-
-
-@pytest.mark.parametrize("who", ["free", "consumer"])
-def test_a_capture_puts_a_free_off(driver, pool, who):
-    theirs = driver.stream()
-    data = pool.allocate(0, 64, 256, 1)
-    pool.consumers.note(0, theirs, 0)
-    captured = driver.streams[1 if who == "free" else theirs]
-    captured.state = StreamState.CAPTURED
-    pool.free(0, data, 1)
-    assert data in driver.live
-    captured.state = StreamState.RUNS
-    pool.settle()
-    assert data not in driver.live
-
-
-def test_a_free_that_a_capture_refuses_is_made_later(driver, pool, monkeypatch):
-    data = pool.allocate(0, 64, 256, 1)
-
-    def refused(*_):
-        raise CaptureError("capturing")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(driver, "free_async", refused)
-        pool.free(0, data, 1)
-    pool.settle()
-    assert data not in driver.live
-
-
-def test_failures_are_logged_and_once_for_a_lost_device(driver, pool, caplog):
-    lost = [pool.allocate(0, 64, 256, 1) for _ in range(3)]
-    driver.live.clear()
-    pool.free(0, lost.pop(), 1)
-    assert re.search("sim memory at 0x[0-9a-f]+ is not freed: not allocated", caplog.text)
-    driver.table.lost = "lost"
-    pool.free(0, lost.pop(), 1)
-    pool.free(0, lost.pop(), 1)
-    assert caplog.text.count("is not freed") == 2
-
-
 def test_a_child_of_fork_frees_nothing(driver, pool):
     data = pool.allocate(0, 64, 256, 1)
     child = os.fork()
@@ -194,28 +106,6 @@ def test_a_child_of_fork_frees_nothing(driver, pool):
 
 
 # room --------------------------------------------------------------------------------
-
-
-def test_no_room_finishes_the_frees_then_trims(driver, pool):
-    theirs = driver.stream()
-    data = pool.allocate(0, 64, 256, 1)
-    pool.consumers.note(0, theirs, 0)
-    driver.work(theirs)
-    pool.free(0, data, 1)
-    driver.fits = 10
-    with pytest.raises(DeviceMemoryError, match=r"no room for 64 bytes of sim memory .*; full"):
-        pool.allocate(0, 64, 256, 1)
-    assert data not in driver.live
-    assert driver.log.index(("wait for stream", 1)) < driver.log.index(("trim",))
-
-
-def test_alignment(driver, pool):
-    driver.addresses = iter(range(100, 1 << 30, 1000))
-    data = pool.allocate(0, 64, 4096, 1)
-    assert data % 4096 == 0
-    assert len(driver.live) == 1
-    pool.free(0, data, 1)
-    assert not driver.live
 
 
 def test_streams_from_before_do_not_matter(driver, pool, pinned):
@@ -243,34 +133,6 @@ def test_events_of_frees_are_bounded(driver, pool):
 # pools -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [CaptureError, NoPoolError])
-def test_plain_memory_where_the_pool_refuses(driver, pool, monkeypatch, error):
-    def refused(*_):
-        raise error("not now")
-
-    monkeypatch.setattr(driver, "allocate_async", refused)
-    data = pool.allocate(0, 64, 256, 1)
-    pool.free(0, data, 1)
-    assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
-
-
-def test_plain_memory_where_a_trimmed_pool_has_no_room(driver, pool, monkeypatch):
-    """Of drivers whose pools may be wrong about it; others have none elsewhere either."""
-
-    def full(*_):
-        raise DeviceMemoryError("full")
-
-    monkeypatch.setattr(driver, "allocate_async", full)
-    with pytest.raises(DeviceMemoryError):
-        pool.allocate(0, 64, 256, 1)
-    driver.pools_find_all_room = False
-    driver.log.clear()
-    data = pool.allocate(0, 64, 256, 1)
-    assert driver.log[-1] == ("trim",)
-    pool.free(0, data, 1)
-    assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
-
-
 def test_plain_memory_whose_free_is_refused_stays_plain(driver, pool, monkeypatch):
     """Else the next try would give it to the pool."""
 
@@ -288,20 +150,7 @@ def test_plain_memory_whose_free_is_refused_stays_plain(driver, pool, monkeypatc
     assert ("free behind", 1) not in driver.log
 
 
-def test_without_a_pool(driver, pool):
-    driver.has_pool = False
-    data = pool.allocate(0, 64, 256, 1)
-    pool.free(0, data, 1)
-    assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
-
-
 # pinned memory -----------------------------------------------------------------------
-
-
-def test_pinned_memory_is_freed_after_its_stream(driver, pinned):
-    data = pinned.allocate(0, 64, 1, 1)
-    pinned.free(0, data, 1)
-    assert driver.log[-2:] == [("wait for stream", 1), ("free", data)]
 
 
 def test_an_import_that_ends_while_another_is_planned(driver, pinned, monkeypatch):
@@ -320,38 +169,6 @@ def test_an_import_that_ends_while_another_is_planned(driver, pinned, monkeypatc
     assert pinned.import_refusal(0, PAGE, 4 * PAGE) == ""
     ends.join()
     assert not driver.locked
-
-
-def test_imports_share_a_lock(driver, pinned):
-    assert pinned.import_host(0, PAGE, 4 * PAGE, False) == PAGE
-    assert pinned.import_host(0, 2 * PAGE, PAGE, False) == 2 * PAGE
-    assert driver.locked == {PAGE}
-    pinned.free(0, PAGE, 1)
-    assert driver.locked == {PAGE}
-    pinned.free(0, 2 * PAGE, 1)
-    assert driver.locked == set()
-
-
-@pytest.mark.parametrize(
-    ("address", "kinds", "why"),
-    [
-        (PAGE + 1, {}, "does not begin at a page"),
-        (PAGE, {PAGE: "host"}, "a part of it is page-locked already"),
-        (PAGE, {PAGE: "device", 2 * PAGE - 1: "device"}, "device memory, which cannot"),
-    ],
-)
-def test_imports_that_are_refused(driver, pinned, address, kinds, why):
-    driver.kinds.update(kinds)
-    with pytest.raises(ExchangeError, match=why):
-        pinned.import_host(0, address, PAGE, False)
-    assert driver.locked == set()
-
-
-def test_memory_that_somebody_locked_stays_locked(driver, pinned):
-    driver.kinds.update({PAGE: "host", 2 * PAGE - 1: "host"})
-    pinned.import_host(0, PAGE, PAGE, False)
-    pinned.free(0, PAGE, 1)
-    assert driver.locked == set()
 
 
 def test_a_stream_is_kept_while_it_is_asked(driver, pool, monkeypatch):

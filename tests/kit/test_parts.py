@@ -15,7 +15,6 @@ import dlbridge.kit
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.kit.backend import address_of, bytes_at
 from dlbridge.kit.capture import has_nothing_to_wait_for, refuse_capture, refuse_disturbing
-from dlbridge.kit.devices import Devices
 from dlbridge.kit.driver import Location, StreamState
 from dlbridge.kit.gate import Gate
 from dlbridge.kit.pointers import checked
@@ -202,29 +201,6 @@ inside.wait()
 # callbacks ---------------------------------------------------------------------------
 
 # numbers -----------------------------------------------------------------------------
-
-
-class TwoDevices(Devices):
-    name = "sim"
-
-    def device_count(self):
-        return 2
-
-    def device_info(self, device_id):
-        return {"name": ("Small", "Large")[device_id], "pci": f"0000:0{device_id}"}
-
-
-def test_devices_by_number_and_name():
-    devices = TwoDevices()
-    assert (devices.find_device("small"), devices.find_device("0000:01")) == (0, 1)
-    with pytest.raises(
-        LookupError, match="no sim device is called 'Big'; there are 0: Small 0000:00; 1:"
-    ):
-        devices.find_device("Big")
-    devices.check_device(1)
-    for device_id in (-1, 2):
-        with pytest.raises(ExchangeError, match=f"there is no sim:{device_id}: 2 devices here"):
-            devices.check_device(device_id)
 
 
 # capture -----------------------------------------------------------------------------

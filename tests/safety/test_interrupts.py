@@ -12,33 +12,13 @@ from scripts import run_script
 
 import dlbridge as bridge
 
-# As many exceptions as a test wants, after many different times; the work must leave nothing behind.
 PRELUDE = """
-import gc, signal, sys, time
+import gc, signal
 import numpy as np
 import dlbridge as bridge
+from interrupted import Alarm, interrupted
 for name in bridge.__all__:  # typing turns an exception while a module loads into a TypeError
     getattr(bridge, name)
-class Alarm(Exception): pass
-Raised = {{"KeyboardInterrupt": KeyboardInterrupt, "Alarm": Alarm}}[{exception!r}]
-def handler(*_):
-    raise Raised
-signal.signal(signal.SIGALRM, handler)
-def turn(work, delay):
-    signal.setitimer(signal.ITIMER_REAL, delay)
-    limit = time.monotonic() + 0.02
-    while time.monotonic() < limit:  # one that a destructor meets, Python only prints
-        work()
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    time.sleep(0)  # a signal that came just before is raised here
-def storm(work, times):
-    heard, delay = 0, 0
-    while heard < times:
-        delay = (delay + 7) % 1999
-        try:  # around a call: CPython 3.13 leaves out the jump of a loop inside the block
-            turn(work, 20e-6 + delay * 1e-6)
-        except Raised:
-            heard += 1
 """
 
 
@@ -46,7 +26,8 @@ def storm(work, times):
 def test_imports_delete_the_struct_once(exception):  # C10
     """An interrupt after the owner was made and before it was stored deleted the struct twice."""
     out = run_script(
-        PRELUDE.format(exception=exception)
+        PRELUDE
+        + f"EXCEPTION = {exception}"
         + """
 from raw_producer import Producer, deleted_twice
 producers, importing = [], False
@@ -55,11 +36,6 @@ class Prebuilt:
     def __init__(self, capsule): self.capsule = capsule
     def __dlpack__(self, **keywords): return self.capsule
     def __dlpack_device__(self): return (1, 0)
-def careful(*_):
-    if importing:
-        raise Raised
-    signal.setitimer(signal.ITIMER_REAL, 150e-6)
-signal.signal(signal.SIGALRM, careful)
 def work():
     global importing
     producer = Producer(dtype=(4, 16, 1))
@@ -70,8 +46,7 @@ def work():
         kept = bridge.from_dlpack(ready)  # its deleter is Python, and is not to be interrupted
     finally:
         importing = False
-storm(work, 2000)
-signal.signal(signal.SIGALRM, signal.SIG_IGN)
+interrupted(work, EXCEPTION, 2000, may=lambda: importing)
 gc.collect()
 alive = sum(bool(p.alive) for p in producers)
 print(len(deleted_twice), alive)
@@ -85,7 +60,8 @@ def test_the_exchange_table_hands_the_exception_on(exception):  # X9
     """An exception of a handler became SystemError, or a struct stayed lent for ever."""
     peer("tvm_ffi")
     out = run_script(
-        PRELUDE.format(exception=exception)
+        PRELUDE
+        + f"EXCEPTION = {exception}"
         + """
 import tvm_ffi
 from dlbridge.core.interfaces import own_table as table
@@ -93,7 +69,7 @@ nop = tvm_ffi.get_global_func("testing.nop")
 tensor = bridge.from_dlpack(np.arange(4, dtype="f4"))
 def work():
     nop(tensor, tensor, tensor)
-storm(work, 2000)
+interrupted(work, EXCEPTION, 2000)
 gc.collect()
 print(len(table._lent))
 """
@@ -105,14 +81,14 @@ print(len(table._lent))
 def test_memory_is_never_without_an_owner(device):
     """The memory that a backend had allocated was lost before its owner existed."""
     out = run_script(
-        PRELUDE.format(exception="KeyboardInterrupt")
+        PRELUDE
         + f"""
 plugin = bridge.backend({device.partition(":")[0]!r})
 bridge.empty(3, "bfloat16", {device!r})
 before = plugin.live_allocations()
 def work():
     bridge.empty(3, "bfloat16", {device!r})
-storm(work, 2000)
+interrupted(work, KeyboardInterrupt, 2000)
 gc.collect()
 print(plugin.live_allocations() - before)
 """
@@ -137,7 +113,7 @@ def test_memory_whose_end_was_cut_off_is_not_counted():
 def test_a_struct_belongs_to_a_capsule_or_to_nobody(export):  # P47
     """An interrupt after the struct was entered and before the capsule was made kept it for ever."""
     out = run_script(
-        PRELUDE.format(exception="Alarm")
+        PRELUDE
         + f"""
 from dlbridge.core.dlpack.exports import _loans
 t = bridge.empty(3, "bfloat16")
@@ -145,7 +121,7 @@ def work():
     for _ in range(10):
         {export}
 work()
-storm(work, 2000)
+interrupted(work, Alarm, 2000)
 gc.collect()
 print(len(_loans))
 """

@@ -14,7 +14,6 @@ from dlbridge.core.interfaces import arrow
 
 RELEASE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 GET = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]

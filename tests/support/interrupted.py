@@ -13,25 +13,36 @@ class Alarm(Exception):
     """An exception that is no KeyboardInterrupt."""
 
 
-def interrupted(work: Callable[[], object], exception: type[BaseException], times: int) -> None:
-    """Do *work* again and again while signals come, until *times* exceptions have arrived."""
+def interrupted(
+    work: Callable[[], object],
+    exception: type[BaseException],
+    times: int,
+    *,
+    may: Callable[[], bool] = lambda: True,
+) -> None:
+    """Do *work* again and again while signals come, until *times* exceptions have arrived.
+
+    Where *may* is false, a signal comes again a little later.
+    """
 
     def handler(*_: object) -> None:
-        raise exception
+        if may():
+            raise exception
+        signal.setitimer(signal.ITIMER_REAL, 150e-6)
 
     def turn(delay: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, delay)
         limit = time.monotonic() + 0.01
-        while time.monotonic() < limit:
+        while time.monotonic() < limit:  # one that a destructor meets, Python only prints
             work()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        time.sleep(0)
+        time.sleep(0)  # a signal that came just before is raised here
 
     signal.signal(signal.SIGALRM, handler)
     heard, delay = 0, 0
     while heard < times:
         delay = (delay + 7) % 1999
-        try:
+        try:  # around a call: CPython 3.13 leaves out the jump of a loop inside the block
             turn(20e-6 + delay * 1e-6)
         except exception:
             heard += 1

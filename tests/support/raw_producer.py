@@ -39,9 +39,6 @@ _get_name = _function("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
 _get_pointer = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 get_destructor = _function("PyCapsule_GetDestructor", ctypes.c_void_p, ctypes.py_object)
 set_name = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-set_destructor = _function(
-    "PyCapsule_SetDestructor", ctypes.c_int, ctypes.py_object, ctypes.c_void_p
-)
 is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
 # A capsule keeps the pointer to its name: the buffers stay for ever.

@@ -10,7 +10,6 @@ from cuda_support import memory, read, slow, stream
 
 import dlbridge
 from dlbridge.core.interfaces.cuda_array_interface import (
-    EXPORT_STREAM,
     SYNC,
     from_cuda_array_interface,
 )
@@ -107,19 +106,6 @@ def test_not_waiting(fake, cuda, monkeypatch, how):  # I23 I27
             assert fake.calls("cuStreamWaitEvent") == before
 
 
-def test_toggles_are_off_by_default(fake, cuda, monkeypatch):  # I27
-    monkeypatch.delenv(SYNC, raising=False)
-    with (
-        stream() as theirs,
-        stream() as ours,
-        memory(cuda, OLD) as data,
-        dlbridge.use_stream("cuda:0", ours),
-    ):
-        before = fake.calls("cuStreamWaitEvent")
-        from_cuda_array_interface(Array(data, stream=theirs))
-        assert fake.calls("cuStreamWaitEvent") == before + 1
-
-
 def test_the_owner_lives(cuda):  # I25
     with memory(cuda, OLD) as data:
         for owner_argument in (False, True):
@@ -137,24 +123,6 @@ def test_the_owner_lives(cuda):  # I25
             assert alive() is None
 
 
-def test_readonly_is_kept(cuda):  # I6 I26
-    with memory(cuda, OLD) as data:
-        tensor = from_cuda_array_interface(Array(data, readonly=True))
-        assert tensor.readonly
-        assert tensor.__cuda_array_interface__["data"] == (data, True)
-        with pytest.raises(BufferError, match="read-only"):
-            dlbridge.copy_(tensor, np.zeros(N, "u1"))
-
-
-def test_strides_are_kept(cuda):  # I19
-    with memory(cuda, bytes(range(64))) as data:
-        tensor = from_cuda_array_interface(Array(data, shape=(2, 3), strides=(32, 4)))
-        assert tensor.tolist() == [[0, 4, 8], [32, 36, 40]]
-        assert tensor.__cuda_array_interface__["strides"] == (32, 4)
-        back = from_cuda_array_interface(Array(data + 63, shape=(3,), strides=(-1,)))
-        assert back.tolist() == [63, 62, 61]
-
-
 def test_bfloat16_only_when_asked_for(cuda):  # I20
     with memory(cuda, np.array([0x3F80, 0x4000], "u2").tobytes()) as data:
         raw = Array(data, shape=(2,), typestr="<V2")
@@ -169,19 +137,6 @@ def test_bfloat16_only_when_asked_for(cuda):  # I20
 # Out ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cuda", "cuda_host", "cuda_managed"])
-def test_present_on_cuda(cuda, name):  # I1 I2
-    tensor = dlbridge.empty((2, 3), device=name)
-    assert hasattr(tensor, "__cuda_array_interface__")
-    assert tensor.__cuda_array_interface__["data"] == (tensor.data_ptr(), False)
-
-
-@pytest.mark.parametrize("device", ["cpu"])
-def test_absent_elsewhere(cuda, device):  # I1
-    assert not hasattr(dlbridge.empty((2, 3), device=device), "__cuda_array_interface__")
-    assert not hasattr(dlbridge.from_dlpack(np.zeros(3)), "__cuda_array_interface__")
-
-
 def test_the_stream_is_ours(cuda):  # I10
     tensor = dlbridge.zeros(4, device="cuda:0")
     assert tensor.__cuda_array_interface__["stream"] == 1
@@ -190,12 +145,6 @@ def test_the_stream_is_ours(cuda):  # I10
     with dlbridge.use_stream("cuda:0", 2):
         assert tensor.__cuda_array_interface__["stream"] == 2
     assert dlbridge.empty(4, device="cuda_host").__cuda_array_interface__["stream"] is None
-
-
-def test_export_toggle(cuda, monkeypatch):  # I27
-    tensor = dlbridge.zeros(4, device="cuda:0")
-    monkeypatch.setenv(EXPORT_STREAM, "0")
-    assert tensor.__cuda_array_interface__["stream"] is None
 
 
 def test_the_exported_stream_follows_all_our_work(cuda):  # I11

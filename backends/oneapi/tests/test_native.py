@@ -39,17 +39,6 @@ def on_host(tensor):
     return bridge.to_device(tensor, "cpu", copy=True).numpy()
 
 
-def test_torch_in_and_out(oneapi):
-    x = torch.arange(12, dtype=torch.float32).reshape(3, 4)
-    there = bridge.to_device(x, "oneapi:0")
-    assert str(there.device) == "oneapi:0"
-    back = bridge.to_device(there, "cpu", like="torch")
-    assert torch.equal(back, x)
-    assert torch.equal(bridge.to_device(there.T[1:], "cpu", like="torch"), x.T[1:])
-    half = bridge.to_device(x.bfloat16(), "oneapi:0")
-    assert torch.equal(bridge.to_device(half, "cpu", like="torch"), x.bfloat16())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_dpctl_memory_in(queue, kind):
     memory = KINDS[kind](100, queue=queue)

@@ -38,21 +38,6 @@ def contents(opencl, array, nbytes):
     return into
 
 
-@pytest.mark.parametrize("dtype", ["i1", "u2", "f2", "f4", "f8", "c8", "c16", "?", "i8"])
-def test_arrays_of_every_dtype(opencl, queue, dtype):
-    host = np.arange(12).reshape(3, 4).astype(dtype)
-    array = opencl.from_native(cl.array.to_device(queue, host))
-    assert (array.dtype, array.shape, array.strides) == (host.dtype.name, (3, 4), host.strides)
-    assert contents(opencl, array, host.nbytes) == host.tobytes()
-
-
-def test_views_have_offset_and_strides(opencl, queue):
-    host = np.arange(12, dtype="f4").reshape(3, 4)
-    array = opencl.from_native(cl.array.to_device(queue, host)[1:, 1:3])
-    assert (array.offset, array.shape, array.strides) == (20, (2, 2), (16, 4))
-    assert contents(opencl, array, 8) == host[1, 1:3].tobytes()
-
-
 def test_byte_strides_that_are_no_whole_elements(queue):
     """They were rounded down, and the elements were others."""
     bytes_ = cl.array.to_device(queue, np.arange(32, dtype="u1"))
@@ -61,20 +46,6 @@ def test_byte_strides_that_are_no_whole_elements(queue):
         ExchangeError, match=r"pyopencl.*\(6,\) are not multiples of the item size 4"
     ):
         bridge.to_device(x, "cpu")
-
-
-def test_the_owner_keeps_the_memory(opencl, queue):
-    host = np.arange(1000, dtype="f4")
-    array = opencl.from_native(cl.array.to_device(queue, host))
-    gc.collect()
-    assert contents(opencl, array, 4000) == host.tobytes()
-
-
-def test_empty_arrays(opencl, queue):
-    array = opencl.from_native(cl.array.empty(queue, (0, 3), "f4"))
-    assert (array.data, array.shape, array.dtype) == (0, (0, 3), "float32")
-    again = opencl.to_native(array)
-    assert (again.shape, again.dtype) == ((0, 3), np.float32)
 
 
 def test_vector_types_are_refused(opencl, queue):

@@ -284,28 +284,6 @@ def test_large_copies_are_one_command_each(script):
     script(LOOK + LARGE, unified=0, gpu=1)
 
 
-def test_large_copies_of_many_threads(script):
-    script(
-        LOOK
-        + """
-import threading
-failures = []
-def work(seed):
-    content = np.random.default_rng(seed).integers(0, 256, (12 << 20) + seed, "u1")
-    for _ in range(5):
-        tensor = bridge.to_device(content, "opencl:0", copy=True)
-        if not (bridge.to_device(tensor, "cpu", copy=True).numpy() == content).all():
-            failures.append(seed)
-threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-assert not failures
-""",
-        unified=0,
-        gpu=1,
-    )
-
-
 def test_copies_between_contexts_go_through_host_memory_in_pieces(script):
     script(
         LOOK

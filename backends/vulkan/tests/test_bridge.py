@@ -1,6 +1,5 @@
 """What users write: S2, zero copies and the one copy that was predicted, two devices."""
 
-import ctypes
 import struct
 
 import numpy as np
@@ -127,38 +126,3 @@ def test_an_empty_tensor_has_no_buffer(vulkan, double):
         double(g[0:0])
     with pytest.raises(ExchangeError, match=r"of shape \(0, 3\) has no bytes, and no buffer"):
         bridge.empty((0, 3), "float32", "vulkan:0").to_native()
-
-
-def test_strided_tensors(vulkan):
-    """Packed on the way, in either direction."""
-    x = np.arange(600, dtype=np.int32).reshape(20, 30)
-    g = bridge.to_device(x[::2, ::3], "vulkan:0")
-    assert (bridge.to_device(g, "cpu", like="numpy") == x[::2, ::3]).all()
-    g = bridge.to_device(x, "vulkan:0", copy=True)
-    assert (bridge.to_device(g.T, "cpu", like="numpy", copy=True) == x.T).all()
-
-
-def test_to_another_device(vulkan, second):
-    x = np.random.default_rng(0).random((100, 100))
-    a = bridge.to_device(x, "vulkan:0", copy=True)
-    b = bridge.to_device(a, f"vulkan:{second}")
-    assert b.device == bridge.device(f"vulkan:{second}")
-    assert (bridge.to_device(b, "cpu", like="numpy", copy=True) == x).all()
-
-
-def test_by_name(vulkan):
-    for index in range(vulkan.device_count()):
-        info = vulkan.device_info(index)
-        for name in (info["name"], info["uuid"]):
-            assert bridge.empty(1, "uint8", f"vulkan:{name}").device.index == index
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "complex64", "bool", "float64"])
-def test_any_dtype(vulkan, dtype):
-    x = bridge.empty((3, 5), dtype)
-    content = bytes(range(1, x.nbytes + 1)) if dtype != "bool" else b"\0\1\1" * 5
-    ctypes.memmove(x.data_ptr(), content, x.nbytes)
-    g = bridge.to_device(x, "vulkan:0", copy=True)
-    assert (g.dtype, g.shape) == (x.dtype, x.shape)
-    y = bridge.to_device(g, "cpu", copy=True)
-    assert ctypes.string_at(y.data_ptr(), y.nbytes) == content

@@ -41,16 +41,6 @@ def test_a_shader_writes_host_memory_in_place(vulkan, pages, scale):
     free(vulkan, 0, data, 0)
 
 
-def test_torch_sees_what_the_shader_wrote(vulkan, pages, scale):
-    torch = pytest.importorskip("torch")
-    tensor = torch.from_numpy(pages(2))
-    tensor.fill_(3)
-    data, _ = import_host(vulkan, 0, tensor.data_ptr(), 2 * PAGE, False)
-    scale(vulkan, data, tensor.numel(), 7.0)
-    free(vulkan, 0, data, 0)  # waits for the shader
-    assert bool((tensor == 21).all())
-
-
 def test_free_waits_before_the_memory_goes(vulkan, delay):
     """dlbridge lets the memory go as soon as `free` returns: nothing may use it then."""
     memory = mmap.mmap(-1, PAGE)

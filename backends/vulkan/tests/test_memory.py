@@ -2,7 +2,6 @@
 
 import gc
 import random
-import threading
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -304,32 +303,3 @@ def test_free_in_silence_where_the_driver_fails(vulkan, tensors, monkeypatch, re
     queue.finish()
     tensors.new(4)
     assert buffer not in freed(buffers)
-
-
-def test_threads(vulkan):
-    """Eight threads allocate, write, read back and free: nobody sees another's bytes."""
-    wrong = []
-
-    def work(seed):
-        pick = random.Random(seed)
-        for _ in range(60):
-            nbytes = pick.randrange(1, 50_000)
-            want = pick.randbytes(nbytes)
-            data = allocate(vulkan, 0, nbytes, 64, 0)
-            other = allocate(vulkan, 0, nbytes, 64, 0)
-            vulkan.copy_from_host(Span(0, data, 0, len(want)), memoryview(want), 0)
-            vulkan.copy(Span(0, other, 0, nbytes), Span(0, data, 0, nbytes), 0)
-            got = bytearray(nbytes)
-            vulkan.copy_to_host(Span(0, other, 0, len(got)), memoryview(got), 0)
-            if got != want:
-                wrong.append(seed)
-            free(vulkan, 0, data, 0)
-            free(vulkan, 0, other, 0)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    gc.collect()
-    assert wrong == []

@@ -5,27 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dlbridge as bridge
 
+SUPPORT = str(Path(__file__).resolve().parents[3] / "tests" / "support")
+
 STORM = """
-import random, signal, sys, time
+import random, sys
+sys.path.insert(0, SUPPORT)
 import numpy as np
 import dlbridge as bridge
+from interrupted import Alarm, interrupted
 
-class Struck(Exception):
-    pass
-
-def strike(*_):
-    global armed
-    if armed:
-        armed = False
-        raise Struck
-
-armed = False
 x = np.arange(10_000, dtype="float32")
 tensor = bridge.to_device(x, "webgpu:0")
 bridge.to_device(tensor, "cpu", copy=True)
@@ -37,21 +32,8 @@ works = {
     "allocate": lambda: bridge.zeros(1000, "float32", "webgpu:0"),
     "copy": lambda: bridge.to_device(tensor, "webgpu:0", copy=True),
 }
-signal.signal(signal.SIGALRM, strike)
-pick, heard = random.Random(SEED), 0
-while heard < 500:
-    work = works[pick.choice(list(works))]
-    try:
-        try:
-            armed = True
-            signal.setitimer(signal.ITIMER_REAL, pick.uniform(1e-5, 3e-3))
-            for _ in range(20):
-                work()
-        finally:
-            armed = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except Struck:
-        heard += 1
+pick = random.Random(SEED)
+interrupted(lambda: pick.choice(list(works.values()))(), Alarm, 500)
 bridge.copy_(tensor, x)
 assert (bridge.to_device(tensor, "cpu", copy=True).numpy() == x).all()
 print("the end")
@@ -62,8 +44,9 @@ print("the end")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_of_signals_hangs_nothing(webgpu, seed):
     """wgpu's own waits, by threading.Event, hung in half of such processes."""
+    script = STORM.replace("SEED", str(seed)).replace("SUPPORT", repr(SUPPORT))
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", STORM.replace("SEED", str(seed))],
+        [sys.executable, "-X", "faulthandler", "-c", script],
         capture_output=True,
         text=True,
         check=False,

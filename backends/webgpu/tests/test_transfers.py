@@ -118,16 +118,6 @@ def test_threads_that_write_parts_of_one_unit(webgpu, monkeypatch):
     assert (on_host(there) == np.tile(np.arange(1, 5), 16)).all()
 
 
-def test_the_host_may_write_again_when_an_upload_returns(webgpu):
-    source = np.full(1 << 20, 7, "u1")
-    tensor = bridge.empty(1 << 20, "uint8", "webgpu:0")
-    for value in range(20):
-        source[:] = value
-        bridge.copy_(tensor, source)
-        source[:] = 255
-        assert (on_host(tensor) == value).all()
-
-
 @pytest.mark.skipif(not STATM.exists(), reason="needs /proc to see this process's memory")
 @pytest.mark.parametrize("nbytes", [4, 1 << 16])
 def test_uploads_without_a_wait_do_not_pile_up(webgpu, nbytes):
@@ -193,34 +183,3 @@ def test_a_finalizer_in_the_thread_of_wgpu_is_refused_and_does_not_wait(webgpu):
     finally:
         gc.enable()
     assert "cannot be used in a thread of its own" in said[0]
-
-
-def test_threads_move_take_give_and_drop(webgpu, gpu_buffer):
-    failures = []
-
-    def work(number):
-        try:
-            for turn in range(30):
-                source = np.full(1000 + turn, number, "u1")
-                tensor = bridge.to_device(source, "webgpu:0")
-                native = tensor[4:].to_native()
-                other = bridge.asarray(gpu_buffer(bytes([number]) * 64))
-                bridge.copy_(tensor[:64], other)
-                copied = bridge.to_device(tensor, "webgpu:0", copy=True)
-                del tensor
-                assert (on_host(bridge.asarray(native)) == number).all()
-                assert (on_host(copied) == number).all()
-        except BaseException as exc:
-            failures.append(exc)
-
-    gc.collect()
-    before = webgpu.live_allocations()
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in threads)
-    assert failures == []
-    gc.collect()
-    assert webgpu.live_allocations() == before

@@ -340,40 +340,6 @@ def test_no_exception_comes_out_of_a_callback():  # X9
         assert library.harness_message().startswith(said)
 
 
-CTRL_C = """
-import signal, sys, numpy as np, dlbridge
-from dlbridge.core.interfaces import own_table as table
-tensor = dlbridge.from_dlpack(np.arange(4, dtype="f4"))
-call = {call}
-def interrupt(*_): raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, interrupt)
-heard = 0
-for turn in range(100):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0003 + turn * 1e-6)
-        for _ in range(1_000_000):
-            call(tensor)
-    except KeyboardInterrupt:
-        heard += 1
-call = None
-print(heard, len(table._lent))
-"""
-
-
-def test_ctrl_c_within_tvm_ffi_calls():  # X9
-    """Never a crash, never lost, and no tensor leaked by it."""
-    peer("tvm_ffi")
-    nop = "(lambda f: lambda t: f(t, t, t))(__import__('tvm_ffi').get_global_func('testing.nop'))"
-    done = subprocess.run(
-        [sys.executable, "-c", CTRL_C.format(call=nop)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert (done.returncode, done.stdout) == (0, "100 0\n"), done.stderr[-2000:]
-
-
 # tvm_ffi as the consumer of our table
 
 

@@ -155,25 +155,6 @@ def test_pinned_memory_is_cpu_memory_already():  # P19
 # Struct contents
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([None]),
-        np.array(["text"]),
-        np.zeros(1, "M8[s]"),
-        np.zeros(1, "m8[s]"),
-        np.zeros(1, [("a", "i4")]),
-        np.zeros(1, "V3"),
-        np.zeros(1, np.longdouble),
-        np.zeros(1, np.clongdouble),
-    ],
-    ids=lambda array: str(array.dtype),
-)
-def test_dtypes_that_dlpack_has_not(array):  # P33
-    with pytest.raises(BufferError):
-        dlbridge.from_dlpack(array)
-
-
 def test_float4_in_pairs_as_torch_has_it():  # P35
     torch = peer("torch")
     theirs = torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)

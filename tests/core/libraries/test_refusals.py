@@ -11,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from peers import peer
 
 import dlbridge as bridge
 
@@ -152,14 +151,6 @@ def test_who_takes_our_dtype_for_numpys_is_told_what_to_pass(name):
     assert name not in dir(found)
     with pytest.raises(AttributeError, match=rf"{name}.*numpy\.asarray\(t\)"):
         getattr(found, name)
-
-
-def test_safetensors_for_numpy():
-    save = peer("safetensors.numpy").save
-    tensor = bridge.asarray([1.0, 2.0])
-    with pytest.raises(AttributeError, match=r"numpy\.asarray\(t\)"):
-        save({"a": tensor})
-    assert save({"a": np.asarray(tensor)})
 
 
 def test_masks_of_astropy_have_other_ways_out():

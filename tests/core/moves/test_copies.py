@@ -76,10 +76,14 @@ def test_copies_that_overlap(place, to, source):
     assert t.tolist() == expected.tolist()
 
 
-def test_a_copy_onto_itself_reversed():
-    t = bridge.to_device(values((9,)), "cpu", copy=True)
-    bridge.copy_(t, t[::-1])
-    assert t.tolist() == values((9,))[::-1].tolist()
+@pytest.mark.parametrize("place", ["cpu", "ext_dev:0"])
+@pytest.mark.parametrize(
+    "change", [lambda t: t[::-1], lambda t: t.T], ids=["reversed", "transposed"]
+)
+def test_a_copy_onto_itself(place, change):
+    t = bridge.to_device(values((3, 3)), place, copy=True)
+    bridge.copy_(t, change(t))
+    assert t.tolist() == change(values((3, 3))).tolist()
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,6 @@ import dlbridge as bridge
 EXT = "ext_dev:0"
 
 
-@pytest.mark.parametrize("where", ["cpu", EXT])
-def test_overlapping_regions_of_one_buffer(where):
-    a = np.arange(9.0).reshape(3, 3)
-    t = bridge.to_device(a, where, copy=True)
-    bridge.copy_(t, t.transpose())
-    assert t.tolist() == a.T.tolist()
-    t = bridge.to_device(a, where, copy=True)
-    bridge.copy_(t[1:], t[:-1])
-    assert t.tolist() == [a[0].tolist(), a[0].tolist(), a[1].tolist()]
-
-
 @pytest.fixture
 def shared(monkeypatch):
     """A device that uses host memory in place."""

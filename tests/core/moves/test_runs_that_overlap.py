@@ -34,10 +34,11 @@ class Strict(Fake):
         for nbytes, (shape, strides, run_nbytes) in sides:
             assert 1 <= len(shape) == len(strides) <= self.max_strided_ndim
             assert min(shape) >= 1
-            extent = run_nbytes
+            extent, inner = run_nbytes, 0
             for length, stride in zip(reversed(shape), reversed(strides), strict=True):
                 assert stride >= extent, (shape, strides, run_nbytes)
-                extent += (length - 1) * stride
+                assert stride >= inner, "the strides do not descend"
+                extent, inner = extent + (length - 1) * stride, stride
             assert nbytes == extent
 
     def copy_strided(self, target, target_region, source, source_region, stream):
@@ -179,8 +180,12 @@ def test_rows_apart_are_still_one_call(strict):
     assert strict.regions == 1
 
 
+@pytest.mark.parametrize("calls_cost", [True, False])
 @pytest.mark.parametrize("seed", range(8))
-def test_any_strides(strict, seed):
+def test_any_strides(strict, seed, calls_cost, monkeypatch):
+    """Where calls cost nothing, the device copies each region itself."""
+    if not calls_cost:
+        monkeypatch.setattr("dlbridge.core.moves.regions.CALL", 0)
     random = np.random.default_rng(seed)
     for _ in range(40):
         ndim = random.integers(1, 5)
@@ -191,3 +196,8 @@ def test_any_strides(strict, seed):
         assert content(there).tobytes() == source.tobytes(), (shape, strides)
         moved = bridge.to_device(there, DEVICE, copy=True)
         assert content(moved).tobytes() == source.tobytes(), (shape, strides)
+        target = bridge.zeros((*shape, 2), "uint16", DEVICE)[..., 0]
+        for given, want in ((there, source), (65535 - source, 65535 - source)):
+            bridge.copy_(target, given)
+            assert content(target).tobytes() == want.tobytes(), (shape, strides)
+    assert calls_cost or strict.regions

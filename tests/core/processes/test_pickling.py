@@ -27,14 +27,6 @@ def tensor(request):
     return bridge.to_device(np.arange(BIG, dtype="u1"), request.param, copy=True)
 
 
-def owner_of(tensor):
-    """The object that the memory of an unpickled tensor is in."""
-    array = tensor.numpy()
-    while isinstance(array, np.ndarray) and array.base is not None:
-        array = array.base
-    return array
-
-
 # Buffers that are kept
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -118,14 +116,6 @@ def test_odd_sizes(other, nbytes):
     assert other(other_side.described, t[nbytes // 2 :]) == other_side.described(t[nbytes // 2 :])
 
 
-def test_filled_in_place(other):
-    t = bridge.empty((4, 256), "f4", DEVICE, shared=True)
-    assert not values(t).any()
-    bridge.copy_(t, VALUES)
-    other(other_side.scale, t, 3)
-    assert (values(t) == 3 * VALUES).all()
-
-
 def test_from_the_devices_other_memory(other):
     """One copy, by the device."""
     t = bridge.share(bridge.to_device(VALUES, DEVICE, copy=True))
@@ -146,24 +136,6 @@ def test_the_maker_drops_it_first(other):
     other_side.scale(kept, 2)
     assert other(other_side.described, kept)[-1] == (2 * VALUES).tobytes()
     assert not values(again).any()
-
-
-def test_a_third_process(other):
-    """The receiver sends it on; the first process may have let it go."""
-    third = Other("forkserver")
-    try:
-        t = shared()
-        other(other_side.keep, t)
-        third(other_side.keep, other(other_side.give_back, t[1:]))
-        third(other_side.scale, t[3:], 9)
-        assert (values(t)[3] == 9 * VALUES[3]).all()
-        del t
-        gc.collect()
-        (kept,) = third(other_side.kept)
-        assert (values(kept)[2] == 9 * VALUES[3]).all()
-        third(other_side.forget)
-    finally:
-        third.close()
 
 
 def holders(inode):
@@ -206,19 +178,8 @@ def test_nothing_is_left_of_a_process_that_is_killed(vulkan):
     assert [holders(inode) for inode in inodes] == [set()] * 2
 
 
-def test_a_sender_that_has_ended_before_it_was_received(vulkan):
-    ended = Other("forkserver")
-    ended(other_side.prefer_own_memory)
-    ended.connection.send((other_side.share_and_keep, (VALUES, DEVICE)))
-    assert ended.connection.poll(60)
-    os.kill(ended.process.pid, signal.SIGKILL)
-    ended.process.join()
-    with pytest.raises(ExchangeError, match="must live until the other one has received it"):
-        ended.connection.recv()
-
-
 def test_nothing_grows(other):
-    """200 tensors that go there and back: descriptors, and the backends' memory."""
+    """50 tensors that go there and back: descriptors, and the backends' memory."""
 
     def turn():
         t = shared()
@@ -230,7 +191,7 @@ def test_nothing_grows(other):
 
     turn()
     before = counts()
-    for _ in range(200):
+    for _ in range(50):
         turn()
     assert counts() == before
 
@@ -302,46 +263,6 @@ def test_a_process_ends_while_tensors_are_there(vulkan):
         other_side.scale(builtins.received, 1.0, rounds=1000, wait=False)
         """
     )
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_all_ways(vulkan, method, tmp_path):
-    """Arguments of a Process, a Queue, a Pool, a ProcessPoolExecutor: kernels of both sides."""
-    script = tmp_path / "main.py"
-    script.write_text(
-        "import multiprocessing, numpy as np, dlbridge as bridge, other_process as other_side\n"
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        "def through_queue(queue, t, u):\n"
-        "    assert u.byte_offset == 4\n"
-        "    other_side.scale(t, 2)\n"
-        "    other_side.scale(queue.get(timeout=60), 3)\n"
-        "if __name__ == '__main__':\n"
-        "    other_side.prefer_own_memory()\n"
-        f"    context = multiprocessing.get_context({method!r})\n"
-        f"    t = bridge.share(np.ones(4, 'f4'), {DEVICE!r})\n"
-        "    queue = context.Queue()\n"
-        "    process = context.Process(target=through_queue, args=(queue, t, t[1:]))\n"
-        "    process.start()\n"
-        "    queue.put(t)\n"
-        "    process.join()\n"
-        "    with context.Pool(1) as pool:\n"
-        "        pool.apply(other_side.scale, (t, 5))\n"
-        "        again = pool.apply(other_side.give_back, (t,))\n"
-        "    with ProcessPoolExecutor(1, mp_context=context) as pool:\n"
-        "        list(pool.map(other_side.scale, [t], [7]))\n"
-        "    print(t.tolist(), again.data_ptr() == t.data_ptr())\n"
-    )
-    support = Path(other_side.__file__).parent
-    done = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{support}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    want = "[210.0, 210.0, 210.0, 210.0] True\n"
-    assert (done.stdout, done.stderr, done.returncode) == (want, "", 0)
 
 
 @pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])

@@ -149,12 +149,6 @@ def test_filled_in_place(device, other):
     assert bridge.share(t) is t
 
 
-def test_no_elements(device, other):
-    t = bridge.empty((0, 3), "f4", device, shared=True)
-    assert (str(t.device), t.shape) == (device, (0, 3))
-    assert other(other_side.described, t) == other_side.described(t)
-
-
 def test_odd_sizes(device, other):
     """Blocks are whole pages, so a device can use what it could not by itself."""
     for n in (1, 3, 1023, 4097):
@@ -164,7 +158,7 @@ def test_odd_sizes(device, other):
 
 
 def test_nothing_grows(device, other):
-    """200 tensors with an import in each process: descriptors, and the backends' memory."""
+    """50 tensors with an import in each process: descriptors, and the backends' memory."""
     name = device.partition(":")[0]
 
     def turn():
@@ -177,7 +171,7 @@ def test_nothing_grows(device, other):
 
     turn()
     before = counts()
-    for _ in range(200):
+    for _ in range(50):
         turn()
     assert counts() == before
 

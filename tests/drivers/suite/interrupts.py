@@ -13,29 +13,21 @@ import pytest
 from .rig import rig
 
 STORM = """
-import ctypes, gc, mmap, random, signal, sys, time
-sys.path.insert(0, {folder!r})
+import ctypes, gc, mmap, random, sys
+sys.path[:0] = {folders!r}
 import build
+from interrupted import Alarm, interrupted
 cuda, *_ = map(build.load, {libraries!r})  # the simulated HIP runtime stands on CUDA's
 cuda.fake_cuda_live.restype = ctypes.c_size_t
 import numpy as np
 import dlbridge as bridge
 
-class Struck(Exception):
-    pass
-
-def strike(*_):
-    global armed
-    if armed:
-        armed = False
-        raise Struck
-
-armed, device, name = False, {device!r}, {name!r}
+device, name = {device!r}, {name!r}
 pages = np.frombuffer(mmap.mmap(-1, 1 << 14), "u1")
 x = np.arange(10_000, dtype="f4")
 large = np.arange(5_000_000, dtype="f4")  # on CUDA through the ring of pinned chunks
 # Not the exceptions that Python drops in destructors: it prints them.
-sys.unraisablehook = lambda args: None if args.exc_type is Struck else sys.__unraisablehook__(args)
+sys.unraisablehook = lambda args: None if args.exc_type is Alarm else sys.__unraisablehook__(args)
 
 def allocate():
     bridge.empty(1000, "u1", name)
@@ -65,21 +57,8 @@ works = [globals()[each] for each in {works!r}]
 for work in works * 2:
     work()
 before = live()
-signal.signal(signal.SIGALRM, strike)
-pick, heard = random.Random(4), 0
-while heard < {strikes}:
-    work = pick.choice(works)
-    try:
-        try:
-            armed = True
-            signal.setitimer(signal.ITIMER_REAL, pick.uniform(1e-6, 1e-3))
-            for _ in range(20):
-                work()
-        finally:
-            armed = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except Struck:
-        heard += 1
+pick = random.Random(4)
+interrupted(lambda: pick.choice(works)(), Alarm, {strikes})
 live()
 for work in works:
     work()
@@ -87,10 +66,13 @@ print("left", live() - before)
 """
 
 
+TESTS = Path(__file__).resolve().parents[2]
+
+
 def storm(name, works):
     """The last line of a storm of *works* on the device *name*."""
     script = STORM.format(
-        folder=str(Path(__file__).parents[1]),
+        folders=[str(TESTS / "drivers"), str(TESTS / "support")],
         libraries=list(rig().libraries),
         device=f"{rig().device}:0",
         name=name,
