@@ -49,6 +49,8 @@ autosummary_imported_members = True
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 
+smartquotes = False  # quotes in messages and values are to be copied
+
 html_theme = "furo"
 html_title = f"dlbridge {release}"
 html_static_path = ["_static"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import time
 from collections import Counter
@@ -61,7 +62,7 @@ def markdown(library: str, results: list[Result]) -> str:
     """
     version = f"{library} {version_of(library)}".strip()
     rows = [
-        f"| {result.line} | {result.rule} | {result.result} | {_cell(result.evidence)} |"
+        f"| {result.line} | {_cell(result.rule)} | {result.result} | {_cell(result.evidence)} |"
         for result in results
         if result.result in ("fail", "crash")
     ]
@@ -91,7 +92,9 @@ def _summary(results: list[Result]) -> str:
 
 def _cell(text: str) -> str:
     short = text if len(text) <= 160 else f"{text[:157]}..."
-    return short.replace("|", "\\|").replace("<", "&lt;")
+    short = short.replace("|", "\\|").replace("<", "&lt;")
+    # As code: Markdown shows the name between the underscores of __dlpack__ bold.
+    return re.sub(r"`[^`]*`|\b__\w+__\b", lambda found: f"`{found[0].strip('`')}`", short)
 
 
 def version_of(library: str) -> str:

@@ -47,7 +47,7 @@ def _operations(peers: dict[str, Any]) -> dict[str, dict[str, Function]]:
     ours, cpu = dlbridge.from_dlpack(array), dlbridge.device("cpu")
     operations = {
         "from_dlpack(numpy)": _imports(peers, array),
-        "__dlpack__(max_version=(1, 3))": {
+        "`__dlpack__(max_version=(1, 3))`": {
             "dlbridge": lambda: ours.__dlpack__(max_version=(1, 3)),
             "numpy": lambda: array.__dlpack__(max_version=(1, 3)),
         },
@@ -178,7 +178,7 @@ def _with_tvm_ffi(peers: dict[str, Any], array: Any, ours: Any) -> dict[str, dic
             "numpy": lambda: tvm_ffi.from_dlpack(array),
             "torch": lambda: tvm_ffi.from_dlpack(tensor),
         },
-        "tvm_ffi call with 3 tensors, by __dlpack__": {
+        "tvm_ffi call with 3 tensors, by `__dlpack__`": {
             "dlbridge": lambda: nop(route, route, route),
             **calls,
         },

@@ -83,6 +83,8 @@ def test_the_command():
 def test_the_table_escapes_what_markdown_reads():
     text = markdown("nothing_here", [Result("P1", "a rule", "fail", "a | b <c>")])
     assert "a \\| b &lt;c>" in text
+    text = markdown("nothing_here", [Result("P1", "`__a__`", "fail", "no __dlpack__(): ['__b__']")])
+    assert "| `__a__` | fail | no `__dlpack__`(): ['`__b__`'] |" in text  # not bold
 
 
 def test_what_is_not_offered_is_told_once():

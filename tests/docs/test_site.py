@@ -12,6 +12,8 @@ from pathlib import Path
 import pages
 import pytest
 
+import dlbridge
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -167,3 +169,16 @@ def test_what_works_with_what_says_what_was_found():
     }
     elsewhere = {"cuda.core", "dpctl", "dpnp", "pyopencl"}  # their arrays are on devices
     assert said == {name: how for name, how in found.items() if name not in elsewhere}
+
+
+def test_the_reference_has_each_public_name_once():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").partition("\n## Modules\n")[0]
+    named = re.findall(r"^   ~dlbridge\.(\w+)$", text, re.MULTILINE)
+    assert sorted(named) == sorted(set(dlbridge.__all__) - {"__version__", "ffi"})
+
+
+def test_no_table_shows_a_name_bold_that_has_underscores():
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        for line in re.findall(r"^\|.*", path.read_text(encoding="utf-8"), re.MULTILINE):
+            bare = re.sub(r"`[^`]*`", "", line)
+            assert not re.search(r"(?<!\w)__\w+?__(?!\w)", bare), f"{path.name}: {line}"
