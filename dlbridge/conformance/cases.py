@@ -150,7 +150,10 @@ def address_of(array: Any) -> int:
 
 
 def read(subject: Subject, managed: Any) -> np.ndarray[Any, Any]:
-    """The elements of an export: read by the host, or taken back by the library."""
+    """The elements of an export: read by the host, or taken back by the library.
+
+    In that case the struct is the library's afterwards, which may free it.
+    """
     if is_host(managed):
         return elements(managed)
 
