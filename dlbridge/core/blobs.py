@@ -315,8 +315,10 @@ def _instead(data: Any) -> str:
         return "dlbridge.from_dlpack(x) takes the array itself, and keeps it"
     if any(hasattr(data, name) for name in _OF_ARRAYS):
         return "dlbridge.asarray(x) takes the array itself, and keeps it"
-    if isinstance(data, ctypes.Structure | ctypes.Union | ctypes.c_int.__mro__[1]):
+    if isinstance(data, ctypes.Structure | ctypes.Union):
         return "pass ctypes.pointer(x)"
+    if isinstance(data, ctypes.c_int.__mro__[1]):  # the base of the classes of numbers
+        return "pass x.value if that is the address, or ctypes.pointer(x) for the number's own bytes"
     if isinstance(data, ffi.CData):
         return "pass ffi.addressof(x)" if ffi.typeof(data).kind in ("struct", "union") else _WAYS
     try:

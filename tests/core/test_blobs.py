@@ -99,7 +99,7 @@ def test_what_is_an_address(kind):
         (bridge.zeros(3), r"dlbridge.from_dlpack\(x\)"),
         (b"abcd", r"dlbridge.asarray\(x\)"),
         (array("f", [1]), r"dlbridge.asarray\(x\)"),
-        (ctypes.c_int(7), r"pass ctypes.pointer\(x\)"),
+        (ctypes.c_size_t(7), "pass x.value if that is the address"),
         (ctypes.byref(ctypes.c_int(7)), "pass an int"),
         (FFI.cast("float", 1), "pass an int"),
         (FFI.new("struct {int a;} *")[0], r"pass ffi.addressof\(x\)"),
