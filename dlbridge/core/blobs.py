@@ -318,9 +318,7 @@ def _instead(data: Any) -> str:
     if isinstance(data, ctypes.Structure | ctypes.Union):
         return "pass ctypes.pointer(x)"
     if isinstance(data, ctypes.c_int.__mro__[1]):  # the base of the classes of numbers
-        return (
-            "pass x.value if that is the address, or ctypes.pointer(x) for the number itself"
-        )
+        return "pass x.value if that is the address, or ctypes.pointer(x) for the number itself"
     if isinstance(data, ffi.CData):
         return "pass ffi.addressof(x)" if ffi.typeof(data).kind in ("struct", "union") else _WAYS
     try:
