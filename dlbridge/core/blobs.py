@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from math import prod
 from operator import index
+from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
@@ -244,7 +245,11 @@ def _release(blob: _Blob) -> bool:
             ):
                 blob.deleter = deleter
             del trace
-            if handlers_exception(type(exc), exc, traceback) is None:  # type: ignore[arg-type]
+            # Signal handlers run in the main thread only.
+            arrived = None
+            if get_ident() == main_thread().ident:
+                arrived = handlers_exception(type(exc), exc, traceback)  # type: ignore[arg-type]
+            if arrived is None:
                 report(exc, f"the deleter {deleter!r} of dlbridge.from_blob")
             else:
                 # Raised where the thread goes on after this. Its frames hold the owner.

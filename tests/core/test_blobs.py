@@ -564,3 +564,22 @@ def test_handles():
         bridge.from_blob(other.data_ptr(), 4, "float32", device="ext_dev:0")
     with pytest.raises(ValueError, match="begin 4 bytes before the memory"):
         bridge.from_blob(other.data_ptr(), 2, "float32", device="ext_dev:1", strides=(-1,))
+
+
+def test_an_interrupt_of_a_deleters_own_in_a_thread_is_reported(reported):
+    """No signal handler runs there, so it is none's."""
+    reached = []
+
+    def delete(_data):
+        raise KeyboardInterrupt
+
+    def work():
+        tensor = bridge.from_blob(AT, 3, "uint8", deleter=delete)
+        del tensor
+        reached.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert reached
+    assert isinstance(reported[0][0], KeyboardInterrupt)
