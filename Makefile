@@ -148,6 +148,7 @@ lint: $(VENV)/.test
 	$(BIN)/python tests/support/check_pages.py
 	$(BIN)/python cdefs --check
 	$(BIN)/zizmor -q --offline --pedantic .github
+	$(BIN)/towncrier build --draft --version next >/dev/null
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix

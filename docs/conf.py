@@ -30,6 +30,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 root_doc = "index"
+exclude_patterns = ["changes/*"]  # the next release's part of the changelog
 templates_path = ["_templates"]
 suppress_warnings = [
     "ref.python",  # `Error` and `type` are names in several modules; any of them is a fine link
