@@ -1,16 +1,31 @@
-"""Exceptions of a signal handler at any moment of some work, for scripts of `run_script`."""
+"""Exceptions of a signal handler: in a block of a test, and at any moment of a scene's work."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-__all__ = ["Alarm", "interrupted"]
+__all__ = ["Alarm", "handled", "interrupted"]
 
 
 class Alarm(Exception):
     """An exception that is no KeyboardInterrupt."""
+
+
+@contextmanager
+def handled(error: type[BaseException], number: int = signal.SIGTERM) -> Iterator[None]:
+    """The signal *number* raises *error* inside the block, wherever it arrives."""
+
+    def handler(*_: object) -> None:
+        raise error
+
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def interrupted(

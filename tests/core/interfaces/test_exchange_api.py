@@ -9,15 +9,16 @@ import builtins
 import ctypes
 import gc
 import signal
-import subprocess
 import sys
 import weakref
 
 import numpy as np
 import pytest
 from harness import load
+from interrupted import Alarm, handled
 from peers import peer
 from raw_producer import Producer, address, new_capsule, pointer_in
+from scripts import run_script
 from stream_backend import Streams, installed
 
 import dlbridge
@@ -60,15 +61,6 @@ class Out:
 
     def delete(self):
         self.managed.deleter(self.managed)
-
-
-def test_subclasses_are_accepted():  # X1
-    array = dlbridge.from_dlpack(FLOATS)
-    general = array.view("uint32").view("bfloat16x2")
-    for tensor in (array, general):
-        managed = OURS.export(tensor)
-        assert managed.fields.data == FLOATS.ctypes.data
-        del managed
 
 
 class Prototype:
@@ -114,10 +106,6 @@ def test_allocator_that_fails(wrong, kind):  # X4
             assert issubclass(getattr(builtins, library.harness_kind().decode()), Exception)
 
 
-class Alarm(Exception):
-    """What the handler of a signal raises."""
-
-
 def signalled_once(function):
     """*function*, and after its first call a signal whose handler raises `Alarm`."""
     left = [True]
@@ -133,12 +121,8 @@ def signalled_once(function):
 
 @pytest.fixture
 def _alarming():
-    def handler(_number, _frame):
-        raise Alarm
-
-    before = signal.signal(signal.SIGTERM, handler)
-    yield
-    signal.signal(signal.SIGTERM, before)
+    with handled(Alarm):
+        yield
 
 
 @pytest.mark.usefixtures("_alarming")
@@ -167,32 +151,11 @@ def test_a_stream_query_that_a_signal_handler_interrupts(monkeypatch):  # X8
     assert TABLE.current_work_stream(12, 0, stream) == 0
 
 
-def test_export_from_c():  # X5, X10
-    library = load(keep_gil=True)
+def test_the_flags_of_an_export():  # X5
     readonly = FLOATS.copy()
     readonly.setflags(write=False)
-    for tensor, flags in (
-        (dlbridge.from_dlpack(FLOATS), 0),
-        (dlbridge.from_dlpack(readonly), FLAG_READ_ONLY),
-    ):
-        outs = [Out(), Out(), Out()]
-        references = sys.getrefcount(tensor)
-        for out in outs:
-            error = ctypes.c_int()
-            status = library.harness_from_py_object(
-                FROM, tensor, out.address, ctypes.addressof(error)
-            )
-            assert status == 0
-            assert out.managed.flags == flags
-            assert out.managed.version.major == 1
-            assert address(out.managed.dl_tensor.data) == tensor.data_ptr()
-        assert (
-            len({address(out.managed) for out in outs}) == 3
-        )  # each its own, to delete in any order
-        assert sys.getrefcount(tensor) == references + 3
-        for out in (outs[1], outs[0], outs[2]):
-            out.delete()
-        assert sys.getrefcount(tensor) == references
+    assert OURS.export(dlbridge.from_dlpack(FLOATS)).fields.flags == 0
+    assert OURS.export(dlbridge.from_dlpack(readonly)).fields.flags == FLAG_READ_ONLY
 
 
 def test_structs_are_lent_again_and_not_lost():  # X5
@@ -366,131 +329,92 @@ def test_tvm_ffi_takes_device_tensors_and_asks_for_the_stream():  # X8, X15
     assert seen == [(12, 1, (6,))]
 
 
-FAILING = """
-import numpy, tvm_ffi, dlbridge
-from dlbridge.core.interfaces import own_table
-
-def fail(*_):
-    raise MemoryError("injected")
-
-own_table._to_lend = fail
-try:
-    tvm_ffi.from_dlpack(dlbridge.from_dlpack(numpy.ones(1)))
-except MemoryError as error:
-    print(error)
-"""
-
-
 def test_a_failing_export_is_an_error_for_tvm_ffi():  # X5, X9
     """Its own: without an exception tvm_ffi 0.1.15 ends the process on CPython 3.13."""
     peer("tvm_ffi")
-    done = subprocess.run(
-        [sys.executable, "-c", FAILING], capture_output=True, text=True, check=False
+    out = run_script(
+        """
+        import numpy, tvm_ffi, dlbridge
+        from dlbridge.core.interfaces import own_table
+
+        def fail(*_):
+            raise MemoryError("injected")
+
+        own_table._to_lend = fail
+        try:
+            tvm_ffi.from_dlpack(dlbridge.from_dlpack(numpy.ones(1)))
+        except MemoryError as error:
+            print(error)
+        """
     )
-    assert (done.returncode, done.stdout) == (0, "injected\n"), done.stderr
+    assert out == "injected\n"
 
 
 # Consuming other libraries' tables
 
 
 def test_where_a_table_is_looked_for():  # X11
-    class Nothing:
-        pass
-
-    class Wrong:
-        __dlpack_c_exchange_api__ = new_capsule(address(TABLE), b"other_name")
-
-    class Text:
-        __dlpack_c_exchange_api__ = "yes"
-
-    class Null:
-        __dlpack_c_exchange_api__ = 0
-
-    class Integer:
-        __c_dlpack_exchange_api__ = address(TABLE)
-
-    class Capsule:
-        __dlpack_c_exchange_api__ = new_capsule(address(TABLE), b"dlpack_exchange_api")
-
     class OnlyOnTheInstance:
         def __init__(self):
             self.__dlpack_c_exchange_api__ = dlbridge.Tensor.__dlpack_c_exchange_api__
 
-    class PyCapsule:
-        pass
-
-    class Pretended:
-        __dlpack_c_exchange_api__ = PyCapsule()
-
-    for cls in (Nothing, Wrong, Text, Null, OnlyOnTheInstance, Pretended):
+    pretended = type("PyCapsule", (), {})()
+    for wrong in (new_capsule(address(TABLE), b"other_name"), "yes", 0, pretended):
+        assert table_of(type("Wrong", (), {NAMES[0]: wrong})) is None
+    for cls in (object, OnlyOnTheInstance):
         assert table_of(cls) is None
-    for cls in (Integer, Capsule):
+    right = {
+        NAMES[0]: new_capsule(address(TABLE), b"dlpack_exchange_api"),
+        NAMES[1]: address(TABLE),
+    }
+    for name, value in right.items():
+        cls = type("Right", (), {name: value})
         assert table_of(cls).address == address(TABLE)
         assert table_of(cls) is table_of(cls)  # looked up once
-    gone = weakref.ref(Capsule)
-    del cls, Capsule, Integer
+    gone = weakref.ref(cls)
+    del cls
     gc.collect()
     assert gone() is None  # and not kept
 
 
-def other_table(major, previous=ffi.NULL, **changes):
-    copy = ffi.new("DLPackExchangeAPI *", TABLE[0])
-    copy.header.version.major = major
-    copy.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", previous)
-    for name, value in changes.items():
-        setattr(copy, name, value)
-    return copy
-
-
-def class_with(struct):
+def class_of(base=Producer, major=1, previous=ffi.NULL, **functions):
+    """A subclass of *base*; its table is ours with other *functions*, of ctypes or None for NULL."""
+    struct = ffi.new("DLPackExchangeAPI *", TABLE[0])
+    struct.header.version.major = major
+    struct.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", previous)
+    for name, function in functions.items():
+        at = ctypes.cast(function, ctypes.c_void_p).value or 0
+        setattr(struct, name, ffi.cast(ffi.typeof(getattr(struct, name)), at))
     capsule = new_capsule(address(struct), b"dlpack_exchange_api")
-    return type("WithTable", (), {NAMES[0]: capsule, "struct": struct})
+    return type("WithTable", (base,), {NAMES[0]: capsule, "kept": (struct, functions)})
+
+
+EXPORT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+
+
+@EXPORT
+def exported(x, out):
+    ctypes.c_void_p.from_address(out).value = x.build()
+    return 0
 
 
 def test_versions_of_tables():  # X12
-    newer = other_table(3, other_table(2, TABLE))
-    assert table_of(class_with(newer)).address == address(TABLE)
-    assert table_of(class_with(other_table(2))) is None
-    assert table_of(class_with(other_table(0))) is None
-    assert table_of(class_with(other_table(1))) is not None
-    without = other_table(1, managed_tensor_from_py_object_no_sync=ffi.NULL)
-    assert table_of(class_with(without)) is None
-
-
-def failing():
-    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    def from_py_object(_x, _out):
-        return -1
-
-    function = from_py_object
-    struct = other_table(
-        1,
-        managed_tensor_from_py_object_no_sync=ffi.cast(
-            ffi.typeof(TABLE.managed_tensor_from_py_object_no_sync),
-            ctypes.cast(function, ctypes.c_void_p).value,
-        ),
-    )
-    capsule = new_capsule(address(struct), b"dlpack_exchange_api")
-    return type("Failing", (Producer,), {NAMES[0]: capsule, "kept": (struct, function)})
+    older = class_of(major=2, previous=TABLE)
+    assert table_of(class_of(major=3, previous=older.kept[0])).address == address(TABLE)
+    assert table_of(class_of(major=2)) is None
+    assert table_of(class_of(major=0)) is None
+    assert table_of(class_of()) is not None
+    assert table_of(class_of(managed_tensor_from_py_object_no_sync=None)) is None
 
 
 def test_a_table_that_fails_without_an_error():  # X14
-    raw = failing()((6,), content=FLOATS.tobytes())
+    fails = class_of(managed_tensor_from_py_object_no_sync=EXPORT(lambda _x, _out: -1))
+    raw = fails((6,), content=FLOATS.tobytes())
     tensor = dlbridge.from_dlpack(raw)  # asked by __dlpack__ instead
     assert raw.calls == [{"max_version": (1, 3)}]
     assert tensor.tolist() == FLOATS.tolist()
     with pytest.raises(BufferError, match="without an error"):
-        table_of(type(raw)).export(raw)
-
-
-def test_torchs_own_error_comes_through():  # X13, X14
-    torch = peer("torch")
-    theirs = table_of(torch.Tensor)
-    quantized = torch.zeros(2).to_sparse()
-    with pytest.raises((RuntimeError, BufferError, TypeError)):
-        theirs.export(quantized)
-    with pytest.raises((RuntimeError, BufferError, TypeError)):
-        dlbridge.from_dlpack(quantized)
+        table_of(fails).export(raw)
 
 
 def test_torchs_table():  # X13, X17
@@ -531,88 +455,30 @@ def test_cuda_cores_table():  # X13
 
 
 def test_a_foreign_tables_stream_is_waited_for():  # X15
-    struct = other_table(1)
-
-    class OnDevice(Producer):
-        pass
-
-    raw_address = []
-
-    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-    def from_py_object(x, out):
-        raw_address.append(x.build())
-        ctypes.c_void_p.from_address(out).value = raw_address[-1]
-        return 0
-
     @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
     def current_work_stream(_type, _index, out):
         ctypes.c_void_p.from_address(out).value = 0x5151
         return 0
 
-    for name, function in (
-        ("managed_tensor_from_py_object_no_sync", from_py_object),
-        ("current_work_stream", current_work_stream),
-    ):
-        kind = ffi.typeof(getattr(struct, name))
-        setattr(struct, name, ffi.cast(kind, ctypes.cast(function, ctypes.c_void_p).value))
-    setattr(OnDevice, NAMES[0], new_capsule(address(struct), b"dlpack_exchange_api"))
-    raw = OnDevice((4,), device=(2, 0))
+    cls = class_of(
+        managed_tensor_from_py_object_no_sync=exported, current_work_stream=current_work_stream
+    )
+    raw = cls((4,), device=(2, 0))
     with installed("cuda", Streams()) as plugin:
         dlbridge.from_dlpack(raw)
-        assert plugin.log == [("wait", 0, 0x5151)]
-        plugin.log.clear()
         dlbridge.from_dlpack(raw, stream=0x77)
-        assert plugin.log == [("wait", 0x77, 0x5151)]
-        plugin.log.clear()
         dlbridge.from_dlpack(raw, stream=-1)
         dlbridge.from_dlpack(raw, stream=0x5151)
-        assert plugin.log == []
+        assert plugin.log == [("wait", 0, 0x5151), ("wait", 0x77, 0x5151)]
     gc.collect()
     assert raw.alive == 0
-
-
-def test_what_torchs_table_does_not_look_at():  # X16
-    torch = peer("torch")
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    for hidden, match in (
-        (torch.zeros(3, requires_grad=True), "requires grad"),
-        (parameter, "requires grad"),
-        (torch.zeros(3, dtype=torch.complex64).conj(), "conjugated"),
-        (torch._neg_view(torch.ones(3)), "negated"),
-    ):
-        with pytest.raises(BufferError, match=match):
-            dlbridge.from_dlpack(hidden)
-    assert dlbridge.from_dlpack(parameter.detach()).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
     "wrong", [{"version": (2, 0)}, {"dtype": (99, 1, 1)}, {"ndim": -1}], ids=str
 )
 def test_what_comes_out_of_a_table_is_checked(wrong):  # X17
-    struct = other_table(1)
-
-    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-    def from_py_object(x, out):
-        ctypes.c_void_p.from_address(out).value = x.build()
-        return 0
-
-    name = "managed_tensor_from_py_object_no_sync"
-    setattr(
-        struct,
-        name,
-        ffi.cast(
-            ffi.typeof(getattr(struct, name)), ctypes.cast(from_py_object, ctypes.c_void_p).value
-        ),
-    )
-    cls = type(
-        "Corrupt",
-        (Producer,),
-        {
-            NAMES[0]: new_capsule(address(struct), b"dlpack_exchange_api"),
-            "kept": (struct, from_py_object),
-        },
-    )
-    raw = cls(**{"shape": (2, 3), **wrong})
+    raw = class_of(managed_tensor_from_py_object_no_sync=exported)(**{"shape": (2, 3), **wrong})
     with pytest.raises(BufferError):
         dlbridge.from_dlpack(raw)
     gc.collect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import weakref
 
 import ml_dtypes
@@ -171,36 +170,6 @@ def test_arrow_bools_are_unpacked():
     assert bridge.asarray(column).tolist() == values[3:]
     with pytest.raises(BufferError, match=r"packed bools.*copy=False"):
         bridge.asarray(column, copy=False)
-
-
-@pytest.mark.parametrize(
-    ("kind", "way_out"),
-    [
-        ("string", "x.dictionary_encode().indices"),
-        ("date32", "x.cast('int32')"),
-        ("decimal128", "x.cast('float64')"),
-        ("dictionary", "x.dictionary_decode()"),
-        ("list", "x.flatten()"),
-    ],
-)
-def test_arrow_types_that_are_not_plain_numbers(kind, way_out):
-    pyarrow = peer("pyarrow")
-    columns = {
-        "string": pyarrow.array(["a"]),
-        "date32": pyarrow.array([1], pyarrow.date32()),
-        "decimal128": pyarrow.array([1], pyarrow.decimal128(20)),
-        "dictionary": pyarrow.array([1, 1]).dictionary_encode(),
-        "list": pyarrow.array([[1]]),
-    }
-    with pytest.raises(BufferError, match=rf"not a plain number.*{re.escape(way_out)}"):
-        bridge.asarray(Column(columns[kind]))
-
-
-def test_a_null_behind_the_interface():
-    pyarrow = peer("pyarrow")
-    with pytest.raises(BufferError, match=r"1 null value, .*fill_null"):
-        bridge.asarray(Column(pyarrow.array([1, None, 3])))
-    assert bridge.asarray(Column(pyarrow.array([None, 2, 3])[1:])).tolist() == [2, 3]
 
 
 def test_a_used_arrow_capsule_and_a_wrong_one():

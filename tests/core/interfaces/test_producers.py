@@ -6,10 +6,7 @@ A comment ``# C12`` names the line of docs/conformance.md that the test shows.
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
-from pathlib import Path
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -20,26 +17,17 @@ from raw_producer import (
     address,
     struct_in,
 )
+from scripts import run_script
 from stream_backend import Streams, installed
 
 import dlbridge
-from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY
 
 FLOATS = np.arange(6, dtype="float32")
 
 
 def floats(shape=(6,), kind=Producer, **keywords):
     return kind(shape, content=FLOATS.tobytes(), **keywords)
-
-
-def refused(raw, match=None, error=BufferError):
-    """*raw* is refused by every way in, and none leaks what it had taken."""
-    for take in (dlbridge.from_dlpack, lambda raw: dlbridge.from_dlpack(raw.capsule())):
-        with pytest.raises(error, match=match):
-            take(raw)
-        gc.collect()
-        assert raw.alive == 0
-    assert raw.exported == 2
 
 
 # What is asked
@@ -79,14 +67,6 @@ def test_what_a_producer_is_asked(keywords, asked):  # C1, C36
     tensor = dlbridge.from_dlpack(recorder, **keywords)
     assert recorder.log == ["device", {"max_version": (1, 3), **asked}]
     assert tensor.tolist() == FLOATS.tolist()
-
-
-def test_a_producer_from_before_the_keywords():  # C2
-    raw = floats(kind=OldProducer)
-    tensor = dlbridge.from_dlpack(raw)
-    assert raw.calls == [{}]
-    assert tensor.tolist() == FLOATS.tolist()
-    assert tensor.data_ptr() == raw.data
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
@@ -132,17 +112,6 @@ def test_a_producers_own_error_passes_through(error):  # C4
     with pytest.raises(error, match="no"):
         dlbridge.from_dlpack(recorder)
     assert len(recorder.log) == 2
-
-
-class Returns:
-    def __init__(self, value, device=(1, 0)):
-        self.value, self.device = value, device
-
-    def __dlpack__(self, **_):
-        return self.value
-
-    def __dlpack_device__(self):
-        return self.device
 
 
 def test_what_is_no_producer():  # C7
@@ -195,31 +164,7 @@ def test_devices_that_are_none(answer, error):  # C8
     assert raw.alive == 0
 
 
-# Ownership
-
-
-@pytest.fixture(params=[None, (1, 3)], ids=["legacy", "versioned"])
-def version(request):
-    return request.param
-
-
-@pytest.fixture(params=[(2, 32, 1), (4, 16, 1)], ids=["numpy", "bfloat16"])
-def dtype(request):
-    return request.param
-
-
 # What is refused
-
-
-def test_lanes_are_kept():  # C17
-    raw = Producer((2,), dtype=(2, 32, 4), content=np.arange(8, dtype="f4").tobytes())
-    tensor = dlbridge.from_dlpack(raw)
-    assert tensor.dtype.lanes == 4
-    assert tensor.itemsize == 16
-    assert tensor.nbytes == 32
-    with pytest.raises((BufferError, TypeError)):
-        tensor.numpy()
-    raw.dtype = (1, 1, 1)
 
 
 def to_cpu(tensor):
@@ -254,39 +199,48 @@ def test_a_liar_is_asked_to_move_what_is_there_already():  # C19, C33
     assert dlbridge.from_dlpack(raw, device="cpu", copy=False).tolist() == FLOATS.tolist()
 
 
+WAYS = {
+    "producer": dlbridge.from_dlpack,
+    "capsule": lambda raw: dlbridge.from_dlpack(raw.capsule()),
+    "tvm_ffi": lambda raw: dlbridge.from_dlpack(peer("tvm_ffi").from_dlpack(raw)),
+}
+CORRUPT = [
+    *(({"byte_offset": at}, f"byte_offset {at}") for at in ((1 << 64) - 8, 1 << 63, 1 << 57)),
+    *(
+        ({"device": (kind, -1), "says": (kind, 0)}, "device_id -1|counted from 0")
+        for kind in (1, 2)
+    ),
+    ({"null_shape": True}, "shape is NULL"),
+    ({"shape": (1 << 60,)}, "more than the memory of any machine"),
+    ({"data": 0}, "data is NULL"),
+    ({"ndim": -1}, "ndim"),
+]
+
+
+@pytest.mark.parametrize("version", [None, (1, 3)], ids=["legacy", "versioned"])
+@pytest.mark.parametrize("dtype", [(2, 32, 1), (4, 16, 1)], ids=["numpy", "bfloat16"])
+@pytest.mark.parametrize(("wrong", "match"), CORRUPT, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_corrupt_structs(way, wrong, match, dtype, version):  # C20, C23, C24, C25
+    """The error tells the producer's class, and nothing leaks."""
+    if way == "tvm_ffi" and (version or "ndim" in wrong):
+        return  # it takes legacy structs, and reads ndim itself
+    raw = Producer(**{"shape": (2, 3), "version": version, "dtype": dtype, **wrong})
+    with pytest.raises((BufferError, ValueError), match=match) as told:
+        WAYS[way](raw)
+    if way == "producer" and wrong.keys() & {"null_shape", "data", "ndim"}:
+        assert "raw_producer.Producer: a DLTensor" in str(told.value)
+        assert isinstance(told.value.__cause__, dlbridge.ExchangeError)
+    del told
+    gc.collect()
+    assert raw.alive == 0
+    assert raw.exported == 1
+
+
 def test_devices_that_there_are_not():  # C20
     raw = Producer((2,), device=(2, 7), data=0x1234)
     with installed("cuda", Streams()), pytest.raises(BufferError, match=r"no cuda:7"):
         dlbridge.to_device(dlbridge.from_dlpack(raw), "cpu")
-    raw = Producer((2,), device=(2, -1), says=(2, 0), data=0x1234)
-    refused(raw, match="device_id -1")
-    raw = floats(device=(1, -1), says=(1, 0))
-    refused(raw, match="device_id -1")
-
-
-@pytest.mark.parametrize("byte_offset", [(1 << 64) - 8, 1 << 63, 1 << 60, 1 << 57])
-def test_byte_offsets_that_no_memory_has(byte_offset, version, dtype):  # C24, C25
-    raw = Producer((2,), byte_offset=byte_offset, version=version, dtype=dtype)
-    refused(raw, match=f"byte_offset {byte_offset}")
-    tensor = peer("tvm_ffi").from_dlpack(Producer((2,), byte_offset=byte_offset, version=None))
-    with pytest.raises(BufferError, match=f"byte_offset {byte_offset}"):
-        dlbridge.from_dlpack(tensor)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"device": (1, -1)}, "counted from 0"),
-        ({"null_shape": True}, "shape is NULL"),
-        ({"shape": (1 << 60,)}, "more than the memory of any machine"),
-        ({"data": 0}, "data is NULL"),
-    ],
-    ids=str,
-)
-def test_strangers_structs_in_tensors_of_tvm_ffi(wrong, match):  # C8, C23, C24
-    tensor = peer("tvm_ffi").from_dlpack(Producer(**{"shape": (2, 3), "version": None, **wrong}))
-    with pytest.raises((BufferError, ValueError), match=match):
-        dlbridge.from_dlpack(tensor)
 
 
 @pytest.mark.parametrize("dtype", [(2, 32, 1), (4, 16, 1)])
@@ -310,16 +264,13 @@ def test_contiguity_ignores_steps_that_nobody_takes(shape, strides, contiguous, 
     assert tensor.is_contiguous() == contiguous
 
 
+@pytest.mark.parametrize("version", [None, (1, 3)])
+@pytest.mark.parametrize("dtype", [(2, 32, 1), (4, 16, 1)])
 def test_no_elements_in_an_overflowing_shape(version, dtype):  # C24, C26
     """Nothing is reached; whether numpy can carry the shape is another question."""
     raw = Producer((0, 1 << 62, 1 << 62), version=version, dtype=dtype, strides=None)
-    try:
-        tensor = dlbridge.from_dlpack(raw)
-    except BufferError:
-        pass
-    else:
-        assert tensor.size == 0
-        del tensor
+    with suppress(BufferError):
+        assert dlbridge.from_dlpack(raw).size == 0
     assert raw.alive == 0
 
 
@@ -329,7 +280,7 @@ def test_byte_offset_of_a_device_address():  # C25
     assert tensor[2:].data_ptr() == 0x10048
 
 
-def test_byte_offset_of_a_handle():  # C25
+def test_byte_offset_of_a_handle():  # C25, P39
     tensor = dlbridge.from_dlpack(Producer((4,), device=(8, 0), data=0x777, byte_offset=64))
     assert tensor.data_ptr() == 0x777
     assert tensor.byte_offset == 64
@@ -339,6 +290,7 @@ def test_byte_offset_of_a_handle():  # C25
     assert again.byte_offset == 72
 
 
+@pytest.mark.parametrize("dtype", [(2, 32, 1), (4, 16, 1)])
 def test_readonly_stays_readonly(dtype):  # C27
     raw = floats((2, 3), flags=FLAG_READ_ONLY, dtype=dtype)
     for tensor in (
@@ -362,23 +314,6 @@ def test_copied_stays_visible():  # C29
     assert not dlbridge.from_dlpack(floats()).is_copied
 
 
-def test_padded_and_packed_elements():  # C31
-    padded = dlbridge.from_dlpack(Producer((2, 3), dtype=(17, 4, 1), flags=FLAG_SUBBYTE_PADDED))
-    assert padded.is_padded
-    assert padded.nbytes == 6
-    packed = dlbridge.from_dlpack(Producer((2, 3), dtype=(17, 4, 1)))
-    assert not packed.is_padded
-    assert packed.nbytes == 3
-    assert dlbridge.from_dlpack(Producer((3,), dtype=(15, 6, 1))).nbytes == 3
-    for use in (
-        packed.numpy,
-        lambda: packed[1],  # begins in the middle of a byte
-        lambda: dlbridge.to_device(packed[:, ::2], "cpu", copy=True),
-    ):
-        with pytest.raises(BufferError):
-            use()
-
-
 # device= and copy=
 
 
@@ -387,17 +322,20 @@ def test_devices_by_every_name(device):  # C32
     assert dlbridge.from_dlpack(FLOATS, device=device).data_ptr() == FLOATS.ctypes.data
 
 
-@pytest.mark.parametrize("device", ["gpu:0", "cuda:x", "cpu:1", (1, 1), (99, 0), "ext_dev:9"])
-def test_devices_that_are_not_to_be_had(device):  # C32
-    with pytest.raises((ValueError, BufferError, RuntimeError)):
-        dlbridge.from_dlpack(FLOATS, device=device)
-
-
-def test_devices_that_are_no_devices():  # C32
-    with pytest.raises(TypeError):
-        dlbridge.from_dlpack(FLOATS, device=3.5)
-    with pytest.raises(TypeError, match="copy must be"):
-        dlbridge.from_dlpack(FLOATS, copy="yes")
+@pytest.mark.parametrize(
+    ("keywords", "error"),
+    [
+        ({"device": "gpu:0"}, ValueError),
+        ({"device": "cpu:1"}, BufferError),
+        ({"device": (99, 0)}, RuntimeError),
+        ({"device": 3.5}, TypeError),
+        ({"copy": "yes"}, TypeError),
+    ],
+    ids=str,
+)
+def test_keywords_that_are_refused(keywords, error):  # C32
+    with pytest.raises(error):
+        dlbridge.from_dlpack(FLOATS, **keywords)
 
 
 class OnDevice(Producer):
@@ -454,8 +392,12 @@ def test_no_copy_across_devices():  # C35
 
 def test_copy_false_and_a_producer_that_copied():  # C35
     raw = floats(flags=FLAG_IS_COPIED)
-    with pytest.raises(BufferError, match="exported a copy"):
-        dlbridge.from_dlpack(raw, copy=False)
+    for take in (
+        lambda: dlbridge.from_dlpack(raw, copy=False),
+        lambda: dlbridge.to_device(raw, "cpu", copy=False),
+    ):
+        with pytest.raises(BufferError, match=r"exported a copy|copy=False"):
+            take()
     assert raw.alive == 0
 
 
@@ -547,54 +489,14 @@ def test_out_again_to_the_same_memory(make):  # C39
         assert jax.dlpack.from_dlpack(tensor).unsafe_buffer_pointer() == at
 
 
-def test_into_cuda_core_and_mpi():  # C39
-    view = peer("cuda.core.utils").StridedMemoryView
-    mpi = peer("mpi4py.MPI")
-    tensor = dlbridge.from_dlpack(FLOATS.copy())
-    assert view.from_dlpack(tensor, stream_ptr=-1).ptr == tensor.data_ptr()
-    assert mpi.buffer.frombuffer(tensor).address == tensor.data_ptr()
-    again = dlbridge.from_dlpack(view.from_dlpack(tensor, stream_ptr=-1))
-    assert again.data_ptr() == tensor.data_ptr()
-
-
-def test_arrow_and_ml_dtypes_arrays():  # C39
-    arrow, ml_dtypes = peer("pyarrow"), peer("ml_dtypes")
-    array = arrow.array([1.0, 2.0, 3.0])
-    tensor = dlbridge.from_dlpack(array)
-    assert tensor.tolist() == [1, 2, 3]
-    assert tensor.data_ptr() == array.buffers()[1].address
-    theirs = np.arange(4).astype(ml_dtypes.bfloat16)
-    ours = dlbridge.from_dlpack(theirs)
-    assert ours.dtype == dlbridge.dtype("bfloat16")
-    assert ours.data_ptr() == theirs.ctypes.data
-    assert ours.numpy().dtype == ml_dtypes.bfloat16
-    assert peer("torch").from_dlpack(ours).tolist() == [0, 1, 2, 3]
-
-
 def test_pinned_memory_needs_no_backend_to_be_read():  # C18
-    raw = floats(device=(3, 0))
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import dlbridge\n"
-        "from raw_producer import Producer\n"
-        "raw = Producer((4,), device=(3, 0), content=bytes(16))\n"
-        "assert dlbridge.from_dlpack(raw).tolist() == [0, 0, 0, 0]\n"
-        "assert dlbridge.from_dlpack(Producer((4,), device=(2, 1), data=64)).data_ptr() == 64\n"
+    run_script(
+        """
+        import dlbridge
+        from raw_producer import Producer
+        raw = Producer((4,), device=(3, 0), content=bytes(16))
+        assert dlbridge.from_dlpack(raw).tolist() == [0, 0, 0, 0]
+        assert dlbridge.from_dlpack(Producer((4,), device=(2, 1), data=64)).data_ptr() == 64
+        """,
+        env={"DLBRIDGE_BACKENDS": "cpu"},
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__).parents[2] / "support")],
-        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert raw.alive == 0
-
-
-@pytest.mark.parametrize("version", [None, (1, 3)])
-@pytest.mark.parametrize("wrong", [{"ndim": -1}, {"data": 0}, {"null_shape": True}], ids=str)
-def test_a_corrupt_struct_is_told_with_the_producers_name(wrong, version):  # C23
-    with pytest.raises(dlbridge.ExchangeError, match=r"raw_producer\.Producer: a DLTensor") as told:
-        dlbridge.from_dlpack(Producer((4,), version=version, **wrong))
-    assert isinstance(told.value.__cause__, dlbridge.ExchangeError)

@@ -8,6 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
+from interrupted import handled
 from peers import peer
 from raw_producer import Producer
 
@@ -65,23 +66,6 @@ def test_what_the_tensor_gives_away(kind, library):
     assert t[1].tobytes() == t.tobytes()[len(t.tobytes()) // 2 :]
     assert t.T.dtype is t.dtype
     assert t.view("uint16" if kind == "bfloat16" else t.dtype).shape == (2, 3)
-
-
-def test_a_legacy_capsule_of_a_type_that_numpy_lacks():
-    t = bridge.from_dlpack(torch_of("bfloat16"))
-    again = bridge.from_dlpack(t.__dlpack__())
-    assert again.dtype is t.dtype
-    assert again.tobytes() == t.tobytes()
-
-
-@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn"])
-def test_hidden_state_of_types_that_numpy_lacks(kind):
-    torch = peer("torch")
-    with pytest.raises(BufferError, match="detach"):
-        bridge.from_dlpack(torch.zeros(2, dtype=torch.bfloat16, requires_grad=True))
-    negated = torch_of(kind)._neg_view()
-    with pytest.raises(BufferError, match="resolve_neg"):
-        bridge.from_dlpack(negated)
 
 
 def test_strides_and_empty_tensors_of_types_that_numpy_lacks():
@@ -151,102 +135,72 @@ def test_what_numpy_refuses_keeps_its_type(monkeypatch):
         assert t.tobytes() == bridge.from_dlpack(torch_of(t.dtype.name)).tobytes()
 
 
-class Alarm(Exception):
-    """What a signal handler raises."""
+class Refused(TypeError, ValueError, RuntimeError, BufferError):
+    """What libraries raise when they refuse; here the handler of a signal raises it."""
 
 
-def _raise_alarm(_number, _frame):
-    raise Alarm
-
-
-def _interrupted(*_arguments, **_keywords):
-    signal.raise_signal(signal.SIGUSR1)
-
-
-def test_an_exception_of_a_handler_is_no_refusal_of_a_table(monkeypatch):
-    """It may come in any function of ours; the producer is not asked again then."""
-    monkeypatch.setattr(producers, "adopt", _interrupted)
-    before = signal.signal(signal.SIGUSR1, _raise_alarm)
-    try:
-        with pytest.raises(Alarm):
-            producers.import_producer(torch_of("bfloat16"), None, None, None)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_an_exception_of_a_handler_is_no_refusal_of_a_library(monkeypatch):
-    tensor = bridge.zeros(3)
-    library, _ = like.find_library("numpy")
-    monkeypatch.setattr(like, "find_library", lambda _name: (library, _interrupted))
-    before = signal.signal(signal.SIGUSR1, _raise_alarm)
-    try:
-        with pytest.raises(Alarm):
-            like.as_library(tensor, "numpy", None)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def handled(*_arguments):
-    """A signal arrives in the library's own conversion."""
+def signalled(*_arguments, **_keywords):
     signal.raise_signal(signal.SIGTERM)
+
+
+def table_of_torch(monkeypatch):
+    monkeypatch.setattr(producers, "adopt", signalled)
+    return lambda: import_producer(torch_of("bfloat16"), None, None, None)
+
+
+def reading_by_numpy(monkeypatch):
+    monkeypatch.setattr(np, "from_dlpack", signalled)
+    return lambda: import_producer(Producer((3,)), None, None, None)
 
 
 def importer_of_torch(_monkeypatch):
     torch = peer("torch")
-
-    class Interrupted(torch.Tensor):
-        numpy = handled
-
-    return find_description("torch").importer(Interrupted), torch.zeros(3)
+    importer = find_description("torch").importer(type("", (torch.Tensor,), {"numpy": signalled}))
+    return lambda: importer(torch.zeros(3))
 
 
 def importer_of_jax(monkeypatch):
     array = jax_of("float32")
-    monkeypatch.setattr(jax_library, "memoryview", handled, raising=False)
-    return find_description("jax").importer(type(array)), array
+    monkeypatch.setattr(jax_library, "memoryview", signalled, raising=False)
+    return lambda: find_description("jax").importer(type(array))(array)
 
 
 def importer_of_tvm_ffi(monkeypatch):
     tensor = peer("tvm_ffi").from_dlpack(np.zeros(3))
-    monkeypatch.setattr(np, "from_dlpack", handled)
-    return find_description("tvm_ffi").importer(type(tensor)), tensor
+    monkeypatch.setattr(np, "from_dlpack", signalled)
+    return lambda: find_description("tvm_ffi").importer(type(tensor))(tensor)
 
 
-def conversion_of_torch(_monkeypatch):
-    torch = peer("torch")
-    _monkeypatch.setattr(torch, "from_numpy", handled)
-    return find_description("torch").of_numpy(), np.zeros(3)
+def conversion_to_torch(monkeypatch):
+    monkeypatch.setattr(peer("torch"), "from_numpy", signalled)
+    return lambda: find_description("torch").of_numpy()(np.zeros(3))
 
 
-MAKERS = [importer_of_torch, importer_of_jax, importer_of_tvm_ffi, conversion_of_torch]
+def array_of_a_library(monkeypatch):
+    library, _ = like.find_library("numpy")
+    monkeypatch.setattr(like, "find_library", lambda _name: (library, signalled))
+    return lambda: like.as_library(bridge.zeros(3), "numpy", None)
 
 
-@pytest.mark.parametrize("make", MAKERS)
+CALLS = [table_of_torch, reading_by_numpy, importer_of_torch, importer_of_jax]
+CALLS += [importer_of_tvm_ffi, conversion_to_torch, array_of_a_library]
+
+
+@pytest.mark.parametrize("make", CALLS)
 def test_a_signal_handlers_exception_is_no_refusal(make, monkeypatch):
     """It was taken for one if it had the class that the library raises."""
-    convert, x = make(monkeypatch)
-
-    def handler(_number, _frame):
-        raise Refused
-
-    class Refused(TypeError, RuntimeError):
-        """What libraries raise when they refuse."""
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        with pytest.raises(Refused):
-            convert(x)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    call = make(monkeypatch)
+    with handled(Refused), pytest.raises(Refused):
+        call()
 
 
-def interrupted_producer(error, moments, device=(1, 0)):
-    """A producer whose method is interrupted by *error* in the calls of these numbers."""
-
-    class Own(error):
-        """What the handler raises."""
+@pytest.mark.parametrize(("moment", "device"), [(1, (1, 0)), (2, (1, 0)), (1, (2, 0))])
+def test_a_signal_handlers_exception_in_a_producer_is_no_refusal(moment, device):
+    """The producer was asked again, and no exception arrived."""
 
     class Interrupted:
+        """In the call *moment* of its method."""
+
         calls = 0
 
         def __dlpack_device__(self):
@@ -254,53 +208,14 @@ def interrupted_producer(error, moments, device=(1, 0)):
 
         def __dlpack__(self, **keywords):
             self.calls += 1
-            if self.calls in moments:
-                signal.raise_signal(signal.SIGTERM)
-            if self.calls < max(moments):
+            if self.calls == moment:
+                signalled()
+            if self.calls < moment:
                 raise TypeError("an old one, without these keywords")
             return np.arange(3.0).__dlpack__()
 
-    return Own, Interrupted()
-
-
-@pytest.mark.parametrize(
-    ("error", "moments", "device"),
-    [
-        (TypeError, {1}, (1, 0)),
-        (TypeError, {2}, (1, 0)),
-        (BufferError, {1}, (2, 0)),
-        (ValueError, {1}, (2, 0)),
-    ],
-)
-def test_an_exception_of_a_handler_in_a_producer_is_no_refusal(error, moments, device):
-    """The producer was asked again, and no exception arrived."""
-    own, x = interrupted_producer(error, moments, device)
-
-    def handler(_number, _frame):
-        raise own
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        with pytest.raises(own) as caught:
-            producers.import_producer(x, bridge.device("cpu"), None, None)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert x.calls == max(moments)
+    x = Interrupted()
+    with handled(Refused), pytest.raises(Refused) as caught:
+        import_producer(x, bridge.device("cpu"), None, None)
+    assert x.calls == moment
     assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize("error", [ValueError, RuntimeError])
-def test_an_exception_of_a_handler_in_numpys_reading_is_no_refusal(error, monkeypatch):
-    class Own(error):
-        """What the handler raises."""
-
-    def handler(_number, _frame):
-        raise Own
-
-    monkeypatch.setattr(np, "from_dlpack", handled)
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        with pytest.raises(Own):
-            producers.import_producer(Producer((3,)), None, None, None)
-    finally:
-        signal.signal(signal.SIGTERM, before)

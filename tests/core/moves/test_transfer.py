@@ -18,7 +18,7 @@ from peers import peer
 from raw_producer import Producer
 
 import dlbridge as bridge
-from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
+from dlbridge.core.dlpack.structs import FLAG_READ_ONLY, FLAG_SUBBYTE_PADDED
 from dlbridge.core.plugins import registry
 from dlbridge.core.plugins.lookup import plugin_of
 
@@ -329,14 +329,6 @@ def test_copy_false_of_what_has_no_memory(x):  # C35
     ):
         with pytest.raises(BufferError):
             take()
-
-
-def test_copy_false_and_a_producer_that_copies():  # C35
-    raw = Producer((4,), flags=FLAG_IS_COPIED)
-    with pytest.raises(BufferError, match="copy=False"):
-        bridge.to_device(raw, "cpu", copy=False)
-    gc.collect()
-    assert raw.alive == 0
 
 
 @pytest.mark.parametrize("copy", [1, "no", 0])

@@ -1,16 +1,12 @@
 """dlbridge.core.moves.within_host: copies of any strides are byte for byte those of numpy."""
 
 import os
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
-import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from scripts import run_script
+from threads import others_run_during
 
 from dlbridge.core.moves import within_host
 from dlbridge.core.moves.within_host import copy_host
@@ -286,28 +282,15 @@ def test_bad_input():
 
 
 def test_other_threads_run_meanwhile():
-    """A thread that waits for the GIL gets it during a copy, or never."""
     source = np.zeros(64 * MIB, "u1")
     target = np.empty_like(source)
-    go, ran = threading.Event(), []
-    thread = threading.Thread(target=lambda: ran.append(go.wait()))
-    thread.start()
-    interval, end = sys.getswitchinterval(), time.monotonic() + 60
-    sys.setswitchinterval(1000)  # nobody takes the GIL from this thread
-    try:
-        go.set()
-        while not ran and time.monotonic() < end:
-            copy_host(target, source)
-        during = list(ran)
-    finally:
-        sys.setswitchinterval(interval)
-        thread.join()
-    assert during == [True]
+    assert others_run_during(lambda: copy_host(target, source))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends itself SIGINT")
 def test_ctrl_c_between_chunks():
-    script = """
+    out = run_script(
+        """
         import os, signal
         import numpy as np
         from dlbridge.core.moves.within_host import copy_host
@@ -318,16 +301,11 @@ def test_ctrl_c_between_chunks():
         try:
             copy_host(np.empty(200 << 20, "u1"), np.zeros(200 << 20, "u1"), progress)
         except KeyboardInterrupt:
-            assert calls == [50 << 20], calls
-            print("interrupted")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+            print(calls == [50 << 20])
+        """
     )
-    assert done.stdout == "interrupted\n", done.stderr
-    assert done.returncode not in (-signal.SIGINT, -signal.SIGSEGV)
+    assert out == "True\n"
 
 
 def test_importing_it_does_not_import_numpy():
-    script = "import sys, dlbridge.core.moves.within_host; assert 'numpy' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run_script("import sys, dlbridge.core.moves.within_host; assert 'numpy' not in sys.modules")

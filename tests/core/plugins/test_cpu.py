@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
-import threading
-import time
 
 import numpy as np
 import pytest
+from scripts import run_script
+from threads import others_run_during
 
 from dlbridge.core.plugins.cpu import CPU
 from dlbridge.errors import DeviceMemoryError, ExchangeError
@@ -102,7 +100,6 @@ def test_no_room_is_a_memory_error_with_its_cause(cpu, nbytes):
 
 @pytest.mark.parametrize("call", ["copy_from_host", "copy_to_host", "copy", "fill"])
 def test_copies_release_the_gil(cpu, call):
-    """A thread that waits for the GIL gets it during the call, or not before the assert."""
     nbytes = 64 << 20
     host = memoryview(bytearray(nbytes))
     memories = [cpu.allocate(0, nbytes, 256, 0) for _ in range(2)]
@@ -113,27 +110,11 @@ def test_copies_release_the_gil(cpu, call):
         "copy": (target, source, 0),
         "fill": (target, 1, 0),
     }[call]
-    gate, ran = threading.Event(), []
-    thread = threading.Thread(target=lambda: ran.append(gate.wait()))
-    thread.start()
-    function, interval = getattr(cpu, call), sys.getswitchinterval()
-    end = time.monotonic() + 60
-    sys.setswitchinterval(1000)  # nobody takes the GIL from this thread
-    try:
-        gate.set()
-        while not ran and time.monotonic() < end:  # a busy machine may not wake it at once
-            function(*arguments)
-        during = list(ran)
-    finally:
-        sys.setswitchinterval(interval)
-        thread.join()
-    assert during == [True]
+    assert others_run_during(lambda: getattr(cpu, call)(*arguments))
 
 
 def test_module_imports_no_numpy():
-    code = "import sys, dlbridge.core.plugins.cpu; print('numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    run_script("import sys, dlbridge.core.plugins.cpu; assert 'numpy' not in sys.modules")
 
 
 def test_device_info(cpu):

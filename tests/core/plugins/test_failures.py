@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 from dlbridge_fake import Array, Fake, Stream
+from interrupted import Alarm, handled
 
 import dlbridge as bridge
 from dlbridge import protocol
@@ -215,29 +216,19 @@ def test_interrupts_pass(failing, error):
         upload()
 
 
-class Alarm(Exception):
-    """An exception of a signal handler that is not KeyboardInterrupt."""
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs a POSIX signal")
 @pytest.mark.parametrize("member", CALLS)
 def test_exceptions_of_signal_handlers_pass(failing, member):
     """They came while the backend ran, and do not mean that it failed."""
-
-    def handler(_number, _frame):
-        raise Alarm
-
     before, call = CALLS[member](failing)
     arguments = () if before is None else (before,)
-    old = signal.signal(signal.SIGUSR1, handler)
     failing.number, failing.wrong = signal.SIGUSR1, member
     find_again()
     try:
-        with pytest.raises(Alarm):
+        with handled(Alarm, signal.SIGUSR1), pytest.raises(Alarm):
             call(*arguments)
     finally:
         failing.wrong = ""
-        signal.signal(signal.SIGUSR1, old)
 
 
 @pytest.mark.parametrize("error", [TypeError, ValueError])

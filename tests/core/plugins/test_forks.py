@@ -1,10 +1,9 @@
 """A child of ``fork()`` calls no driver that its parent has used."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from scripts import run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork() on this system")
 
@@ -46,18 +45,13 @@ assert bridge.empty(3).device == bridge.device("cpu")
 """
 
 
-def run(code: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_a_used_backend_is_a_stub_in_the_child() -> None:
-    run(CHILD)
+    assert run_script(CHILD) == ""
 
 
 def test_a_backend_that_was_not_used_works_in_the_child() -> None:
     begin = CHILD.index("tensor, host"), CHILD.index("child = os.fork()")
     before = CHILD[: begin[0]] + CHILD[begin[1] :].partition("    assert tensor")[0]
-    run(before + "    sys.exit()\nassert bridge.zeros(3, device='ext_dev:0').tolist() == [0] * 3\n")
+    run_script(
+        before + "    sys.exit()\nassert bridge.zeros(3, device='ext_dev:0').tolist() == [0] * 3"
+    )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from scripts import run_script
 from stream_backend import Streams, installed
 
 import dlbridge as bridge
@@ -157,11 +155,12 @@ def test_the_same_device_wants_the_name_of_a_backend():
 
 
 def test_only_the_backends_that_are_named_are_loaded():
-    code = """
-import dlbridge as bridge
-from dlbridge.core.plugins.registry import LOADED
-assert bridge.device("cpu").uuid is None
-bridge.device("cpu").same_device("ext_dev")
-assert sorted(LOADED) == ["cpu", "ext_dev"], LOADED
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_script(
+        """
+        import dlbridge as bridge
+        from dlbridge.core.plugins.registry import LOADED
+        assert bridge.device("cpu").uuid is None
+        bridge.device("cpu").same_device("ext_dev")
+        assert sorted(LOADED) == ["cpu", "ext_dev"], LOADED
+        """
+    )

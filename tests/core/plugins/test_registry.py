@@ -6,12 +6,14 @@ The plugins are the ``*.dist-info`` folders and modules in ``tests/plugins``.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from scripts import run_script
+from threads import at_once
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
@@ -33,17 +35,6 @@ def plugins(monkeypatch):
         del sys.modules[name]
 
 
-def run(code, **environment):
-    """What *code* prints in a new interpreter that has the plugins installed."""
-    path = os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
 def test_lists_what_is_installed():
     names = registry.backends()
     assert names == sorted(names)
@@ -51,16 +42,16 @@ def test_lists_what_is_installed():
 
 
 def test_listing_imports_no_backend():
-    code = """
-import sys
-import dlbridge.core.plugins.registry
-print(*dlbridge.core.plugins.registry.backends(), "|", *sorted(sys.modules))
-"""
-    out = run(code)
-    names, modules = out[: out.index("|")], out[out.index("|") + 1 :]
-    assert {"cpu", "broken_import", "heavy"} <= set(names)
-    assert not {"dlbridge.core.plugins.cpu", "numpy"} & set(modules)
-    assert not [name for name in modules if name.startswith(("plugin_", "dlbridge_"))]
+    run_script(
+        """
+        import sys
+        from dlbridge.core.plugins.registry import backends
+        assert {"cpu", "broken_import", "heavy"} <= set(backends())
+        assert not {"dlbridge.core.plugins.cpu", "numpy"} & sys.modules.keys()
+        assert not [name for name in sys.modules if name.startswith(("plugin_", "dlbridge_"))]
+        """,
+        env={"PYTHONPATH": os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")])},
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,24 +206,14 @@ def test_sixteen_threads_load_a_backend_once():
     from plugin_shared import Shared
 
     made = []
-    barrier = threading.Barrier(16)
 
     class Slow(Shared):
         def __init__(self):
             made.append(self)
             threading.Event().wait(0.05)  # others come in meanwhile
 
-    def load():
-        barrier.wait()
-        got.append(registry.backend("slow"))
-
-    got: list[object] = []
     registry.register_backend("slow", Slow)
-    threads = [threading.Thread(target=load) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    got = at_once(16, lambda: registry.backend("slow"))
     assert len(made) == 1
     assert got == made * 16
 
@@ -262,17 +243,14 @@ def test_a_slow_driver_holds_up_nobody_else():
             release.wait()
             raise BackendUnavailable("stuck")
 
-    def load():
-        with pytest.raises(BackendUnavailable, match="stuck"):
-            registry.backend("stuck")
-
     registry.register_backend("stuck", Stuck)
-    thread = threading.Thread(target=load)
-    thread.start()
-    inside.wait()
-    assert registry.backend("shared").device_type == 12
-    release.set()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(registry.backend, "stuck")
+        inside.wait()
+        assert registry.backend("shared").device_type == 12
+        release.set()
+        with pytest.raises(BackendUnavailable, match="stuck"):
+            loading.result()
 
 
 def test_one_installation_seen_twice_is_one(tmp_path, monkeypatch):
@@ -305,24 +283,16 @@ def test_a_class_with_an_error_of_another_thread_is_tried_again():
                 release.wait()
                 raise BackendUnavailable("not yet")
 
-    def first():
-        with pytest.raises(BackendUnavailable, match="not yet"):
-            registry.backend("second")
-
-    def second():
-        got.append(registry.backend("second"))
-
-    got: list[object] = []
     registry.register_backend("second", SecondTime)
-    threads = [threading.Thread(target=first)]
-    threads[0].start()
-    inside.wait()
-    threads.append(threading.Thread(target=second))
-    threads[1].start()
-    release.set()
-    for thread in threads:
-        thread.join()
-    assert got == tries[1:]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(registry.backend, "second")
+        inside.wait()
+        second = pool.submit(registry.backend, "second")
+        release.set()
+        with pytest.raises(BackendUnavailable, match="not yet"):
+            first.result()
+        assert second.result() is tries[1]
+    assert len(tries) == 2
 
 
 def test_the_backends_in_a_message_are_listed_once(monkeypatch):

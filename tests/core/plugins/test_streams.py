@@ -18,7 +18,6 @@ from raw_producer import OldProducer, Producer
 from stream_backend import Pinned, Streams, installed
 
 import dlbridge
-from dlbridge.core.tensor.array_tensor import ArrayTensor
 from dlbridge.errors import DeviceLost
 from dlbridge.protocol import Span
 
@@ -41,29 +40,6 @@ def tensor(cuda):
 
 def waits(plugin):
     return [entry for entry in plugin.log if entry[0] in ("wait", "synchronize")]
-
-
-# Host memory has no streams
-
-
-@pytest.mark.parametrize("stream", [0, 1, 2, 77, -2])
-def test_host_memory_and_stream_numbers(stream):  # S1
-    general = dlbridge.from_dlpack(FLOATS.view("uint32")).view("bfloat16x2")
-    pinned = dlbridge.from_dlpack(Producer((2,), device=(3, 0)))
-    for tensor in (general, pinned):
-        with pytest.raises(ValueError, match="host memory has no streams"):
-            tensor.__dlpack__(stream=stream)
-    array = dlbridge.from_dlpack(FLOATS)
-    assert type(array) is ArrayTensor
-    with pytest.raises((RuntimeError, ValueError, BufferError)):  # numpy's own
-        array.__dlpack__(stream=stream)
-
-
-def test_host_memory_without_a_stream():  # S1
-    general = dlbridge.from_dlpack(FLOATS.view("uint32")).view("bfloat16x2")
-    for stream in (None, -1):
-        assert general.__dlpack__(stream=stream)
-    assert dlbridge.from_dlpack(FLOATS).__dlpack__(stream=None)
 
 
 # Exports
@@ -126,8 +102,11 @@ def test_managed_memory_is_ordered_as_cuda_is():  # S15
 def test_pinned_memory_has_no_stream():  # S15, S1
     with installed("cuda_host", Pinned()):
         raw = Producer((4,), device=(3, 0))
-        dlbridge.from_dlpack(raw)
+        tensor = dlbridge.from_dlpack(raw)
         assert raw.calls == [{"max_version": (1, 3)}]
+        assert tensor.__dlpack__(stream=-1)
+        with pytest.raises(ValueError, match="host memory has no streams"):
+            tensor.__dlpack__(stream=1)
 
 
 def test_devices_whose_streams_are_their_own():  # S16
