@@ -1,10 +1,7 @@
 """Frees of dlbridge.kit: consumers, order, room, pools, pinned memory and imports."""
 
 import mmap
-import os
 import threading
-
-import pytest
 
 from dlbridge.kit.consumers import KEPT, Consumer, Consumers
 from dlbridge.kit.driver import ALL_STREAMS, Location
@@ -15,16 +12,6 @@ PAGE = mmap.PAGESIZE
 
 
 # consumers ---------------------------------------------------------------------------
-
-
-def test_streams_since_the_allocation(driver):
-    consumers, before, after = Consumers(driver), driver.stream(), driver.stream()
-    consumers.note(0, before, 0)
-    birth = consumers.latest
-    consumers.note(0, after, 0)
-    consumers.note(0, 1, 0)
-    consumers.note(1, after, 1)
-    assert consumers.uses(0, birth, 1) == [(Consumer(after, 0), driver.owners[after])]
 
 
 def test_default_streams_of_two_devices_are_two(driver):
@@ -54,55 +41,6 @@ def test_the_objects_of_the_last_streams_are_kept(driver):
 
 
 # frees -------------------------------------------------------------------------------
-
-
-def test_a_driver_that_cannot_poll_makes_the_stream_wait(driver, pool):
-    driver.polls_events = False
-    theirs = driver.stream()
-    data = pool.allocate(0, 64, 256, 1)
-    pool.consumers.note(0, theirs, 0)
-    driver.work(theirs)
-    pool.free(0, data, 1)
-    assert data not in driver.live
-    assert driver.log.index(("wait", 1)) < driver.log.index(("free behind", 1))
-
-
-def test_a_consumer_that_nobody_is_known_to_keep(driver, pool):
-    """It may be destroyed, and its handle a new stream's: all work is waited for."""
-    theirs = driver.stream(known=False)
-    data = pool.allocate(0, 64, 256, 1)
-    pool.consumers.note(0, theirs, 0)
-    driver.destroy_stream(theirs)
-    pool.free(0, data, 1)
-    assert driver.log.index(("wait for device",)) < driver.log.index(("free", data))
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_its_own_stream_may_end_while_a_free_waits_for_another(driver, pool, known):
-    ours, theirs = driver.stream(known=known), driver.stream()
-    data = pool.allocate(0, 64, 256, ours)
-    pool.consumers.note(0, theirs, 0)
-    driver.work(theirs)
-    driver.work(ours)
-    pool.free(0, data, ours)
-    assert data in driver.live
-    driver.destroy_stream(ours)
-    assert (ours in driver.streams) is known
-    for each in (theirs, ours)[: 1 + known]:
-        driver.go_on(each)
-    pool.settle()
-    assert data not in driver.live
-    assert (("wait for device",) in driver.log) is not known
-
-
-def test_a_child_of_fork_frees_nothing(driver, pool):
-    data = pool.allocate(0, 64, 256, 1)
-    child = os.fork()
-    if not child:
-        pool.free(0, data, 1)
-        pool.settle()
-        os._exit(0 if data in driver.live else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # room --------------------------------------------------------------------------------

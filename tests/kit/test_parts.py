@@ -13,14 +13,9 @@ import pytest
 
 import dlbridge.kit
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
-from dlbridge.kit.backend import address_of, bytes_at
-from dlbridge.kit.capture import has_nothing_to_wait_for, refuse_capture, refuse_disturbing
-from dlbridge.kit.driver import Location, StreamState
+from dlbridge.kit.driver import StreamState
 from dlbridge.kit.gate import Gate
-from dlbridge.kit.pointers import checked
-from dlbridge.kit.regions import Side, copy_region
 from dlbridge.kit.status import StatusTable
-from dlbridge.kit.streams import StreamRules
 
 RUNS, CAPTURED, BLOCKED = StreamState.RUNS, StreamState.CAPTURED, StreamState.BLOCKED
 
@@ -32,15 +27,6 @@ def test_the_list_of_parts_is_complete():
 
 
 # status ------------------------------------------------------------------------------
-
-
-def test_codes_become_exceptions():
-    table = StatusTable({2: (DeviceMemoryError, "free some")}, lambda code: f"E{code}")
-    table.check("call", 0)
-    with pytest.raises(DeviceMemoryError, match=r"^call: E2; free some$"):
-        table.check("call", 2)
-    with pytest.raises(DeviceError, match=r"^call: E9$"):
-        table.check("call", 9)
 
 
 def test_the_first_fatal_error_is_kept():
@@ -198,159 +184,4 @@ inside.wait()
     assert done.stdout == "left\nlate: SIM cannot be used while the process ends\n"
 
 
-# callbacks ---------------------------------------------------------------------------
-
 # numbers -----------------------------------------------------------------------------
-
-
-# capture -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", [CAPTURED, BLOCKED])
-def test_what_a_capture_forbids(driver, state):
-    refuse_capture(driver, 1, "allocated")
-    driver.streams[1].state = state
-    with pytest.raises(ExchangeError, match=r"capturing a SIM graph.*cannot be allocated now"):
-        refuse_capture(driver, 1, "allocated")
-    if state is BLOCKED:
-        with pytest.raises(ExchangeError, match="a blocking stream is capturing"):
-            refuse_disturbing(driver, 1)
-    else:
-        refuse_disturbing(driver, 1)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "working", "idle", "want"),
-    [
-        (RUNS, RUNS, False, False),
-        (CAPTURED, CAPTURED, False, False),
-        (RUNS, CAPTURED, False, True),
-        (CAPTURED, RUNS, True, True),
-        (CAPTURED, RUNS, False, None),
-        (BLOCKED, BLOCKED, True, None),
-        (RUNS, BLOCKED, True, None),
-    ],
-)
-def test_order_beside_a_capture(driver, waiting, working, idle, want):
-    """None: refused."""
-    other = driver.stream()
-    driver.streams[1].state, driver.streams[other].state = waiting, working
-    if not idle:
-        driver.work(other)
-    if want is None:
-        with pytest.raises(ExchangeError, match="cannot wait for work outside it"):
-            has_nothing_to_wait_for(driver, 1, other)
-    else:
-        assert has_nothing_to_wait_for(driver, 1, other) is want
-
-
-# events ------------------------------------------------------------------------------
-
-
-def test_events_are_used_again(driver, events):
-    first = events.record(0, 1)
-    events.give_back(0, first)
-    assert events.count(0) == 1
-    assert events.record(0, 1) is first
-    assert events.count(0) == 0
-    assert events.record(1, 1) is not first
-    events.give_back(0, first)
-    events.clear()
-    assert ("destroy event",) in driver.log
-
-
-def test_an_event_that_cannot_be_recorded_is_kept(driver, events):
-    with pytest.raises(DeviceError):
-        events.record(0, 0xBAD)
-    assert events.count(0) == 1
-
-
-def test_events_of_a_place_that_may_go_are_destroyed(driver, events, monkeypatch):
-    monkeypatch.setattr(driver, "is_lasting", lambda place: False)
-    events.give_back(0, events.record(0, 1))
-    assert events.count(0) == 0
-    assert driver.log[-1] == ("destroy event",)
-
-
-# backend -----------------------------------------------------------------------------
-
-
-def test_the_bytes_at_an_address_are_those_that_are_there():
-    memory = bytearray(b"0123456789")
-    seen = bytes_at(address_of(memoryview(memory)) + 2, 5)
-    assert seen.nbytes == 5
-    seen[0:1] = b"x"
-    assert (bytes(seen), memory) == (b"x3456", b"01x3456789")
-
-
-# pointers ----------------------------------------------------------------------------
-
-
-def test_labels_are_checked(driver):
-    driver.kinds[64] = "device"
-    assert checked(driver, 64, 0, "sim", ("device",)) == Location("device", 0)
-    with pytest.raises(ExchangeError, match="0x40 is sim_host memory, the SIM driver says"):
-        checked(driver, 64, 0, "sim_host", ("host",))
-    with pytest.raises(ExchangeError, match="must be exported as CPU memory"):
-        checked(driver, 65, 0, "sim", ("device",))
-
-
-def test_memory_that_cannot_be_reached(driver, monkeypatch):
-    found = Location("device", 0, "belongs to somebody")
-    monkeypatch.setattr(driver, "locate", lambda *_: found)
-    with pytest.raises(ExchangeError, match="0x40 belongs to somebody"):
-        checked(driver, 64, 0, "sim", ("device",))
-
-
-# regions -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "target", "source", "want"),
-    [
-        ((5,), (10,), (16,), [("rectangle", 5, 8)]),
-        ((3, 5), (50, 10), (160, 16), [("box", 3, 5, 8)]),
-        ((3, 5), (55, 10), (160, 16), [("rectangle", 5, 8)] * 3),
-        ((1, 1), (7, 7), (3, 3), [("copy", 0, 0, 8)]),
-        ((2,), (8,), (3,), [("copy", 0, 0, 8), ("copy", 8, 3, 8)]),
-        ((2,), (2000,), (8,), [("copy", 0, 0, 8), ("copy", 2000, 8, 8)]),
-    ],
-)
-def test_regions_are_the_fewest_calls(driver, shape, target, source, want):
-    copy_region(driver, Side(0, target), Side(0, source), shape, 8, 1000, 1)
-    assert driver.log == want
-
-
-# streams -----------------------------------------------------------------------------
-
-
-RULES = StreamRules(
-    "SIM",
-    default=1,
-    forbidden={0: "is ambiguous: pass 1"},
-    libraries={"builtins": lambda stream: stream.handle},
-    protocol="__sim_stream__",
-)
-
-
-def test_what_may_be_passed():
-    class WithProtocol:
-        def __sim_stream__(self):
-            return 0, 7
-
-    class Zero:
-        __sim_stream__ = (0, 0)
-
-    assert [RULES.normalize(value) for value in (None, 5, -1, WithProtocol(), Zero())] == (
-        [1, 5, -1, 7, 1]
-    )
-    for bad, error in (
-        (0, ValueError),
-        (-2, ValueError),
-        (1 << 64, ValueError),
-        (True, TypeError),
-        ("1", TypeError),
-        (object(), TypeError),
-    ):
-        with pytest.raises(error):
-            RULES.normalize(bad)

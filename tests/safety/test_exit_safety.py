@@ -340,18 +340,6 @@ def test_subinterpreters_are_refused(use):  # P53
     assert "dlbridge" in out
 
 
-def test_isolated_subinterpreters_are_refused():  # P53
-    code = (
-        SUBINTERPRETER.format(use="from_dlpack")
-        .replace("'legacy'", "")
-        .replace("isolated=False", "")
-    )
-    out = run(code)
-    assert out.startswith("ImportError")
-    assert "dlbridge" in out
-    assert "subinterpreter" in out
-
-
 MANY_SUBINTERPRETERS = """
 try:
     import _interpreters as interpreters  # 3.13

@@ -54,48 +54,12 @@ def test_as_cupy_asks(cuda):
         assert tensor.to_device("cpu").tolist() == VALUES.tolist()
 
 
-def test_the_memory_lives_as_long_as_it_is_used(cuda):
-    x = DeviceArray()
-    tensor = bridge.from_dlpack(x)
-    capsule = tensor.__dlpack__(stream=-1, max_version=(1, 0))
-    del x, tensor
-    assert bridge.to_device(bridge.from_dlpack(capsule), "cpu").tolist() == VALUES.tolist()
-
-
-def test_a_deleter_of_the_driver(cuda):
-    freed = []
-
-    def free(address):
-        with at(0):
-            call("cuMemFree", address)
-        freed.append(address)
-
-    with at(0):
-        address = int(call("cuMemAlloc", 256))
-    t = bridge.from_blob(address, 64, "float32", device="cuda:0", deleter=free)
-    bridge.copy_(t, np.arange(64, dtype="float32"))
-    assert t.tolist() == list(range(64))
-    view = t[3:]
-    del t
-    assert freed == []
-    del view
-    assert freed == [address]
-
-
 def test_what_the_driver_does_not_know(cuda):
     host = (ctypes.c_float * 8)()
     with pytest.raises(bridge.ExchangeError, match="memory"):
         bridge.from_blob(host, 8, "float32", device="cuda:0")
     with pytest.raises(bridge.DeviceNotFound, match="cuda:99"):
         bridge.from_blob(4096, 8, "float32", device="cuda:99")
-
-
-def test_pinned_memory(cuda_host):
-    source = bridge.to_device(VALUES, "cuda_host:0")
-    t = bridge.from_blob(source.data_ptr(), (2, 3), "float32", device="cuda_host:0", owner=source)
-    assert t.numpy().tolist() == VALUES.tolist()
-    with pytest.raises(bridge.ExchangeError, match="memory"):
-        bridge.from_blob(VALUES.ctypes.data, (2, 3), "float32", device="cuda_host:0")
 
 
 def test_the_stream_that_has_written_it(cuda):

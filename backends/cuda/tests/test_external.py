@@ -111,11 +111,6 @@ def test_a_large_tensor_in_a_block_of_its_own(vulkan):
     assert (host(here) == values).all()
 
 
-def test_a_view_with_strides(vulkan):
-    here = bridge.to_device(there()[3:, 1::2], "cuda:0", copy=False)
-    assert (host(here) == VALUES[3:, 1::2]).all()
-
-
 def test_two_imports_of_one_memory(vulkan, fake):
     """They have two addresses: a copy between them goes through the host, as they may overlap."""
     values = np.arange(1 << 20, dtype="i4")

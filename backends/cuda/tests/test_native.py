@@ -1,10 +1,7 @@
 """cuda.core's own objects, in and out."""
 
-import gc
 import sys
-import weakref
 
-import numpy as np
 import pytest
 from cuda_support import memory, read
 
@@ -66,43 +63,10 @@ def test_a_view_and_back(cuda, device, dtype, shape, strides, readonly):
         assert again.strides in (strides, None if strides is None else strides)
 
 
-def test_bfloat16(cuda, device):
-    pytest.importorskip("ml_dtypes")
-    with memory(cuda, 256) as data:
-        assert (
-            cuda.from_native(cuda.to_native(described(data, dtype="bfloat16"))).dtype == "bfloat16"
-        )
-
-
 @pytest.mark.parametrize("dtype", ["float32x4", "int4", "nonsense"])
 def test_types_that_they_have_not(cuda, dtype):
     with pytest.raises(ExchangeError, match=f"no dtype {dtype}; view the tensor as uint8"):
         cuda.to_native(described(0x1000, dtype=dtype))
-
-
-def test_the_owner_lives_as_long_as_their_view(cuda, device):
-    class Owner:
-        pass
-
-    with memory(cuda, 256) as data:
-        owner = Owner()
-        alive = weakref.ref(owner)
-        view = cuda.to_native(described(data, owner=owner))
-        del owner
-        gc.collect()
-        assert alive() is not None
-        del view
-        gc.collect()
-        assert alive() is None
-
-
-def test_a_tensor_as_theirs_and_back(cuda, device):
-    tensor = dlbridge.to_device(np.arange(12.0).reshape(3, 4), "cuda:0")
-    view = tensor[1:, ::2].to_native()
-    assert view.ptr == tensor.data_ptr() + 32
-    again = dlbridge.asarray(view)
-    assert again.data_ptr() == view.ptr
-    assert again.tolist() == [[4, 6], [8, 10]]
 
 
 @pytest.mark.parametrize("bad", ["a view without dtype", "pinned memory"])

@@ -1,10 +1,8 @@
 """Streams: what may be passed, and who waits for whom."""
 
-import ctypes
 import threading
 import types
 
-import numpy as np
 import pytest
 from cuda_support import Gate, at, call, gate, memory, own_context, read, slow, stream
 
@@ -181,16 +179,6 @@ def test_use_stream_takes_stream_objects(cuda):
         assert handle == ours
         tensor = dlbridge.zeros((3, 4), device="cuda:0")
         assert tensor.tolist() == [[0.0] * 4] * 3
-
-
-def test_pageable_sources_may_change_at_once(cuda):
-    """`to_device` has read its source on return, also behind slow work."""
-    source = np.frombuffer(bytearray(NEW), "u1")
-    with stream() as ours, dlbridge.use_stream("cuda:0", ours):
-        slow(ours)
-        tensor = dlbridge.to_device(source, "cuda:0")
-        ctypes.memset(source.ctypes.data, 0, N)
-        assert bytes(tensor.tolist()) == NEW
 
 
 # The events of waits ----------------------------------------------------------

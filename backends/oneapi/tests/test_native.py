@@ -1,8 +1,6 @@
 """Memory and arrays of SYCL libraries, in and out, without copies."""
 
 import ctypes
-import gc
-import weakref
 
 import dpctl
 import dpctl.memory
@@ -113,34 +111,6 @@ def test_nothing_in_and_out(queue, floats):
     native = bridge.empty((3, 0), "int16", "oneapi:0").to_native()
     assert dpctl.memory.as_usm_memory(native).sycl_queue == queue
     assert native.__sycl_usm_array_interface__["shape"] == (3, 0)
-
-
-def test_what_comes_in_is_kept_alive(queue, floats):
-    array = Described(floats._pointer, queue, typestr="<f4", shape=(12,))
-    alive = weakref.ref(array)
-    tensor = bridge.asarray(array)[3:]
-    del array
-    gc.collect()
-    assert alive() is not None
-    assert on_host(tensor)[0] == 3
-    del tensor
-    gc.collect()
-    assert alive() is None
-
-
-def test_what_goes_out_is_kept_alive(oneapi):
-    gc.collect()
-    before = oneapi.live_allocations()
-    native = bridge.to_device(np.arange(5, dtype="i8"), "oneapi:0").to_native()
-    memory = dpctl.memory.as_usm_memory(native)
-    del native
-    gc.collect()
-    assert oneapi.live_allocations() == before + 1
-    assert numbers_in(memory, "i8").tolist() == [0, 1, 2, 3, 4]
-    del memory
-    gc.collect()
-    oneapi.synchronize(0, 0)
-    assert oneapi.live_allocations() == before
 
 
 def test_views_out(oneapi):

@@ -37,13 +37,6 @@ def script(code, status=0, **environment):
     return done.stdout
 
 
-def test_nothing_is_imported_before_it_is_used():
-    code = (
-        "import dlbridge_oneapi; print(bridge.backends(), [n for n in sys.modules if 'dpctl' in n])"
-    )
-    assert script(code).strip().endswith("[]")
-
-
 def test_memory_of_dpctl_names_its_backend(oneapi):
     """The backend is loaded for it, although nobody has named it."""
     code = "import dpctl.memory as m; print(bridge.asarray(m.MemoryUSMDevice(10)).device)"

@@ -1,7 +1,6 @@
 """Queues as streams: the order of work between them, dlbridge, and other libraries."""
 
 import gc
-import threading
 
 import dpctl
 import dpctl.memory
@@ -38,14 +37,6 @@ def on_host(tensor):
     return bridge.to_device(tensor, "cpu", copy=True).numpy()
 
 
-def test_a_copy_comes_after_a_kernel_on_its_stream(oneapi, queue):
-    with bridge.use_stream("oneapi:0", queue):
-        tensor = bridge.zeros(1000, "uint32", "oneapi:0")
-        work = late_copy(queue, filled(queue, 7), memory_in(tensor, queue), SHORT)
-        assert (on_host(tensor) == 7).all()
-    del work
-
-
 def test_a_kernel_comes_after_a_copy_on_its_stream(oneapi, queue):
     target = filled(queue, 0)
     with bridge.use_stream("oneapi:0", queue):
@@ -73,15 +64,6 @@ def test_work_after_the_block_waits_for_the_block(oneapi, queue):
         tensor.operand()  # says that work follows
         work = late_copy(queue, filled(queue, 7), memory_in(tensor, queue), SHORT)
     assert (on_host(tensor) == 7).all()
-    del work
-
-
-def test_a_kernel_on_the_default_queue_is_waited_for(oneapi):
-    queue = oneapi.queue(0)
-    tensor = bridge.zeros(1000, "uint32", "oneapi:0")
-    for value in range(1, 6):
-        work = late_copy(queue, filled(queue, value), memory_in(tensor, queue), SHORT)
-        assert (on_host(tensor) == value).all()
     del work
 
 
@@ -127,27 +109,6 @@ def test_arrays_of_dpnp_on_another_queue(oneapi, dpnp, queue):
     tensor = bridge.from_dlpack(array, stream=oneapi.queue(0))
     assert (on_host(tensor) == 7).all()
     del work
-
-
-def test_freed_memory_stays_until_kernels_are_done(oneapi, queue):
-    gc.collect()
-    oneapi.synchronize(0, 0)
-    before = oneapi.live_allocations()
-    with bridge.use_stream("oneapi:0", queue):
-        source = bridge.to_device(np.full(1000, 7, "u4"), "oneapi:0", copy=True)
-        target = filled(queue, 0)
-        work = late_copy(queue, memory_in(source, queue), target, LONG)
-        del source
-        gc.collect()
-        assert oneapi.live_allocations() == before + 1
-        junk = [bridge.to_device(np.zeros(1000, "u4"), "oneapi:0", copy=True) for _ in range(20)]
-    work.event.wait()
-    assert (numbers_in(target, "u4") == 7).all()
-    del junk
-    queue.wait()
-    gc.collect()
-    oneapi.synchronize(0, 0)
-    assert oneapi.live_allocations() == before
 
 
 def test_an_owner_is_released_after_our_work(oneapi):
@@ -208,31 +169,3 @@ def test_streams_that_are_none(oneapi):
             oneapi.normalize_stream(0, stream)
     with pytest.raises(TypeError, match=r"is not a SYCL stream; pass None, -1, or a dpctl\.S"):
         oneapi.normalize_stream(0, oneapi.queue(0).submit_barrier())
-
-
-def test_threads_with_a_queue_each(oneapi):
-    failures = []
-
-    def work(value):
-        try:
-            queue = dpctl.SyclQueue(oneapi.devices[0], property="in_order")
-            for turn in range(20):
-                with bridge.use_stream("oneapi:0", queue):
-                    x = np.full(1000, value * 100 + turn, "u4")
-                    source = bridge.to_device(x, "oneapi:0", copy=True)
-                    target = bridge.zeros(1000, "uint32", "oneapi:0")
-                    ends = memory_in(source, queue), memory_in(target, queue)
-                    kept = late_copy(queue, *ends, 1000)
-                    again = bridge.to_device(target, "oneapi:0", copy=True)
-                if not np.array_equal(on_host(again), x):
-                    failures.append((value, turn))
-                del kept
-        except BaseException as exc:
-            failures.append(exc)
-
-    threads = [threading.Thread(target=work, args=(value,)) for value in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import numpy as np
 import pyopencl as cl
 import pytest
 from dlbridge_opencl import use_context
@@ -69,24 +68,3 @@ def test_memory_is_made_in_the_context_of_the_stream(opencl, context):
         Span(0, memory.data, 0, len(into)), memoryview(into), 0
     )  # on a queue of another context
     assert into == b"x" * 64
-
-
-def test_a_large_copy_between_contexts(opencl, context, make):
-    from dlbridge_opencl import copies
-
-    nbytes = copies.CHUNK + 12345
-    host = np.random.default_rng(0).integers(0, 256, nbytes, "u1")
-    source = make(nbytes).write(host)
-    queue = cl.CommandQueue(cl.Context(context.devices))
-    stream = opencl.normalize_stream(0, queue)
-    target = make(nbytes, stream)
-    opencl.copy(Span(0, target.data, 0, nbytes), Span(0, source.data, 0, nbytes), stream)
-    assert (target.read(stream=stream) == host).all()
-
-
-def test_memory_of_another_device_is_refused(opencl):
-    if opencl.device_count() < 2:
-        pytest.skip("one device")
-    memory = opencl.allocate(1, 64, 64, 0)
-    with pytest.raises(BufferError, match="not on opencl:0"):
-        opencl.copy_from_host(Span(0, memory.data, 0, 1), memoryview(b"x"), 0)

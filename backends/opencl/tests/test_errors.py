@@ -76,11 +76,6 @@ def test_no_pyopencl():
     assert "pip install" in said
 
 
-def test_unknown_names_list_the_devices(opencl):
-    with pytest.raises(LookupError, match=opencl.device_info(0)["name"][:4]):
-        opencl.find_device("nonesuch")
-
-
 def test_names_of_platforms_find_their_first_device(opencl):
     info = opencl.device_info(0)
     assert opencl.find_device(str(info["platform"]).split()[0].lower()) == 0

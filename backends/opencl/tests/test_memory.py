@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 
@@ -32,23 +31,6 @@ def test_what_others_hold_is_never_used_again(make, opencl):
     first.free()
     assert make(N).data != data
     assert array.base_data.int_ptr == data
-
-
-def test_freeing_before_the_kernel_begins_is_safe(make, opencl, kernels, gate, context):
-    """The kernel reads what it was given, whoever has the memory's place by then."""
-    queue = cl.CommandQueue(context, context.devices[0])
-    source, target = make(N * 4).write(np.full(N, 5, "u4")), make(N * 4)
-    array, data = native(opencl, source), source.data
-    event = kernels("late_copy", queue, array.base_data, target.buffer, N, 0, wait_for=gate.closed)
-    queue.flush()
-    del array
-    source.free()
-    gc.collect()
-    intruders = [make(N * 4).write(np.zeros(N, "u4")) for _ in range(3)]
-    assert data not in [memory.data for memory in intruders]
-    gate.open()
-    event.wait()
-    assert (target.read("u4") == 5).all()
 
 
 def test_freeing_on_the_queue_of_the_kernel_is_safe(make, opencl, kernels, turns):
@@ -223,16 +205,6 @@ def test_dropped_memory_is_released(opencl, with_content):
         if not devices.device(0).thread_safe:  # the next one releases what was dropped
             opencl.allocate(0, 100, 64, stream)
         assert buffer.reference_count == before - 1
-
-
-def test_a_users_queue_gets_memory_of_its_context(opencl):
-    """Also with its content."""
-    elsewhere = cl.CommandQueue(cl.Context([devices.device(0).handle]))
-    with bridge.use_stream("opencl:0", elsewhere):
-        tensor = bridge.to_device(np.arange(5), "opencl:0", copy=True)
-        buffer = cl.Buffer.from_int_ptr(tensor.operand().data, True)
-        assert buffer.context == elsewhere.context
-    assert bridge.to_device(tensor, "cpu", copy=True).tolist() == list(range(5))
 
 
 def test_a_kernel_sees_memory_made_with_its_content(opencl, kernels, limit):

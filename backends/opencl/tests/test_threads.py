@@ -146,67 +146,8 @@ print(heard)
 """
 
 
-def test_a_ctrl_c_loses_no_memory(script):
-    script(STORM.replace("{what}", "allocate"))
-
-
 def test_a_ctrl_c_loses_no_imported_memory(script, shared):
     script(STORM.replace("{what}", "import_"))
-
-
-LOCKED = """
-import signal, sys, threading, time
-import numpy as np
-import dlbridge as bridge
-
-x = np.arange(64.0)
-t = bridge.to_device(x, "opencl:Oclgrind", copy=True)
-opencl, device, heard = bridge.backend("opencl"), t.device.index, 0
-
-armed = False
-
-def interrupt(signum, frame):
-    global armed
-    if armed:
-        armed = False
-        raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
-while heard < 1000:
-    try:
-        armed = True
-        while True:
-            opencl.synchronize(device, 0)
-    except KeyboardInterrupt:
-        heard += 1
-signal.setitimer(signal.ITIMER_REAL, 0)
-print(heard, flush=True)
-
-def copy():
-    bridge.copy_(t, x)
-    print("not locked", flush=True)
-
-thread = threading.Thread(target=copy, daemon=True)
-thread.start()
-thread.join(100)
-"""
-
-
-def test_a_ctrl_c_leaves_no_driver_locked(opencl):
-    """The lock of a driver that only one thread may call: another thread can still have it."""
-    import subprocess
-    import sys
-
-    import pytest
-
-    platforms = [opencl.device_info(i)["platform"] for i in range(opencl.device_count())]
-    if "Oclgrind" not in platforms:
-        pytest.skip("no driver here is for one thread at a time")
-    done = subprocess.run(
-        [sys.executable, "-c", LOCKED], capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.stdout.endswith("not locked\n"), done.stdout + done.stderr
 
 
 def test_no_thread_gets_a_queue_that_another_replaces(opencl, context):

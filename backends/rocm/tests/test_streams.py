@@ -131,20 +131,6 @@ HANDLED = ["hipStreamIsCapturing", "hipMallocFromPoolAsync", "hipMemcpyAsync", "
 # Through the tensors ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("stream_argument", "error"),
-    [(1, ValueError), (2, ValueError), (-2, ValueError), (True, TypeError), ("1", TypeError)],
-)
-def test_what_dlpack_refuses_here(rocm, stream_argument, error):  # S8 S9 S10 S11
-    with pytest.raises(error, match="stream"):
-        dlbridge.zeros(10, device="rocm:0").__dlpack__(stream=stream_argument)
-
-
-@pytest.mark.parametrize("stream_argument", [None, 0, -1])
-def test_what_dlpack_takes(rocm, stream_argument):  # S11
-    dlbridge.zeros(10, device="rocm:0").__dlpack__(stream=stream_argument)
-
-
 class TorchTensor:
     """A tensor as torch for ROCm makes it: it says "cuda", and exports kDLROCM.
 

@@ -56,16 +56,6 @@ def test_s2_on_memory_that_lies_badly(vulkan, double):
     assert bool((y == 2 * x).all())
 
 
-def test_a_view_of_device_memory_for_everybody(vulkan, double, views):
-    """Mapped device memory as kDLCPU: numpy writes, the shader sees it."""
-    g = bridge.empty((8, 8), "float32", "vulkan:0")
-    with g.host_view() as host:
-        np.from_dlpack(host)[:] = np.arange(64).reshape(8, 8)
-    double(g)
-    got = bridge.to_device(g, "cpu", like="numpy")
-    assert (got == 2 * np.arange(64).reshape(8, 8)).all()
-
-
 def test_a_kernel_in_the_block_of_a_view_is_refused(vulkan, double, views):
     """The host may be writing to the memory; after the block the kernel runs."""
     g = bridge.to_device(np.ones(64, np.float32), "vulkan:0", copy=True)

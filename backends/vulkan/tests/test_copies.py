@@ -9,7 +9,6 @@ from dlbridge_vulkan.copies import _parts as parts
 from dlbridge_vulkan.device import CHUNK, SLOTS
 from held_buffers import allocate, free
 
-from dlbridge.errors import DeviceError
 from dlbridge.protocol import Region, Span
 from dlbridge.testing import side
 
@@ -41,15 +40,6 @@ def test_a_mapped_copy_waits_for_the_device(vulkan, tensors, scale, delay):
     scale(vulkan, data, 1, 3.0)
     vulkan.copy_from_host(Span(0, data, 0, 4), memoryview(np.float32(7).tobytes()), 0)
     assert np.frombuffer(tensors.bytes(data, 4), np.float32)[0] == 7
-
-
-@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("nbytes", [1, 2, 3, 4, 5, 7, 8, 4099])
-def test_fill_touches_no_neighbour(each, offset, nbytes):
-    data = each.of(b"-" * 5000)
-    each.backend.fill(Span(0, data, offset, nbytes), 0xA5, 0)
-    want = b"-" * offset + b"\xa5" * nbytes + b"-" * (5000 - offset - nbytes)
-    assert each.bytes(data, 5000) == want
 
 
 # Strided
@@ -131,34 +121,7 @@ def test_runs_longer_than_a_chunk(each):
 # Bounds
 
 
-def test_a_freed_buffer_is_no_buffer(vulkan):
-    data = allocate(vulkan, 0, 16, 16, 0)
-    free(vulkan, 0, data, 0)
-    with pytest.raises(DeviceError, match=f"{data:#x} is not a live Vulkan buffer"):
-        vulkan.copy_to_host(Span(0, data, 0, 16), memoryview(bytearray(16)), 0)
-
-
 # Two devices
-
-
-@pytest.mark.parametrize("nbytes", [1, 4096, 9 * CHUNK + 1])
-def test_between_two_devices(either, second, nbytes):
-    """There and back, between two drivers: lavapipe and SwiftShader."""
-    backend, content = either, noise(nbytes)
-    a = allocate(backend, 0, nbytes, 16, 0)
-    b = allocate(backend, second, nbytes + 3, 16, 0)
-    c = allocate(backend, 0, nbytes, 16, 0)
-    backend.copy_from_host(Span(0, a, 0, len(content)), memoryview(content), 0)
-    backend.synchronize(0, 0)
-    backend.copy(Span(second, b, 3, nbytes), Span(0, a, 0, nbytes), 0)
-    backend.synchronize(second, 0)
-    backend.copy(Span(0, c, 0, nbytes), Span(second, b, 3, nbytes), 0)
-    backend.synchronize(0, 0)
-    got = bytearray(nbytes)
-    backend.copy_to_host(Span(0, c, 0, len(got)), memoryview(got), 0)
-    assert got == content
-    for device_id, data in ((0, a), (second, b), (0, c)):
-        free(backend, device_id, data, 0)
 
 
 @pytest.mark.parametrize("direction", ["into mapped", "out of mapped"])

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import copies, devices, instance as instances, library, shared
+from dlbridge_vulkan import devices, instance as instances, library, shared
 from dlbridge_vulkan.instance import compute_family
 from held_buffers import allocate, free, import_host
 
@@ -185,66 +185,6 @@ def test_host_import_refusal_takes_no_memory(integrated, pages):
 
 
 # Strided copies
-
-
-def region(pick, itemsize, wide):
-    """A random region: shape, strides of one side with gaps, and of the other without."""
-    shape = tuple(int(pick.integers(1, 9)) for _ in range(int(pick.integers(1, 5))))
-    run = itemsize * int(pick.integers(1, 4))
-    strides, step = [], run
-    for n in reversed(shape):
-        step += itemsize * int(pick.integers(0, 3)) if wide else 0
-        strides.append(step)
-        step *= n
-    return shape, run, tuple(reversed(strides))
-
-
-@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
-@pytest.mark.parametrize("limit", [200, 16384])
-def test_random_regions(discrete, itemsize, monkeypatch, limit):
-    """Every way, against numpy: no byte in the gaps is touched."""
-    monkeypatch.setattr(copies, "MAX_REGIONS", limit)
-    pick = np.random.default_rng(itemsize)
-    for _ in range(15):
-        shape, run, gaps = region(pick, itemsize, wide=True)
-        packed = tuple(run * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-        starts = itemsize * pick.integers(0, 200, 2)
-        sizes = [
-            int(start) + sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + run
-            for start, steps in zip(starts, (gaps, packed), strict=True)
-        ]
-        left, right = (pick.integers(0, 256, size, np.uint8) for size in sizes)
-        views = [
-            np.lib.stride_tricks.as_strided(side[start:], (*shape, run), (*steps, 1))
-            for side, start, steps in zip((left, right), starts, (gaps, packed), strict=True)
-        ]
-        a = allocate(discrete, 0, len(left), 256, 0)
-        b = allocate(discrete, 0, len(right), 256, 0)
-        discrete.copy_from_host(Span(0, a, 0, len(left)), memoryview(left), 0)
-        discrete.copy_from_host(Span(0, b, 0, len(right)), memoryview(right), 0)
-        to, at = (int(start) for start in (starts[1], starts[0]))
-        discrete.copy_strided(
-            *side(0, b, to, shape, packed, run), *side(0, a, at, shape, gaps, run), 0
-        )
-        views[1][...] = views[0]
-        got = np.empty_like(right)
-        discrete.copy_to_host(Span(0, b, 0, len(got)), memoryview(got), 0)
-        assert (got == right).all(), (shape, run, gaps, starts)
-        content = pick.integers(0, 256, int(np.prod(shape)) * run, np.uint8)
-        discrete.copy_strided_from_host(
-            *side(0, a, at, shape, gaps, run), memoryview(content), Region(shape, packed, run), 0
-        )
-        views[0][...] = content.reshape(views[0].shape)
-        got = np.empty_like(left)
-        discrete.copy_to_host(Span(0, a, 0, len(got)), memoryview(got), 0)
-        assert (got == left).all(), (shape, run, gaps, starts)
-        back = np.zeros_like(content)
-        discrete.copy_strided_to_host(
-            *side(0, a, at, shape, gaps, run), memoryview(back), Region(shape, packed, run), 0
-        )
-        assert (back == content).all()
-        free(discrete, 0, a, 0)
-        free(discrete, 0, b, 0)
 
 
 def test_very_many_short_runs_take_few_submissions(discrete):

@@ -12,8 +12,8 @@ from held_buffers import allocate, free, import_memory
 
 import dlbridge as bridge
 from dlbridge.core.plugins import lookup, registry
-from dlbridge.errors import DeviceError, Error, ExchangeError
-from dlbridge.protocol import ExportedMemory, Span
+from dlbridge.errors import Error, ExchangeError
+from dlbridge.protocol import ExportedMemory
 
 OTHER = "vulkan_of_another_driver"
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
@@ -76,25 +76,6 @@ def test_the_place_in_the_block(both):
     assert (host(view) == VALUES[3:, 1::2]).all()
 
 
-def test_the_end_of_an_import(both):
-    """It gives back the memory of both, and every file."""
-    exporting, vulkan = both
-    here = bridge.to_device(there(np.zeros(10, "u1")), "vulkan:0", copy=False)
-    del here
-    gc.collect()
-    exporting_before, before, open_before = (
-        exporting.live_allocations(), vulkan.devices[0].allocations, files(),
-    )  # fmt: skip
-    here = bridge.to_device(there(), "vulkan:0", copy=False)
-    gc.collect()
-    assert exporting.live_allocations() == exporting_before + 1
-    assert vulkan.devices[0].allocations == before + 1
-    del here
-    gc.collect()
-    assert exporting.live_allocations() == exporting_before
-    assert (vulkan.devices[0].allocations, files()) == (before, open_before)
-
-
 def test_what_is_no_memory_is_refused(vulkan):
     """The file stays the caller's, and no other is left open."""
     before, allocations = files(), vulkan.devices[0].allocations
@@ -113,26 +94,6 @@ def test_a_device_without_the_extension(vulkan, monkeypatch):
     assert "VK_KHR_external_memory_fd" in refusal
     with pytest.raises(ExchangeError, match="VK_KHR_external_memory_fd"):
         import_memory(vulkan, 0, ExportedMemory(0, 4096, 0))
-
-
-def test_an_import_by_hand(vulkan, exporting):
-    """The members themselves: the offset, the bytes outside of it, the end."""
-    data = allocate(exporting, 0, 5000, 256, 0)
-    exporting.copy_from_host(Span(0, data, 4900, 100), memoryview(bytes(range(100))), 0)
-    exporting.synchronize(0, 0)
-    memory = exporting.export_memory(0, data)
-    imported, offset = import_memory(vulkan, 0, memory)
-    memory = memory._replace(fd=-1, owner=None)
-    into = bytearray(100)
-    vulkan.copy_to_host(Span(0, imported, offset + 4900, 100), memoryview(into), 0)
-    vulkan.synchronize(0, 0)
-    assert into == bytes(range(100))
-    with pytest.raises(ExchangeError, match="outside a Vulkan buffer"):
-        vulkan.copy_to_host(Span(0, imported, memory.nbytes, 100), memoryview(into), 0)
-    free(vulkan, 0, imported, 0)
-    free(exporting, 0, data, 0)
-    with pytest.raises(DeviceError, match="not a live Vulkan buffer"):
-        vulkan.memory_export_refusal(0, imported)
 
 
 def interrupted_imports(vulkan, memory):

@@ -1,12 +1,11 @@
 """Host memory in place: imported where it lies well, refused with the reason elsewhere."""
 
-import ctypes
 import mmap
 
 import numpy as np
 import pytest
 from dlbridge_vulkan import memory, shared
-from held_buffers import allocate, free, import_host
+from held_buffers import free, import_host
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
@@ -143,19 +142,6 @@ def test_memory_is_not_pulled_away_from_work(vulkan, pages, monkeypatch, error):
     free(vulkan, 0, data, 0)
 
 
-@pytest.mark.usefixtures("vulkan")
-def test_an_import_that_was_freed_is_freed(pages):
-    """The validation layer would name its buffer or its memory, left in a closed device."""
-    from dlbridge_vulkan import Vulkan
-
-    own = Vulkan()
-    values = pages(1)
-    data, _ = import_host(own, 0, address(values), values.nbytes, False)
-    own.fill(Span(0, data, 0, PAGE), 1, 0)
-    free(own, 0, data, 0)
-    own.close_device(0)
-
-
 def test_a_driver_with_larger_pages_than_the_system(vulkan, monkeypatch):
     """Then the end of the last page might not be mapped: refused (no such driver was met)."""
     monkeypatch.setattr(shared.mmap, "PAGESIZE", 1024)
@@ -191,24 +177,3 @@ def test_an_import_that_the_driver_refuses_leaves_nothing(vulkan, pages, monkeyp
     monkeypatch.undo()
     assert own.devices.buffers(device) == 0
     own.close_device(0)  # the validation layer would name a buffer that is left
-
-
-def test_views_of_unmapped_memory_are_refused(staged):
-    data = allocate(staged, 0, 64, 16, 0)
-    refusal = staged.host_view_refusal(0, data)
-    assert refusal.startswith("the host cannot address this memory of ")
-    with pytest.raises(ExchangeError, match="no host view: the host cannot address"):
-        staged.host_view(Span(0, data, 0, 4), False, 0)
-    free(staged, 0, data, 0)
-
-
-def test_a_view_is_the_mapped_memory(vulkan, tensors, views):
-    data = tensors.of(b"abcdefgh")
-    view = vulkan.host_view(Span(0, data, 2, 4), True, 0)
-    where = view.data
-    assert ctypes.string_at(where, 4) == b"cdef"
-    ctypes.memmove(where, b"CDEF", 4)
-    del view
-    target = tensors.new(8)
-    vulkan.copy(Span(0, target, 0, 8), Span(0, data, 0, 8), 0)
-    assert tensors.bytes(target, 8) == b"abCDEFgh"

@@ -171,17 +171,6 @@ def test_the_timeline_of_an_array(vulkan, delay):
     assert counter[0] >= array.value
 
 
-def test_an_array_keeps_the_memory(vulkan):
-    tensor = bridge.to_device(np.arange(5, dtype=np.int32), "vulkan:0", copy=True)
-    array, data = tensor.to_native(), tensor.data_ptr()
-    del tensor
-    gc.collect()
-    assert vulkan.devices.find(data) is not None
-    del array
-    gc.collect()
-    assert vulkan.devices.find(data) is None
-
-
 # In
 
 
@@ -334,47 +323,11 @@ def test_a_device_that_is_too_old(vulkan, own, monkeypatch):
 # Foreign tensors
 
 
-def test_foreign_pointers_are_refused_unread(vulkan):
-    """An address that would crash whoever reads it: it is only looked up."""
-    for data in (0, 8, 0xDEAD0000):
-        with pytest.raises(ExchangeError, match=rf"from tvm: its data \({data:#x}\) is not one"):
-            vulkan.import_data(0, data, "tvm")
-
-
 def test_a_descriptor_with_the_magic_that_is_not_ours(vulkan):
     """Anybody can write the magic: only the table of live allocations counts."""
     fake = ffi.new("DlbridgeVulkanBuffer *", {"magic": MAGIC})
     with pytest.raises(ExchangeError, match="not one of dlbridge_vulkan's descriptors"):
         vulkan.import_data(0, handle(fake), "someone")
-
-
-def test_our_own_come_back(vulkan, second):
-    """Whatever device_id the way back claims."""
-    tensor = bridge.empty(16, "uint8", f"vulkan:{second}")
-    assert vulkan.import_data(0, tensor.data_ptr(), "tvm_ffi") == (second, tensor.data_ptr())
-
-
-def test_through_dlpack(vulkan):
-    """A capsule of a Vulkan tensor, consumed by dlbridge again: the same buffer."""
-
-    class Foreign:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-        def __dlpack__(self, **keywords):
-            return self.tensor.__dlpack__(**keywords)
-
-        def __dlpack_device__(self):
-            return self.tensor.__dlpack_device__()
-
-    tensor = bridge.to_device(np.arange(4, dtype=np.int16), "vulkan:0", copy=True)
-    again = bridge.from_dlpack(Foreign(tensor))
-    assert again.data_ptr() == tensor.data_ptr()
-    assert bridge.to_device(again, "cpu", like="numpy").tolist() == [0, 1, 2, 3]
-
-
-def test_strangers_cost_nothing(vulkan):
-    assert vulkan.from_native(object()) is None
 
 
 def test_a_lock_that_is_not_reentrant_is_refused(vulkan, own):

@@ -64,33 +64,6 @@ def test_the_host_sees_what_the_device_wrote(vulkan, tensors, monkeypatch):
     ]
 
 
-def test_synchronize_waits_for_everything(vulkan, tensors, delay):
-    value = delay(vulkan, tensors.new(4))
-    queue = vulkan.devices[0].queue
-    assert not queue.done(value)
-    vulkan.synchronize(0, 0)
-    assert queue.done(value)
-
-
-def test_one_queue_from_many_threads(vulkan, tensors):
-    """vkQueueSubmit wants one thread at a time; the validation layer would tell."""
-    rows = 16
-    source = tensors.of(np.arange(rows * 1000, dtype=np.int32))
-    target = tensors.new(rows * 4000)
-
-    def copy(row):
-        for _ in range(50):
-            vulkan.copy(Span(0, target, row * 4000, 4000), Span(0, source, row * 4000, 4000), 0)
-
-    threads = [threading.Thread(target=copy, args=(row,)) for row in range(rows)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    got = np.frombuffer(tensors.bytes(target, rows * 4000), np.int32)
-    assert (got == np.arange(rows * 1000)).all()
-
-
 def test_a_recording_that_fails_submits_nothing(vulkan, tensors):
     """The command buffer is used again, the timeline goes on."""
     queue = vulkan.devices[0].queue

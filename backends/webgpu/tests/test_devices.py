@@ -37,13 +37,6 @@ def test_a_gpu_of_several_apis_is_one_device(listed, kept):
     assert [each.info["device"] for each in found] == kept
 
 
-def test_a_device_by_name(webgpu):
-    name = webgpu.device_info(0)["name"]
-    assert str(bridge.device(f"webgpu:{name[:6].upper()}")) == "webgpu:0"
-    with pytest.raises(LookupError, match="no webgpu device is called 'Voodoo'; there are 0: "):
-        bridge.device("webgpu:Voodoo")
-
-
 def test_info_lists_the_device(webgpu):
     done = subprocess.run(
         [sys.executable, "-m", "dlbridge", "info", "-v"], capture_output=True, text=True, check=True
@@ -56,14 +49,6 @@ def test_info_lists_the_device(webgpu):
 def test_the_adapters_limits_are_asked_for(webgpu, device):
     for name in ("max-buffer-size", "max-storage-buffer-binding-size"):
         assert device.limits[name] == device.adapter.limits[name]
-
-
-def test_importing_dlbridge_or_the_backend_does_not_import_wgpu():
-    code = (
-        "import sys, dlbridge, dlbridge_webgpu; dlbridge.backends(); print('wgpu' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_without_wgpu(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 
 import numpy as np
 import pytest
@@ -124,25 +123,6 @@ def test_a_buffer_with_a_layout_is_a_tensor_of_any_kind(webgpu, gpu_buffer):
     beyond = bridge.asarray(WebGPUArray(buffer, "float32", (25,)))
     with pytest.raises(ExchangeError, match="outside the 96"):
         on_host(beyond)
-
-
-def test_the_owner_lives_as_long_as_a_tensor_or_a_capsule_on_it(webgpu, gpu_buffer):
-    buffer = gpu_buffer(bytes(range(16)))
-    alive = weakref.ref(buffer)
-    capsule = bridge.asarray(buffer)[4:].__dlpack__(max_version=(1, 3))
-    del buffer
-    gc.collect()
-    tensor = bridge.from_dlpack(capsule)
-    del capsule
-    gc.collect()
-    assert on_host(tensor).tolist() == list(range(4, 16))
-    native = tensor.to_native()
-    del tensor
-    gc.collect()
-    assert alive() is native.buffer
-    del native
-    gc.collect()
-    assert alive() is None
 
 
 def test_a_handle_of_a_buffer_that_is_gone_is_refused(webgpu, gpu_buffer):

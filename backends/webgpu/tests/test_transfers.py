@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import threading
 from pathlib import Path
 
@@ -63,31 +62,6 @@ def test_a_whole_tensor_is_written_without_a_read(webgpu, calls):
     bridge.copy_(tensor, np.zeros(10, "u1"))
     assert calls == [("write", 8), ("read", 4), ("write", 4)]
     assert on_host(whole).tolist() == [0] * 10 + [7, 7]
-
-
-def test_copies_into_the_middle_keep_the_neighbours(webgpu):
-    """From the host and on the device, at any two offsets; fills, too."""
-    chance, seen = random.Random(1), 0
-    want, other = (np.frombuffer(chance.randbytes(77), "u1").copy() for _ in "12")
-    there = bridge.to_device(want, "webgpu:0")
-    on = [other, bridge.to_device(other, "webgpu:0")]
-    operand = there.operand()
-    for turn in range(120):
-        nbytes = chance.choice([1, 2, 3, 4, 5, 8, 13, 30])
-        to, start = chance.randrange(77 - nbytes), chance.randrange(77 - nbytes)
-        if turn % 3 == 2:
-            value = chance.choice([0, 9])
-            webgpu.fill(bridge.protocol.Span(0, operand.data, to, nbytes), value, 0)
-            want[to : to + nbytes] = value
-        else:
-            start = chance.choice([start, to])
-            bridge.copy_(there[to : to + nbytes], on[turn % 3][start : start + nbytes])
-            want[to : to + nbytes] = other[start : start + nbytes]
-        assert (on_host(there) == want).all(), (turn, to, start, nbytes)
-        part = slice(start, start + nbytes)
-        assert (on_host(there[part]) == want[part]).all()
-        seen += 1
-    assert seen == 120
 
 
 def test_threads_that_write_parts_of_one_unit(webgpu, monkeypatch):

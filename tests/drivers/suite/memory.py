@@ -149,17 +149,6 @@ def test_no_room_for_the_second_try(fake, device):
     assert fake.live() == live
 
 
-def test_a_tensor_that_cannot_be_filled_is_freed(fake, device):
-    live = fake.live()
-    fake.fail("from host", 999)
-    with pytest.raises(DeviceError, match=rig().names["from host"]):
-        dlbridge.to_device(np.ones(1000), f"{rig().device}:0")
-    fake.fail("from host", 0)
-    gc.collect()
-    device.synchronize(0, default())
-    assert fake.live() == live
-
-
 # Free -------------------------------------------------------------------------------
 
 
@@ -488,17 +477,6 @@ def test_host_memory_is_not_device_memory(fake, kind, reads_host):
     with pytest.raises(ExchangeError, match="it is pageable memory; its exporter mislabels it"):
         kind.import_data(0, data, "test")
     del buffer
-
-
-@pytest.mark.parametrize("device_id", [-1, 99])
-def test_a_device_that_does_not_exist(kind, device_id):
-    for member in (
-        lambda: kind.import_data(device_id, 0x1000, "test"),
-        lambda: hold(kind.allocate(device_id, 64, 256, default())),
-        lambda: kind.device_info(device_id),
-    ):
-        with pytest.raises(ExchangeError, match=f"there is no {kind.name}:{device_id}"):
-            member()
 
 
 def test_freed_memory(fake, device):

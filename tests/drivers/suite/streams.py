@@ -233,23 +233,6 @@ def test_a_copy_is_queued_on_our_stream(device):  # S13
         del capsule
 
 
-def test_writing_after_reading(device):
-    """The write of one stream waits for the read of another, when asked to."""
-    with (
-        stream() as reader,
-        stream() as writer,
-        memory(device, OLD) as data,
-        memory(device, N) as copy,
-    ):
-        slow(reader)
-        device.copy(Span(0, copy, 0, N), Span(0, data, 0, N), reader)
-        device.wait(0, writer, reader)
-        device.fill(Span(0, data, 0, N), NEW[0], writer)
-        device.synchronize(0, writer)
-        assert read(device, copy, N, reader) == OLD
-        write(device, data, OLD)
-
-
 # Consumers' streams: DLPack's deleter carries none (dmlc/dlpack#176) --------------
 
 
