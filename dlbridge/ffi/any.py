@@ -99,7 +99,9 @@ class ByteArray:
 
 def bytes_of(array: Any) -> bytes:
     """A copy of the bytes that a TVMFFIByteArray (struct or pointer) describes."""
-    return bytes(ffi.buffer(array.data, array.size)) if array.size else b""
+    if not array.size:  # its pointer may be NULL
+        return b""
+    return ffi.unpack(array.data, array.size)  # type: ignore[no-any-return]
 
 
 def text_of(array: Any) -> str:
@@ -570,7 +572,8 @@ def _view_opaque_pointer(_tag: int, payload: int) -> ctypes.c_void_p:
 
 def _view_raw_str(_tag: int, payload: int) -> str:
     """A copy of the text at a ``const char *``."""
-    return _decode(ffi.string(ffi.cast("char *", payload)))
+    text: bytes = ffi.string(ffi.cast("char *", payload))
+    return text.decode("utf-8", "surrogateescape")
 
 
 def _view_byte_array(_tag: int, payload: int) -> bytes:
@@ -609,18 +612,14 @@ def _view_device(_tag: int, payload: int) -> Device:
     return Device.of(payload & _LOW, payload >> 32)
 
 
-def _decode(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _heap_bytes(handle: Handle, _index: int) -> bytes:
+def _heap_bytes(handle: int, _index: int) -> bytes:
     """A copy of the bytes in a Bytes object."""
     return bytes_of(ffi.cast("TVMFFIByteArray *", handle + HEADER))
 
 
-def _heap_str(handle: Handle, index: int) -> str:
+def heap_text(handle: int, _index: int = C.kTVMFFIStr) -> str:
     """A copy of the text in a String object."""
-    return _decode(_heap_bytes(handle, index))
+    return text_of(ffi.cast("TVMFFIByteArray *", handle + HEADER))
 
 
 def _big_int(handle: Handle, index: int) -> int:
@@ -649,7 +648,7 @@ views: Final[dict[int, View]] = {
 """Plain values, which C may own still: type index -> value of ``(tag, payload)``."""
 
 TEXTS_AND_NUMBERS: Final[Mapping[int, Constructor]] = {
-    C.kTVMFFIStr: _heap_str,
+    C.kTVMFFIStr: heap_text,
     C.kTVMFFIBytes: _heap_bytes,
     C.kTVMFFIBigInt: _big_int,
 }
@@ -659,48 +658,48 @@ TEXTS_AND_NUMBERS: Final[Mapping[int, Constructor]] = {
 # --- Which Python class becomes which plain value -----------------------------------
 
 
-def _protocol(name: str, packer: Packer) -> Rule:
-    """A rule for classes with the method *name*: its result is packed by *packer*."""
+def subclasses(base: type | tuple[type, ...], packer: Packer) -> Rule:
+    """A rule for *base* and the classes that are derived from it."""
+    return lambda cls: packer if issubclass(cls, base) else None
+
+
+def subclasses_of(module: str, name: str, packer: Packer) -> Rule:
+    """`subclasses` of a class of another library, if that has been imported."""
 
     def rule(cls: type) -> Packer | None:
-        if not defines(cls, name):
-            return None
-
-        def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
-            found = getattr(value, name)()
-            keep.append(found)  # there may be no other reference
-            return packer(found, keep)
-
-        return pack_result
+        base = getattr(sys.modules.get(module), name, None)
+        return packer if isinstance(base, type) and issubclass(cls, base) else None
 
     return rule
+
+
+def defining(name: str, packer: Packer) -> Rule:
+    """A rule for classes with the method *name*."""
+    return lambda cls: packer if defines(cls, name) else None
+
+
+def by_method(name: str, packer: Packer) -> Packer:
+    """A packer of objects as what their method *name* gives."""
+
+    def pack_result(value: Any, keep: Temporaries) -> tuple[int, int]:
+        found = getattr(value, name)()
+        keep.append(found)  # there may be no other reference
+        return packer(found, keep)
+
+    return pack_result
+
+
+def _protocol(name: str, packer: Packer) -> Rule:
+    return defining(name, by_method(name, packer))
 
 
 def _number_protocol(name: str, convert: Callable[[Any, type, str], tuple[int, int]]) -> Rule:
     """A rule for classes with the method *name*, whose result *convert* makes a word of."""
-
-    def rule(cls: type) -> Packer | None:
-        if not defines(cls, name):
-            return None
-        return lambda value, _keep: convert(getattr(value, name)(), cls, name)
-
-    return rule
-
-
-def _subclasses(base: type | tuple[type, ...], packer: Packer) -> Rule:
-    return lambda cls: packer if issubclass(cls, base) else None
+    return defining(name, lambda value, _: convert(getattr(value, name)(), type(value), name))
 
 
 def _pack_foreign_dtype(value: Any, keep: Temporaries) -> tuple[int, int]:
     return _pack_dtype(dtype(value), keep)
-
-
-def _dtype_rule(cls: type) -> Packer | None:
-    for module, name in (("torch", "dtype"), ("numpy", "dtype")):
-        found = getattr(sys.modules.get(module), name, None)
-        if isinstance(found, type) and issubclass(cls, found):
-            return _pack_foreign_dtype
-    return None
 
 
 def _pack_text(value: str, keep: Temporaries) -> tuple[int, int]:
@@ -710,14 +709,6 @@ def _pack_text(value: str, keep: Temporaries) -> tuple[int, int]:
 
 def _cuda_stream(found: tuple[int, int], cls: type, name: str) -> tuple[int, int]:
     return _method_pointer(found[1], cls, name)  # (protocol version, handle)
-
-
-def _numpy_rule(name: str, packer: Packer) -> Rule:
-    def rule(cls: type) -> Packer | None:
-        numpy = sys.modules.get("numpy")
-        return packer if numpy is not None and issubclass(cls, getattr(numpy, name)) else None
-
-    return rule
 
 
 EXACT: Final[Mapping[type, Packer]] = {
@@ -739,18 +730,20 @@ OBJECT_PROTOCOL: Final[Rule] = _protocol("__tvm_ffi_object__", pack)
 
 NUMBERS_AND_TEXTS: Final[tuple[Rule, ...]] = (
     _number_protocol("__cuda_stream__", _cuda_stream),
-    _numpy_rule("bool_", _pack_bool),
-    _subclasses(numbers.Integral, pack_int),
-    _subclasses(float, _pack_float),
-    _numpy_rule("floating", _pack_float),  # whose __float__ is of C, and always succeeds
-    _subclasses(numbers.Real, _pack_real),
-    _subclasses(str, _pack_text),
-    _subclasses((bytes, bytearray), _pack_bytes),
+    subclasses_of("numpy", "bool_", _pack_bool),
+    subclasses(numbers.Integral, pack_int),
+    subclasses(float, _pack_float),
+    # Its __float__ is of C, and always succeeds.
+    subclasses_of("numpy", "floating", _pack_float),
+    subclasses(numbers.Real, _pack_real),
+    subclasses(str, _pack_text),
+    subclasses((bytes, bytearray), _pack_bytes),
 )
 OTHER_VALUES: Final[tuple[Rule, ...]] = (
-    _subclasses(ctypes.c_void_p, _pack_opaque_pointer),
+    subclasses(ctypes.c_void_p, _pack_opaque_pointer),
     _number_protocol("__tvm_ffi_opaque_ptr__", _method_pointer),
-    _dtype_rule,
+    subclasses_of("torch", "dtype", _pack_foreign_dtype),
+    subclasses_of("numpy", "dtype", _pack_foreign_dtype),
     _protocol("__tvm_ffi_int__", pack_int),
     _number_protocol("__tvm_ffi_float__", _method_float),
     _protocol("__tvm_ffi_value__", pack),

@@ -35,10 +35,13 @@ from .any import (
     Packer,
     Room,
     Rule,
-    Temporaries,
+    by_method,
     complete,
+    defining,
     pack,
     release,
+    subclasses,
+    subclasses_of,
     text_of,
     unpack,
     view,
@@ -46,24 +49,27 @@ from .any import (
 from .calls import ask, call_with_gil, new_memory, perform
 from .containers import (
     Array,
+    Container,
     Dict,
     List,
     Map,
     Packed,
+    Shape,
     build_by,
-    container_rule,
-    mapping_rule,
+    pack_container,
+    pack_mapping,
     pack_packed,
-    sequence_rule,
+    pack_peer_container,
+    pack_sequence,
+    pack_shape,
     shape_of,
-    shape_rule,
 )
-from .errors import Error, error_rule, raised
+from .errors import Error, pack_exception, raised
 from .functions import (
     Function,
     annotation_of,
-    callable_rule,
     get_global_func,
+    pack_callable,
     parse,
     register_global_func,
     signature_of,
@@ -72,18 +78,18 @@ from .modules import Module
 from .objects import (
     MAX_DEPTH,
     Checked,
+    MovedObject,
     Object,
     bounded,
     checked,
     handle_of,
-    object_rule,
     opaque_value,
     pack_checked,
+    pack_moved,
     pack_object,
     pack_opaque,
-    peer_rule,
+    pack_peer,
     remember,
-    type_index_of,
     wrap,
 )
 from .tensors import (
@@ -145,7 +151,7 @@ class Field:
         return value() if self.default_is_factory else value
 
     def _object(self, holder: Object) -> Handle:
-        handle, index = handle_of(holder), type_index_of(holder)
+        handle, index = handle_of(holder), holder._index
         if index not in self._holders:
             # At the field's place another type has something else.
             found = info_of(index)
@@ -697,14 +703,9 @@ def _references(node: Any) -> Iterable[Any]:
         return data if isinstance(data, list) else ()
     if index < OBJECT_BEGIN or not isinstance(data, dict):
         return ()
-    return _values_of(index, data)
-
-
-def _values_of(index: int, data: Mapping[str, Any]) -> list[Any]:
-    fields = info_of(index).all_fields()
     return [
         data[field.name]
-        for field in fields
+        for field in info_of(index).all_fields()
         if field.name in data and field.static_type_index not in _IN_PLACE
     ]
 
@@ -760,17 +761,6 @@ class ObjectConvertible:
         raise NotImplementedError
 
 
-def _pack_convertible(value: ObjectConvertible, keep: Temporaries) -> tuple[int, int]:
-    found = value.asobject()
-    keep.append(found)  # there may be no other reference
-    return pack(found, keep)
-
-
-def convertible_rule(cls: type) -> Packer | None:
-    """Subclasses of `ObjectConvertible` say themselves what they are passed as."""
-    return _pack_convertible if issubclass(cls, ObjectConvertible) else None
-
-
 def _wrapper(cls: type[Object]) -> Constructor:
     return lambda handle, index: wrap(handle, index, cls)
 
@@ -796,24 +786,30 @@ EXACT: Final[Mapping[type, Packer]] = {
     **PLAIN,
     Packed: pack_packed,
     Checked: pack_checked,
+    MovedObject: pack_moved,
     ReadOnlyArgument: pack_reading,
 }
 """Packers of exactly these classes; subclasses go by `RULES`."""
 
 RULES: Final[tuple[Rule, ...]] = (
-    container_rule,  # before object_rule, which would take them as well
-    object_rule,
-    convertible_rule,
-    peer_rule,
+    subclasses(Container, pack_container),
+    *(
+        subclasses_of("tvm_ffi", cls.__name__, pack_peer_container)
+        for cls in (Array, List, Map, Dict)
+    ),
+    subclasses(Object, pack_object),
+    subclasses(ObjectConvertible, by_method("asobject", pack)),
+    defining("__chandle__", pack_peer),  # objects of tvm_ffi are what they are to C
     OBJECT_PROTOCOL,
     tensor_rule,
     *NUMBERS_AND_TEXTS,
-    shape_rule,
-    sequence_rule,
-    mapping_rule,
+    subclasses(Shape, pack_shape),
+    subclasses_of("tvm_ffi", "Shape", pack_shape),
+    subclasses((list, tuple), pack_sequence),
+    subclasses(dict, pack_mapping),
     *OTHER_VALUES,
-    error_rule,
-    callable_rule,
+    subclasses(BaseException, pack_exception),
+    defining("__call__", pack_callable),
     native_rule,
 )
 """Asked in this order for every other class; what no rule takes is carried as it is."""

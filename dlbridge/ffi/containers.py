@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import operator
-import sys
 from array import array
 from collections.abc import (
     ItemsView,
@@ -36,9 +35,9 @@ from .any import (
     OBJECT_BEGIN,
     Handle,
     Members,
-    Packer,
     Temporaries,
     convert,
+    heap_text,
     pack,
     unpack,
     untrack,
@@ -101,17 +100,9 @@ def decode(data: Any, size: int) -> list[Any]:
     if tags == array("q", (_FLOAT,)) * size:
         return memoryview(payloads).cast("B").cast("d").tolist()
     return [
-        payload if tag == _INT else _text(payload) if tag == _STR else view(tag, payload)
+        payload if tag == _INT else heap_text(payload) if tag == _STR else view(tag, payload)
         for tag, payload in zip(tags, payloads, strict=True)
     ]
-
-
-def _text(handle: int) -> str:
-    """The text of the String object at *handle*, which the container holds meanwhile."""
-    content = ffi.cast("TVMFFIByteArray *", handle + HEADER)
-    if not content.size:  # its pointer may be NULL
-        return ""
-    return ffi.unpack(content.data, content.size).decode("utf-8", "surrogateescape")  # type: ignore[no-any-return]
 
 
 # Containers, and objects that have no value to compare. The low byte of a tag
@@ -332,7 +323,7 @@ def _same_object(x: Any, y: Any) -> bool:
     return bool(x == y)
 
 
-def _pack_container(value: Container, keep: Temporaries) -> tuple[int, int]:
+def pack_container(value: Container, keep: Temporaries) -> tuple[int, int]:
     """The object itself; the streams of tensors anywhere inside are noted for the call."""
     packed = pack_object(value, keep)
     if not isinstance(keep, Members):
@@ -354,20 +345,11 @@ def tensors_in(value: Container) -> list[Tensor]:
     return found
 
 
-def _pack_peer_container(value: Any, keep: Temporaries) -> tuple[int, int]:
+def pack_peer_container(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A container of the tvm_ffi package, which is the same object for us."""
     ours = view(*pack_peer(value, keep))
     keep.append(ours)
-    return _pack_container(ours, keep)
-
-
-def container_rule(cls: type) -> Packer | None:
-    """Packers for the library's own containers, in our wrapper or in tvm_ffi's."""
-    if issubclass(cls, Container):
-        return _pack_container
-    peer = sys.modules.get("tvm_ffi")
-    peers = [getattr(peer, name, Container) for name in ("Array", "List", "Map", "Dict")]
-    return _pack_peer_container if issubclass(cls, tuple(peers)) else None
+    return pack_container(ours, keep)
 
 
 _T = TypeVar("_T")
@@ -649,16 +631,11 @@ class List(_Sequence[_T], MutableSequence[_T]):
             self._call("Reverse")
 
 
-def _pack_sequence(value: Any, keep: Temporaries) -> tuple[int, int]:
+def pack_sequence(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Python list or tuple as an Array."""
     handle = build("ffi.Array", value, keep)
     keep.append(handle)
     return C.kTVMFFIArray, handle
-
-
-def sequence_rule(cls: type) -> Packer | None:
-    """Packers for Python's lists and tuples."""
-    return _pack_sequence if issubclass(cls, (list, tuple)) else None
 
 
 _SHAPE: Final[int] = C.kTVMFFIShape
@@ -703,7 +680,7 @@ class Shape(tuple[int, ...]):
         return type(self), (tuple(self),)
 
 
-def _pack_shape(value: Any, keep: Temporaries) -> tuple[int, int]:
+def pack_shape(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Shape, or another tuple of integers, as a Shape object."""
     handle = getattr(value, "_object", None)
     if not isinstance(handle, Handle):
@@ -713,12 +690,6 @@ def _pack_shape(value: Any, keep: Temporaries) -> tuple[int, int]:
             value._object = handle
     keep.append(handle)
     return _SHAPE, handle
-
-
-def shape_rule(cls: type) -> Packer | None:
-    """Packers for Shapes, ours and tvm_ffi's."""
-    peer = getattr(sys.modules.get("tvm_ffi"), "Shape", Shape)
-    return _pack_shape if issubclass(cls, (Shape, peer)) else None
 
 
 def shape_of(owned: Handle, _index: int) -> Shape:
@@ -1013,13 +984,8 @@ class Dict(_Mapping[_K, _V], MutableMapping[_K, _V]):
         del removed
 
 
-def _pack_mapping(value: Any, keep: Temporaries) -> tuple[int, int]:
+def pack_mapping(value: Any, keep: Temporaries) -> tuple[int, int]:
     """A Python dict as a Map."""
     handle = build("ffi.Map", _pairs(value), keep)
     keep.append(handle)
     return C.kTVMFFIMap, handle
-
-
-def mapping_rule(cls: type) -> Packer | None:
-    """Packers for Python's dicts."""
-    return _pack_mapping if issubclass(cls, dict) else None

@@ -24,7 +24,6 @@ from .any import (
     HEADER,
     ByteArray,
     Handle,
-    Packer,
     Temporaries,
     made,
     made_with_gil,
@@ -460,12 +459,8 @@ def _create(
     return error
 
 
-def error_rule(cls: type) -> Packer | None:
-    """Exceptions as arguments are Error objects."""
-    return _pack_exception if issubclass(cls, BaseException) else None
-
-
-def _pack_exception(value: BaseException, keep: Temporaries) -> tuple[int, int]:
+def pack_exception(value: BaseException, keep: Temporaries) -> tuple[int, int]:
+    """An exception as an Error object."""
     handle = error_of(value)
     keep.append(handle)
     return C.kTVMFFIError, handle

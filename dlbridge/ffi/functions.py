@@ -23,9 +23,7 @@ from .any import (
     OBJECT_BEGIN,
     ByteArray,
     Handle,
-    Packer,
     Temporaries,
-    defines,
     made,
     new_place,
     pack,
@@ -192,37 +190,6 @@ def pack_callable(value: Callable[..., Any], keep: Temporaries) -> tuple[int, in
     return C.kTVMFFIFunction, handle
 
 
-def callable_rule(cls: type) -> Packer | None:
-    """Classes whose instances can be called."""
-    return pack_callable if defines(cls, "__call__") else None
-
-
-def from_symbol(symbol: int, keep_alive: object) -> Handle:
-    """A function object that calls the TVMFFISafeCallType at address *symbol*.
-
-    ValueError if that is NULL.
-    """
-    check_symbol(symbol)
-    entry = ffi.cast("TVMFFISafeCallType", symbol)
-    if keep_alive is None:
-        handle = made(new_place(), C.TVMFFIFunctionCreate, ffi.NULL, entry, ffi.NULL)[1]
-    else:
-        handle = with_owner(keep_alive, C.TVMFFIFunctionCreate, entry)
-    if handle is None:
-        raise raised()
-    return handle
-
-
-def from_mlir_symbol(symbol: int, keep_alive: object) -> Handle:
-    """A function object that calls the ``void(void **)`` at address *symbol*.
-
-    Its argument is an array of pointers to what a TVMFFISafeCallType takes, and
-    to its result (MLIR's ``llvm.emit_c_interface``). ValueError if *symbol* is NULL.
-    """
-    check_symbol(symbol)
-    return _mlir_entry.function((ffi.cast("void(*)(void **)", symbol), keep_alive))
-
-
 def check_symbol(symbol: int) -> None:
     """TypeError or ValueError unless *symbol* can be the address of a C function."""
     if not isinstance(symbol, int) or isinstance(symbol, bool):
@@ -240,6 +207,10 @@ _symbols: dict[int, tuple[Any, object]] = {}
 
 
 def _call_mlir(key: int, arguments: Any, count: int, result: Any, _symbols: Any = _symbols) -> int:
+    """Call the ``void(void **)`` of MLIR's ``llvm.emit_c_interface``.
+
+    It takes an array of pointers to what a TVMFFISafeCallType takes, and to its result.
+    """
     try:
         passed = ffi.new("void *[]", [ffi.NULL, arguments, result])
         number, status = ffi.new("int32_t *", count), ffi.new("int *", 0)
@@ -282,11 +253,6 @@ def _typed(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return found or {}
 
 
-def _parameters_of(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """The schema of each parameter; None for a packed function, which takes anything."""
-    return _typed(metadata).get("params")
-
-
 def returns_none(metadata: Mapping[str, Any]) -> bool:
     """Whether the function is known to return nothing."""
     returns = _typed(metadata).get("return")
@@ -308,8 +274,8 @@ def signature_of(metadata: Mapping[str, Any]) -> Signature:
     from inspect import Parameter, Signature
 
     names = metadata.get("arg_names")
-    types = _parameters_of(metadata)
-    returns = _typed(metadata).get("return")
+    typed = _typed(metadata)
+    types, returns = typed.get("params"), typed.get("return")
     result = annotation_of(returns[0]) if returns else Signature.empty
     if names is None and types is None:
         return Signature([Parameter("args", Parameter.VAR_POSITIONAL)], return_annotation=result)
@@ -551,7 +517,15 @@ class Function(Object):
 
         *keep_alive_object*, a library perhaps, lives as long as the function.
         """
-        return wrap(from_symbol(c_symbol, keep_alive_object), C.kTVMFFIFunction, Function)
+        check_symbol(c_symbol)
+        entry, make = ffi.cast("TVMFFISafeCallType", c_symbol), C.TVMFFIFunctionCreate
+        if keep_alive_object is None:
+            handle = made(new_place(), make, ffi.NULL, entry, ffi.NULL)[1]
+        else:
+            handle = with_owner(keep_alive_object, make, entry)
+        if handle is None:
+            raise raised()
+        return wrap(handle, C.kTVMFFIFunction, Function)
 
     @staticmethod
     def __from_mlir_packed_safe_call__(
@@ -561,7 +535,9 @@ class Function(Object):
 
         Each call goes through Python here; a TVMFFISafeCallType symbol does not.
         """
-        handle = from_mlir_symbol(mlir_packed_symbol, keep_alive_object)
+        check_symbol(mlir_packed_symbol)
+        function = ffi.cast("void(*)(void **)", mlir_packed_symbol)
+        handle = _mlir_entry.function((function, keep_alive_object))
         return wrap(handle, C.kTVMFFIFunction, Function)
 
 

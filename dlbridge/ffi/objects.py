@@ -17,11 +17,9 @@ from .any import (
     INDEX_MASK,
     OBJECT_BEGIN,
     Handle,
-    Packer,
     Temporaries,
     WeakTable,
     completed,
-    defines,
     made,
     native_type_index,
     new_place,
@@ -171,11 +169,6 @@ def handle_of(value: Object) -> Handle:
     return handle
 
 
-def type_index_of(value: Object) -> int:
-    """The index of the object's type."""
-    return value._index
-
-
 def remember(wrapper: Any, handle: int) -> Any:
     """*wrapper*, or the one that another thread has made for the same object meanwhile."""
     return _wrappers.add(handle, wrapper)
@@ -226,13 +219,6 @@ class _Slot:
             handle = Handle(address(self.slot[0]))
             self.moved._adopt(handle)
             remember(self.moved, int(handle))
-
-
-def object_rule(cls: type) -> Packer | None:
-    """Packers for `Object` classes and for `MovedObject`."""
-    if issubclass(cls, Object):
-        return pack_object
-    return pack_moved if cls is MovedObject else None
 
 
 # Objects that C has, by address, and the number of references that it has to each.
@@ -331,11 +317,6 @@ def pack_peer(value: Any, _keep: Temporaries) -> tuple[int, int]:
     if not handle:
         raise ValueError(f"the {type(value).__name__} was moved into a call and is empty now")
     return native_type_index(handle), handle
-
-
-def peer_rule(cls: type) -> Packer | None:
-    """tvm_ffi's own objects are what they are to C."""
-    return pack_peer if defines(cls, "__chandle__") else None
 
 
 def _children(value: Any) -> Iterator[Any]:

@@ -22,6 +22,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dlbridge.core import api
@@ -92,7 +93,8 @@ def tensor_rule(cls: type) -> Packer | None:
     table = table_of(cls)
     if table is None:
         library = library_of(cls)
-        return _pack_immutable if library is not None and library.immutable else _pack_producer
+        declared = library is not None and library.immutable  # as its users know
+        return partial(_pack_producer, declared=True) if declared else _pack_producer
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
         own = table_of(torch.Tensor)
@@ -152,11 +154,6 @@ def _stream_of_own(tensor: Tensor) -> int | None:
         return None if memory is None else access(memory)
     except BackendUnavailable:
         return None
-
-
-def _pack_immutable(value: Any, keep: Temporaries) -> tuple[int, int]:
-    """`_pack_producer` for a library whose arrays never change, as their users know."""
-    return _pack_producer(value, keep, declared=True)
 
 
 def _pack_producer(value: Any, keep: Temporaries, *, declared: bool = False) -> tuple[int, int]:
@@ -479,44 +476,29 @@ def _forget(key: int, flags: int, _lent: dict[int, Any] = _lent, _free: int = _F
 _deleters: Final = [address(destructor("void(*)(void *, int)", _forget, "void(intptr_t, int32_t)"))]
 
 
-class _Tensor(ctypes.Structure):
-    """DLTensor of dlpack.h 1.3."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-    )
+# By ctypes, a DLTensor is copied from one struct into another by one assignment.
+_Words: Final = ctypes.c_int64 * (ffi.sizeof("DLTensor") // 8)
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensorVersioned of dlpack.h 1.3."""
+    """DLManagedTensorVersioned, as far as it matters here."""
 
     _fields_ = (
-        ("version", ctypes.c_uint32 * 2),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
+        ("head", ctypes.c_char * ffi.offsetof("DLManagedTensorVersioned", "flags")),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", _Words),
     )
 
 
 class _Object(ctypes.Structure):
     """TVMFFIObject, and the DLTensor behind it (c_api.h, TVMFFITensorGetDLTensorPtr)."""
 
-    _fields_ = (("header", ctypes.c_int64 * 3), ("tensor", _Tensor))
+    _fields_ = (("header", ctypes.c_char * HEADER), ("tensor", _Words))
 
 
 _managed_at: Final = _Managed.from_address
-_DEVICE_AT: Final = (HEADER + _Tensor.device_type.offset) // 4
-_CODE_AT: Final = HEADER + _Tensor.code.offset
+_DEVICE_AT: Final = (HEADER + ffi.offsetof("DLTensor", "device")) // 4
+_CODE_AT: Final = HEADER + ffi.offsetof("DLTensor", "dtype")
 
 
 class ReadyTensor:
@@ -573,7 +555,8 @@ def lender_of(cls: type) -> Lender | None:
     if numpy is not None and cls is numpy.ndarray:
         # Objects of libtvm_ffi always have strides; numpy 2.2 gives compact arrays none.
         capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
-        return _lend_numpy if _managed_at(address_in(capsule)).tensor.strides else None
+        tensor = _managed_at(address_in(capsule)).tensor
+        return _lend_numpy if tensor[ffi.offsetof("DLTensor", "strides") // 8] else None
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor) and not is_readonly_torch(cls):
         # A DLTensor has no flags; all other tensors of torch may be written.
