@@ -12,7 +12,7 @@ from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
-from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, Library, origin_of
+from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, NUMPY_TYPES, Library, origin_of
 
 if TYPE_CHECKING:
     from dlbridge.core.tensor.tensor import Tensor
@@ -37,6 +37,30 @@ _ONE_LANE = _PLAIN | _COMPLEX | _PACKED | FLOAT8 | _SMALL_FLOATS
 def to_native(tensor: Tensor) -> Any:
     """The object of the device's own ecosystem: ``pyopencl.array.Array`` on OpenCL."""
     return tensor.to_native()
+
+
+def _refuse_tensorflow(x: Any) -> None:
+    """Tensors of a graph, ragged and sparse ones, and types without plain memory."""
+    kind = type(x).__name__
+    if kind in ("SymbolicTensor", "KerasTensor"):
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} stands for a value in a function that is being traced, "
+            "and has no memory; call dlbridge outside of tf.function, or inside tf.py_function"
+        )
+    ways = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
+    if kind in ways:
+        raise ExchangeError(
+            f"{with_article(origin_of(x))} is not one block of memory; pass {ways[kind]}"
+        )
+    name = getattr(getattr(x, "dtype", None), "name", "")
+    if name.startswith("float8"):
+        raise ExchangeError(f"tensorflow does not export {name}; pass x.numpy()")
+    if name in ("string", "resource", "variant"):
+        # tensorflow 2.21 aborts the process in __dlpack__ of such a tensor.
+        raise ExchangeError(
+            f"a tensorflow tensor of {name} elements has no plain memory; convert it to numbers "
+            "(tf.io.decode_raw, tf.strings.to_number)"
+        )
 
 
 def _refuse_paddle(x: Any) -> None:
@@ -249,6 +273,18 @@ SMALL = {
             takes_padding=True,
             keeps_types=True,
             host_types=ALL_HOST,
+        ),
+        # By legacy capsules; values of a graph are refused.
+        Library(
+            "tensorflow",
+            ("tensorflow.Tensor", "tensorflow.EagerTensor"),
+            refuse=_refuse_tensorflow,
+            immutable=True,
+            make="tensorflow:experimental.dlpack.from_dlpack",
+            takes="capsule",
+            compact_only=True,
+            types=NUMPY_TYPES | {"bfloat16"},
+            device_types=frozenset({_CPU, _CUDA}),
         ),
         Library(
             "paddle",

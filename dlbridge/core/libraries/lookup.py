@@ -33,10 +33,9 @@ _FILES = {
     "torch": "torch:LIBRARY",
     "jax": "jax:LIBRARY",
     "tvm_ffi": "tvm_ffi:LIBRARY",
-    "tensorflow": "tensorflow:LIBRARY",
-    "pyarrow": "pyarrow:LIBRARY",
-    "polars": "pyarrow:POLARS",
-    "pandas": "pandas:LIBRARY",
+    "pyarrow": "columns:PYARROW",
+    "polars": "columns:POLARS",
+    "pandas": "columns:PANDAS",
 }
 """Library -> the module of this room with its description, loaded when it is asked for."""
 
