@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from dlbridge.core.dlpack.requests import check_copy
+from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.interfaces.anything import import_anything
 from dlbridge.core.interfaces.dlpack import import_producer
 from dlbridge.core.libraries.library import origin_of

@@ -9,7 +9,7 @@ from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.requests import check_host_stream
+from dlbridge.core.dlpack.exports import check_host_stream
 from dlbridge.core.implementation_details.finalizers import report
 from dlbridge.core.implementation_details.handlers import (
     RESUME,
@@ -21,9 +21,9 @@ from dlbridge.core.libraries.library import NUMPY_TYPES, origin_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import public
-from dlbridge.core.tensor.adopt import bind
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_plain
 from dlbridge.core.tensor.carriers import carrier
+from dlbridge.core.tensor.exchange import bind
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.layout import reach, why_impossible

@@ -1,11 +1,13 @@
-"""The decorators of public objects: ``__module__`` becomes the public module."""
+"""What public objects share: the decorators that set ``__module__``, and two base classes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
     from dlbridge.protocol import Backend
     from dlbridge.typing import BackendFunction
@@ -38,3 +40,39 @@ def typed(function: Callable[[str], Backend]) -> BackendFunction:
     anything: Any = function
     result: BackendFunction = anything
     return result
+
+
+class OpenEnum(IntEnum):
+    """Numbers of ``dlpack.h``: one that it does not list becomes a member, which equals it."""
+
+    @staticmethod
+    def _unlisted(value: int) -> str:
+        """The name of such a member."""
+        raise NotImplementedError
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, int):
+            return None
+        member = int.__new__(cls, value)
+        member._name_ = cls._unlisted(value)
+        member._value_ = value
+        return member
+
+    def __reduce_ex__(self, protocol: object) -> tuple[type, tuple[int]]:
+        # CPython 3.11.2 pickles the name, by which such a member is not found.
+        return type(self), (int(self),)
+
+
+class Value:
+    """An object whose attributes never change after it was made."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        kind = type(self).__name__
+        raise AttributeError(f"a {kind} is a value: {name!r} cannot be set; make another")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        kind = type(self).__name__
+        raise AttributeError(f"a {kind} is a value: {name!r} cannot be deleted")

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 from dlbridge.core.plugins.registry import HINTS, SOURCE, backends
 from dlbridge.core.values.suggestions import did_you_mean
 
+from .display import Finding
 from .files import check_device_files, check_opencl_drivers, check_vulkan_drivers
-from .findings import Finding
 from .report import settings
 from .trials import PEERS, try_backend, try_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-__all__ = ["check_all", "check_packages", "check_settings"]
 
 VARIABLES = {
     "DLBRIDGE_BACKENDS",

@@ -1,20 +1,31 @@
-"""Text for people: columns, wrapped lines, units, and colour where a terminal shows it."""
+"""Text for people: findings, columns, wrapped lines, units, and colour for terminals."""
 
 from __future__ import annotations
 
 import os
 import textwrap
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
 
 from dlbridge.core.values.units import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["colored", "columns", "heading", "shows_color", "value_text", "wrapped"]
-
 WIDTH = 100
 _CODES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
+
+
+class Finding(NamedTuple):
+    """One thing that doctor has looked at.
+
+    *state* is ``"ok"``, ``"note"`` for what is only missing, or ``"problem"``. *remedy* is
+    what to do; empty if there is nothing to do.
+    """
+
+    state: Literal["ok", "note", "problem"]
+    what: str
+    said: str
+    remedy: str = ""
 
 
 def shows_color(stream: TextIO) -> bool:

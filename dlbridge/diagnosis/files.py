@@ -8,12 +8,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .findings import Finding
+from .display import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-__all__ = ["check_device_files", "check_opencl_drivers", "check_vulkan_drivers", "driver_files"]
+    from collections.abc import Callable, Iterator, Mapping
 
 DEVICES = {
     "/dev/nvidia[0-9]*": "ask the administrator of this machine for access to the GPU",
@@ -46,7 +44,7 @@ def check_opencl_drivers(environment: Mapping[str, str] = os.environ) -> Iterato
             "unset OCL_ICD_VENDORS, or name a folder with *.icd files",
         )
     for file in files:
-        yield _opencl_driver(file)
+        yield _driver(file, str.strip, f"sudo chmod a+r {file}")
 
 
 def _opencl_files(chosen: str) -> list[Path]:
@@ -54,23 +52,21 @@ def _opencl_files(chosen: str) -> list[Path]:
     return [folder] if folder.suffix == ".icd" else sorted(folder.glob("*.icd"))
 
 
-def _opencl_driver(file: Path) -> Finding:
+def _driver(file: Path, library_in: Callable[[str], str], remedy: str) -> Finding:
+    """What a *file* says that names a driver's library; *remedy* if it cannot be read."""
     try:
-        library = Path(file.read_text(encoding="utf-8", errors="replace").strip())
-    except OSError as exc:
-        return Finding("problem", str(file), f"cannot be read: {exc}", f"sudo chmod a+r {file}")
-    if library.is_absolute() and not library.exists():
-        return _without_library(file, library)
+        library = Path(library_in(file.read_text(encoding="utf-8", errors="replace")))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return Finding("problem", str(file), f"cannot be read: {exc!r}", remedy)
+    # A bare name is looked for where the system's loader looks.
+    if len(library.parts) > 1 and not (file.parent / library).exists():
+        return Finding(
+            "problem",
+            str(file),
+            f"names {library}, which does not exist",
+            f"install that driver again, or remove {file}",
+        )
     return Finding("ok", str(file), f"names {library}")
-
-
-def _without_library(file: Path, library: Path) -> Finding:
-    return Finding(
-        "problem",
-        str(file),
-        f"names {library}, which does not exist",
-        f"install that driver again, or remove {file}",
-    )
 
 
 VULKAN_FOLDERS = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
@@ -96,20 +92,12 @@ def check_vulkan_drivers(
         chosen = [file for folder in folders for file in sorted(Path(folder).glob("*.json"))]
     for file in chosen:
         if file.exists():
-            yield _vulkan_driver(file)
+            yield _driver(file, _library_in_manifest, f"install its driver again: {file}")
 
 
-def _vulkan_driver(file: Path) -> Finding:
-    try:
-        library = Path(json.loads(file.read_text(encoding="utf-8"))["ICD"]["library_path"])
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        return Finding(
-            "problem", str(file), f"cannot be read: {exc!r}", f"install its driver again: {file}"
-        )
-    # A bare name is looked for where the system's loader looks.
-    if len(library.parts) > 1 and not (file.parent / library).exists():
-        return _without_library(file, library)
-    return Finding("ok", str(file), f"names {library}")
+def _library_in_manifest(text: str) -> str:
+    library: str = json.loads(text)["ICD"]["library_path"]
+    return library
 
 
 def driver_files(name: str) -> tuple[str, list[Path]]:

@@ -15,8 +15,6 @@ from dlbridge.protocol import Backend, SupportsDeviceInfo
 
 from .display import columns, heading, value_text, wrapped
 
-__all__ = ["Info", "info", "packages", "report_of", "settings"]
-
 PACKAGES = (
     "cffi",
     "numpy",

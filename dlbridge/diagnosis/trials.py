@@ -13,23 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dlbridge.core.plugins.registry import owner
 
 from .device_trial import MARK
+from .display import Finding
 from .files import driver_files
-from .findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-
-__all__ = [
-    "FAILED",
-    "PEERS",
-    "Trial",
-    "list_devices",
-    "try_backend",
-    "try_devices",
-    "try_peer",
-    "try_script",
-    "way_out",
-]
 
 LIMIT = 60
 """Seconds after which a driver hangs, in a process that asks for its devices or tries one."""

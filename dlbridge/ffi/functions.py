@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import immortal
 from dlbridge.core.public import public_in
-from dlbridge.core.tensor.expired import expire_lent
+from dlbridge.core.tensor.array_tensor import expire_lent
 from dlbridge.core.values.suggestions import did_you_mean
 from dlbridge.errors import ExchangeError
 

@@ -40,8 +40,7 @@ from dlbridge.core.libraries.lookup import library_of
 from dlbridge.core.libraries.torch import is_readonly_torch, plain_torch
 from dlbridge.core.plugins.streams import chosen_streams, wait
 from dlbridge.core.public import public_in
-from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.exports import order_consumer, own_export_of
+from dlbridge.core.tensor.exchange import adopt, order_consumer, own_export_of
 from dlbridge.core.tensor.memory import access
 from dlbridge.core.tensor.metadata import carrier_of
 from dlbridge.core.tensor.operand import operand_of

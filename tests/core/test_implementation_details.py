@@ -22,13 +22,13 @@ from raw_producer import OldProducer, Producer, struct_in
 
 import dlbridge as bridge
 from dlbridge.core._cdefs import ffi as our_ffi
-from dlbridge.core.dlpack.failures import failed
 from dlbridge.core.implementation_details import finalizers
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.ends import fork_lock
 from dlbridge.core.implementation_details.finalizers import end_finalizers, report
 from dlbridge.core.implementation_details.handlers import RESUME, handlers_cause
 from dlbridge.core.implementation_details.python_api import address_in, address_of, object_at
+from dlbridge.core.interfaces.own_table import failed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,7 +119,7 @@ DETAILS = (
         "a failing function of an exchange table leaves its exception pending (dlpack.h), which "
         "cffi and ctypes would clear",
         "CPython 3.11, cffi 2.0, numpy 2.1",
-        "core/dlpack/failures.py: failed",
+        "core/interfaces/own_table.py: failed",
         "tests/core/test_implementation_details.py::test_a_callback_leaves_an_exception_pending",
     ),
     Detail(
@@ -189,7 +189,7 @@ DETAILS = (
         "the class of an instance may be replaced by one with the same slots",
         "each use of an expired tensor raises, through all references to it",
         "CPython 3.11",
-        "core/tensor/expired.py: expirer",
+        "core/tensor/array_tensor.py: expirer",
         "tests/core/moves/test_edges.py::test_the_tensor_of_an_ended_view_says_so",
     ),
     Detail(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from dlbridge.core.dlpack.requests import check_copy
+from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.libraries.like import as_library
 from dlbridge.core.libraries.lookup import find_library

@@ -17,13 +17,13 @@ from dlbridge.core.dlpack.capsules import (
     readable_by_numpy,
     restore,
 )
-from dlbridge.core.dlpack.foreign_tables import table_of
-from dlbridge.core.dlpack.requests import (
+from dlbridge.core.dlpack.exports import (
     check_copy,
     check_device,
     check_host_stream,
     check_version,
 )
+from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import is_called_by_torch
@@ -34,9 +34,8 @@ from dlbridge.core.moves.plans import why_no_host_view
 from dlbridge.core.moves.transfer import copy_of, copy_to_host
 from dlbridge.core.plugins.lookup import plugin_of
 from dlbridge.core.plugins.streams import consumer_stream, current_use, wait
-from dlbridge.core.tensor.adopt import adopt
 from dlbridge.core.tensor.array_tensor import check_array, label_array, wrap_array
-from dlbridge.core.tensor.exports import capsule_of, order_consumer
+from dlbridge.core.tensor.exchange import adopt, capsule_of, order_consumer
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor

@@ -8,19 +8,26 @@ Source: dlpack.h 1.3, struct DLPackExchangeAPI.
 from __future__ import annotations
 
 import ctypes
+import struct
 import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core._cdefs import ffi
-from dlbridge.core.dlpack.capsules import ManagedTensor, read_managed
-from dlbridge.core.dlpack.failures import failed
+from dlbridge.core.dlpack.capsules import (
+    CURRENT,
+    ManagedTensor,
+    get_destructor,
+    new_capsule,
+    read_managed,
+)
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.ends import at_exit, fork_lock
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import (
+    decrement_references,
     immortal,
     increment_references,
     object_at,
@@ -28,8 +35,7 @@ from dlbridge.core.implementation_details.python_api import (
 )
 from dlbridge.core.moves.transfer import allocate, copy_of
 from dlbridge.core.plugins.streams import current_stream
-from dlbridge.core.tensor.adopt import adopt
-from dlbridge.core.tensor.exports import order_consumer_on_current_stream, own_export_of
+from dlbridge.core.tensor.exchange import adopt, order_consumer_on_current_stream, own_export_of
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.values.devices import Device, DLDeviceType
@@ -344,6 +350,54 @@ def _filled(table: Any, export: Any, take: Any, borrow: Any) -> Any:
     )
     address, name = (int(ffi.cast("uintptr_t", pointer)) for pointer in (table, _name))
     return immortal(new(address, name, None))
+
+
+# The status of a callback that has failed -----------------------------------------
+
+
+class _Pending(float):
+    """An *error* that ``PyObject_Size`` raises, once; until then it has an extra reference."""
+
+    error: BaseException
+
+    def __len__(self) -> int:
+        decrement_references(self)
+        raise self.error
+
+
+class _Failed(int):
+    """The status of C."""
+
+    capsule: object
+
+
+def failed(error: BaseException) -> int:
+    """The status to return from a callback that has failed: C finds *error* pending.
+
+    cffi and ctypes clear the exception of a callback, and a Python function cannot return with
+    one pending. Here the number that cffi has read holds the last reference to a capsule, and
+    dropping it calls C: numpy's destructor of capsules calls the deleter in the struct, with the
+    address of the struct. The "struct" is a float, whose value lies where a struct has its
+    deleter, and is the address of ``PyObject_Size``; and so its ``__len__``, which raises the
+    exception, is called by C.
+    """
+    value, destructor = _functions()
+    pending = _Pending(value)
+    pending.error = error
+    status = _Failed(-1)
+    increment_references(pending)
+    status.capsule = new_capsule(id(pending), CURRENT, destructor)
+    return status
+
+
+@cache
+def _functions() -> tuple[float, int]:
+    """``PyObject_Size``, as the value of a float, and numpy's destructor."""
+    import numpy as np
+
+    size = ctypes.cast(ctypes.pythonapi.PyObject_Size, ctypes.c_void_p).value
+    (value,) = struct.unpack("=d", struct.pack("=Q", size))
+    return value, get_destructor(np.zeros(1).__dlpack__(max_version=DLPACK_VERSION))
 
 
 # Tables of classes whose objects are a Tensor -------------------------------------

@@ -12,9 +12,11 @@ from dlbridge.core.values.devices import DLDeviceType
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
-from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, Library, origin_of
+from .library import ALL_HOST, FLOAT8, HOST_ONLY, INTEGERS, NUMPY_TYPES, Library, origin_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlbridge.core.tensor.tensor import Tensor
 
 _CPU = DLDeviceType.kDLCPU
@@ -39,6 +41,45 @@ def to_native(tensor: Tensor) -> Any:
     return tensor.to_native()
 
 
+def _refuse_classes(messages: dict[str, str]) -> Callable[[Any], None]:
+    """A function that refuses classes of arrays: a part of the name -> what is said of them."""
+
+    def refuse(x: Any) -> None:
+        for part, message in messages.items():
+            if part in type(x).__name__:
+                raise ExchangeError(f"{with_article(origin_of(x))} {message}")
+
+    return refuse
+
+
+_TRACED = (
+    "stands for a value in a function that is being traced, and has no memory; call dlbridge "
+    "outside of tf.function, or inside tf.py_function"
+)
+_refuse_traced_or_scattered = _refuse_classes(
+    {
+        "SymbolicTensor": _TRACED,
+        "KerasTensor": _TRACED,
+        "RaggedTensor": "is not one block of memory; pass x.to_tensor()",
+        "SparseTensor": "is not one block of memory; pass tf.sparse.to_dense(x)",
+    }
+)
+
+
+def _refuse_tensorflow(x: Any) -> None:
+    """Tensors of a graph, ragged and sparse ones, and types without plain memory."""
+    _refuse_traced_or_scattered(x)
+    name = getattr(getattr(x, "dtype", None), "name", "")
+    if name.startswith("float8"):
+        raise ExchangeError(f"tensorflow does not export {name}; pass x.numpy()")
+    if name in ("string", "resource", "variant"):
+        # tensorflow 2.21 aborts the process in __dlpack__ of such a tensor.
+        raise ExchangeError(
+            f"a tensorflow tensor of {name} elements has no plain memory; convert it to numbers "
+            "(tf.io.decode_raw, tf.strings.to_number)"
+        )
+
+
 def _refuse_paddle(x: Any) -> None:
     """Gradients, which paddle's exchange table does not look at, and sparse layouts."""
     if getattr(x, "is_sparse", bool)():
@@ -49,43 +90,12 @@ def _refuse_paddle(x: Any) -> None:
         )
 
 
-def _refuse_warp(x: Any) -> None:
-    """Indexed arrays."""
-    if type(x).__name__ == "indexedarray":
-        raise ExchangeError("a warp indexedarray is not one block of memory; pass x.contiguous()")
-
-
-def _refuse_dask(x: Any) -> None:
-    """Lazy arrays: nothing is computed unless the user says so."""
-    raise ExchangeError(
-        f"{with_article(origin_of(x))} is computed when its values are needed, and may not fit "
-        "into memory; pass x.compute()"
-    )
-
-
-def _refuse_tinygrad(x: Any) -> None:
-    """Every tinygrad tensor: its memory comes out by a copy."""
-    raise ExchangeError(
-        f"{with_article(origin_of(x))} exports no memory; pass x.numpy(), which tinygrad computes "
-        "and copies to the host (bfloat16 as float32)"
-    )
-
-
 def _refuse_sparse(x: Any) -> None:
     """Sparse arrays of scipy and of sparse."""
     way = "x.toarray()" if hasattr(x, "toarray") else "x.todense()"
     raise ExchangeError(
         f"a sparse {origin_of(x)} is not one block of memory; pass {way}, or its parts (x.data)"
     )
-
-
-def _refuse_dali(x: Any) -> None:
-    """Lists of samples, which may differ in shape."""
-    if "TensorList" in type(x).__name__:
-        raise ExchangeError(
-            f"{with_article(origin_of(x))} is a list of tensors; pass x.as_tensor(), or its "
-            "elements (x[0])"
-        )
 
 
 def _expose_xarray(x: Any, _copy: bool | None) -> Any:
@@ -250,6 +260,18 @@ SMALL = {
             keeps_types=True,
             host_types=ALL_HOST,
         ),
+        # By legacy capsules; values of a graph are refused.
+        Library(
+            "tensorflow",
+            ("tensorflow.Tensor", "tensorflow.EagerTensor"),
+            refuse=_refuse_tensorflow,
+            immutable=True,
+            make="tensorflow:experimental.dlpack.from_dlpack",
+            takes="capsule",
+            compact_only=True,
+            types=NUMPY_TYPES | {"bfloat16"},
+            device_types=frozenset({_CPU, _CUDA}),
+        ),
         Library(
             "paddle",
             ("paddle.Tensor",),
@@ -284,7 +306,9 @@ SMALL = {
         Library(
             "warp",
             ("warp.array",),
-            refuse=_refuse_warp,
+            refuse=_refuse_classes(
+                {"indexedarray": "is not one block of memory; pass x.contiguous()"}
+            ),
             make=_to_warp,
             check=_check_warp,
             types=_PLAIN | {"float16", "bfloat16"},
@@ -335,7 +359,13 @@ SMALL = {
         _by_numpy(
             "dask",
             "dask.Array",
-            refuse=_refuse_dask,
+            # Nothing is computed unless the user says so.
+            refuse=_refuse_classes(
+                {
+                    "": "is computed when its values are needed, and may not fit into memory; pass "
+                    "x.compute()"
+                }
+            ),
             make="dask.array:from_array",
             copies=True,
         ),
@@ -360,7 +390,12 @@ SMALL = {
         _by_numpy(
             "tinygrad",
             "tinygrad.Tensor",
-            refuse=_refuse_tinygrad,
+            refuse=_refuse_classes(
+                {
+                    "": "exports no memory; pass x.numpy(), which tinygrad computes and copies to "
+                    "the host (bfloat16 as float32)"
+                }
+            ),
             make=_to_tinygrad,
             copies=True,
             keeps_types=True,  # and calls them by C's names, where "float" has 32 bits
@@ -384,7 +419,9 @@ SMALL = {
         Library(
             "nvidia.dali",
             ("nvidia.dali.TensorCPU", "nvidia.dali.TensorGPU"),
-            refuse=_refuse_dali,
+            refuse=_refuse_classes(
+                {"TensorList": "is a list of tensors; pass x.as_tensor(), or its elements (x[0])"}
+            ),
             make="nvidia.dali.backend:TensorCPU",
             takes="capsule",
             compact_only=True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.interfaces.native import check_whole_elements, to_native
+from dlbridge.core.interfaces.native import check_whole_elements
 from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
 from dlbridge.core.tensor.array_tensor import ArrayTensor
@@ -70,24 +70,26 @@ class Conversion:
     an array or array type of the library.
     """
 
-    __slots__ = ("convert", "device", "library", "name", "of_numpy")
+    __slots__ = ("convert", "device", "library", "of_numpy")
 
+    library: Library
     convert: Callable[[Tensor], Any]
-    library: Library | None
-    """None for the objects of a backend whose class has no description."""
     of_numpy: Callable[[Any], Any] | None
     """The array on the memory of a numpy array, or None if it must be *convert* that makes it."""
 
     def __init__(self, like: object, device: Device) -> None:
         self.device = device
         if _is_backend(like, device):
-            self.name = str(like)
-            self.library, self.convert = _NATIVE.get(self.name), to_native
-            self.of_numpy = None
-            return
-        self.library, self.convert = library, _ = find_library(like)
-        self.name = library.name
-        self.of_numpy = None if library.of_numpy is None else library.of_numpy()
+            self.library, self.convert = _library_of_backend(str(like)), native_object
+        else:
+            self.library, self.convert = find_library(like)
+        of_numpy = self.library.of_numpy
+        self.of_numpy = None if of_numpy is None else of_numpy()
+
+    @property
+    def name(self) -> str:
+        """The name of the library."""
+        return self.library.name
 
     def decide(self, tensor: Tensor, copy: bool | None, fresh: bool = False) -> tuple[bool, str]:
         """Whether *tensor*, once on the device, is copied for the library; and the reason.
@@ -95,21 +97,32 @@ class Conversion:
         *fresh*: it comes there by a copy, which is new and compact. Raises the errors of
         `as_library`, except those that the library itself raises.
         """
-        if self.library is None or self.convert is to_native:
-            return self._decide_native(tensor, copy, fresh)
-        return _step(self.library, tensor, self.device, copy, fresh=fresh)
-
-    def _decide_native(self, tensor: Tensor, copy: bool | None, fresh: bool) -> tuple[bool, str]:
-        check_whole_elements(tensor)
-        reason = ""
-        if self.library is not None:
-            _check_type(self.library, tensor)
-            reason = _why_copy(self.library, tensor, fresh=fresh) if tensor.size else ""
+        library, device, name = self.library, self.device, self.library.name
+        if tensor.is_padded and not library.takes_padding and tensor.dtype.is_subbyte:
+            raise ExchangeError(
+                f"{name} does not know padded {tensor.dtype} elements, one per byte; "
+                "like='numpy' gives them as an array of ml_dtypes"
+            )
+        relabelled = device.is_host and device.type not in library.host_types
+        if not _can_be_on(library, _CPU if relabelled else device):
+            raise ExchangeError(f"{name} has no arrays on {device}; {_way_to(library)}")
+        if self.convert is native_object:
+            check_whole_elements(tensor)
+        _check_type(library, tensor)
+        if library.check is not None:
+            library.check(tensor)
+        reason = "" if not tensor.size else _why_copy(library, tensor, fresh=fresh)
         if reason and copy is False:
-            raise _copy_forbidden(self.name, reason)
+            raise ExchangeError(
+                f"{name} needs a copy, which copy=False forbids: {reason}; pass copy=None"
+            )
         if reason:
+            if not library.copies and tensor.dtype.is_subbyte and not tensor.is_padded:
+                require_compact(operand_of(tensor))
             return True, reason
-        return False, f"wrap as an object of {self.name}'s own (no copy)"
+        made = library.arrays[0] if library.arrays else f"an array of {name}"
+        why = f": {device} memory is plain host memory to it" if relabelled else ""
+        return False, f"wrap as {made} (no copy){why}"
 
     def run(
         self,
@@ -118,19 +131,17 @@ class Conversion:
         move: Callable[[Tensor, Device, bool | None], Tensor] = part_of_a_step,
     ) -> Any:
         """*tensor*, which is on the device, as an array; *needs_copy* is what `decide` said."""
-        library, given = self.library, tensor
-        if library is None or self.convert is to_native:
-            return to_native(move(given, given.device, True) if needs_copy else given)
+        library, source = self.library, tensor
         if tensor.device.is_host and tensor.device.type not in library.host_types:
-            given = move(given, _CPU, None)
+            source = move(source, _CPU, None)
         if needs_copy and not library.copies:
-            given = move(given, given.device, True)
+            source = move(source, source.device, True)
         try:
-            if self.of_numpy is not None and type(given) is ArrayTensor:
-                result = self.of_numpy(given.numpy())
+            if self.of_numpy is not None and type(source) is ArrayTensor:
+                result = self.of_numpy(source.numpy())
                 if result is not None:
                     return result
-            result = self.convert(given)
+            result = self.convert(source)
         except (Error, MemoryError):
             raise
         except Exception as exc:
@@ -158,42 +169,12 @@ def _is_backend(like: object, device: Device) -> bool:
     return True
 
 
-_NATIVE = {library.backend: library for library in SMALL.values() if library.make is native_object}
-"""By the name of a backend, the library whose arrays are its native objects."""
-
-
-def _copy_forbidden(name: str, reason: str) -> ExchangeError:
-    return ExchangeError(f"{name} needs a copy, which copy=False forbids: {reason}; pass copy=None")
-
-
-def _step(
-    library: Library, tensor: Tensor, device: Device, copy: bool | None, *, fresh: bool
-) -> tuple[bool, str]:
-    """See `Conversion.decide`."""
-    if tensor.is_padded and not library.takes_padding and tensor.dtype.is_subbyte:
-        raise ExchangeError(
-            f"{library.name} does not know padded {tensor.dtype} elements, one per byte; "
-            "like='numpy' gives them as an array of ml_dtypes"
-        )
-    relabelled = device.is_host and device.type not in library.host_types
-    if not _can_be_on(library, _CPU if relabelled else device):
-        raise ExchangeError(f"{library.name} has no arrays on {device}; {_way_to(library)}")
-    if library.make is native_object:
-        check_whole_elements(tensor)
-    _check_type(library, tensor)
-    if library.check is not None:
-        library.check(tensor)
-    reason = "" if not tensor.size else _why_copy(library, tensor, fresh=fresh)
-    if reason and copy is False:
-        raise _copy_forbidden(library.name, reason)
-    if reason:
-        if not library.copies and tensor.dtype.is_subbyte and not tensor.is_padded:
-            require_compact(operand_of(tensor))
-        return True, reason
-    name = library.arrays[0] if library.arrays else f"an array of {library.name}"
-    if relabelled:
-        return False, f"wrap as {name} (no copy): {device} memory is plain host memory to it"
-    return False, f"wrap as {name} (no copy)"
+def _library_of_backend(name: str) -> Library:
+    """The library whose arrays are the native objects of the backend *name*."""
+    for library in SMALL.values():
+        if library.backend == name and library.make is native_object:
+            return library
+    return SMALL["dlbridge"]._replace(name=name, arrays=(f"an object of {name}'s own",))
 
 
 def _check_type(library: Library, tensor: Tensor) -> None:

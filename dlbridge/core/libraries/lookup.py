@@ -33,10 +33,9 @@ _FILES = {
     "torch": "torch:LIBRARY",
     "jax": "jax:LIBRARY",
     "tvm_ffi": "tvm_ffi:LIBRARY",
-    "tensorflow": "tensorflow:LIBRARY",
-    "pyarrow": "pyarrow:LIBRARY",
-    "polars": "pyarrow:POLARS",
-    "pandas": "pandas:LIBRARY",
+    "pyarrow": "columns:PYARROW",
+    "polars": "columns:POLARS",
+    "pandas": "columns:PANDAS",
 }
 """Library -> the module of this room with its description, loaded when it is asked for."""
 
@@ -188,34 +187,23 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
     if not all(part.isidentifier() for part in name.split(".")):
         raise _no_library(name)
     try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
+        return _find_by_module(importlib.import_module(name))
+    except (ModuleNotFoundError, TypeError) as exc:
+        if isinstance(exc, ModuleNotFoundError) and not f"{name}.".startswith(f"{exc.name}."):
             raise  # something that the module itself misses
-        if _is_absent_backend(name):
-            raise _no_backend(name) from exc
+        if name in HINTS and not owner(name):  # also where `cuda` is that of NVIDIA's packages
+            raise ModuleNotFoundError(
+                f"like={name!r}: that is a device, whose backend is not installed here; try: "
+                f"{HINTS[name]}",
+                name=name,
+            ) from exc
+        if isinstance(exc, TypeError):
+            raise
         raise ModuleNotFoundError(
             f"like={name!r}: there is no module {name!r} here{did_you_mean(name, KNOWN)}; install "
             f"it, or name a library that is installed ({', '.join(_installed())})",
             name=exc.name,
         ) from exc
-    try:
-        return _find_by_module(module)
-    except TypeError as exc:
-        if _is_absent_backend(name):  # the module `cuda` is that of NVIDIA's packages
-            raise _no_backend(name) from exc
-        raise
-
-
-def _is_absent_backend(name: str) -> bool:
-    return name in HINTS and not owner(name)
-
-
-def _no_backend(name: str) -> ModuleNotFoundError:
-    return ModuleNotFoundError(
-        f"like={name!r}: that is a device, whose backend is not installed here; try: {HINTS[name]}",
-        name=name,
-    )
 
 
 def _installed() -> list[str]:

@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.public import public
-from dlbridge.core.tensor.array_tensor import NumpyTensor
-from dlbridge.core.tensor.expired import expire_host_view
+from dlbridge.core.tensor.array_tensor import NumpyTensor, expire_host_view
 from dlbridge.core.tensor.memory import open_views
 from dlbridge.core.tensor.metadata import carrier_of, describe, release_shared
 from dlbridge.core.tensor.operand import operand_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.core.dlpack.requests import check_copy
+from dlbridge.core.dlpack.exports import check_copy
 from dlbridge.core.moves.regions import bytes_to_host, can_copy_natively, is_faster_on_device
 from dlbridge.core.plugins.lookup import identity_of, plugin_of
 from dlbridge.core.public import public

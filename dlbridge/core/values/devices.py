@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.public import public
+from dlbridge.core.public import OpenEnum, Value, public
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import ADDRESS_DEVICES, HOST_DEVICES
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @public
-class DLDeviceType(IntEnum):
+class DLDeviceType(OpenEnum):
     """The kind of a device, as a number: DLDeviceType of ``dlpack.h`` 1.3.
 
     The numbers from 19 to 21 are in DLPack's main branch only, and not released.
@@ -64,18 +64,9 @@ class DLDeviceType(IntEnum):
     kDLTPUHost = 20
     kDLAscend = 21
 
-    @classmethod
-    def _missing_(cls, value: object) -> DLDeviceType | None:
-        if not isinstance(value, int):
-            return None
-        member = int.__new__(cls, value)
-        member._name_ = f"type{value:d}"
-        member._value_ = value
-        return member
-
-    def __reduce_ex__(self, protocol: object) -> tuple[type, tuple[int]]:
-        # CPython 3.11.2 pickles the name, by which such a member is not found.
-        return type(self), (int(self),)
+    @staticmethod
+    def _unlisted(value: int) -> str:
+        return f"type{value:d}"
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
@@ -95,29 +86,13 @@ class DLDeviceType(IntEnum):
         __hash__ = int.__hash__
 
 
-_TYPES: Final = {
-    "cpu": DLDeviceType.kDLCPU,
-    "cuda": DLDeviceType.kDLCUDA,
-    "cuda_host": DLDeviceType.kDLCUDAHost,
-    "opencl": DLDeviceType.kDLOpenCL,
-    "vulkan": DLDeviceType.kDLVulkan,
-    "metal": DLDeviceType.kDLMetal,
-    "vpi": DLDeviceType.kDLVPI,
-    "rocm": DLDeviceType.kDLROCM,
-    "rocm_host": DLDeviceType.kDLROCMHost,
-    "ext_dev": DLDeviceType.kDLExtDev,
-    "cuda_managed": DLDeviceType.kDLCUDAManaged,
-    "oneapi": DLDeviceType.kDLOneAPI,
-    "webgpu": DLDeviceType.kDLWebGPU,
-    "hexagon": DLDeviceType.kDLHexagon,
-    "maia": DLDeviceType.kDLMAIA,
-    "trn": DLDeviceType.kDLTrn,
-    "tpu": DLDeviceType.kDLTPU,
-    "tpu_host": DLDeviceType.kDLTPUHost,
-    "ascend": DLDeviceType.kDLAscend,
-}
-"""TVM-FFI's names, which are those of the backends."""
+_TYPE_NAMES: Final = (
+    "cpu cuda cuda_host opencl vulkan metal vpi rocm rocm_host ext_dev cuda_managed oneapi webgpu "
+    "hexagon maia trn tpu tpu_host ascend"
+)
+"""TVM-FFI's names, which are those of the backends, in the order of `DLDeviceType`."""
 
+_TYPES: Final = dict(zip(_TYPE_NAMES.split(), DLDeviceType, strict=True))
 _NAMES: Final = {int(type): name for name, type in _TYPES.items()}
 
 _TORCH_TYPES: Final = {"xpu": "oneapi", "mps": "metal", "hip": "rocm", "privateuseone": "ext_dev"}
@@ -129,7 +104,7 @@ _INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
 
 
 @public
-class Device:
+class Device(Value):
     """A device: DLDevice (``dlpack.h`` 1.3) and the name of its backend. An immutable value.
 
     Equal devices are one object. ``str(d)`` is ``"cuda:0"``, which
@@ -214,12 +189,6 @@ class Device:
         """
         key = type, index, name
         return _interned[key] if key in _interned else _intern(type, index, name)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Device is a value: {name!r} cannot be set; make another")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Device is a value: {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Device, (int(self.type), self.index, self.name)  # cloudpickle cannot name Device.of

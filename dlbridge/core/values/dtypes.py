@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import operator
 import re
-from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
-from dlbridge.core.public import public
+from dlbridge.core.public import OpenEnum, Value, public
 from dlbridge.errors import ExchangeError
 
 from .suggestions import DTYPE_NAMES, Absent, WithAbsentNames, did_you_mean, with_article
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @public
-class DLDataTypeCode(IntEnum):
+class DLDataTypeCode(OpenEnum):
     """The kind of a dtype, as a number: DLDataTypeCode of ``dlpack.h`` 1.3.
 
     kDLBcomplex is in DLPack's main branch only, and not released: its name is known, and its
@@ -60,18 +59,9 @@ class DLDataTypeCode(IntEnum):
     kDLFloat4_e2m1fn = 17
     kDLBcomplex = 18  # not released: dlpack.h of DLPack's main branch, 2026-11
 
-    @classmethod
-    def _missing_(cls, value: object) -> DLDataTypeCode | None:
-        if not isinstance(value, int):
-            return None
-        member = int.__new__(cls, value)
-        member._name_ = f"type_code({value:d})"
-        member._value_ = value
-        return member
-
-    def __reduce_ex__(self, protocol: object) -> tuple[type, tuple[int]]:
-        # CPython 3.11.2 pickles the name, by which such a member is not found.
-        return type(self), (int(self),)
+    @staticmethod
+    def _unlisted(value: int) -> str:
+        return f"type_code({value:d})"
 
 
 _WORDS: Final = {
@@ -131,7 +121,7 @@ _SCALABLE = 0x8000
 
 
 @public
-class DType(metaclass=WithAbsentNames):
+class DType(Value, metaclass=WithAbsentNames):
     """The type of one element: DLDataType (``dlpack.h`` 1.3). An immutable value.
 
     Equal types are one object. ``==`` also compares with everything that
@@ -210,12 +200,6 @@ class DType(metaclass=WithAbsentNames):
         """
         found = _interned.get((code, bits, lanes))
         return _intern(code, bits, lanes) if found is None else found
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a DType is a value: {name!r} cannot be set; make another")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a DType is a value: {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DType, (self.code, self.bits, self.lanes)  # cloudpickle cannot name DType.of

@@ -53,20 +53,16 @@ def unpack_bits(data: memoryview | bytes, dtype: DTypeLike, count: int) -> npt.N
     """
     import numpy as np
 
-    kind = as_dtype(dtype)
-    word, nbytes, shifts = _groups(kind)
+    kind = _subbyte(dtype)
     need = kind.nbytes(count)
     packed = np.frombuffer(data, np.uint8)
     if count < 0 or packed.size < need:
         raise ValueError(f"{count} elements of {kind} take {need} bytes; there are {packed.size}")
-    groups = np.zeros((-(-need // nbytes), nbytes), word)
-    groups.reshape(-1)[:need] = packed[:need]
-    words = np.zeros(len(groups), word)
-    for i in range(nbytes):
-        words |= groups[:, i] << word(8 * i)
-    codes = (words[:, None] >> shifts) & word((1 << kind.bits) - 1)
-    raw: np.ndarray[Any, np.dtype[np.uint8]] = codes.reshape(-1)[: count * kind.lanes].astype("u1")
-    return raw
+    lanes = count * kind.lanes
+    bits = np.unpackbits(packed, count=lanes * kind.bits, bitorder="little")
+    codes: np.ndarray[Any, np.dtype[np.uint8]]
+    codes = bits.reshape(lanes, kind.bits) @ (1 << np.arange(kind.bits)).astype("u1")
+    return codes
 
 
 @public
@@ -101,49 +97,40 @@ def pack_bits(codes: npt.ArrayLike, dtype: DTypeLike) -> bytes:
     """
     import numpy as np
 
-    kind = as_dtype(dtype)
-    word, nbytes, shifts = _groups(kind)
+    kind = _subbyte(dtype)
     try:
-        given = np.asarray(codes)
+        array = np.asarray(codes)
     except RuntimeError:  # torch's ReadOnlyTensorWrapper allows DLPack's methods only
-        array: Any = codes
-        if not hasattr(array, "__dlpack__"):
+        producer: Any = codes
+        if not hasattr(producer, "__dlpack__"):
             raise
-        given = np.from_dlpack(array)
-    if given.dtype.kind not in "ui" and given.size:
+        array = np.from_dlpack(producer)
+    if array.dtype.kind not in "ui" and array.size:
         raise TypeError(
-            f"codes are unsigned bytes, not {given.dtype}: give array.view(numpy.uint8), which"
+            f"codes are unsigned bytes, not {array.dtype}: give array.view(numpy.uint8), which"
             " shows the codes and not the values"
         )
-    flat = given.astype(np.uint8).reshape(-1)
+    flat = array.astype(np.uint8).reshape(-1)
     if flat.size % kind.lanes:
         raise ValueError(f"{flat.size} codes are not a whole number of {kind}: it has {kind.lanes}")
-    lanes = np.zeros((-(-flat.size // len(shifts)), len(shifts)), word)
-    lanes.reshape(-1)[: flat.size] = flat & np.uint8((1 << kind.bits) - 1)
-    words = np.zeros(len(lanes), word)
-    for i, shift in enumerate(shifts):
-        words |= lanes[:, i] << shift
-    packed: npt.NDArray[np.uint8] = np.empty((len(words), nbytes), np.uint8)
-    for i in range(nbytes):
-        packed[:, i] = (words >> word(8 * i)) & word(255)
-    return bytes(packed.reshape(-1)[: kind.nbytes(flat.size // kind.lanes)])
-
-
-def _groups(dtype: DType) -> tuple[Any, int, npt.NDArray[Any]]:
-    """The smallest group of codes that fills whole bytes.
-
-    Gives the integer type to compute in, the bytes of a group, and the shift of
-    each code.
-
-    6 bits: 4 codes in 3 bytes. 4 bits: 2 codes in 1 byte.
-    """
-    import numpy as np
-
-    if not 1 <= dtype.bits < 8 or dtype.lanes == 0:
-        raise ValueError(
-            f"{dtype} is not a sub-byte type: 1 to 7 bits a lane are packed below a byte"
-        )
-    common = math.gcd(dtype.bits, 8)
-    nbytes = dtype.bits // common
+    # The smallest group of codes that fills whole bytes; 6 bits: 4 codes in 3 bytes.
+    common = math.gcd(kind.bits, 8)
+    length, nbytes = 8 // common, kind.bits // common
     word: Any = np.uint8 if nbytes == 1 else np.uint64
-    return word, nbytes, np.arange(8 // common, dtype=word) * word(dtype.bits)
+    groups = np.zeros((-(-flat.size // length), length), word)
+    groups.reshape(-1)[: flat.size] = flat & np.uint8((1 << kind.bits) - 1)
+    words = np.zeros(len(groups), word)
+    for i in range(length):
+        words |= groups[:, i] << word(kind.bits * i)
+    words = words.astype(words.dtype.newbyteorder("<"), copy=False)
+    packed = words[:, None].view(np.uint8)[:, :nbytes].tobytes()
+    return bytes(packed[: kind.nbytes(flat.size // kind.lanes)])
+
+
+def _subbyte(dtype: DTypeLike) -> DType:
+    kind = as_dtype(dtype)
+    if not 1 <= kind.bits < 8 or kind.lanes == 0:
+        raise ValueError(
+            f"{kind} is not a sub-byte type: 1 to 7 bits a lane are packed below a byte"
+        )
+    return kind

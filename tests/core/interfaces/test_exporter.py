@@ -21,7 +21,7 @@ import dlbridge as bridge
 from dlbridge.conformance import check
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.foreign_tables import NAMES, table_of
-from dlbridge.core.tensor.exports import own_export_of
+from dlbridge.core.tensor.exchange import own_export_of
 
 FLOATS = np.arange(6, dtype="float32").reshape(2, 3)
 

@@ -30,7 +30,7 @@ import dlbridge as bridge
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
-from dlbridge.core.tensor.exports import own_export_of
+from dlbridge.core.tensor.exchange import own_export_of
 from dlbridge.core.values.layout import compact_strides
 
 VERSION = (1, 3)

@@ -1,4 +1,4 @@
-"""pyarrow and polars: columns of Arrow, which are immutable and may have null values."""
+"""pandas, polars and pyarrow: columns, whose values may be missing, and tables of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,117 @@ from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import ExchangeError
 
 from .library import HOST_ONLY, Library, origin_of
-from .pandas import check_column, require_one_type
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dlbridge.core.tensor.tensor import Tensor
 
 
-def _refuse(x: Any) -> None:
+# What all of them have in common ---------------------------------------------------
+
+
+def _require_one_type(x: Any, dtypes: Iterable[Any]) -> None:
+    """Raise ExchangeError where columns differ in type: a common one may change values."""
+    different = sorted({str(dtype) for dtype in dtypes})
+    if len(different) > 1:
+        convert = "x.astype('float64')" if hasattr(x, "astype") else "cast"
+        raise ExchangeError(
+            f"the columns of the {origin_of(x)} have several types ({', '.join(different)}), and "
+            f"a common one may change values; pass one column (x['name']), or convert them first "
+            f"({convert})"
+        )
+
+
+def _check_column(tensor: Tensor) -> None:
+    """Raise ExchangeError for what a column of a table cannot hold."""
+    if tensor.ndim != 1:
+        raise ExchangeError(
+            f"a column has one dimension, and the tensor has shape {tensor.shape}; give one "
+            "column of it (t[:, 0]), or t.reshape(-1)"
+        )
+
+
+def _apart(x: Any) -> ExchangeError:
+    return ExchangeError(
+        f"the columns of the {origin_of(x)} are apart, and copy=False forbids a copy; pass "
+        "copy=None, or one column"
+    )
+
+
+# pandas -----------------------------------------------------------------------------
+
+
+def _expose_pandas(x: Any, copy: bool | None) -> Any:
+    """The values of a pandas object, all of one type and none of them missing."""
+    if not hasattr(x, "to_numpy") or not (hasattr(x, "dtype") or hasattr(x, "dtypes")):
+        return x  # no array: a group, a single time
+    dtypes = list(x.dtypes) if getattr(x, "ndim", 1) == 2 else [x.dtype]
+    _require_one_type(x, dtypes)
+    dtype = dtypes[0] if dtypes else None
+    if dtype is None or not hasattr(dtype, "na_value"):
+        return _values_of_pandas(x, copy)  # numpy's own dtype: NaN is a value of it
+    missing = x.isna()
+    if bool(missing.to_numpy().any() if hasattr(missing, "to_numpy") else missing.any()):
+        raise ExchangeError(
+            f"the {origin_of(x)} of {dtype} has missing values, which DLPack cannot carry; pass "
+            "x.fillna(value)"
+        )
+    plain = getattr(dtype, "numpy_dtype", None)
+    if plain is None or plain.kind == "O":
+        raise ExchangeError(
+            f"pandas keeps {dtype} in no plain memory; pandas.factorize(x)[0] gives each value a "
+            "number"
+        )
+    import numpy as np
+
+    values = x.to_numpy(dtype=plain)
+    # A series gives what it calls read-only to `np.asarray` alone.
+    again = np.asarray(x) if values.ndim == 1 else x.to_numpy(dtype=plain)
+    if np.may_share_memory(values, again):
+        if not again.flags.writeable:
+            values = values[...]
+            values.flags.writeable = False
+    elif copy is False and values.size:
+        raise ExchangeError(
+            f"the values of {dtype} come out of pandas by a copy, and copy=False forbids it; "
+            "pass copy=None"
+        )
+    return values
+
+
+def _values_of_pandas(x: Any, copy: bool | None) -> Any:
+    import numpy as np
+
+    values = x.to_numpy()
+    if copy is False and not np.shares_memory(values, x.to_numpy()):
+        raise _apart(x)
+    return values
+
+
+def _make_pandas(array: Any) -> Any:
+    import pandas
+
+    return pandas.Series(array, copy=False)
+
+
+PANDAS = Library(
+    "pandas",
+    ("pandas.Series", "pandas.DataFrame", "pandas.Index", "pandas.ExtensionArray"),
+    expose=_expose_pandas,
+    make=_make_pandas,
+    takes="numpy",
+    check=_check_column,
+    keeps_readonly=True,
+    takes_negative_strides=True,
+    device_types=HOST_ONLY,
+)
+
+
+# pyarrow and polars, whose columns are Arrow's: immutable -----------------------------
+
+
+def _refuse_pyarrow(x: Any) -> None:
     """Arrays with null values, and those of types that its ``__dlpack__`` refuses."""
     if not _is_array_of_pyarrow(x):
         return  # a table, a tensor, chunks: what they are asked for looks at the values
@@ -66,7 +170,7 @@ def _is_array_of_pyarrow(x: Any) -> bool:
 _NUMBERS_OF_ARROW = ("int", "uint", "float", "double", "halffloat")
 
 
-def _expose(x: Any, copy: bool | None) -> Any:
+def _expose_pyarrow(x: Any, copy: bool | None) -> Any:
     """The array itself; of a table or record batch a matrix of its columns, which is a copy.
 
     Of chunks of tensors, one array: Arrow's interface does not say their shape.
@@ -83,7 +187,7 @@ def _expose(x: Any, copy: bool | None) -> Any:
         return x.chunk(0) if x.num_chunks == 1 else x.combine_chunks()
     if library is None or not isinstance(x, (library.Table, library.RecordBatch)):
         return x
-    require_one_type(x, x.schema.types)
+    _require_one_type(x, x.schema.types)
     nulls = sum(column.null_count for column in x.columns)
     if nulls:
         raise ExchangeError(
@@ -91,10 +195,7 @@ def _expose(x: Any, copy: bool | None) -> Any:
             "each column (fill_null)"
         )
     if copy is False:
-        raise ExchangeError(
-            f"the columns of the {origin_of(x)} are apart, and copy=False forbids a copy; pass "
-            "copy=None, or one column"
-        )
+        raise _apart(x)
     if not x.columns:
         raise ExchangeError(f"the {origin_of(x)} has no columns, so no type; pass one that has")
     import numpy as np
@@ -108,7 +209,7 @@ def _expose_polars(x: Any, copy: bool | None) -> Any:
         raise ExchangeError(f"{with_article(origin_of(x))} has no values yet; pass x.collect()")
     if not hasattr(x, "get_columns"):
         return x
-    require_one_type(x, x.dtypes)
+    _require_one_type(x, x.dtypes)
     if any(column.null_count() for column in x.get_columns()):
         raise ExchangeError(
             f"the {origin_of(x)} has null values, which DLPack cannot carry; pass "
@@ -117,10 +218,7 @@ def _expose_polars(x: Any, copy: bool | None) -> Any:
     try:
         return x.to_numpy(allow_copy=copy is not False)
     except RuntimeError as exc:
-        raise ExchangeError(
-            f"the columns of the {origin_of(x)} are apart, and copy=False forbids a copy; pass "
-            "copy=None, or one column"
-        ) from exc
+        raise _apart(x) from exc
 
 
 def _make_polars(tensor: Tensor) -> Any:
@@ -131,9 +229,9 @@ def _make_polars(tensor: Tensor) -> Any:
     return polars.Series(pyarrow.array(tensor))
 
 
-def _check(tensor: Tensor) -> None:
+def _check_arrow(tensor: Tensor) -> None:
     """Raise ExchangeError for what Arrow's columns cannot hold in place."""
-    check_column(tensor)
+    _check_column(tensor)
     name = tensor.dtype.name
     if name == "bool":
         raise ExchangeError(
@@ -146,28 +244,25 @@ def _check(tensor: Tensor) -> None:
         )
 
 
-LIBRARY = Library(
+PYARROW = Library(
     "pyarrow",
     ("pyarrow.Array", "pyarrow.ChunkedArray"),
-    refuse=_refuse,
-    expose=_expose,
+    refuse=_refuse_pyarrow,
+    expose=_expose_pyarrow,
     by_arrow=_is_arrow_only,
     make="pyarrow:array",
-    check=_check,
+    check=_check_arrow,
     immutable=True,
     keeps_readonly=True,
     compact_only=True,
     device_types=HOST_ONLY,
 )
 
-POLARS = Library(
-    "polars",
-    ("polars.Series", "polars.DataFrame"),
+POLARS = PYARROW._replace(
+    name="polars",
+    arrays=("polars.Series", "polars.DataFrame"),
+    refuse=None,
     expose=_expose_polars,
+    by_arrow=None,
     make=_make_polars,
-    check=_check,
-    immutable=True,
-    keeps_readonly=True,
-    compact_only=True,
-    device_types=HOST_ONLY,
 )
