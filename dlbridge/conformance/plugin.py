@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 def read_expected(path: str) -> dict[str, str]:
-    """Line -> reason, of a file with ``P40 the reason`` in each line; ``#`` begins a comment.
+    """Line -> reason, of a file with ``P40 the reason`` in each line, and comments after ``#``.
 
     ValueError for a line that no rule has, that stands twice, or that has no reason.
     """
     found: dict[str, str] = {}
-    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        line, _, reason = text.strip().partition(" ")
-        if not line or line.startswith("#"):
+    for number, text in enumerate(Path(path).read_text(encoding="utf-8-sig").splitlines(), 1):
+        if not text.strip() or text.lstrip().startswith("#"):
             continue
+        line, *reason = text.split(None, 1)
         if line not in rules():
             raise ValueError(f"{path}:{number}: no rule has the number {line!r}")
-        if line in found or not reason.strip():
+        if line in found or not reason or reason[0].startswith("#"):
             wrong = "it stands twice" if line in found else "a reason must follow"
             raise ValueError(f"{path}:{number}: {line}: {wrong}")
-        found[line] = reason.strip()
+        found[line] = reason[0].strip()
     return found
 
 

@@ -114,10 +114,33 @@ class Subject:
                 array = array.copy(order="K") if array.ndim else array.copy()
             made = maker(array, device=device) if device else maker(array)
         except Exception as exc:
-            raise NotOffered(f"no such array here: {type(exc).__name__}: {exc}") from exc
+            raise NotOffered(f"{type(exc).__name__}: {exc}") from exc
         if not hasattr(made, "__dlpack__"):
             raise NotOffered(f"{type(made).__name__} has no __dlpack__")
         return made
+
+    def check_usable(self) -> str:
+        """NotOffered if no case could run: nothing makes an array, and nothing takes a producer.
+
+        A library that only takes producers is named without a function and a device.
+        """
+        import numpy as np
+
+        why = ""
+        for dtype in ("float32", "uint8", "int64", "bool"):
+            try:
+                self.make(np.ones(4, dtype))
+            except NotOffered as exc:
+                why = why or str(exc)
+            else:
+                return "it makes arrays"
+        if not self._function and not self.device:
+            try:
+                self._of_module("from_dlpack", _TAKE.get(self.name))
+            except AttributeError:
+                raise NotOffered(f"{why}, and no from_dlpack") from None
+            return "it takes arrays"
+        raise NotOffered(f"{self.spec} makes no array here: {why}")
 
     def allocate(self, array: np.ndarray[Any, Any]) -> Any:
         """`make`, in memory that the library has allocated itself."""

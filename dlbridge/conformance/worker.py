@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 
-from .cases import Rule, told
+from .cases import Rule, Source, told
 from .rules import rules
 from .subject import Fail, NotOffered, Subject
 
@@ -27,6 +27,9 @@ _LONGEST = 4000
 
 _WITH_EXIT = {"P53"}
 """Lines whose case goes on while Python ends."""
+
+
+_USABLE = Rule("", "there is something to check", Source.NONE, Subject.check_usable)
 
 
 def run(subject: Subject, rule: Rule) -> tuple[str, str]:
@@ -45,9 +48,12 @@ def main(library: str) -> None:
     subject = Subject(library)
     gc.collect()
     gc.freeze()  # a collection in a case looks at the objects of the case, and not at a library's
+    run_case = _in_child if hasattr(os, "fork") else run
+    result, evidence = run_case(subject, _USABLE)
+    if result != "pass":
+        sys.exit(evidence)
     for text in sys.stdin:
-        rule = rules()[text.strip()]
-        found = _in_child(subject, rule) if hasattr(os, "fork") else run(subject, rule)
+        found = run_case(subject, rules()[text.strip()])
         print(json.dumps(found), flush=True)
 
 

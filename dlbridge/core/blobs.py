@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from math import prod
-from operator import index
+from operator import index, mul
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from dlbridge.core.implementation_details.handlers import (
     raise_when_dropped,
 )
 from dlbridge.core.libraries.library import NUMPY_TYPES, origin_of
+from dlbridge.core.plugins.contract import parameters_of
 from dlbridge.core.plugins.lookup import find_device, plugin_of
 from dlbridge.core.plugins.streams import current_use, wait
 from dlbridge.core.public import public
@@ -106,7 +108,8 @@ def from_blob(
         If an argument is not of its kind: *data* is an array, for example.
     ValueError
         If the elements cannot be there: *data* is NULL, an extent is negative, an address
-        wraps around or is not aligned, or elements lie outside a ctypes or cffi array.
+        wraps around or is not aligned, elements lie outside a ctypes or cffi array, or a
+        pointer to another type than *dtype* is given.
     ExchangeError
         If the device does not exist, or its backend does not know the memory.
     BackendUnavailable
@@ -134,25 +137,28 @@ def from_blob(
     [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
     """
     if type(data) is int:
-        address, limit, keep = data, None, owner
+        address, limit, element, keep = data, None, None, owner
     else:
-        address, limit = _address_of(data)
+        address, limit, element = _address_of(data)
         keep = data if owner is None else (data, owner)
     extents = extents_of(shape)
     known = type(dtype) is str and dtype in NAMED_TYPES
     kind = NAMED_TYPES[dtype] if known else dtype_of(dtype)  # type: ignore[index]  # a str
+    if element is not None:
+        _check_dtype(kind, *element)
     where = _CPU if device == "cpu" else find_device(device)
     steps = None if strides is None else _steps(strides, extents)
     if type(byte_offset) is not int:
         byte_offset = index(byte_offset)
+    # What nothing can be wrong with, seen at a glance.
     plain = (
         where is _CPU
-        and steps is None
         and limit is None
         and not byte_offset
         and not address % _ALIGNED
         and _PAGE <= address < _FAR
         and 0 < prod(extents) < _FAR
+        and (not steps or (min(steps) >= 0 and sum(map(mul, extents, steps)) < _FAR))
     )
     if not plain and 0 not in extents:
         _check_elements(where, address, byte_offset, kind, extents, steps, limit)
@@ -169,7 +175,7 @@ def from_blob(
         blob = _Blob(data, keep)
         memory = _owned(where, address, blob)
     if plain and kind.name in NUMPY_TYPES:
-        array = carrier(memory, 0, kind, extents, None, readonly)
+        array = carrier(memory, 0, kind, extents, steps, readonly)
         tensor: Tensor = wrap_plain(array, None, readonly=readonly)
     else:
         tensor = make_tensor(memory, byte_offset, kind, extents, steps, readonly=readonly)
@@ -282,32 +288,78 @@ def _order_after(stream: Any, memory: Memory, has_elements: bool) -> None:
 
 _POINTERS: tuple[Any, ...] = (
     ctypes.POINTER(ctypes.c_char).__mro__[1],  # the base of the classes of pointers
+    ctypes.c_void_p,
     ctypes.c_char_p,
     ctypes.c_wchar_p,
 )
+_Element = tuple[str, int, bool]
+"""The name of a type of C, its bits, and whether it is a float."""
 
 
-def _address_of(data: Any) -> tuple[int, int | None]:
-    """The address that *data* is, and the bytes there, if it knows them; TypeError."""
-    if isinstance(data, ctypes.c_void_p):
-        return data.value or 0, None
+def _address_of(data: Any) -> tuple[int, int | None, _Element | None]:
+    """The address that *data* is, the bytes there and their type, if it knows them; TypeError."""
     if isinstance(data, _POINTERS):
-        return ctypes.cast(data, ctypes.c_void_p).value or 0, None
+        address = ctypes.c_void_p.from_buffer(data).value or 0
+        return address, None, _element_of(type(data))  # type: ignore[arg-type]  # a class has a hash
     if isinstance(data, ctypes.Array):
-        return ctypes.addressof(data), ctypes.sizeof(data)
+        return ctypes.addressof(data), ctypes.sizeof(data), _element_of(type(data))
     if isinstance(data, ffi.CData):
         ctype = ffi.typeof(data)
         if ctype.kind in ("pointer", "array"):
-            is_array = ctype.kind == "array"
-            return int(ffi.cast("uintptr_t", data)), ffi.sizeof(data) if is_array else None
+            limit = ffi.sizeof(data) if ctype.kind == "array" else None
+            return int(ffi.cast("uintptr_t", data)), limit, _element_of_cffi(ctype)
         if ctype.cname.endswith("intptr_t"):
-            return int(data), None
+            return int(data), None, None
     cls = type(data)
     is_array = any(hasattr(cls, name) for name in _OF_ARRAYS)
     if cls is not bool and hasattr(cls, "__index__") and not is_array:
-        return index(data), None
+        return index(data), None, None
     raise TypeError(f"from_blob takes an address, and {origin_of(data)} is none: {_instead(data)}")
 
+
+@lru_cache(maxsize=64)
+def _element_of(cls: Any) -> _Element | None:
+    """What a class of ctypes points to; None for bytes, structs and what it does not say."""
+    item = cls._type_
+    while isinstance(item, type) and issubclass(item, ctypes.Array):
+        item = item._type_
+    code = getattr(item, "_type_", None)
+    bits = 0 if code is None else 8 * ctypes.sizeof(item)
+    return None if bits <= 8 else (item.__name__, bits, code in ("f", "d", "g"))
+
+
+def _element_of_cffi(ctype: Any) -> _Element | None:
+    """As `_element_of`, for a type of cffi."""
+    item = ctype.item
+    while item.kind == "array":
+        item = item.item
+    if item.kind not in ("primitive", "enum", "pointer"):
+        return None
+    name, bits = item.cname.removeprefix("_cffi_"), 8 * ffi.sizeof(item)
+    if name.endswith("_complex_t"):  # _cffi_float_complex_t: the two parts have a half each
+        bits >>= 1
+    is_float = item.kind == "primitive" and name.startswith(("float", "double", "long double"))
+    return None if bits == 8 else (name, bits, is_float)
+
+
+def _check_dtype(kind: DType, name: str, bits: int, is_float: bool) -> None:
+    """ValueError for elements of *kind* behind a pointer to something else.
+
+    A pointer to integers may be one to what C has no type for: bfloat16, or words of packed int4.
+    """
+    lane = kind.bits >> (kind.code == _COMPLEX)
+    is_real = kind.code in (_FLOAT, _COMPLEX) and lane > 16
+    if lane == bits and is_real == is_float if is_float or not kind.is_subbyte else not is_float:
+        return
+    raise ValueError(
+        f"data points to {name}, which is not {kind}; pass the dtype of that, or a pointer that "
+        "names no type if you know better: ctypes.cast(x, ctypes.c_void_p), or "
+        "ffi.cast('void *', x)"
+    )
+
+
+_FLOAT = 2  # kDLFloat
+_COMPLEX = 5  # kDLComplex
 
 _OF_ARRAYS = ("__dlpack__", "__array__", "__array_interface__", "__cuda_array_interface__")
 
@@ -325,7 +377,10 @@ def _instead(data: Any) -> str:
     if isinstance(data, ctypes.c_int.__mro__[1]):  # the base of the classes of numbers
         return "pass x.value if that is the address, or ctypes.pointer(x) for the number itself"
     if isinstance(data, ffi.CData):
-        return "pass ffi.addressof(x)" if ffi.typeof(data).kind in ("struct", "union") else _WAYS
+        ways = {"struct": "pass ffi.addressof(x)", "union": "pass ffi.addressof(x)"}
+        return {**ways, "function": _CALL}.get(ffi.typeof(data).kind, _WAYS)
+    if callable(data):
+        return _CALL
     try:
         memoryview(data)
     except TypeError:
@@ -333,6 +388,7 @@ def _instead(data: Any) -> str:
     return "dlbridge.asarray(x) takes the buffer itself, and keeps it"
 
 
+_CALL = "it is a function, which has no elements; call it, and pass the address that it returns"
 _WAYS = "pass an int, a ctypes pointer, array or c_void_p, or a cffi pointer or array"
 
 
@@ -348,7 +404,7 @@ def _steps(strides: Sequence[int], extents: tuple[int, ...]) -> tuple[int, ...]:
             f"{len(steps)} strides {steps} for {len(extents)} dimensions {extents}; pass one for "
             "each, or None for compact elements"
         )
-    if any(not -(1 << 63) <= step < 1 << 63 for step in steps):
+    if steps and (min(steps) < -(1 << 63) or max(steps) >= 1 << 63):
         raise ValueError(f"strides {steps}: they are int64 in DLPack, and count elements")
     return steps
 
@@ -405,9 +461,6 @@ def _check_elements(
     raise ValueError(f"from_blob of {kind} with {layout}: {wrong}")
 
 
-_COMPLEX = 5
-
-
 def _bound(where: Device, address: int) -> int:
     """The data of the memory as the backend of *where* knows it; ExchangeError if it does not."""
     found, data = bind(where, address, _ORIGIN, where.name)
@@ -428,16 +481,21 @@ def _check_deleter(deleter: Any, data: object) -> None:
     code = getattr(deleter, "__code__", None)
     if code is not None:
         given = 1 if getattr(deleter, "__self__", None) is None else 2
-        if code.co_argcount < given and not code.co_flags & _VARARGS:
+        if code.co_argcount == given and not code.co_kwonlyargcount:
+            return
+        names, required, more, keywords = parameters_of(deleter)
+        if len(names) < given and not more:
             raise TypeError(
                 f"the deleter {deleter!r} takes no argument; it is called with data: "
                 "deleter=lambda data: ..."
+            )
+        if others := (*names[given:required], *keywords):
+            raise TypeError(
+                f"the deleter {deleter!r} needs {', '.join(others)}, too; it is called with data "
+                "alone: deleter=lambda data: ..."
             )
     elif type(data) is int and data >> 31 and getattr(deleter, "argtypes", ()) is None:
         raise TypeError(
             f"the deleter {deleter!r} has no argtypes, so ctypes would pass 32 of the 64 bits of "
             "data; set its argtypes = [ctypes.c_void_p], or pass data as a ctypes.c_void_p"
         )
-
-
-_VARARGS = 4  # inspect.CO_VARARGS

@@ -97,6 +97,12 @@ def empty(
 
 def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     """The extents that *shape* names; TypeError or ValueError if it names none."""
+    if type(shape) is tuple and len(shape) <= MAX_NDIM:
+        for extent in shape:  # at once for what most programs pass: 0.13 us of 0.44
+            if type(extent) is not int or not 0 <= extent < 1 << 63:
+                break
+        else:
+            return shape
     several: Any = shape if type(shape) is tuple or isinstance(shape, Iterable) else (shape,)
     try:
         extents = tuple(map(index, several))

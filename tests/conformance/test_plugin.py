@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ def run(folder, *arguments, **environment):
     return done.returncode, done.stdout + done.stderr
 
 
+def torch_has_cuda():
+    import torch
+
+    return torch.cuda.is_available()
+
+
 @pytest.fixture
 def repository(tmp_path):
     """A library's repository: settings in pyproject.toml, and tests that are not of this."""
@@ -53,7 +60,7 @@ def test_a_failure_tells_the_rule_its_source_and_the_command(repository):
 
 def test_expected_failures(repository):
     known = repository / "dlpack-failures.txt"
-    known.write_text("# of the toy\nP21 it shares\n")
+    known.write_text("\ufeff# of the toy\n\n  # twice\nP21\tit shares\n", encoding="utf-8")
     arguments = ["--dlpack-conformance=toy", f"--dlpack-expected={known.name}", "-k", "P21 or P22"]
     status, output = run(repository, *arguments, TOY_FAULT="copy=True copies nothing")
     assert (status, "1 passed" in output, "1 xfailed" in output) == (0, True, True), output
@@ -78,6 +85,7 @@ def test_the_librarys_own_tests_run_beside_it_when_they_are_named(repository):
     [
         ("P999 why\n", "no rule has the number 'P999'"),
         ("P1\n", "a reason must follow"),
+        ("P1 # why\n", "a reason must follow"),
         ("P1 a\nP1 b\n", "it stands twice"),
     ],
 )
@@ -93,6 +101,16 @@ def test_a_library_that_is_not_there(repository):
     status, output = run(repository, "--dlpack-conformance=no_such_library")
     assert status == 4
     assert "no_such_library cannot be checked: ImportError" in output
+    for name, words in {
+        "os:getcwd": "os:getcwd makes no array here: TypeError",
+        "torch@cuda:0": "torch@cuda:0 makes no array here: ",
+        "os": "os has neither asarray nor array",
+        "math:pi": "math has no function 'pi'",
+    }.items():
+        if name.startswith("torch") and (find_spec("torch") is None or torch_has_cuda()):
+            continue
+        status, output = run(repository, f"--dlpack-conformance={name}")
+        assert (status, words in output, "skipped" in output) == (4, True, False), output
     status, output = run(repository, "--dlpack-expected=known.txt")
     assert (status, "known.txt" in output) == (4, True)
 

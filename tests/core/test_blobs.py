@@ -63,6 +63,9 @@ class Index:
     def __index__(self):
         return self.address
 
+    def free(self, data, size):
+        pytest.fail("called")
+
 
 POINTERS = {
     "int": lambda: AT,
@@ -103,6 +106,9 @@ def test_what_is_an_address(kind):
         (ctypes.byref(ctypes.c_int(7)), "pass an int"),
         (FFI.cast("float", 1), "pass an int"),
         (FFI.new("struct {int a;} *")[0], r"pass ffi.addressof\(x\)"),
+        (ctypes.CFUNCTYPE(None)(lambda: None), "a function, which has no elements"),
+        (FFI.callback("void(void)", lambda: None), "a function, which has no elements"),
+        (ctypes.CDLL(None).free, "a function, which has no elements"),
         ([1, 2], "pass an int"),
     ],
     ids=name_of,
@@ -167,6 +173,13 @@ def test_elements_that_cannot_be_there(data, shape, dtype, more, message):
         ({"device": "metal:0"}, bridge.BackendUnavailable, "metal"),
         ({"deleter": 7}, TypeError, "deleter is an int"),
         ({"deleter": lambda: None}, TypeError, "takes no argument"),
+        ({"deleter": lambda data, size: None}, TypeError, "needs size, too"),
+        ({"deleter": lambda data, *, size: None}, TypeError, "needs size, too"),
+        ({"deleter": lambda *, data: None}, TypeError, "takes no argument"),
+        ({"deleter": Index(AT).__eq__}, None, ""),
+        ({"deleter": Index(AT).free}, TypeError, "needs size, too"),
+        ({"deleter": lambda data, size=3, *more, other=4: None}, None, ""),
+        ({"deleter": lambda *all: None}, None, ""),
         ({"deleter": threading.Lock().release}, None, ""),
         ({"stream": True}, TypeError, "host memory has no streams"),
         ({"owner": None, "stream": -1, "readonly": 1}, None, ""),
@@ -181,6 +194,53 @@ def test_other_arguments(more, kind, message, reported):
     with pytest.raises(kind, match=message):
         bridge.from_blob(AT, **given)
     assert reported == []
+
+
+TYPED = {
+    "double *": lambda: ctypes.pointer(ctypes.c_double()),
+    "double **": lambda: ctypes.pointer(ctypes.pointer(ctypes.c_double())),
+    "double[]": ctypes.c_double * 3,
+    "double[][]": ctypes.c_double * 3 * 2,
+    "int32 *": lambda: ctypes.pointer(ctypes.c_int32()),
+    "uint16 *": lambda: ctypes.pointer(ctypes.c_uint16()),
+    "uint8 *": lambda: ctypes.pointer(ctypes.c_uint8()),
+    "char *": lambda: ctypes.c_char_p(b"12345678"),
+    "void *": lambda: ctypes.c_void_p(AT),
+    "struct *": lambda: ctypes.pointer(type("_S", (ctypes.Structure,), {"_fields_": []})()),
+    "cffi double *": lambda: FFI.new("double *"),
+    "cffi double[]": lambda: FFI.new("double[3]"),
+    "cffi double[][]": lambda: FFI.new("double[2][3]"),
+    "cffi double **": lambda: FFI.new("double **"),
+    "cffi int32 *": lambda: FFI.new("int32_t *"),
+    "cffi uint16 *": lambda: FFI.new("uint16_t *"),
+    "cffi char *": lambda: FFI.new("char *"),
+    "cffi void *": lambda: FFI.cast("void *", AT),
+    "cffi struct *": lambda: FFI.new("struct {double a;} *"),
+    "cffi complex *": lambda: FFI.cast("float _Complex *", AT),
+}
+FITTING = {
+    "double": {"float64", "complex128", "float64x2"},
+    "double *": {"int64", "int4"},
+    "int32": {"int32", "uint32", "int4"},
+    "uint16": {"int16", "float16", "bfloat16", "int4"},
+    "complex": {"float32", "complex64"},
+}
+
+
+@pytest.mark.parametrize("kind", TYPED)
+def test_a_dtype_that_does_not_fit_the_pointer(kind):
+    """A pointer to bytes, to structs or to nothing named is one to anything."""
+    pointed = kind.removeprefix("cffi ").removesuffix(" *").removesuffix("[]").removesuffix("[]")
+    pointed = pointed.replace("double **", "double *")
+    fitting = FITTING.get(pointed)
+    names = set.union({"uint8", "float8_e4m3fn", "float32"}, *FITTING.values())
+    data = TYPED[kind]()
+    for name in names:
+        if fitting is None or name in fitting:
+            bridge.from_blob(data, 0, name)
+            continue
+        with pytest.raises(ValueError, match=rf"points to .*, which is not {name}.*c_void_p"):
+            bridge.from_blob(data, 0, name)
 
 
 def test_a_function_of_ctypes_that_would_get_half_an_address():
@@ -238,6 +298,8 @@ def test_writing_through_it():
     readonly = bridge.from_blob(memory, 4, "int32", readonly=True)
     with pytest.raises(ValueError, match="read-only"):
         readonly.numpy()[:] = 8
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        readonly.numpy().flags.writeable = True
     with pytest.raises(BufferError, match="read-only"):
         readonly.__dlpack__()
 

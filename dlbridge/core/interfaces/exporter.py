@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge.core.dlpack.foreign_tables import NAMES
 from dlbridge.core.libraries.library import origin_of
@@ -31,6 +32,22 @@ class _Table:
         for name in NAMES:
             setattr(cls, name, capsule)
         return capsule
+
+
+class _Unassigned:
+    """Stands in a class for the attribute that an object has not got yet."""
+
+    def __init__(self, cls: type, name: str) -> None:
+        self._cls, self._name = cls, name
+
+    def __get__(self, instance: object, _cls: type) -> NoReturn:
+        where = f"{self._cls.__qualname__}.{self._name}"
+        if instance is None:  # to `dataclass` a value would be a default
+            raise AttributeError(f"{where} is an attribute of instances")
+        raise AttributeError(
+            f"assign a Tensor to {where}, which the class {origin_of(instance)} names "
+            f'(tensor="{self._name}")'
+        )
 
 
 @public
@@ -90,6 +107,11 @@ class Exporter:
         # Of its own: that of a base class makes objects of the base class.
         for name in NAMES:
             setattr(cls, name, _Table())
+        if isinstance(vars(cls).get("__from_tensor__"), FunctionType):
+            raise TypeError(
+                f"{cls.__qualname__}.__from_tensor__ must be a class method: it makes an instance; "
+                "write @classmethod over it"
+            )
         if tensor is not None:
             held = attrgetter(tensor)
             members: Any = {
@@ -99,6 +121,9 @@ class Exporter:
             }
             for name in members.keys() - vars(cls).keys():
                 setattr(cls, name, members[name])
+            first = tensor.partition(".")[0]
+            if not hasattr(cls, first):
+                setattr(cls, first, _Unassigned(cls, first))
         elif "__as_tensor__" in vars(cls):  # a base class may have named an attribute
             for name in ("__dlpack__", "__dlpack_device__"):
                 if name not in vars(cls) and isinstance(getattr(cls, name), MethodProperty):

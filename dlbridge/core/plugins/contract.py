@@ -62,7 +62,7 @@ def check_contract(plugin: Backend, name: str, who: str) -> None:
         if all(hasattr(plugin, member) for member in declared):
             for member, function in declared.items():
                 if function is not None:
-                    _check_parameters(plugin, member, function, name, who)
+                    _checkparameters_of(plugin, member, function, name, who)
     _check_facts(plugin, name, who)
     if plugin.device_type in protocol.HOST_DEVICES and name != "cpu":  # ours
         _check_addresses(plugin, name, who)
@@ -138,7 +138,7 @@ def _check_device_count(plugin: Backend, name: str, who: str) -> None:
         )
 
 
-def _check_parameters(
+def _checkparameters_of(
     plugin: object, member: str, declared: Callable[..., Any], name: str, who: str
 ) -> None:
     given = getattr(plugin, member)
@@ -146,8 +146,8 @@ def _check_parameters(
         raise BackendError(f"{who}: backend {name!r}: {member} is {given!r}, not a method")
     if getattr(getattr(given, "__func__", given), "__code__", None) is None:
         return  # written in C, or another callable: its parameters cannot be read
-    wanted = _parameters(declared).names[1:]  # without self
-    names, required, more, keywords = _parameters(given)
+    wanted = parameters_of(declared).names[1:]  # without self
+    names, required, more, keywords = parameters_of(given)
     if getattr(given, "__self__", None) is not None:
         names, required = names[1:], required - 1
     fixed = names[: len(wanted)]
@@ -227,7 +227,8 @@ class _Parameters(NamedTuple):
     """Those that are given by keyword only, and have no default."""
 
 
-def _parameters(function: Any) -> _Parameters:
+def parameters_of(function: Any) -> _Parameters:
+    """What a function of Python, or a method of a class, is called with."""
     function = getattr(function, "__func__", function)
     code = function.__code__
     names, defaults = code.co_varnames[: code.co_argcount], function.__kwdefaults__ or ()

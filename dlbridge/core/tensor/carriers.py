@@ -8,11 +8,12 @@ chain of a carrier's bases ends at the `Memory`.
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.values.dtypes import DType, fill_numpy_dtypes
-from dlbridge.core.values.layout import compact_strides
+from dlbridge.core.values.layout import MAX_NBYTES, compact_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,12 +31,28 @@ NOWHERE = 1 << 40
 class CarrierBase:
     """The object that numpy takes a carrier from, and keeps as its base."""
 
-    __slots__ = ("__array_interface__", "memory", "parent")
+    __slots__ = ()
 
-    __array_interface__: dict[str, Any]
     memory: Memory
     parent: np.ndarray[Any, Any] | None
     """The carrier that it is a view of: the block of a host view counts who refers to that."""
+
+
+class _Interface(CarrierBase):
+    """What describes any carrier. Numpy takes a microsecond to read it."""
+
+    __slots__ = ("__array_interface__", "memory", "parent")
+
+    __array_interface__: dict[str, Any]
+
+
+class _Buffer(CarrierBase, ctypes.c_ubyte * MAX_NBYTES):  # type: ignore[misc]  # a class that is made
+    """All memory from an address on, which numpy may write to. It takes a quarter of that time."""
+
+    __slots__ = ("memory", "parent")
+
+
+_buffer_at: Callable[[int], _Buffer] = _Buffer.from_address
 
 
 def carrier(
@@ -48,21 +65,34 @@ def carrier(
     parent: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
     """A new carrier of the type `carrier_dtype`; *strides* in elements, None for compact."""
-    asarray, typestr, itemsize = _makers[dtype] if dtype in _makers else _maker(dtype)
+    made: np.ndarray[Any, Any]
+    numpy, kind, itemsize = _makers[dtype] if dtype in _makers else _maker(dtype)
     # The address of an empty tensor means nothing: it may be NULL, or no address.
     readable = memory.device.is_host and 0 not in shape
-    holder = CarrierBase()
+    data = memory.data + byte_offset if readable else NOWHERE
+    steps = strides and tuple([step * itemsize for step in strides])
+    if not readonly:  # who has a view of a buffer could make it writable again
+        buffer = _buffer_at(data)
+        buffer.memory = memory
+        buffer.parent = parent
+        try:
+            made = numpy.ndarray(shape, kind, buffer, 0, steps)
+            return made
+        except (OverflowError, TypeError, ValueError):
+            pass  # elements before the first one, or extents that nothing has
+    holder = _Interface()
     holder.memory = memory
     holder.parent = parent
     holder.__array_interface__ = {
         "version": 3,
-        "data": (memory.data + byte_offset if readable else NOWHERE, readonly),
+        "data": (data, readonly),
         "shape": shape,
-        "typestr": typestr,
-        "strides": strides and tuple([step * itemsize for step in strides]),
+        "typestr": kind.str,
+        "strides": steps,
     }
     try:
-        return asarray(holder)
+        made = numpy.asarray(holder)
+        return made
     except OverflowError:
         # A stride that is never used (one element, or none) may be any number.
         step = compact_strides(shape)
@@ -89,12 +119,12 @@ def carrier_dtype(dtype: DType) -> np.dtype[Any]:
     return found
 
 
-def _maker(dtype: DType) -> tuple[Callable[[CarrierBase], np.ndarray[Any, Any]], str, int]:
-    """How carriers for *dtype* are made: numpy's function, and the text and size of their type."""
+def _maker(dtype: DType) -> tuple[Any, np.dtype[Any], int]:
+    """How carriers for *dtype* are made: numpy, and their type and its size."""
     import numpy as np
 
     kind = carrier_dtype(dtype)
-    made = _makers[dtype] = np.asarray, kind.str, kind.itemsize
+    made = _makers[dtype] = np, kind, kind.itemsize
     return made
 
 
@@ -108,7 +138,7 @@ def native_dtypes() -> dict[np.dtype[Any], DType]:
 
 _CARRIERS = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64", 128: "complex128"}
 _carrier_dtypes: dict[DType, np.dtype[Any]] = {}
-_makers: dict[DType, tuple[Callable[[CarrierBase], np.ndarray[Any, Any]], str, int]] = {}
+_makers: dict[DType, tuple[Any, np.dtype[Any], int]] = {}
 """What `_maker` has found: to ask numpy for it takes as long as to make the carrier."""
 
 NATIVE_DTYPES: dict[np.dtype[Any], DType] = {}

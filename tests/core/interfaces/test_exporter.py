@@ -349,9 +349,24 @@ def test_the_attribute_is_not_there_yet():
     class Late(bridge.Exporter, tensor="later"):
         pass
 
-    for use in (np.from_dlpack, bridge.asarray):
-        with pytest.raises(AttributeError, match="later"):
+    words = r"assign a Tensor to .*Late.later, which .* names \(tensor=\"later\"\)"
+    for use in (np.from_dlpack, np.asarray, bridge.asarray, bridge.device_of):
+        with pytest.raises(AttributeError, match=words):
             use(Late())
+    late = Late()
+    assert not hasattr(late, "later")
+    late.later = bridge.zeros(3)
+    assert np.from_dlpack(late).tolist() == [0] * 3
+
+
+def test_the_way_back_is_a_class_method():
+    for right in (classmethod(lambda cls, tensor: cls()), staticmethod(lambda tensor: None)):
+        type("Right", (bridge.Exporter,), {"__from_tensor__": right})
+    with pytest.raises(TypeError, match=r"Wrong.__from_tensor__ must be a class method"):
+
+        class Wrong(bridge.Exporter):
+            def __from_tensor__(self, tensor):
+                pytest.fail("called")
 
 
 # The way back ---------------------------------------------------------------------
