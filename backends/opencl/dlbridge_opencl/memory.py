@@ -116,7 +116,7 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     if memory is not None:
         return memory.device_id, data
     device_id, data = foreign.import_data(device_id, data, module)
-    if any(buffer.int_ptr == data for buffer in _left.copy()):
+    if _left and any(buffer.int_ptr == data for buffer in _left.copy()):
         raise ExchangeError(
             f"opencl: data {data:#x} from {module} is memory of dlbridge that was freed: keep the "
             "tensor, or its capsule, as long as its memory is used"
