@@ -38,7 +38,6 @@ class Stream(NamedTuple):
 
     queue: cl.CommandQueue
     handle: int
-    device_id: int
     context: cl.Context
     device: devices.Device
 
@@ -88,7 +87,7 @@ def _take(device_id: int, context: cl.Context) -> Stream:
 
 
 def _described(device_id: int, queue: cl.CommandQueue) -> Stream:
-    return Stream(queue, queue.int_ptr, device_id, queue.context, devices.device(device_id))
+    return Stream(queue, queue.int_ptr, queue.context, devices.device(device_id))
 
 
 def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
