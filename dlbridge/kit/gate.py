@@ -1,4 +1,9 @@
-"""A library that no thread enters while the process ends, and no forked child; its exceptions."""
+"""The end of the process: libraries that no thread enters then, and work that is waited for.
+
+Many libraries of drivers crash if a thread is in one of their functions when the process ends, or
+if they are unloaded while a device works. All that is waited for is waited for here, at most
+`PATIENCE` seconds in all: first the threads inside the gates, then the work.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +12,67 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from dlbridge.errors import DeviceError, Error
 
-__all__ = ["PATIENCE", "Gate"]
+__all__ = ["PATIENCE", "Gate", "wait_at_exit"]
 
 PATIENCE = 10.0
-"""In seconds; a thread inside may wait for work that never ends."""
+"""In seconds; work may never end, and a thread inside may wait for it."""
 
 T = TypeVar("T")
+
+Done = Callable[[], bool]
+
+_gates: list[Gate] = []
+_pending: list[tuple[int, Callable[[], Iterable[Done]]]] = []
+
+
+def wait_at_exit(pending: Callable[[], Iterable[Done]]) -> None:
+    """Wait for work when the process ends, but not in a forked child.
+
+    Parameters
+    ----------
+    pending : Callable[[], Iterable[Callable[[], bool]]]
+        Is called when no thread is inside a gate any more. It gives a function for each piece of
+        work, which does not block and says whether that is done. If one raises an exception, its
+        device is lost and has no work left.
+    """
+    _pending.append((os.getpid(), pending))
+    _end_first()
+
+
+def _end_first() -> None:
+    """Let `_end` run before the handlers that the library has registered at its import."""
+    atexit.unregister(_end)
+    atexit.register(_end)
+
+
+def _end() -> None:
+    deadline = time.monotonic() + PATIENCE
+    for gate in _gates:
+        gate._ending = True
+    process = os.getpid()
+    _wait((gate._is_empty for gate in _gates if gate._process == process), deadline)
+    for opened_by, pending in _pending:
+        if opened_by == process:
+            _wait(list(pending()), deadline)
+
+
+def _wait(pending: Iterable[Done], deadline: float) -> None:
+    for done in pending:
+        with suppress(Exception):
+            while not done() and time.monotonic() < deadline:
+                time.sleep(0.001)
 
 
 class Gate:
     """Calls a library's functions, and raises dlbridge's errors for its exceptions.
 
-    Many libraries of drivers crash if a thread is in one of their functions when the process
-    ends. So at exit the gate waits for the threads inside, at most `PATIENCE`, and lets no
-    other in.
+    At exit it lets no thread in any more, and those inside are waited for.
 
     Parameters
     ----------
@@ -62,7 +109,8 @@ class Gate:
         self._lock = None if several else threading.RLock()
         self._inside: dict[object, str] = {}
         self._ending = False
-        atexit.register(self._end)
+        _gates.append(self)
+        _end_first()
 
     @property
     def in_child(self) -> bool:
@@ -135,8 +183,5 @@ class Gate:
                 "a finalizer may run: use it from another thread"
             )
 
-    def _end(self) -> None:
-        self._ending = True
-        last = time.monotonic() + PATIENCE
-        while not self.in_child and self._inside and time.monotonic() < last:
-            time.sleep(0.001)
+    def _is_empty(self) -> bool:
+        return not self._inside

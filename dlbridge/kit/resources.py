@@ -31,10 +31,9 @@ The function may also return False, for what is still in use: it is asked again.
 **The order at exit.** `atexit` runs first what was registered last, and what is used by others is
 imported before them. So the order is:
 
-1. Of each backend, the last one opened first: its `dlbridge.kit.gate.Gate`, if it has one, lets no
-   thread into the library any more, and waits for those inside, at most ``PATIENCE``. Then comes
-   what the backend has registered before it made the gate: the wait for queued work (oneAPI,
-   OpenCL, Vulkan), with a limit where work may never end.
+1. `dlbridge.kit.gate`: no thread gets into a driver's library any more (OpenCL, oneAPI, WebGPU),
+   those inside are waited for, and then queued work is (OpenCL, oneAPI, Vulkan): ``PATIENCE``
+   seconds in all. It comes before what the libraries have registered when they were imported.
 2. ``dlbridge.ffi``: destructors that C would call in Python, and deleters, become C functions
    without effect.
 3. ``dlbridge.core``: the same with the deleters of exported tensors, and the memory of tensors is

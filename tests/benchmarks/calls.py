@@ -7,6 +7,10 @@
 
 A count does not depend on the machine or on its load. What it cannot see are calls of ctypes and
 the time inside a function; docs/benchmarks has those tables.
+
+"`from_dlpack`" is the import alone: the producer's capsules are made before, around memory that
+dlbridge has not allocated where the device has such (OpenCL: a buffer in a context of its own). "of
+ours, as another's" is a producer that exports a tensor of dlbridge, and so half of it is the export.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import dlbridge as bridge
+from dlbridge.conformance.producer import Described
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "benchmarks" / "calls.md"
@@ -34,11 +39,45 @@ Python's and C's, counted by `sys.setprofile`, warm, as `python tests/benchmarks
 written them: CUDA and ROCm on the simulated drivers, the others on those of the machine. A count
 that grows fails `make bench`.
 
+`from_dlpack` is the import alone, of capsules that were made before: on OpenCL around a buffer in
+another library's context, on the others around memory that the backend knows. In the row below it
+the producer exports a tensor of dlbridge in the same call, which is counted, too.
+
 """
 
 
-class Producer:
-    """A tensor of somebody else, by the methods of DLPack alone."""
+class Ready:
+    """A tensor of another library, whose capsules are made before: `__dlpack__` gives the next."""
+
+    def __init__(self, device: str) -> None:
+        where = bridge.device(device)
+        owner, data = memory_of_another(device)
+        described = Described((1024,), device=(int(where.type), where.index), data=data)
+        described.version, described.owner = (1, 3), owner
+        self._device = described.device
+        self._capsules = [described.capsule() for _ in range(WARM + TIMES)]
+
+    def __dlpack__(self, **_keywords: Any) -> Any:
+        return self._capsules.pop()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def memory_of_another(device: str) -> tuple[object, int]:
+    """4 KiB on *device*, as DLPack's ``data``, and what keeps them."""
+    if not device.startswith("opencl"):
+        tensor = bridge.empty(1024, "f4", device)
+        return tensor, tensor.operand().data
+    import pyopencl as cl
+
+    known = bridge.empty(1, "u1", device).to_native()
+    buffer = cl.Buffer(cl.Context([known.queue.device]), cl.mem_flags.READ_WRITE, 4096)
+    return buffer, buffer.int_ptr
+
+
+class Exporting:
+    """A tensor of dlbridge as if it were somebody else's: by the methods of DLPack alone."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -54,7 +93,7 @@ def operations(device: str) -> dict[str, Callable[[], object]]:
     """Name -> what is counted."""
     host = np.arange(1024, dtype="f4")
     ours, other = (bridge.empty(1024, "f4", device) for _ in range(2))
-    theirs = Producer(ours)
+    theirs, as_theirs = Ready(device), Exporting(ours)
     return {
         "`empty`, 1 MiB": lambda: bridge.empty(1 << 20, "u1", device),
         "`zeros`, 1 MiB": lambda: bridge.zeros(1 << 20, "u1", device),
@@ -62,6 +101,7 @@ def operations(device: str) -> dict[str, Callable[[], object]]:
         "numpy there, 4 KiB": lambda: bridge.to_device(host, device),
         "and back": lambda: bridge.to_device(ours, "cpu"),
         "`from_dlpack`": lambda: bridge.from_dlpack(theirs),
+        "of ours, as another's": lambda: bridge.from_dlpack(as_theirs),
         "a view": lambda: ours[10:20],
     }
 

@@ -184,4 +184,27 @@ inside.wait()
     assert done.stdout == "left\nlate: SIM cannot be used while the process ends\n"
 
 
+@pytest.mark.parametrize(("patience", "answers"), [(1000, [False, False, True]), (0, [False])])
+def test_the_end_of_the_process_waits_for_work_but_not_for_ever(patience, answers):
+    """Also where a device is lost; a child of fork() waits for none of its parent's."""
+    code = f"""
+import os
+from dlbridge.kit import gate
+gate.PATIENCE, answers = {patience}, {answers}
+def lost():
+    raise RuntimeError
+def done():
+    print("asked", os.getpid() == parent, flush=True)
+    return answers.pop(0)
+parent = os.getpid()
+gate.wait_at_exit(lambda: [lost, done])
+if hasattr(os, "fork") and (child := os.fork()):
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "asked True\n" * len(answers)
+
+
 # numbers -----------------------------------------------------------------------------

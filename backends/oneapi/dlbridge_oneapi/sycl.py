@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError
 from dlbridge.kit.devices import Devices
-from dlbridge.kit.gate import Gate
+from dlbridge.kit.gate import Gate, wait_at_exit
 from dlbridge.kit.streams import NO_ORDER, StreamRules
 
 __all__ = ["Sycl", "USMArray"]
@@ -61,10 +61,9 @@ class Sycl(Devices):
         out_of_memory = (dpctl.memory.USMAllocationError, MemoryError, OverflowError)
         meanings: dict[Any, Any] = dict.fromkeys(out_of_memory, DeviceMemoryError)
         meanings |= dict.fromkeys((RuntimeError, TypeError, ValueError), DeviceError)
-        # At exit the gate ends before: what comes last is done first. Not a method of this object,
-        # which is a stub in a forked child.
-        atexit.register(_finish, os.getpid(), self._own, self._users, self.lock)
         self.gate = Gate("SYCL", self, meanings, several=True)
+        # Not a method of this object, which is a stub in a forked child.
+        wait_at_exit(partial(_pending, self._own, self._users, self.lock))
 
     def call(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """Call dpctl in a process that may; its exceptions become dlbridge's."""
@@ -202,11 +201,18 @@ class Sycl(Devices):
 
     def finish(self) -> None:
         """Wait for all work."""
-        _finish(os.getpid(), self._own, self._users, self.lock)
+        for queue in [*self._own, *self._users.values()]:
+            with self.lock:
+                queue.wait()
 
 
-def _finish(process: int, own: list[Any], users: dict[int, Any], lock: Any) -> None:
-    """Wait for all work, when no thread adds any; a child of ``fork()`` has none."""
-    for queue in [*own, *users.values()] if os.getpid() == process else []:
+def _pending(own: list[Any], users: dict[int, Any], lock: Any) -> Iterator[Callable[[], bool]]:
+    """Of each queue: whether the work that is on it now is done."""
+    for queue in [*own, *users.values()]:
         with lock:
-            queue.wait()
+            event = queue.submit_barrier()
+        yield partial(_is_complete, event)
+
+
+def _is_complete(event: Any) -> bool:
+    return bool(event.execution_status.name == "complete")

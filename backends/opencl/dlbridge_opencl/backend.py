@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlbridge.kit.devices import Devices
+from dlbridge.kit.gate import wait_at_exit
 
 from . import copies, devices, memory, native, queues, views
 
@@ -28,6 +29,7 @@ class OpenCL(Devices):
     content_limit = 0
 
     def __init__(self) -> None:
+        wait_at_exit(queues.pending)
         numbers = range(devices.device_count())
         if any(devices.device(number).copies_at_once for number in numbers):
             self.content_limit = memory.FROM_HOST

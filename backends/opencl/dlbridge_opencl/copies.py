@@ -62,7 +62,7 @@ def command(
     back until then (OpenCL 3.0, 5.15).
     """
     at = queues.OURS.get(stream)
-    if at is None or at.device_id != device_id:
+    if at is None or at.device.number != device_id:
         devices.device(device_id)  # an error if there is none
         at = queues.resolve(device_id, stream)
     queue, done_on_return, buffers = at.queue, False, []

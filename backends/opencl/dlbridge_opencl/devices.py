@@ -37,6 +37,8 @@ CONTEXTS: dict[int, cl.Context] = lasting({})
 class Device:
     """A device, with the properties that are often asked for."""
 
+    number: int
+    """Its device_id."""
     handle: cl.Device
     name: str
     platform: str
@@ -85,9 +87,9 @@ def device(device_id: int) -> Device:
 
 def find(handle: cl.Device) -> int | None:
     """The number of pyopencl's device *handle*; None if it is not listed, as a sub-device."""
-    for device_id, candidate in enumerate(_all()):
-        if candidate.handle == handle:
-            return device_id
+    for each in _all():
+        if each.handle == handle:
+            return each.number
     return None
 
 
@@ -220,26 +222,27 @@ def _enumerate() -> list[Device]:
     platforms.sort(key=lambda platform: platform.name in SIMULATORS)
     troubles: list[str] = []
     drivers = {several: Driver(several) for several in (True, False)}
-    found = [each for platform in platforms for each in _of_platform(platform, drivers, troubles)]
+    found: list[Device] = []
+    for platform in platforms:
+        try:
+            found += [
+                _describe(number, handle, platform.name, drivers)
+                for number, handle in enumerate(platform.get_devices(), len(found))
+            ]
+        except cl.Error as exc:  # a broken driver must not hide the others
+            troubles.append(f"{platform.name}: {exc}")
     if not found:
         reasons = "; ".join(troubles) or ", ".join(platform.name for platform in platforms)
         raise BackendUnavailable(f"opencl: no driver has a device ({reasons}); {INSTALL}")
     return found
 
 
-def _of_platform(
-    platform: cl.Platform, drivers: Mapping[bool, Driver], troubles: list[str]
-) -> list[Device]:
-    try:
-        return [_describe(handle, platform.name, drivers) for handle in platform.get_devices()]
-    except cl.Error as exc:  # a broken driver must not hide the others
-        troubles.append(f"{platform.name}: {exc}")
-        return []
-
-
-def _describe(handle: cl.Device, platform: str, drivers: Mapping[bool, Driver]) -> Device:
+def _describe(
+    number: int, handle: cl.Device, platform: str, drivers: Mapping[bool, Driver]
+) -> Device:
     several = platform.strip() not in SIMULATORS
     return Device(
+        number=number,
         handle=handle,
         name=handle.name.strip(),
         platform=platform.strip(),

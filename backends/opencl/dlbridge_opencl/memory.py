@@ -41,18 +41,19 @@ class Memory:
     __slots__ = (
         "buffer",
         "context",
-        "device_id",
+        "device",
         "in_place",
-        "is_alone",
         "is_ours",
         "nbytes",
         "stream",
         "users",
     )
 
-    def __init__(self, device_id: int, context: cl.Context, nbytes: int, stream: int) -> None:
+    def __init__(
+        self, device: devices.Device, context: cl.Context, nbytes: int, stream: int
+    ) -> None:
         self.buffer: Any = None
-        self.device_id = device_id
+        self.device = device
         self.context = context
         self.nbytes = nbytes
         self.stream = stream
@@ -60,8 +61,6 @@ class Memory:
         self.is_ours = True
         self.in_place = False
         """Whether the memory is the host's."""
-        self.is_alone = False
-        """Whether its driver takes one thread at a time."""
 
 
 live: dict[int, Memory] = lasting({})
@@ -79,9 +78,9 @@ def _release(memory: Memory) -> bool:
     if buffer is not None:
         if memory.in_place:
             noted = [] if memory.users is None else memory.users.queues
-            _finish_all(memory.device_id, [*noted, *queues.all_in(memory.context)])
+            _finish_all(memory.device.number, [*noted, *queues.all_in(memory.context)])
         live.pop(buffer.int_ptr, None)
-        if memory.is_alone:
+        if not memory.device.thread_safe:
             _left.append(buffer)
         memory.buffer = None
     return True
@@ -114,9 +113,9 @@ def import_data(device_id: int, data: int, module: str) -> tuple[int, int]:
     """`foreign.import_data`, which is not asked about what was made here."""
     memory = live.get(data)
     if memory is not None:
-        return memory.device_id, data
+        return memory.device.number, data
     device_id, data = foreign.import_data(device_id, data, module)
-    if any(buffer.int_ptr == data for buffer in _left.copy()):
+    if _left and any(buffer.int_ptr == data for buffer in _left.copy()):
         raise ExchangeError(
             f"opencl: data {data:#x} from {module} is memory of dlbridge that was freed: keep the "
             "tensor, or its capsule, as long as its memory is used"
@@ -136,7 +135,7 @@ def memory_at(device_id: int, data: int) -> Memory:
     if not foreign.is_object(data):
         raise ExchangeError(f"opencl: {data:#x} is not a cl_mem of the drivers in use")
     buffer = cl.MemoryObject.from_int_ptr(data, True)
-    memory = Memory(device_id, buffer.context, buffer.size, 0)
+    memory = Memory(devices.device(device_id), buffer.context, buffer.size, 0)
     memory.buffer, memory.is_ours = buffer, False
     memory.users = queues.users_of.get(data)
     return memory
@@ -148,7 +147,10 @@ def find(span: Span) -> Memory:
     ExchangeError if it is not memory of the drivers in use, or if the bytes reach outside it.
     """
     device_id, data, offset, nbytes = span
-    memory = memory_at(device_id, data)
+    try:
+        memory = live[data]
+    except KeyError:
+        memory = memory_at(device_id, data)
     if offset < 0 or offset + nbytes > memory.nbytes:
         raise ExchangeError(
             f"opencl: {nbytes} bytes at offset {offset} reach outside the {memory.nbytes} "
@@ -168,7 +170,7 @@ def allocate(
         at = queues.OURS[stream]
     except KeyError:
         at = queues.resolve(device_id, stream)
-    owner = AllocationOwner(_resources, Memory(device_id, at.context, nbytes, stream))
+    owner = AllocationOwner(_resources, Memory(at.device, at.context, nbytes, stream))
     try:
         return _made(owner, at, content)
     except DeviceMemoryError:
@@ -182,7 +184,7 @@ def _made(
     """*owner* with a buffer whose memory exists: a later command does not fail for want of it."""
     memory, chosen = owner.resource, at.device
     nbytes, flags, run = memory.nbytes, _flags.READ_WRITE, chosen.driver.run
-    doing = f"allocating {nbytes} bytes on opencl:{at.device_id}"
+    doing = f"allocating {nbytes} bytes on opencl:{chosen.number}"
     if nbytes > chosen.max_allocation:
         doing += (
             f" (every driver accepts up to {chosen.max_allocation} bytes in one buffer on "
@@ -193,7 +195,6 @@ def _made(
         # flag it would abort the process at the first command if there is no memory.
         flags |= _flags.ALLOC_HOST_PTR
     if not chosen.thread_safe:
-        memory.is_alone = True
         run("releasing memory", _left.clear)
     given: tuple[Any, ...] = at.context, flags, nbytes
     if content is not None and chosen.copies_at_once:
@@ -201,7 +202,7 @@ def _made(
     memory.buffer = run(doing, cl.Buffer, *given, allocating=True)
     if not chosen.shares_memory:
         # Drivers of GPUs allocate at the first command on the buffer, and that fails then.
-        service = queues.service(at.device_id, at.context)
+        service = queues.service(chosen.number, at.context)
         try:
             run(doing, _first_command, service, memory.buffer, allocating=True)
         except Error:
@@ -273,14 +274,14 @@ def import_host(
     if refusal := _refusal(device_id, address, nbytes, readonly=readonly):
         raise ExchangeError(f"opencl:{device_id}: cannot use host memory in place: {refusal}")
     chosen, context = devices.device(device_id), devices.context(device_id)
-    memory = Memory(device_id, context, nbytes, stream)
-    memory.in_place, memory.is_alone = True, not chosen.thread_safe
+    memory = Memory(chosen, context, nbytes, stream)
+    memory.in_place = True
     owner = AllocationOwner(_resources, memory)
     flags = _flags.READ_ONLY | _flags.HOST_READ_ONLY if readonly else _flags.READ_WRITE
     service = queues.service(device_id, context)
 
     def make() -> None:
-        if memory.is_alone:
+        if not chosen.thread_safe:
             _left.clear()
         host = host_memory(address, nbytes, readonly)
         memory.buffer = cl.Buffer(context, flags | _flags.USE_HOST_PTR, hostbuf=host)

@@ -5,9 +5,8 @@ A stream is a ``cl_command_queue`` as an integer; 0 is the thread's own queue.
 
 from __future__ import annotations
 
-import atexit
 import threading
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -19,7 +18,7 @@ from . import devices, foreign
 from .driver import lasting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 USERS_KEPT = 64
 """How many of the users' queues are kept alive, so that their handles stay valid."""
@@ -29,16 +28,12 @@ CONTEXTS_KEPT = 8
 users need them. Each takes some of a GPU's memory: with 64 of them, and more in other processes,
 NVIDIA's driver gave CL_OUT_OF_HOST_MEMORY for the next (measured on an H100)."""
 
-PATIENCE = 10.0
-"""Seconds to wait at exit for the work on the queues, in all."""
-
 
 class Stream(NamedTuple):
     """A queue, and what the driver would say of it, which takes longer."""
 
     queue: cl.CommandQueue
     handle: int
-    device_id: int
     context: cl.Context
     device: devices.Device
 
@@ -88,7 +83,7 @@ def _take(device_id: int, context: cl.Context) -> Stream:
 
 
 def _described(device_id: int, queue: cl.CommandQueue) -> Stream:
-    return Stream(queue, queue.int_ptr, device_id, queue.context, devices.device(device_id))
+    return Stream(queue, queue.int_ptr, queue.context, devices.device(device_id))
 
 
 def new(device_id: int, context: cl.Context) -> cl.CommandQueue:
@@ -315,34 +310,26 @@ def _known() -> Iterable[cl.CommandQueue]:
     return {*made, *(each.queue for each in streams), *_all_noted()}
 
 
-@atexit.register
-def _end() -> None:
-    """Wait for the work on all known queues.
+def pending() -> Iterator[Callable[[], bool]]:
+    """Of each known queue: whether the work that is on it now is done, to be waited for at exit.
 
     PoCL 3.1 compiles a kernel in a thread of its own at its first launch. If the
     process ends meanwhile, LLVM's data are destroyed while that thread uses them,
     and that is a crash (measured: 1 to 3 of 100 exits right after a first launch,
-    with nothing in PoCL's cache). Some work may never end, and a driver may wait for it
-    when a queue or a buffer goes.
+    with nothing in PoCL's cache). Not by ``finish()``, which may wait for ever: some work
+    never ends, and a driver may wait for it when a queue or a buffer goes.
     """
-    if any(stream.device.driver.in_child for stream in OURS.values()):
-        return  # the queues are the parent's
-    deadline = time.monotonic() + PATIENCE
     for queue in _known():
-        _empty(queue, deadline)
+        device_id = devices.find(queue.device)
+        if device_id is None or not devices.device(device_id).thread_safe:
+            continue  # Oclgrind works in the threads of its callers only
+        try:
+            event = cl.enqueue_marker(queue)
+            queue.flush()
+        except cl.Error:  # a device that was lost has no work left
+            continue
+        yield partial(_is_complete, event)
 
 
-def _empty(queue: cl.CommandQueue, deadline: float) -> None:
-    """Wait for *queue*, not by ``finish()``: that may wait for ever (a kernel that hangs)."""
-    device_id = devices.find(queue.device)
-    chosen = None if device_id is None else devices.device(device_id)
-    if chosen is None or not chosen.thread_safe:
-        return  # Oclgrind works in the threads of its callers only
-    complete = cl.command_execution_status.COMPLETE
-    try:
-        event = cl.enqueue_marker(queue)
-        queue.flush()
-        while event.command_execution_status > complete and time.monotonic() < deadline:
-            time.sleep(0.0001)
-    except cl.Error:  # a device that was lost has no work left
-        pass
+def _is_complete(event: cl.Event) -> bool:
+    return bool(event.command_execution_status <= cl.command_execution_status.COMPLETE)

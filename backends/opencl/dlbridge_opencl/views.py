@@ -20,7 +20,7 @@ from dlbridge.errors import Error, ExchangeError
 from dlbridge.kit.resources import AllocationOwner, Resources, call
 from dlbridge.protocol import Span
 
-from . import devices, queues
+from . import queues
 from .driver import Driver, lasting
 from .memory import Memory, find, memory_at
 
@@ -45,7 +45,7 @@ class _View:
         self.stream = stream
         self.mapped: list[tuple[np.ndarray[Any, Any], cl.Event]] = []
         # Gives the mapping once, whatever comes between two calls.
-        self.to_release = map(attrgetter("base"), map(itemgetter(0), iter(self.mapped)))
+        self.to_release = map(attrgetter("base"), map(itemgetter(0), self.mapped))
         self.events: list[cl.Event] = []
 
 
@@ -54,11 +54,8 @@ def _release(view: _View) -> bool:
 
     Waiting makes what the host wrote visible to work on any queue, also of users.
     """
-    try:
-        with _lock:
-            view.driver.run("unmapping", _unmap, view)
-        for event in view.events:
-            view.driver.run(_WAITING, event.wait)
+    try:  # noqa: SIM105 - suppress would be three more calls in each move to the host
+        view.driver.run("unmapping", _unmap, view)
     except Error:  # the context is lost, and the memory with it
         pass
     return True
@@ -70,13 +67,16 @@ def _unmap(view: _View) -> None:
     `MemoryMap.release` must not be called twice: it asks the driver each time, and PoCL 3.1
     then takes another mapping of the same address for this one (measured).
     """
-    # One step: only C code runs between taking the mapping and storing the event.
-    try:
-        view.events.extend(map(cl.MemoryMap.release, view.to_release, [view.queue]))
-    except cl.Error:
-        _kept.extend(view.mapped)
-        raise
-    view.queue.flush()
+    with _lock:
+        # One step: only C code runs between taking the mapping and storing the event.
+        try:
+            view.events.extend(map(cl.MemoryMap.release, view.to_release, [view.queue]))
+        except cl.Error:
+            _kept.extend(view.mapped)
+            raise
+        view.queue.flush()
+    for event in view.events:
+        event.wait()
 
 
 _resources: Resources[_View] = Resources(_release)
@@ -84,10 +84,11 @@ _resources: Resources[_View] = Resources(_release)
 
 def host_view_refusal(device_id: int, data: int) -> str:
     """Why the host cannot address *data*; empty if it can."""
-    return _refusal(devices.device(device_id), memory_at(device_id, data))
+    return _refusal(memory_at(device_id, data))
 
 
-def _refusal(chosen: devices.Device, memory: Memory) -> str:
+def _refusal(memory: Memory) -> str:
+    chosen = memory.device
     if not chosen.shares_memory:
         return f"{chosen.name} has memory of its own (CL_DEVICE_HOST_UNIFIED_MEMORY is false)"
     flags = 0 if memory.is_ours else memory.buffer.flags
@@ -101,27 +102,24 @@ def _refusal(chosen: devices.Device, memory: Memory) -> str:
 def host_view(span: Span, writable: bool, stream: int) -> AllocationOwner[_View]:
     """Map the bytes for the host, once the work on *stream* is done."""
     device_id, data, offset, nbytes = span
-    chosen, memory = devices.device(device_id), find(span)
-    if refusal := _refusal(chosen, memory):
+    memory = find(span)
+    if refusal := _refusal(memory):
         raise ExchangeError(f"opencl:{device_id}: the host cannot address {data:#x}: {refusal}")
     queues.synchronize(device_id, stream)
     for each in [] if memory.users is None else list(memory.users.queues):
         queues.finish(device_id, each)
-    view = _View(chosen.driver, queues.service(device_id, memory.context), stream)
+    view = _View(memory.device.driver, queues.service(device_id, memory.context), stream)
     owner = AllocationOwner(_resources, view)
     access = cl.map_flags.READ | (cl.map_flags.WRITE if writable else 0)
 
     def enqueue() -> None:
         what = view.queue, memory.buffer, access, offset, (nbytes,), np.uint8
-        call(view.mapped, cl.enqueue_map_buffer, *what, "C", None, None, False)
-        view.queue.flush()
+        with _lock:
+            call(view.mapped, cl.enqueue_map_buffer, *what, "C", None, None, False)
+            view.queue.flush()
+        view.mapped[0][1].wait()
 
-    with _lock:
-        view.driver.run("mapping for the host", enqueue)
-    array, event = view.mapped[0]
-    view.driver.run(_WAITING, event.wait)
-    owner.data, owner.nbytes = array.__array_interface__["data"][0], nbytes
+    view.driver.run("mapping for the host", enqueue)
+    address = view.mapped[0][0].__array_interface__["data"][0]
+    owner.data, owner.nbytes = address, nbytes
     return owner
-
-
-_WAITING = "waiting for a mapping"

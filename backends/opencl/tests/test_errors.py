@@ -197,7 +197,7 @@ def test_the_work_ends_before_the_process(simulated):
     if simulated:
         pytest.skip("Oclgrind works in the callers' threads alone")
     look = "import atexit; atexit.register(lambda: print(event.command_execution_status))\n"
-    patient = "import dlbridge_opencl.queues as ending; ending.PATIENCE = 1000\n"
+    patient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 1000\n"
     launch = "event = kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()"
     assert python(look + EXIT + patient + launch) == f"{cl.command_execution_status.COMPLETE}\n"
 
@@ -205,7 +205,7 @@ def test_the_work_ends_before_the_process(simulated):
 def test_the_process_ends_though_the_work_does_not(simulated):
     if simulated:
         pytest.skip("Oclgrind works in the callers' threads alone")
-    impatient = "import dlbridge_opencl.queues as ending; ending.PATIENCE = 0.1\n"
+    impatient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 0.1\n"
     never = "gate = cl.UserEvent(queue.context); cl.enqueue_barrier(queue, wait_for=[gate])"
     ends_though_the_work_does_not(lambda: python(EXIT + impatient + never, timeout=100))
 
@@ -248,7 +248,7 @@ def waits_for_ever_by_itself():
 
 def test_a_driver_whose_queues_wait_for_their_work(script):
     """Nothing of ours is released then at the end of the process, which would never come."""
-    impatient = "import dlbridge_opencl.queues as ending; ending.PATIENCE = 0.1\n"
+    impatient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 0.1\n"
     never = (
         "gate = cl.UserEvent(queue.context)\n"
         "cl.enqueue_barrier(queue, wait_for=[gate])\n"

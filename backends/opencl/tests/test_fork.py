@@ -15,7 +15,7 @@ import dlbridge as bridge
 from dlbridge.errors import DeviceError
 
 opencl = bridge.backend("opencl")
-import dlbridge_opencl.queues as ending; ending.PATIENCE = 1000  # a child that waits hangs
+import dlbridge.kit.gate as ending; ending.PATIENCE = 1000  # a child that waits hangs
 {before}
 start = time.monotonic()
 child = os.fork()

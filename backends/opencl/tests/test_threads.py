@@ -274,15 +274,13 @@ def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared, monkeypat
     from dlbridge_opencl import views
 
     memory = make(4096)
-    span, run, raised = Span(0, memory.data, 0, 64), views.Driver.run, []
+    span, call = Span(0, memory.data, 0, 64), views.call
 
-    def interrupt_once(driver, doing, *given):
-        if doing == views._WAITING and not raised:
-            raised.append(1)
-            raise KeyboardInterrupt
-        return run(driver, doing, *given)
+    def interrupt(*given):
+        call(*given)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(views.Driver, "run", interrupt_once)
+    monkeypatch.setattr(views, "call", interrupt)
     with pytest.raises(KeyboardInterrupt):
         opencl.host_view(span, False, memory.stream)
     assert not views._resources.all()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
-from dlbridge.kit.gate import PATIENCE
+from dlbridge.kit.gate import wait_at_exit
 from dlbridge.kit.resources import Owner, Resources
 from dlbridge.protocol import Span
 
@@ -44,7 +43,7 @@ class Devices:
         self.table: Table = {}
         self._lock = threading.RLock()  # a finalizer may come in while its thread is inside
         self._objects: Resources[Objects] = Resources(Objects.destroy)
-        atexit.register(self.finish)
+        wait_at_exit(self.pending)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -133,17 +132,20 @@ class Devices:
             **({"pci": physical.pci} if physical.pci else {}),
         }
 
-    def finish(self) -> None:
-        """Wait for the work on every open device, up to `PATIENCE` for each.
+    def pending(self) -> Iterator[Callable[[], bool]]:
+        """Of each open device: whether the work that is on its queue now is done.
 
-        Runs at exit: a driver that is still busy while the process unloads it would crash. In a
-        child of ``fork()`` nothing is held, and so nothing is waited for.
+        It is waited for at exit: a driver that is still busy while the process unloads it would
+        crash.
         """
-        for entry in self._entries if len(self._objects) else ():
+        for entry in self._entries:
             device = entry.device
             if device is not None and device.queue.alive:
-                with suppress(DeviceError, DeviceMemoryError):  # a lost device has no work left
-                    device.queue.finish(PATIENCE)
+                try:
+                    value = device.queue.mark()
+                except (DeviceError, DeviceMemoryError):  # a lost device has no work left
+                    continue
+                yield partial(device.queue.done, value)
 
     # --- Buffers ---
 

@@ -8,7 +8,6 @@ is ordered as it was submitted, and host reads after a wait see it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
@@ -228,10 +227,10 @@ class Queue:
             self.reached = counter[0]
         return value <= self.reached
 
-    def wait(self, value: int, seconds: float | None = None) -> bool:
-        """Block until the submission *value* is done; False if *seconds* pass before."""
+    def wait(self, value: int) -> None:
+        """Block until the submission *value* is done."""
         if self.done(value):
-            return True
+            return
         if value > self.submitted:  # the gap of an interrupted submission
             value = self.mark()
         values = ffi.new("uint64_t[1]", [value])
@@ -241,20 +240,15 @@ class Queue:
             pSemaphores=self._semaphore,
             pValues=values,
         )
-        end = None if seconds is None else time.monotonic() + seconds
-        while check(
-            self._lib.vkWaitSemaphores(self.device, info, SLICE), "vkWaitSemaphores"
-        ) == constant("VK_TIMEOUT"):
-            if end is not None and time.monotonic() >= end:
-                return False
+        timeout, wait = constant("VK_TIMEOUT"), self._lib.vkWaitSemaphores
+        while check(wait(self.device, info, SLICE), "vkWaitSemaphores") == timeout:
+            pass
         self.reached = max(self.reached, value)
-        return True
 
-    def finish(self, seconds: float | None = None) -> bool:
-        """Block until all work now on the queue is done; False if *seconds* pass before."""
+    def finish(self) -> None:
+        """Block until all work now on the queue is done."""
         if self.shared or self.reached != self._next:
-            return self.wait(self.mark(), seconds)
-        return True
+            self.wait(self.mark())
 
 
 def _barrier(until: str, access: int) -> tuple[Any, ...]:

@@ -234,10 +234,10 @@ def delay(scale, gate, monkeypatch):
 
     gates, wait = [], Queue.wait
 
-    def opening(queue, value, seconds=None):
+    def opening(queue, value):
         for each in gates if not queue.done(value) else ():
             each.open()
-        return wait(queue, value, seconds)
+        return wait(queue, value)
 
     def run_delay(backend, data, device_id=0):
         gates.append(gate(backend, device_id))

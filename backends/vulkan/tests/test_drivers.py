@@ -2,17 +2,19 @@
 
 import gc
 import mmap
+import os
 import struct
 
 import numpy as np
 import pytest
-from dlbridge_vulkan import devices, instance as instances, library, shared
+from dlbridge_vulkan import instance as instances, library, shared
 from dlbridge_vulkan.instance import compute_family
 from held_buffers import allocate, free, import_host
 
 import dlbridge as bridge
 from dlbridge.core.plugins import registry
 from dlbridge.errors import BackendUnavailable, DeviceMemoryError, ExchangeError
+from dlbridge.kit import gate as process_end
 from dlbridge.protocol import Region, Span
 from dlbridge.testing import side
 
@@ -291,11 +293,14 @@ def test_the_reason_why_a_device_could_not_be_described(vulkan, monkeypatch):
 
 def test_the_wait_at_the_end_has_an_end(vulkan, tensors, scale, gate, monkeypatch):
     """A shader that never ends must not keep the process."""
-    monkeypatch.setattr(devices, "PATIENCE", 0.0)
+    monkeypatch.setattr(process_end, "PATIENCE", 0.0)
+    monkeypatch.setattr(process_end, "_gates", [])
+    monkeypatch.setattr(process_end, "_pending", [(os.getpid(), vulkan.devices.pending)])
     gate(vulkan)
     value = scale(vulkan, tensors.new(4), 1, 1.0)
-    vulkan.devices.finish()
+    process_end._end()
     assert not vulkan.devices[0].queue.done(value)
+    assert [done() for done in vulkan.devices.pending()] == [False]
 
 
 def test_the_loaders_names():

@@ -110,7 +110,7 @@ def test_a_fork_while_another_thread_works(run_python, scale_spirv, tmp_path):
         "def hold():\n"
         "    with backend.devices[0].queue.lock:\n"
         "        inside.set(); done.wait()\n"
-        "from dlbridge_vulkan import devices; devices.PATIENCE = 1000\n"
+        "from dlbridge.kit import gate; gate.PATIENCE = 1000\n"
         "work(300)\n"  # a child that waits for it hangs
         "threading.Thread(target=hold).start(); inside.wait()\n"
         "child = os.fork()\n"

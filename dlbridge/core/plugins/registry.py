@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
-    from dlbridge.core.values.devices import DLDeviceType
     from dlbridge.protocol import Backend
 
 
@@ -131,24 +131,21 @@ def sharing(device_type: int) -> list[str]:
     A backend's type is known when it is loaded, unless DLPack has its name. What
     could not be loaded is tried again when another backend has been loaded.
     """
-    global _untried
-    if _untried[0] != generation():
-        names = {name: type_of_name(name) for name in backends() if name not in LOADED}
-        _untried = generation(), names
-    untried = _untried[1]
-    for name, known in untried.copy().items():
-        if known in (None, device_type):
-            try:
+    known = _sharing.get(device_type)
+    if known is not None and known[0] == generation():
+        return known[1]
+    for name in backends():
+        if name not in LOADED and type_of_name(name) in (None, device_type):
+            with suppress(Error):  # it cannot run here, or is broken: nothing is its own
                 backend(name)
-            except Error:  # it cannot run here, or is broken: nothing is its own
-                untried.pop(name, None)
-            else:  # not before it is there: other threads wait for it, too
-                untried.pop(name, None)
-                _untried = generation(), untried
-    return sorted(name for name, _ in loaded(device_type))
+    now = generation()  # before the answer: another thread may load one meanwhile
+    names = sorted(name for name, _ in loaded(device_type))
+    _sharing[device_type] = now, names
+    return names
 
 
-_untried: tuple[tuple[int, ...], dict[str, DLDeviceType | None]] = ((-1,), {})
+_sharing: dict[int, tuple[tuple[int, ...], list[str]]] = {}
+"""What `sharing` has said, and the generation that it was said of."""
 
 
 def generation() -> tuple[int, ...]:

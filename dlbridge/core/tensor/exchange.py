@@ -90,10 +90,11 @@ def bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Devi
     answer depends neither on what is loaded nor on the order. Where none of them
     can be asked, the handle stays as it is.
     """
+    kind = int(device.type)  # comparing with a member of the enumeration runs Python
     taken: list[tuple[Device, int]] = []
     refusals: list[tuple[str, ExchangeError]] = []
     broken: list[Error] = []
-    for each in sharing(device.type) if name is None else _called(name):
+    for each in sharing(kind) if name is None else _called(name):
         import_data = plugin_named(each).import_data
         if import_data is not None:
             try:
@@ -103,7 +104,7 @@ def bind(device: Device, data: int, origin: str, name: str | None) -> tuple[Devi
             except Error as exc:
                 broken.append(exc)
             else:
-                taken.append((Device.of(device.type, index, each), own))
+                taken.append((Device.of(kind, index, each), own))
     if len(taken) > 1:
         names = " and ".join(found.name for found, _ in taken)
         raise ExchangeError(
