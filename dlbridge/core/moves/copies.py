@@ -13,11 +13,11 @@ from dlbridge.core.dlpack.structs import FLAG_SUBBYTE_PADDED
 from dlbridge.core.implementation_details.python_api import address_of
 from dlbridge.core.moves.regions import (
     can_copy_natively,
-    copy_strided,
+    copy_region,
     is_faster_on_device,
     needs_full_span,
-    packed_strides,
     region,
+    with_packed,
 )
 from dlbridge.core.moves.within_host import copy_host
 from dlbridge.core.plugins.lookup import plugin_of
@@ -30,7 +30,7 @@ from dlbridge.core.values.dtypes import DType
 from dlbridge.core.values.layout import reach
 from dlbridge.core.values.subbyte import pack_bits, unpack_bits
 from dlbridge.errors import ExchangeError
-from dlbridge.protocol import Region, Span
+from dlbridge.protocol import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,54 +62,62 @@ pieces of 1 GiB).
 
 def from_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a host tensor to a device."""
-    device, at_hand = target.device, source.memory is None and source.contiguous  # mostly
+    at_hand = source.memory is None and source.contiguous  # mostly
     flat = source.carrier.data.cast("B") if at_hand else packed_bytes(source)
-    plugin, memory = plugin_of(device), target.memory
+    plugin, memory = plugin_of(target.device), target.memory
     assert memory is not None  # only the CPU has such operands
-    if memory is not None and memory.host_start is not None:
+    if memory.host_start is not None:
         # Host memory used in place: the two may be the same bytes.
         flat = memoryview(bytearray(flat))
     stream = target.stream if target.is_new else access(memory, plugin)
-    try:
-        if not target.contiguous:
-            _strided_from_host(target, source, flat, stream)
-        elif progress is None and target.nbytes <= UNREPORTED:  # most copies
-            span = _span((device.index, target.data, target.byte_offset, target.nbytes))
-            plugin.copy_from_host(span, flat, stream)
-        else:
-            _in_pieces("copy_from_host", target, flat, stream, progress)
-        if not plugin.host_copies_block:
-            finish(plugin, device, stream)
-    except BaseException:
-        _drain_then_release(flat, target, stream)
-        raise
+    _exchange(plugin, target, source, flat, stream, progress, reads=False)
 
 
 def to_host(target: Operand, source: Operand, progress: Progress | None) -> None:
     """Copy a device tensor to the host."""
-    device, memory = source.device, source.memory
+    memory = source.memory
     assert memory is not None  # only the CPU has such operands
     # Host memory used in place: the two may be the same bytes.
-    in_place = memory is not None and memory.host_start is not None and not target.is_new
+    in_place = memory.host_start is not None and not target.is_new
     if in_place or not target.contiguous:
         _through_packed_host(target, source, progress)
         return
     into = target.carrier if target.memory is None else host_array(target)
-    flat = into.data.cast("B")
-    plugin = plugin_of(device)
+    plugin = plugin_of(source.device)
     stream = access(memory, plugin)
+    _exchange(plugin, source, target, into.data.cast("B"), stream, progress, reads=True)
+
+
+def _exchange(
+    plugin: Plugin,
+    there: Operand,
+    here: Operand,
+    flat: memoryview,
+    stream: int,
+    progress: Progress | None,
+    *,
+    reads: bool,
+) -> None:
+    """Copy between *there*, on a device, and the packed bytes *flat* of *here*, on the host."""
+    copy = plugin.copy_to_host if reads else plugin.copy_from_host
     try:
-        if not source.contiguous:
-            _strided_to_host(target, source, flat, stream)
-        elif progress is None and source.nbytes <= UNREPORTED:
-            span = _span((device.index, source.data, source.byte_offset, source.nbytes))
-            plugin.copy_to_host(span, flat, stream)
+        if not there.contiguous:
+            layout = region(there, here)
+            if reads and needs_full_span(there):
+                _span_to_host(here, there)
+            else:
+                strided = plugin.copy_strided_to_host if reads else plugin.copy_strided_from_host
+                sides = _spans(there), _parts(flat)
+                copy_region(plugin, with_packed(layout), *sides, copy, strided, stream)
+        elif progress is None and there.nbytes <= UNREPORTED:  # most copies
+            span = _span((there.device.index, there.data, there.byte_offset, there.nbytes))
+            copy(span, flat, stream)
         else:
-            _in_pieces("copy_to_host", source, flat, stream, progress)
+            _in_pieces(copy, there, flat, stream, progress)
         if not plugin.host_copies_block:
-            finish(plugin, device, stream)
+            finish(plugin, there.device, stream)
     except BaseException:
-        _drain_then_release(flat, source, stream)
+        _drain_then_release(flat, there, stream)
         raise
 
 
@@ -128,61 +136,31 @@ def _drain_then_release(host: object, operand: Operand, stream: int) -> None:
 
 
 def _in_pieces(
-    member: str,
+    copy: Callable[[Span, memoryview, int], None],
     there: Operand,
     flat: memoryview,
     stream: int,
     progress: Progress | None,
 ) -> None:
-    """Give all bytes of the compact tensor *there* to the backend's *member*, piece by piece."""
-    copy: Callable[[Span, memoryview, int], None] = getattr(plugin_of(there.device), member)
-    index, data, offset = there.device.index, there.data, there.byte_offset
-    nbytes = len(flat)
+    """Give all bytes of the compact tensor *there* to *copy*, piece by piece."""
+    place, nbytes = _spans(there), len(flat)
     piece = UNREPORTED if progress is None else REPORTED
     for start in range(0, nbytes, piece):
         stop = min(start + piece, nbytes)
-        copy(Span(index, data, offset + start, stop - start), flat[start:stop], stream)
+        copy(place(start, stop - start), flat[start:stop], stream)
         if progress is not None:
             progress(stop, nbytes)
 
 
-def _strided_from_host(target: Operand, source: Operand, flat: memoryview, stream: int) -> None:
-    shape, (there, _), run = region(target, source)
-    plugin = plugin_of(target.device)
-    index, data, offset = target.device.index, target.data, target.byte_offset
-
-    def in_one_call(copy: Any, at: int, into: Region, begin: int, taken: Region) -> None:
-        part = flat[begin : begin + taken.extent]
-        span = Span(index, data, offset + at, into.extent)
-        copy.copy_strided_from_host(span, into, part, taken, stream)
-
-    def copy_run(at: int, begin: int) -> None:
-        span = Span(index, data, offset + at, run)
-        plugin.copy_from_host(span, flat[begin : begin + run], stream)
-
-    packed = packed_strides(shape, run)
-    copy_strided(plugin, shape, there, packed, run, in_one_call, copy_run)
+def _spans(operand: Operand) -> Callable[[int, int], Span]:
+    """What gives *nbytes* of a device's memory from *start* bytes after the first element on."""
+    index, data, offset = operand.device.index, operand.data, operand.byte_offset
+    return lambda start, nbytes: Span(index, data, offset + start, nbytes)
 
 
-def _strided_to_host(target: Operand, source: Operand, flat: memoryview, stream: int) -> None:
-    shape, (_, there), run = region(target, source)
-    if needs_full_span(source):
-        _span_to_host(target, source)
-        return
-    plugin = plugin_of(source.device)
-    index, data, offset = source.device.index, source.data, source.byte_offset
-
-    def in_one_call(copy: Any, at: int, taken: Region, begin: int, into: Region) -> None:
-        part = flat[begin : begin + into.extent]
-        span = Span(index, data, offset + at, taken.extent)
-        copy.copy_strided_to_host(span, taken, part, into, stream)
-
-    def copy_run(at: int, begin: int) -> None:
-        span = Span(index, data, offset + at, run)
-        plugin.copy_to_host(span, flat[begin : begin + run], stream)
-
-    packed = packed_strides(shape, run)
-    copy_strided(plugin, shape, there, packed, run, in_one_call, copy_run)
+def _parts(flat: memoryview) -> Callable[[int, int], memoryview]:
+    """The same of host memory."""
+    return lambda start, nbytes: flat[start : start + nbytes]
 
 
 def _span_to_host(target: Operand, source: Operand) -> None:
@@ -268,35 +246,14 @@ def on_device(target: Operand, source: Operand, progress: Progress | None) -> No
         return
     copy = plugin.copy
     assert copy is not None  # it was asked for
-    index = target.device.index
-    data, offset = target.data, target.byte_offset
-    other, start = source.data, source.byte_offset
     stream = _ordered(target, source, plugin)
     if simple:
-        into = _span((index, data, offset, target.nbytes))
-        copy(into, _span((index, other, start, target.nbytes)), stream)
+        index, nbytes = target.device.index, target.nbytes
+        into = _span((index, target.data, target.byte_offset, nbytes))
+        copy(into, _span((index, source.data, source.byte_offset, nbytes)), stream)
         return
-    shape, (there, here), run = region(target, source)
-
-    origin = source.device.index
-
-    def copy_run(at: int, begin: int) -> None:
-        into = Span(index, data, offset + at, run)
-        copy(into, Span(origin, other, start + begin, run), stream)
-
-    def in_one_call(plugin: Any, at: int, into: Region, begin: int, taken: Region) -> None:
-        plugin.copy_strided(
-            Span(index, data, offset + at, into.extent),
-            into,
-            Span(origin, other, start + begin, taken.extent),
-            taken,
-            stream,
-        )
-
-    if not shape:
-        copy_run(0, 0)
-    else:
-        copy_strided(plugin, shape, there, here, run, in_one_call, copy_run)
+    layout = region(target, source)
+    copy_region(plugin, layout, _spans(target), _spans(source), copy, plugin.copy_strided, stream)
     if not same:
         finish_work(target, stream)
 

@@ -6,9 +6,9 @@ strides and runs are in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from itertools import product
 from math import prod
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.core.plugins.lookup import plugin_of
@@ -17,9 +17,15 @@ from dlbridge.core.values.layout import compact_strides, merge
 from dlbridge.protocol import Region
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dlbridge.core.plugins.records import Plugin
     from dlbridge.core.tensor.operand import Operand
     from dlbridge.core.values.devices import Device
+
+    Layout = tuple[list[int], list[list[int]], int]
+    """A region from `layout.merge`: its shape, the strides of both sides, and the run."""
+    Place = Callable[[int, int], object]
 
 
 CALL = 64 << 10
@@ -81,7 +87,7 @@ def _cost_to_host(operand: Operand) -> int:
     return min(runs, operand.span()[1] + CALL)
 
 
-def _with_compact(operand: Operand) -> tuple[list[int], list[list[int]], int]:
+def _with_compact(operand: Operand) -> Layout:
     """The region that *operand* shares with a compact tensor, from `layout.merge`."""
     if operand.contiguous or not operand.size:
         return [], [[], []], operand.nbytes
@@ -123,7 +129,7 @@ def _nested(shape: list[int], steps: list[int], run: int, most: int) -> int:
     return most
 
 
-def region(left: Operand, right: Operand) -> tuple[list[int], list[list[int]], int]:
+def region(left: Operand, right: Operand) -> Layout:
     """The region that both operands cover, from `layout.merge`."""
     if left.dtype.is_subbyte and not left.padded:
         require_compact(left)
@@ -136,38 +142,32 @@ def region(left: Operand, right: Operand) -> tuple[list[int], list[list[int]], i
     return merge(left.shape, steps, size)
 
 
-def copy_strided(
-    plugin: Any,
-    shape: list[int],
-    left: list[int],
-    right: list[int],
-    run: int,
-    in_one_call: Callable[[Any, int, Region, int, Region], None],
-    one_run: Callable[[int, int], None],
+def with_packed(layout: Layout) -> Layout:
+    """The first side of the region, beside runs that follow each other without gaps."""
+    shape, (steps, _), run = layout
+    return shape, [steps, [step * run for step in compact_strides(shape)]], run
+
+
+def copy_region(
+    plugin: Plugin,
+    layout: Layout,
+    there: Place,
+    here: Place,
+    copy: Callable[[Any, Any, int], None],
+    strided: Callable[..., None] | None,
+    stream: int,
 ) -> None:
-    """Copy a region by the backend's strided copy if it has one, otherwise run by run.
+    """Copy a region by *strided* of the backend where it has that, otherwise run by run by *copy*.
 
-    *in_one_call* gets the backend and, for each side, an offset in bytes and the
-    region there; *one_run* gets the two offsets.
+    *there* and *here* give a side of a call: so many bytes of it, from an offset on.
     """
-    inner = _dims_of_one_call(plugin, shape, [left, right], run)
+    shape, sides, run = layout
+    inner = _dims_of_one_call(plugin, shape, sides, run)
     cut = len(shape) - inner
-    there, here = (Region(tuple(shape[cut:]), tuple(side[cut:]), run) for side in (left, right))
-    for at, begin in _offsets(shape[:cut], left[:cut], right[:cut]):
-        if inner:
-            in_one_call(plugin, at, there, begin, here)
+    into, taken = (Region(tuple(shape[cut:]), tuple(side[cut:]), run) for side in sides)
+    for position in product(*map(range, shape[:cut])):
+        at, begin = (sum(map(mul, position, side)) for side in sides)
+        if inner and strided is not None:
+            strided(there(at, into.extent), into, here(begin, taken.extent), taken, stream)
         else:
-            one_run(at, begin)
-
-
-def _offsets(shape: list[int], left: list[int], right: list[int]) -> Iterator[tuple[int, int]]:
-    for position in product(*map(range, shape)):
-        yield (
-            sum(i * step for i, step in zip(position, left, strict=True)),
-            sum(i * step for i, step in zip(position, right, strict=True)),
-        )
-
-
-def packed_strides(shape: list[int], run: int) -> list[int]:
-    """The byte strides of runs that follow each other without gaps."""
-    return [step * run for step in compact_strides(shape)]
+            copy(there(at, run), here(begin, run), stream)
