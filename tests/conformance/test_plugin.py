@@ -115,7 +115,16 @@ def test_a_library_that_is_not_there(repository):
     assert (status, "known.txt" in output) == (4, True)
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch", "jax", "tvm_ffi", "pyarrow"])
+@pytest.mark.parametrize(
+    "library",
+    [
+        "numpy",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)  # faults of others, each night
+            for name in ("torch", "jax", "tvm_ffi", "pyarrow")
+        ),
+    ],
+)
 def test_a_real_library_and_its_file_of_known_failures(repository, library):
     """tests/conformance/expected has the faults of the versions that the tests install."""
     peer(library)

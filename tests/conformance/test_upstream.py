@@ -23,6 +23,7 @@ def test_there_are_ten():
     assert [page.name for page in PAGES if f"({page.name})" not in index] == []
 
 
+@pytest.mark.exhaustive  # the scripts have nothing of dlbridge: each night is often enough
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_script_shows_the_fault(page, tmp_path):
     text = page.read_text(encoding="utf-8")
