@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import pickle
-import subprocess
 import sys
-import threading
 import warnings
 
 import ml_dtypes
@@ -15,6 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from peers import peer
+from raw_producer import struct_in
+from scripts import run_script
+from threads import at_once
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.values.dtypes import (
@@ -31,21 +31,11 @@ from dlbridge.errors import ExchangeError
 
 NUMBERS = {  # P34: every type of dlpack.h 1.3, by the name that its owners print
     "bool": (6, 8, 1),
-    "int8": (0, 8, 1),
-    "int16": (0, 16, 1),
-    "int32": (0, 32, 1),
-    "int64": (0, 64, 1),
-    "uint8": (1, 8, 1),
-    "uint16": (1, 16, 1),
-    "uint32": (1, 32, 1),
-    "uint64": (1, 64, 1),
-    "float16": (2, 16, 1),
-    "float32": (2, 32, 1),
-    "float64": (2, 64, 1),
+    **{f"int{bits}": (0, bits, 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (1, bits, 1) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (2, bits, 1) for bits in (16, 32, 64)},
     "bfloat16": (4, 16, 1),
-    "complex32": (5, 32, 1),
-    "complex64": (5, 64, 1),
-    "complex128": (5, 128, 1),
+    **{f"complex{bits}": (5, bits, 1) for bits in (32, 64, 128)},
     "float8_e3m4": (7, 8, 1),
     "float8_e4m3": (8, 8, 1),
     "float8_e4m3b11fnuz": (9, 8, 1),
@@ -57,12 +47,8 @@ NUMBERS = {  # P34: every type of dlpack.h 1.3, by the name that its owners prin
     "float6_e2m3fn": (15, 6, 1),
     "float6_e3m2fn": (16, 6, 1),
     "float4_e2m1fn": (17, 4, 1),
-    "int1": (0, 1, 1),
-    "int2": (0, 2, 1),
-    "int4": (0, 4, 1),
-    "uint1": (1, 1, 1),
-    "uint2": (1, 2, 1),
-    "uint4": (1, 4, 1),
+    **{f"int{bits}": (0, bits, 1) for bits in (1, 2, 4)},
+    **{f"uint{bits}": (1, bits, 1) for bits in (1, 2, 4)},
     "handle": (3, 64, 1),
     "float32x4": (2, 32, 4),
     "complex64x2": (5, 64, 2),
@@ -77,21 +63,11 @@ EXTENDED = [name for name in NUMBERS if hasattr(ml_dtypes, name)]  # what it add
 any_numbers = st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, 65535))
 
 
-def run_python(code: str) -> str:
-    """What *code* prints in a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def exported(array) -> tuple[int, int, int]:
     """``(code, bits, lanes)`` in the struct of the legacy capsule that *array* exports."""
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype = ctypes.c_void_p
-    get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     capsule = array.__dlpack__()
-    tensor = ffi.cast("DLTensor*", get_pointer(capsule, b"dltensor"))
-    return tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
+    found = struct_in(capsule).dl_tensor.dtype
+    return found.code, found.bits, found.lanes
 
 
 # -- The value -----------------------------------------------------------------
@@ -168,19 +144,8 @@ def test_pickling_gives_the_same_object(protocol):
 
 
 def test_threads_that_make_one_type_at_once_get_one_object():  # C40
-    barrier = threading.Barrier(8)
-    made: list[list[DType]] = []
-
-    def make():
-        barrier.wait()
-        made.append([DType.of(200, bits, lanes) for bits in range(200, 256) for lanes in range(9)])
-
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 8
+    numbers = [(bits, lanes) for bits in range(200, 256) for lanes in range(9)]
+    made = at_once(8, lambda: [DType.of(200, *each) for each in numbers])
     assert all(a is b for other in made for a, b in zip(made[0], other, strict=True))
 
 
@@ -193,12 +158,15 @@ def test_numbers_that_the_struct_cannot_hold(numbers):
 
 
 def test_importing_it_imports_no_library():
-    code = (
-        "import sys; from dlbridge.core.values.dtypes import check, dtype; import dlbridge.core.values.devices;"
-        "dtype('float4_e2m1fn').nbytes(3); dtype(float); check(0, 8);"
-        "print([m for m in ('numpy', 'ml_dtypes', 'torch', 'jax', 'tvm_ffi') if m in sys.modules])"
+    run_script(
+        """
+        import sys
+        from dlbridge.core.values.dtypes import check, dtype
+        import dlbridge.core.values.devices
+        dtype("float4_e2m1fn").nbytes(3), dtype(float), check(0, 8)
+        assert not {"numpy", "ml_dtypes", "torch", "jax", "tvm_ffi"} & sys.modules.keys()
+        """
     )
-    assert run_python(code) == "[]\n"
 
 
 # -- Sizes ---------------------------------------------------------------------
@@ -536,13 +504,14 @@ def test_types_that_numpy_lacks_name_the_way_out(name, way_out):
 
 
 def test_without_ml_dtypes_the_error_says_what_to_install():
-    code = (
-        "import sys; sys.modules['ml_dtypes'] = None\n"
-        "from dlbridge.core.values.dtypes import dtype\n"
-        "try: dtype('bfloat16').numpy\n"
-        "except BufferError as error: print(type(error.__cause__).__name__, error)"
+    printed = run_script(
+        """
+        import sys; sys.modules["ml_dtypes"] = None
+        from dlbridge.core.values.dtypes import dtype
+        try: dtype("bfloat16").numpy
+        except BufferError as error: print(type(error.__cause__).__name__, error)
+        """
     )
-    printed = run_python(code)
     assert printed.startswith(("ImportError", "ModuleNotFoundError"))
     assert "pip install ml_dtypes" in printed
     assert "tobytes" in printed
@@ -697,16 +666,20 @@ def test_packing_takes_every_dtype(kind):
             unpack_bits(b"a", wrong, 1)
 
 
-def test_packing_errors():
-    with pytest.raises(ValueError, match="5 elements of int4 take 3 bytes; there are 2"):
-        unpack_bits(b"ab", dtype("int4"), 5)
-    with pytest.raises(ValueError, match="-1 elements"):
-        unpack_bits(b"ab", dtype("int4"), -1)
-    with pytest.raises(ValueError, match="int8 is not a sub-byte type"):
-        unpack_bits(b"ab", dtype("int8"), 1)
-    with pytest.raises(ValueError, match="float32 is not a sub-byte type"):
-        pack_bits([1], dtype("float32"))
-    with pytest.raises(ValueError, match="lanes are 1 to 65535"):
-        dtype("int4x0")
-    with pytest.raises(ValueError, match="3 codes are not a whole number of float4_e2m1fnx2"):
-        pack_bits([1, 2, 3], dtype("float4_e2m1fnx2"))
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: unpack_bits(b"ab", "int4", 5), "5 elements of int4 take 3 bytes; there are 2"),
+        (lambda: unpack_bits(b"ab", "int4", -1), "-1 elements"),
+        (lambda: unpack_bits(b"ab", "int8", 1), "int8 is not a sub-byte type"),
+        (lambda: pack_bits([1], "float32"), "float32 is not a sub-byte type"),
+        (
+            lambda: pack_bits([1, 2, 3], "float4_e2m1fnx2"),
+            "3 codes are not a whole number of float4",
+        ),
+        (lambda: dtype("int4x0"), "lanes are 1 to 65535"),
+    ],
+)
+def test_packing_errors(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
