@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Alarm", "handled", "interrupted"]
-
 
 class Alarm(Exception):
     """An exception that is no KeyboardInterrupt."""

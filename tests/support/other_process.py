@@ -17,26 +17,6 @@ import numpy as np
 
 import dlbridge as bridge
 
-__all__ = [
-    "Given",
-    "Other",
-    "check_views",
-    "described",
-    "fds",
-    "fill",
-    "forget",
-    "give_back",
-    "holders",
-    "keep",
-    "kept",
-    "last_moves",
-    "live",
-    "prefer_own_memory",
-    "protection",
-    "scale",
-    "share_and_keep",
-]
-
 SECONDS = 200
 SHADER = Path(__file__).parents[2] / "backends/vulkan/tests/shaders/scale.spv"
 SOURCE = """

@@ -12,8 +12,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-__all__ = ["run_program", "run_scene", "run_script"]
-
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 SCENES = SUPPORT.parent / "scenes"
@@ -45,13 +43,18 @@ def run_program(
     return _run([path, *arguments], timeout, env or {}, cwd)
 
 
+def environment(changes: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process that imports dlbridge and these helpers, with *changes*."""
+    paths = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(changes or {})}
+
+
 def _run(
     command: list[object], timeout: float, env: dict[str, str], cwd: Path | None = None
 ) -> str:
-    paths = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", *map(str, command)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env},
+        env=environment(env),
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from dlbridge_fake import Array
+from packages import install
 from peers import peer
 from raw_producer import Producer
 from scripts import run_script
@@ -508,10 +509,7 @@ def test_a_library_describes_itself_by_entry_point(tmp_path):
             )
         """)
     )
-    info = tmp_path / "toylib-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toylib\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[dlbridge.libraries]\ntoylib = toylib_bridge:LIBRARY\n")
+    install(tmp_path, "toylib", "[dlbridge.libraries]\ntoylib = toylib_bridge:LIBRARY")
     run_script(
         f"""
         import sys

@@ -273,8 +273,13 @@ def test_another_process_has_no_such_backend():
     assert printed == "cpu:0 [1, 2, 3]\nBackendUnavailable\n"
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("device", ["cpu:0", EXT, "opencl:0", "vulkan:0"])
+@pytest.mark.parametrize(
+    ("device", "method"),
+    [
+        ("cpu:0", "forkserver"),
+        *((name, "spawn") for name in ("cpu:0", EXT, "opencl:0", "vulkan:0")),
+    ],
+)
 def test_multiprocessing(device, method):
     """There and back through a pool of another process."""
     backend_or_skip(device.partition(":")[0])
