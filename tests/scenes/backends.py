@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def used_before_fork() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert tensor.tolist() == [0, 1, 2]
         return
-    uses = [
+    uses: list[Callable[[], object]] = [
         lambda: bridge.empty(3, device="ext_dev:0"),
         tensor.tolist,
         lambda: bridge.copy_(tensor, np.zeros(3)),

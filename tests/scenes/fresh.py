@@ -1,10 +1,14 @@
 """A process whose first import of dlbridge is one module, one function, or a pickle.
 
-So nothing is imported here before a scene begins.
+So nothing of dlbridge or numpy is imported here before a scene begins.
 """
 
+from __future__ import annotations
 
-def by_module(name):
+from typing import Any
+
+
+def by_module(name: str) -> None:
     import importlib
 
     import numpy as np
@@ -16,11 +20,11 @@ def by_module(name):
     use(home.from_dlpack(np.arange(6, dtype="f4").reshape(2, 3)))
 
 
-def by_function(name):
+def by_function(name: str) -> None:
     import numpy as np
 
     a = np.arange(6, dtype="f4").reshape(2, 3)
-    space = {}
+    space: dict[str, Any] = {}
     exec(f"from dlbridge import {name} as function", space)
     given = {"asarray": (a,), "to_device": (a, "cpu")}.get(name, ((2, 3),))
     t = space["function"](*given)
@@ -28,7 +32,7 @@ def by_function(name):
     use(t)
 
 
-def by_pickle(path):
+def by_pickle(path: str) -> None:
     """The process never imports dlbridge by itself."""
     import pickle
 
@@ -36,7 +40,7 @@ def by_pickle(path):
         use(pickle.load(file))
 
 
-def by_ffi():
+def by_ffi() -> None:
     """What tvm_ffi's containers and functions give back is a whole Tensor too."""
     import numpy as np
 
@@ -46,7 +50,7 @@ def by_ffi():
     use(f.convert(np.arange(6, dtype="f4").reshape(2, 3)))
 
 
-def use(t):
+def use(t: Any) -> None:
     """Everything that a Tensor has; of the floats 0 to 5, (2, 3), on the CPU."""
     import copy
     import pickle
@@ -73,7 +77,7 @@ def use(t):
         again = pickle.loads(pickle.dumps(t, protocol))
         assert type(again) is cls
         assert again.tolist() == expected
-    buffers = []
+    buffers: list[Any] = []
     raw = pickle.dumps(t, 5, buffer_callback=buffers.append)
     assert pickle.loads(raw, buffers=buffers).tolist() == expected
     assert len(buffers) == 1
@@ -81,7 +85,7 @@ def use(t):
     print("used", t.device)
 
 
-def exchanged(t, expected):
+def exchanged(t: Any, expected: list[list[float]]) -> None:
     """DLPack: by capsule, and by the exchange table."""
     import ctypes
 

@@ -161,7 +161,7 @@ def through_queue(queue: Any, t: Any, u: Any) -> None:
 
 def all_ways(method: str) -> None:
     """Arguments of a Process, a Queue, a Pool, a ProcessPoolExecutor: they write, we read."""
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     t = bridge.share(np.zeros(4, "i4"))
     queue = context.Queue()
     process = context.Process(target=through_queue, args=(queue, t, t[1:]))
