@@ -10,7 +10,9 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+from packages import install
 from peers import peer
+from scripts import run_script
 
 from dlbridge.cli import demo, main
 from dlbridge.cli.explain import LIBRARIES
@@ -28,6 +30,20 @@ def run(*arguments, cwd=None, backends="cpu,ext_dev"):
         cwd=cwd,
         check=False,
     )
+
+
+@pytest.fixture
+def explain(monkeypatch, capsys):
+    """The output of ``dlbridge explain`` in this process, or its error where *fails*."""
+
+    def explain(*arguments, fails=False):
+        assert main(["explain", *arguments]) == fails
+        said = capsys.readouterr()
+        assert not (said.out if fails else said.err)
+        return said.err if fails else said.out
+
+    monkeypatch.setenv("DLBRIDGE_BACKENDS", "cpu,ext_dev")
+    return explain
 
 
 def test_info_names_versions_backends_and_devices():
@@ -72,27 +88,20 @@ def test_info_json():
 def test_info_survives_broken_backends(tmp_path):
     """A plugin that fails is a line of the report, and the rest is there."""
     (tmp_path / "broken_plugin.py").write_text("raise ImportError('libbroken.so')")
-    metadata = tmp_path / "broken_plugin-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[dlbridge.backends]\nbad = broken_plugin:Backend\n")
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from dlbridge.cli import main; raise SystemExit(main(['info']))"
+    install(tmp_path, "broken-plugin", "[dlbridge.backends]\nbad = broken_plugin:Backend")
+    said = run_script(
+        f"""
+        import sys; sys.path.insert(0, {str(tmp_path)!r})
+        from dlbridge.cli import main; raise SystemExit(main(["info"]))
+        """,
+        env={"DLBRIDGE_BACKENDS": "cpu,bad"},
     )
-    environment = {**os.environ, "DLBRIDGE_BACKENDS": "cpu,bad"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "broken-plugin 1.0" in done.stdout
-    assert "libbroken.so" in done.stdout
-    assert "cpu:0" in done.stdout
+    for part in ("broken-plugin 1.0", "libbroken.so", "cpu:0"):
+        assert part in said
 
 
-@pytest.mark.parametrize("shape", ["2x3", "2,3", "(2, 3)"])
-def test_explain_prints_the_steps(shape):
-    done = run("explain", "numpy", "ext_dev:1", "--shape", shape)
+def test_explain_prints_the_steps():
+    done = run("explain", "numpy", "ext_dev:1", "--shape", "2x3")
     assert done.returncode == 0, done.stderr
     assert "upload: cpu:0 -> ext_dev:1, 24 bytes copied" in done.stdout
 
@@ -107,73 +116,68 @@ def test_explain_prints_the_steps(shape):
         ("pyarrow", "6", "float32", "pyarrow"),
     ],
 )
-def test_explain_takes_each_librarys_types(library, shape, dtype, module):
+def test_explain_takes_each_librarys_types(library, shape, dtype, module, explain):
     """From it and to it."""
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed here")
     options = "--shape", shape, "--dtype", dtype
-    done = run("explain", library, "ext_dev:0", *options)
-    assert done.returncode == 0, done.stderr
-    assert f"{dtype} ({shape.replace('x', ', ')}" in done.stdout
-    assert "upload: cpu:0 -> ext_dev:0" in done.stdout
-    back = run("explain", "ext_dev:0", library, *options)
-    assert back.returncode == 0, back.stderr
-    assert library in back.stdout
+    said = explain(library, "ext_dev:0", *options)
+    assert f"{dtype} ({shape.replace('x', ', ')}" in said
+    assert "upload: cpu:0 -> ext_dev:0" in said
+    assert library in explain("ext_dev:0", library, *options)
 
 
-def test_explain_takes_columns_without_a_shape():
+def test_explain_takes_columns_without_a_shape(explain):
     peer("pyarrow")
-    done = run("explain", "pyarrow", "cpu")
-    assert done.returncode == 0, done.stderr
-    assert "float32 (1048576,) from pyarrow" in done.stdout
+    assert "float32 (1048576,) from pyarrow" in explain("pyarrow", "cpu")
 
 
-def test_explain_json_from_a_device_to_a_library():
-    done = run("explain", "ext_dev:0", "numpy", "--shape", "8", "--dtype", "int16", "--json")
-    plan = json.loads(done.stdout)
+def test_explain_json_from_a_device_to_a_library(explain):
+    plan = json.loads(
+        explain("ext_dev:0", "numpy", *["--shape", "8", "--dtype", "int16", "--json"])
+    )
     assert plan["nbytes"] == 16
     assert [step["kind"] for step in plan["steps"]] == ["download", "as library"]
+
+
+def test_bad_input_is_one_line():
+    done = run("explain", "numpy", "opencl:0")
+    assert done.returncode == 1
+    assert "DLBRIDGE_BACKENDS" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("explain", "numpy", "opencl:0"), "DLBRIDGE_BACKENDS"),
-        (("explain", "numpy", "nothing:0"), "'nothing:0' is neither a library nor a device: "),
-        (
-            ("explain", "numpi", "cpu"),
-            "'numpi' is neither a library nor a device (did you mean 'numpy'?): ",
-        ),
-        (("explain", "numpy", "ext_dew:0"), "(did you mean 'ext_dev'?)"),
-        (("explain", "ext_dev:9", "cpu"), "there is no ext_dev:9"),
-        (("explain", "numpy", "cpu", "--dtype", "float33"), "float33"),
-        (("explain", "numpy", "cpu", "--shape", "2by3"), "'2by3' is not a shape: write 3x4"),
+        (("numpy", "nothing:0"), "'nothing:0' is neither a library nor a device: "),
+        (("numpi", "cpu"), "'numpi' is neither a library nor a device (did you mean 'numpy'?): "),
+        (("numpy", "ext_dew:0"), "(did you mean 'ext_dev'?)"),
+        (("ext_dev:9", "cpu"), "there is no ext_dev:9"),
+        (("numpy", "cpu", "--dtype", "float33"), "float33"),
+        (("numpy", "cpu", "--shape", "2by3"), "'2by3' is not a shape: write 3x4"),
     ],
 )
-def test_bad_input_is_one_line(arguments, message):
-    done = run(*arguments)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_bad_arguments_of_explain(arguments, message, explain):
+    assert message in explain(*arguments, fails=True)
 
 
 WRONG_SHAPES = ["x", "3x", "x3", "3xx4", "3,,4", ",", "-1", "2x-1", "1.5", "9" * 20, "9" * 5000]
 
 
 @pytest.mark.parametrize("shape", WRONG_SHAPES, ids=[shape[:20] for shape in WRONG_SHAPES])
-def test_explain_says_which_shapes_there_are(shape, capsys):
-    assert main(["explain", "numpy", "cpu", f"--shape={shape}"]) == 1
-    said = capsys.readouterr().err
+def test_explain_says_which_shapes_there_are(shape, explain):
+    said = explain("numpy", "cpu", f"--shape={shape}", fails=True)
     assert f"--shape {shape!r} is not a shape: write 3x4 or 3,4, with extents from 0" in said
     assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("shape", "found"), [("", "()"), ("()", "()"), ("(3,)", "(3,)"), ("3 x 4", "(3, 4)")]
+    ("shape", "found"),
+    [("", "()"), ("()", "()"), ("(3,)", "(3,)"), ("3 x 4", "(3, 4)"), ("2,3", "(2, 3)")],
 )
-def test_explain_takes_shapes_as_python_writes_them(shape, found, capsys):
-    assert main(["explain", "numpy", "cpu", "--shape", shape]) == 0
-    assert capsys.readouterr().out.startswith(f"float32 {found} from ")
+def test_explain_takes_shapes_as_python_writes_them(shape, found, explain):
+    assert explain("numpy", "cpu", "--shape", shape).startswith(f"float32 {found} from ")
 
 
 PLACES = ["numpy", "torch", "jax", "tvm_ffi", "cpu", "ext_dev:0"]
@@ -221,10 +225,9 @@ def test_explain_names_the_dtype_that_is_none(place, dtype, capfd):
 
 
 @pytest.mark.parametrize("places", [("torch", "cpu"), ("cpu", "torch")])
-def test_explain_says_that_a_library_is_not_installed(places, monkeypatch, capsys):
+def test_explain_says_that_a_library_is_not_installed(places, monkeypatch, explain):
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not there
-    assert main(["explain", *places]) == 1
-    said = capsys.readouterr().err
+    said = explain(*places, fails=True)
     assert "torch is not installed here: install it, or name a library that is" in said
     assert "numpy" in said.partition("name a library")[2]
 

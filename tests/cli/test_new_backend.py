@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packages import install
 
 from dlbridge import protocol
 from dlbridge.cli import main, new_backend
@@ -219,11 +220,7 @@ def test_a_name_of_ours_is_refused_where_it_is_not_installed(name, tmp_path, mon
 
 def test_a_distribution_that_is_installed(tmp_path, monkeypatch):
     """Its entry point may have another name than the distribution."""
-    folder = tmp_path / "dlbridge_some_npu-2.5.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: dlbridge-some-npu\nVersion: 2.5\n"
-    )
+    install(tmp_path, "dlbridge-some-npu", "", version="2.5")
     monkeypatch.syspath_prepend(tmp_path)
     into = tmp_path / "into"
     into.mkdir()

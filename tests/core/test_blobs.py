@@ -16,6 +16,7 @@ from itertools import chain, repeat
 import cffi
 import numpy as np
 import pytest
+from interrupted import Alarm, handled
 from peers import peer
 from stream_backend import Pinned, Streams, installed
 
@@ -493,17 +494,10 @@ def test_a_deleter_that_uses_the_package():
     assert calls == [AT] * 50
 
 
-class Signalled(Exception):
-    """Of a signal handler."""
-
-
 @pytest.mark.parametrize("when", ["before", "within"])
 def test_a_signal_at_the_deleter(when, reported):
     """One that has not begun is called again; the exception is raised after it, either way."""
     calls = []
-
-    def handler(*_):
-        raise Signalled
 
     def delete(_):
         calls.append("called")
@@ -517,14 +511,10 @@ def test_a_signal_at_the_deleter(when, reported):
         arriving = map(getattr(ctypes.CDLL(None), "raise"), chain([signal.SIGTERM], repeat(0)))
         deleter = partial(next, map(delete, arriving))
     tensor = bridge.from_blob(AT, 3, "uint8", deleter=deleter)
-    old = signal.signal(signal.SIGTERM, handler)
-    try:
-        with pytest.raises(Signalled):  # noqa: PT012 - CPython 3.12 looks in loops and calls only
-            del tensor
-            for _ in range(9):
-                calls.append("nor here")  # noqa: PERF401 - once at most
-    finally:
-        signal.signal(signal.SIGTERM, old)
+    with handled(Alarm), pytest.raises(Alarm):  # noqa: PT012 - CPython 3.12 looks in loops and calls only
+        del tensor
+        for _ in range(9):
+            calls.append("nor here")  # noqa: PERF401 - once at most
     assert calls[0] == "called"
     assert calls.count("called") == 1
     assert "not here" not in calls

@@ -16,75 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from peers import peer
+from scripts import run_scene
 
 import dlbridge as bridge
-from dlbridge import ffi
 
 PACKAGE = Path(bridge.__file__).parent
 
-# Uses everything that a Tensor has. `t`: the floats 0 to 5, (2, 3), on the CPU.
-USE = """
-import copy, ctypes, pickle, sys
-assert ("dlbridge", "Tensor") in [(c.__module__, c.__name__) for c in type(t).__mro__]
-assert (t.shape, t.ndim, t.size, t.nbytes, str(t.dtype)) == ((2, 3), 2, 6, 24, "float32")
-expected = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
-assert t.tolist() == expected and t[1, 1].item() == 4.0
-assert len(t.tobytes()) == 24 and t.T.tobytes() != t.tobytes()
-assert t.to_device("cpu").tolist() == expected
-with t.host_view() as h:
-    assert h.tolist() == expected
-native = t.to_native()
-assert native.tolist() == expected
-operand = t.operand()
-assert (operand.nbytes, operand.data + operand.byte_offset) == (24, t.data_ptr())
-assert t.numpy().tolist() == t.__array__().tolist() == expected
-assert t.reshape(3, 2).view("int32").transpose().shape == (2, 3)
 
-# DLPack: by capsule, and by the exchange table.
-assert "dltensor_versioned" in repr(t.__dlpack__(max_version=(1, 1)))
-assert '"dltensor"' in repr(t.__dlpack__())
-assert t.__dlpack_device__() == (1, 0)
-import numpy as np
-assert np.from_dlpack(t).tolist() == expected
-capsule = type(t).__dlpack_c_exchange_api__
-name = ctypes.pythonapi.PyCapsule_GetName
-name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-pointer = ctypes.pythonapi.PyCapsule_GetPointer
-pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-assert name(capsule) == b"dlpack_exchange_api"
-table = ctypes.cast(pointer(capsule, name(capsule)), ctypes.POINTER(ctypes.c_void_p))
-# DLPackExchangeAPI of dlpack.h 1.3: version, prev_api, then
-# managed_tensor_allocator, managed_tensor_from_py_object_no_sync, ...
-take = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))(table[3])
-taken = ctypes.c_void_p()
-assert take(t, ctypes.byref(taken)) == 0 and taken.value
-# DLManagedTensorVersioned: version, manager_ctx, deleter, flags, dl_tensor.
-fields = ctypes.cast(taken, ctypes.POINTER(ctypes.c_void_p))
-assert fields[4] == t.data_ptr()
-ctypes.CFUNCTYPE(None, ctypes.c_void_p)(fields[2])(taken)
-
-assert not hasattr(t, "__cuda_array_interface__")
-for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-    again = pickle.loads(pickle.dumps(t, protocol))
-    assert type(again) is type(t) and again.tolist() == expected
-buffers = []
-raw = pickle.dumps(t, 5, buffer_callback=buffers.append)
-assert pickle.loads(raw, buffers=buffers).tolist() == expected and len(buffers) == 1
-assert copy.copy(t).tolist() == copy.deepcopy(t).tolist() == expected
-print("used", t.device)
-"""
-
-ARRAY = "import numpy as np; a = np.arange(6, dtype='f4').reshape(2, 3);"
-# What each public module can give a tensor by; dlbridge itself is asked last.
-MODULES = {
-    "dlbridge": "import dlbridge; t = dlbridge.from_dlpack(a)",
-    "dlbridge.ffi": "import dlbridge.ffi; t = dlbridge.ffi.from_dlpack(a)",
-    "dlbridge.errors": "import dlbridge.errors; t = dlbridge.from_dlpack(a)",
-    "dlbridge.protocol": "import dlbridge.protocol; t = dlbridge.from_dlpack(a)",
-    "dlbridge.typing": "import dlbridge.typing; t = dlbridge.from_dlpack(a)",
-    "dlbridge.testing": "import dlbridge.testing; t = dlbridge.from_dlpack(a)",
-    "dlbridge.cli": "import dlbridge.cli; t = dlbridge.from_dlpack(a)",
-}
+MODULES = [
+    "dlbridge",
+    *(f"dlbridge.{name}" for name in ["ffi", "errors", "protocol", "typing", "testing", "cli"]),
+]
 
 
 def run(code, *flags, **keywords):
@@ -102,41 +45,27 @@ def run(code, *flags, **keywords):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_one_public_module_is_enough(module):
-    assert run(f"{ARRAY}\n{MODULES[module]}\n{USE}") == "used cpu:0\n"
+    """It is imported first, and dlbridge itself is asked for the tensor."""
+    assert run_scene("fresh.by_module", module) == "used cpu:0\n"
 
 
 @pytest.mark.parametrize("name", ["asarray", "zeros", "empty", "to_device"])
 def test_one_function_is_enough(name):
-    given = {"asarray": "a", "zeros": "(2, 3)", "empty": "(2, 3)", "to_device": "a, 'cpu'"}[name]
-    code = f"from dlbridge import {name}; t = {name}({given})\nt.numpy()[...] = a"
-    assert run(f"{ARRAY}\n{code}\n{USE}") == "used cpu:0\n"
+    assert run_scene("fresh.by_function", name) == "used cpu:0\n"
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
 def test_unpickling_is_enough(protocol, tmp_path):
-    """The process never imports dlbridge by itself."""
+    """All protocols name the same modules: tests/core/test_public_names.py."""
     tensor = bridge.asarray(np.arange(6, dtype="f4").reshape(2, 3))
     file = tmp_path / "tensor.pickle"
     file.write_bytes(pickle.dumps(tensor, protocol))
-    code = f"import pickle; t = pickle.load(open({str(file)!r}, 'rb'))"
-    assert run(f"{code}\n{USE}") == "used cpu:0\n"
+    assert run_scene("fresh.by_pickle", file) == "used cpu:0\n"
 
 
 def test_ffi_first():
-    """What tvm_ffi's containers and functions give back is a whole Tensor too."""
-    try:
-        assert ffi.version
-    except bridge.LibraryUnavailable:
-        if "peers" in os.environ.get("DLBRIDGE_EXPECT", "").split(","):
-            raise
-        pytest.skip("libtvm_ffi is not installed here")
-    code = (
-        "import numpy as np, dlbridge.ffi as f\n"
-        "assert f.convert(np.ones(3)).tobytes() == np.ones(3).tobytes()\n"
-        "a = np.arange(6, dtype='f4').reshape(2, 3)\n"
-        "t = f.convert(a)"
-    )
-    assert run(f"{code}\n{USE}") == "used cpu:0\n"
+    peer("tvm_ffi")
+    assert run_scene("fresh.by_ffi") == "used cpu:0\n"
 
 
 # Without installed metadata ---------------------------------------------------

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from cffi import FFI
+from interrupted import Alarm, handled
 from raw_producer import OldProducer, Producer, struct_in
 
 import dlbridge as bridge
@@ -239,28 +240,25 @@ def place_exists(where):
     return set(name.split(".")) <= names
 
 
-def test_exists(test):
+def has_test(test):
     """Whether ``"tests/core/test_x.py::test_y"`` names a test."""
     file, name = test.split("::")
     path = ROOT / file
     return path.is_file() and bool(re.search(rf"^def {name}\(", path.read_text(), re.MULTILINE))
 
 
-test_exists.__test__ = False
-
-
 @pytest.mark.parametrize("detail", DETAILS, ids=lambda detail: detail.what[:50])
 def test_each_detail_has_its_place_and_its_test(detail):
     assert place_exists(detail.where), f"there is no {detail.where}"
-    assert test_exists(detail.test), f"there is no {detail.test}"
+    assert has_test(detail.test), f"there is no {detail.test}"
     assert all(detail), "each says what, why and since when"
 
 
 def test_the_reader_of_the_table_sees_what_is_missing():
     assert not place_exists("core/tensor/tensor.py: NoSuchClass")
     assert not place_exists("core/tensor/no_such.py: Tensor")
-    assert not test_exists("tests/core/test_implementation_details.py::test_no_such")
-    assert not test_exists("tests/core/test_no_such.py::test_object_at")
+    assert not has_test("tests/core/test_implementation_details.py::test_no_such")
+    assert not has_test("tests/core/test_no_such.py::test_object_at")
 
 
 # CPython ------------------------------------------------------------------------
@@ -374,13 +372,8 @@ def by_c():
 @pytest.fixture
 def raising():
     """SIGTERM raises `ItsOwn`."""
-
-    def handler(*_):
-        raise ItsOwn
-
-    before = signal.signal(signal.SIGTERM, handler)
-    yield
-    signal.signal(signal.SIGTERM, before)
+    with handled(ItsOwn):
+        yield
 
 
 @pytest.mark.parametrize("function", [signalled, converted, hidden, twice, by_c])
@@ -443,22 +436,13 @@ def test_the_class_of_an_instance_can_be_replaced():
     assert thing.value == 5
 
 
-class Interrupt(Exception):
-    """Raised by a signal handler of a user."""
-
-
 @pytest.fixture
 def handler():
-    """SIGUSR1 raises `Interrupt`."""
+    """SIGUSR1 raises `Alarm`."""
     if not hasattr(signal, "SIGUSR1"):
         pytest.fail("this test needs POSIX signals")
-
-    def interrupt(_number, _frame):
-        raise Interrupt("from a handler")
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    yield
-    signal.signal(signal.SIGUSR1, before)
+    with handled(Alarm, signal.SIGUSR1):
+        yield
 
 
 def test_an_interrupted_callback_is_run_again_with_its_arguments(handler):
@@ -480,7 +464,7 @@ def test_an_interrupted_callback_is_run_again_with_its_arguments(handler):
     pointer = ffi.cast(
         "int (*)(const void *, const void *)", int(our_ffi.cast("uintptr_t", compare))
     )
-    with pytest.raises(Interrupt, match="from a handler"):  # noqa: PT012 - as the comment says
+    with pytest.raises(Alarm):  # noqa: PT012 - as the comment says
         ffi.dlopen(None).qsort(values, 5, 8, pointer)
         # CPython raises it at the next instruction, which may be behind the call.
         sum(range(1000))

@@ -254,10 +254,6 @@ CASES = {
         bridge.ExchangeError,
         r"torch has no arrays on opencl:0; dlbridge\.to_device\(t, 'cpu', like='torch'\)",
     ),
-}
-
-
-CASES |= {
     "an integer that no type has, as the number": (
         lambda: bridge.full(3, 2**64),
         ValueError,
@@ -308,10 +304,6 @@ CASES |= {
         ValueError,
         r"deeper than the 64 dimensions that a tensor has at most; .*reshape",
     ),
-}
-
-
-CASES |= {
     "an integer that no type has, where nothing takes a dtype": (
         lambda: bridge.to_device([1 << 70], "cpu"),
         ValueError,

@@ -40,13 +40,35 @@ INCOMING = {
         "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])",
         ["x.to_padded_tensor(value)", "x.unbind()"],
     ),
+    "torch, jagged": (
+        "torch",
+        "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)",
+        ["x.to_padded_tensor(value)", "x.unbind()"],
+    ),
     "jax, keys": ("jax", "jax.random.key(0)", ["jax.random.key_data(x)"]),
+    "jax, int4": (
+        "jax",
+        "jax.numpy.arange(3, dtype='int4')",
+        ["numpy.asarray(x)", "x.astype('int8')"],
+    ),
+    "jax, sparse": (
+        "jax.experimental.sparse",
+        "jax.experimental.sparse.BCOO.fromdense(jax.numpy.eye(2))",
+        ["x.todense()", "x.data"],
+    ),
+    "jax, references": ("jax", "jax.new_ref(jax.numpy.ones(3))", ["x[...]"]),
+    "scipy, sparse": (
+        "scipy.sparse",
+        "scipy.sparse.csr_array(numpy.eye(2))",
+        ["x.toarray()", "x.data"],
+    ),
     "numpy, masked": ("numpy", "numpy.ma.array([1, 2], mask=[0, 1])", ["x.filled()", "x.data"]),
     "numpy, dates": ("numpy", "numpy.array(['2026-01-01'], 'M8[D]')", ["x.view('int64')"]),
     "numpy, texts": ("numpy", "numpy.array(['a'])", ["x.view('uint32')"]),
     "numpy, bytes": ("numpy", "numpy.array([b'a'])", ["x.view('uint8')"]),
     "numpy, raw memory": ("numpy", "numpy.zeros(3, 'V2')", ["x.view('uint8')"]),
     "numpy, fields": ("numpy", "numpy.zeros(3, [('name', 'i4')])", ["x['name']"]),
+    "numpy, objects": ("numpy", "numpy.array([1, 2.5], object)", []),
     "numpy, another byte order": (
         "numpy",
         "numpy.zeros(3, numpy.dtype('i4').newbyteorder())",
@@ -133,6 +155,14 @@ INCOMING = {
 }
 
 
+def to_cpu(x):
+    return bridge.to_device(x, "cpu")
+
+
+def explained(x):
+    return bridge.explain(x, "cpu")
+
+
 def names_for(library):
     """What a way out may speak of."""
     names = {"bridge": bridge, "dlbridge": bridge, "numpy": np, "value": 0}
@@ -142,19 +172,23 @@ def names_for(library):
     return names
 
 
+@pytest.mark.parametrize("take", [bridge.asarray, to_cpu, explained])
 @pytest.mark.parametrize("name", INCOMING)
-def test_the_way_out_of_a_refused_array_leads_out(name):
+def test_the_way_out_of_a_refused_array_leads_out(name, take):
     library, source, ways = INCOMING[name]
     names = names_for(library)
     names["t"] = bridge.full(4, 1, "uint4")
     with pytest.raises(bridge.ExchangeError) as told:  # noqa: PT012 - the source may be refused
         names["x"] = eval(source, names)
-        bridge.asarray(names["x"])
+        take(names["x"])
     for way in ways:
         assert way in str(told.value)
         result = eval(way, names)
         for each in result if isinstance(result, (list, tuple)) else [result]:
             bridge.asarray(each)
+    if hasattr(names.get("x"), "__dlpack__"):
+        with pytest.raises((BufferError, TypeError)):
+            bridge.from_dlpack(names["x"])
 
 
 # A tensor that another library's function cannot take -> what its message says to pass.

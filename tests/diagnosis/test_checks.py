@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packages import install
 
 from dlbridge.diagnosis import checks, display, files, trials
 
@@ -149,10 +150,7 @@ def test_a_backend_that_crashes_ends_its_trial_only(action, state, said, tmp_pat
     (tmp_path / "broken_plugin.py").write_text(
         BROKEN.format(action=action, modules="os, dlbridge.errors")
     )
-    metadata = tmp_path / "broken_plugin-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[dlbridge.backends]\nbad = broken_plugin:Broken\n")
+    install(tmp_path, "broken-plugin", "[dlbridge.backends]\nbad = broken_plugin:Broken")
     monkeypatch.syspath_prepend(str(tmp_path))
     trials.try_devices.cache_clear()
     found = trials.try_backend("bad")

@@ -12,6 +12,7 @@ from pathlib import Path
 import not_run
 import pytest
 from expected import backend_or_skip, compiler_or_skip
+from packages import install
 from peers import peer
 
 import dlbridge
@@ -185,10 +186,7 @@ def test_wrong_values_are_no_refusal(monkeypatch, tmp_path):
         "        into[:] = bytes(len(into))\n"
     )
     peer("dlbridge_fake")
-    metadata = tmp_path / "liar-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: liar\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[dlbridge.backends]\nliar = liar:Liar\n")
+    install(tmp_path, "liar", "[dlbridge.backends]\nliar = liar:Liar")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("DLBRIDGE_BACKENDS", "cpu,liar")
     found = trials.try_devices("liar")

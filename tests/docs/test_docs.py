@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
     "docs/ffi.md": "tests/ffi/test_docs_ffi.py",
     "docs/opencl.md": "backends/opencl/tests/test_docs.py",
-    "docs/files.md": "tests/docs/test_files_doc.py",
+    "docs/files.md": "tests/docs/test_programs.py",
     "docs/howto/bring-your-pointer.md": "tests/docs/test_pointer_doc.py",
-    "docs/clusters.md": "tests/docs/test_clusters_doc.py",
-    "docs/processes.md": "tests/docs/test_processes_doc.py",
+    "docs/clusters.md": "tests/docs/test_programs.py",
+    "docs/processes.md": "tests/docs/test_programs.py",
     "docs/oneapi.md": "backends/oneapi/tests/test_docs.py",
     "docs/vulkan.md": "backends/vulkan/tests/test_docs.py",
     "docs/webgpu.md": "backends/webgpu/tests/test_docs.py",

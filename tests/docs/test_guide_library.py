@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from packages import install
+from scripts import run_program
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-backend.md"
 
@@ -44,7 +43,7 @@ print("loaded:", "dlbridge_my_npu" in sys.modules)
 
 
 @pytest.fixture
-def use(tmp_path):
+def use(tmp_path, monkeypatch):
     """What a new process prints, with the entry points of the guide if *described*."""
 
     def run(described, *arguments):
@@ -52,7 +51,7 @@ def use(tmp_path):
         package.mkdir()
         (tmp_path / "npu_arrays.py").write_text(ARRAYS)
         (package / "__init__.py").write_text(PLUGIN)
-        points = "[dlbridge.backends]\nmy_npu = dlbridge_my_npu:MyNpu\n"
+        points = "[dlbridge.backends]\nmy_npu = dlbridge_my_npu:MyNpu"
         if described:
             text = GUIDE.read_text(encoding="utf-8")
             (table,) = re.findall(
@@ -64,22 +63,12 @@ def use(tmp_path):
                 r"^  (from dlbridge\.libraries.*?)^  ```", text, re.MULTILINE | re.DOTALL
             )
             (package / "library.py").write_text(code.replace("\n  ", "\n"))
-            points += f"[{table[0]}]\n{table[1].replace(chr(34), '')}\n"
-        metadata = tmp_path / "dlbridge_my_npu-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: dlbridge-my-npu\nVersion: 1.0\n"
-        )
-        (metadata / "entry_points.txt").write_text(points)
-        path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-        environment.pop("DLBRIDGE_BACKENDS", None)
-        command = [sys.executable, "-c", USE, *arguments]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+            points += f"\n[{table[0]}]\n{table[1].replace(chr(34), '')}"
+        install(tmp_path, "dlbridge-my-npu", points)
+        monkeypatch.delenv("DLBRIDGE_BACKENDS", raising=False)
+        program = tmp_path / "use.py"
+        program.write_text(USE)
+        return run_program(program, *arguments)
 
     return run
 

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import pages
 import pytest
 from expected import backend_or_skip, compiler_or_skip
 from peers import peer
+from scripts import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "howto" / "bring-your-pointer.md").read_text(encoding="utf-8")
@@ -63,15 +64,11 @@ OPENCL = {"A buffer of OpenCL that is not yours"}
 SIMULATED = "import build; build.load('cuda')  # before cuda.bindings looks for a libcuda\n"
 
 
-def programs(section):
-    return re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-
-
 def test_the_sections_are_those_that_are_run():
     assert {*C, *OPENCL, *CUDA, *BEFORE} <= SECTIONS.keys()
 
 
-@pytest.mark.parametrize("title", [title for title in SECTIONS if programs(SECTIONS[title])])
+@pytest.mark.parametrize("title", [title for title in SECTIONS if pages.programs(SECTIONS[title])])
 def test_the_section_runs(title, tmp_path):
     begin = BEFORE.get(title, "")
     if title in C:
@@ -88,14 +85,6 @@ def test_the_section_runs(title, tmp_path):
             pytest.skip("the simulated driver needs gcc")
         begin = SIMULATED + begin
     program = tmp_path / "program.py"
-    program.write_text("\n".join([begin, *programs(SECTIONS[title]), AFTER.get(title, "")]))
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "drivers")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    program.write_text("\n".join([begin, *pages.programs(SECTIONS[title]), AFTER.get(title, "")]))
+    env = {"PYTHONPATH": str(ROOT / "tests" / "drivers")}
+    assert run_program(program, cwd=tmp_path, env=env) == ""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pages
 import pytest
+from scripts import run_script
 
 import dlbridge
 
@@ -126,21 +125,10 @@ def test_outputs_are_written_anew(tmp_path):
     assert page.read_text() == expected.replace("what it printed an hour ago", "4")
 
 
-def test_the_first_example_of_the_readme_needs_the_core_only(tmp_path):
+def test_the_first_example_of_the_readme_needs_the_core_only():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    script = tmp_path / "first.py"
-    script.write_text(pages.programs(text)[0])
-    environment = {**os.environ, "DLBRIDGE_BACKENDS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "24 bytes copied" in done.stdout
+    said = run_script(pages.programs(text)[0], env={"DLBRIDGE_BACKENDS": "cpu"})
+    assert "24 bytes copied" in said
 
 
 def rows(page, title):

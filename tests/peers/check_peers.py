@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from agreement import disagreements
-from cells import CELLS, PEERS, outcome, record
+from cells import CELLS, PEERS, numbers as aligned, outcome, record
 
 import dlbridge as bridge
 
@@ -28,16 +28,6 @@ def needs(name, module=None):
     if name not in EXPECTED:
         pytest.skip(f"{name} is not what this environment is for")
     return importlib.import_module(module or name)
-
-
-def aligned(shape):
-    """Numbers from 0 in memory that is aligned to 64 bytes."""
-    count = int(np.prod(shape))
-    memory = np.zeros(count + 16, "f4")
-    start = -memory.ctypes.data % 64 // 4
-    array = memory[start : start + count].reshape(shape)
-    array[...] = np.arange(count).reshape(shape)
-    return array
 
 
 LIBRARIES = sorted(EXPECTED & PEERS.keys())

@@ -12,26 +12,13 @@ import dlbridge as bridge
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["TYPES", "disagreements"]
 
 TYPES = [
     "bool",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)),
-    "float16",
-    "float32",
-    "float64",
-    "bfloat16",
-    "complex64",
-    "complex128",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "float8_e3m4",
-    "float6_e2m3fn",
-    "float4_e2m1fn",
-    "float32x4",
+    *("float16", "float32", "float64", "bfloat16", "complex64", "complex128", "float32x4"),
+    *(f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu", "e3m4")),
+    *("float6_e2m3fn", "float4_e2m1fn"),
 ]
 
 

@@ -1,7 +1,7 @@
 """Each library, in and out: one set of checks for all, a cell of a table each.
 
 ``tests/core/libraries`` runs them for the libraries among the test packages, and
-``tests/peers`` for those with large wheels. `main` runs one in a process of its own.
+``tests/peers`` for those with large wheels. `main` runs some in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import os
 import subprocess
 import sys
 import weakref
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+from scripts import environment
 
 import dlbridge as bridge
 from dlbridge.cli.conformance import version_of
@@ -27,16 +28,12 @@ from dlbridge.errors import BackendUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CELLS", "FAULTS", "PEERS", "Peer", "Unavailable", "check", "outcome", "record"]
 
-SUPPORT = Path(__file__).parent
-
-
-def numbers(shape: tuple[int, ...], kind: str = "f4") -> np.ndarray[Any, Any]:
-    """Numbers from 0 in memory that is aligned to 64 bytes; those of bytes repeat."""
+def numbers(shape: tuple[int, ...], kind: Any = "f4", offset: int = 0) -> np.ndarray[Any, Any]:
+    """Numbers from 0 in memory *offset* bytes after a multiple of 64; those of bytes repeat."""
     size = int(np.prod(shape)) * np.dtype(kind).itemsize
-    memory = np.zeros(size + 64, "u1")
-    start = -memory.ctypes.data % 64
+    memory = np.zeros(size + 128, "u1")
+    start = -memory.ctypes.data % 64 + offset
     array = memory[start : start + size].view(kind).reshape(shape)
     array[...] = (np.arange(array.size) % 251).reshape(shape)
     return array
@@ -356,21 +353,36 @@ def check(name: str, cell: str) -> str:
         _needs_backend(PEERS[name].place.partition(":")[0])
     if cell not in APART and (name, cell) not in FAULTS:
         return CELLS[cell](PEERS[name])
-    paths = [str(SUPPORT.parents[1]), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    faultless = tuple(each for each in CELLS if each in APART and (name, each) not in FAULTS)
+    said = _said(name, *faultless).get(cell) if cell in faultless else None
+    if said is None:  # a crash of one cell is not the others'
+        said = _said(name, cell).get(cell, "no result")
+    if said.startswith("unavailable"):
+        raise Unavailable(said)
+    if said.startswith("no result"):
+        raise Failed(said)
+    return said
+
+
+@cache
+def _said(name: str, *cells: str) -> dict[str, str]:
+    """What each of the cells says, in one process, which loads the library once.
+
+    Nothing is a result if the process does not end well; of one cell it says why.
+    """
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", __file__, name, cell],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        [sys.executable, "-X", "faulthandler", __file__, name, *cells],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    said = next((x[6:] for x in done.stdout.splitlines() if x.startswith("cell: ")), None)
-    if said and said.startswith("unavailable"):
-        raise Unavailable(said)
-    if done.returncode or said is None or "Exception ignored" in done.stderr:
-        raise Failed(f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
-    return said
+    if done.returncode or "Exception ignored" in done.stderr:
+        why = f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+        return {cells[0]: f"no result: {why}"} if len(cells) == 1 else {}
+    lines = [x[6:] for x in done.stdout.splitlines() if x.startswith("cell: ")]
+    return {line.partition(": ")[0]: line.partition(": ")[2] for line in lines}
 
 
 def outcome(name: str, cell: str) -> str:
@@ -394,12 +406,14 @@ def record(name: str, cell: str, result: str) -> None:
 
 
 def main() -> None:
-    """The cell that the command line names."""
-    name, cell = sys.argv[1:]
-    try:
-        print("cell:", CELLS[cell](PEERS[name]), flush=True)
-    except Unavailable as error:
-        print("cell: unavailable:", error)
+    """The cells that the command line names."""
+    name, *cells = sys.argv[1:]
+    for cell in cells:
+        try:
+            said = CELLS[cell](PEERS[name])
+        except Unavailable as error:
+            said = f"unavailable: {error}"
+        print(f"cell: {cell}: {said}", flush=True)
 
 
 if __name__ == "__main__":

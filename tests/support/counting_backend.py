@@ -11,8 +11,6 @@ import dlbridge
 from dlbridge.core.plugins import registry
 from dlbridge.errors import DeviceError
 
-__all__ = ["NAME", "Counting", "counting"]
-
 NAME = "counted"
 
 

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["described", "missing", "parameters", "run_examples", "sections"]
-
 SECTION = re.compile(r"^([A-Z][A-Za-z ]+)\n(-+)$", re.MULTILINE)
 
 

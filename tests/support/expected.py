@@ -12,8 +12,6 @@ from working import why_left_out
 import dlbridge
 from dlbridge.errors import BackendUnavailable
 
-__all__ = ["backend_or_skip", "compiler_or_skip", "expected"]
-
 
 def expected(name: str) -> bool:
     """Whether *name*, a backend, ``peers`` or ``mpi``, must be here."""

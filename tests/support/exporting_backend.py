@@ -14,8 +14,6 @@ from dlbridge.errors import DeviceError
 from dlbridge.kit.resources import Descriptor
 from dlbridge.protocol import ExportedMemory
 
-__all__ = ["Exporting"]
-
 
 class File(Descriptor):
     """The file that some memory is in."""

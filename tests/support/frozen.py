@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-__all__ = ["older_objects_are_frozen"]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def older_objects_are_frozen() -> Iterator[None]:

@@ -14,10 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run_group", "run_scenes", "scene_names"]
+from scripts import environment
 
-SUPPORT = Path(__file__).parent
-ROOT = SUPPORT.parents[1]
 MARK = "DLBRIDGE_TEST_GROUP"
 
 
@@ -34,11 +32,10 @@ def run_group(
     Its other processes may end up to *patience* seconds after it. At the end all of them are
     killed, also if the test is interrupted.
     """
-    paths = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
-    mark = {MARK: uuid.uuid4().hex, "PYTHONPATH": os.pathsep.join(paths)}
+    mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", str(program), *map(str, arguments)],
-        env={**os.environ, **mark, **(env or {})},
+        env=environment({MARK: mark, **(env or {})}),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -50,12 +47,12 @@ def run_group(
         out, err = process.communicate(timeout=timeout)
         assert process.returncode == 0, f"{process.returncode}\n{out[-2000:]}\n{err[-6000:]}"
         deadline = time.monotonic() + patience
-        while (left := _living(process.pid, mark[MARK])) and time.monotonic() < deadline:
+        while (left := _living(process.pid, mark)) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, f"processes are left: {left}"
         return out
     finally:
-        for pid in _living(process.pid, mark[MARK]):
+        for pid in _living(process.pid, mark):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if process.poll() is None:

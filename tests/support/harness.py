@@ -11,8 +11,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["load", "path"]
-
 _FOLDER = "DLBRIDGE_TEST_HARNESS"
 """Environment variable: where a parent process has compiled it already."""
 

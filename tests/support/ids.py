@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["stable"]
-
 
 def stable(value: object) -> str:
     """The repr of *value* without addresses, for ``pytest.mark.parametrize(ids=)``."""

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Alarm", "handled", "interrupted"]
-
 
 class Alarm(Exception):
     """An exception that is no KeyboardInterrupt."""
@@ -34,10 +32,12 @@ def interrupted(
     times: int,
     *,
     may: Callable[[], bool] = lambda: True,
+    spread: float = 1,
 ) -> None:
     """Do *work* again and again while signals come, until *times* exceptions have arrived.
 
-    Where *may* is false, a signal comes again a little later.
+    Where *may* is false, a signal comes again a little later. They come within 2 ms of a turn's
+    begin, and *spread* times as long.
     """
 
     def handler(*_: object) -> None:
@@ -47,7 +47,7 @@ def interrupted(
 
     def turn(delay: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, delay)
-        limit = time.monotonic() + 0.01
+        limit = time.monotonic() + 0.01 * spread
         while time.monotonic() < limit:  # one that a destructor meets, Python only prints
             work()
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -58,7 +58,7 @@ def interrupted(
     while heard < times:
         delay = (delay + 7) % 1999
         try:  # around a call: CPython 3.13 leaves out the jump of a loop inside the block
-            turn(20e-6 + delay * 1e-6)
+            turn(20e-6 + delay * 1e-6 * spread)
         except exception:
             heard += 1
     signal.signal(signal.SIGALRM, signal.SIG_IGN)

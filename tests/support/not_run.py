@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["needed", "pytest_terminal_summary", "table"]
-
 # Taken away, as tests run pytest in processes of their own.
 _FILE = os.environ.pop("TESTS_NOT_RUN", "")
 

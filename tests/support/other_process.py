@@ -17,24 +17,6 @@ import numpy as np
 
 import dlbridge as bridge
 
-__all__ = [
-    "Other",
-    "check_views",
-    "described",
-    "fds",
-    "fill",
-    "forget",
-    "give_back",
-    "keep",
-    "kept",
-    "last_moves",
-    "live",
-    "prefer_own_memory",
-    "protection",
-    "scale",
-    "share_and_keep",
-]
-
 SECONDS = 200
 SHADER = Path(__file__).parents[2] / "backends/vulkan/tests/shaders/scale.spv"
 SOURCE = """
@@ -178,6 +160,28 @@ def prefer_own_memory() -> None:
         )
 
     dlbridge_vulkan.Vulkan.host_import_refusal = prefer
+
+
+class Given:
+    """A descriptor in the place of multiprocessing's DupFd; who receives it owns it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def detach(self) -> int:
+        return self.fd
+
+
+def holders(inode: int, name: str) -> set[int]:
+    """The processes that have the file of a block open, whose path has *name* in it."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if name in str(path.readlink()) and path.stat().st_ino == inode:
+                found.add(int(path.parts[2]))
+        except OSError:  # it has ended or closed it, or is another user's
+            continue
+    return found
 
 
 def share_and_keep(values: Any, device: str) -> Any:

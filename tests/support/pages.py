@@ -21,8 +21,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["differences", "has_examples", "programs"]
-
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```text output\n(?P<shown>.*?)^```", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```console(?P<kind> sample| slow)?\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from expected import expected
 
-__all__ = ["peer", "readonly_torch"]
-
 
 def peer(name: str) -> Any:
     """The module *name*; without it the calling test is skipped, or failed if peers are expected.

@@ -14,8 +14,6 @@ from typing import Any
 import cloudpickle
 import joblib
 
-__all__ = ["WAYS", "by_joblib"]
-
 
 def by_joblib(value: Any) -> bytes:
     """The bytes of a file that joblib writes."""

@@ -12,11 +12,7 @@ from pathlib import Path
 
 import pytest
 from expected import expected
-
-__all__ = ["need_mpi", "run_ranks"]
-
-SUPPORT = Path(__file__).parent
-ROOT = SUPPORT.parents[1]
+from scripts import environment
 
 
 @cache
@@ -59,13 +55,12 @@ def _run(
     launcher = str(beside) if beside.exists() else shutil.which("mpiexec")
     if launcher is None:
         raise FileNotFoundError("no mpiexec")
-    paths = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
     # Messages go through shared memory: no socket of the ranks is open to the network. A line
     # that a rank prints is one write, so that two ranks' lines do not mix.
-    own = {"UCX_TLS": "self,sm", "PYTHONUNBUFFERED": "", "PYTHONPATH": os.pathsep.join(paths)}
+    own = {"UCX_TLS": "self,sm", "PYTHONUNBUFFERED": ""}
     process = subprocess.Popen(
         [launcher, "-iface", "lo", "-n", str(ranks), sys.executable, *command],
-        env={**os.environ, **own, **env},
+        env=environment({**own, **env}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

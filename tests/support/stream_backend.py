@@ -16,8 +16,6 @@ import numpy as np
 from dlbridge.core.plugins import registry
 from dlbridge.protocol import PlainAllocation
 
-__all__ = ["Streams", "installed"]
-
 
 class Streams:
     """Addresses as data; *log* holds what happened, in order."""

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["at_once", "others_run_during"]
-
 
 def at_once(count: int, work: Callable[[], Any]) -> list[Any]:
     """The results of *work* in *count* threads that begin together; an exception of one is raised."""

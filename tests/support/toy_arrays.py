@@ -11,8 +11,6 @@ import numpy as np
 
 import dlbridge as bridge
 
-__all__ = ["Array", "Held", "asarray", "from_dlpack"]
-
 
 class Array(bridge.Exporter):
     """Memory of its own kind, by a method: each Tensor is made when it is asked for."""

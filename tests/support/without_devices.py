@@ -6,8 +6,6 @@ import os
 import warnings
 from typing import Any
 
-__all__ = ["serve", "serve_errors"]
-
 
 def serve(connection: Any) -> None:
     os.environ["DLBRIDGE_BACKENDS"] = "cpu"

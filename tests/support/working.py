@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import dlbridge
 from dlbridge.diagnosis.trials import FAILED, try_devices, way_out
 
-__all__ = ["leave_out", "why_left_out"]
-
 _REASONS = "TESTS_LEAVE_OUT"
 """Environment variable, for the processes of pytest-xdist and of tests: backend -> why."""
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 import tracemalloc
 
 import ml_dtypes
@@ -13,6 +10,8 @@ import pytest
 from elements import NAMES, bits_of, numpy_of, reference, result_bits, tensor_of
 from hypothesis import given, strategies as st
 from peers import peer
+from scripts import run_script
+from threads import at_once
 
 import dlbridge as bridge
 
@@ -154,25 +153,23 @@ def test_any_librarys_tensors():
 
 def test_without_ml_dtypes():
     """numpy's own types are converted, others refused with the way out."""
-    code = """
-import sys
-sys.modules["ml_dtypes"] = None
-import numpy as np, dlbridge as bridge
-a = np.array([1.5, -300.0, 1e9])
-assert bridge.astype(a, "float16").tolist() == [1.5, -300.0, float("inf")]
-assert bridge.astype(a, "int8", saturate=True).tolist() == [1, -128, 127]
-assert bridge.astype(np.arange(70000, dtype="uint16"), "float16").shape == (70000,)
-for source, target in ((a, "bfloat16"), (bridge.zeros(2, "int4"), "int8")):
-    try:
-        bridge.astype(source, target)
-    except BufferError as error:
-        print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    said = run_script(
+        """
+        import sys
+        sys.modules["ml_dtypes"] = None
+        import numpy as np, dlbridge as bridge
+        a = np.array([1.5, -300.0, 1e9])
+        assert bridge.astype(a, "float16").tolist() == [1.5, -300.0, float("inf")]
+        assert bridge.astype(a, "int8", saturate=True).tolist() == [1, -128, 127]
+        assert bridge.astype(np.arange(70000, dtype="uint16"), "float16").shape == (70000,)
+        for source, target in ((a, "bfloat16"), (bridge.zeros(2, "int4"), "int8")):
+            try:
+                bridge.astype(source, target)
+            except BufferError as error:
+                print(error)
+        """
     )
-    assert done.returncode == 0, done.stderr
-    for line, name in zip(done.stdout.splitlines(), ("bfloat16", "int4"), strict=True):
+    for line, name in zip(said.splitlines(), ("bfloat16", "int4"), strict=True):
         assert f"and {name} is none" in line
         assert "pip install ml_dtypes" in line
 
@@ -239,15 +236,9 @@ def test_threads():
     """Each call has its own temporary arrays; the tables are shared."""
     a = np.linspace(-400, 400, 1 << 18, dtype="float32")
     expected = bits_of(reference(a, "float8_e4m3fn"))
-    right = []
 
     def work():
-        found = [result_bits(bridge.astype(a, "float8_e4m3fn")) for _ in range(3)]
-        right.append(all(np.array_equal(each, expected) for each in found))
+        return [result_bits(bridge.astype(a, "float8_e4m3fn")) for _ in range(3)]
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert right == [True] * 4
+    for found in at_once(4, work):
+        assert all(np.array_equal(each, expected) for each in found)

@@ -8,8 +8,6 @@ import struct
 
 import numpy as np
 
-__all__ = ["GGUF_F32", "GGUF_Q4_0", "gguf_bytes", "npy_bytes", "safetensors_bytes"]
-
 GGUF_F32, GGUF_Q4_0 = 0, 2
 
 

@@ -10,8 +10,9 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from interrupted import handled
 from making import safetensors_bytes
-from scripts import run_script
+from scripts import run_scene
 
 import dlbridge as bridge
 
@@ -32,47 +33,12 @@ def test_too_little_memory_for_the_header_is_a_memory_error(tmp_path):
     names = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(60_000)]
     empty = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
     path.write_bytes(safetensors_bytes(dict.fromkeys(names, empty)))
-    out = run_script(f"""
-import resource
-import dlbridge as bridge
-bridge.load({str(path)!r})
-pages = int(open("/proc/self/statm").read().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (20 << 20), -1))
-try:
-    bridge.load({str(path)!r})
-except MemoryError as error:
-    print(type(error).__name__)
-""")
-    assert out == "MemoryError\n"
+    assert run_scene("files.too_little_memory", path) == ""
 
 
 def test_one_failed_allocation_is_a_memory_error(path):
-    """At many places, in a child process each: CPython may not survive it."""
     pytest.importorskip("_testcapi", reason="CPython was built without its own test helpers")
-    out = run_script(f"""
-import os, sys, _testcapi
-import dlbridge as bridge
-def load():
-    return bridge.load({str(path)!r})
-load(), load()
-for place in range(1, 600, 7):
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        code = 0
-        try:
-            _testcapi.set_nomemory(place, place + 1)
-            load()
-        except bridge.FileError:
-            code = 1
-        except BaseException:
-            pass
-        _testcapi.remove_mem_hooks()
-        os._exit(code)
-    if os.waitpid(child, 0)[1] == 1 << 8:
-        print(place)
-""")
-    assert out == ""
+    run_scene("files.failed_allocations", path)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +105,6 @@ def test_the_exception_of_a_signal_handler_is_raised_as_it_is(kind, tmp_path, mo
     """The signal comes while the names of an archive's members are decoded."""
     path = tmp_path / "a.npz"
     bridge.save(path, {"x": np.ones(2)})
-
-    def late(*_):
-        raise kind("time is over")
-
-    before = signal.signal(signal.SIGTERM, late)
     read = zipfile.ZipFile._RealGetContents
 
     def interrupted(archive):
@@ -154,28 +115,19 @@ def test_the_exception_of_a_signal_handler_is_raised_as_it_is(kind, tmp_path, mo
             raise zipfile.BadZipFile("it cannot be read") from (exc if kind is Late else None)
 
     monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", interrupted)
-    try:
-        with pytest.raises(kind, match="time is over"):
-            bridge.load(path)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with handled(kind), pytest.raises(kind):
+        bridge.load(path)
 
 
 def test_a_file_is_damaged_though_a_handler_raised_before(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(b"PK\x03\x04 and nothing else")
-
-    def late(*_):
-        raise Late
-
-    before = signal.signal(signal.SIGTERM, late)
-    try:
-        signal.raise_signal(signal.SIGTERM)
-    except Late:
-        with pytest.raises(bridge.FileError, match="damaged"):
-            bridge.load(path)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with handled(Late):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Late:
+            with pytest.raises(bridge.FileError, match="damaged"):
+                bridge.load(path)
 
 
 def test_deep_is_what_is_outside_of_texts(tmp_path):

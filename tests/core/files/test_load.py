@@ -9,7 +9,6 @@ import os
 import pickle
 import sys
 import tempfile
-import threading
 import zipfile
 from copy import copy as copied, deepcopy
 from functools import partial
@@ -20,7 +19,8 @@ import pytest
 from expected import backend_or_skip
 from making import npy_bytes, safetensors_bytes
 from peers import peer
-from scripts import run_script
+from scripts import run_scene
+from threads import at_once
 
 import dlbridge as bridge
 
@@ -121,17 +121,7 @@ def test_a_file_as_a_value(model):
 
 def test_many_threads_get_one_tensor(model):
     file = bridge.load(model[0], "ext_dev:0")
-    found, start = [], threading.Barrier(8)
-
-    def use():
-        start.wait()
-        found.append(file["weight"])
-
-    threads = [threading.Thread(target=use) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = at_once(8, lambda: file["weight"])
     assert len(set(map(id, found))) == 1
     assert equal(found[0], model[1]["weight"])
 
@@ -388,85 +378,21 @@ def test_a_device_that_is_not_here_is_named_at_once(model):
 
 # Ctrl-C, forks, exits ---------------------------------------------------------------
 
-INTERRUPTED = """
-import gc, os, signal, sys, tempfile, time
-import numpy as np
-import dlbridge as bridge
-from dlbridge.core.files import loading
-loading.PIECE = 1 << 12  # Ctrl-C comes between pieces
-folder = tempfile.TemporaryDirectory()
-path = folder.name + "/a.safetensors"
-rng = np.random.default_rng(1)
-arrays = {{f"t{{i}}": rng.integers(0, 256, 50_001 + i, "u1") for i in range(8)}}
-bridge.save(path, arrays)
-{live}
-def work(copy):
-    file = bridge.load(path, {device!r}, names=True, copy=copy)
-    assert file["t7"].tobytes() == arrays["t7"].tobytes(), "wrong bytes"
-work(True), work(None)
-gc.collect()
-before, fds = live(), len(os.listdir("/proc/self/fd"))
-def once(copy, delay):
-    signal.setitimer(signal.ITIMER_REAL, delay)
-    limit = time.monotonic() + 0.05
-    while time.monotonic() < limit:  # one that a destructor meets, Python only prints
-        work(copy)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    time.sleep(0)
-def interrupt(*_):
-    raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, interrupt)
-heard, delay = 0, 0
-while heard < 200:
-    delay = (delay + 7) % 1999
-    try:
-        once(delay % 2 == 0 or None, 20e-6 + delay * 3e-6)
-    except KeyboardInterrupt:
-        heard += 1
-signal.signal(signal.SIGALRM, signal.SIG_IGN)
-gc.collect()
-print(live() - before, len(os.listdir("/proc/self/fd")) - fds)
-"""
-LIVE = {
-    "opencl:0": "from dlbridge_opencl.memory import live_allocations as live",
-    "ext_dev:0": "live = bridge.backend('ext_dev').live_allocations",
-}
-
 
 @pytest.mark.skipif(not OPEN_FILES.exists(), reason="counts open files")
-@pytest.mark.parametrize("device", LIVE)
+@pytest.mark.parametrize("device", ["ext_dev:0", "opencl:0"])
 def test_a_ctrl_c_at_any_moment_leaks_nothing(device):
     backend_or_skip(device.partition(":")[0])
-    out = run_script(INTERRUPTED.format(device=device, live=LIVE[device]))
-    assert out == "0 0\n"
+    run_scene("files.interrupted_loads", device)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_child_process_uses_the_file_of_its_parent(model):
-    out = run_script(f"""
-import os
-import pickle
-import sys
-import tempfile
-import dlbridge as bridge
-file = bridge.load({str(model[0])!r})
-weight = file["weight"]
-child = os.fork()
-if not child:
-    os._exit(int(weight[0, 3].item() + file["bias"][4].item()))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file["bias"][4].item())
-""")
-    assert out == "7 4.0\n"
+    run_scene("files.used_by_a_child", model[0])
 
 
 def test_a_process_ends_with_tensors_of_a_file(model, device):
-    out = run_script(f"""
-import dlbridge as bridge
-file = bridge.load({str(model[0])!r}, {device!r}, names=True)
-part = file["weight"][1:]
-print(len(file))
-""")
-    assert out == "3\n"
+    run_scene("files.ends_with_tensors", model[0], device)
 
 
 # Odd names and other processes --------------------------------------------------------
@@ -538,6 +464,7 @@ def streams(path):
     "kind", ["BytesIO", "rb", "r+b", "unbuffered", "gzip", "a member", "spooled", "temporary"]
 )
 @pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("device", ["cpu", "ext_dev:0"])
 def test_open_files_are_read_from_their_position(kind, before, model, device, tmp_path):
     path, arrays = model
     padded = tmp_path / "padded"

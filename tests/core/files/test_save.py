@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from expected import backend_or_skip
 from peers import peer
-from scripts import run_script
+from scripts import run_scene
 
 import dlbridge as bridge
 
@@ -171,45 +171,7 @@ def test_the_one_array_of_npy_has_no_name_in_messages(tmp_path):
 
 def test_a_ctrl_c_at_any_moment_leaves_a_whole_file():
     backend_or_skip("opencl")
-    out = run_script("""
-import gc, os, signal, tempfile, time
-import numpy as np
-import dlbridge as bridge
-from dlbridge.core.files import saving
-saving.PIECE = 1 << 12
-folder = tempfile.TemporaryDirectory()
-path = folder.name + "/a.safetensors"
-files = [{"x": np.full(30_000, i, "u1"), "y": np.full((50, 60), i, "i4").T} for i in (1, 2)]
-there = [{n: bridge.to_device(x, "opencl:0", copy=True) for n, x in f.items()} for f in files]
-bridge.save(path, there[0])
-fds = len(os.listdir("/proc/self/fd"))
-def once(delay):
-    signal.setitimer(signal.ITIMER_REAL, delay)
-    limit = time.monotonic() + 0.05
-    while time.monotonic() < limit:
-        bridge.save(path, there[0])
-        bridge.save(path, there[1])
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    time.sleep(0)
-def interrupt(*_):
-    raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, interrupt)
-heard, delay = 0, 0
-while heard < 200:
-    delay = (delay + 7) % 1999
-    try:
-        once(20e-6 + delay * 5e-6)
-    except KeyboardInterrupt:
-        heard += 1
-    found = bridge.load(path, names=True)
-    values = {found["x"].numpy().min(), found["x"].numpy().max(), *found["y"].numpy().flat}
-    assert values in ({1}, {2}), values
-signal.signal(signal.SIGALRM, signal.SIG_IGN)
-del found
-gc.collect()
-print(os.listdir(folder.name), len(os.listdir("/proc/self/fd")) - fds)
-""")
-    assert out == "['a.safetensors'] 0\n"
+    run_scene("files.interrupted_saves", "opencl:0")
 
 
 def test_errors_name_the_path_that_was_given(tmp_path):
@@ -247,27 +209,7 @@ def test_a_read_only_file_system_is_named_by_the_path(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
 def test_a_disk_that_is_full(suffix, tmp_path):
-    """The limit of a process on the size of files stands for it."""
-    path = tmp_path / f"a{suffix}"
-    out = run_script(f"""
-import errno, os, resource, signal
-import numpy as np
-import dlbridge as bridge
-path = {str(path)!r}
-def save(array):
-    bridge.save(path, array if path.endswith(".npy") else {{"x": array}})
-save(np.ones(3))
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    save(np.ones(1_000_000))
-except OSError as error:
-    print(error.errno == errno.EFBIG, path in str(error))
-print(os.listdir({str(tmp_path)!r}) == [os.path.basename(path)])
-found = bridge.load(path)
-print((found if path.endswith(".npy") else found["x"]).tolist())
-""")
-    assert out == "True True\nTrue\n[1.0, 1.0, 1.0]\n"
+    run_scene("files.full_disk", tmp_path / f"a{suffix}")
 
 
 @pytest.mark.parametrize("method", ["__init__", "_open_to_write", "close", "_write_end_record"])

@@ -27,10 +27,11 @@ import arrow_structs
 import numpy as np
 import tvm_ffi
 from hypothesis import HealthCheck, given, seed, settings, strategies as st
-from raw_producer import COMPACT, Producer, address, deleted_twice, new_capsule
+from raw_producer import Producer, address, deleted_twice, new_capsule
 
 import dlbridge
 import dlbridge.ffi
+from dlbridge.conformance.producer import COMPACT
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME, table_of
 from dlbridge.core.interfaces.cuda_array_interface import parse

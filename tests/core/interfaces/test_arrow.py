@@ -5,29 +5,19 @@ once. They go in within a process of its own, which must not die of them.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import arrow_structs
 import numpy as np
 import pytest
 from peers import peer
+from scripts import run_program
 
 import dlbridge as bridge
 
 
 @pytest.fixture(scope="module")
 def verdicts():
-    done = subprocess.run(
-        [sys.executable, arrow_structs.__file__],
-        env={**os.environ, "DLBRIDGE_BACKENDS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
+    return json.loads(run_program(arrow_structs.__file__, env={"DLBRIDGE_BACKENDS": "cpu"}))
 
 
 VALUES = {

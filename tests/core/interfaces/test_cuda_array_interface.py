@@ -49,45 +49,49 @@ def test_all_of_it():
     assert said == (0x7000, True, (2, 3), (6, 2), dtype("float32"), 7)
 
 
-@pytest.mark.parametrize("other", [None, 1, "x", (1,), [("shape", (1,))], object()], ids=stable)
-def test_not_a_dict(other):  # I15
-    with pytest.raises(TypeError, match="must be a dict"):
-        parse(other)
+NO_MEMORY = [
+    {"strides": (1 << 60, 4)},
+    {"shape": (1 << 60, 4)},
+    {"data": ((1 << 64) - 4, False)},
+    {"data": (64, False), "strides": (-128, 4)},
+]
+NO_DATA = [None, 0x7000, (0x7000,), (None, False), ("7", False), (True, False)]
+NO_TYPES = ["|O", "<U4", "|S3", "<M8[s]", "<m8[s]", "nonsense"]
+REFUSED = [
+    # I15
+    *(
+        (it, TypeError, "must be a dict")
+        for it in (None, 1, "x", (1,), [("shape", (1,))], object())
+    ),
+    # I16
+    *((without(key), ExchangeError, key) for key in ("shape", "typestr", "data", "version")),
+    *((good(data=data), TypeError, "data") for data in NO_DATA),
+    *((good(data=(at, False)), BufferError, "address") for at in (0, -1, 1 << 64)),
+    *((good(**wrong), BufferError, "any machine|wraps around") for wrong in NO_MEMORY),
+    # I17
+    (good(version="3"), TypeError, "version"),
+    # I18
+    (good(mask=object()), BufferError, "mask"),
+    # I19
+    *((good(strides=s), BufferError, "strides for 2 dim") for s in ((), (4,), (12, 4, 4))),
+    *((good(strides=s), TypeError, "strides") for s in (7, "ab", (1.0, 2), (True, 4))),
+    (good(strides=(12, 6)), BufferError, "multiples"),
+    *((good(shape=s), TypeError, "shape") for s in (None, 6, (2.0, 3), (True,), "23")),
+    (good(shape=(2, -3)), BufferError, "negative"),
+    # I20
+    *((good(typestr=s), BufferError, "[Bb]yte order|endian") for s in (">f4", ">i8", ">c16")),
+    *((good(typestr=s), BufferError, "") for s in NO_TYPES),
+    *((good(typestr=s), TypeError, "typestr") for s in (None, 4, np.dtype("f4"))),
+    # I23
+    *((good(stream=s), BufferError, "stream") for s in (0, -1, -2)),
+    *((good(stream=s), TypeError, "stream") for s in (True, "1", 1.0)),
+]
 
 
-@pytest.mark.parametrize("key", ["shape", "typestr", "data", "version"])
-def test_a_key_is_missing(key):  # I16
-    with pytest.raises(ExchangeError, match=key):
-        parse(without(key))
-
-
-@pytest.mark.parametrize(
-    "data", [None, 0x7000, (0x7000,), (None, False), ("7", False), (True, False)], ids=stable
-)
-def test_data_is_no_address(data):  # I16
-    with pytest.raises(TypeError, match="data"):
-        parse(good(data=data))
-
-
-@pytest.mark.parametrize("address", [0, -1, 1 << 64])
-def test_no_address_for_elements(address):  # I16
-    with pytest.raises(BufferError, match="address"):
-        parse(good(data=(address, False)))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"strides": (1 << 60, 4)},
-        {"shape": (1 << 60, 4)},
-        {"data": ((1 << 64) - 4, False)},
-        {"data": (64, False), "strides": (-128, 4)},
-    ],
-    ids=stable,
-)
-def test_elements_that_no_memory_has(wrong):  # I16
-    with pytest.raises(BufferError, match=r"any machine|wraps around"):
-        parse(good(**wrong))
+@pytest.mark.parametrize(("said", "error", "words"), REFUSED, ids=stable)
+def test_what_is_refused(said, error, words):
+    with pytest.raises(error, match=words):
+        parse(said)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -101,15 +105,8 @@ def test_later_versions_are_read_like_this_one():  # I17
     assert parse(good(version=4, event=5)) == parse(GOOD)
 
 
-def test_version_is_a_number():  # I17
-    with pytest.raises(TypeError, match="version"):
-        parse(good(version="3"))
-
-
-def test_mask():  # I18
+def test_no_mask():  # I18
     assert parse(good(mask=None)) == parse(GOOD)
-    with pytest.raises(BufferError, match="mask"):
-        parse(good(mask=object()))
 
 
 @pytest.mark.parametrize(
@@ -128,58 +125,15 @@ def test_strides(strides, elements):  # I19
     assert parse(without("strides")).strides is None
 
 
-@pytest.mark.parametrize("strides", [(), (4,), (12, 4, 4)])
-def test_strides_of_another_length(strides):  # I19
-    with pytest.raises(BufferError, match="strides for 2 dimensions"):
-        parse(good(strides=strides))
-
-
 def test_strides_between_elements():  # I19
-    with pytest.raises(BufferError, match="multiples"):
-        parse(good(strides=(12, 6)))
     assert parse(good(shape=(2, 1), strides=(12, 6))).strides == (3, 0)  # it has no neighbour
     assert parse(good(shape=(2, 0), strides=(3, 6))).strides is None
-
-
-@pytest.mark.parametrize("strides", [7, "ab", (1.0, 2), (True, 4)], ids=stable)
-def test_strides_are_ints(strides):  # I19
-    with pytest.raises(TypeError, match="strides"):
-        parse(good(strides=strides))
-
-
-@pytest.mark.parametrize("shape", [None, 6, (2.0, 3), (True,), "23"], ids=stable)
-def test_shape_is_ints(shape):
-    with pytest.raises(TypeError, match="shape"):
-        parse(good(shape=shape))
-
-
-def test_shape_is_positive():
-    with pytest.raises(BufferError, match="negative"):
-        parse(good(shape=(2, -3)))
 
 
 def test_numpy_ints_are_ints():
     said = parse(good(shape=(np.int64(2), np.int32(3)), data=(np.uint64(0x7000), np.False_)))
     assert (said.shape, said.data, said.readonly) == ((2, 3), 0x7000, False)
     assert all(type(part) is int for part in (*said.shape, said.data))
-
-
-@pytest.mark.parametrize("typestr", [">f4", ">i8", ">c16"])
-def test_foreign_byte_order(typestr):  # I20
-    with pytest.raises(BufferError, match=r"[Bb]yte order|endian"):
-        parse(good(typestr=typestr))
-
-
-@pytest.mark.parametrize("typestr", ["|O", "<U4", "|S3", "<M8[s]", "<m8[s]", "nonsense"])
-def test_types_that_no_tensor_has(typestr):
-    with pytest.raises(BufferError):
-        parse(good(typestr=typestr))
-
-
-@pytest.mark.parametrize("typestr", [None, 4, np.dtype("f4")], ids=stable)
-def test_typestr_is_a_str(typestr):
-    with pytest.raises(TypeError, match="typestr"):
-        parse(good(typestr=typestr))
 
 
 @pytest.mark.parametrize(
@@ -211,18 +165,6 @@ def test_no_elements_need_no_driver(monkeypatch):  # I21
     monkeypatch.setattr(cuda_array, "plugin_of", None)
     empty = from_cuda_array_interface(good(shape=(0, 3), data=(0, True)))
     assert (empty.shape, empty.data_ptr(), empty.device) == ((0, 3), 0, Device.of(2, 0))
-
-
-@pytest.mark.parametrize("stream", [0, -1, -2])
-def test_forbidden_streams(stream):  # I23
-    with pytest.raises(BufferError, match="stream"):
-        parse(good(stream=stream))
-
-
-@pytest.mark.parametrize("stream", [True, "1", 1.0], ids=stable)
-def test_stream_is_an_int(stream):  # I23
-    with pytest.raises(TypeError, match="stream"):
-        parse(good(stream=stream))
 
 
 def test_no_stream():  # I23

@@ -27,7 +27,7 @@ from stream_backend import Pinned, installed
 
 import dlbridge
 import dlbridge as bridge
-from dlbridge.core._cdefs import ffi
+from dlbridge.conformance.producer import elements, shape_of
 from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_SUBBYTE_PADDED
 from dlbridge.core.tensor.array_tensor import ArrayTensor, NumpyTensor
 from dlbridge.core.tensor.exchange import own_export_of
@@ -55,24 +55,8 @@ def tensor(request):
 
 
 def exported(tensor, **keywords):
-    """The struct of an export; the capsule rides on it."""
-    capsule = tensor.__dlpack__(max_version=VERSION, **keywords)
-    managed = struct_in(capsule)
-    _keep.append(capsule)
-    return managed
-
-
-_keep: list[object] = []
-
-
-@pytest.fixture(autouse=True)
-def _drop():
-    yield
-    _keep.clear()
-
-
-def shape_of(managed):
-    return tuple(managed.dl_tensor.shape[axis] for axis in range(managed.dl_tensor.ndim))
+    """The struct of an export."""
+    return struct_in(tensor.__dlpack__(max_version=VERSION, **keywords))
 
 
 def strides_of(managed):
@@ -81,12 +65,6 @@ def strides_of(managed):
         assert not hasattr(managed, "version") or managed.version.minor < 2
         return compact_strides(shape_of(managed))
     return tuple(managed.dl_tensor.strides[axis] for axis in range(managed.dl_tensor.ndim))
-
-
-def values(managed, kind="float"):
-    tensor = managed.dl_tensor
-    first = ffi.cast(f"{kind} *", address(tensor.data) + tensor.byte_offset)
-    return list(ffi.unpack(first, int(np.prod(shape_of(managed)))))
 
 
 def test_the_three_kinds_are_there():
@@ -145,7 +123,7 @@ def test_pinned_memory_is_cpu_memory_already():  # P19
             assert managed.dl_tensor.device.device_type == 1
             assert address(managed.dl_tensor.data) == raw.data
             assert managed.flags == 0
-            assert values(managed) == [0, 1, 2]
+            assert elements(managed).tolist() == [0, 1, 2]
 
 
 # Struct contents
@@ -162,7 +140,7 @@ def test_negative_strides_are_exported_as_a_copy(device):  # P41
     assert strides_of(managed) == (1,)
     with pytest.raises(BufferError, match="negative strides"):
         tensor.__dlpack__(max_version=VERSION, copy=False)
-    assert values(exported(tensor, dl_device=(1, 0))) == [3, 2, 1, 0]
+    assert elements(exported(tensor, dl_device=(1, 0))).tolist() == [3, 2, 1, 0]
 
 
 def test_torch_survives_negative_strides():  # P41

@@ -6,6 +6,7 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import numbers as aligned
 from expected import backend_or_skip
 from peers import peer
 from scripts import run_script
@@ -20,16 +21,6 @@ from dlbridge.errors import ExchangeError
 
 LIBRARIES = ["dlbridge", "numpy", "torch", "jax", "tvm_ffi"]
 FOREIGN = ["torch", "jax", "tvm_ffi"]
-
-
-def aligned(shape, kind="f4", offset=0):
-    """Numbers from 0 in memory that begins *offset* bytes after a multiple of 64."""
-    nbytes = int(np.prod(shape)) * np.dtype(kind).itemsize
-    memory = np.zeros(nbytes + 128, "u1")
-    start = -memory.ctypes.data % 64 + offset
-    array = memory[start : start + nbytes].view(kind).reshape(shape)
-    array[...] = np.arange(array.size).reshape(shape).astype(kind)
-    return array
 
 
 def readonly(array):

@@ -63,17 +63,8 @@ LAYOUTS = {
     "five dimensions, permuted": ((2, 3, 2, 3, 2), lambda a: a.transpose(4, 2, 0, 3, 1)),
     "broadcast": ((6,), lambda a: np.broadcast_to(a, (3, 6))),
 }
-DTYPES = [
-    "bool",
-    "int8",
-    "uint16",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-]
+DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64"]
+DTYPES += ["complex64", "complex128"]
 
 
 def values(shape, dtype="float32"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dlbridge_fake import Fake
-from scripts import run_script
+from scripts import run_scene
 
 import dlbridge as bridge
 from dlbridge import protocol
@@ -163,29 +163,7 @@ def test_every_fact_is_checked(load):
 
 @pytest.mark.parametrize("start", [0x5AFE_0000_0000_0001, 1 << 40, 256])
 def test_a_handle_on_a_device_that_the_host_reads(start):
-    """The host would read at that address, and the process would end."""
-    said = run_script(
-        f"""
-        import itertools
-        import dlbridge as bridge
-        from dlbridge.core.plugins import registry
-        from dlbridge_fake import Fake
-
-        registry._entry_points = dict  # ours may be installed
-
-        class Handles(Fake):
-            device_type = 3
-            def __init__(self):
-                super().__init__()
-                self.handles = itertools.count({start}, 256)
-
-        bridge.register_backend("cuda_host", Handles)
-        try:
-            bridge.zeros(3, "float32", "cuda_host:0").tolist()
-        except bridge.BackendError as exc:
-            print(exc)
-        """
-    )
+    said = run_scene("backends.handles_for_addresses", start)
     assert "Handles (registered by hand): backend 'cuda_host'" in said
     assert "data must be an address" in said
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from counting_backend import NAME, Counting, counting
 from expected import backend_or_skip
-from scripts import run_script
+from scripts import run_scene, run_script
 
 import dlbridge as bridge
 from dlbridge.errors import BackendError, DeviceError, DeviceLost
@@ -96,85 +96,42 @@ def test_tensors_in_use_stay_as_they_are():
     assert (bridge.to_device(t, "cpu").numpy() == np.arange(1 << 20)).all()
 
 
-RSS = """
-    import resource
-    import numpy as np
-    import dlbridge as bridge
-
-    def rss():
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * resource.getpagesize() >> 20
-
-    device = DEVICE
-    bridge.trim(device)  # before it was used
-    bridge.to_device(np.ones(1000, "u1"), device, copy=True)
-    before = rss()
-    t = bridge.empty(128 << 20, "u1", device=device)
-    bridge.copy_(t, np.ones(128 << 20, "u1"))
-    del t
-    kept = rss() - before
-    bridge.trim(device)
-    print(kept, rss() - before)
-"""
-
-
-def rss_kept_and_left(device, env):
-    code = RSS.replace("DEVICE", repr(device))
-    return map(int, run_script(code, env=env).split())
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("device", ["vulkan:0"])
-def test_the_system_gets_what_was_kept(device):
+def test_the_system_gets_what_was_kept():
     """On drivers of the CPU, whose devices' memory is the process's."""
-    backend_or_skip(device.partition(":")[0])
-    kept, left = rss_kept_and_left(device, {})
+    backend_or_skip("vulkan")
+    kept, left = map(int, run_scene("backends.kept_and_left", "vulkan:0").split())
     assert kept > 100, "nothing was kept, and the test shows nothing"
     assert left < 40
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("device", ["vulkan:0"])
-def test_a_limit_keeps_less(device):
-    backend_or_skip(device.partition(":")[0])
-    kept, _ = rss_kept_and_left(device, {"DLBRIDGE_POOL_LIMIT": str(64 << 20)})
-    assert kept < 80
+def test_a_limit_keeps_less():
+    backend_or_skip("vulkan")
+    limit = {"DLBRIDGE_POOL_LIMIT": str(64 << 20)}
+    assert int(run_scene("backends.kept_and_left", "vulkan:0", env=limit).split()[0]) < 80
 
 
-@pytest.mark.parametrize(("name", "limit"), [("vulkan", "64MiB"), ("vulkan", ""), ("vulkan", "-1")])
-def test_a_limit_that_is_no_number(name, limit):
-    backend_or_skip(name)
-    code = f"""
+@pytest.mark.parametrize("limit", ["64MiB", "", "-1"])
+def test_a_limit_that_is_no_number(limit):
+    backend_or_skip("vulkan")
+    said = run_script(
+        """
         import dlbridge as bridge
         try:
-            bridge.zeros(1, device="{name}:0")
+            bridge.zeros(1, device="vulkan:0")
         except bridge.Error as exc:
             print(exc)
-        else:
-            print("accepted")
-    """
-    said = run_script(code, env={"DLBRIDGE_POOL_LIMIT": limit})
+        """,
+        env={"DLBRIDGE_POOL_LIMIT": limit},
+    )
     if limit:
-        assert "DLBRIDGE_POOL_LIMIT" in said
-        assert repr(limit) in said
-        assert "bytes" in said
+        for part in ("DLBRIDGE_POOL_LIMIT", repr(limit), "bytes"):
+            assert part in said
     else:
-        assert said == "accepted\n"  # as not set
+        assert said == ""  # as not set
 
 
 def test_a_forked_child_is_told():
     backend_or_skip("opencl")
-    code = """
-        import os, sys
-        import dlbridge as bridge
-        t = bridge.zeros(10, device="opencl:0")
-        child = os.fork()
-        if not child:
-            try:
-                bridge.trim("opencl:0")
-            except bridge.DeviceError as exc:
-                os._exit(7 if "fork" in str(exc) else 8)
-            os._exit(9)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """
-    assert run_script(code) == "7\n"
+    run_scene("backends.trimmed_in_a_child", "opencl:0")

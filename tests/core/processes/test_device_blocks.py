@@ -1,7 +1,7 @@
 """share on a device that has memory of its own for other processes; here a simulated one.
 
 The other process is this one, by messages of multiprocessing. Real devices in two processes:
-test_sharing_device_memory.py, and backends/cuda/tests/test_shared_memory.py.
+test_sharing_devices.py, and backends/cuda/tests/test_shared_memory.py.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import errno
 import gc
 import os
 import pickle
-from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 
 import numpy as np
 import pytest
+from other_process import Given, fds
 from stream_backend import installed
 
 import dlbridge as bridge
@@ -46,12 +45,6 @@ def exporting(monkeypatch):
     assert fds() == before
 
 
-def fds():
-    """Open files, without those of multiprocessing's thread that hands them over."""
-    resource_sharer.stop(200)
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def values(t):
     return bridge.to_device(t, "cpu", copy=True).numpy()
 
@@ -62,16 +55,6 @@ def sent(thing):
 
 def block_of(t):
     return device_blocks.find(t.operand())[0]
-
-
-class Given:
-    """In the place of multiprocessing's DupFd."""
-
-    def __init__(self, fd):
-        self.fd = fd
-
-    def detach(self):
-        return os.dup(self.fd)
 
 
 def message(t, **changes):
@@ -86,7 +69,7 @@ def message(t, **changes):
         "token": b"another process's",
     }
     fd, *rest = (described | changes).values()
-    return receive_memory(Given(fd), *rest)
+    return receive_memory(Given(os.dup(fd)), *rest)
 
 
 def received(block, device=DEVICE, shape=(4, 6), strides=(6, 1), offset=0, dtype="int32"):

@@ -10,9 +10,6 @@ import os
 import pickle
 import signal
 import stat
-import subprocess
-import sys
-import threading
 import weakref
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -21,9 +18,10 @@ import numpy as np
 import other_process as other_side
 import pytest
 from expected import backend_or_skip
-from other_process import Other
+from other_process import Given, Other, holders
 from peers import peer
-from scripts import run_script
+from scripts import run_scene
+from threads import at_once
 
 import dlbridge as bridge
 from dlbridge.core.processes import host_blocks as shared_blocks
@@ -188,27 +186,7 @@ def test_a_third_process(other):
 
 def test_forks():
     """A child has the same memory. It cannot send it: nobody could receive the message."""
-    out = run_script(
-        """
-        import os, numpy as np, dlbridge as bridge
-        from multiprocessing.reduction import ForkingPickler
-        t = bridge.share(np.zeros(3))
-        for sent_before in (False, True):
-            if sent_before:
-                message = ForkingPickler.dumps(t)
-            child = os.fork()
-            if not child:
-                t.numpy()[:] += 5
-                try: ForkingPickler.dumps(t)
-                except bridge.ExchangeError as error:
-                    os._exit("start processes by multiprocessing" not in str(error))
-                os._exit(sent_before)
-            assert os.waitpid(child, 0)[1] == 0
-        assert ForkingPickler.loads(message).data_ptr() == t.data_ptr()
-        print(t.tolist())
-        """
-    )
-    assert out == "[10.0, 10.0, 10.0]\n"
+    run_scene("sharing.forks")
 
 
 # Copies, and none
@@ -343,23 +321,7 @@ def test_no_room(monkeypatch):
 
 def test_no_descriptors_left():
     """An error, and nothing half done; it works again afterwards."""
-    out = run_script(
-        """
-        import os, resource, numpy as np, dlbridge as bridge
-        bridge.share(np.zeros(3))
-        before = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, before + 20))
-        kept = []
-        try:
-            while True: kept.append(bridge.share(np.zeros(3)))
-        except MemoryError as error:
-            print("Too many open files" in str(error) and "ulimit -n" in str(error), len(kept) >= 8)
-        del kept
-        for _ in range(100): bridge.share(np.zeros(3))
-        print(len(os.listdir("/proc/self/fd")) == before)
-        """
-    )
-    assert out == "True True\nTrue\n"
+    run_scene("sharing.no_descriptors_left")
 
 
 @LINUX
@@ -377,18 +339,6 @@ def test_descriptors_and_memory_do_not_grow(other):
     assert (other_side.fds(), other(other_side.fds), files()) == before
 
 
-def holders(inode):
-    """The processes that have the file of a block open."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if "memfd:dlbridge" in str(path.readlink()) and path.stat().st_ino == inode:
-                found.add(int(path.parts[2]))
-        except OSError:  # it has ended or closed it, or is another user's
-            continue
-    return found
-
-
 @LINUX
 def test_nothing_is_left_of_a_process_that_is_killed():
     """Neither of the receiver nor of the sender: the memory lives as long as somebody has it."""
@@ -402,18 +352,18 @@ def test_nothing_is_left_of_a_process_that_is_killed():
         for each in (t, theirs)
     ]
     me = os.getpid()
-    assert [holders(inode) for inode in inodes] == [{me, killed.process.pid}] * 2
+    assert [holders(inode, "memfd:dlbridge") for inode in inodes] == [{me, killed.process.pid}] * 2
     opened = other_side.fds()
     os.kill(killed.process.pid, signal.SIGKILL)
     killed.process.join()
-    assert [holders(inode) for inode in inodes] == [{me}] * 2
+    assert [holders(inode, "memfd:dlbridge") for inode in inodes] == [{me}] * 2
     assert other_side.fds() == opened
     for each in (t, theirs):
         assert (each.numpy() == VALUES).all()
         each.numpy()[...] = 1
     del t, theirs, each
     gc.collect()
-    assert [holders(inode) for inode in inodes] == [set()] * 2
+    assert [holders(inode, "memfd:dlbridge") for inode in inodes] == [set()] * 2
 
 
 def test_a_sender_that_has_ended_before_it_was_received():
@@ -432,14 +382,8 @@ def test_a_sender_that_has_ended_before_it_was_received():
 def test_a_process_that_multiprocessing_has_not_started():
     """It cannot be told from somebody who must not have the memory."""
     message = bytes(ForkingPickler.dumps(bridge.share(VALUES)))
-    out = run_script(
-        f"""
-        import pickle
-        try: pickle.loads({message!r})
-        except BufferError as error: print("authkey" in str(error), repr(error.__cause__)[:21])
-        """
-    )
-    assert out == "True AuthenticationError('\n"
+    said = run_scene("sharing.not_started_by_multiprocessing", message.hex())
+    assert said == "AuthenticationError\n"
 
 
 def test_the_message_keeps_the_memory():
@@ -462,79 +406,33 @@ def test_views_keep_the_memory():
     assert gone() is None
 
 
-@pytest.mark.parametrize("line", ["bridge.kept = t", "g = bridge.share(t, 'opencl:0')"])
-def test_a_process_ends_while_arrays_are_there(line):
-    if "opencl" in line:
-        backend_or_skip("opencl")
-    run_script(
-        f"""
-        import builtins, numpy as np, dlbridge as bridge
-        from multiprocessing.reduction import ForkingPickler
-        t = bridge.share(np.arange(100000))
-        builtins.kept = a = t.numpy()[1:]
-        u = ForkingPickler.loads(ForkingPickler.dumps(t))
-        {line}
-        class Late:
-            def __del__(self, a=a): assert a[0] == 1
-        builtins.late = Late()
-        """
-    )
+@pytest.mark.parametrize("device", ["cpu", "opencl:0"])
+def test_a_process_ends_while_arrays_are_there(device):
+    backend_or_skip(device.partition(":")[0])
+    run_scene("sharing.ends_while_arrays_are_there", device)
 
 
 @pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
 def test_interrupts_leave_nothing(exception):
-    out = run_script(
-        f"""
-        import gc, os, numpy as np, dlbridge as bridge
-        from dlbridge.core.processes import host_blocks as shared_blocks
-        from interrupted import Alarm, interrupted
-        a = np.arange(1000)
-        t = bridge.share(a)
-        before = len(os.listdir("/proc/self/fd"))
-        def work():
-            assert bridge.share(a).tobytes() == a.tobytes()
-        interrupted(work, {exception}, 500)
-        gc.collect()
-        print(len(os.listdir("/proc/self/fd")) - before, len(shared_blocks._files))
-        """
-    )
-    assert out == "0 1\n"
+    run_scene("sharing.interrupts", exception)
 
 
 def test_threads():
     """Four threads share and receive one block, and blocks of their own."""
-    t, wrong = bridge.share(VALUES), []
+    t = bridge.share(VALUES)
 
     def work():
-        try:
-            for _ in range(50):
-                message = ForkingPickler.dumps(t)
-                u = bridge.share(VALUES + 1)
-                again = ForkingPickler.loads(message)
-                assert again.data_ptr() == t.data_ptr()
-                assert (sent(u).numpy() == VALUES + 1).all()
-        except BaseException as error:
-            wrong.append(error)
+        for _ in range(50):
+            message = ForkingPickler.dumps(t)
+            u = bridge.share(VALUES + 1)
+            again = ForkingPickler.loads(message)
+            assert again.data_ptr() == t.data_ptr()
+            assert (sent(u).numpy() == VALUES + 1).all()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert wrong == []
+    at_once(4, work)
 
 
 # Messages that are wrong
-
-
-class Given:
-    """In the place of multiprocessing's DupFd."""
-
-    def __init__(self, fd):
-        self.fd = fd
-
-    def detach(self):
-        return self.fd
 
 
 @LINUX
@@ -666,39 +564,9 @@ def test_bad_arguments():
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_all_ways(method, tmp_path):
+def test_all_ways(method):
     """Arguments of a Process, a Queue, a Pool, a ProcessPoolExecutor: they write, we read."""
-    (tmp_path / "worker.py").write_text(
-        "def write(t, at, value):\n"
-        "    t.numpy()[at] = value\n"
-        "    return t\n"
-        "def through_queue(queue, t, u):\n"
-        "    assert u.data_ptr() == t.data_ptr() + 4\n"
-        "    t.numpy()[0] = 1\n"
-        "    write(queue.get(timeout=60), 1, 2)\n"
-    )
-    script = tmp_path / "main.py"
-    script.write_text(
-        "import multiprocessing, numpy as np, dlbridge as bridge, worker\n"
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        "if __name__ == '__main__':\n"
-        f"    context = multiprocessing.get_context({method!r})\n"
-        "    t = bridge.share(np.zeros(4, 'i4'))\n"
-        "    queue = context.Queue()\n"
-        "    process = context.Process(target=worker.through_queue, args=(queue, t, t[1:]))\n"
-        "    process.start()\n"
-        "    queue.put(t)\n"
-        "    process.join()\n"
-        "    with context.Pool(1) as pool:\n"
-        "        again = pool.apply(worker.write, (t, 2, 3))\n"
-        "    with ProcessPoolExecutor(1, mp_context=context) as pool:\n"
-        "        (last,) = pool.map(worker.write, [t], [3], [4])\n"
-        "    print(t.tolist(), {x.data_ptr() for x in (again, last)} == {t.data_ptr()})\n"
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.stdout, done.stderr, done.returncode) == ("[1, 2, 3, 4] True\n", "", 0)
+    run_scene("sharing.all_ways", method)
 
 
 # Last, as torch makes each collection slow

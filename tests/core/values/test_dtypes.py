@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import pickle
-import subprocess
 import sys
-import threading
 import warnings
 
 import ml_dtypes
@@ -15,6 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from peers import peer
+from raw_producer import struct_in
+from scripts import run_script
+from threads import at_once
 
 from dlbridge.core._cdefs import ffi
 from dlbridge.core.values.dtypes import (
@@ -31,21 +31,11 @@ from dlbridge.errors import ExchangeError
 
 NUMBERS = {  # P34: every type of dlpack.h 1.3, by the name that its owners print
     "bool": (6, 8, 1),
-    "int8": (0, 8, 1),
-    "int16": (0, 16, 1),
-    "int32": (0, 32, 1),
-    "int64": (0, 64, 1),
-    "uint8": (1, 8, 1),
-    "uint16": (1, 16, 1),
-    "uint32": (1, 32, 1),
-    "uint64": (1, 64, 1),
-    "float16": (2, 16, 1),
-    "float32": (2, 32, 1),
-    "float64": (2, 64, 1),
+    **{f"int{bits}": (0, bits, 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (1, bits, 1) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (2, bits, 1) for bits in (16, 32, 64)},
     "bfloat16": (4, 16, 1),
-    "complex32": (5, 32, 1),
-    "complex64": (5, 64, 1),
-    "complex128": (5, 128, 1),
+    **{f"complex{bits}": (5, bits, 1) for bits in (32, 64, 128)},
     "float8_e3m4": (7, 8, 1),
     "float8_e4m3": (8, 8, 1),
     "float8_e4m3b11fnuz": (9, 8, 1),
@@ -57,12 +47,8 @@ NUMBERS = {  # P34: every type of dlpack.h 1.3, by the name that its owners prin
     "float6_e2m3fn": (15, 6, 1),
     "float6_e3m2fn": (16, 6, 1),
     "float4_e2m1fn": (17, 4, 1),
-    "int1": (0, 1, 1),
-    "int2": (0, 2, 1),
-    "int4": (0, 4, 1),
-    "uint1": (1, 1, 1),
-    "uint2": (1, 2, 1),
-    "uint4": (1, 4, 1),
+    **{f"int{bits}": (0, bits, 1) for bits in (1, 2, 4)},
+    **{f"uint{bits}": (1, bits, 1) for bits in (1, 2, 4)},
     "handle": (3, 64, 1),
     "float32x4": (2, 32, 4),
     "complex64x2": (5, 64, 2),
@@ -77,21 +63,11 @@ EXTENDED = [name for name in NUMBERS if hasattr(ml_dtypes, name)]  # what it add
 any_numbers = st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, 65535))
 
 
-def run_python(code: str) -> str:
-    """What *code* prints in a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def exported(array) -> tuple[int, int, int]:
     """``(code, bits, lanes)`` in the struct of the legacy capsule that *array* exports."""
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype = ctypes.c_void_p
-    get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     capsule = array.__dlpack__()
-    tensor = ffi.cast("DLTensor*", get_pointer(capsule, b"dltensor"))
-    return tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
+    found = struct_in(capsule).dl_tensor.dtype
+    return found.code, found.bits, found.lanes
 
 
 # -- The value -----------------------------------------------------------------
@@ -168,19 +144,8 @@ def test_pickling_gives_the_same_object(protocol):
 
 
 def test_threads_that_make_one_type_at_once_get_one_object():  # C40
-    barrier = threading.Barrier(8)
-    made: list[list[DType]] = []
-
-    def make():
-        barrier.wait()
-        made.append([DType.of(200, bits, lanes) for bits in range(200, 256) for lanes in range(9)])
-
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 8
+    numbers = [(bits, lanes) for bits in range(200, 256) for lanes in range(9)]
+    made = at_once(8, lambda: [DType.of(200, *each) for each in numbers])
     assert all(a is b for other in made for a, b in zip(made[0], other, strict=True))
 
 
@@ -193,12 +158,15 @@ def test_numbers_that_the_struct_cannot_hold(numbers):
 
 
 def test_importing_it_imports_no_library():
-    code = (
-        "import sys; from dlbridge.core.values.dtypes import check, dtype; import dlbridge.core.values.devices;"
-        "dtype('float4_e2m1fn').nbytes(3); dtype(float); check(0, 8);"
-        "print([m for m in ('numpy', 'ml_dtypes', 'torch', 'jax', 'tvm_ffi') if m in sys.modules])"
+    run_script(
+        """
+        import sys
+        from dlbridge.core.values.dtypes import check, dtype
+        import dlbridge.core.values.devices
+        dtype("float4_e2m1fn").nbytes(3), dtype(float), check(0, 8)
+        assert not {"numpy", "ml_dtypes", "torch", "jax", "tvm_ffi"} & sys.modules.keys()
+        """
     )
-    assert run_python(code) == "[]\n"
 
 
 # -- Sizes ---------------------------------------------------------------------
@@ -333,34 +301,73 @@ def test_other_spellings(spelling, name):
     assert dtype(spelling) is dtype(name)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "nonsense", "float32x", "xx4", "float32 ", "type_code(x)_8", "float٣٢", "torch.float32"],
-)
-def test_text_that_names_no_dtype(text):
-    with pytest.raises(TypeError, match="is not the name of a dtype"):
-        dtype(text)
+class Foreign:
+    """A dtype of a library that dlbridge does not know."""
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("float8", "float comes in 16 or 32 or 64 bits; did you mean .*'float8_e4m3fn' or"),
-        ("float8x4", "'float8x4'.*did you mean .*'float8_e4m3fn' or"),
-        ("float6", "'float6_e2m3fn' or 'float6_e3m2fn'"),
-        ("float4", "did you mean 'float4_e2m1fn'"),
-        ("float99", "float comes in 16 or 32 or 64 bits$"),
-        ("bfloat17", "bfloat comes in 16 bits$"),
-        ("int0", "int comes in 1 or 2 .* or 64 bits$"),
-        ("uint256x2", "uint comes in 1 or 2 .* or 64 bits$"),
-        ("bool1", "bool comes in 8 bits$"),
-        ("complex16", "complex comes in 32 or 64 or 128 bits$"),
-    ],
-)
-def test_names_with_bits_that_no_type_has(text, message):
-    """These were dtypes, and failed later, as if another library had exported such elements."""
-    with pytest.raises(TypeError, match=message):
-        dtype(text)
+Foreign.__module__, Foreign.__qualname__ = "tensorstore", "dtype"
+
+NO_NAMES = [
+    "",
+    "nonsense",
+    "float32x",
+    "xx4",
+    "float32 ",
+    "type_code(x)_8",
+    "float٣٢",
+    "torch.float32",
+]
+NOTHING = [None, 3, 1.5, [], {}, list, DType, np.zeros(2), np.float32(1), b"f4"]
+NOTHING += [np.floating, np.generic, np.integer]
+NO_NUMBERS = [(0, 8), (0, 8, 1, 1), ("0", 8, 1), (0, 8.0, 1), (0, None, 1), ()]
+REFUSED = [
+    *((text, TypeError, "is not the name of a dtype") for text in NO_NAMES),
+    *((nothing, TypeError, "is not a dtype") for nothing in NOTHING),
+    (Foreign(), TypeError, r"^a tensorstore\.dtype is not a dtype: give a name"),
+    (Foreign, TypeError, r"^the class tensorstore\.dtype is not a dtype: give a name"),
+    (bytearray, TypeError, "^the class bytearray is not a dtype: give a name"),
+    *((pair, TypeError, "three integers") for pair in NO_NUMBERS),
+    # Names with bits that no type has: these were dtypes, and failed later, as if another
+    # library had exported such elements.
+    ("float8", TypeError, "float comes in 16 or 32 or 64 bits; did you mean .*'float8_e4m3fn' or"),
+    ("float8x4", TypeError, "'float8x4'.*did you mean .*'float8_e4m3fn' or"),
+    ("float6", TypeError, "'float6_e2m3fn' or 'float6_e3m2fn'"),
+    ("float4", TypeError, "did you mean 'float4_e2m1fn'"),
+    ("float99", TypeError, "float comes in 16 or 32 or 64 bits$"),
+    ("bfloat17", TypeError, "bfloat comes in 16 bits$"),
+    ("int0", TypeError, "int comes in 1 or 2 .* or 64 bits$"),
+    ("uint256x2", TypeError, "uint comes in 1 or 2 .* or 64 bits$"),
+    ("bool1", TypeError, "bool comes in 8 bits$"),
+    ("complex16", TypeError, "complex comes in 32 or 64 or 128 bits$"),
+    ("float32x65536", ValueError, "does not fit DLDataType"),
+    ("float32x0", ValueError, "does not fit DLDataType"),
+    ("type_code(256)_8", ValueError, "does not fit DLDataType"),
+    # Foreign byte order: P32. What DLPack cannot carry: P33.
+    *(
+        (np.dtype(kind).newbyteorder(), ExchangeError, r"endianness.*newbyteorder\('='\)")
+        for kind in ("f4", "i8", ml_dtypes.bfloat16)
+    ),
+    ("O", ExchangeError, "objects.*convert"),
+    ("S3", ExchangeError, r"strings.*x\.view\('uint8'\)"),
+    ("U3", ExchangeError, r"strings.*x\.view\('uint32'\)"),
+    ("M8[s]", ExchangeError, r"dates.*x\.view\('int64'\)"),
+    ("m8[s]", ExchangeError, r"time spans.*x\.view\('int64'\)"),
+    ("V3", ExchangeError, r"raw memory.*x\.view\('uint8'\)"),
+    ("i4,f4", ExchangeError, r"structured.*each field"),
+    ("2f4", ExchangeError, r"structured"),
+    (np.dtypes.StringDType(), ExchangeError, "strings.*encode"),
+    (object, ExchangeError, "objects"),
+    (str, ExchangeError, "strings"),
+    (bytes, ExchangeError, "strings"),
+]
+if hasattr(ml_dtypes, "bcomplex32"):
+    REFUSED.append((ml_dtypes.bcomplex32, ExchangeError, "no such type.*uint8"))
+
+
+@pytest.mark.parametrize(("given", "error", "says"), REFUSED)
+def test_what_is_refused_says_why(given, error, says):  # P32, P33
+    with pytest.raises(error, match=says):
+        dtype(given)
 
 
 def test_types_of_other_bits_have_a_name_and_are_equal_to_it():  # C16
@@ -368,62 +375,6 @@ def test_types_of_other_bits_have_a_name_and_are_equal_to_it():  # C16
     assert (str(found), found == "int9", found == "int10") == ("int9", True, False)
     with pytest.raises(ExchangeError):
         check(0, 9)
-
-
-@pytest.mark.parametrize("text", ["float32x65536", "float32x0", "type_code(256)_8"])
-def test_text_for_numbers_that_do_not_fit(text):
-    with pytest.raises(ValueError, match="does not fit DLDataType"):
-        dtype(text)
-
-
-@pytest.mark.parametrize(
-    "nothing",
-    [
-        None,
-        3,
-        1.5,
-        [],
-        {},
-        list,
-        DType,
-        np.zeros(2),
-        np.float32(1),
-        b"f4",
-        np.floating,
-        np.generic,
-        np.integer,
-    ],
-)
-def test_what_is_no_dtype_at_all(nothing):
-    with pytest.raises(TypeError, match="is not a dtype"):
-        dtype(nothing)
-
-
-class Foreign:
-    """A dtype of a library that dlbridge does not know."""
-
-
-Foreign.__module__, Foreign.__qualname__ = "tensorstore", "dtype"
-
-
-@pytest.mark.parametrize(
-    ("nothing", "name"),
-    [
-        (Foreign(), r"a tensorstore\.dtype"),
-        (Foreign, r"the class tensorstore\.dtype"),
-        (3, "an int"),
-        (bytearray, "the class bytearray"),
-    ],
-)
-def test_what_is_no_dtype_is_named_with_its_module(nothing, name):
-    with pytest.raises(TypeError, match=f"^{name} is not a dtype: give a name"):
-        dtype(nothing)
-
-
-@pytest.mark.parametrize("pair", [(0, 8), (0, 8, 1, 1), ("0", 8, 1), (0, 8.0, 1), (0, None, 1), ()])
-def test_a_tuple_must_be_three_integers(pair):
-    with pytest.raises(TypeError, match="three integers"):
-        dtype(pair)
 
 
 # -- numpy and ml_dtypes -------------------------------------------------------
@@ -472,44 +423,6 @@ def test_the_table_for_callers_in_a_hurry():
     assert np.dtype("V2") not in table
 
 
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        np.dtype("f4").newbyteorder(),
-        np.dtype("i8").newbyteorder(),
-        np.dtype(ml_dtypes.bfloat16).newbyteorder(),
-    ],
-)
-def test_foreign_byte_order_is_named(theirs):  # P32
-    with pytest.raises(ExchangeError, match=r"endianness.*newbyteorder\('='\)"):
-        dtype(theirs)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "way_out"),
-    [
-        ("O", "objects.*convert"),
-        ("S3", r"strings.*x\.view\('uint8'\)"),
-        ("U3", r"strings.*x\.view\('uint32'\)"),
-        ("M8[s]", r"dates.*x\.view\('int64'\)"),
-        ("m8[s]", r"time spans.*x\.view\('int64'\)"),
-        ("V3", r"raw memory.*x\.view\('uint8'\)"),
-        ("i4,f4", r"structured.*each field"),
-        ("2f4", r"structured"),
-        (np.dtypes.StringDType(), "strings.*encode"),
-        (ml_dtypes.bcomplex32, "no such type.*uint8")
-        if hasattr(ml_dtypes, "bcomplex32")
-        else ("O", "objects"),
-        (object, "objects"),
-        (str, "strings"),
-        (bytes, "strings"),
-    ],
-)
-def test_what_dlpack_cannot_carry_says_the_way_out(theirs, way_out):  # P33
-    with pytest.raises(ExchangeError, match=way_out):
-        dtype(theirs)
-
-
 def test_long_double_is_refused():  # P33
     if np.dtype(np.longdouble) == np.dtype("f8"):  # a platform without one
         assert dtype(np.longdouble) is dtype("float64")
@@ -536,13 +449,14 @@ def test_types_that_numpy_lacks_name_the_way_out(name, way_out):
 
 
 def test_without_ml_dtypes_the_error_says_what_to_install():
-    code = (
-        "import sys; sys.modules['ml_dtypes'] = None\n"
-        "from dlbridge.core.values.dtypes import dtype\n"
-        "try: dtype('bfloat16').numpy\n"
-        "except BufferError as error: print(type(error.__cause__).__name__, error)"
+    printed = run_script(
+        """
+        import sys; sys.modules["ml_dtypes"] = None
+        from dlbridge.core.values.dtypes import dtype
+        try: dtype("bfloat16").numpy
+        except BufferError as error: print(type(error.__cause__).__name__, error)
+        """
     )
-    printed = run_python(code)
     assert printed.startswith(("ImportError", "ModuleNotFoundError"))
     assert "pip install ml_dtypes" in printed
     assert "tobytes" in printed
@@ -697,16 +611,20 @@ def test_packing_takes_every_dtype(kind):
             unpack_bits(b"a", wrong, 1)
 
 
-def test_packing_errors():
-    with pytest.raises(ValueError, match="5 elements of int4 take 3 bytes; there are 2"):
-        unpack_bits(b"ab", dtype("int4"), 5)
-    with pytest.raises(ValueError, match="-1 elements"):
-        unpack_bits(b"ab", dtype("int4"), -1)
-    with pytest.raises(ValueError, match="int8 is not a sub-byte type"):
-        unpack_bits(b"ab", dtype("int8"), 1)
-    with pytest.raises(ValueError, match="float32 is not a sub-byte type"):
-        pack_bits([1], dtype("float32"))
-    with pytest.raises(ValueError, match="lanes are 1 to 65535"):
-        dtype("int4x0")
-    with pytest.raises(ValueError, match="3 codes are not a whole number of float4_e2m1fnx2"):
-        pack_bits([1, 2, 3], dtype("float4_e2m1fnx2"))
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: unpack_bits(b"ab", "int4", 5), "5 elements of int4 take 3 bytes; there are 2"),
+        (lambda: unpack_bits(b"ab", "int4", -1), "-1 elements"),
+        (lambda: unpack_bits(b"ab", "int8", 1), "int8 is not a sub-byte type"),
+        (lambda: pack_bits([1], "float32"), "float32 is not a sub-byte type"),
+        (
+            lambda: pack_bits([1, 2, 3], "float4_e2m1fnx2"),
+            "3 codes are not a whole number of float4",
+        ),
+        (lambda: dtype("int4x0"), "lanes are 1 to 65535"),
+    ],
+)
+def test_packing_errors(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
