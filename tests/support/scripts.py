@@ -9,26 +9,49 @@ import sys
 import textwrap
 from pathlib import Path
 
-__all__ = ["run_script"]
+__all__ = ["finished", "run_script"]
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 
 
-def run_script(source: str, *, timeout: float = 600, env: dict[str, str] | None = None) -> str:
-    """What the script prints; AssertionError if it ends by a signal, an error, or not in time."""
-    paths = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+def finished(
+    source: str,
+    *arguments: object,
+    timeout: float = 600,
+    env: dict[str, str] | None = None,
+    paths: tuple[Path | str, ...] = (),
+) -> subprocess.CompletedProcess[str]:
+    """The process that has run *source*, which imports from this folder and from *paths*."""
+    folders = [*map(str, paths), str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
     # A process in the background may be started with SIGINT ignored, and hands that on.
     prelude = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", prelude + textwrap.dedent(source)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})},
+    code = prelude + textwrap.dedent(source)
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})},
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
+
+
+def run_script(
+    source: str,
+    *arguments: object,
+    timeout: float = 600,
+    env: dict[str, str] | None = None,
+    paths: tuple[Path | str, ...] = (),
+    silent: bool = False,
+) -> str:
+    """What the script prints; AssertionError if it ends by a signal, an error, or not in time.
+
+    A *silent* one writes nothing to stderr.
+    """
+    done = finished(source, *arguments, timeout=timeout, env=env, paths=paths)
     code = done.returncode
     ended = signal.Signals(-code).name if code < 0 else code
     assert ended == 0, f"{ended}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert not silent or done.stderr == "", done.stderr[-6000:]
     return done.stdout

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ import dlbridge as bridge
 from dlbridge.core.processes import device_blocks
 from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.testing.backend_base import open_files
 
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
 UNIT = 2 << 20
@@ -49,10 +49,6 @@ def received(t, **changes):
     return receive_on_device(again, str(t.device), layout)
 
 
-def files():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def host(tensor):
     return bridge.to_device(tensor, "cpu", copy=True, like="numpy")
 
@@ -78,13 +74,13 @@ def test_it_is_opened_by_cudas_own_call(cuda, fake):
     t = bridge.share(VALUES, "cuda:0")
     gc.collect()
     names = ("cuMemImportFromShareableHandle", "cuImportExternalMemory", *ENDING)
-    before, live, opened = [fake.calls(name) for name in names], fake.live(), files()
+    before, live, opened = [fake.calls(name) for name in names], fake.live(), open_files()
     again = received(t)
     assert fake.live() == live + 3  # the memory, its addresses, and what is mapped there
     del again
     gc.collect()
     assert [fake.calls(name) - b for name, b in zip(names, before, strict=True)] == [1, 0, 1, 1, 1]
-    assert (fake.live(), files()) == (live, opened)
+    assert (fake.live(), open_files()) == (live, opened)
 
 
 def test_work_on_a_stream_is_done_before_it_is_sent(cuda):
@@ -131,13 +127,13 @@ def test_an_allocation_that_fails(cuda, fake, name, status, error):
     """What was made of it is undone; no memory is tried again after the pool was trimmed."""
     bridge.empty(3, device="cuda:0")
     gc.collect()
-    live, opened = fake.live(), files()
+    live, opened = fake.live(), open_files()
     fake.fail(name, status)
     with pytest.raises(error, match=name):
         bridge.share(VALUES, "cuda:0")
     fake.fail(name, 0)
     gc.collect()
-    assert files() == opened
+    assert open_files() == opened
     assert fake.live() <= live
 
 
@@ -145,13 +141,13 @@ def test_an_allocation_that_fails(cuda, fake, name, status, error):
 def test_an_import_that_fails(cuda, fake, name):
     t = bridge.share(VALUES, "cuda:0")
     gc.collect()
-    live, opened = fake.live(), files()
+    live, opened = fake.live(), open_files()
     fake.fail(name, 801)
     with pytest.raises(ExchangeError, match=f"cannot be used here: {name}"):
         received(t)
     fake.fail(name, 0)
     gc.collect()
-    assert (fake.live(), files()) == (live, opened)
+    assert (fake.live(), open_files()) == (live, opened)
 
 
 def test_a_size_that_is_not_so_is_refused(cuda):
@@ -225,52 +221,3 @@ def test_two_processes(cuda, request, tmp_path, method):
         [sys.executable, script], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout == "cuda:0 True\nTrue True\n0 True\n", done.stderr
-
-
-INTERRUPTS = """
-import gc, os, sys
-sys.path[:0] = [{here!r}, {drivers!r}, {support!r}]
-import cuda_support
-from suite.fixtures import build
-
-live = lambda: 0
-if {simulated}:
-    live = build().load("cuda").fake_cuda_live
-
-import numpy as np, dlbridge as bridge
-from interrupted import Alarm, interrupted
-
-cuda = bridge.backend("cuda")
-values = np.arange(1000)
-
-def counts():
-    bridge.share(values, "cuda:0")  # what was dropped goes back with the next one
-    bridge.synchronize("cuda:0")
-    gc.collect()
-    bridge.synchronize("cuda:0")
-    return len(os.listdir("/proc/self/fd")), len(cuda._device_memory.resources), live()
-
-before = counts()
-interrupted(lambda: bridge.share(values, "cuda:0"), {exception}, 500)
-gc.collect()
-print(counts() == before, counts(), before)
-"""
-
-
-@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
-def test_signals_leave_nothing(cuda, request, tmp_path, exception):
-    tests = HERE.parents[2] / "tests"
-    script = tmp_path / "main.py"
-    script.write_text(
-        INTERRUPTS.format(
-            here=str(HERE),
-            drivers=str(tests / "drivers"),
-            support=str(tests / "support"),
-            simulated=request.config.dlbridge_fake is not None,
-            exception=exception,
-        )
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.stdout.startswith("True "), done.stdout + done.stderr[-3000:]

@@ -23,6 +23,7 @@ import peers
 from expected import backend_or_skip, expected
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from scripts import run_script
 from working import leave_out
 
 SPIN = """
@@ -108,16 +109,7 @@ def script(layer, simulated):
 
     def run(code, timeout=600, **switches):
         environment = {f"LAYER_{name}": str(value) for name, value in switches.items()}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-            env={**os.environ, **environment},
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run_script(code, timeout=timeout, env=environment)
 
     return run
 
@@ -201,6 +193,30 @@ def context(opencl):
     import pyopencl as cl
 
     return cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True).context
+
+
+@pytest.fixture
+def own(opencl):
+    """This thread's queue."""
+    import pyopencl as cl
+
+    return cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+
+
+@pytest.fixture
+def queue(context):
+    """A queue of the user's, of which dlbridge knows nothing."""
+    import pyopencl as cl
+
+    return cl.CommandQueue(context, context.devices[0])
+
+
+@pytest.fixture
+def elsewhere(context):
+    """A queue in a context of the user's own, on the same device."""
+    import pyopencl as cl
+
+    return cl.CommandQueue(cl.Context(context.devices))
 
 
 @pytest.fixture

@@ -7,30 +7,29 @@ import threading
 import numpy as np
 import pyopencl as cl
 import pytest
+from threads import in_threads
 
 import dlbridge as bridge
 from dlbridge.protocol import Span
 
 VIEWS = """
-import sys, threading, time
+import sys, time
 import numpy as np
 import dlbridge as bridge
+from threads import in_threads
 
 sys.setswitchinterval(1e-6)
 t = bridge.to_device(np.arange(4096.0), "opencl:0", copy=True)
 views, end = [0] * 4, time.monotonic() + 4
 
 def look(number):
+    first = number % 2 * 8
     while not views[number] or time.monotonic() < end:
-        with t[number * 8 :].host_view() as host:
-            assert host.numpy()[0] == number * 8
+        with t[first:].host_view() as host:
+            assert host.numpy()[0] == first
         views[number] += 1
 
-threads = [threading.Thread(target=look, args=(n % 2,)) for n in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+assert in_threads(look, 4) == []
 from dlbridge_opencl import views as inside
 assert not inside._resources.all()
 """
@@ -48,16 +47,12 @@ def test_a_view_of_every_thread_is_given_back(opencl, make, shared):
     memory = make(4096)
     barrier = threading.Barrier(4)
 
-    def look():
+    def look(_number):
         for _ in range(300):
             barrier.wait()
             opencl.host_view(Span(0, memory.data, 0, 64), False, memory.stream)
 
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert in_threads(look, 4) == []
     assert not views._resources.all()
     assert memory.buffer.map_count == 0
 
@@ -97,57 +92,28 @@ def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate,
     assert memory.buffer.map_count == 0
 
 
-STORM = """
-import random, signal, sys, threading, time
-import numpy as np
+IMPORTS = """
+import sys
 import dlbridge as bridge
+from interrupted import interrupted
 
 opencl = bridge.backend("opencl")
-x = bridge.empty(4096, "uint8").numpy()
-address = x.__array_interface__["data"][0]
-opencl.allocate(0, 64, 64, 0)
+host = bridge.empty(4096, "uint8").numpy()
+address = host.__array_interface__["data"][0]
+sys.unraisablehook = lambda _: None  # what a handler raises in a finalizer
 
-def allocate():
-    return opencl.allocate(0, 1 << random.randrange(4, 16), 64, 0)
+def work():
+    opencl.import_host(0, address, 4096, False, 0)
 
-def import_():
-    return opencl.import_host(0, address, 4096, False, 0)
-
-def interrupt(signum, frame):
-    global armed
-    while frame:  # finalizers swallow exceptions: that is the core's matter
-        if frame.f_code.co_name == "__del__":
-            return
-        frame = frame.f_back
-    if armed:
-        armed = False
-        raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-armed, heard = False, 0
-
-def loop():
-    global armed, heard
-    while heard < 1000:
-        try:
-            armed = True
-            memory = {what}()
-            armed = False
-        except KeyboardInterrupt:
-            heard += 1
-        memory = None
-
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
-loop()
-signal.setitimer(signal.ITIMER_REAL, 0)
+work()
+interrupted(work, KeyboardInterrupt, 1000)
 opencl.allocate(0, 64, 64, 0)  # its end does what was cut off
-assert opencl.live_allocations() == 0, (opencl.live_allocations(), heard)
-print(heard)
+assert opencl.live_allocations() == 0, opencl.live_allocations()
 """
 
 
 def test_a_ctrl_c_loses_no_imported_memory(script, shared):
-    script(STORM.replace("{what}", "import_"))
+    script(IMPORTS)
 
 
 def test_no_thread_gets_a_queue_that_another_replaces(opencl, context):
@@ -159,15 +125,11 @@ def test_no_thread_gets_a_queue_that_another_replaces(opencl, context):
         barrier = threading.Barrier(4)
         got = []
 
-        def ask(elsewhere=elsewhere, barrier=barrier, got=got):
+        def ask(_number, elsewhere=elsewhere, barrier=barrier, got=got):
             barrier.wait()
             got.append(queues.elsewhere(0, elsewhere))
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert in_threads(ask, 4) == []
         assert len({queue.int_ptr for queue in got}) == 1
 
 
@@ -205,11 +167,12 @@ def test_host_memory_is_waited_for_though_a_ctrl_c_comes(opencl, make, kernels, 
 
 
 VIEW_STORM = """
-import signal, sys
+import sys
 import numpy as np
 import dlbridge as bridge
 from dlbridge.protocol import Span
 from dlbridge_opencl import memory, views
+from interrupted import interrupted
 
 opencl = bridge.backend("opencl")
 t = bridge.to_device(np.arange(3000), "opencl:0", copy=True)
@@ -219,31 +182,8 @@ data, stream = t.operand().data, opencl.current_stream(0)
 span = Span(0, data, 0, 64)
 buffer = memory.live[data].buffer
 other = opencl.host_view(span, False, stream)
-armed, heard = False, 0
 sys.unraisablehook = lambda _: None  # what a handler raises in a finalizer
-
-def interrupt(signum, frame):
-    global armed
-    if armed:
-        armed = False
-        raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-
-def loop():
-    global armed, heard
-    while heard < 500:
-        try:
-            armed = True
-            for _ in range(10):
-                opencl.host_view(span, False, stream)
-            armed = False
-        except KeyboardInterrupt:
-            heard += 1
-
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
-loop()
-signal.setitimer(signal.ITIMER_REAL, 0)
+interrupted(lambda: opencl.host_view(span, False, stream), KeyboardInterrupt, 500)
 opencl.host_view(span, False, stream)  # its end does what was cut off
 {check}
 print("done")
