@@ -16,19 +16,24 @@ ROOT = SUPPORT.parents[1]
 
 
 def finished(
-    source: str,
+    source: str | Path,
     *arguments: object,
     timeout: float = 600,
     env: dict[str, str] | None = None,
     paths: tuple[Path | str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """The process that has run *source*, which imports from this folder and from *paths*."""
+    """The process that has run *source*, a text or a file.
+
+    It imports from this folder and from *paths*.
+    """
     folders = [*map(str, paths), str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
     # A process in the background may be started with SIGINT ignored, and hands that on.
     prelude = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code = prelude + textwrap.dedent(source)
+    program = [str(source)]
+    if isinstance(source, str):
+        program = ["-c", prelude + textwrap.dedent(source)]
     return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)],
+        [sys.executable, "-X", "faulthandler", *program, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})},
         capture_output=True,
         text=True,
@@ -38,7 +43,7 @@ def finished(
 
 
 def run_script(
-    source: str,
+    source: str | Path,
     *arguments: object,
     timeout: float = 600,
     env: dict[str, str] | None = None,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
 from cuda_support import HERE, slow, stream
+from scripts import run_script
+from suite.rig import DRIVERS
 
 import dlbridge as bridge
 from dlbridge.core.processes import device_blocks
@@ -164,60 +164,9 @@ def test_a_driver_without_file_descriptors(cuda, fake):
         cuda.allocate_exportable(0, 100, 1)
 
 
-OTHER = """
-import os, sys
-sys.path[:0] = [{here!r}, {drivers!r}]
-import cuda_support
-from suite import rig
-from suite.fixtures import build
-
-if {simulated}:
-    build().load("cuda")  # before anybody looks for a libcuda
-
-import numpy as np, dlbridge as bridge
-
-VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
-
-def host(t):
-    return bridge.to_device(t, "cpu", copy=True).numpy()
-
-def serve(connection):
-    t = connection.recv()
-    connection.send((str(t.device), (host(t) == VALUES).all()))
-    bridge.copy_(t, VALUES * 2)
-    bridge.synchronize("cuda:0")
-    own = bridge.share(VALUES * 3, "cuda:0")
-    connection.send((t[1:], own))
-    assert connection.recv() == "it has come"
-    del t, own
-
-if __name__ == "__main__":
-    import multiprocessing
-    context = multiprocessing.get_context({method!r})
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,))
-    process.start()
-    t = bridge.share(VALUES, "cuda:0")
-    ours.send(t)
-    print(*ours.recv())
-    back, own = ours.recv()
-    print(back.data_ptr() == t.data_ptr() + 400, (host(t) == VALUES * 2).all())
-    ours.send("it has come")
-    process.join()
-    print(process.exitcode, (host(own) == VALUES * 3).all())
-"""
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_two_processes(cuda, request, tmp_path, method):
+def test_two_processes(cuda, request, method):
     """Each writes what the other reads; memory of the other one outlives it."""
-    drivers = str(HERE.parents[2] / "tests" / "drivers")
-    script = tmp_path / "main.py"
-    simulated = request.config.dlbridge_fake is not None
-    script.write_text(
-        OTHER.format(here=str(HERE), drivers=drivers, method=method, simulated=simulated)
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.stdout == "cuda:0 True\nTrue True\n0 True\n", done.stderr
+    simulated = int(request.config.dlbridge_fake is not None)
+    said = run_script(HERE / "two_processes.py", method, simulated, paths=(DRIVERS,))
+    assert said == "cuda:0 True\nTrue True\n0 True\n"

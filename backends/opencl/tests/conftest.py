@@ -17,6 +17,7 @@ import pytest
 
 from dlbridge.protocol import Span
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"))
 
 import peers
@@ -26,6 +27,7 @@ from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
 from scripts import run_script
 from working import leave_out
 
+HERE = Path(__file__).resolve().parent
 SPIN = """
 /* Some nanoseconds per turn that no compiler can take away. */
 __kernel void spin(__global uint *out, uint turns) {
@@ -60,7 +62,7 @@ def pytest_configure(config):
     folder = tempfile.mkdtemp(prefix="dlbridge-opencl-layer-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = Path(folder) / "layer.so"
-    source = Path(__file__).parent / "layer" / "layer.c"
+    source = HERE / "layer" / "layer.c"
     flags = ["-std=gnu17", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror"]
     subprocess.run(["gcc", *flags, "-o", library, source], check=True)
     os.environ[LAYERS] = str(library)
@@ -109,7 +111,7 @@ def script(layer, simulated):
 
     def run(code, timeout=600, **switches):
         environment = {f"LAYER_{name}": str(value) for name, value in switches.items()}
-        return run_script(code, timeout=timeout, env=environment)
+        return run_script(code, timeout=timeout, env=environment, paths=(HERE,))
 
     return run
 
