@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from packages import install
-from scripts import run_program
+from scripts import run_script
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-backend.md"
 
@@ -68,7 +68,7 @@ def use(tmp_path, monkeypatch):
         monkeypatch.delenv("DLBRIDGE_BACKENDS", raising=False)
         program = tmp_path / "use.py"
         program.write_text(USE)
-        return run_program(program, *arguments)
+        return run_script(program, *arguments)
 
     return run
 

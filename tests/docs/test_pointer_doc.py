@@ -12,7 +12,7 @@ import pages
 import pytest
 from expected import backend_or_skip, compiler_or_skip
 from peers import peer
-from scripts import run_program
+from scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "howto" / "bring-your-pointer.md").read_text(encoding="utf-8")
@@ -87,4 +87,4 @@ def test_the_section_runs(title, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("\n".join([begin, *pages.programs(SECTIONS[title]), AFTER.get(title, "")]))
     env = {"PYTHONPATH": str(ROOT / "tests" / "drivers")}
-    assert run_program(program, cwd=tmp_path, env=env) == ""
+    assert run_script(program, cwd=tmp_path, env=env) == ""

@@ -14,7 +14,7 @@ from expected import backend_or_skip
 from groups import run_group
 from peers import peer
 from ranks import run_ranks
-from scripts import run_program
+from scripts import run_script
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROCESSES = pages.programs((DOCS / "processes.md").read_text(encoding="utf-8"))
@@ -39,13 +39,13 @@ def test_files(program, tmp_path):
     peer("safetensors")
     blocks = pages.programs((DOCS / "files.md").read_text(encoding="utf-8"))
     assert len(blocks) == 9
-    run_program(program(blocks), cwd=tmp_path)
+    run_script(program(blocks), cwd=tmp_path)
 
 
 def test_shared_memory(program):
     backend_or_skip("opencl")
     (block,) = [block for block in PROCESSES if OWN in block]
-    assert run_program(program([block])) == ""
+    assert run_script(program([block])) == ""
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

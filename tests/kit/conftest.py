@@ -176,20 +176,6 @@ class Driver(StreamDriver):
     def locate(self, address, device_id):
         return Location(self.kinds.get(address, "pageable"), device_id)
 
-    def copy(self, target, source, nbytes, stream):
-        self.log.append(("copy", target, source, nbytes))
-
-    def max_pitch(self, device_id):
-        return 1000
-
-    def copy_rectangle(self, target, source, height, width, stream):
-        self.log.append(("rectangle", height, width))
-
-    has_boxes = True
-
-    def copy_box(self, target, source, depth, height, width, stream):
-        self.log.append(("box", depth, height, width))
-
 
 @pytest.fixture
 def driver(monkeypatch):

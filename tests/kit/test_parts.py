@@ -1,23 +1,20 @@
-"""The kit's small parts: status, fork, capture, events, pointers, regions, streams."""
+"""The kit's small parts: the list of all, the status of a driver, the gate before a library."""
 
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
+from scripts import run_script
+from threads import in_threads
 
 import dlbridge.kit
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
-from dlbridge.kit.driver import StreamState
 from dlbridge.kit.gate import Gate
 from dlbridge.kit.status import StatusTable
-
-RUNS, CAPTURED, BLOCKED = StreamState.RUNS, StreamState.CAPTURED, StreamState.BLOCKED
 
 
 def test_the_list_of_parts_is_complete():
@@ -127,12 +124,7 @@ def test_an_interrupted_call_leaves_the_gate_open(gate):
 
 def test_several_threads_may_be_inside():
     gate, both = Gate("SIM", None, {}, several=True), threading.Barrier(2)
-    threads = [threading.Thread(target=gate.run, args=("work", both.wait, 100)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not both.broken
+    assert in_threads(lambda _: gate.run("work", both.wait, 100), 2) == []
 
 
 def test_a_thread_of_the_library_is_refused():
@@ -155,7 +147,7 @@ def test_a_thread_of_the_library_is_refused():
 @pytest.mark.parametrize("several", [False, True])
 def test_the_end_of_the_process_waits_for_the_thread_inside_and_lets_no_other_in(several):
     code = (
-        f"several = {several}"
+        f"several = {several}\n"
         """
 import atexit, threading, time
 @atexit.register  # after the gate's: the last registered runs first
@@ -178,10 +170,7 @@ threading.Thread(target=gate.run, args=("work", work), daemon=True).start()
 inside.wait()
 """
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "left\nlate: SIM cannot be used while the process ends\n"
+    assert run_script(code) == "left\nlate: SIM cannot be used while the process ends\n"
 
 
 @pytest.mark.parametrize(("patience", "answers"), [(1000, [False, False, True]), (0, [False])])
@@ -201,10 +190,4 @@ gate.wait_at_exit(lambda: [lost, done])
 if hasattr(os, "fork") and (child := os.fork()):
     assert os.waitpid(child, 0)[1] == 0
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "asked True\n" * len(answers)
-
-
-# numbers -----------------------------------------------------------------------------
+    assert run_script(code) == "asked True\n" * len(answers)

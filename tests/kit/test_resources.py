@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from scripts import run_script
+from threads import in_threads
 
 from dlbridge.kit.resources import Owner, Resources, call
 
@@ -207,11 +208,7 @@ def test_one_thread_at_a_time_releases_a_resource():
 
     kind = Resources(release)
     lives = [Owner(kind, name) for name in "ab"]
-    threads = [threading.Thread(target=lives.pop) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert in_threads(lambda _: lives.pop() and None, 2) == []
     assert (inside, len(kind)) == ([], 0)
 
 

@@ -6,19 +6,14 @@ Each case runs in a process of its own, which counts.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import harness
 import pytest
 from peers import peer
-
-HERE = str(Path(__file__).parents[1] / "support")
+from scripts import run_script
 
 BEGIN = """
-import sys; sys.path.insert(0, sys.argv[1])
-import collections, ctypes, gc, os, random, signal, threading
+import collections, ctypes, gc, os, random, signal, sys, threading
 import numpy as np
 import dlbridge as bridge
 
@@ -114,7 +109,7 @@ def work():
     del array
 
 work()  # imports modules, and Python's own imports make other exceptions of ours
-kind, rounds = KeyboardInterrupt if sys.argv[2] == "Ctrl-C" else Alarm, 0
+kind, rounds = KeyboardInterrupt if sys.argv[1] == "Ctrl-C" else Alarm, 0
 while rounds < 40:
     rounds += 1
     try:
@@ -167,17 +162,7 @@ CASES = {
 
 
 def run(code, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", BEGIN + code, HERE, *map(str, arguments)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
-    assert done.stderr == "", done.stderr
-    return done.stdout
+    return run_script(BEGIN + code, *arguments, env={"JAX_PLATFORMS": "cpu"}, silent=True)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -201,7 +186,7 @@ take = {
     "torch": lambda t: importlib.import_module("torch").from_dlpack(t),
     "tvm_ffi": lambda t: importlib.import_module("tvm_ffi").from_dlpack(t),
     "jax": lambda t: importlib.import_module("jax").dlpack.from_dlpack(t),
-}.get(sys.argv[2], lambda t: t)
+}.get(sys.argv[1], lambda t: t)
 held = [take(bridge.from_blob(AT, 16, "float32", deleter=delete)) for _ in range(3)]
 
 class Cycle: pass

@@ -6,16 +6,10 @@ comment ``# P53`` names the line of docs/conformance.md that the test shows.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import harness
 import pytest
 from peers import peer
-
-HERE = str(Path(__file__).parents[1] / "support")
+from scripts import finished, run_script
 
 # How the libraries take a tensor of ours.
 TAKE = {
@@ -37,22 +31,11 @@ MAKE = {
 
 def run(code, *arguments, **environment):
     """Run *code*; its output, or a failure that shows how it ended."""
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code, HERE, *map(str, arguments)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
-    assert done.stderr == "", done.stderr
-    return done.stdout
+    return run_script(code, *arguments, env={"JAX_PLATFORMS": "cpu", **environment}, silent=True)
 
 
 BEGIN = """
-import sys; sys.path.insert(0, sys.argv[1])
-import numpy, dlbridge
+import sys, numpy, dlbridge
 from raw_producer import Producer
 """
 
@@ -152,8 +135,8 @@ HELD = (
 import ctypes, harness
 from raw_producer import address, set_name, immortal, struct_in, ffi
 library = harness.load()
-t = eval(sys.argv[2])
-if sys.argv[4] == 'capsule':
+t = eval(sys.argv[1])
+if sys.argv[3] == 'capsule':
     capsule = t.__dlpack__(max_version=(1, 3))
     set_name(capsule, immortal(b'used_dltensor_versioned'))
     managed = struct_in(capsule)
@@ -162,7 +145,7 @@ else:
     out = ffi.new('DLManagedTensorVersioned **')
     assert table.managed_tensor_from_py_object_no_sync(ffi.cast('void *', id(t)), out) == 0
     managed = out[0]
-getattr(library, 'harness_' + sys.argv[3])(address(managed))
+getattr(library, 'harness_' + sys.argv[2])(address(managed))
 """
 )
 
@@ -186,15 +169,8 @@ class Slow:
         let_go()
 sys.modules['slow'] = Slow()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", HELD + busy, HERE, MAKE[kind], "delete_late", way],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "late thread calls\n"
+    done = finished(HELD + busy, MAKE[kind], "delete_late", way)
+    assert (done.returncode, done.stderr) == (0, "late thread calls\n")
 
 
 @pytest.mark.parametrize("way", ["capsule", "table"])
@@ -218,7 +194,7 @@ makers = {
 }
 # torch itself aborts the process if a daemon thread makes or deletes a tensor of torch then.
 torchs = dlbridge.from_dlpack(torch.ones(3, dtype=torch.bfloat16))
-chosen = [makers[name] for name in sys.argv[2:]] or list(makers.values())
+chosen = [makers[name] for name in sys.argv[1:]] or list(makers.values())
 def work():
     while True:
         for make in chosen:
@@ -237,12 +213,8 @@ def daemons_end(*kinds):
     """How eight processes end whose threads work on until then."""
     for name in ("torch", "tvm_ffi", "dlbridge_fake"):
         peer(name)
-    command = [sys.executable, "-c", DAEMONS, HERE, *kinds]
-    ends = [
-        subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        for _ in range(8)
-    ]
-    assert [(end.returncode, end.stdout, end.stderr) for end in ends] == [(0, "end\n", "")] * 8
+    for _ in range(8):
+        assert run_script(DAEMONS, *kinds, silent=True) == "end\n"
 
 
 def test_daemon_threads_drop_our_tensors_in_destructors_of_cpp():  # P53, P54
@@ -307,54 +279,21 @@ def test_the_order_of_imports_does_not_matter(library, order):  # P53
 # Subinterpreters
 
 
-SUBINTERPRETER = """
+SUBINTERPRETERS = """
 try:
     import _interpreters as interpreters  # 3.13
-    made = interpreters.create('legacy')
-except ImportError:
-    import _xxsubinterpreters as interpreters
-    made = interpreters.create(isolated=False)
-code = '''
-try:
-    import dlbridge
-    dlbridge.{use}
-except ImportError as error:
-    print(type(error).__name__, error, flush=True)
-else:
-    print("imported", flush=True)
-'''
-error = interpreters.run_string(made, code)
-assert error is None, error
-interpreters.destroy(made)
-"""
-
-
-@pytest.mark.parametrize("use", ["from_dlpack", "Tensor", "to_device", "ffi.load_module"])
-def test_subinterpreters_are_refused(use):  # P53
-    """numpy's and cffi's callbacks deadlock or run in the wrong interpreter there."""
-    if use.startswith("ffi"):
-        peer("tvm_ffi")
-    out = run(SUBINTERPRETER.format(use=use))
-    assert out.startswith("ImportError")
-    assert "subinterpreter" in out
-    assert "dlbridge" in out
-
-
-MANY_SUBINTERPRETERS = """
-try:
-    import _interpreters as interpreters  # 3.13
-    kinds = ('isolated', 'legacy') * 3
+    kinds = {'isolated': 'isolated', 'legacy': 'legacy'}
     make = interpreters.create
 except ImportError:
     import _xxsubinterpreters as interpreters
-    kinds = (True, False) * 3
+    kinds = {'isolated': True, 'legacy': False}
     make = lambda isolated: interpreters.create(isolated=isolated)
-for kind in kinds:
-    made = make(kind)
-    error = interpreters.run_string(made, '''
+for kind in sys.argv[2:]:
+    made = make(kinds[kind])
+    error = interpreters.run_string(made, f'''
 try:
     import dlbridge
-    dlbridge.{use}
+    dlbridge.{sys.argv[1]}
 except ImportError as error:
     print("dlbridge" in str(error), "subinterpreter" in str(error), flush=True)
 ''')
@@ -363,17 +302,22 @@ except ImportError as error:
 """
 
 
-@pytest.mark.parametrize("use", ["zeros(3)", "devices()", "Device", "ffi.Array"])
-def test_subinterpreters_of_every_kind_one_after_the_other(use):  # P53
-    """In CPython 3.12 cffi aborts in one after an isolated one; so it is not touched before."""
-    assert run(MANY_SUBINTERPRETERS.format(use=use)) == "True True\n" * 6
+@pytest.mark.parametrize(
+    "use", ["from_dlpack", "Tensor", "zeros(3)", "devices()", "ffi.load_module", "ffi.Array"]
+)
+def test_subinterpreters_are_refused(use):  # P53
+    """numpy's and cffi's callbacks deadlock or run in the wrong interpreter there.
+
+    Of every kind, one after the other: in CPython 3.12 cffi aborts in one after an isolated one;
+    so it is not touched before.
+    """
+    if use.startswith("ffi"):
+        peer("tvm_ffi")
+    kinds = ["isolated", "legacy"] * 3
+    assert run("import sys" + SUBINTERPRETERS, use, *kinds) == "True True\n" * 6
+    assert run("import sys" + SUBINTERPRETERS, use, "legacy") == "True True\n"
 
 
 def test_the_main_interpreter_goes_on_beside_a_subinterpreter():  # P53
-    code = (
-        BEGIN
-        + "t = dlbridge.zeros(3)\n"
-        + SUBINTERPRETER.format(use="Tensor")
-        + "print(numpy.from_dlpack(t).tolist())"
-    )
-    assert run(code).endswith("[0.0, 0.0, 0.0]\n")
+    code = f"{BEGIN}t = dlbridge.zeros(3)\n{SUBINTERPRETERS}print(t.tolist())"
+    assert run(code, "Tensor", "legacy") == "True True\n[0.0, 0.0, 0.0]\n"

@@ -1,4 +1,4 @@
-"""Threads for tests: several that begin at once, and one that waits for the GIL."""
+"""Threads for tests: several at once, what went wrong in them, and one that waits for the GIL."""
 
 from __future__ import annotations
 
@@ -37,3 +37,22 @@ def others_run_during(call: Callable[[], object]) -> bool:
     finally:
         sys.setswitchinterval(interval)
         thread.join()
+
+
+def in_threads(work: Callable[[int], object], count: int = 8) -> list[object]:
+    """Run *work(number)* in *count* threads; what they raised, and what was in lists they returned."""
+    failures: list[object] = []
+
+    def run(number: int) -> None:
+        try:
+            found = work(number)
+            failures.extend(found if isinstance(found, list) else [])
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures

@@ -3,7 +3,8 @@
 import pytest
 from cuda_support import own_context
 from suite.places import uses
-from suite.rig import in_threads, rig
+from suite.rig import rig
+from threads import in_threads
 
 from dlbridge.errors import DeviceError
 

@@ -20,6 +20,7 @@ import dlbridge as bridge
 from dlbridge.core.plugins import lookup as identity, registry
 from dlbridge.errors import BackendUnavailable, DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import ExportedMemory
+from dlbridge.testing.backend_base import open_files
 
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
 
@@ -65,10 +66,6 @@ def there(values=VALUES):
 
 def host(tensor):
     return bridge.to_device(tensor, "cpu", copy=True, like="numpy")
-
-
-def files():
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def kinds(plan):
@@ -127,14 +124,14 @@ def test_two_imports_of_one_memory(vulkan, fake):
 def test_the_end_of_an_import(vulkan, fake):
     """Each call to make it has its call to end it; Vulkan's memory goes back after that."""
     names = ("cuImportExternalMemory", "cuExternalMemoryGetMappedBuffer", "cuDestroyExternalMemory")
-    before, live, open_before = [fake.calls(name) for name in names], fake.live(), files()
+    before, live, open_before = [fake.calls(name) for name in names], fake.live(), open_files()
     here = bridge.to_device(there(), "cuda:0")
     gc.collect()
-    assert (vulkan.live_allocations(), files() - open_before) == (1, 1)  # CUDA's own
+    assert (vulkan.live_allocations(), open_files() - open_before) == (1, 1)  # CUDA's own
     del here
     gc.collect()
     assert [fake.calls(name) - b for name, b in zip(names, before, strict=True)] == [1, 1, 1]
-    assert (fake.live(), vulkan.live_allocations(), files()) == (live, 0, open_before)
+    assert (fake.live(), vulkan.live_allocations(), open_files()) == (live, 0, open_before)
 
 
 def test_the_end_of_an_import_waits_for_cuda(vulkan):
@@ -183,7 +180,7 @@ def test_work_of_vulkan_is_done_before(vulkan):
 )
 def test_a_driver_that_refuses(vulkan, fake, name, status, error):
     """The move copies instead, or raises with copy=False; no file and no memory is left."""
-    live, open_before = fake.live(), files()
+    live, open_before = fake.live(), open_files()
     fake.fail(name, status)
     source = there()
     with bridge.trace() as trace:
@@ -195,7 +192,7 @@ def test_a_driver_that_refuses(vulkan, fake, name, status, error):
         bridge.to_device(source, "cuda:0", copy=False)
     del here
     gc.collect()
-    assert files() == open_before
+    assert open_files() == open_before
     assert fake.live() <= live
 
 
@@ -267,14 +264,14 @@ def test_work_of_cuda_is_done_before(exports):
 
 def test_the_end_of_cudas_memory(exports, vulkan, fake):
     """It goes back after Vulkan's import of it, with each of its parts."""
-    live, open_before = fake.live(), files()
+    live, open_before = fake.live(), open_files()
     here = bridge.to_device(bridge.to_device(VALUES, "cuda:0", copy=True), "vulkan:0", copy=False)
     gc.collect()
     assert fake.live() == live + 3  # the memory, its addresses, and what is mapped there
     assert (host(here) == VALUES).all()
     del here
     gc.collect()
-    assert (fake.live(), files(), vulkan.live_allocations()) == (live, open_before, 0)
+    assert (fake.live(), open_files(), vulkan.live_allocations()) == (live, open_before, 0)
 
 
 @pytest.mark.parametrize("on_default", [False, True])
@@ -304,11 +301,11 @@ def test_memory_that_can_be_exported_is_freed_behind_the_work(exports, on_defaul
 )
 def test_an_allocation_that_fails(exports, fake, name):
     """What was made of it is undone; the error is the driver's."""
-    live, open_before = fake.live(), files()
+    live, open_before = fake.live(), open_files()
     fake.fail(name, 1)
     with pytest.raises(DeviceError, match=name):
         bridge.empty(100, "u1", "cuda:0")
-    assert (fake.live(), files()) == (live, open_before)
+    assert (fake.live(), open_files()) == (live, open_before)
 
 
 def test_cudas_memory_that_cannot_be_exported(vulkan, fake, cuda):

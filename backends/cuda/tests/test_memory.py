@@ -1,12 +1,12 @@
 """Managed memory, and what only CUDA's streams and contexts do to allocation."""
 
 import ctypes
-import threading
 
 import numpy as np
 import pytest
 from cuda_support import memory, python, slow, stream
 from suite.rig import drop, hold
+from threads import in_threads
 
 import dlbridge
 from dlbridge.errors import ExchangeError
@@ -17,13 +17,11 @@ def test_the_per_thread_stream_frees_after_every_threads_work(fake, cuda):
     """Stream 2 of the thread that frees is another than that of the thread that worked."""
     data = hold(cuda.allocate(0, 4096, 256, 2))
 
-    def work():
+    def work(_):
         slow(2)
         cuda.fill(Span(0, data, 0, 4096), 7, 2)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    assert in_threads(work, 1) == []
     drop(data, 2)
     cuda.synchronize(0, 2)
 
@@ -113,8 +111,9 @@ def test_a_rank_that_uses_gpu_1_makes_no_context_on_gpu_0(fake):
 def test_an_import_by_the_array_interface_makes_no_context_on_gpu_0(fake, how):
     """In a thread without a context, the one of GPU 1 that somebody made answers."""
     done = python(f"""
-    import threading, dlbridge
+    import dlbridge
     from cuda_support import call
+    from threads import in_threads
     dlbridge.backend("cuda")
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1)))
     address = int(call("cuMemAlloc", 4096))
@@ -124,13 +123,11 @@ def test_an_import_by_the_array_interface_makes_no_context_on_gpu_0(fake, how):
             "shape": (1024,), "typestr": "<f4", "data": (address, False), "version": 3, "stream": 1
         }}
 
-    def work():
+    def work(number):
         x = Array()
         print("on", dlbridge.{how}.device)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    assert in_threads(work, 1) == []
     print("active on 0:", int(call("cuDevicePrimaryCtxGetState", 0)[1]))
     """)
     assert "on cuda:1\nactive on 0: 0" in done.stdout, done.stdout + done.stderr
@@ -139,23 +136,22 @@ def test_an_import_by_the_array_interface_makes_no_context_on_gpu_0(fake, how):
 def test_a_label_of_gpu_0_makes_no_context_there(fake):
     """Of memory that is on GPU 1, where the only context is; and memory that there is not."""
     done = python("""
-    import ctypes, threading, dlbridge
+    import ctypes, dlbridge
     from cuda_support import call
+    from threads import in_threads
     cuda = dlbridge.backend("cuda")
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1)))
     address = int(call("cuMemAlloc", 4096))
     host = ctypes.create_string_buffer(64)
 
-    def work():
+    def work(number):
         assert cuda.import_data(0, address, "test") == (1, address)
         try:
             cuda.import_data(0, ctypes.addressof(host), "test")
         except BufferError as exc:
             print("refused:", exc)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    assert in_threads(work, 1) == []
     print("active on 0:", int(call("cuDevicePrimaryCtxGetState", 0)[1]))
     """)
     assert "refused: " in done.stdout, done.stdout + done.stderr

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cuda_support import HERE, slow, stream
+from scripts import run_script
+from suite.rig import DRIVERS
 
 import dlbridge as bridge
 from dlbridge.core.processes import device_blocks
 from dlbridge.core.processes.shared_tensors import receive_memory, receive_on_device
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
+from dlbridge.testing.backend_base import open_files
 
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
 UNIT = 2 << 20
@@ -49,10 +49,6 @@ def received(t, **changes):
     return receive_on_device(again, str(t.device), layout)
 
 
-def files():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def host(tensor):
     return bridge.to_device(tensor, "cpu", copy=True, like="numpy")
 
@@ -78,13 +74,13 @@ def test_it_is_opened_by_cudas_own_call(cuda, fake):
     t = bridge.share(VALUES, "cuda:0")
     gc.collect()
     names = ("cuMemImportFromShareableHandle", "cuImportExternalMemory", *ENDING)
-    before, live, opened = [fake.calls(name) for name in names], fake.live(), files()
+    before, live, opened = [fake.calls(name) for name in names], fake.live(), open_files()
     again = received(t)
     assert fake.live() == live + 3  # the memory, its addresses, and what is mapped there
     del again
     gc.collect()
     assert [fake.calls(name) - b for name, b in zip(names, before, strict=True)] == [1, 0, 1, 1, 1]
-    assert (fake.live(), files()) == (live, opened)
+    assert (fake.live(), open_files()) == (live, opened)
 
 
 def test_work_on_a_stream_is_done_before_it_is_sent(cuda):
@@ -131,13 +127,13 @@ def test_an_allocation_that_fails(cuda, fake, name, status, error):
     """What was made of it is undone; no memory is tried again after the pool was trimmed."""
     bridge.empty(3, device="cuda:0")
     gc.collect()
-    live, opened = fake.live(), files()
+    live, opened = fake.live(), open_files()
     fake.fail(name, status)
     with pytest.raises(error, match=name):
         bridge.share(VALUES, "cuda:0")
     fake.fail(name, 0)
     gc.collect()
-    assert files() == opened
+    assert open_files() == opened
     assert fake.live() <= live
 
 
@@ -145,13 +141,13 @@ def test_an_allocation_that_fails(cuda, fake, name, status, error):
 def test_an_import_that_fails(cuda, fake, name):
     t = bridge.share(VALUES, "cuda:0")
     gc.collect()
-    live, opened = fake.live(), files()
+    live, opened = fake.live(), open_files()
     fake.fail(name, 801)
     with pytest.raises(ExchangeError, match=f"cannot be used here: {name}"):
         received(t)
     fake.fail(name, 0)
     gc.collect()
-    assert (fake.live(), files()) == (live, opened)
+    assert (fake.live(), open_files()) == (live, opened)
 
 
 def test_a_size_that_is_not_so_is_refused(cuda):
@@ -168,109 +164,9 @@ def test_a_driver_without_file_descriptors(cuda, fake):
         cuda.allocate_exportable(0, 100, 1)
 
 
-OTHER = """
-import os, sys
-sys.path[:0] = [{here!r}, {drivers!r}]
-import cuda_support
-from suite import rig
-from suite.fixtures import build
-
-if {simulated}:
-    build().load("cuda")  # before anybody looks for a libcuda
-
-import numpy as np, dlbridge as bridge
-
-VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
-
-def host(t):
-    return bridge.to_device(t, "cpu", copy=True).numpy()
-
-def serve(connection):
-    t = connection.recv()
-    connection.send((str(t.device), (host(t) == VALUES).all()))
-    bridge.copy_(t, VALUES * 2)
-    bridge.synchronize("cuda:0")
-    own = bridge.share(VALUES * 3, "cuda:0")
-    connection.send((t[1:], own))
-    assert connection.recv() == "it has come"
-    del t, own
-
-if __name__ == "__main__":
-    import multiprocessing
-    context = multiprocessing.get_context({method!r})
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,))
-    process.start()
-    t = bridge.share(VALUES, "cuda:0")
-    ours.send(t)
-    print(*ours.recv())
-    back, own = ours.recv()
-    print(back.data_ptr() == t.data_ptr() + 400, (host(t) == VALUES * 2).all())
-    ours.send("it has come")
-    process.join()
-    print(process.exitcode, (host(own) == VALUES * 3).all())
-"""
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_two_processes(cuda, request, tmp_path, method):
+def test_two_processes(cuda, request, method):
     """Each writes what the other reads; memory of the other one outlives it."""
-    drivers = str(HERE.parents[2] / "tests" / "drivers")
-    script = tmp_path / "main.py"
-    simulated = request.config.dlbridge_fake is not None
-    script.write_text(
-        OTHER.format(here=str(HERE), drivers=drivers, method=method, simulated=simulated)
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.stdout == "cuda:0 True\nTrue True\n0 True\n", done.stderr
-
-
-INTERRUPTS = """
-import gc, os, sys
-sys.path[:0] = [{here!r}, {drivers!r}, {support!r}]
-import cuda_support
-from suite.fixtures import build
-
-live = lambda: 0
-if {simulated}:
-    live = build().load("cuda").fake_cuda_live
-
-import numpy as np, dlbridge as bridge
-from interrupted import Alarm, interrupted
-
-cuda = bridge.backend("cuda")
-values = np.arange(1000)
-
-def counts():
-    bridge.share(values, "cuda:0")  # what was dropped goes back with the next one
-    bridge.synchronize("cuda:0")
-    gc.collect()
-    bridge.synchronize("cuda:0")
-    return len(os.listdir("/proc/self/fd")), len(cuda._device_memory.resources), live()
-
-before = counts()
-interrupted(lambda: bridge.share(values, "cuda:0"), {exception}, 500)
-gc.collect()
-print(counts() == before, counts(), before)
-"""
-
-
-@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "Alarm"])
-def test_signals_leave_nothing(cuda, request, tmp_path, exception):
-    tests = HERE.parents[2] / "tests"
-    script = tmp_path / "main.py"
-    script.write_text(
-        INTERRUPTS.format(
-            here=str(HERE),
-            drivers=str(tests / "drivers"),
-            support=str(tests / "support"),
-            simulated=request.config.dlbridge_fake is not None,
-            exception=exception,
-        )
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.stdout.startswith("True "), done.stdout + done.stderr[-3000:]
+    simulated = int(request.config.dlbridge_fake is not None)
+    said = run_script(HERE / "two_processes.py", method, simulated, paths=(DRIVERS,))
+    assert said == "cuda:0 True\nTrue True\n0 True\n"

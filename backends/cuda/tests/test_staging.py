@@ -229,24 +229,6 @@ class Struck(Exception):
     """What a signal handler raises."""
 
 
-@pytest.fixture
-def no_helpers(monkeypatch):
-    """No thread can be started: at the process's limit, and while the interpreter ends."""
-    from dlbridge.kit import helpers
-
-    def refuse(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(helpers, "start_new_thread", refuse)
-
-
-def test_without_helpers_the_caller_copies_itself(stager, cuda, no_helpers):
-    source = content(5 * CHUNK)
-    with memory(cuda, source.nbytes) as data:
-        stager.to_device(data, source.ctypes.data, source.nbytes, 1)
-        assert read(cuda, data, source.nbytes) == source.tobytes()
-
-
 def test_no_helper_works_on_after_a_signal(stager, cuda, monkeypatch):
     """The exception arrives when nobody reads the user's memory any more."""
     from dlbridge.kit import helpers

@@ -1,10 +1,10 @@
 """Streams: what may be passed, and who waits for whom."""
 
-import threading
 import types
 
 import pytest
 from cuda_support import Gate, at, call, gate, memory, own_context, read, slow, stream
+from threads import in_threads
 
 import dlbridge
 from dlbridge.protocol import Span
@@ -109,13 +109,11 @@ def test_the_per_thread_stream_of_another_thread(cuda):
     """A tensor made on stream 2 in one thread is waited for in another."""
     with memory(cuda, OLD) as source, memory(cuda, N) as copy, stream() as consumer:
 
-        def produce():
+        def produce(_):
             slow(2)
             cuda.fill(Span(0, source, 0, N), NEW[0], 2)
 
-        thread = threading.Thread(target=produce)
-        thread.start()
-        thread.join()
+        assert in_threads(produce, 1) == []
         cuda.wait(0, consumer, 2)
         cuda.copy(Span(0, copy, 0, N), Span(0, source, 0, N), consumer)
         assert read(cuda, copy, N, consumer) == NEW
@@ -123,9 +121,7 @@ def test_the_per_thread_stream_of_another_thread(cuda):
 
 def test_synchronize_the_per_thread_stream_of_another_thread(cuda):
     made = []
-    thread = threading.Thread(target=lambda: made.append(Gate(2)))
-    thread.start()
-    thread.join()
+    assert in_threads(lambda _: made.append(Gate(2)), 1) == []
     (closed,) = made
     closed.open_soon()
     cuda.synchronize(0, 2)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dlbridge_fake import Fake, Stream
 from dlbridge_fake.stream import by_handle
+from scripts import run_script
 
 from dlbridge.protocol import Span
 from dlbridge.testing import BackendTests
@@ -193,10 +194,8 @@ for _ in range(1000):
 
 
 def test_exit_with_work_still_queued():
-    env = {**os.environ, "DLBRIDGE_FAKE_DELAY_US": "10000"}  # ten seconds of it
-    command = [sys.executable, "-X", "dev", "-c", EXIT]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    late = {"DLBRIDGE_FAKE_DELAY_US": "10000"}  # ten seconds of it
+    run_script(EXIT, env={**late, "PYTHONDEVMODE": "1"}, silent=True)
 
 
 def test_with_block_makes_a_stream_current(fake):
@@ -308,17 +307,12 @@ except dlbridge.BackendUnavailable as exc:
     "delay", ["-5", "abc", "nan", "1e30", "0.5", "3600000001", "9" * 30, "9" * 5000, "1_000"]
 )
 def test_a_delay_that_is_no_number_of_microseconds_is_refused(delay):
-    env = {**os.environ, "DLBRIDGE_FAKE_DELAY_US": delay}
-    command = [sys.executable, "-c", SET]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"DLBRIDGE_FAKE_DELAY_US is {delay!r}" in done.stdout
-    assert "microseconds" in done.stdout
+    said = run_script(SET, env={"DLBRIDGE_FAKE_DELAY_US": delay}, silent=True)
+    assert f"DLBRIDGE_FAKE_DELAY_US is {delay!r}" in said
+    assert "microseconds" in said
 
 
 @pytest.mark.parametrize("delay", ["", "0", "100"])
 def test_a_delay_that_is_a_number_is_accepted(delay):
-    env = {**os.environ, "DLBRIDGE_FAKE_DELAY_US": delay}
-    command = [sys.executable, "-c", SET]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[1.0, 1.0, 1.0]\n", "")
+    said = run_script(SET, env={"DLBRIDGE_FAKE_DELAY_US": delay}, silent=True)
+    assert said == "[1.0, 1.0, 1.0]\n"

@@ -1,6 +1,5 @@
 """Processes that import, end, and fork; and machines that lack something."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,32 +8,19 @@ from pathlib import Path
 
 import pytest
 from late import late_copy
+from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import Span
 
 HERE = Path(__file__).parent
-START = f"""
-import os, sys, gc
-sys.path.insert(0, {str(HERE)!r})
-import numpy as np, dlbridge as bridge
-"""
+START = "import os, sys, gc\nimport numpy as np, dlbridge as bridge\n"
 
 
-def script(code, status=0, **environment):
-    """What *code* prints in a process of its own, which ends with *status* and without noise."""
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", START + code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    assert done.stderr == ""
-    return done.stdout
+def script(code, **environment):
+    """What *code* prints in a process of its own, which ends without noise."""
+    return run_script(START + code, env=environment, paths=(HERE,), silent=True)
 
 
 def test_memory_of_dpctl_names_its_backend(oneapi):
@@ -59,6 +45,7 @@ print(bytes(dpctl.memory.as_usm_memory(native).tobytes()) == bytes(range(12)))
 LATE = """
 import dpctl
 from late import late_copy
+from scripts import run_script
 queue = dpctl.SyclQueue(bridge.backend('oneapi').devices[0], property='in_order')
 tensor = bridge.to_device(np.arange(1000, dtype='u4'), 'oneapi:0', copy=True)
 with bridge.use_stream('oneapi:0', queue):
@@ -243,22 +230,17 @@ def test_info_and_names(oneapi):
 def test_threads_on_the_queue_that_keeps_no_order(oneapi):
     """Intel's CPU runtime crashed where two threads were in it; each process had its chance."""
     code = """
-import threading
-def work():
+from threads import in_threads
+def work(number):
     x = np.arange(1000, dtype='u4')
     for _ in range(150):
         tensor = bridge.to_device(x, 'oneapi:0', copy=True)
         assert (bridge.to_device(tensor, 'cpu').numpy() == x).all()
         bridge.zeros(100, 'u4', 'oneapi:0')
-threads = [threading.Thread(target=work) for _ in range(8)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print('done')
+assert in_threads(work, 8) == []
 """
     for _ in range(3):
-        assert script(code) == "done\n"
+        script(code)
 
 
 def test_a_call_on_such_a_queue_waits_for_its_turn(oneapi):

@@ -17,14 +17,17 @@ import pytest
 
 from dlbridge.protocol import Span
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "support"))
 
 import peers
 from expected import backend_or_skip, expected
 from frozen import older_objects_are_frozen  # noqa: F401 - for pytest to find
 from not_run import pytest_terminal_summary  # noqa: F401 - for pytest to find
+from scripts import run_script
 from working import leave_out
 
+HERE = Path(__file__).resolve().parent
 SPIN = """
 /* Some nanoseconds per turn that no compiler can take away. */
 __kernel void spin(__global uint *out, uint turns) {
@@ -59,7 +62,7 @@ def pytest_configure(config):
     folder = tempfile.mkdtemp(prefix="dlbridge-opencl-layer-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = Path(folder) / "layer.so"
-    source = Path(__file__).parent / "layer" / "layer.c"
+    source = HERE / "layer" / "layer.c"
     flags = ["-std=gnu17", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror"]
     subprocess.run(["gcc", *flags, "-o", library, source], check=True)
     os.environ[LAYERS] = str(library)
@@ -108,16 +111,7 @@ def script(layer, simulated):
 
     def run(code, timeout=600, **switches):
         environment = {f"LAYER_{name}": str(value) for name, value in switches.items()}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-            env={**os.environ, **environment},
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run_script(code, timeout=timeout, env=environment, paths=(HERE,))
 
     return run
 
@@ -201,6 +195,30 @@ def context(opencl):
     import pyopencl as cl
 
     return cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True).context
+
+
+@pytest.fixture
+def own(opencl):
+    """This thread's queue."""
+    import pyopencl as cl
+
+    return cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
+
+
+@pytest.fixture
+def queue(context):
+    """A queue of the user's, of which dlbridge knows nothing."""
+    import pyopencl as cl
+
+    return cl.CommandQueue(context, context.devices[0])
+
+
+@pytest.fixture
+def elsewhere(context):
+    """A queue in a context of the user's own, on the same device."""
+    import pyopencl as cl
+
+    return cl.CommandQueue(cl.Context(context.devices))
 
 
 @pytest.fixture

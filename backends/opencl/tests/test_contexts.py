@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pyopencl as cl
 import pytest
 from dlbridge_opencl import use_context
+from scripts import run_script
 
 from dlbridge.protocol import Span
 
@@ -43,11 +41,7 @@ print("devices:", count)
 
 
 def test_the_users_context_is_used(opencl):
-    done = subprocess.run(
-        [sys.executable, "-c", OWN], capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    assert "devices: " in done.stdout
+    assert "devices: " in run_script(OWN)
 
 
 @pytest.mark.parametrize("wrong", ["x", None, 5])

@@ -50,6 +50,7 @@ THESE = ("test_drivers.py", "test_drivers_simulator.py")  # two files, to run si
 # The first chooses its drivers itself; the others start many processes, in which the driver
 # matters little.
 ONCE = (
+    "test_scenes.py",
     "test_simulated_drivers.py",
     "test_docs.py",
     "test_fork.py",

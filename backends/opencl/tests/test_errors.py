@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import sys
 
 import pyopencl as cl
 import pytest
 from dlbridge_opencl.driver import translated
+from scripts import run_script
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
 from dlbridge.protocol import Span
-
-
-def python(code, timeout=600, **environment):
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
 
 TRY = """
 import os
@@ -44,7 +28,7 @@ except BackendUnavailable as exc:
 def test_no_driver(tmp_path):
     # pyopencl names the folder of its own drivers at import; the loader reads it later.
     hide = "import os, pyopencl; os.environ['PYOPENCL_HOME'] = '/nowhere'\n"
-    said = python(hide + TRY, OCL_ICD_VENDORS=str(tmp_path))
+    said = run_script(hide + TRY, env={"OCL_ICD_VENDORS": str(tmp_path)})
     assert "no driver was found" in said
     assert str(tmp_path) in said
     assert "apt install pocl-opencl-icd" in said
@@ -52,7 +36,7 @@ def test_no_driver(tmp_path):
 
 
 def test_no_folder_of_drivers(tmp_path):
-    said = python(TRY, OCL_ICD_VENDORS=str(tmp_path / "nowhere"))
+    said = run_script(TRY, env={"OCL_ICD_VENDORS": str(tmp_path / "nowhere")})
     assert "nowhere, which does not exist" in said
 
 
@@ -65,13 +49,13 @@ def test_a_driver_without_devices():
         "    def get_devices(self): return []\n"
         "cl.get_platforms = lambda: [Platform()]\n"
     )
-    said = python(double + TRY)
+    said = run_script(double + TRY)
     assert "no driver has a device (Empty)" in said
     assert "install" in said
 
 
 def test_no_pyopencl():
-    said = python("import sys; sys.modules['pyopencl'] = None\n" + TRY)
+    said = run_script("import sys; sys.modules['pyopencl'] = None\n" + TRY)
     assert "pyopencl cannot be imported" in said
     assert "pip install" in said
 
@@ -156,7 +140,6 @@ EXITS = {
     "a kernel is running": "kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()",
     "a view is open": "opencl.host_view_refusal(0, data) or "
     "(view := opencl.host_view(Span(0, data, 0, 64), True, 0))",
-    "a thread is copying": "import threading; threading.Thread(target=copies, daemon=True).start()",
     "an array is alive": "array = opencl.to_native(NativeArray("
     "0, data, 0, 'uint8', (4096,), None, False, None))",
     "a queue is normalised": "opencl.normalize_stream(0, cl.CommandQueue(queue.context))",
@@ -180,16 +163,12 @@ __kernel void spin(__global uint *out, uint turns) {
     out[0] = x;
 }''').build()
 
-def copies():
-    while True:
-        opencl.copy_from_host(Span(0, data, 0, 4096), memoryview(bytes(4096)), 0)
-
 """
 
 
 @pytest.mark.parametrize("exit", EXITS)
 def test_the_process_may_end_whenever(opencl, exit):
-    python(EXIT + EXITS[exit])
+    run_script(EXIT + EXITS[exit])
 
 
 def test_the_work_ends_before_the_process(simulated):
@@ -199,7 +178,7 @@ def test_the_work_ends_before_the_process(simulated):
     look = "import atexit; atexit.register(lambda: print(event.command_execution_status))\n"
     patient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 1000\n"
     launch = "event = kernel.spin(queue, (1,), None, out, np.uint32(turns)); queue.flush()"
-    assert python(look + EXIT + patient + launch) == f"{cl.command_execution_status.COMPLETE}\n"
+    assert run_script(look + EXIT + patient + launch) == f"{cl.command_execution_status.COMPLETE}\n"
 
 
 def test_the_process_ends_though_the_work_does_not(simulated):
@@ -207,7 +186,7 @@ def test_the_process_ends_though_the_work_does_not(simulated):
         pytest.skip("Oclgrind works in the callers' threads alone")
     impatient = "import dlbridge.kit.gate as ending; ending.PATIENCE = 0.1\n"
     never = "gate = cl.UserEvent(queue.context); cl.enqueue_barrier(queue, wait_for=[gate])"
-    ends_though_the_work_does_not(lambda: python(EXIT + impatient + never, timeout=100))
+    ends_though_the_work_does_not(lambda: run_script(EXIT + impatient + never, timeout=100))
 
 
 def ends_though_the_work_does_not(run):
@@ -240,7 +219,7 @@ def waits_for_ever_by_itself():
 
     name = backend("opencl").device_info(0)["name"]
     try:
-        python(ALONE.format(name=name), timeout=60)
+        run_script(ALONE.format(name=name), timeout=60)
     except subprocess.TimeoutExpired as exc:
         return "the last line" in str(exc.stdout)
     return False

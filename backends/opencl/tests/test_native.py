@@ -16,18 +16,6 @@ from dlbridge.protocol import NativeArray, Span
 from dlbridge.testing import side
 
 
-@pytest.fixture
-def queue(context):
-    """A queue of the user's own."""
-    return cl.CommandQueue(context, context.devices[0])
-
-
-@pytest.fixture
-def elsewhere(context):
-    """A queue in a context of the user's own, on the same device."""
-    return cl.CommandQueue(cl.Context(context.devices))
-
-
 def contents(opencl, array, nbytes):
     into = bytearray(nbytes)
     opencl.copy_to_host(

@@ -24,24 +24,6 @@ N = 4096
 
 
 @pytest.fixture
-def own(opencl):
-    """This thread's queue."""
-    return cl.CommandQueue.from_int_ptr(opencl.current_stream(0), True)
-
-
-@pytest.fixture
-def queue(context):
-    """A queue of the user's, of which dlbridge knows nothing."""
-    return cl.CommandQueue(context, context.devices[0])
-
-
-@pytest.fixture
-def elsewhere(context):
-    """A queue in a context of the user's own, on the same device."""
-    return cl.CommandQueue(cl.Context(context.devices))
-
-
-@pytest.fixture
 def zeros(opencl):
     """A tensor of zeros that are there."""
     tensor = bridge.zeros(N, "uint32", "opencl:0")

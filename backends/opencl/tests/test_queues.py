@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 
 import pyopencl as cl
 import pytest
+from threads import in_threads
 
 from dlbridge.protocol import Span
 
@@ -22,9 +22,7 @@ def two(opencl, context):
 
 def test_each_thread_has_a_queue_of_its_own(opencl):
     streams = [opencl.current_stream(0)]
-    thread = threading.Thread(target=lambda: streams.append(opencl.current_stream(0)))
-    thread.start()
-    thread.join()
+    assert in_threads(lambda _: streams.append(opencl.current_stream(0)), 1) == []
     assert streams[0] != streams[1]
     assert opencl.current_stream(0) == streams[0]
     assert opencl.normalize_stream(0, None) == streams[0]
@@ -34,9 +32,7 @@ def test_each_thread_has_a_queue_of_its_own(opencl):
 def test_queues_of_ended_threads_are_used_again(opencl):
     streams = set()
     for _ in range(20):
-        thread = threading.Thread(target=lambda: streams.add(opencl.current_stream(0)))
-        thread.start()
-        thread.join()
+        assert in_threads(lambda _: streams.add(opencl.current_stream(0)), 1) == []
     assert len(streams) == 1
 
 

@@ -7,38 +7,10 @@ import threading
 import numpy as np
 import pyopencl as cl
 import pytest
+from threads import in_threads
 
 import dlbridge as bridge
 from dlbridge.protocol import Span
-
-VIEWS = """
-import sys, threading, time
-import numpy as np
-import dlbridge as bridge
-
-sys.setswitchinterval(1e-6)
-t = bridge.to_device(np.arange(4096.0), "opencl:0", copy=True)
-views, end = [0] * 4, time.monotonic() + 4
-
-def look(number):
-    while not views[number] or time.monotonic() < end:
-        with t[number * 8 :].host_view() as host:
-            assert host.numpy()[0] == number * 8
-        views[number] += 1
-
-threads = [threading.Thread(target=look, args=(n % 2,)) for n in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-from dlbridge_opencl import views as inside
-assert not inside._resources.all()
-"""
-
-
-def test_host_views_of_one_tensor_in_several_threads(script, shared):
-    """PoCL crashes if two threads map and unmap one buffer at once."""
-    script(VIEWS)
 
 
 def test_a_view_of_every_thread_is_given_back(opencl, make, shared):
@@ -48,16 +20,12 @@ def test_a_view_of_every_thread_is_given_back(opencl, make, shared):
     memory = make(4096)
     barrier = threading.Barrier(4)
 
-    def look():
+    def look(_number):
         for _ in range(300):
             barrier.wait()
             opencl.host_view(Span(0, memory.data, 0, 64), False, memory.stream)
 
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert in_threads(look, 4) == []
     assert not views._resources.all()
     assert memory.buffer.map_count == 0
 
@@ -97,59 +65,6 @@ def test_a_view_that_waits_does_not_lock_out_others(opencl, make, kernels, gate,
     assert memory.buffer.map_count == 0
 
 
-STORM = """
-import random, signal, sys, threading, time
-import numpy as np
-import dlbridge as bridge
-
-opencl = bridge.backend("opencl")
-x = bridge.empty(4096, "uint8").numpy()
-address = x.__array_interface__["data"][0]
-opencl.allocate(0, 64, 64, 0)
-
-def allocate():
-    return opencl.allocate(0, 1 << random.randrange(4, 16), 64, 0)
-
-def import_():
-    return opencl.import_host(0, address, 4096, False, 0)
-
-def interrupt(signum, frame):
-    global armed
-    while frame:  # finalizers swallow exceptions: that is the core's matter
-        if frame.f_code.co_name == "__del__":
-            return
-        frame = frame.f_back
-    if armed:
-        armed = False
-        raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-armed, heard = False, 0
-
-def loop():
-    global armed, heard
-    while heard < 1000:
-        try:
-            armed = True
-            memory = {what}()
-            armed = False
-        except KeyboardInterrupt:
-            heard += 1
-        memory = None
-
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
-loop()
-signal.setitimer(signal.ITIMER_REAL, 0)
-opencl.allocate(0, 64, 64, 0)  # its end does what was cut off
-assert opencl.live_allocations() == 0, (opencl.live_allocations(), heard)
-print(heard)
-"""
-
-
-def test_a_ctrl_c_loses_no_imported_memory(script, shared):
-    script(STORM.replace("{what}", "import_"))
-
-
 def test_no_thread_gets_a_queue_that_another_replaces(opencl, context):
     """One queue for each context of a user, however many threads ask at once."""
     from dlbridge_opencl import queues
@@ -159,15 +74,11 @@ def test_no_thread_gets_a_queue_that_another_replaces(opencl, context):
         barrier = threading.Barrier(4)
         got = []
 
-        def ask(elsewhere=elsewhere, barrier=barrier, got=got):
+        def ask(_number, elsewhere=elsewhere, barrier=barrier, got=got):
             barrier.wait()
             got.append(queues.elsewhere(0, elsewhere))
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert in_threads(ask, 4) == []
         assert len({queue.int_ptr for queue in got}) == 1
 
 
@@ -202,72 +113,6 @@ def test_host_memory_is_waited_for_though_a_ctrl_c_comes(opencl, make, kernels, 
     assert interrupted
     assert (host == 7).all()
     assert isinstance(host, np.ndarray)
-
-
-VIEW_STORM = """
-import signal, sys
-import numpy as np
-import dlbridge as bridge
-from dlbridge.protocol import Span
-from dlbridge_opencl import memory, views
-
-opencl = bridge.backend("opencl")
-t = bridge.to_device(np.arange(3000), "opencl:0", copy=True)
-view = bridge.to_device(t, "cpu", like="numpy", copy=False)
-del view
-data, stream = t.operand().data, opencl.current_stream(0)
-span = Span(0, data, 0, 64)
-buffer = memory.live[data].buffer
-other = opencl.host_view(span, False, stream)
-armed, heard = False, 0
-sys.unraisablehook = lambda _: None  # what a handler raises in a finalizer
-
-def interrupt(signum, frame):
-    global armed
-    if armed:
-        armed = False
-        raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-
-def loop():
-    global armed, heard
-    while heard < 500:
-        try:
-            armed = True
-            for _ in range(10):
-                opencl.host_view(span, False, stream)
-            armed = False
-        except KeyboardInterrupt:
-            heard += 1
-
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1.3e-4)
-loop()
-signal.setitimer(signal.ITIMER_REAL, 0)
-opencl.host_view(span, False, stream)  # its end does what was cut off
-{check}
-print("done")
-"""
-
-
-def test_another_view_stays_mapped_though_a_handler_raises(script, shared):
-    """PoCL takes a second release of one view for that of another, which has the same address."""
-    check = """
-assert len(views._resources.all()) == 1, views._resources.all()
-assert buffer.map_count == 1, buffer.map_count
-del other
-assert buffer.map_count == 0, buffer.map_count
-assert not views._resources.all()"""
-    assert script(VIEW_STORM.replace("{check}", check)) == "done\n"
-
-
-def test_a_view_that_the_driver_does_not_unmap(script, shared):
-    """As of a lost context. pyopencl's destructor would try again, and end the process."""
-    check = """
-del other
-assert not views._resources.all()"""
-    said = script(VIEW_STORM.replace("{check}", check), refuse_unmap=-34)
-    assert said == "done\n"
 
 
 def test_a_view_that_is_not_returned_is_not_kept(opencl, make, shared, monkeypatch):

@@ -27,6 +27,7 @@ from expected import backend_or_skip, expected as is_expected  # noqa: E402 - fo
 from frozen import older_objects_are_frozen  # noqa: E402, F401 - for pytest to find
 from held_buffers import allocate, free  # noqa: E402
 from not_run import pytest_terminal_summary  # noqa: E402, F401 - for pytest to find
+from scripts import finished  # noqa: E402
 from working import leave_out  # noqa: E402
 
 TEMPORARY = tempfile.TemporaryDirectory(prefix="dlbridge-vulkan-")
@@ -60,14 +61,7 @@ sys.exit(maps.exists() and "validation" not in maps.read_text())
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run *code* in a new process, whose crash is then only its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(HERE), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    return finished(code, paths=(HERE,), env=environment)
 
 
 def swiftshader() -> Path | None:

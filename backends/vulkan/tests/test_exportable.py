@@ -1,7 +1,6 @@
 """Memory for other processes: an allocation of its own, its limits, and what fails."""
 
 import gc
-from pathlib import Path
 
 import pytest
 from dlbridge_vulkan import Vulkan, shared
@@ -10,6 +9,7 @@ from held_buffers import allocate, allocate_exportable, free, import_memory
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 from dlbridge.protocol import Span
+from dlbridge.testing.backend_base import open_files
 
 
 @pytest.fixture
@@ -23,8 +23,7 @@ def sharing(vulkan):
 
 
 def counts(backend):
-    files = len(list(Path("/proc/self/fd").iterdir()))
-    return backend.live_allocations(), backend.devices[0].allocations, files
+    return backend.live_allocations(), backend.devices[0].allocations, open_files()
 
 
 def test_each_is_an_allocation_of_its_own(sharing):

@@ -14,6 +14,7 @@ import dlbridge as bridge
 from dlbridge.core.plugins import lookup, registry
 from dlbridge.errors import Error, ExchangeError
 from dlbridge.protocol import ExportedMemory
+from dlbridge.testing.backend_base import open_files
 
 OTHER = "vulkan_of_another_driver"
 VALUES = np.arange(3000, dtype="i4").reshape(30, 100)
@@ -46,10 +47,6 @@ def host(tensor):
     return bridge.to_device(tensor, "cpu", copy=True, like="numpy")
 
 
-def files():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def test_the_bytes_are_shared(both):
     """Each device reads what the other wrote, and nothing is copied."""
     source = there()
@@ -78,12 +75,12 @@ def test_the_place_in_the_block(both):
 
 def test_what_is_no_memory_is_refused(vulkan):
     """The file stays the caller's, and no other is left open."""
-    before, allocations = files(), vulkan.devices[0].allocations
+    before, allocations = open_files(), vulkan.devices[0].allocations
     with Path("/dev/null").open("rb") as file:
         with pytest.raises(Error, match="vkAllocateMemory of 4096 bytes of another driver's"):
             import_memory(vulkan, 0, ExportedMemory(file.fileno(), 4096, 0))
         assert file.read() == b""
-    assert (files(), vulkan.devices[0].allocations) == (before, allocations)
+    assert (open_files(), vulkan.devices[0].allocations) == (before, allocations)
     with pytest.raises(ExchangeError, match="there is no vulkan:99"):
         import_memory(vulkan, 99, ExportedMemory(0, 4, 0))
 
@@ -138,12 +135,12 @@ def test_an_import_that_a_handler_interrupts(vulkan, exporting):
     memory = exporting.export_memory(0, data)
     free(vulkan, 0, import_memory(vulkan, 0, memory)[0], 0)
     vulkan.devices[0].buffers.sweep()
-    before, allocations = files(), vulkan.devices[0].allocations
+    before, allocations = open_files(), vulkan.devices[0].allocations
     imported, _ = interrupted_imports(vulkan, memory)
     free(vulkan, 0, imported, 0)
     gc.collect()
     vulkan.devices[0].buffers.sweep()
-    assert (files(), vulkan.devices[0].allocations) == (before, allocations)
+    assert (open_files(), vulkan.devices[0].allocations) == (before, allocations)
     del memory
     free(exporting, 0, data, 0)
 
@@ -151,9 +148,9 @@ def test_an_import_that_a_handler_interrupts(vulkan, exporting):
 def test_a_refused_import_that_a_handler_interrupts(vulkan):
     with Path("/dev/null").open("rb") as file:
         memory = ExportedMemory(file.fileno(), 4096, 0)
-        before, allocations = files(), vulkan.devices[0].allocations
+        before, allocations = open_files(), vulkan.devices[0].allocations
         assert "vkAllocateMemory" in interrupted_imports(vulkan, memory)
         gc.collect()
         vulkan.devices[0].buffers.sweep()
-        assert (files(), vulkan.devices[0].allocations) == (before, allocations)
+        assert (open_files(), vulkan.devices[0].allocations) == (before, allocations)
         assert file.read() == b""

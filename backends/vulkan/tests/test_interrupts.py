@@ -6,14 +6,12 @@ device when that is closed.
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
-HERE = Path(__file__).resolve()
-FOLDERS = [str(HERE.parent), str(HERE.parents[3] / "tests" / "support")]
+HERE = Path(__file__).resolve().parent
 
 START = """
 import faulthandler, gc, mmap, os, random, signal, struct, sys, threading, time
@@ -55,9 +53,13 @@ def strided():
     assert got == content[:2_400], "wrong bytes"
 
 def shader():
-    data = allocate(backend, 0, 400, 64, 0)
-    kernel.run([(backend.devices.buffer(data), 0, 400)], (2,), struct.pack("=IIf", 100, 1, 1.0))
+    data, values = allocate(backend, 0, 400, 64, 0), np.arange(100, dtype="f4")
+    backend.copy_from_host(Span(0, data, 0, 400), memoryview(values).cast("B"), 0)
+    kernel.run([(backend.devices.buffer(data), 0, 400)], (2,), struct.pack("=IIf", 100, 1, 2.0))
+    got = np.zeros(100, "f4")
+    backend.copy_to_host(Span(0, data, 0, 400), memoryview(got).cast("B"), 0)
     free(backend, 0, data, 0)
+    assert (got == 2 * values).all(), "wrong values"
 
 def make():
     backend.kernel(spirv, buffers=1, push_nbytes=12).close()
@@ -124,8 +126,8 @@ class Owner:
         finally:
             Owner.depth -= 1
 
-def work(seed):
-    pick = random.Random(seed)
+def work(number):
+    pick = random.Random(number)
     for _ in range({rounds}):
         Owner()
         try:
@@ -137,9 +139,8 @@ operations.remove(large)
 operations.remove(opened)
 gc.collect(); gc.freeze()
 gc.set_threshold(7)
-threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range({threads})]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
+from threads import in_threads
+failed += in_threads(work, {threads})
 gc.set_threshold(700)
 gc.collect()
 finish()
@@ -152,17 +153,8 @@ print("done", failed[:3])
 def storm(spirv_path, code, patience=600, **values):
     """Run *code*; its last line, or what went wrong."""
     text = (START + code).format(spirv=str(spirv_path), patience=patience, **values)
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(FOLDERS)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=patience + 60,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    assert done.stderr == ""
-    return done.stdout.split("\n")[-2]
+    said = run_script(text, timeout=patience + 60, paths=(HERE,), silent=True)
+    return said.split("\n")[-2]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from dlbridge_webgpu import WebGPU
 from dlbridge_webgpu.devices import one_per_gpu
+from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import BackendUnavailable, DeviceLost
@@ -71,9 +72,7 @@ def test_an_instance_that_the_program_made_is_used(webgpu):
         "wgpu.gpu.enumerate_adapters_sync()\n"
         "print(dlbridge.zeros(3, 'int32', 'webgpu:0').to_device('cpu').tolist())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[0, 0, 0]\n"
+    assert run_script(code) == "[0, 0, 0]\n"
 
 
 USES = {

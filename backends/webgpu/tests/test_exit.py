@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from scripts import finished
 
 START = """
 import gc, os, sys, threading, time
@@ -81,26 +80,22 @@ builtins.kept = Owner(tensor)
 
 
 def run(code):
-    return subprocess.run(
-        [sys.executable, "-c", START + code + "\nprint('the end')"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    """What the scene writes to stderr; it comes to its end."""
+    done = finished(START + code + "\nprint('the end')")
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_exit(webgpu, scene):
-    done = run(SCENES[scene])
-    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+    said = run(SCENES[scene])
     for word in ("Traceback", "Exception ignored", "panicked"):
-        assert word not in done.stderr, done.stderr
+        assert word not in said, said
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_child_leaves_what_is_its_parents(webgpu):
-    done = run(
+    run(
         """
 kept = [native, bridge.asarray(native.buffer), [tensor]]
 child = os.fork()
@@ -118,4 +113,3 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
 assert bridge.to_device(tensor, "cpu").numpy()[7] == 7
 """
     )
-    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr

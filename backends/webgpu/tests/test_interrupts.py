@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 import dlbridge as bridge
 
-SUPPORT = str(Path(__file__).resolve().parents[3] / "tests" / "support")
-
 STORM = """
 import random, sys
-sys.path.insert(0, SUPPORT)
 import numpy as np
 import dlbridge as bridge
 from interrupted import Alarm, interrupted
@@ -32,7 +28,7 @@ works = {
     "allocate": lambda: bridge.zeros(1000, "float32", "webgpu:0"),
     "copy": lambda: bridge.to_device(tensor, "webgpu:0", copy=True),
 }
-pick = random.Random(SEED)
+pick = random.Random(int(sys.argv[1]))
 interrupted(lambda: pick.choice(list(works.values()))(), Alarm, 500)
 bridge.copy_(tensor, x)
 assert (bridge.to_device(tensor, "cpu", copy=True).numpy() == x).all()
@@ -44,15 +40,7 @@ print("the end")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_of_signals_hangs_nothing(webgpu, seed):
     """wgpu's own waits, by threading.Event, hung in half of such processes."""
-    script = STORM.replace("SEED", str(seed)).replace("SUPPORT", repr(SUPPORT))
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+    assert run_script(STORM, seed) == "the end\n"
 
 
 def test_no_transfer_uses_a_lock_in_python(webgpu):

@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 from dlbridge_webgpu import WebGPUArray
+from scripts import run_script
 
 import dlbridge as bridge
 from dlbridge.errors import ExchangeError
@@ -215,11 +216,8 @@ def test_a_device_of_the_user_gets_a_number_of_its_own(webgpu, device, gpu_buffe
     assert on_host(tensor).tolist() == [0, 50, 50, 50, 50, *range(5, 16)]
 
 
-def test_a_buffer_is_recognised_before_the_backend_is_loaded(webgpu, tmp_path):
+def test_a_buffer_is_recognised_before_the_backend_is_loaded(webgpu):
     """By the description that the package enters; the backend is loaded then."""
-    import subprocess
-    import sys
-
     code = (
         "import sys, dlbridge\n"
         "assert 'wgpu' not in sys.modules and 'dlbridge_webgpu' not in sys.modules\n"
@@ -228,6 +226,4 @@ def test_a_buffer_is_recognised_before_the_backend_is_loaded(webgpu, tmp_path):
         "buffer = device.create_buffer_with_data(data=b'abcd', usage='STORAGE|COPY_SRC')\n"
         "print(bytes(dlbridge.to_device(dlbridge.asarray(buffer), 'cpu').tolist()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "b'abcd'\n"
+    assert run_script(code) == "b'abcd'\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dlbridge_webgpu.devices import PIECE, Slot
+from threads import in_threads
 
 import dlbridge as bridge
 
@@ -74,21 +75,12 @@ def test_threads_that_write_parts_of_one_unit(webgpu, monkeypatch):
 
     monkeypatch.setattr(Slot, "read", slow)
     there = bridge.to_device(np.zeros(64, "u1"), "webgpu:0")
-    failures = []
 
     def work(number):
-        try:
-            for at in range(number, 64, 4):
-                bridge.copy_(there[at : at + 1], np.array([number + 1], "u1"))
-        except BaseException as exc:
-            failures.append(exc)
+        for at in range(number, 64, 4):
+            bridge.copy_(there[at : at + 1], np.array([number + 1], "u1"))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    assert in_threads(work, 4) == []
     assert (on_host(there) == np.tile(np.arange(1, 5), 16)).all()
 
 

@@ -5,19 +5,20 @@ once. They go in within a process of its own, which must not die of them.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import arrow_structs
 import numpy as np
 import pytest
 from peers import peer
-from scripts import run_program
+from scripts import run_script
 
 import dlbridge as bridge
 
 
 @pytest.fixture(scope="module")
 def verdicts():
-    return json.loads(run_program(arrow_structs.__file__, env={"DLBRIDGE_BACKENDS": "cpu"}))
+    return json.loads(run_script(Path(arrow_structs.__file__), env={"DLBRIDGE_BACKENDS": "cpu"}))
 
 
 VALUES = {

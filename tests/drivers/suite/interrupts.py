@@ -4,17 +4,15 @@ Each storm is a process of its own; freeing twice ends it, for the simulated dri
 memory then.
 """
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from scripts import finished
 
-from .rig import rig
+from .rig import DRIVERS, rig
 
 STORM = """
-import ctypes, gc, mmap, random, sys
-sys.path[:0] = {folders!r}
+import ctypes, gc, mmap, os, random, sys
 import build
 from interrupted import Alarm, interrupted
 cuda, *_ = map(build.load, {libraries!r})  # the simulated HIP runtime stands on CUDA's
@@ -46,12 +44,15 @@ def staged():
 def in_place():
     bridge.to_device(pages, name, copy=False)
 
-def live():  # allocations, once every free is done that was put off or queued
+def shared():  # memory for other processes: on CUDA
+    bridge.share(x, name)
+
+def live():  # allocations and files, once every free is done that was put off or queued
     for _ in range(2):
         gc.collect()
         allocate()
         bridge.synchronize(device)
-    return cuda.fake_cuda_live()
+    return cuda.fake_cuda_live() + len(os.listdir("/proc/self/fd"))
 
 works = [globals()[each] for each in {works!r}]
 for work in works * 2:
@@ -66,26 +67,16 @@ print("left", live() - before)
 """
 
 
-TESTS = Path(__file__).resolve().parents[2]
-
-
 def storm(name, works):
     """The last line of a storm of *works* on the device *name*."""
     script = STORM.format(
-        folders=[str(TESTS / "drivers"), str(TESTS / "support")],
         libraries=list(rig().libraries),
         device=f"{rig().device}:0",
         name=name,
         works=works,
         strikes=300,
     )
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = finished(script, paths=(DRIVERS,))
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "is not freed" not in done.stderr, done.stderr[-3000:]
     return done.stdout.strip()
@@ -94,7 +85,9 @@ def storm(name, works):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")
 def test_signals_lose_no_memory(fake, kind):
     """375 of 644 exceptions in a loop of allocations had left their memory behind."""
-    assert storm(f"{kind.name}:0", ["allocate", "aligned", "round_trip", "staged"]) == "left 0"
+    works = ["allocate", "aligned", "round_trip", "staged"]
+    works += ["shared"] if hasattr(kind, "allocate_exportable") else []
+    assert storm(f"{kind.name}:0", works) == "left 0"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer that sends signals")

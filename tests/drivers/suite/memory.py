@@ -325,13 +325,10 @@ def test_import_of_pinned_memory_is_not_ours_to_undo(fake, pinned):
 
 def test_import_waits_for_copies_before_it_unlocks(fake, pinned, device, pages):
     pages[:] = ord("o")
-    into = memoryview(pages)
     with stream() as busy, memory(device, b"n" * pages.nbytes) as source:
         hold(pinned.import_host(0, pages.ctypes.data, pages.nbytes, False, default()))
         with gate(busy) as closed:
-            device.copy_to_host(
-                Span(0, source, 0, len(into)), into, busy
-            )  # pinned now: not waited for
+            copy_into(pages.ctypes.data, source, pages.nbytes, busy)
             closed.open_soon()
             drop(pages.ctypes.data, busy)
             assert bytes(pages) == b"n" * pages.nbytes

@@ -3,11 +3,12 @@
 import sys
 
 import pytest
+from threads import in_threads
 
 from dlbridge.errors import Error
 from dlbridge.protocol import Span
 
-from .rig import default, in_threads, rig, stream
+from .rig import default, rig, stream
 
 
 def uses(backend):

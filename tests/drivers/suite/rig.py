@@ -1,8 +1,6 @@
 """The simulated driver of a backend as the common tests use it, and helpers on top of it."""
 
 import ctypes
-import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from scripts import finished
 
 import dlbridge
 from dlbridge.kit.stream_owners import LIBRARIES
@@ -168,8 +167,13 @@ class Gate:
 @contextmanager
 def gate(on, device_id=0):
     """A closed `Gate` in the stream *on*; open at the end in any case."""
-    closed = Gate(on, device_id)
-    watchdog = threading.Timer(100, closed.open)  # who waits by mistake fails, and does not hang
+    closed, late = Gate(on, device_id), []
+
+    def open_late():
+        late.append("somebody has waited whom nobody had told to open the gate")
+        closed.open()
+
+    watchdog = threading.Timer(100, open_late)  # who waits by mistake fails, and does not hang
     watchdog.start()
     try:
         yield closed
@@ -177,6 +181,7 @@ def gate(on, device_id=0):
         watchdog.cancel()
         closed.open()
         _rig.wait_for_device(device_id)  # the semaphore must outlive the wait
+    assert late == []
 
 
 @contextmanager
@@ -263,24 +268,6 @@ def settle():
             each.synchronize(device_id, _rig.default)
 
 
-def in_threads(work, count=8):
-    """Run *work(number)* in *count* threads; what went wrong."""
-    failures = []
-
-    def run(number):
-        try:
-            failures.extend(work(number) or [])
-        except BaseException as exc:
-            failures.append(exc)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
-
-
 def prelude():
     """Python code of `python`: functions that find and load the simulated drivers."""
     tests = Path(sys.modules[type(_rig).__module__].__file__).parent
@@ -299,14 +286,8 @@ def drivers():
 
 def python(code, simulated=True, **environment):
     """Run *code* in a Python of its own; the finished process."""
-    source = prelude() + ("drivers()\n" if simulated else "") + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, **environment},
+    return finished(
+        prelude() + ("drivers()\n" if simulated else "") + textwrap.dedent(code), env=environment
     )
 
 

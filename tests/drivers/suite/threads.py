@@ -6,10 +6,11 @@ import threading
 
 import numpy as np
 import pytest
+from threads import in_threads
 
 import dlbridge
 
-from .rig import backend, default, drop, hold, in_threads, rig, stream
+from .rig import backend, default, drop, hold, rig, stream
 
 
 def round_trip(rng, own):
