@@ -6,29 +6,17 @@ import copy
 import inspect
 import pickle
 import threading
-from pathlib import Path
 
-import cffi
 import pytest
-from building import build
 
 from dlbridge import ffi
-from dlbridge.core._cdefs import ffi as ffi_cdefs
-from dlbridge.ffi._lib import C
 from dlbridge.ffi.calls import bind
 from dlbridge.ffi.errors import raised, untaken
 
-KERNELS = Path(__file__).parent / "kernels"
-
 
 @pytest.fixture(scope="module")
-def kernel_path(tmp_path_factory):
-    return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def plain(kernel_path):
-    return ffi.load_module(kernel_path)
+def plain(plain_library):
+    return ffi.load_module(plain_library)
 
 
 @pytest.mark.parametrize("name", [5, None, b"name", object()])
@@ -216,25 +204,6 @@ def test_a_call_while_cleaning_up_takes_nobodys_error(plain):
     assert not untaken
 
 
-def test_an_ignored_failure_in_a_daemon_thread_at_exit(run_script, kernel_path):
-    code, output = run_script(f"""
-        import threading, time
-        from dlbridge import ffi
-        ignores = ffi.load_module({str(kernel_path)!r}).ignores
-        def fails():
-            raise ValueError("kept in the thread")
-        def work():
-            ignores(fails)
-            while True:
-                time.sleep(0.0005)
-        for _ in range(4):
-            threading.Thread(target=work, daemon=True).start()
-        ignores(fails)
-        time.sleep(0.1)
-    """)
-    assert (code, output) == (0, "")
-
-
 def test_text_that_is_none():
     for use in (ffi.Error, ffi.object_class):
         with pytest.raises(TypeError, match="text is needed here, not 5"):
@@ -280,28 +249,3 @@ def test_failures_in_threads_that_are_gone_slow_nobody_down(plain, foreign_call)
     assert untaken
     plain.answer()
     assert not untaken
-
-
-@pytest.fixture
-def foreign_call():
-    """``foreign_call(f)`` calls *f* in a thread that Python has not made."""
-    foreign = cffi.FFI()
-    foreign.cdef(
-        "int pthread_create(unsigned long *, void *, void *(*)(void *), void *);"
-        "int pthread_join(unsigned long, void **);"
-    )
-    libc = foreign.dlopen(None)
-
-    def call(function):
-        result = ffi_cdefs.new("TVMFFIAny *")
-
-        @foreign.callback("void *(void *)")
-        def start(_argument):
-            C.TVMFFIFunctionCall(function._pointer, ffi_cdefs.NULL, 0, result)
-            return foreign.NULL
-
-        thread = foreign.new("unsigned long *")
-        assert libc.pthread_create(thread, foreign.NULL, start, foreign.NULL) == 0
-        assert libc.pthread_join(thread[0], foreign.NULL) == 0
-
-    return call

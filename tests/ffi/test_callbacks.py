@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import threading
 import weakref
 
 import pytest
@@ -139,33 +140,12 @@ def test_moved_object_comes_back_if_it_was_not_taken(testing):
     assert thing.message == "not taken"
 
 
-def test_foreign_threads_call_back(run_script):  # 4.7
-    code, output = run_script("""
-        import threading
-        from cffi import FFI
-        f = FFI()
-        f.cdef('''int pthread_create(unsigned long *, void *, void *(*)(void *), void *);
-                  int pthread_join(unsigned long, void **);''')
-        libc = f.dlopen(None)
-        from dlbridge.ffi._lib import C
-        seen = []
-        function = ffi.convert_func(lambda x: seen.append((threading.get_ident(), x)))
-        frame = cffi.new("int64_t[]", [0, 0, 1, 41])
-        result = cffi.cast("TVMFFIAny *", frame)
-        @f.callback("void *(void *)")
-        def start(argument):
-            for _ in range(200):
-                assert C.TVMFFIFunctionCall(function._pointer, result + 1, 1, result) == 0
-            return f.NULL
-        threads = f.new("unsigned long[4]")
-        for i in range(4):
-            assert libc.pthread_create(threads + i, f.NULL, start, f.NULL) == 0
-        for i in range(4):
-            libc.pthread_join(threads[i], f.NULL)
-        assert len(seen) == 800 and len({who for who, _ in seen}) == 4
-        print("done")
-    """)
-    assert (code, output) == (0, "done\n")
+def test_foreign_threads_call_back(foreign_call):  # 4.7
+    seen = []
+    function = ffi.convert_func(lambda: seen.append(threading.get_ident()))
+    foreign_call(function, threads=4, turns=200)
+    assert len(seen) == 800
+    assert len(set(seen)) == 4
 
 
 @pytest.mark.parametrize(("code", "kind"), [("_enter", "callback"), ("_call_mlir", "mlir symbol")])

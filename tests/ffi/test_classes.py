@@ -548,36 +548,6 @@ def test_enums(testing, cls):
         assert issubclass(ffi.object_class(key), ffi.object_class("ffi.Enum"))
 
 
-def test_reflection_in_threads(run_script):  # 4.2: fields read and written at once
-    code, output = run_script("""
-        import sys, threading, time
-        sys.setswitchinterval(1e-5)
-        testing("nop")
-        Base = ffi.object_class("testing.TestObjectBase")
-        Holder = ffi.object_class("testing.TestObjectPtrHolder")
-        holder = Holder(Base())
-        stop = time.monotonic() + 3
-        errors = []
-        def work(me):
-            try:
-                while time.monotonic() < stop:
-                    holder.value = Base(v_i64=me, v_str="a text that is on the heap")
-                    found = holder.value
-                    assert 0 <= found.v_i64 < 4
-                    assert found.v_str == "a text that is on the heap"
-                    repr(holder)
-            except BaseException as error:
-                errors.append(error)
-                raise
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        assert not errors
-        print("done")
-    """)
-    assert (code, output) == (0, "done\n")
-
-
 def test_objects_do_not_leak(cls):
     import resource
 
@@ -612,48 +582,3 @@ def test_objects_do_not_leak(cls):
         work()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 512  # KiB; a leaked object per turn would be 150
-
-
-def test_types_that_tvm_ffi_defines_in_python(run_script):
-    # Their fields have functions as setters (flag bit 11) and factories as defaults.
-    pytest.importorskip("tvm_ffi")
-    code, output = run_script(
-        """
-        import pickle
-        import tvm_ffi
-        from tvm_ffi.dataclasses import field, py_class
-        from dlbridge import ffi
-
-        @py_class("test.PyPoint")
-        class PyPoint(tvm_ffi.Object):
-            x: int
-            y: float = 1.5
-            items: list = field(default_factory=list)
-            z: int = field(default=3, kw_only=True)
-
-        @py_class("test.PyChild")
-        class PyChild(PyPoint):
-            w: str = "text"
-
-        Point = ffi.object_class("test.PyPoint")
-        p = Point(1, z=4)
-        assert (p.x, p.y, p.z, list(p.items)) == (1, 1.5, 4, [])
-        p.x = 5
-        assert p.x == 5
-        try:
-            p.x = "text"
-        except TypeError as error:
-            assert "field 'x' of test.PyPoint: expected int" in str(error)
-        else:
-            raise AssertionError
-        p.items.append(4)
-        assert list(p.items) == [4] and list(Point(1).items) == []
-        assert len(Point.items.default) == 0
-        assert pickle.loads(pickle.dumps(p)).x == 5
-        got = ffi.convert_func(lambda x: x)(PyChild(7, w="other"))
-        assert isinstance(got, Point) and (got.x, got.w) == (7, "other")
-        print("done")
-        """,
-        prelude="",
-    )
-    assert (code, output) == (0, "done\n")

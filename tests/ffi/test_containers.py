@@ -502,66 +502,6 @@ def test_setdefault_of_a_dict_that_changes_meanwhile():
     assert values == {"k": 1}
 
 
-def test_popitem_in_two_threads(run_script):
-    code, output = run_script("""
-        import sys, threading, time
-        sys.setswitchinterval(1e-6)
-        def work():
-            start.wait()
-            try:
-                for _ in range(5):
-                    found.append(table.popitem())
-            except KeyError as error:
-                errors.append(error)
-        errors, end = [], time.monotonic() + 2
-        while time.monotonic() < end:
-            table, found, start = ffi.Dict({i: -i for i in range(10)}), [], threading.Barrier(2)
-            threads = [threading.Thread(target=work) for _ in range(2)]
-            for thread in threads: thread.start()
-            for thread in threads: thread.join()
-            if not errors:
-                assert sorted(found) == [(i, -i) for i in range(10)], found
-        print(len(errors))
-    """)
-    assert (code, output) == (0, "0\n")
-
-
-def test_a_signal_handler_changes_a_dict_that_is_listed(run_script):
-    # The library's own iterator would go on in freed memory.
-    code, output = run_script("""
-        import signal, sys
-        def change(*_):
-            for key in range(3000):
-                table[1000 + key] = [key]
-            for key in range(3000):
-                del table[1000 + key]
-            table["new"] = 1
-        signal.signal(signal.SIGUSR1, change)
-        last, turn = 1, 0
-        while last >= turn:  # a signal before each line in turn
-            turn, last = turn + 1, 0
-            table = ffi.Dict({key: [key] for key in range(60)})
-            def local(frame, event, arg):
-                global last
-                last += 1
-                if last == turn:
-                    signal.raise_signal(signal.SIGUSR1)
-                return local
-            def trace(frame, event, arg):
-                return local if frame.f_code.co_filename.endswith("containers.py") else None
-            sys.settrace(trace)
-            try:
-                found = list(table.items())
-            finally:
-                sys.settrace(None)
-            expected = [(key, [key]) for key in range(60)]
-            assert found in (expected, [*expected, ("new", 1)]), found
-        assert turn > 10, turn
-        print("end")
-    """)
-    assert (code, output) == (0, "end\n")
-
-
 def test_an_interrupted_listing_of_a_mapping_leaves_no_reference():
     values = ffi.Map({key: ffi.Array([key]) for key in range(5)})
     places, last, turn = (f"ffi{os.sep}objects", f"ffi{os.sep}values"), 1, 0
@@ -593,35 +533,6 @@ def test_an_interrupted_listing_of_a_mapping_leaves_no_reference():
         assert gc.isenabled()
         assert [use_count(value._handle) for value in values.values()] == [2] * 5, turn
     assert turn > 10
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_fork_while_a_mapping_is_listed_leaves_the_collector_on(run_script):
-    code, output = run_script("""
-        import gc, os, sys, threading, warnings
-        warnings.simplefilter("ignore")
-        values = ffi.Map({key: key for key in range(50)})
-        def work():
-            while not stop:
-                list(values)
-        stop, off = False, 0
-        sys.setswitchinterval(1e-5)
-        thread = threading.Thread(target=work)
-        thread.start()
-        for _ in range(100):
-            child = os.fork()
-            if not child:
-                os._exit(0 if gc.isenabled() else 7)
-            off += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        stop = True
-        thread.join()
-        assert gc.isenabled()
-        gc.disable()
-        list(values)
-        assert not gc.isenabled()
-        print(off)
-    """)
-    assert (code, output) == (0, "0\n")
 
 
 def test_maps_do_not_change():
@@ -772,79 +683,7 @@ def test_containers_do_not_leak(echo):
     assert grown < 1024  # KiB; a leaked object per turn would be 300
 
 
-def test_readers_and_writers_in_threads(run_script):  # 4.2: lists and dicts have no lock
-    code, output = run_script("""
-        import sys, threading, time
-        sys.setswitchinterval(1e-5)
-        values, table = ffi.List(), ffi.Dict()
-        stop = time.monotonic() + 4
-        def work(me):
-            turn = 0
-            while time.monotonic() < stop:
-                turn += 1
-                text = f"thread {me}, turn {turn}"
-                values.append(text)
-                table[turn % 50] = text
-                for x in values:
-                    assert x.startswith("thread")
-                for key, value in table.items():
-                    assert 0 <= key < 50 and value.startswith("thread")
-                if len(values) > 60:
-                    values.clear()
-                values[3:5] = [text, text]
-                del values[::3]
-                table.pop(turn % 7, None)
-                repr(values), hash(values), values == ["x"]
-        errors = []
-        def guarded(me):
-            try:
-                work(me)
-            except BaseException as error:
-                errors.append(error)
-                raise
-        threads = [threading.Thread(target=guarded, args=(i,)) for i in range(4)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        assert not errors
-        print("done")
-    """)
-    assert (code, output) == (0, "done\n")
-
-
 # --- Beside tvm_ffi ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", ["import tvm_ffi", "from dlbridge import ffi; ffi.version"])
-def test_containers_and_objects_in_both_bindings(run_script, first):
-    pytest.importorskip("tvm_ffi")
-    code, output = run_script(
-        f"""
-        {first}
-        import tvm_ffi
-        from dlbridge import ffi
-        ours = ffi.convert_func(lambda x: x)
-        ffi.register_global_func("both.ours", lambda x: x)
-        theirs = tvm_ffi.get_global_func("both.ours")
-        for name, value in [("Array", [1, "a"]), ("List", [1, [2]]), ("Map", {{"k": 1}}),
-                            ("Dict", {{"k": [1]}}), ("Shape", (2, 3))]:
-            there, here = getattr(tvm_ffi, name)(value), getattr(ffi, name)(value)
-            assert type(ours(there)) is type(here) and ours(there) == here, name
-            if name != "Shape":  # a tuple, to tvm_ffi
-                assert type(theirs(here)) is type(there) and theirs(here) == there, name
-            assert type(theirs(there)) is type(there), name
-            assert ours([there])[0] == here, name
-        # One object, seen changing from both sides.
-        there = tvm_ffi.List([1])
-        here = ours(there)
-        here.append(2)
-        assert list(there) == [1, 2]
-        there.append(3)
-        assert here == [1, 2, 3] and ours(there) is here
-        print("done")
-        """,
-        prelude="",
-    )
-    assert (code, output) == (0, "done\n")
 
 
 def test_streams_of_tensors_in_the_peers_containers():

@@ -18,6 +18,11 @@ FOLDER = ROOT / "dlbridge" / "ffi"
 MODULES = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
 
 
+def test_other_names_are_not():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ffi.nothing
+
+
 def test_no_module_has_the_name_of_a_public_function():
     assert len(MODULES) < 14
     assert MODULES & {name for name in ffi.__all__ if callable(getattr(ffi, name))} == set()

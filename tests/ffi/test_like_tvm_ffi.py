@@ -151,25 +151,6 @@ def test_dimensions_have_64_bits(size):
     assert ffi.Shape((2**63 - 1,))[0] == 2**63 - 1
 
 
-def test_a_null_function_is_not_called(run_script):
-    code, output = run_script("""
-        from dlbridge.ffi._lib import C
-        out = cffi.new("void **")
-        assert C.TVMFFIFunctionCreate(cffi.NULL, cffi.NULL, cffi.NULL, out) == 0
-        # The library's own ways to hand it over.
-        box = cffi.new("TVMFFIAny *")
-        box.type_index, box.v_ptr = C.kTVMFFIFunction, out[0]
-        from dlbridge.ffi.classes import unpack
-        f = unpack(box.type_index, box.v_int64)
-        for call in (f, f.bind):
-            try:
-                call()
-            except ValueError as error:
-                print("NULL" in str(error))
-    """)
-    assert (code, output) == (0, "True\nTrue\n")
-
-
 @pytest.mark.parametrize("address", [1.5, "1", None, True, b"x"])
 def test_addresses_are_integers(address):
     for make in (
@@ -188,21 +169,6 @@ def test_addresses_are_pointers(address):
     ):
         with pytest.raises(ValueError, match=r"NULL|not the address of a C function"):
             make(address)
-
-
-def test_a_path_that_is_not_utf_8(run_script):
-    code, output = run_script(
-        """
-        from dlbridge import LibraryUnavailable, ffi
-        try:
-            ffi.version
-        except LibraryUnavailable as error:
-            print("not UTF-8" in str(error))
-        """,
-        prelude="",
-        env={"DLBRIDGE_TVM_FFI_LIB": "/tmp/\udcff.so"},
-    )
-    assert (code, output) == (0, "True\n")
 
 
 def test_dtype_constants(echo):

@@ -16,13 +16,8 @@ from dlbridge.ffi.modules import ModulePropertyMask
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def module(library):
-    return ffi.load_module(library)
+def module(plain_library):
+    return ffi.load_module(plain_library)
 
 
 @pytest.fixture
@@ -34,15 +29,15 @@ def imported(tmp_path):
 
 
 @pytest.mark.parametrize("form", [str, Path])
-def test_load(library, form):
-    assert ffi.load_module(form(library)).answer() == 42
+def test_load(plain_library, form):
+    assert ffi.load_module(form(plain_library)).answer() == 42
 
 
-def test_load_by_relative_path(library, monkeypatch):
-    monkeypatch.chdir(library.parent)
+def test_load_by_relative_path(plain_library, monkeypatch):
+    monkeypatch.chdir(plain_library.parent)
     # The system's loader would not look into the working directory.
-    assert ffi.load_module(library.name).answer() == 42
-    assert ffi.load_module(f"./{library.name}").answer() == 42
+    assert ffi.load_module(plain_library.name).answer() == 42
+    assert ffi.load_module(f"./{plain_library.name}").answer() == 42
 
 
 def test_load_what_is_not_there(tmp_path):
@@ -69,31 +64,6 @@ def test_load_what_is_no_library(tmp_path):
         RuntimeError, match=r"text\.so' cannot be loaded: .*too short.*shared library"
     ):
         ffi.load_module(path)
-
-
-def test_module_stays_loaded(run_script, library):
-    # Its code frees what its functions return.
-    code, output = run_script(f"""
-        import gc
-        def loaded():
-            return {str(library)!r} in open("/proc/self/maps").read()
-        ffi.load_module({str(library)!r}, keep_module_alive=False).answer()
-        gc.collect()
-        assert not loaded()
-        module = ffi.load_module({str(library)!r}, keep_module_alive=False)
-        answer = module.answer
-        del module
-        gc.collect()
-        assert loaded() and answer() == 42  # the function keeps it
-        del answer
-        gc.collect()
-        assert not loaded()
-        ffi.load_module({str(library)!r})
-        gc.collect()
-        assert loaded()
-        print("done")
-    """)
-    assert (code, output) == (0, "done\n")
 
 
 def test_library_of_the_test_functions_is_a_module(testing):
@@ -181,9 +151,9 @@ def test_empty_module_object():
 # --- Imports ----------------------------------------------------------------------
 
 
-def test_imports(library, imported, tmp_path):
+def test_imports(plain_library, imported, tmp_path):
     copied = tmp_path / "copied.so"
-    shutil.copy(library, copied)
+    shutil.copy(plain_library, copied)
     module = ffi.load_module(copied)
     assert module.imports == []
     module.import_module(imported)
@@ -283,27 +253,6 @@ def test_names_with_a_nul_are_no_functions(module, name):
     assert module.get_function_doc(name) is None
 
 
-def test_register_and_load_in_threads(run_script, library):  # 4.2: the tables have no lock
-    code, output = run_script(f"""
-        import threading, time
-        from dlbridge import ffi
-        symbol = testing("get_add_one_c_symbol")()
-        stop = time.monotonic() + 2
-        def work(me):
-            turn = 0
-            while time.monotonic() < stop:
-                turn += 1
-                ffi.register_system_lib_symbol(f"threads.{{me}}.{{turn % 20}}", symbol)
-                assert ffi.system_lib(f"threads.{{me}}.")[str(turn % 20)](1) == 2
-                assert ffi.load_module({str(library)!r}).answer() == 42
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        print("done")
-    """)
-    assert (code, output) == (0, "done\n")
-
-
 # --- Names that are not there -----------------------------------------------------
 
 
@@ -318,8 +267,8 @@ def test_a_misspelt_function_is_answered_with_the_one_that_was_meant(module):
         assert module.implements_function(name)
 
 
-def test_the_functions_of_a_library_are_listed_by_dir(library):
-    module = ffi.load_module(library)
+def test_the_functions_of_a_library_are_listed_by_dir(plain_library):
+    module = ffi.load_module(plain_library)
     assert {"answer", "get_function", "kind"} <= set(dir(module))
     assert {"_path", "_names"}.isdisjoint(dir(module))
 
@@ -337,8 +286,8 @@ def test_only_the_first_of_many_names_are_listed(tmp_path):
         module.absent  # the look-up itself raises
 
 
-def test_a_library_whose_file_is_gone_is_asked_for_names_too(library, tmp_path):
-    copy = shutil.copy(library, tmp_path / "gone.so")
+def test_a_library_whose_file_is_gone_is_asked_for_names_too(plain_library, tmp_path):
+    copy = shutil.copy(plain_library, tmp_path / "gone.so")
     module = ffi.load_module(copy)
     Path(copy).unlink()
     with pytest.raises(AttributeError, match=r"no symbol __tvm_ffi_absent$"):

@@ -13,21 +13,6 @@ import pytest
 from dlbridge import ffi
 
 
-def test_a_bound_argument_outlives_its_move(run_script):
-    code, output = run_script("""
-        import gc
-        from dlbridge import ffi
-        size = ffi.get_global_func("ffi.ArraySize")
-        array = ffi.Array([1, 2, "a long string that is on the heap"])
-        step = size.bind(array)
-        ffi.convert_func(lambda value: None)(array._move())
-        gc.collect()
-        others = [ffi.Array([i, "another long string on the heap"]) for i in range(100)]
-        assert step() == 3
-    """)
-    assert code == 0, output
-
-
 class Thing:
     """What C++ holds by reference, and Python can watch."""
 

@@ -202,25 +202,6 @@ def test_memory_lives_as_long_as_weak_references():
     assert key not in _lent
 
 
-def test_kept_at_the_end_of_the_process(run_script):
-    script = """
-    import threading, time
-    import numpy as np
-    kept = ffi.List()
-    keep = ffi.get_global_func("ffi.Array")
-    again = ffi.Array([keep(np.ones(3), np.zeros(2))])
-    ffi.register_global_func("test.kept", lambda: again)
-    def work():
-        while True:
-            keep(np.ones(3))
-    for _ in range(2):
-        threading.Thread(target=work, daemon=True).start()
-    time.sleep(0.1)
-    print("end")
-    """
-    assert run_script(script) == (0, "end\n")
-
-
 # --- What the callee sees of numpy's arrays -------------------------------------------
 
 BASE = np.arange(24.0).reshape(2, 3, 4)

@@ -229,24 +229,6 @@ def test_the_error_about_read_only_memory_names_the_argument(echo):
         ffi.List().append(x)
 
 
-def test_a_kernel_cannot_write_to_a_memmap_opened_for_reading(run_script, tmp_path):
-    """The page is not writable: to write there ends the process."""
-    np.arange(3.0).tofile(tmp_path / "values.bin")
-    code, output = run_script(f"""
-        import ctypes
-        import numpy as np
-        def write(t):
-            ctypes.memset(t.data_ptr(), 1, 8)
-        apply = testing("apply")
-        x = np.memmap({str(tmp_path / "values.bin")!r}, dtype="f8", mode="r")
-        try:
-            apply(write, x)
-        except BufferError as error:
-            print("readonly" in str(error))
-    """)
-    assert (code, output) == (0, "True\n")
-
-
 def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned, 2.3
     array = read_only_numpy()
     result = echo(ffi.readonly(array))  # tvm_ffi: BufferError
@@ -536,33 +518,6 @@ def test_what_else_the_package_of_a_backend_has_is_carried_as_it_is(echo):
     backend_or_skip("ext_dev")
     plugin = dlbridge.backend("ext_dev")
     assert echo(plugin) is plugin
-
-
-def test_no_backend_is_loaded_for_any_other_object(run_script):
-    done = run_script(
-        """
-        from dlbridge.core.plugins.registry import LOADED
-        before = set(LOADED)
-        class Anything: pass
-        thing = Anything()
-        assert ffi.convert(thing) is thing
-        import decimal
-        assert ffi.convert(decimal) is decimal
-        assert set(LOADED) == before, LOADED
-        """
-    )
-    assert done == (0, "")
-
-
-def test_an_object_whose_backend_cannot_be_used_is_carried_as_it_is(run_script):
-    done = run_script(
-        """
-        thing = type("Array", (), {"__module__": "pyopencl.array"})()
-        assert ffi.convert(thing) is thing
-        """,
-        env={"DLBRIDGE_BACKENDS": "cpu"},
-    )
-    assert done == (0, "")
 
 
 # --- like(), inside containers -------------------------------------------------------
