@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import threading
 
@@ -63,36 +62,6 @@ def test_an_exception_class_whose_constructor_fails(testing):
 
     with pytest.raises(RuntimeError, match=r"test\.Broken: what happened"):
         testing("test_raise_error")("test.Broken", "what happened")
-
-
-def test_a_default_that_only_the_function_knows():
-    @ffi.register_global_func("test.default")
-    def function(a, b=2):
-        return a, b
-
-    try:
-        found = ffi.get_global_func("test.default")
-        assert str(inspect.signature(found)) == "(a, b=...)"
-    finally:
-        ffi.remove_global_func("test.default")
-
-
-def test_keywords_of_bound_calls_and_of_like():
-    @ffi.register_global_func("test.keywords")
-    def function(a, b):
-        return f"{a} {b}"
-
-    try:
-        found = ffi.get_global_func("test.keywords")
-        step = found.bind(b=2, a=1)
-        assert step() == "1 2"
-        step.replace(1, 3)
-        assert step() == "1 3"
-        assert found.like("numpy")(b=2, a=1) == "1 2"
-        with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
-            found.bind(1, 2, c=3)
-    finally:
-        ffi.remove_global_func("test.keywords")
 
 
 @pytest.mark.parametrize("index", [-1, -100, -(1 << 31)])
@@ -212,27 +181,6 @@ def test_text_that_is_none():
         ffi.init_ffi_api(5)
     with pytest.raises(KeyError, match=r"no module 'nowhere' in sys\.modules"):
         ffi.init_ffi_api("nowhere")
-
-
-def test_what_was_moved_away_says_so():
-    take = ffi.convert_func(lambda value: None)
-    function, error = ffi.convert_func(lambda: 1), ffi.Error("ValueError", "no")
-    take(function._move())
-    take(error._move())
-    for use in (
-        function,
-        lambda: function(1),
-        function.bind,
-        lambda: error.kind,
-        lambda: error.message,
-        lambda: error.cause,
-        lambda: error.update_backtrace("x"),
-        error.py_error,
-    ):
-        with pytest.raises(ValueError, match="was moved into a call and is empty now"):
-            use()
-    assert repr(error) == "<moved Error>"
-    assert repr(function) == "<moved Function>"
 
 
 def test_failures_in_threads_that_are_gone_slow_nobody_down(plain, foreign_call):

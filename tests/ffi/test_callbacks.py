@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import sys
 import threading
-import weakref
 
 import pytest
 
-from dlbridge import dtype as as_dtype, ffi
+from dlbridge import ffi
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, True, 7, 2**63, 1.5, "short", "a longer string", "nul\0 inside it", b"b", b"123456789"],
-)
-def test_arguments_and_results(apply, value):  # 2.5
-    seen = []
-    assert apply(lambda x: seen.append(x) or x, value) == value
-    assert seen == [value]
-    assert type(seen[0]) is type(value)
-
-
-def test_objects_through_a_callback(apply, echo):
-    thing = object()
-    assert apply(lambda x: x, thing) is thing
-    assert apply(lambda f: f, echo) is echo
-    assert apply(lambda f, x: f(x), echo, "called in the callback") == "called in the callback"
-    assert apply(lambda: as_dtype("bfloat16")) == as_dtype("bfloat16")
 
 
 def test_result_that_is_a_new_function(apply):
     f = apply(lambda: lambda x: x + 1)
     assert f(41) == 42
-
-
-def test_python_functions_are_freed():
-    def function():
-        return None
-
-    alive = weakref.ref(function)
-    f = ffi.convert_func(function)
-    del function
-    f()
-    assert alive() is not None
-    del f
-    gc.collect()
-    assert alive() is None
 
 
 def test_arguments_are_freed(apply):
@@ -83,14 +47,6 @@ def test_every_form_of_text_is_decoded(echo):  # 1.3: types 8 and 9 as arguments
     address = lambda pointer: int(cffi.cast("intptr_t", pointer))  # noqa: E731
     raw_call(f, (8, address(text)), (9, address(array)), (11 | 3 << 32, 0x636261))
     assert seen == ["a raw C string", b"a raw", "abc"]
-
-
-def test_null_pointer_and_unknown_type(echo):
-    seen = []
-    f = ffi.convert_func(lambda *args: seen.extend(args))
-    raw_call(f, (4, 0))
-    assert isinstance(seen[0], ctypes.c_void_p)
-    assert seen[0].value is None
 
 
 def test_callee_that_returns_borrowed_text():

@@ -163,10 +163,6 @@ def test_numbers_are_read_at_once(cls, values):  # 1.3 SeqCell
     ]
 
 
-def test_nan_in_a_sequence():
-    assert np.isnan(next(iter(ffi.Array([float("nan"), 1.0]))))
-
-
 @pytest.mark.parametrize("cls", SEQUENCES)
 def test_concatenation(cls):
     one, front, back = cls([1]), [0], (2,)
@@ -261,73 +257,30 @@ def test_annotations():
 # --- Lists change ---------------------------------------------------------------
 
 
-@given(st.lists(st.integers(), max_size=6), st.slices(6), st.lists(st.integers(), max_size=4))
-def test_slices_are_assigned_and_deleted_as_pythons(values, part, new):
-    ours, theirs = ffi.List(values), list(values)
-
-    def both(change):
-        outcomes = []
-        for sequence in (ours, theirs):
-            try:
-                outcomes.append(change(sequence))
-            except ValueError:
-                outcomes.append(ValueError)
-        assert outcomes[0] == outcomes[1]
-        assert list(ours) == theirs
-
-    both(lambda x: x.__setitem__(part, new))
-    both(lambda x: x.__delitem__(part))
-
-
 def test_changing_a_list():
-    values = ffi.List([1, 2, 3])
-    values.append("four")
-    values.insert(0, 0)
-    values.insert(-100, -1)
-    values.insert(100, "end")
-    assert values == [-1, 0, 1, 2, 3, "four", "end"]
-    assert values.pop() == "end"
-    assert values.pop(0) == -1
-    values.remove("four")
-    values[0] = [9]
-    values[-1] = None
+    """What tests/ffi/test_fuzz.py does not do, which changes lists as it changes Python's."""
+    values = ffi.List([1])
     values.extend(x for x in (5, 6))
     values += [7]
-    assert values == [[9], 1, 2, None, 5, 6, 7]
-    values.reverse()
-    assert values[:3] == [7, 6, 5]
+    assert values == [1, 5, 6, 7]
     values.extend(values)
-    assert len(values) == 14
-    values.clear()
-    assert values == []
-    assert not values
+    assert len(values) == 8
+    values[0] = [9]
+    assert values[0] == [9]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.pop(),
-        lambda x: x.pop(3),
-        lambda x: x.__delitem__(0),
-        lambda x: x.__setitem__(0, 1),
-        lambda x: x.remove(1),
-    ],
-)
-def test_changing_what_is_not_there(change):
-    with pytest.raises((IndexError, ValueError)):
-        change(ffi.List())
+@pytest.mark.parametrize("constant", [ffi.Array([1]), ffi.Map({0: 2})], ids=repr)
+def test_arrays_and_maps_do_not_change(constant):
+    with pytest.raises(TypeError):
+        constant[0] = 2
+    assert not hasattr(constant, "append")
+    assert not hasattr(constant, "update")
 
 
 def test_everyone_sees_a_list_change(apply):
     values = ffi.List([1])
     apply(lambda x: x.append(2), values)
     assert values == [1, 2]
-
-
-def test_arrays_do_not_change():
-    with pytest.raises(TypeError):
-        ffi.Array([1])[0] = 2
-    assert not hasattr(ffi.Array([1]), "append")
 
 
 def test_finalizer_may_use_the_list_that_drops_its_object():
@@ -504,7 +457,8 @@ def test_setdefault_of_a_dict_that_changes_meanwhile():
 
 def test_an_interrupted_listing_of_a_mapping_leaves_no_reference():
     values = ffi.Map({key: ffi.Array([key]) for key in range(5)})
-    places, last, turn = (f"ffi{os.sep}objects", f"ffi{os.sep}values"), 1, 0
+    places = [f"ffi{os.sep}{name}.py" for name in ("any", "containers", "objects")]
+    last, turn = 1, 0
 
     def local(frame, event, _argument):
         nonlocal last
@@ -535,11 +489,6 @@ def test_an_interrupted_listing_of_a_mapping_leaves_no_reference():
     assert turn > 10
 
 
-def test_maps_do_not_change():
-    with pytest.raises(TypeError):
-        ffi.Map({1: 2})[1] = 3
-
-
 def test_value_that_looks_like_the_missing_one():
     missing = ffi.get_global_func("ffi.GetInvalidObject")()
     assert ffi.Map({"a": int(missing._handle)})["a"] == missing._handle
@@ -561,13 +510,6 @@ def test_shape_wants_integers():
     assert ffi.Shape([np.int64(3)]) == (3,)
     with pytest.raises(TypeError):
         ffi.Shape([1.5])
-    with pytest.raises(ValueError, match="int"):
-        ffi.get_global_func("ffi.ReprPrint")(ffi.Shape([2**63]))
-
-
-def test_shape_of_the_peer(echo):
-    tvm_ffi = pytest.importorskip("tvm_ffi")
-    assert type(echo(tvm_ffi.Shape((3, 4)))) is ffi.Shape
 
 
 # --- Tensors inside -------------------------------------------------------------
@@ -623,64 +565,22 @@ class Thing:
     pass
 
 
-@pytest.mark.parametrize("cls", SEQUENCES)
-def test_elements_live_as_long_as_their_container(cls):
+HOLDERS = [(ffi.Array, 0), (ffi.List, 0), (ffi.Map, "a"), (ffi.Dict, "a")]
+
+
+@pytest.mark.parametrize(("cls", "key"), HOLDERS)
+def test_content_lives_as_long_as_its_container(cls, key):
     thing = Thing()
-    alive = weakref.ref(thing)
-    before = sys.getrefcount(thing)
-    values = cls([thing])
-    assert values[0] is thing
-    assert list(values) == [thing]
+    alive, before = weakref.ref(thing), sys.getrefcount(thing)
+    container = cls({"a": thing} if key else [thing])
+    assert container[key] is thing
+    assert list(container.values() if key else container) == [thing]
     assert sys.getrefcount(thing) == before + 1
     del thing
     assert alive() is not None
-    del values
+    del container
     gc.collect()
     assert alive() is None
-
-
-@pytest.mark.parametrize("cls", MAPPINGS)
-def test_values_live_as_long_as_their_mapping(cls):
-    thing = Thing()
-    alive = weakref.ref(thing)
-    values = cls({"a": thing})
-    assert values["a"] is thing
-    assert list(values.values()) == [thing]
-    del thing
-    assert alive() is not None
-    del values
-    gc.collect()
-    assert alive() is None
-
-
-def test_moved_container():
-    values = ffi.List([1])
-    ffi.convert_func(lambda x: None)(values._move())
-    for use in (len, list, hash, lambda x: x[0], lambda x: x.append(1)):
-        with pytest.raises(ValueError, match="List was moved into a call"):
-            use(values)
-    assert repr(values) == "<moved List>"
-
-
-def test_containers_do_not_leak(echo):
-    import resource
-
-    def work():
-        for _ in range(300):
-            echo([Thing(), "a string that is longer", {"k": [1.5, None]}])
-            values = ffi.List(["some longer text"] * 5)
-            values[1:3] = [ffi.Dict({1: "another longer text"})]
-            list(values), values.pop(), values == [1]
-            list(ffi.Map({"key": "the value of the key"}).items())
-            echo(ffi.Shape((1, 2)))
-
-    work()
-    gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(10):
-        work()
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 1024  # KiB; a leaked object per turn would be 300
 
 
 # --- Beside tvm_ffi ---------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shutil
 from pathlib import Path
@@ -64,14 +63,6 @@ def test_load_what_is_no_library(tmp_path):
         RuntimeError, match=r"text\.so' cannot be loaded: .*too short.*shared library"
     ):
         ffi.load_module(path)
-
-
-def test_library_of_the_test_functions_is_a_module(testing):
-    path = ffi.library_path.replace("libtvm_ffi.", "libtvm_ffi_testing.")
-    module = ffi.load_module(path)
-    assert module.testing_dll_schema_id_int(5) == 5
-    assert str(inspect.signature(module.testing_dll_schema_id_int)) == "(arg0: 'int', /) -> 'int'"
-    assert "sum" in module.get_function_doc("testing_dll_test_add_with_docstring")
 
 
 # --- Functions --------------------------------------------------------------------
@@ -196,43 +187,37 @@ def test_system_library_takes_addresses_and_full_names(testing):
     assert ffi.system_lib("dlbridge.test.").get_function("add_one")(41) == 42
 
 
-def test_symbol_that_is_null():
+NO_FUNCTIONS = {
+    "float": (1.5, TypeError, "is an int, not 1.5"),
+    "str": ("a", TypeError, "is an int, not 'a'"),
+    "bytes": (b"a", TypeError, "is an int, not b'a'"),
+    "bool": (True, TypeError, "is an int, not True"),
+    "None": (None, TypeError, "is an int, not None"),
+    "pointer": (cffi.new("int *"), TypeError, "is an int, not <cdata"),
+    "integer of C": (cffi.cast("int", 5), TypeError, "is an int, not <cdata"),
+    "negative": (-1, ValueError, "-0x1 is not the address of a C function"),
+    "large": ((1 << 64) + 5, ValueError, "0x10000000000000005 is not the address of a C function"),
+    "0": (0, ValueError, "is NULL"),
+}
+
+
+@pytest.mark.parametrize("name", NO_FUNCTIONS)
+def test_symbols_that_are_no_functions(name):
+    """A call of such a symbol would end the process."""
+    symbol, error, says = NO_FUNCTIONS[name]
+    for make in (
+        lambda symbol: ffi.register_system_lib_symbol("dlbridge.test.no_symbol", symbol),
+        ffi.Function.__from_extern_c__,
+        ffi.Function.__from_mlir_packed_safe_call__,
+    ):
+        with pytest.raises(error, match=says):
+            make(symbol)
+    assert not ffi.system_lib("dlbridge.test.").implements_function("no_symbol")
+
+
+def test_a_pointer_that_is_null():
     with pytest.raises(ValueError, match="is NULL"):
         ffi.register_system_lib_symbol("dlbridge.test.null", cffi.NULL)
-
-
-@pytest.mark.parametrize(
-    ("symbol", "error", "says"),
-    [
-        (1.5, TypeError, "is an int, not 1.5"),
-        ("a", TypeError, "is an int, not 'a'"),
-        (b"a", TypeError, "is an int, not b'a'"),
-        (True, TypeError, "is an int, not True"),
-        (None, TypeError, "is an int, not None"),
-        (cffi.new("int *"), TypeError, "is an int, not <cdata"),
-        (cffi.cast("int", 5), TypeError, "is an int, not <cdata"),
-        (-1, ValueError, "-0x1 is not the address of a C function"),
-        ((1 << 64) + 5, ValueError, "0x10000000000000005 is not the address of a C function"),
-        (0, ValueError, "is NULL"),
-    ],
-    ids=[
-        "float",
-        "str",
-        "bytes",
-        "bool",
-        "None",
-        "pointer",
-        "integer",
-        "negative",
-        "large",
-        "null",
-    ],
-)
-def test_symbols_that_are_no_functions(symbol, error, says):
-    """A call of such a symbol would end the process."""
-    with pytest.raises(error, match=says):
-        ffi.register_system_lib_symbol("dlbridge.test.no_symbol", symbol)
-    assert not ffi.system_lib("dlbridge.test.").implements_function("no_symbol")
 
 
 def test_a_void_pointer_is_a_symbol():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from peers import peer
 
 from dlbridge import ExchangeError, ffi
+from dlbridge.conformance.cases import in_threads
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.tensors import ReadyTensor, _lent
@@ -181,11 +181,7 @@ def test_threads(apply):
 
             apply(look, x, y)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert not wrong
     assert all(tensor.tolist() == [value] * 4 for value, tensor in kept)
 

@@ -113,28 +113,6 @@ def test_one_tensor_per_object(echo, apply):  # a.x is a.x
     assert echo(z) is echo(z)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((0, 3)),
-        np.array(5.0),
-        np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
-        np.arange(10)[::2],
-        np.arange(10)[::-1],
-        np.array([True, False]),
-        np.array([1 + 2j]),
-        np.arange(3, dtype="uint16"),
-    ],
-    ids=str,
-)
-def test_layouts_and_types(echo, array):
-    result = echo(array)
-    assert result.numpy().dtype == array.dtype
-    np.testing.assert_array_equal(result.numpy(), array)
-    if array.size:
-        assert np.shares_memory(result.numpy(), array)
-
-
 def test_negative_strides_are_written_through(apply):
     array = np.zeros(4)
     apply(lambda t: t.numpy().__setitem__(0, 9), array[::-1])
@@ -249,19 +227,6 @@ def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned,
     gc.collect()
     assert list(_readonly) == [0]
     assert not _exports
-
-
-def test_gradients_and_lazy_signs(echo):
-    torch = peer("torch")
-    x = torch.ones(3, requires_grad=True)
-    assert echo(x).numpy().tolist() == [1, 1, 1]
-    z = torch.complex(torch.ones(2), torch.ones(2)).conj()
-    negated = z.imag  # lazily, as z is a conjugate
-    assert negated.is_neg()
-    assert not negated.is_conj()
-    for lazy in (z, negated):
-        with pytest.raises(BufferError, match="resolve_conj"):
-            echo(lazy)
 
 
 def test_torch_subclass(echo):

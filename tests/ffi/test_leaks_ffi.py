@@ -1,0 +1,73 @@
+"""Nothing leaks: the process does not grow while the same is done again and again."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import resource
+
+import pytest
+
+from dlbridge import ffi
+
+TEXT = "a text of more than seven bytes"
+
+
+class Thing:
+    """What C knows as an opaque object only."""
+
+
+def values(testing):
+    echo = testing("echo")
+    for value in (TEXT, 2**100, b"bytes that are not inline", Thing(), lambda: None):
+        echo(value)
+
+
+def containers(testing):
+    echo = testing("echo")
+    echo([Thing(), TEXT, {"k": [1.5, None]}])
+    changed = ffi.List([TEXT] * 5)
+    changed[1:3] = [ffi.Dict({1: TEXT})]
+    list(changed), changed.pop(), changed == [1]
+    list(ffi.Map({"key": TEXT}).items())
+    echo(ffi.Shape((1, 2)))
+
+
+def objects(_testing):
+    base = ffi.object_class("testing.TestObjectBase")
+    thing = ffi.object_class("testing.TestObjectPtrHolder")(base(v_str=TEXT)).value
+    thing.v_str = TEXT + thing.v_str
+    thing.add_i64(1), repr(thing), copy.copy(thing), copy.deepcopy(thing)
+    pickle.loads(pickle.dumps(thing))
+    ffi.object_class("testing.SchemaAllTypes").make_with(1, 2.0, TEXT).append_int([1], 2)
+    ffi.structural_hash([TEXT, [TEXT]]), ffi.structural_equal([TEXT], TEXT)
+
+
+def refusals(_testing):
+    for wrong in (
+        lambda: ffi.object_class("testing.TestCxxKwOnly")(1),
+        lambda: setattr(ffi.object_class("testing.TestObjectBase")(), "v_i64", "text"),
+        lambda: ffi.object_class("no.such.type"),
+        lambda: ffi.system_lib("dlbridge.leak.")["absent"],
+        lambda: ffi.load_module("/no/such/file.so"),
+    ):
+        with pytest.raises(Exception):  # noqa: B017 - any; what counts is what stays
+            wrong()
+
+
+# How often each is done, so that one leaked object each time would be 150 KiB or more.
+WORK = {values: 10_000, containers: 3000, objects: 2400, refusals: 2400}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_the_process_does_not_grow(testing, work):
+    assert testing("nop")  # the library is loaded
+    for _ in range(WORK[work] // 8):
+        work(testing)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(WORK[work]):
+        work(testing)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 512  # KiB
