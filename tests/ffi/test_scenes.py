@@ -10,6 +10,7 @@ ORDERS = ["tvm_ffi first", "dlbridge first"]
 # What a scene must not need: the peers, a compiler.
 SCENES = [
     ("light", "is_light"),
+    ("leaks", "leak"),
     ("threads", "race", "5"),
     ("threads", "one_wrapper_per_object"),
     ("threads", "traced"),
