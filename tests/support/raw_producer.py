@@ -7,51 +7,37 @@ calls C directly. A Python function would first run the handlers of signals.
 
 from __future__ import annotations
 
-import ctypes
-
-from dlbridge.conformance.producer import COMPACT, Described, destructor_of
+from dlbridge.conformance.producer import (
+    COMPACT,
+    Described,
+    destructor_of,
+    immortal_name as immortal,
+    integer as address,
+    name_of as capsule_name,
+)
 from dlbridge.core._cdefs import ffi
+from dlbridge.core.dlpack import capsules
+from dlbridge.core.dlpack.capsules import get_destructor, is_valid, set_name
+from dlbridge.core.implementation_details.python_api import (
+    address_in as pointer_in,
+    immortal as kept_for_ever,
+)
 
 __all__ = [
     "COMPACT",
+    "OldProducer",
     "Producer",
     "address",
     "capsule_name",
     "deleted_twice",
-    "legacy_struct",
+    "get_destructor",
+    "immortal",
+    "is_valid",
     "new_capsule",
     "pointer_in",
+    "set_name",
     "struct_in",
-    "versioned_struct",
 ]
-
-_api = ctypes.pythonapi
-
-
-def _function(name, result, *arguments):
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, _api))
-
-
-_new = _function(
-    "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
-)
-_get_name = _function("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
-_get_pointer = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-get_destructor = _function("PyCapsule_GetDestructor", ctypes.c_void_p, ctypes.py_object)
-set_name = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-
-# A capsule keeps the pointer to its name: the buffers stay for ever.
-_names: dict[bytes, ctypes.Array] = {}
-
-
-def immortal(name: bytes) -> int:
-    """The address of *name* in memory that outlives the interpreter."""
-    if name not in _names:
-        _names[name] = ctypes.create_string_buffer(name)
-        _api.Py_IncRef(ctypes.py_object(_names[name]))
-    return ctypes.addressof(_names[name])
-
 
 live: dict[int, object] = {}
 """Exported structs whose deleter has not run, by address: handles of cffi, which own them."""
@@ -67,13 +53,8 @@ def _second(_type, error, _traceback):
 
 
 # Its result, the handle, is not used; a callback for void may only return None.
-_deleter = ffi.callback("void *(intptr_t)", live.pop, onerror=_second)
-_api.Py_IncRef(ctypes.py_object(_deleter))  # C may call it after the module is gone
-
-
-def address(pointer) -> int:
-    """A cffi pointer as a number."""
-    return int(ffi.cast("uintptr_t", pointer))
+# C may call it after the module is gone.
+_deleter = kept_for_ever(ffi.callback("void *(intptr_t)", live.pop, onerror=_second))
 
 
 class Producer(Described):
@@ -107,7 +88,7 @@ class Producer(Described):
     def capsule(self):
         """A new capsule, freed by numpy's own C destructor if nobody consumes it."""
         destructor = destructor_of(versioned=self.version is not None)
-        return _new(self.build(), immortal(self.name), destructor)
+        return capsules.new_capsule(self.build(), immortal(self.name), destructor)
 
     def __dlpack__(self, **keywords):
         self.calls.append(keywords)
@@ -141,30 +122,11 @@ class OldProducer(Producer):
 
 def new_capsule(at: int, name: bytes):
     """A capsule without a destructor around the pointer *at*."""
-    return _new(at, immortal(name), None)
-
-
-def capsule_name(capsule) -> str:
-    """The name that the capsule has now."""
-    return _get_name(capsule).decode()
-
-
-def pointer_in(capsule) -> int:
-    """The address in a capsule, whatever its name."""
-    return _get_pointer(capsule, _get_name(capsule))
-
-
-def versioned_struct(at: int):
-    """The struct at an address, as cffi sees it."""
-    return ffi.cast("DLManagedTensorVersioned *", at)
-
-
-def legacy_struct(at: int):
-    """Likewise, from before DLPack 1.0."""
-    return ffi.cast("DLManagedTensor *", at)
+    return capsules.new_capsule(at, immortal(name), None)
 
 
 def struct_in(capsule):
-    """The managed struct in a capsule."""
-    cast = versioned_struct if "versioned" in capsule_name(capsule) else legacy_struct
-    return cast(pointer_in(capsule))
+    """The managed struct in a capsule, which it does not keep alive."""
+    versioned = "versioned" in capsule_name(capsule)
+    kind = "DLManagedTensorVersioned *" if versioned else "DLManagedTensor *"
+    return ffi.cast(kind, pointer_in(capsule))
