@@ -245,7 +245,7 @@ def test_both_names_and_a_table_for_each_class():
         first, second = (getattr(cls, name) for name in NAMES)
         assert first is second
         assert is_valid(first, b"dlpack_exchange_api")
-        assert get_destructor(first) is None
+        assert not get_destructor(first)
         addresses.add(pointer_in(first))
         assert getattr(cls, NAMES[0]) is first
         table = ffi.cast("DLPackExchangeAPI *", pointer_in(first))
