@@ -23,8 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
-FFI = "bad_arguments callbacks functions interrupts moved_and_bound process streams"
-FFI_WITH_PEERS = "any cycles errors like_tvm_ffi readonly_torch ready_tensors tensors"
+FFI = "bad_arguments callbacks functions interrupts moved_and_bound scenes streams"
+FFI_WITH_PEERS = "any errors like_tvm_ffi readonly_torch ready_tensors tensors"
 
 
 def of_ffi(names: str) -> list[str]:

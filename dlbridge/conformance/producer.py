@@ -88,7 +88,7 @@ class Described:
         """A new capsule; numpy's destructor deletes its tensor if nobody takes it."""
         versioned = self.version is not None
         destructor = None if self._name else destructor_of(versioned=versioned)
-        return new_capsule(self.build(), _immortal_name(self.name), destructor)
+        return new_capsule(self.build(), immortal_name(self.name), destructor)
 
     def build(self) -> int:
         """The address of a new managed struct, which is kept."""
@@ -159,14 +159,14 @@ def destructor_of(*, versioned: bool) -> int:
 
 
 @cache
-def _immortal_name(name: bytes) -> int:
+def immortal_name(name: bytes) -> int:
     """The address of *name* in memory that stays: a capsule keeps the pointer to its name."""
     return ctypes.addressof(immortal(ctypes.create_string_buffer(name)))
 
 
 def rename(capsule: Any, name: bytes) -> None:
     """Give *capsule* another name, as a consumer does."""
-    set_name(capsule, _immortal_name(name))
+    set_name(capsule, immortal_name(name))
 
 
 def drop_destructor(capsule: Any) -> None:

@@ -31,7 +31,12 @@ from dlbridge.core.dlpack.exports import OwnExport
 from dlbridge.core.dlpack.foreign_tables import ForeignTable, table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_READ_ONLY
 from dlbridge.core.implementation_details.handlers import is_from_handler
-from dlbridge.core.implementation_details.python_api import address_in, immortal
+from dlbridge.core.implementation_details.python_api import (
+    address_in,
+    immortal,
+    memory,
+    word_at,
+)
 from dlbridge.core.interfaces.dlpack import as_tensor
 from dlbridge.core.interfaces.native import import_native, is_of_backend
 from dlbridge.core.libraries.library import origin_of
@@ -475,29 +480,14 @@ def _forget(key: int, flags: int, _lent: dict[int, Any] = _lent, _free: int = _F
 _deleters: Final = [address(destructor("void(*)(void *, int)", _forget, "void(intptr_t, int32_t)"))]
 
 
-# By ctypes, a DLTensor is copied from one struct into another by one assignment.
-_Words: Final = ctypes.c_int64 * (ffi.sizeof("DLTensor") // 8)
-
-
-class _Managed(ctypes.Structure):
-    """DLManagedTensorVersioned, as far as it matters here."""
-
-    _fields_ = (
-        ("head", ctypes.c_char * ffi.offsetof("DLManagedTensorVersioned", "flags")),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Words),
-    )
-
-
-class _Object(ctypes.Structure):
-    """TVMFFIObject, and the DLTensor behind it (c_api.h, TVMFFITensorGetDLTensorPtr)."""
-
-    _fields_ = (("header", ctypes.c_char * HEADER), ("tensor", _Words))
-
-
-_managed_at: Final = _Managed.from_address
 _DEVICE_AT: Final = (HEADER + ffi.offsetof("DLTensor", "device")) // 4
 _CODE_AT: Final = HEADER + ffi.offsetof("DLTensor", "dtype")
+# In words of `memory`: the DLTensor of an object, and what a DLManagedTensorVersioned has.
+_TENSOR_WORDS: Final = ffi.sizeof("DLTensor") // 8
+_OF_OBJECT: Final = slice(HEADER // 8, HEADER // 8 + _TENSOR_WORDS)
+_FLAGS_WORD: Final = word_at(ffi.offsetof("DLManagedTensorVersioned", "flags"))
+_TENSOR_WORD: Final = word_at(ffi.offsetof("DLManagedTensorVersioned", "dl_tensor"))
+_TENSOR_END: Final = _TENSOR_WORD + _TENSOR_WORDS
 
 
 class ReadyTensor:
@@ -507,19 +497,18 @@ class ReadyTensor:
     long as the references of others.
     """
 
-    __slots__ = ("_handle", "address", "argument", "ints", "object", "octets", "place", "words")
+    __slots__ = ("_handle", "address", "argument", "ints", "octets", "place", "words")
 
     def __init__(self) -> None:
-        memory = ffi.new("int64_t[]", ctypes.sizeof(_Object) // 8)
-        self.words: memoryview[int] = memoryview(ffi.buffer(memory)).cast("B").cast("q")
+        own = ffi.new("int64_t[]", HEADER // 8 + _TENSOR_WORDS)
+        self.words: memoryview[int] = memoryview(ffi.buffer(own)).cast("B").cast("q")
         self.words[0], self.words[1], self.words[2] = ALONE, C.kTVMFFITensor, _deleters[-1]
-        self.address: int = address(memory)
+        self.address: int = address(own)
         self.place: Any = ctypes.c_void_p(self.address + HEADER)
-        self.object: _Object = _Object.from_address(self.address)
         self.octets: memoryview[int] = self.words.cast("B")
         self.ints: memoryview[int] = self.octets.cast("i")
         self.argument: Any = ctypes.py_object(0)
-        _lent[self.address] = memory, self.argument
+        _lent[self.address] = own, self.argument
         # From here on the deleter forgets the entry.
         self._handle = Handle(self.address)
         untrack(self._handle)
@@ -530,8 +519,8 @@ def _at_exit() -> None:
     # C may drop a reference after Python has ended. It reads the deleter then.
     harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
     _deleters.append(harmless)
-    for memory, _argument in list(immortal(_lent).values()):
-        memory[2] = harmless
+    for own, _argument in list(immortal(_lent).values()):
+        own[2] = harmless
 
 
 Lender = Callable[[Any, "list[ReadyTensor | None]", int], int]
@@ -554,8 +543,8 @@ def lender_of(cls: type) -> Lender | None:
     if numpy is not None and cls is numpy.ndarray:
         # Objects of libtvm_ffi always have strides; numpy 2.2 gives compact arrays none.
         capsule = numpy.zeros(1).__dlpack__(max_version=DLPACK_VERSION)
-        tensor = _managed_at(address_in(capsule)).tensor
-        return _lend_numpy if tensor[ffi.offsetof("DLTensor", "strides") // 8] else None
+        managed = ffi.cast("DLManagedTensorVersioned *", address_in(capsule))
+        return _lend_numpy if managed.dl_tensor.strides else None
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor) and not is_readonly_torch(cls):
         # A DLTensor has no flags; all other tensors of torch may be written.
@@ -576,10 +565,10 @@ def _lend_numpy(value: Any, tensors: list[ReadyTensor | None], index: int) -> in
         if is_from_handler(exc.__traceback__):
             raise
         return 0
-    managed = _managed_at(address_in(capsule))
-    if managed.flags & FLAG_READ_ONLY:
+    managed = address_in(capsule) >> 3
+    if memory[managed + _FLAGS_WORD] & FLAG_READ_ONLY:
         return 0
-    tensor.object.tensor = managed.tensor
+    tensor.words[_OF_OBJECT] = memory[managed + _TENSOR_WORD : managed + _TENSOR_END]
     tensor.argument.value = capsule
     return tensor.address
 

@@ -28,7 +28,13 @@ from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.ends import fork_lock
 from dlbridge.core.implementation_details.finalizers import end_finalizers, report
 from dlbridge.core.implementation_details.handlers import RESUME, handlers_cause
-from dlbridge.core.implementation_details.python_api import address_in, address_of, object_at
+from dlbridge.core.implementation_details.python_api import (
+    address_in,
+    address_of,
+    memory,
+    object_at,
+    word_at,
+)
 from dlbridge.core.interfaces.own_table import failed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -511,6 +517,13 @@ def test_the_address_in_a_capsule(version):
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_size_t, (ctypes.py_object, ctypes.c_char_p)
     assert address_in(capsule) == get(capsule, name)
+
+
+def test_words_of_memory():
+    words = np.array([5, -6, 7])
+    first = words.ctypes.data >> 3
+    assert [memory[first + word_at(offset)] for offset in (0, 8, 16)] == [5, -6, 7]
+    assert memory[first + word_at(0) : first + word_at(24)].tolist() == [5, -6, 7]
 
 
 @pytest.mark.parametrize("kind", [np.ndarray, np.memmap, np.recarray, np.ma.MaskedArray])

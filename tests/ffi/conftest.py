@@ -1,4 +1,4 @@
-"""The library under test with its own test functions, and scripts in processes of their own."""
+"""The library under test with its own test functions, and scenes in processes of their own."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from cffi import FFI
 from expected import expected
 
 from dlbridge import ffi
@@ -26,17 +26,6 @@ except LibraryUnavailable:
         collect_ignore_glob = ["test_*.py"]
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `producers`
-
-LOAD_TESTING = """
-from dlbridge import ffi
-from dlbridge.errors import LibraryUnavailable
-from dlbridge.core._cdefs import ffi as cffi
-testing_library = cffi.dlopen(
-    ffi.library_path.replace("libtvm_ffi.", "libtvm_ffi_testing."), cffi.RTLD_NOW
-)
-def testing(name):
-    return ffi.get_global_func("testing." + name)
-"""
 
 
 @pytest.fixture(scope="session")
@@ -63,20 +52,56 @@ def apply(testing):
     return testing("apply")
 
 
-@pytest.fixture
-def run_script(tmp_path):
-    """Run a script in a process of its own, with `testing` defined; ``(code, output)``."""
+@pytest.fixture(scope="session")
+def plain_library(tmp_path_factory):
+    """The library made of ``kernels/plain.c``."""
+    from building import KERNELS, build  # which load libtvm_ffi
 
-    def run(source, *, prelude=LOAD_TESTING, timeout=600, env=None):
-        script = tmp_path / "script.py"
-        script.write_text(prelude + textwrap.dedent(source))
+    return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def foreign_call():
+    """``foreign_call(f)`` calls *f* in threads that Python has not made."""
+    from dlbridge.ffi._lib import C
+
+    foreign = FFI()
+    foreign.cdef(
+        "int pthread_create(unsigned long *, void *, void *(*)(void *), void *);"
+        "int pthread_join(unsigned long, void **);"
+    )
+    libc = foreign.dlopen(None)
+
+    def call(function, threads=1, turns=1):
+        @foreign.callback("void *(void *)")
+        def start(_argument):
+            result = cffi.new("TVMFFIAny *")
+            for _ in range(turns):
+                C.TVMFFIFunctionCall(function._pointer, cffi.NULL, 0, result)
+            return foreign.NULL
+
+        made = foreign.new("unsigned long[]", threads)
+        for place in range(threads):
+            assert libc.pthread_create(made + place, foreign.NULL, start, foreign.NULL) == 0
+        for thread in made:
+            assert libc.pthread_join(thread, foreign.NULL) == 0
+
+    return call
+
+
+@pytest.fixture
+def run_scene():
+    """Run a scene of tests/scenes/ffi in a process of its own; ``(code or signal, output)``."""
+
+    def run(file, name, *arguments, env=None):
+        script = ROOT / "tests" / "scenes" / "ffi" / f"{file}.py"
         done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", str(script)],
+            [sys.executable, "-X", "faulthandler", script, name, *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=timeout,
+            timeout=600,
             check=False,
         )
         code = done.returncode

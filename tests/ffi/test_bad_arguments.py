@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import threading
-from pathlib import Path
 
-import cffi
 import pytest
-from building import build
 
 from dlbridge import ffi
-from dlbridge.core._cdefs import ffi as ffi_cdefs
-from dlbridge.ffi._lib import C
 from dlbridge.ffi.calls import bind
 from dlbridge.ffi.errors import raised, untaken
 
-KERNELS = Path(__file__).parent / "kernels"
-
 
 @pytest.fixture(scope="module")
-def kernel_path(tmp_path_factory):
-    return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def plain(kernel_path):
-    return ffi.load_module(kernel_path)
+def plain(plain_library):
+    return ffi.load_module(plain_library)
 
 
 @pytest.mark.parametrize("name", [5, None, b"name", object()])
@@ -75,36 +62,6 @@ def test_an_exception_class_whose_constructor_fails(testing):
 
     with pytest.raises(RuntimeError, match=r"test\.Broken: what happened"):
         testing("test_raise_error")("test.Broken", "what happened")
-
-
-def test_a_default_that_only_the_function_knows():
-    @ffi.register_global_func("test.default")
-    def function(a, b=2):
-        return a, b
-
-    try:
-        found = ffi.get_global_func("test.default")
-        assert str(inspect.signature(found)) == "(a, b=...)"
-    finally:
-        ffi.remove_global_func("test.default")
-
-
-def test_keywords_of_bound_calls_and_of_like():
-    @ffi.register_global_func("test.keywords")
-    def function(a, b):
-        return f"{a} {b}"
-
-    try:
-        found = ffi.get_global_func("test.keywords")
-        step = found.bind(b=2, a=1)
-        assert step() == "1 2"
-        step.replace(1, 3)
-        assert step() == "1 3"
-        assert found.like("numpy")(b=2, a=1) == "1 2"
-        with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
-            found.bind(1, 2, c=3)
-    finally:
-        ffi.remove_global_func("test.keywords")
 
 
 @pytest.mark.parametrize("index", [-1, -100, -(1 << 31)])
@@ -216,25 +173,6 @@ def test_a_call_while_cleaning_up_takes_nobodys_error(plain):
     assert not untaken
 
 
-def test_an_ignored_failure_in_a_daemon_thread_at_exit(run_script, kernel_path):
-    code, output = run_script(f"""
-        import threading, time
-        from dlbridge import ffi
-        ignores = ffi.load_module({str(kernel_path)!r}).ignores
-        def fails():
-            raise ValueError("kept in the thread")
-        def work():
-            ignores(fails)
-            while True:
-                time.sleep(0.0005)
-        for _ in range(4):
-            threading.Thread(target=work, daemon=True).start()
-        ignores(fails)
-        time.sleep(0.1)
-    """)
-    assert (code, output) == (0, "")
-
-
 def test_text_that_is_none():
     for use in (ffi.Error, ffi.object_class):
         with pytest.raises(TypeError, match="text is needed here, not 5"):
@@ -243,27 +181,6 @@ def test_text_that_is_none():
         ffi.init_ffi_api(5)
     with pytest.raises(KeyError, match=r"no module 'nowhere' in sys\.modules"):
         ffi.init_ffi_api("nowhere")
-
-
-def test_what_was_moved_away_says_so():
-    take = ffi.convert_func(lambda value: None)
-    function, error = ffi.convert_func(lambda: 1), ffi.Error("ValueError", "no")
-    take(function._move())
-    take(error._move())
-    for use in (
-        function,
-        lambda: function(1),
-        function.bind,
-        lambda: error.kind,
-        lambda: error.message,
-        lambda: error.cause,
-        lambda: error.update_backtrace("x"),
-        error.py_error,
-    ):
-        with pytest.raises(ValueError, match="was moved into a call and is empty now"):
-            use()
-    assert repr(error) == "<moved Error>"
-    assert repr(function) == "<moved Function>"
 
 
 def test_failures_in_threads_that_are_gone_slow_nobody_down(plain, foreign_call):
@@ -280,28 +197,3 @@ def test_failures_in_threads_that_are_gone_slow_nobody_down(plain, foreign_call)
     assert untaken
     plain.answer()
     assert not untaken
-
-
-@pytest.fixture
-def foreign_call():
-    """``foreign_call(f)`` calls *f* in a thread that Python has not made."""
-    foreign = cffi.FFI()
-    foreign.cdef(
-        "int pthread_create(unsigned long *, void *, void *(*)(void *), void *);"
-        "int pthread_join(unsigned long, void **);"
-    )
-    libc = foreign.dlopen(None)
-
-    def call(function):
-        result = ffi_cdefs.new("TVMFFIAny *")
-
-        @foreign.callback("void *(void *)")
-        def start(_argument):
-            C.TVMFFIFunctionCall(function._pointer, ffi_cdefs.NULL, 0, result)
-            return foreign.NULL
-
-        thread = foreign.new("unsigned long *")
-        assert libc.pthread_create(thread, foreign.NULL, start, foreign.NULL) == 0
-        assert libc.pthread_join(thread[0], foreign.NULL) == 0
-
-    return call

@@ -163,10 +163,6 @@ def test_numbers_are_read_at_once(cls, values):  # 1.3 SeqCell
     ]
 
 
-def test_nan_in_a_sequence():
-    assert np.isnan(next(iter(ffi.Array([float("nan"), 1.0]))))
-
-
 @pytest.mark.parametrize("cls", SEQUENCES)
 def test_concatenation(cls):
     one, front, back = cls([1]), [0], (2,)
@@ -261,73 +257,30 @@ def test_annotations():
 # --- Lists change ---------------------------------------------------------------
 
 
-@given(st.lists(st.integers(), max_size=6), st.slices(6), st.lists(st.integers(), max_size=4))
-def test_slices_are_assigned_and_deleted_as_pythons(values, part, new):
-    ours, theirs = ffi.List(values), list(values)
-
-    def both(change):
-        outcomes = []
-        for sequence in (ours, theirs):
-            try:
-                outcomes.append(change(sequence))
-            except ValueError:
-                outcomes.append(ValueError)
-        assert outcomes[0] == outcomes[1]
-        assert list(ours) == theirs
-
-    both(lambda x: x.__setitem__(part, new))
-    both(lambda x: x.__delitem__(part))
-
-
 def test_changing_a_list():
-    values = ffi.List([1, 2, 3])
-    values.append("four")
-    values.insert(0, 0)
-    values.insert(-100, -1)
-    values.insert(100, "end")
-    assert values == [-1, 0, 1, 2, 3, "four", "end"]
-    assert values.pop() == "end"
-    assert values.pop(0) == -1
-    values.remove("four")
-    values[0] = [9]
-    values[-1] = None
+    """What tests/ffi/test_fuzz.py does not do, which changes lists as it changes Python's."""
+    values = ffi.List([1])
     values.extend(x for x in (5, 6))
     values += [7]
-    assert values == [[9], 1, 2, None, 5, 6, 7]
-    values.reverse()
-    assert values[:3] == [7, 6, 5]
+    assert values == [1, 5, 6, 7]
     values.extend(values)
-    assert len(values) == 14
-    values.clear()
-    assert values == []
-    assert not values
+    assert len(values) == 8
+    values[0] = [9]
+    assert values[0] == [9]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.pop(),
-        lambda x: x.pop(3),
-        lambda x: x.__delitem__(0),
-        lambda x: x.__setitem__(0, 1),
-        lambda x: x.remove(1),
-    ],
-)
-def test_changing_what_is_not_there(change):
-    with pytest.raises((IndexError, ValueError)):
-        change(ffi.List())
+@pytest.mark.parametrize("constant", [ffi.Array([1]), ffi.Map({0: 2})], ids=repr)
+def test_arrays_and_maps_do_not_change(constant):
+    with pytest.raises(TypeError):
+        constant[0] = 2
+    assert not hasattr(constant, "append")
+    assert not hasattr(constant, "update")
 
 
 def test_everyone_sees_a_list_change(apply):
     values = ffi.List([1])
     apply(lambda x: x.append(2), values)
     assert values == [1, 2]
-
-
-def test_arrays_do_not_change():
-    with pytest.raises(TypeError):
-        ffi.Array([1])[0] = 2
-    assert not hasattr(ffi.Array([1]), "append")
 
 
 def test_finalizer_may_use_the_list_that_drops_its_object():
@@ -502,69 +455,10 @@ def test_setdefault_of_a_dict_that_changes_meanwhile():
     assert values == {"k": 1}
 
 
-def test_popitem_in_two_threads(run_script):
-    code, output = run_script("""
-        import sys, threading, time
-        sys.setswitchinterval(1e-6)
-        def work():
-            start.wait()
-            try:
-                for _ in range(5):
-                    found.append(table.popitem())
-            except KeyError as error:
-                errors.append(error)
-        errors, end = [], time.monotonic() + 2
-        while time.monotonic() < end:
-            table, found, start = ffi.Dict({i: -i for i in range(10)}), [], threading.Barrier(2)
-            threads = [threading.Thread(target=work) for _ in range(2)]
-            for thread in threads: thread.start()
-            for thread in threads: thread.join()
-            if not errors:
-                assert sorted(found) == [(i, -i) for i in range(10)], found
-        print(len(errors))
-    """)
-    assert (code, output) == (0, "0\n")
-
-
-def test_a_signal_handler_changes_a_dict_that_is_listed(run_script):
-    # The library's own iterator would go on in freed memory.
-    code, output = run_script("""
-        import signal, sys
-        def change(*_):
-            for key in range(3000):
-                table[1000 + key] = [key]
-            for key in range(3000):
-                del table[1000 + key]
-            table["new"] = 1
-        signal.signal(signal.SIGUSR1, change)
-        last, turn = 1, 0
-        while last >= turn:  # a signal before each line in turn
-            turn, last = turn + 1, 0
-            table = ffi.Dict({key: [key] for key in range(60)})
-            def local(frame, event, arg):
-                global last
-                last += 1
-                if last == turn:
-                    signal.raise_signal(signal.SIGUSR1)
-                return local
-            def trace(frame, event, arg):
-                return local if frame.f_code.co_filename.endswith("containers.py") else None
-            sys.settrace(trace)
-            try:
-                found = list(table.items())
-            finally:
-                sys.settrace(None)
-            expected = [(key, [key]) for key in range(60)]
-            assert found in (expected, [*expected, ("new", 1)]), found
-        assert turn > 10, turn
-        print("end")
-    """)
-    assert (code, output) == (0, "end\n")
-
-
 def test_an_interrupted_listing_of_a_mapping_leaves_no_reference():
     values = ffi.Map({key: ffi.Array([key]) for key in range(5)})
-    places, last, turn = (f"ffi{os.sep}objects", f"ffi{os.sep}values"), 1, 0
+    places = [f"ffi{os.sep}{name}.py" for name in ("any", "containers", "objects")]
+    last, turn = 1, 0
 
     def local(frame, event, _argument):
         nonlocal last
@@ -595,40 +489,6 @@ def test_an_interrupted_listing_of_a_mapping_leaves_no_reference():
     assert turn > 10
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_fork_while_a_mapping_is_listed_leaves_the_collector_on(run_script):
-    code, output = run_script("""
-        import gc, os, sys, threading, warnings
-        warnings.simplefilter("ignore")
-        values = ffi.Map({key: key for key in range(50)})
-        def work():
-            while not stop:
-                list(values)
-        stop, off = False, 0
-        sys.setswitchinterval(1e-5)
-        thread = threading.Thread(target=work)
-        thread.start()
-        for _ in range(100):
-            child = os.fork()
-            if not child:
-                os._exit(0 if gc.isenabled() else 7)
-            off += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        stop = True
-        thread.join()
-        assert gc.isenabled()
-        gc.disable()
-        list(values)
-        assert not gc.isenabled()
-        print(off)
-    """)
-    assert (code, output) == (0, "0\n")
-
-
-def test_maps_do_not_change():
-    with pytest.raises(TypeError):
-        ffi.Map({1: 2})[1] = 3
-
-
 def test_value_that_looks_like_the_missing_one():
     missing = ffi.get_global_func("ffi.GetInvalidObject")()
     assert ffi.Map({"a": int(missing._handle)})["a"] == missing._handle
@@ -650,13 +510,6 @@ def test_shape_wants_integers():
     assert ffi.Shape([np.int64(3)]) == (3,)
     with pytest.raises(TypeError):
         ffi.Shape([1.5])
-    with pytest.raises(ValueError, match="int"):
-        ffi.get_global_func("ffi.ReprPrint")(ffi.Shape([2**63]))
-
-
-def test_shape_of_the_peer(echo):
-    tvm_ffi = pytest.importorskip("tvm_ffi")
-    assert type(echo(tvm_ffi.Shape((3, 4)))) is ffi.Shape
 
 
 # --- Tensors inside -------------------------------------------------------------
@@ -712,139 +565,25 @@ class Thing:
     pass
 
 
-@pytest.mark.parametrize("cls", SEQUENCES)
-def test_elements_live_as_long_as_their_container(cls):
+HOLDERS = [(ffi.Array, 0), (ffi.List, 0), (ffi.Map, "a"), (ffi.Dict, "a")]
+
+
+@pytest.mark.parametrize(("cls", "key"), HOLDERS)
+def test_content_lives_as_long_as_its_container(cls, key):
     thing = Thing()
-    alive = weakref.ref(thing)
-    before = sys.getrefcount(thing)
-    values = cls([thing])
-    assert values[0] is thing
-    assert list(values) == [thing]
+    alive, before = weakref.ref(thing), sys.getrefcount(thing)
+    container = cls({"a": thing} if key else [thing])
+    assert container[key] is thing
+    assert list(container.values() if key else container) == [thing]
     assert sys.getrefcount(thing) == before + 1
     del thing
     assert alive() is not None
-    del values
+    del container
     gc.collect()
     assert alive() is None
-
-
-@pytest.mark.parametrize("cls", MAPPINGS)
-def test_values_live_as_long_as_their_mapping(cls):
-    thing = Thing()
-    alive = weakref.ref(thing)
-    values = cls({"a": thing})
-    assert values["a"] is thing
-    assert list(values.values()) == [thing]
-    del thing
-    assert alive() is not None
-    del values
-    gc.collect()
-    assert alive() is None
-
-
-def test_moved_container():
-    values = ffi.List([1])
-    ffi.convert_func(lambda x: None)(values._move())
-    for use in (len, list, hash, lambda x: x[0], lambda x: x.append(1)):
-        with pytest.raises(ValueError, match="List was moved into a call"):
-            use(values)
-    assert repr(values) == "<moved List>"
-
-
-def test_containers_do_not_leak(echo):
-    import resource
-
-    def work():
-        for _ in range(300):
-            echo([Thing(), "a string that is longer", {"k": [1.5, None]}])
-            values = ffi.List(["some longer text"] * 5)
-            values[1:3] = [ffi.Dict({1: "another longer text"})]
-            list(values), values.pop(), values == [1]
-            list(ffi.Map({"key": "the value of the key"}).items())
-            echo(ffi.Shape((1, 2)))
-
-    work()
-    gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(10):
-        work()
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 1024  # KiB; a leaked object per turn would be 300
-
-
-def test_readers_and_writers_in_threads(run_script):  # 4.2: lists and dicts have no lock
-    code, output = run_script("""
-        import sys, threading, time
-        sys.setswitchinterval(1e-5)
-        values, table = ffi.List(), ffi.Dict()
-        stop = time.monotonic() + 4
-        def work(me):
-            turn = 0
-            while time.monotonic() < stop:
-                turn += 1
-                text = f"thread {me}, turn {turn}"
-                values.append(text)
-                table[turn % 50] = text
-                for x in values:
-                    assert x.startswith("thread")
-                for key, value in table.items():
-                    assert 0 <= key < 50 and value.startswith("thread")
-                if len(values) > 60:
-                    values.clear()
-                values[3:5] = [text, text]
-                del values[::3]
-                table.pop(turn % 7, None)
-                repr(values), hash(values), values == ["x"]
-        errors = []
-        def guarded(me):
-            try:
-                work(me)
-            except BaseException as error:
-                errors.append(error)
-                raise
-        threads = [threading.Thread(target=guarded, args=(i,)) for i in range(4)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        assert not errors
-        print("done")
-    """)
-    assert (code, output) == (0, "done\n")
 
 
 # --- Beside tvm_ffi ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", ["import tvm_ffi", "from dlbridge import ffi; ffi.version"])
-def test_containers_and_objects_in_both_bindings(run_script, first):
-    pytest.importorskip("tvm_ffi")
-    code, output = run_script(
-        f"""
-        {first}
-        import tvm_ffi
-        from dlbridge import ffi
-        ours = ffi.convert_func(lambda x: x)
-        ffi.register_global_func("both.ours", lambda x: x)
-        theirs = tvm_ffi.get_global_func("both.ours")
-        for name, value in [("Array", [1, "a"]), ("List", [1, [2]]), ("Map", {{"k": 1}}),
-                            ("Dict", {{"k": [1]}}), ("Shape", (2, 3))]:
-            there, here = getattr(tvm_ffi, name)(value), getattr(ffi, name)(value)
-            assert type(ours(there)) is type(here) and ours(there) == here, name
-            if name != "Shape":  # a tuple, to tvm_ffi
-                assert type(theirs(here)) is type(there) and theirs(here) == there, name
-            assert type(theirs(there)) is type(there), name
-            assert ours([there])[0] == here, name
-        # One object, seen changing from both sides.
-        there = tvm_ffi.List([1])
-        here = ours(there)
-        here.append(2)
-        assert list(there) == [1, 2]
-        there.append(3)
-        assert here == [1, 2, 3] and ours(there) is here
-        print("done")
-        """,
-        prelude="",
-    )
-    assert (code, output) == (0, "done\n")
 
 
 def test_streams_of_tensors_in_the_peers_containers():

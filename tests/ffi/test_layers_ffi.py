@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from scripts import run_script
 
 import dlbridge
 from dlbridge import ffi
@@ -16,6 +17,11 @@ from dlbridge import ffi
 FOLDER = ROOT / "dlbridge" / "ffi"
 
 MODULES = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+
+
+def test_other_names_are_not():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ffi.nothing
 
 
 def test_no_module_has_the_name_of_a_public_function():
@@ -50,43 +56,35 @@ ONE_OF_EACH_MODULE = {ffi._HOMES.get(name, name): name for name in ffi.__all__}.
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_MODULE)
 def test_a_name_of_each_module_alone_in_a_fresh_process(name):
-    code = (
-        f"from dlbridge.ffi import {name}\n"
-        "from dlbridge import ffi\n"
-        "x = ffi.convert([1, 'text', None, {'a': 2.5}])\n"
-        "assert list(x)[:2] == [1, 'text'] and x[3]['a'] == 2.5, x\n"
-        "assert ffi.get_global_func('ffi.Array')(3)[0] == 3\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    run_script(f"""
+        from dlbridge.ffi import {name}
+        from dlbridge import ffi
+        x = ffi.convert([1, 'text', None, {{'a': 2.5}}])
+        assert list(x)[:2] == [1, 'text'] and x[3]['a'] == 2.5, x
+        assert ffi.get_global_func('ffi.Array')(3)[0] == 3
+    """)
 
 
 def test_import_loads_nothing_and_any_name_works_after_it():
-    code = (
-        "import sys, dlbridge.ffi as f\n"
-        "assert not [m for m in sys.modules if m.startswith('dlbridge.ffi.')], sys.modules\n"
-        "import numpy as np\n"
-        "t = f.convert(np.ones(3))\n"
-        "assert f.convert(t) is t and t.numpy().tolist() == [1, 1, 1]\n"
-        "assert type(f.system_lib()) is f.Module\n"
-        "assert type(f.object_class('ffi.Module')) is type and f.object_class('ffi.Module') is f.Module\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    run_script("""
+        import sys, dlbridge.ffi as f
+        assert not [m for m in sys.modules if m.startswith('dlbridge.ffi.')], sys.modules
+        import numpy as np
+        t = f.convert(np.ones(3))
+        assert f.convert(t) is t and t.numpy().tolist() == [1, 1, 1]
+        assert type(f.system_lib()) is f.Module and f.object_class('ffi.Module') is f.Module
+    """)
 
 
-@pytest.mark.parametrize("key", ["ffi.Module", "ffi.StructuralKey"])
-def test_the_class_of_a_type_does_not_depend_on_what_was_loaded(key):
+@pytest.mark.parametrize("name", ["Module", "StructuralKey"])
+def test_the_class_of_a_type_does_not_depend_on_what_was_loaded(name):
     """The library's own types have our classes, also where nobody has named these before."""
-    name = key.removeprefix("ffi.")
-    code = (
-        "from dlbridge.ffi import object_class\n"
-        f"cls = object_class({key!r})\n"
-        "from dlbridge import ffi\n"
-        f"assert cls is ffi.{name}, cls\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    run_script(f"""
+        from dlbridge.ffi import object_class
+        cls = object_class("ffi.{name}")
+        from dlbridge import ffi
+        assert cls is ffi.{name}, cls
+    """)
 
 
 def test_generated_calls_can_be_read_by_debuggers():

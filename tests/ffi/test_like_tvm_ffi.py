@@ -89,14 +89,6 @@ def test_a_list_removes_what_is_strictly_equal():
     assert [type(item) for item in values] == [bool, float]
 
 
-def test_map_and_dict_are_never_equal():
-    assert ffi.Map({1: 2}) != ffi.Dict({1: 2})
-    assert ffi.Dict({1: 2}) != ffi.Map({1: 2})
-    assert ffi.Map({1: 2}) == {1: 2}
-    assert ffi.Dict({1: 2}) == {1: 2}
-    assert ffi.Array([1]) == ffi.List([1])
-
-
 def test_the_same_exception_in_two_arrays():
     error, other = ValueError("x"), ValueError("x")
     assert ffi.Array([error]) == ffi.Array([error])
@@ -149,60 +141,6 @@ def test_dimensions_have_64_bits(size):
     with pytest.raises(ValueError, match="int of 64 bits"):
         ffi.Shape((1, size))
     assert ffi.Shape((2**63 - 1,))[0] == 2**63 - 1
-
-
-def test_a_null_function_is_not_called(run_script):
-    code, output = run_script("""
-        from dlbridge.ffi._lib import C
-        out = cffi.new("void **")
-        assert C.TVMFFIFunctionCreate(cffi.NULL, cffi.NULL, cffi.NULL, out) == 0
-        # The library's own ways to hand it over.
-        box = cffi.new("TVMFFIAny *")
-        box.type_index, box.v_ptr = C.kTVMFFIFunction, out[0]
-        from dlbridge.ffi.classes import unpack
-        f = unpack(box.type_index, box.v_int64)
-        for call in (f, f.bind):
-            try:
-                call()
-            except ValueError as error:
-                print("NULL" in str(error))
-    """)
-    assert (code, output) == (0, "True\nTrue\n")
-
-
-@pytest.mark.parametrize("address", [1.5, "1", None, True, b"x"])
-def test_addresses_are_integers(address):
-    for make in (
-        ffi.Function.__from_extern_c__,
-        ffi.Function.__from_mlir_packed_safe_call__,
-    ):
-        with pytest.raises(TypeError, match="address of a C function is an int"):
-            make(address)
-
-
-@pytest.mark.parametrize("address", [0, -1, 2**64, 10**30])
-def test_addresses_are_pointers(address):
-    for make in (
-        ffi.Function.__from_extern_c__,
-        ffi.Function.__from_mlir_packed_safe_call__,
-    ):
-        with pytest.raises(ValueError, match=r"NULL|not the address of a C function"):
-            make(address)
-
-
-def test_a_path_that_is_not_utf_8(run_script):
-    code, output = run_script(
-        """
-        from dlbridge import LibraryUnavailable, ffi
-        try:
-            ffi.version
-        except LibraryUnavailable as error:
-            print("not UTF-8" in str(error))
-        """,
-        prelude="",
-        env={"DLBRIDGE_TVM_FFI_LIB": "/tmp/\udcff.so"},
-    )
-    assert (code, output) == (0, "True\n")
 
 
 def test_dtype_constants(echo):

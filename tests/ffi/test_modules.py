@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shutil
 from pathlib import Path
@@ -16,13 +15,8 @@ from dlbridge.ffi.modules import ModulePropertyMask
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return build(KERNELS / "plain.c", tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def module(library):
-    return ffi.load_module(library)
+def module(plain_library):
+    return ffi.load_module(plain_library)
 
 
 @pytest.fixture
@@ -34,15 +28,15 @@ def imported(tmp_path):
 
 
 @pytest.mark.parametrize("form", [str, Path])
-def test_load(library, form):
-    assert ffi.load_module(form(library)).answer() == 42
+def test_load(plain_library, form):
+    assert ffi.load_module(form(plain_library)).answer() == 42
 
 
-def test_load_by_relative_path(library, monkeypatch):
-    monkeypatch.chdir(library.parent)
+def test_load_by_relative_path(plain_library, monkeypatch):
+    monkeypatch.chdir(plain_library.parent)
     # The system's loader would not look into the working directory.
-    assert ffi.load_module(library.name).answer() == 42
-    assert ffi.load_module(f"./{library.name}").answer() == 42
+    assert ffi.load_module(plain_library.name).answer() == 42
+    assert ffi.load_module(f"./{plain_library.name}").answer() == 42
 
 
 def test_load_what_is_not_there(tmp_path):
@@ -69,39 +63,6 @@ def test_load_what_is_no_library(tmp_path):
         RuntimeError, match=r"text\.so' cannot be loaded: .*too short.*shared library"
     ):
         ffi.load_module(path)
-
-
-def test_module_stays_loaded(run_script, library):
-    # Its code frees what its functions return.
-    code, output = run_script(f"""
-        import gc
-        def loaded():
-            return {str(library)!r} in open("/proc/self/maps").read()
-        ffi.load_module({str(library)!r}, keep_module_alive=False).answer()
-        gc.collect()
-        assert not loaded()
-        module = ffi.load_module({str(library)!r}, keep_module_alive=False)
-        answer = module.answer
-        del module
-        gc.collect()
-        assert loaded() and answer() == 42  # the function keeps it
-        del answer
-        gc.collect()
-        assert not loaded()
-        ffi.load_module({str(library)!r})
-        gc.collect()
-        assert loaded()
-        print("done")
-    """)
-    assert (code, output) == (0, "done\n")
-
-
-def test_library_of_the_test_functions_is_a_module(testing):
-    path = ffi.library_path.replace("libtvm_ffi.", "libtvm_ffi_testing.")
-    module = ffi.load_module(path)
-    assert module.testing_dll_schema_id_int(5) == 5
-    assert str(inspect.signature(module.testing_dll_schema_id_int)) == "(arg0: 'int', /) -> 'int'"
-    assert "sum" in module.get_function_doc("testing_dll_test_add_with_docstring")
 
 
 # --- Functions --------------------------------------------------------------------
@@ -181,9 +142,9 @@ def test_empty_module_object():
 # --- Imports ----------------------------------------------------------------------
 
 
-def test_imports(library, imported, tmp_path):
+def test_imports(plain_library, imported, tmp_path):
     copied = tmp_path / "copied.so"
-    shutil.copy(library, copied)
+    shutil.copy(plain_library, copied)
     module = ffi.load_module(copied)
     assert module.imports == []
     module.import_module(imported)
@@ -226,43 +187,37 @@ def test_system_library_takes_addresses_and_full_names(testing):
     assert ffi.system_lib("dlbridge.test.").get_function("add_one")(41) == 42
 
 
-def test_symbol_that_is_null():
+NO_FUNCTIONS = {
+    "float": (1.5, TypeError, "is an int, not 1.5"),
+    "str": ("a", TypeError, "is an int, not 'a'"),
+    "bytes": (b"a", TypeError, "is an int, not b'a'"),
+    "bool": (True, TypeError, "is an int, not True"),
+    "None": (None, TypeError, "is an int, not None"),
+    "pointer": (cffi.new("int *"), TypeError, "is an int, not <cdata"),
+    "integer of C": (cffi.cast("int", 5), TypeError, "is an int, not <cdata"),
+    "negative": (-1, ValueError, "-0x1 is not the address of a C function"),
+    "large": ((1 << 64) + 5, ValueError, "0x10000000000000005 is not the address of a C function"),
+    "0": (0, ValueError, "is NULL"),
+}
+
+
+@pytest.mark.parametrize("name", NO_FUNCTIONS)
+def test_symbols_that_are_no_functions(name):
+    """A call of such a symbol would end the process."""
+    symbol, error, says = NO_FUNCTIONS[name]
+    for make in (
+        lambda symbol: ffi.register_system_lib_symbol("dlbridge.test.no_symbol", symbol),
+        ffi.Function.__from_extern_c__,
+        ffi.Function.__from_mlir_packed_safe_call__,
+    ):
+        with pytest.raises(error, match=says):
+            make(symbol)
+    assert not ffi.system_lib("dlbridge.test.").implements_function("no_symbol")
+
+
+def test_a_pointer_that_is_null():
     with pytest.raises(ValueError, match="is NULL"):
         ffi.register_system_lib_symbol("dlbridge.test.null", cffi.NULL)
-
-
-@pytest.mark.parametrize(
-    ("symbol", "error", "says"),
-    [
-        (1.5, TypeError, "is an int, not 1.5"),
-        ("a", TypeError, "is an int, not 'a'"),
-        (b"a", TypeError, "is an int, not b'a'"),
-        (True, TypeError, "is an int, not True"),
-        (None, TypeError, "is an int, not None"),
-        (cffi.new("int *"), TypeError, "is an int, not <cdata"),
-        (cffi.cast("int", 5), TypeError, "is an int, not <cdata"),
-        (-1, ValueError, "-0x1 is not the address of a C function"),
-        ((1 << 64) + 5, ValueError, "0x10000000000000005 is not the address of a C function"),
-        (0, ValueError, "is NULL"),
-    ],
-    ids=[
-        "float",
-        "str",
-        "bytes",
-        "bool",
-        "None",
-        "pointer",
-        "integer",
-        "negative",
-        "large",
-        "null",
-    ],
-)
-def test_symbols_that_are_no_functions(symbol, error, says):
-    """A call of such a symbol would end the process."""
-    with pytest.raises(error, match=says):
-        ffi.register_system_lib_symbol("dlbridge.test.no_symbol", symbol)
-    assert not ffi.system_lib("dlbridge.test.").implements_function("no_symbol")
 
 
 def test_a_void_pointer_is_a_symbol():
@@ -283,27 +238,6 @@ def test_names_with_a_nul_are_no_functions(module, name):
     assert module.get_function_doc(name) is None
 
 
-def test_register_and_load_in_threads(run_script, library):  # 4.2: the tables have no lock
-    code, output = run_script(f"""
-        import threading, time
-        from dlbridge import ffi
-        symbol = testing("get_add_one_c_symbol")()
-        stop = time.monotonic() + 2
-        def work(me):
-            turn = 0
-            while time.monotonic() < stop:
-                turn += 1
-                ffi.register_system_lib_symbol(f"threads.{{me}}.{{turn % 20}}", symbol)
-                assert ffi.system_lib(f"threads.{{me}}.")[str(turn % 20)](1) == 2
-                assert ffi.load_module({str(library)!r}).answer() == 42
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        print("done")
-    """)
-    assert (code, output) == (0, "done\n")
-
-
 # --- Names that are not there -----------------------------------------------------
 
 
@@ -318,8 +252,8 @@ def test_a_misspelt_function_is_answered_with_the_one_that_was_meant(module):
         assert module.implements_function(name)
 
 
-def test_the_functions_of_a_library_are_listed_by_dir(library):
-    module = ffi.load_module(library)
+def test_the_functions_of_a_library_are_listed_by_dir(plain_library):
+    module = ffi.load_module(plain_library)
     assert {"answer", "get_function", "kind"} <= set(dir(module))
     assert {"_path", "_names"}.isdisjoint(dir(module))
 
@@ -337,8 +271,8 @@ def test_only_the_first_of_many_names_are_listed(tmp_path):
         module.absent  # the look-up itself raises
 
 
-def test_a_library_whose_file_is_gone_is_asked_for_names_too(library, tmp_path):
-    copy = shutil.copy(library, tmp_path / "gone.so")
+def test_a_library_whose_file_is_gone_is_asked_for_names_too(plain_library, tmp_path):
+    copy = shutil.copy(plain_library, tmp_path / "gone.so")
     module = ffi.load_module(copy)
     Path(copy).unlink()
     with pytest.raises(AttributeError, match=r"no symbol __tvm_ffi_absent$"):

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator
 import pickle
-import threading
 import weakref
 
 import pytest
 
 from dlbridge import ffi
-
-
-def test_a_bound_argument_outlives_its_move(run_script):
-    code, output = run_script("""
-        import gc
-        from dlbridge import ffi
-        size = ffi.get_global_func("ffi.ArraySize")
-        array = ffi.Array([1, 2, "a long string that is on the heap"])
-        step = size.bind(array)
-        ffi.convert_func(lambda value: None)(array._move())
-        gc.collect()
-        others = [ffi.Array([i, "another long string on the heap"]) for i in range(100)]
-        assert step() == 3
-    """)
-    assert code == 0, output
+from dlbridge.conformance.cases import in_threads
 
 
 class Thing:
@@ -51,36 +37,11 @@ def test_an_argument_lives_until_the_call_ends():
         take(array)
 
 
-def test_keywords_that_leave_a_gap():
-    @ffi.register_global_func("test.gap")
-    def gap(a, b=1, c=2):
-        return f"{a},{b},{c}"
-
-    try:
-        found = ffi.get_global_func("test.gap")
-        assert found(9, b=4) == "9,4,2"
-        assert found(c=3, b=2, a=1) == "1,2,3"
-        with pytest.raises(TypeError, match="'b' must be given if 'c' is"):
-            found(9, c=5)
-    finally:
-        ffi.remove_global_func("test.gap")
-
-
 def test_two_threads_replace_two_arguments():
     joined = ffi.convert_func(lambda a, b: f"{a} {b}")
     for _ in range(200):
         step = joined.bind(0, 0)
-        both = threading.Barrier(2)
-
-        def replace(index, both=both, step=step):
-            both.wait()
-            step.replace(index, 5)
-
-        threads = [threading.Thread(target=replace, args=(i,)) for i in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(2, lambda index, step=step: step.replace(index, 5))
         assert step() == "5 5"
 
 
@@ -97,6 +58,46 @@ def test_a_value_that_replaces_while_it_is_bound():
     assert step() == "1 2"
     step.replace(0, 3)
     assert step() == "3 2"
+
+
+def moved_away(value):
+    ffi.convert_func(lambda _: None)(value._move())
+    return value
+
+
+MOVED = {
+    "Function": (
+        lambda: ffi.convert_func(lambda: 1),
+        [lambda x: x(), lambda x: x(1), lambda x: x.bind()],
+    ),
+    "Error": (
+        lambda: ffi.Error("ValueError", "no"),
+        [
+            *(operator.attrgetter(name) for name in ("kind", "message", "cause")),
+            lambda x: x.update_backtrace("x"),
+            lambda x: x.py_error(),
+        ],
+    ),
+    "List": (
+        lambda: ffi.List([1]),
+        [len, list, hash, lambda x: x[0], lambda x: x.append(1)],
+    ),
+    "TestIntPair": (
+        lambda: ffi.object_class("testing.TestIntPair")(1, 2),
+        [operator.attrgetter("a")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_was_moved_away_says_so(testing, name):
+    assert testing("nop")  # the library is loaded
+    make, uses = MOVED[name]
+    value = moved_away(make())
+    for use in uses:
+        with pytest.raises(ValueError, match=f"the {name} was moved into a call and is empty now"):
+            use(value)
+    assert repr(value) == f"<moved {name}>"
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, pickle.dumps])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from peers import peer
 
 from dlbridge import ExchangeError, ffi
+from dlbridge.conformance.cases import in_threads
 from dlbridge.core._cdefs import ffi as cffi
 from dlbridge.ffi._lib import C
 from dlbridge.ffi.tensors import ReadyTensor, _lent
@@ -123,31 +123,6 @@ def test_calls_inside_a_call(make, apply):
     assert inner == [[5, 6, 7], [6, 7, 8]] * 3
 
 
-LAYOUTS = {
-    "0-d": np.array(3.0, "float32"),
-    "empty": np.zeros((2, 0, 3), "int16"),
-    "transposed": np.arange(6).reshape(2, 3).T,
-    "reversed": np.arange(5.0)[::-1],
-    "complex": np.array([1 + 2j, 3j]),
-    "bool": np.array([True, False]),
-    "8 dimensions": np.ones((1, 2, 1, 2, 1, 2, 1, 2), "uint8"),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_layouts(layout, library, apply):
-    x = LAYOUTS[layout]
-    if library == "torch":  # which has no negative strides
-        x = peer("torch").from_numpy(x.copy() if layout == "reversed" else x)
-    seen = []
-    apply(lambda t: seen.append((tuple(t.shape), str(t.dtype), np.from_dlpack(t).copy())), x)
-    shape, dtype, values = seen[0]
-    assert shape == tuple(LAYOUTS[layout].shape)
-    assert dtype == str(LAYOUTS[layout].dtype)
-    np.testing.assert_array_equal(values, LAYOUTS[layout])
-
-
 def test_what_cannot_be_lent_is_refused_as_ever(echo, apply):
     torch = peer("torch")
     z = torch.tensor([1 + 2j])
@@ -181,11 +156,7 @@ def test_threads(apply):
 
             apply(look, x, y)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert not wrong
     assert all(tensor.tolist() == [value] * 4 for value, tensor in kept)
 
@@ -200,25 +171,6 @@ def test_memory_lives_as_long_as_weak_references():
     assert key in _lent
     deleter(cffi.cast("void *", key), C.kTVMFFIObjectDeleterFlagBitMaskWeak)
     assert key not in _lent
-
-
-def test_kept_at_the_end_of_the_process(run_script):
-    script = """
-    import threading, time
-    import numpy as np
-    kept = ffi.List()
-    keep = ffi.get_global_func("ffi.Array")
-    again = ffi.Array([keep(np.ones(3), np.zeros(2))])
-    ffi.register_global_func("test.kept", lambda: again)
-    def work():
-        while True:
-            keep(np.ones(3))
-    for _ in range(2):
-        threading.Thread(target=work, daemon=True).start()
-    time.sleep(0.1)
-    print("end")
-    """
-    assert run_script(script) == (0, "end\n")
 
 
 # --- What the callee sees of numpy's arrays -------------------------------------------
@@ -236,6 +188,8 @@ ARRAYS = {
     "bool": BASE > 3,
     "complex": BASE + 1j,
     "after the beginning": BASE[1, 1:],
+    "of no size": np.zeros((2, 0, 3), "int16"),
+    "8 dimensions": np.ones((1, 2, 1, 2, 1, 2, 1, 2), "uint8"),
 }
 
 
@@ -277,6 +231,28 @@ def test_arrays_of_numpy_are_described_as_they_are(name, described):
             list(array.shape),
             strides,
         ]
+
+
+@pytest.mark.parametrize("name", [name for name in ARRAYS if name != "backwards"])  # torch has none
+def test_tensors_of_torch_are_described_as_they_are(name, described):
+    x = peer("torch").from_numpy(ARRAYS[name])
+    dtype = ffi.dtype(x.dtype)
+    address, device, found, shape, strides = described(x)
+    assert (device, found) == ((1, 0), (dtype.code, dtype.bits, dtype.lanes))
+    assert (shape, strides) == (list(x.shape), list(x.stride()))
+    assert address == x.data_ptr() or not x.numel()
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_callee_reads_any_layout(name, library, apply):
+    x = ARRAYS[name]
+    if library == "torch":
+        x = peer("torch").from_numpy(x.copy())
+    seen = []
+    apply(lambda t: seen.append((str(t.dtype), np.from_dlpack(t).copy())), x)
+    assert seen[0][0] == str(ARRAYS[name].dtype)
+    np.testing.assert_array_equal(seen[0][1], ARRAYS[name])
 
 
 def test_an_array_that_changes_between_calls(described):

@@ -28,21 +28,37 @@ def look():
     return call
 
 
-def test_one_device(look):
-    assert look(TableTensor((2, 0))) == {(2, 0): 0x1234}
+SEEN = {
+    # what is passed: what the callee sees
+    "one device": (lambda: [TableTensor((2, 0))], {(2, 0): 0x1234}),
+    # tvm_ffi: only the first
+    "every device": (lambda: map(TableTensor, DEVICES), STREAMS),
+    "in a loop": (lambda: [*[1] * 10, *map(TableTensor, DEVICES)], STREAMS),
+    "beside others": (
+        lambda: [1, TableTensor((10, 0)), "text", TableTensor((2, 0))],
+        {(2, 0): 0x1234, (10, 0): 0x9ABC},
+    ),
+    "the CPU": (lambda: [TableTensor((1, 0))], {}),
+    # ignored by tvm_ffi, or id() of an int
+    "of a plain producer": (lambda: [StreamTensor((2, 0))], {(2, 0): 0xBEEF}),
+    "of two producers": (
+        lambda: [TableTensor((2, 1)), StreamTensor((2, 0))],
+        {(2, 0): 0xBEEF, (2, 1): 0x5678},
+    ),
+    "that nobody knows": (lambda: [PlainTensor((2, 1))], {}),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_streams_of_arguments(look, name):
+    arguments, expected = SEEN[name]
+    assert look(*arguments()) == expected
     assert streams() == {}
 
 
-def test_every_device_among_the_arguments(look):  # tvm_ffi: only the first
-    tensors = [TableTensor(device) for device in DEVICES]
-    assert look(*tensors) == STREAMS
-    assert look(1, tensors[2], "text", tensors[0]) == {(2, 0): 0x1234, (10, 0): 0x9ABC}
-    assert look(*[1] * 10, *tensors) == STREAMS
-    assert streams() == {}
-
-
-def test_cpu_tensor_sets_none(look):
-    assert look(TableTensor((1, 0))) == {}
+def test_plain_producer_beside_a_raw_stream(look):
+    with ffi.use_raw_stream("cuda:1", 0x42):
+        assert look(PlainTensor((2, 1))) == {(2, 1): 0x42}
 
 
 def test_frameworks_stream_goes_before_the_raw_one(look):
@@ -52,16 +68,6 @@ def test_frameworks_stream_goes_before_the_raw_one(look):
         assert look(TableTensor((2, 0))) == {(2, 0): 0x1234}
         assert ffi.get_raw_stream("cuda:0") == 0x77
     assert ffi.get_raw_stream("cuda:0") == 0
-
-
-def test_stream_of_a_plain_producer(look):  # ignored by tvm_ffi, or id() of an int
-    assert look(StreamTensor((2, 0))) == {(2, 0): 0xBEEF}
-    assert look(TableTensor((2, 1)), StreamTensor((2, 0))) == {(2, 0): 0xBEEF, (2, 1): 0x5678}
-
-
-def test_plain_producer_whose_stream_nobody_knows(look):
-    with ffi.use_raw_stream("cuda:1", 0x42):
-        assert look(PlainTensor((2, 1))) == {(2, 1): 0x42}
 
 
 def test_restored_after_an_error():

@@ -9,7 +9,6 @@ import types
 
 import numpy as np
 import pytest
-from peers import peer
 
 import dlbridge
 from dlbridge import ffi
@@ -182,10 +181,13 @@ def test_json_graph_of_objects(pair):
 
 
 def test_convert():
-    assert type(ffi.convert([1, {"a": (2,)}])[1]) is ffi.Map
-    assert type(ffi.convert((1,))) is ffi.Array
-    assert type(ffi.convert(len)) is ffi.Function
-    assert type(ffi.convert(np.float32(1.5))) is float
+    for value, cls in (
+        ((1,), ffi.Array),
+        ({}, ffi.Map),
+        (len, ffi.Function),
+        (np.float32(1), float),
+    ):
+        assert type(ffi.convert(value)) is cls
     for value in (None, 5, "text of some length", b"bytes of some length", range(3)):
         assert ffi.convert(value) == value
     x = np.arange(3)
@@ -223,77 +225,6 @@ def test_init_ffi_api(monkeypatch, testing):
     ffi.init_ffi_api("tvm.ffi.json", "made_here")
     assert module.Parse("[1]") == [1]
     assert not hasattr(module, "json.Parse")
-
-
-def test_every_public_name_is_there():
-    for name in ffi.__all__:
-        assert getattr(ffi, name) is not None, name
-
-
-ENDLESS = """
-from dlbridge import ffi
-endless = ffi.List()
-endless.append(endless)
-class Convertible(ffi.ObjectConvertible):
-    def asobject(self):
-        return endless
-def attempt(function, *arguments, **keywords):
-    try:
-        function(*arguments, **keywords)
-    except (ValueError, RuntimeError) as error:
-        print(type(error).__name__, error)
-"""
-REFUSED = "ValueError a List contains itself"
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["ffi.readonly(endless)", "[ffi.readonly(endless)]", "Convertible()", "{1: Convertible()}"],
-)
-def test_what_becomes_a_list_that_contains_itself_is_refused(run_script, value):
-    """C sees another value than the argument: the list."""
-    code, output = run_script(
-        ENDLESS
-        + f"""
-attempt(ffi.structural_hash, {value})
-attempt(ffi.structural_equal, {value}, {value})
-attempt(ffi.StructuralKey, {value})
-attempt(ffi.serialization.to_json_graph_str, {value})
-""",
-        prelude="",
-    )
-    assert (code, output.splitlines()) == (0, [REFUSED] * 4)
-
-
-@pytest.mark.parametrize("value", ["theirs", "[theirs]"])
-def test_a_list_of_tvm_ffi_that_contains_itself_is_refused(run_script, value):
-    peer("tvm_ffi")
-    code, output = run_script(
-        "import sys; sys.modules['torch'] = None; import tvm_ffi\n"
-        + ENDLESS
-        + f"""
-theirs = tvm_ffi.List([1])
-theirs.append(theirs)
-attempt(ffi.structural_hash, {value})
-""",
-        prelude="",
-    )
-    assert (code, output.strip()) == (0, REFUSED)
-
-
-def test_keys_that_contain_themselves_later_are_not_compared(run_script):
-    code, output = run_script(
-        ENDLESS
-        + """
-a, b = ffi.List(), ffi.List()
-one, other = ffi.StructuralKey(a), ffi.StructuralKey(b)
-a.append(a)
-b.append(b)
-attempt(lambda: one == other)
-""",
-        prelude="",
-    )
-    assert (code, output.strip()) == (0, REFUSED)
 
 
 def test_readonly_tensors_are_hashed():

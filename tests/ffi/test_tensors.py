@@ -113,28 +113,6 @@ def test_one_tensor_per_object(echo, apply):  # a.x is a.x
     assert echo(z) is echo(z)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((0, 3)),
-        np.array(5.0),
-        np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
-        np.arange(10)[::2],
-        np.arange(10)[::-1],
-        np.array([True, False]),
-        np.array([1 + 2j]),
-        np.arange(3, dtype="uint16"),
-    ],
-    ids=str,
-)
-def test_layouts_and_types(echo, array):
-    result = echo(array)
-    assert result.numpy().dtype == array.dtype
-    np.testing.assert_array_equal(result.numpy(), array)
-    if array.size:
-        assert np.shares_memory(result.numpy(), array)
-
-
 def test_negative_strides_are_written_through(apply):
     array = np.zeros(4)
     apply(lambda t: t.numpy().__setitem__(0, 9), array[::-1])
@@ -229,24 +207,6 @@ def test_the_error_about_read_only_memory_names_the_argument(echo):
         ffi.List().append(x)
 
 
-def test_a_kernel_cannot_write_to_a_memmap_opened_for_reading(run_script, tmp_path):
-    """The page is not writable: to write there ends the process."""
-    np.arange(3.0).tofile(tmp_path / "values.bin")
-    code, output = run_script(f"""
-        import ctypes
-        import numpy as np
-        def write(t):
-            ctypes.memset(t.data_ptr(), 1, 8)
-        apply = testing("apply")
-        x = np.memmap({str(tmp_path / "values.bin")!r}, dtype="f8", mode="r")
-        try:
-            apply(write, x)
-        except BufferError as error:
-            print("readonly" in str(error))
-    """)
-    assert (code, output) == (0, "True\n")
-
-
 def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned, 2.3
     array = read_only_numpy()
     result = echo(ffi.readonly(array))  # tvm_ffi: BufferError
@@ -267,19 +227,6 @@ def test_read_only_stays_read_only(echo, apply):  # 1.1 TensorToDLPackVersioned,
     gc.collect()
     assert list(_readonly) == [0]
     assert not _exports
-
-
-def test_gradients_and_lazy_signs(echo):
-    torch = peer("torch")
-    x = torch.ones(3, requires_grad=True)
-    assert echo(x).numpy().tolist() == [1, 1, 1]
-    z = torch.complex(torch.ones(2), torch.ones(2)).conj()
-    negated = z.imag  # lazily, as z is a conjugate
-    assert negated.is_neg()
-    assert not negated.is_conj()
-    for lazy in (z, negated):
-        with pytest.raises(BufferError, match="resolve_conj"):
-            echo(lazy)
 
 
 def test_torch_subclass(echo):
@@ -536,33 +483,6 @@ def test_what_else_the_package_of_a_backend_has_is_carried_as_it_is(echo):
     backend_or_skip("ext_dev")
     plugin = dlbridge.backend("ext_dev")
     assert echo(plugin) is plugin
-
-
-def test_no_backend_is_loaded_for_any_other_object(run_script):
-    done = run_script(
-        """
-        from dlbridge.core.plugins.registry import LOADED
-        before = set(LOADED)
-        class Anything: pass
-        thing = Anything()
-        assert ffi.convert(thing) is thing
-        import decimal
-        assert ffi.convert(decimal) is decimal
-        assert set(LOADED) == before, LOADED
-        """
-    )
-    assert done == (0, "")
-
-
-def test_an_object_whose_backend_cannot_be_used_is_carried_as_it_is(run_script):
-    done = run_script(
-        """
-        thing = type("Array", (), {"__module__": "pyopencl.array"})()
-        assert ffi.convert(thing) is thing
-        """,
-        env={"DLBRIDGE_BACKENDS": "cpu"},
-    )
-    assert done == (0, "")
 
 
 # --- like(), inside containers -------------------------------------------------------

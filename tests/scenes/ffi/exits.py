@@ -1,0 +1,154 @@
+"""What is alive, and what runs, when the process ends."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+
+import numpy as np
+from scene import daemons, raised, run, testing
+
+from dlbridge import ffi
+from dlbridge.ffi.errors import set_raised
+
+
+class Thing:
+    def __del__(self):
+        pass
+
+
+def fail():
+    raise ValueError("left")
+
+
+LEFT = {
+    "function": lambda thing: ffi.convert_func(lambda: thing),
+    "raise": lambda _: raised(ValueError, testing("apply"), fail),
+    "global": lambda thing: ffi.register_global_func("dlbridge.left", lambda: thing),
+    "opaque": lambda thing: testing("echo").bind(thing),
+    "error": lambda _: ffi.Error("ValueError", "kept"),
+    "bound": lambda thing: ffi.convert_func(lambda x: x).bind(thing),
+}
+
+
+def left_behind(kind):
+    sys.kept = LEFT[kind](Thing())
+    if callable(sys.kept) and kind != "global":
+        sys.kept()
+
+
+def error_of_the_thread():
+    """Without draining it, SIGSEGV."""
+
+    class Carried(Exception):
+        pass
+
+    set_raised(Carried("left behind"))
+
+
+def system_exit():
+    testing("apply")(lambda: sys.exit(7))
+
+
+def fault():
+    """libtvm_ffi would replace the handlers of faulthandler."""
+    assert ffi.version
+    ctypes.string_at(0)
+
+
+def daemons_in_callbacks():
+    """tvm_ffi aborts."""
+    f = ffi.convert_func(lambda: time.sleep(0.003))
+
+    def work():
+        while True:
+            f()
+
+    daemons(3, work)
+    time.sleep(0.1)
+
+
+def daemons_that_free_objects():
+    """Without `_end_destructors` about one exit of four ends by SIGABRT."""
+    sys.setswitchinterval(1e-6)
+    keep = ffi.get_global_func("ffi.Array")
+
+    def work():
+        while True:
+            keep(np.ones(3)), keep(Thing()), keep(lambda: 1), keep(ffi.readonly(np.ones(3)))
+
+    daemons(6, work)
+    time.sleep(0.02)
+
+
+def ignored_failures_in_daemons(library):
+    ignores = ffi.load_module(library).ignores
+
+    def work():
+        ignores(fail)
+        while True:
+            time.sleep(0.0005)
+
+    daemons(4, work)
+    ignores(fail)
+    time.sleep(0.1)
+
+
+def tensors():
+    """Lent tensors that callees have kept."""
+    keep = ffi.get_global_func("ffi.Array")
+    sys.again = ffi.Array([keep(np.ones(3), np.zeros(2))])
+    ffi.register_global_func("test.kept", lambda: sys.again)
+
+    def work():
+        while True:
+            keep(np.ones(3))
+
+    daemons(2, work)
+    time.sleep(0.1)
+
+
+def everything():
+    class Lists:
+        def __init__(self, holder):
+            self.holder = holder
+
+        def __del__(self):
+            list(self.holder)
+
+    shared = ffi.List()
+    shared[:] = [Lists(shared), lambda: shared, np.arange(3), shared]
+    table = ffi.Dict({"shared": shared, "function": len})
+    array = ffi.Array([ffi.Map({"table": table}), Lists(shared)])
+    testing("nop")
+    holder = ffi.object_class("testing.TestDeepCopyEdges")(array, shared)
+    holder.v_any = [holder, Lists(shared)]
+
+    @ffi.register_object("testing.TestIntPair")
+    class Pair(ffi.Object):
+        pass
+
+    pair = Pair(1, 2)
+    ffi.register_global_func("test.alive", lambda: (shared, table, array, pair))
+    module = ffi.load_module(ffi.library_path.replace("libtvm_ffi.", "libtvm_ffi_testing."))
+    sys.kept = (
+        *(ffi.StructuralKey([1]), ffi.Shape((1, 2)), ffi.List([1])._move()),
+        *(module, module.testing_dll_schema_id_int, holder),
+    )
+
+    def work():
+        while True:
+            table["again"] = 1
+            list(table.items()), repr(array), holder.v_obj, list(ffi.Array(["a longer text"] * 5))
+            shared.append(pair)
+            shared.pop()
+
+    daemons(3, work)
+    time.sleep(0.2)
+    assert threading.active_count() == 4
+
+
+if __name__ == "__main__":
+    run(globals())
