@@ -68,8 +68,8 @@ class Check:
     def _ask(self, line: str) -> tuple[str, str]:
         if self._worker is None:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
-            # It imports what this process would: pytest adds folders, and does not add the one where
-            # it runs, which may have the library's sources, unbuilt.
+            # It imports what this process would: pytest adds folders, and does not add the one
+            # where it runs, which may have the library's sources, unbuilt.
             command = [sys.executable, "-P", "-m", "dlbridge.conformance.worker", self.library]
             path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
             pipe = subprocess.PIPE
