@@ -3,7 +3,8 @@
 The suite shows the lines that it has (``tests/conformance/test_ours.py`` runs all of them on
 dlbridge, and each must be kept by a tensor of ours). Other tests name lines in comments
 (``# P42``, ``# C10, C12``). ``python tests/docs/test_conformance_doc.py --write`` writes the
-columns of the page that follow from both: the rule, its source, and what shows it.
+columns of the page that follow from both: the rule, its source, and what shows it (of a line that
+the suite has, nothing else).
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ NAMED = named()
 
 def row_of(line, rule, source, note):
     """The row of *line* as the suite and the comments have it today."""
-    shown = [f"`{path}`" for path in sorted(NAMED.get(line, ()))]
     if line in RULES:
-        rule, source, shown = RULES[line].text, RULES[line].source, ["the suite", *shown]
+        rule, source, shown = RULES[line].text, RULES[line].source, ["suite"]
+    else:
+        shown = [f"`{path}`" for path in sorted(NAMED.get(line, ()))]
     return f"| {line} | {rule} | {source} | {', '.join(shown)} | {note} |"
 
 
