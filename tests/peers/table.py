@@ -6,7 +6,6 @@ What is written of a library takes the place of what stood there; that of the ot
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter
 from pathlib import Path
