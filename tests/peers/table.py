@@ -20,18 +20,15 @@ __all__ = ["write_conformance", "write_rows"]
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 HEAD = "| Library | Date |"
-CELLS = [
-    "in",
-    "out",
-    "name",
-    "module",
-    "example",
-    "OpenCL",
-    "Vulkan",
-    "life in",
-    "life out",
-    "exit",
+COLUMNS = [
+    ["in"],
+    ["out"],
+    ["name", "module", "example"],
+    ["OpenCL"],
+    ["Vulkan"],
+    ["life in", "life out", "exit"],
 ]
+"""The cells of each column."""
 COUNTS = "| Library | Date | pass |"
 BROKEN = "| Line | Rule | Not kept by |"
 WORDS = {"": "✓", "copy": "✓ copy", "refused": "✓ refused", "-": "-"}
@@ -49,7 +46,7 @@ def write_rows(lines: Iterable[str]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = {_name(row[0]): row for row in _rows_of(text, HEAD)}
     for (library, version), found in results.items():
-        words = [_words(found.get(cell, "?")) for cell in CELLS]
+        words = [_words([found.get(cell, "?") for cell in cells]) for cells in COLUMNS]
         rows[library] = [f"{library} {version}".strip(), time.strftime("%Y-%m-%d"), *words]
     ordered = [rows[name] for name in sorted(rows, key=str.lower)]
     DOCUMENT.write_text(_with_rows(text, HEAD, ordered), encoding="utf-8")
@@ -100,5 +97,6 @@ def _name(cell: str) -> str:
     return cell.split(maxsplit=1)[0]
 
 
-def _words(result: str) -> str:
-    return WORDS.get(result, result)
+def _words(results: list[str]) -> str:
+    """Those of a column: of cells with one result, one."""
+    return ", ".join(dict.fromkeys(WORDS.get(result, result) for result in results))
