@@ -1,12 +1,14 @@
 """Checks the site that was built: `python docs/check_site.py build/docs`.
 
 It loads nothing from elsewhere, it has a page for every public name, every link inside it leads
-to a page and a place that are there, and no summary of a property is torn apart.
+to a page and a place that are there, a search finds a name once, and no summary of a property is
+torn apart.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -123,9 +125,22 @@ def nameless(site: Path) -> list[str]:
     return found
 
 
+def found_twice(site: Path) -> list[str]:
+    """The names that a search finds as a page, and as the object that the page is about."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    names = {
+        (index["docnames"][page], f"{prefix}.{name}" if prefix else name)
+        for prefix, objects in index["objects"].items()
+        for page, _kind, priority, _place, name in objects
+        if priority >= 0
+    }
+    return [f"a search finds {name} twice" for page, name in sorted(names) if page == f"api/{name}"]
+
+
 def main(site: Path) -> int:
     """Print the faults; 1 if there are any."""
-    found = faults(site.resolve()) + torn(site) + nameless(site)
+    found = faults(site.resolve()) + torn(site) + nameless(site) + found_twice(site)
     print("\n".join(found) or f"{site}: loads nothing from elsewhere, has every public name")
     return 1 if found else 0
 

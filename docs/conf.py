@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dlbridge_vulkan
 import dlbridge_webgpu
+from sphinx.domains.python import PythonDomain
 
 import dlbridge
 
@@ -65,11 +67,14 @@ copybutton_prompt_is_regexp = True
 WITH_CONTENTS = "index", "backends", "developers"
 """The pages whose tables of contents name other pages of this folder."""
 
-BELOW = re.compile("(api|benchmarks)/|hardware$").match
+BELOW = re.compile("(api|benchmarks|upstream)/|hardware$").match
 """The pages that other pages list or link to."""
 
-UNSEARCHED = re.compile("benchmarks/|(hardware|conformance|compatibility|drivers|releasing)$").match
-"""Figures, outputs and developers' notes: a search does not find their words."""
+UNSEARCHED = re.compile(
+    r"(benchmarks|upstream)/|api/dlbridge\.(kit|testing)\b"
+    "|(hardware|conformance|compatibility|contributing|releasing|changelog)$"
+).match
+"""Figures, outputs and developers' notes: a search does not find their words and their names."""
 
 
 OF_BACKENDS = {
@@ -110,6 +115,16 @@ def list_new_pages(app: Any, docname: str, source: list[str]) -> None:
     source[0] = source[0].replace(" <processes>\n", "\n".join([" <processes>", *new, ""]))
 
 
+class Reference(PythonDomain):
+    """The names of the reference, each found once: by its page, where it has one."""
+
+    def get_objects(self) -> Iterator[tuple[str, str, str, str, str, int]]:
+        """Sphinx searches no name of priority -1; links to it work."""
+        for name, shown, kind, page, place, priority in super().get_objects():
+            hidden = UNSEARCHED(page) or page == f"api/{name}"
+            yield name, shown, kind, page, place, -1 if hidden else priority
+
+
 def hide_from_search(app: Any, _doctree: Any) -> None:
     """Mark the pages that the index of the search leaves out."""
     if UNSEARCHED(app.env.docname):
@@ -129,6 +144,7 @@ def list_values(_app: Any, docname: str, source: list[str]) -> None:
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.add_domain(Reference, override=True)
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-signature", sign)
     app.connect("source-read", list_new_pages)

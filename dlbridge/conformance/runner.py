@@ -68,10 +68,18 @@ class Check:
     def _ask(self, line: str) -> tuple[str, str]:
         if self._worker is None:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
-            command = [sys.executable, "-m", "dlbridge.conformance.worker", self.library]
+            # It imports what this process would: pytest adds folders, and does not add the one
+            # where it runs, which may have the library's sources, unbuilt.
+            command = [sys.executable, "-P", "-m", "dlbridge.conformance.worker", self.library]
+            path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
             pipe = subprocess.PIPE
             self._worker = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=self._errors,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
             )
         worker = self._worker
         assert worker.stdin is not None

@@ -45,7 +45,10 @@ def run(subject: Subject, rule: Rule) -> tuple[str, str]:
 
 def main(library: str) -> None:
     """Run the cases that are asked for, each in a child where this system can fork."""
-    subject = Subject(library)
+    try:
+        subject = Subject(library)
+    except Exception as exc:  # whatever the import of a library raises, in one line
+        sys.exit(" ".join(told(exc).split()))
     gc.collect()
     gc.freeze()  # a collection in a case looks at the objects of the case, and not at a library's
     run_case = _in_child if hasattr(os, "fork") else run

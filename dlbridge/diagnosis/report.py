@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import tempfile
 from typing import Any
 
 from dlbridge import ffi
@@ -176,7 +177,16 @@ def info() -> Info:
     >>> print(bridge.info())  # doctest: +ELLIPSIS
     dlbridge ...
     """
-    return Info({name: report_of(name) for name in backends()})
+    # Mesa looks for a Wayland display at each start of a driver, and says on stderr, four times,
+    # that the folder for it is not known. There is none in this one.
+    absent = "XDG_RUNTIME_DIR" not in os.environ
+    if absent:
+        os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+    try:
+        return Info({name: report_of(name) for name in backends()})
+    finally:
+        if absent:
+            os.environ.pop("XDG_RUNTIME_DIR", None)
 
 
 def packages() -> dict[str, str]:

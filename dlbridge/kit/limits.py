@@ -78,15 +78,17 @@ def whole_number(variable: str, default: int, choice: str, most: float = math.in
     raise BackendUnavailable(f"{variable} is {text!r}; set it to {choice}") from cause
 
 
-def switch(variable: str) -> bool:
+def switch(variable: str, *, default: bool = False) -> bool:
     """Whether a variable of the environment says 1; BackendUnavailable if it says nothing known.
 
     Parameters
     ----------
     variable : str
-        Its name. Not set, empty and 0 are no.
+        Its name. 0 is no.
+    default : bool
+        What holds if it is not set, or empty.
     """
     text = os.environ.get(variable, "")
     if text not in ("", "0", "1"):
         raise BackendUnavailable(f"{variable} is {text!r}; set it to 1 for yes, or to 0 for no")
-    return text == "1"
+    return text == "1" if text else default

@@ -97,6 +97,23 @@ def test_a_file_that_is_wrong(repository, text, words):
     assert words in output
 
 
+def test_the_librarys_sources_lie_in_the_folder_and_are_not_built(repository):
+    """As those of numpy: `pytest` does not import them, and the suite imports what pytest does."""
+    (repository / "toy.py").write_text("raise ImportError('build it first')\n")
+    script = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    for safe, ok in (["-P"], True), ([], False):
+        done = subprocess.run(
+            [sys.executable, *safe, "-c", script, *PLUGIN, "--dlpack-conformance=toy", "-k=P3"],
+            cwd=repository,
+            env={**os.environ, "PYTHONPATH": str(HERE)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode == 0) is ok, done.stdout
+        assert ("ImportError: build it first" in done.stdout) is not ok
+
+
 def test_a_library_that_is_not_there(repository):
     status, output = run(repository, "--dlpack-conformance=no_such_library")
     assert status == 4

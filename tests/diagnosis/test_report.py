@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 
 from scripts import run_script
 
@@ -45,6 +47,26 @@ def test_what_cannot_be_used_has_its_reason_once():
         """,
         env={"DLBRIDGE_BACKENDS": "cpu,one,two,bad"},
     )
+
+
+def test_mesa_has_nothing_to_say(monkeypatch):
+    """It prints an error where the folder of displays is not known."""
+    seen = []
+
+    class Absent:
+        def __init__(self):
+            seen.append(os.environ.get("XDG_RUNTIME_DIR"))
+            raise bridge.BackendUnavailable("no driver")
+
+    for number, folder in enumerate([None, "/run/user/0"]):
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        if folder is not None:
+            monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setenv("DLBRIDGE_BACKENDS", f"cpu,display{number}")
+        bridge.register_backend(f"display{number}", Absent)
+        bridge.info()
+        assert os.environ.get("XDG_RUNTIME_DIR") == folder
+    assert seen == [tempfile.gettempdir(), "/run/user/0"]
 
 
 def test_colour_is_asked_for():

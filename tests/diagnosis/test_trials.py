@@ -232,6 +232,8 @@ def test_the_tests_of_such_a_driver_are_left_out(false_driver, tmp_path, expect)
         ("mpi4py.MPI says: cannot load MPI library", "MPI"),
         ("jax is not installed here", "jax"),
         ("could not import 'cuda.core': No module named 'cuda'", "cuda.core"),
+        ("cv2 is not installed here", "OpenCV"),
+        ("could not import 'PIL.Image': No module named 'PIL'", "Pillow"),
         ("one device", ""),
     ],
 )
@@ -245,6 +247,7 @@ def test_the_table_has_the_most_first():
         "not run here: a C compiler: 5 tests (apt install gcc libc6-dev)",
         "not run here: ray: 1 test (pip install ray)",
     ]
+    assert "pip install cv2" not in not_run.table({"cv2 is not installed here": 1})[0]
     assert not_run.table({"one device": 4}) == [
         "not run here: 4 for other reasons, which pytest -rs lists"
     ]

@@ -14,6 +14,7 @@ how long each took, and ends with 1 if a check failed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ import time
 import venv
 from pathlib import Path
 
-from table import write_rows, write_section
+from table import write_conformance, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv-peers"
@@ -125,12 +126,12 @@ def _run(
         if write:
             write_rows(found.read_text(encoding="utf-8").splitlines())
             for library in libraries:
-                command = [str(python), "-m", "dlbridge", "conformance", library, "--markdown"]
+                command = [str(python), "-m", "dlbridge", "conformance", library, "--json"]
                 done = subprocess.run(
                     command, cwd=ROOT, env=environment, check=False, stdout=subprocess.PIPE
                 )
                 if done.returncode == 0:
-                    write_section(library, done.stdout.decode())
+                    write_conformance(json.loads(done.stdout))
     return passed
 
 

@@ -1,36 +1,36 @@
-"""Writes what the checks found into docs/compatibility.md: the table of cells, and the sections.
+"""Writes what the checks found into docs/compatibility.md: the cells, and the rules of DLPack.
 
-A row or a section takes the place of the library's own one; the others stay.
+What is written of a library takes the place of what stood there; that of the others stays.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from dlbridge.conformance.rules import rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["write_rows", "write_section"]
+__all__ = ["write_conformance", "write_rows"]
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 HEAD = "| Library | Date |"
-CELLS = [
-    "in",
-    "out",
-    "name",
-    "module",
-    "example",
-    "OpenCL",
-    "Vulkan",
-    "life in",
-    "life out",
-    "exit",
+COLUMNS = [
+    ["in"],
+    ["out"],
+    ["name", "module", "example"],
+    ["OpenCL"],
+    ["Vulkan"],
+    ["life in", "life out", "exit"],
 ]
-LAST = "## What each library does"
+"""The cells of each column."""
+COUNTS = "| Library | Date | pass |"
+BROKEN = "| Line | Rule | Not kept by |"
 WORDS = {"": "✓", "copy": "✓ copy", "refused": "✓ refused", "-": "-"}
 
 
@@ -44,36 +44,59 @@ def write_rows(lines: Iterable[str]) -> None:
         library, version, cell, result = json.loads(line)
         results.setdefault((library, version), {})[cell] = result
     text = DOCUMENT.read_text(encoding="utf-8")
-    start = text.index(HEAD)
-    end = text.index("\n\n", start)
-    rows = {_name(row): row for row in text[start:end].splitlines()[2:]}
+    rows = {_name(row[0]): row for row in _rows_of(text, HEAD)}
     for (library, version), found in results.items():
-        name = f"{library} {version}".strip()
-        words = [_words(found.get(cell, "?")) for cell in CELLS]
-        rows[library] = f"| {name} | {time.strftime('%Y-%m-%d')} | {' | '.join(words)} |"
-    head = text[start:end].splitlines()[:2]
-    table = [*head, *(rows[name] for name in sorted(rows, key=str.lower))]
-    DOCUMENT.write_text(text[:start] + "\n".join(table) + text[end:], encoding="utf-8")
+        words = [_words([found.get(cell, "?") for cell in cells]) for cells in COLUMNS]
+        rows[library] = [f"{library} {version}".strip(), time.strftime("%Y-%m-%d"), *words]
+    ordered = [rows[name] for name in sorted(rows, key=str.lower)]
+    DOCUMENT.write_text(_with_rows(text, HEAD, ordered), encoding="utf-8")
 
 
-def _name(row: str) -> str:
-    return row.split("|", 2)[1].split(maxsplit=1)[0]
-
-
-def _words(result: str) -> str:
-    return WORDS.get(result, result)
-
-
-def write_section(library: str, section: str) -> None:
-    """The results of the conformance command, as `--markdown` prints them.
-
-    Without the lines that are not offered, which the command shows: the counts are enough here.
-    """
+def write_conformance(report: dict[str, Any]) -> None:
+    """The results of one library, as the conformance command prints them by ``--json``."""
+    library, results = report["library"], report["results"]
     text = DOCUMENT.read_text(encoding="utf-8")
-    start = text.index(LAST)
-    before, *sections = re.split(r"^(?=### )", text[start:], flags=re.MULTILINE)
-    by_name = {each.split(maxsplit=2)[1]: each.strip() for each in sections}
-    by_name[library] = section.partition("\nNot offered:\n")[0].strip()
-    DOCUMENT.write_text(
-        text[:start] + before + "\n\n".join(by_name.values()) + "\n", encoding="utf-8"
-    )
+    counts = {_name(row[0]): row for row in _rows_of(text, COUNTS)}
+    found = Counter(result["result"] for result in results)
+    numbers = [str(found[kind]) for kind in ("pass", "fail", "crash", "not offered")]
+    counts[library] = [f"{library} {report['version']}".strip(), report["date"], *numbers]
+    ordered = [counts[name] for name in sorted(counts, key=str.lower)]
+    text = _with_rows(text, COUNTS, ordered)
+
+    broken = {line: set(names.split(", ")) for line, _, names in _rows_of(text, BROKEN)}
+    for names in broken.values():
+        names -= {library, f"{library} (crash)"}
+    for result in results:
+        if result["result"] in ("fail", "crash"):
+            name = library if result["result"] == "fail" else f"{library} (crash)"
+            broken.setdefault(result["line"], set()).add(name)
+    ordered = [
+        [line, rule.text, ", ".join(sorted(broken[line], key=str.lower))]
+        for line, rule in rules().items()
+        if broken.get(line)
+    ]
+    DOCUMENT.write_text(_with_rows(text, BROKEN, ordered), encoding="utf-8")
+
+
+def _rows_of(text: str, head: str) -> list[list[str]]:
+    """The cells of the table that begins with *head*."""
+    table = text[text.index(head) :].partition("\n\n")[0]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+
+
+def _with_rows(text: str, head: str, rows: list[list[str]]) -> str:
+    """*text* with other rows in the table that begins with *head*."""
+    before, found, after = text.partition(head)
+    table, end, rest = after.partition("\n\n")
+    heads = table.splitlines()[:2]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return before + found + "\n".join([*heads, *lines]) + (end or "\n") + rest
+
+
+def _name(cell: str) -> str:
+    return cell.split(maxsplit=1)[0]
+
+
+def _words(results: list[str]) -> str:
+    """Those of a column: of cells with one result, one."""
+    return ", ".join(dict.fromkeys(WORDS.get(result, result) for result in results))

@@ -40,6 +40,9 @@ LACKS = (
     (r"\bnm\b", "nm", "apt install binutils"),
     (r"CUDA|GPU", "an NVIDIA GPU", "its driver"),
     (r"ROCm|HIP", "an AMD GPU", "its driver"),
+    (r"\bcv2\b", "OpenCV", "pip install opencv-python-headless"),
+    (r"\bPIL\b", "Pillow", "pip install pillow"),
+    (r"\btvm_ffi\b", "tvm_ffi", "pip install apache-tvm-ffi"),
     (r"^([\w.-]+) is not installed", "{}", "pip install {}"),
     (r"^could not import '([\w.]+)'", "{}", "pip install {}"),
 )

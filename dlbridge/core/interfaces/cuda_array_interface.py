@@ -7,7 +7,6 @@ RAPIDS, mpi4py and others have it that have no DLPack, or not yet.
 from __future__ import annotations
 
 import operator
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.plugins.lookup import plugin_of
@@ -27,6 +26,7 @@ from dlbridge.core.values.layout import (
     why_impossible,
 )
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
+from dlbridge.kit.limits import switch
 
 if TYPE_CHECKING:
     from dlbridge.typing import DTypeLike, SupportsCUDAArrayInterface
@@ -110,7 +110,7 @@ def from_cuda_array_interface(
     origin = f"{type(x).__module__}.{type(x).__qualname__}"
     memory = Memory(device, said.data, origin, x if owner is None else owner)
     tensor = make_tensor(memory, 0, said.dtype, said.shape, said.strides, readonly=said.readonly)
-    if sync and said.stream is not None and said.data and os.environ.get(SYNC) != "0":
+    if sync and said.stream is not None and said.data and switch(SYNC, default=True):
         wait(device, said.stream)
         memory.last_use = current_use(device)
     return tensor
@@ -310,7 +310,7 @@ def _exported_stream(operand: Operand) -> int | None:
     """The stream that a consumer must wait for: our current one, after our work; never 0."""
     device = operand.device
     last = operand.memory.last_use if operand.memory is not None else None
-    if device.type == DLDeviceType.kDLCUDAHost or os.environ.get(EXPORT_STREAM) == "0":
+    if device.type == DLDeviceType.kDLCUDAHost or not switch(EXPORT_STREAM, default=True):
         return None  # work on pinned memory is done when our calls return
     try:
         stream = current_stream(device)

@@ -16,7 +16,7 @@ from dlbridge.core.tensor.array_tensor import make_tensor
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.values.devices import Device
 from dlbridge.core.values.dtypes import dtype
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import BackendUnavailable, ExchangeError
 
 GOOD = {
     "shape": (2, 3),
@@ -278,6 +278,11 @@ def test_export_toggle(monkeypatch):  # I27
     assert describe(tensor())["stream"] == 1  # off by default
     monkeypatch.setenv(outgoing_interface.EXPORT_STREAM, "0")
     assert describe(tensor())["stream"] is None
+    monkeypatch.setenv(outgoing_interface.EXPORT_STREAM, "1")
+    assert describe(tensor())["stream"] == 1
+    monkeypatch.setenv(outgoing_interface.EXPORT_STREAM, "banana")
+    with pytest.raises(BackendUnavailable, match="EXPORT_STREAM is 'banana'; set it to 1"):
+        describe(tensor())
 
 
 @pytest.mark.parametrize(
