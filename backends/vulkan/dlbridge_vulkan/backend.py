@@ -15,7 +15,6 @@ from .devices import Devices
 from .library import handle
 
 if TYPE_CHECKING:
-    from dlbridge import protocol
     from dlbridge.protocol import Allocation
 
 FROM_HOST = 1 << 20
@@ -437,15 +436,8 @@ class Vulkan:
         --------
         ``index = vulkan.adopt_device(instance, physical_device, device, queue, family)``
         """
-        return self.devices.adopt(
-            instance=instance,
-            physical_device=physical_device,
-            device=device,
-            queue=queue,
-            queue_family=queue_family,
-            lock=lock,
-            host_import=host_import,
-        ).index
+        handles = instance, physical_device, device, queue
+        return self.devices.adopt(handles, queue_family, lock, host_import).index
 
     def close_device(self, device_id: int) -> None:
         """Wait for a device and give back all that is dlbridge's in it.
@@ -524,18 +516,25 @@ class Vulkan:
         ``bridge.asarray(vulkan.wrap_buffer(index, buffer, memory, 4096, dtype="float32",
         shape=(32, 32)))``
         """
+        device, number, place = self.devices[device_id], handle(buffer), handle(memory)
+        if not number or nbytes <= 0:
+            raise ValueError(
+                f"a VkBuffer of {nbytes} bytes with handle {number} is not valid: both must be "
+                "greater than 0"
+            )
         extent = (nbytes,) if shape is None else tuple(shape)
-        return native.wrap(
-            self.devices[device_id],
-            buffer,
-            memory,
-            nbytes,
-            memory_offset,
-            mapped,
-            dtype,
-            extent,
-            owner,
-        )
+        needed = native.bytes_of(dtype, extent)
+        if needed > nbytes:
+            raise ValueError(
+                f"shape {extent} of {dtype} takes {needed} bytes; the buffer has {nbytes}"
+            )
+        made = device.own()
+        made.keeps, wrapped = owner, made.resource[0]
+        wrapped.start = memory_offset
+        device.describe(wrapped, number, place, nbytes, mapped, bool(mapped))
+        device.enter(made)
+        array = NativeArray(device.index, made.data, 0, dtype, extent, None, False, owner)
+        return native.describe(wrapped, array, memory_owner=made)
 
     # --- The kit's question ---
 
@@ -549,19 +548,3 @@ def _check_host(memory: memoryview, region: Region) -> None:
     needed = region.extent
     if needed > len(memory):
         raise ExchangeError(f"a region of {needed} bytes is outside {len(memory)} bytes of memory")
-
-
-if TYPE_CHECKING:
-    _backend: protocol.Backend = Vulkan()
-    _streams: protocol.SupportsStreams = Vulkan()
-    _copy: protocol.SupportsCopy = Vulkan()
-    _strided: protocol.SupportsStridedCopy = Vulkan()
-    _fill: protocol.SupportsFill = Vulkan()
-    _view: protocol.SupportsHostView = Vulkan()
-    _import: protocol.SupportsHostImport = Vulkan()
-    _export: protocol.SupportsMemoryExport = Vulkan()
-    _imports: protocol.SupportsMemoryImport = Vulkan()
-    _native: protocol.SupportsNative = Vulkan()
-    _foreign: protocol.SupportsForeignData = Vulkan()
-    _info: protocol.SupportsDeviceInfo = Vulkan()
-    _trim: protocol.SupportsTrim = Vulkan()

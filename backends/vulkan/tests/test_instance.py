@@ -186,7 +186,7 @@ def test_the_exit_goes_on_without_the_driver(vulkan, monkeypatch, error):
 
 def test_every_feature_of_the_docs_is_switched_on(vulkan, monkeypatch):
     """What vkCreateDevice is asked for, and that is all that the device has of it."""
-    from dlbridge_vulkan import Vulkan, opening
+    from dlbridge_vulkan import Vulkan, devices
 
     seen = {}
 
@@ -202,7 +202,7 @@ def test_every_feature_of_the_docs_is_switched_on(vulkan, monkeypatch):
             seen.update((name, bool(getattr(structure, name))) for name in names.split())
         return library.load().vkCreateDevice(physical, info, allocator, made)
 
-    monkeypatch.setattr(opening, "load", lambda: Loader(vkCreateDevice=create))
+    monkeypatch.setattr(devices, "load", lambda: Loader(vkCreateDevice=create))
     own = Vulkan()
     for index in range(own.device_count()):
         seen.clear()

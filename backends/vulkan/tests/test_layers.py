@@ -17,8 +17,7 @@ spirv instance      reading modules; the physical devices
 queue               one VkQueue
 memory              buffers in blocks
 device              an open device
-opening             how one is opened, or adopted
-devices copies native shared  all devices; moving bytes; handles; memory of others
+devices copies native shared  all devices, opened or adopted; moving bytes; handles; memory of others
 compute             kernels
 backend             dlbridge's contract
 """
