@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.kit import devices as kit
 from dlbridge.kit.limits import switch
 from dlbridge.protocol import ExportedMemory, NativeArray, PlainAllocation, Region, Span
 
@@ -22,7 +23,7 @@ FROM_HOST = 1 << 20
 the backend and the work on the memory again. A longer copy takes much longer than that."""
 
 
-class Vulkan:
+class Vulkan(kit.Devices):
     """Tensors in VkBuffers, on every device that a Vulkan 1.2 driver offers.
 
     Parameters
@@ -46,6 +47,7 @@ class Vulkan:
 
     api = 2
     device_type = 7  # kDLVulkan
+    name = "vulkan"
     max_strided_ndim = 32
     host_copies_block = True
     content_limit = FROM_HOST
@@ -58,9 +60,6 @@ class Vulkan:
         self.devices = Devices(staged=staged, exportable=exportable)
 
     # --- Backend ---
-
-    def __repr__(self) -> str:
-        return "dlbridge.backend('vulkan')"
 
     def device_count(self) -> int:
         """The devices that Vulkan lists, and those that were adopted."""
@@ -282,31 +281,6 @@ class Vulkan:
         return allocation.device.index, data
 
     # --- SupportsDeviceInfo ---
-
-    def find_device(self, name: str) -> int:
-        """Find a device by name.
-
-        Parameters
-        ----------
-        name : str
-            A UUID, or part of a device's name; letter case does not count.
-
-        Returns
-        -------
-        int
-            The device_id of the device with this UUID, or of the first whose
-            name contains *name*.
-
-        Raises
-        ------
-        LookupError
-            If there is none; it lists the devices.
-
-        Examples
-        --------
-        ``vulkan.find_device("llvmpipe")``
-        """
-        return self.devices.named(name)
 
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """Describe a device, without opening it.

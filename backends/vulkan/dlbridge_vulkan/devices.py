@@ -112,7 +112,9 @@ class Devices:
 
     def _entry(self, index: int) -> Entry:
         if not 0 <= index < len(self._entries):
-            raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
+            listed = enumerate(entry.physical for entry in self._entries)
+            names = ", ".join(f"vulkan:{i} {one.name} ({one.uuid})" for i, one in listed)
+            raise ExchangeError(f"there is no vulkan:{index}; devices: {names}")
         return self._entries[index]
 
     def opened(self, index: int) -> Device | None:
@@ -193,18 +195,6 @@ class Devices:
             del owner  # now, also if an exception keeps this frame
         return device
 
-    def named(self, name: str) -> int:
-        """The device whose UUID is *name*, or the first whose name contains it."""
-        wanted = name.casefold()
-        for match in (
-            lambda physical: wanted.replace("-", "") == physical.uuid.replace("-", ""),
-            lambda physical: wanted in physical.name.casefold(),
-        ):
-            for index, entry in enumerate(self._entries):
-                if wanted and match(entry.physical):
-                    return index
-        raise LookupError(f"no Vulkan device is called {name!r}; {self._listed()}")
-
     def info(self, index: int) -> Mapping[str, Any]:
         """The device described; opens nothing."""
         physical = self._entry(index).physical
@@ -274,11 +264,6 @@ class Devices:
     def buffers(self, device: Device | None = None) -> int:
         """How many buffers somebody has, of all devices or of one."""
         return sum(device in (None, each.device) for each in list(self.table.values()))
-
-    def _listed(self) -> str:
-        found = [entry.physical for entry in self._entries]
-        names = (f"vulkan:{i} {p.name} ({p.uuid})" for i, p in enumerate(found))
-        return f"devices: {', '.join(names)}"
 
 
 # How one is opened -----------------------------------------------------------------

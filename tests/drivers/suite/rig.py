@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 import dlbridge
-from dlbridge.kit.stream_owners import LIBRARIES
+from dlbridge.kit.streams import LIBRARIES
 from dlbridge.protocol import Span
 
 DRIVERS = Path(__file__).resolve().parents[1]
