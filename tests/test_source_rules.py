@@ -22,7 +22,7 @@ GC_HOMES: set[str] = set()
 
 # A plain lock, where no finalizer may come and ask for it: each says why at its place.
 PLAIN_LOCKS = {
-    "backends/vulkan/dlbridge_vulkan/opening.py",  # looks at the type only
+    "backends/vulkan/dlbridge_vulkan/devices.py",  # looks at the type only
 }
 
 # What gives a forked child its own locks.

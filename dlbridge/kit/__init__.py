@@ -6,12 +6,11 @@ the objects of a library in Python own themselves (`dlbridge.protocol.PlainAlloc
 ==================  ==============================================================
 `limits`            settings of the environment: the limit of freed memory that is kept; switches
 `status`            status codes and the exceptions that they become
-`resources`         one owner for each thing that a driver gives, whatever is raised; forks, exit
-`gate`              a library that no thread uses while Python ends; its exceptions
-`streams`           what ``stream=`` may be
-`devices`           devices by number and by name
-`host_views`        host views where the host can use the address
-`through_host`      copies between two devices, where the library has none
+`resources`         one owner for each thing that a driver gives, whatever is raised; forks
+`gate`              the end of the process: a library that no thread enters then, work to wait for
+`streams`           what ``stream=`` may be; who keeps a stream that another library has made
+`devices`           devices by number and by name; host views where the host can use the address;
+                    copies between two devices, where the library has none
 ==================  ==============================================================
 
 A driver of the CUDA family (streams, events, device and pinned memory, addresses) needs one
@@ -20,21 +19,14 @@ make complete backends from it. Each part is a module of its own and can be used
 
 ==================  ==============================================================
 `driver`            one class for these drivers, over a table of names
-`capture`           what graph capture forbids, asked before anything is queued
-`events`            events that are used again
-`stream_owners`     who keeps a stream that another library has made
-`consumers`         the streams that may still use memory when it is freed
-`memory`            allocation, and frees that wait for their turn
-`pool`              device memory from a pool, in stream order
-`pinned`            page-locked memory, and host memory locked in place
-`pointers`          where an address lives
+`order`             events that are used again; what graph capture forbids; the streams that may
+                    still use memory when it is freed
+`memory`            allocation, and frees that wait for their turn: device memory from a pool, in
+                    stream order; page-locked memory, and host memory locked in place
 `regions`           strided copies as the fewest calls
 `helpers`           threads that do nothing but memcpy
-`staging`           pageable memory to the device through a ring of pinned chunks
-`host_copies`       copies between host and device: direct or staged
-`backend`           the members that all these backends share
-`device_backend`    a complete backend for device memory
-`host_backend`      a complete backend for pinned memory
+`staging`           copies from the host: direct, or through a ring of pinned chunks
+`backend`           complete backends for device memory and for pinned memory
 ==================  ==============================================================
 
 The parts import `dlbridge.errors` and `dlbridge.protocol` and nothing else of dlbridge.

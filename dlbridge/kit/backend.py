@@ -1,22 +1,29 @@
-"""The members that all backends on a `StreamDriver` share."""
+"""Complete backends on a `StreamDriver`, and the members that they share.
+
+One for device memory, where copies and fills are queued on a stream, and one for pinned memory,
+which the host reads. Where an address lives is asked from the driver, never taken from a label.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Callable, Mapping
 from ctypes import c_int
 from functools import cache
 from typing import Any
 
-from dlbridge.protocol import Allocation
+from dlbridge.errors import ExchangeError
+from dlbridge.protocol import Allocation, PlainAllocation, Region, Span
 
-from .capture import has_nothing_to_wait_for, refuse_capture
 from .devices import Devices
-from .driver import StreamDriver, WrongDeviceError
-from .events import EventPool
-from .memory import Memory
+from .driver import Location, StreamDriver, WrongDeviceError
+from .memory import Memory, PinnedMemory
+from .order import EventPool, has_nothing_to_wait_for, refuse_capture, refuse_disturbing
+from .regions import Side, copy_region
+from .staging import HostCopies
 from .streams import StreamRules
 
-__all__ = ["StreamBackend", "address_of", "bytes_at"]
+__all__ = ["DeviceBackend", "HostBackend", "StreamBackend", "address_of", "bytes_at", "checked"]
 
 
 @cache
@@ -219,3 +226,300 @@ def bytes_at(address: int, nbytes: int) -> memoryview:
     """The memory at *address*, of the host or for a library that does not look at the bytes."""
     ffi = _ffi()
     return memoryview(ffi.buffer(ffi.cast("char *", address), nbytes))
+
+
+# Device memory ------------------------------------------------------------------------
+
+
+class DeviceBackend(StreamBackend):
+    """Memory that the device's own engines copy and fill, in the order of a stream.
+
+    Adds ``SupportsCopy``, ``SupportsStridedCopy``, ``SupportsFill`` and ``SupportsForeignData``
+    to what `StreamBackend` provides.
+
+    Parameters
+    ----------
+    driver, rules, memory, events
+        As for `StreamBackend`.
+    host_copies : HostCopies
+        How bytes come from and go to the host.
+    """
+
+    max_strided_ndim = 2
+    host_copies_block = True
+    kinds: tuple[str, ...] = ("device", "managed", "host")
+    """Kinds of memory (`driver.Location`) that may be imported under this device's name."""
+
+    def __init__(
+        self,
+        driver: StreamDriver,
+        rules: StreamRules,
+        memory: Memory,
+        events: EventPool,
+        host_copies: HostCopies,
+    ) -> None:
+        super().__init__(driver, rules, memory, events)
+        self._host_copies = host_copies
+
+    def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
+        """The device that *data* is really on; ExchangeError if the label is wrong."""
+        home = self.home(device_id)
+        found = checked(self.driver, data, home, self.name, self.kinds)
+        return (found.device_id if found.kind == "device" else device_id), data
+
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
+        """Copy the bytes of *source*, which have been read on return."""
+        device_id, data, offset, nbytes = target
+        what = "copied from the host", self._host_copies.from_host, self._homes[device_id][0]
+        self._queue(device_id, stream, *what, data + offset, address_of(source), nbytes)
+
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Copy the bytes of *source* to *into*; they are there on return."""
+        device_id, data, offset, nbytes = source
+        what = "copied to the host", self.driver.copy_to_host
+        self._queue(device_id, stream, *what, address_of(into), data + offset, nbytes)
+
+    def copy(self, target: Span, source: Span, stream: int) -> None:
+        """Copy on *stream*, directly between devices where they allow it."""
+        device_id, data, offset, nbytes = target
+        source_id, source_data, source_offset, _ = source
+        there, here = data + offset, source_data + source_offset
+        if device_id == source_id:
+            self._queue(device_id, stream, "", self.driver.copy, there, here, nbytes)
+        else:
+            home, other = self._homes[device_id][0], self._homes[source_id][0]
+            self._queue(device_id, stream, "", self._copy_peer, home, there, other, here, nbytes)
+
+    def _copy_peer(
+        self, device_id: int, target: int, source_id: int, source: int, nbytes: int, on: int
+    ) -> None:
+        # The source may be freed on a stream of its own device before the copy is done.
+        self._memory.consumers.note(source_id, on, device_id)
+        self.driver.copy_peer(device_id, target, source_id, source, nbytes, on)
+
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Set each byte of *target* to *value*."""
+        device_id, data, offset, nbytes = target
+        self._queue(device_id, stream, "", self.driver.fill, data + offset, value, nbytes)
+
+    def copy_strided(
+        self,
+        target: Span,
+        target_region: Region,
+        source: Span,
+        source_region: Region,
+        stream: int,
+    ) -> None:
+        """Copy a region inside one device."""
+        there = Side(target.data + target.offset, target_region.strides)
+        here = Side(source.data + source.offset, source_region.strides)
+        self._copy_region(target.device_id, there, here, target_region, stream)
+
+    def copy_strided_from_host(
+        self,
+        target: Span,
+        target_region: Region,
+        source: memoryview,
+        source_region: Region,
+        stream: int,
+    ) -> None:
+        """Copy a region of host memory; the driver stages it if it is pageable."""
+        there = Side(target.data + target.offset, target_region.strides)
+        here = Side(address_of(source), source_region.strides, on_host=True)
+        captured = "copied from the host"
+        self._copy_region(target.device_id, there, here, target_region, stream, captured)
+
+    def copy_strided_to_host(
+        self,
+        source: Span,
+        source_region: Region,
+        into: memoryview,
+        into_region: Region,
+        stream: int,
+    ) -> None:
+        """Copy a region to host memory; it is there on return."""
+        there = Side(address_of(into), into_region.strides, on_host=True)
+        here = Side(source.data + source.offset, source_region.strides)
+        captured = "copied to the host"
+        self._copy_region(source.device_id, there, here, source_region, stream, captured)
+
+    def _copy_region(
+        self,
+        device_id: int,
+        target: Side,
+        source: Side,
+        region: Region,
+        stream: int,
+        captured: str = "",
+    ) -> None:
+        """Copy runs as many and as long as those of *region* from *source* to *target*."""
+        pitch = self.driver.max_pitch(self._homes[device_id][0])
+        what = target, source, region.shape, region.run_nbytes, pitch
+        self._queue(device_id, stream, captured, copy_region, self.driver, *what)
+
+    def _queue(
+        self, device_id: int, stream: int, captured: str, work: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Call *work*, with the stream as its last argument, in its place, if it may be queued on.
+
+        *captured*: what a graph would do with the host at each replay, where nobody keeps the
+        host's memory; it is refused. Such a copy is waited for.
+        """
+        driver, (home, place) = self.driver, self._homes[device_id]
+        on = driver.default_stream
+        if stream not in (0, on):
+            on, place = stream, driver.place_of(stream, home)
+        driver.run(place, self._queue_here, on, captured, work, *arguments)
+
+    def _queue_here(
+        self, on: int, captured: str, work: Callable[..., None], *arguments: Any
+    ) -> None:
+        driver = self.driver
+        # The question by itself, as each call counts: `StreamDriver.stream_state` says what it is.
+        state = c_int()
+        if driver.functions.is_capturing(on, state) or state.value:
+            if captured:
+                refuse_capture(driver, on, captured)
+            else:
+                refuse_disturbing(driver, on)
+        work(*arguments, on)
+        if captured:
+            driver.wait_for_stream(on)
+
+
+# Pinned memory ------------------------------------------------------------------------
+
+
+class HostBackend(StreamBackend):
+    """Pinned memory. There is one device of it, 0 (``dlpack.h``); every GPU can use it.
+
+    Copies and fills are the host's own: they wait for *stream*, and are done on return. Adds
+    ``SupportsCopy``, ``SupportsFill``, ``SupportsHostView``, ``SupportsHostImport`` and
+    ``SupportsForeignData`` to what `StreamBackend` provides.
+
+    Parameters
+    ----------
+    driver, rules, events
+        As for `StreamBackend`.
+    """
+
+    _memory: PinnedMemory
+    host_copies_block = True
+
+    def __init__(self, driver: StreamDriver, rules: StreamRules, events: EventPool) -> None:
+        super().__init__(driver, rules, PinnedMemory(driver, events, self.name), events)
+
+    def device_count(self) -> int:
+        """One: the host."""
+        return 1
+
+    def home(self, device_id: int) -> int:
+        """The GPU in whose place the memory is made."""
+        self.check_device(device_id)
+        return self.driver.host_device()
+
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
+        """Copy the bytes of *source*, once the work on *stream* is done."""
+        ctypes.memmove(self._settled(target, stream), address_of(source), target.nbytes)
+
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Copy the bytes of *source* to *into*, once the work on *stream* is done."""
+        ctypes.memmove(address_of(into), self._settled(source, stream), source.nbytes)
+
+    def copy(self, target: Span, source: Span, stream: int) -> None:
+        """Copy *source* to *target*, once the work on *stream* is done."""
+        start = self._settled(target, stream)
+        self.home(source.device_id)  # refuses one that there is not
+        ctypes.memmove(start, source.data + source.offset, target.nbytes)
+
+    def fill(self, target: Span, value: int, stream: int) -> None:
+        """Set each byte of *target* to *value*, once the work on *stream* is done."""
+        ctypes.memset(self._settled(target, stream), value, target.nbytes)
+
+    def host_view_refusal(self, device_id: int, data: int) -> str:
+        """Empty: it is host memory."""
+        return ""
+
+    def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
+        """The address itself, once the work on *stream* is done."""
+        return PlainAllocation(self._settled(span, stream), span.nbytes, stream)
+
+    def host_import_refusal(self, device_id: int, address: int, nbytes: int, demanded: bool) -> str:
+        """Why this memory cannot be page-locked in place; empty if it can, or is already."""
+        return self._memory.import_refusal(self.home(device_id), address, nbytes)
+
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> Allocation:
+        """The memory at *address*, page-locked until the allocation is dropped.
+
+        Locking costs more than one copy, so this is for memory that stays.
+        """
+        home = self.home(device_id)
+        return self._memory.import_host(
+            home, address, nbytes, readonly, stream or self.driver.default_stream
+        )
+
+    def import_data(self, device_id: int, data: int, module: str) -> tuple[int, int]:
+        """*data* as it is; ExchangeError if it is not page-locked host memory."""
+        checked(self.driver, data, self.home(device_id), self.name, ("host",))
+        return device_id, data
+
+    def wait_for_devices(self, device_id: int, stream: int) -> None:
+        """Let the work on *stream* finish, before the host touches memory that it may use."""
+        self.synchronize(device_id, stream)
+
+    def _settled(self, span: Span, stream: int) -> int:
+        """The address of *span*, once the work on *stream* is done."""
+        self.wait_for_devices(span.device_id, stream)
+        return span.data + span.offset
+
+
+# Where an address lives ---------------------------------------------------------------
+
+
+def checked(
+    driver: StreamDriver, address: int, device_id: int, label: str, kinds: tuple[str, ...]
+) -> Location:
+    """Look up an address that another library exported.
+
+    Plain host memory is refused as device memory also where the GPU can read it (HMM, XNACK,
+    ATS): its label is wrong, and so is that of freed memory, which looks the same to the driver.
+
+    Parameters
+    ----------
+    driver : StreamDriver
+        Whom to ask.
+    address : int
+        The exported address.
+    device_id : int
+        The device that it was exported for.
+    label : str
+        The name of the memory that it was exported as.
+    kinds : tuple[str, ...]
+        The kinds (`Location.kind`) that are right for the label.
+
+    Returns
+    -------
+    Location
+        What the driver says.
+
+    Raises
+    ------
+    dlbridge.errors.ExchangeError
+        If the label is wrong, or the memory cannot be reached from this process.
+    """
+    found = driver.locate(address, device_id)
+    if found.kind not in kinds:
+        hint = (
+            "; host memory that the GPU can read must be exported as CPU memory"
+            if found.kind == "pageable"
+            else ""
+        )
+        raise ExchangeError(
+            f"the tensor says that {address:#x} is {label} memory, {driver.memory_api} says it is "
+            f"{found.kind} memory; its exporter mislabels it or has freed it{hint}"
+        )
+    if found.refusal:
+        raise ExchangeError(f"{address:#x} {found.refusal}")
+    return found

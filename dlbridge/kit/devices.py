@@ -1,4 +1,4 @@
-"""Devices by number and by name: what every backend with a list of devices does alike."""
+"""What many backends do alike: devices by number and name, host views, copies through the host."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DeviceMemoryError, ExchangeError
+from dlbridge.protocol import Allocation, Facts, PlainAllocation, Span
 
-__all__ = ["Devices"]
-
+__all__ = ["Devices", "HostViews", "ThroughHost"]
 
 _WORDS = "name", "platform", "uuid", "pci"
 
@@ -47,6 +47,8 @@ class Devices(ABC):
     def find_device(self, name: str) -> int:
         """The first device with *name* in its name, its platform's, its UUID or its PCI address.
 
+        Letter case does not count, and a UUID may be written without its dashes.
+
         Raises
         ------
         LookupError
@@ -56,7 +58,76 @@ class Devices(ABC):
         for device_id in range(self.device_count()):
             found = self.device_info(device_id)
             words = " ".join(str(found[key]) for key in _WORDS if key in found)
-            if name.casefold() in words.casefold():
+            searched = f"{words} {words.replace('-', '')}".casefold()
+            if name and name.casefold() in searched:
                 return device_id
             known.append(f"{device_id}: {words}")
         raise LookupError(f"no {self.name} device is called {name!r}; there are {'; '.join(known)}")
+
+
+class HostViews(ABC):
+    """``SupportsHostView`` where ``data`` is an address, of the host as of the device."""
+
+    @abstractmethod
+    def synchronize(self, device_id: int, stream: int) -> None:
+        """Block until the work on *stream* is done."""
+
+    @abstractmethod
+    def host_view_refusal(self, device_id: int, data: int) -> str:
+        """Why the host cannot address *data*; empty if it can."""
+
+    def host_view(self, span: Span, writable: bool, stream: int) -> Allocation:
+        """The address itself, once the work on *stream* is done."""
+        refusal = self.host_view_refusal(span.device_id, span.data)
+        if refusal:
+            raise ExchangeError(refusal)
+        self.synchronize(span.device_id, stream)
+        return PlainAllocation(span.data + span.offset, span.nbytes, stream)
+
+
+class ThroughHost(ABC, Facts):
+    """``SupportsCopy``: inside a device by `copy_inside`, between two through host memory.
+
+    All bytes of one copy are in host memory at once.
+    """
+
+    @abstractmethod
+    def copy_inside(self, target: Span, source: Span, stream: int) -> None:
+        """Copy *source* to *target*, which is on the same device and does not overlap it."""
+
+    @abstractmethod
+    def copy_from_host(self, target: Span, source: memoryview, stream: int) -> None:
+        """Copy from the host (`dlbridge.protocol.Backend`)."""
+
+    @abstractmethod
+    def copy_to_host(self, source: Span, into: memoryview, stream: int) -> None:
+        """Copy to the host (`dlbridge.protocol.Backend`)."""
+
+    @abstractmethod
+    def synchronize(self, device_id: int, stream: int) -> None:
+        """Block until the work on *stream* is done; not called with ``host_copies_block``."""
+
+    def copy(self, target: Span, source: Span, stream: int) -> None:
+        """Copy on *stream* of the target's device.
+
+        Raises
+        ------
+        dlbridge.errors.DeviceMemoryError
+            If the host has no room for the bytes on their way.
+        """
+        if target.device_id == source.device_id:
+            self.copy_inside(target, source, stream)
+            return
+        try:
+            host = memoryview(bytearray(source.nbytes))
+        except MemoryError as exc:
+            raise DeviceMemoryError(
+                f"no room in host memory for the {source.nbytes} bytes on their way between "
+                "two devices; copy in smaller pieces"
+            ) from exc
+        self.copy_to_host(source, host, 0)  # dlbridge has waited for all work on that device
+        if not self.host_copies_block:
+            self.synchronize(source.device_id, 0)
+        self.copy_from_host(target, host, stream)
+        if not self.host_copies_block:  # *host* is read until then
+            self.synchronize(target.device_id, stream)

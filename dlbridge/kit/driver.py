@@ -25,7 +25,7 @@ from dlbridge.errors import DeviceError, DeviceMemoryError, Error, ExchangeError
 
 from .limits import pool_limit
 from .status import CaptureError, StatusTable, StreamGoneError
-from .stream_owners import torch_captures
+from .streams import torch_captures
 
 __all__ = [
     "ALL_STREAMS",

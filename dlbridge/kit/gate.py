@@ -154,19 +154,16 @@ class Gate:
         self.check()
         if self._its_threads:
             self._refuse_its_threads(call)
-        if self._lock is None:
-            return self._run(call, function, arguments, keywords)
-        with self._lock:
-            return self._run(call, function, arguments, keywords)
-
-    def _run(self, call: str, function: Callable[..., T], arguments: Any, keywords: Any) -> T:
         key = object()
         # In this order: `_end` sets the flag first, and then looks for threads inside.
         self._inside[key] = call
         try:
             if self._ending:
                 raise DeviceError(f"{call}: {self._api} cannot be used while the process ends")
-            return function(*arguments, **keywords)
+            if self._lock is None:
+                return function(*arguments, **keywords)
+            with self._lock:
+                return function(*arguments, **keywords)
         except Error:
             raise
         except tuple(self._meanings) as exc:

@@ -1,24 +1,24 @@
-"""Allocation, and frees that wait for their turn."""
+"""Allocation, and frees that wait for their turn: from a pool, in stream order; page-locked."""
 
 from __future__ import annotations
 
 import logging
+import mmap
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from ctypes import c_int, c_uint64
 from typing import Any
 
-from dlbridge.errors import DeviceMemoryError, Error
+from dlbridge.errors import DeviceMemoryError, Error, ExchangeError
 
-from .capture import refuse_capture, refuse_disturbing
-from .consumers import Consumer, Consumers, consumer_of
 from .driver import ALL_STREAMS, StreamDriver, StreamState
-from .events import EventPool
+from .order import Consumer, Consumers, EventPool, consumer_of, refuse_capture, refuse_disturbing
 from .resources import AllocationOwner, Resources
-from .status import CaptureError, StreamGoneError
+from .status import CaptureError, NoPoolError, StreamGoneError
 
-__all__ = ["DriverMemory", "Memory"]
+__all__ = ["FREES_KEPT", "DriverMemory", "Memory", "PinnedMemory", "PoolMemory"]
 
 _RUNS = StreamState.RUNS
 _log = logging.getLogger(__name__)
@@ -345,3 +345,248 @@ class Memory(ABC):
             return  # every free fails now, and the first one has said why
         self._said_lost = lost
         _log.error("%s memory at %#x is not freed: %s", self.name, pointer, why)
+
+
+# Device memory from a pool, plain where there is none ---------------------------------
+
+FREES_KEPT = 256
+"""Of so many streams the last free is remembered, to be waited for when there is no room."""
+
+
+class PoolMemory(Memory):
+    """Memory of each device's pool.
+
+    Parameters
+    ----------
+    driver : StreamDriver
+        The driver; `StreamDriver.pool` is None for a device without pools.
+    events : EventPool
+        Its events.
+    name : str
+        The device's name, for messages.
+    """
+
+    polls = True
+
+    def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
+        super().__init__(driver, events, name)
+        # (device, stream) -> an event behind its last free. Not the streams themselves: a
+        # destroyed one must not be waited for, and its handle may be another's.
+        self._last_frees: dict[tuple[int, int], tuple[Hashable, Any]] = {}
+
+    def obtain(self, memory: DriverMemory, nbytes: int) -> None:
+        """Memory of the pool; plain memory while a capture forbids the pool's functions."""
+        pool = self.driver.pools[memory.device_id]
+        if pool is not None:
+            try:
+                self.driver.allocate_async(pool, nbytes, memory.stream, memory.cell)
+                return
+            except (CaptureError, NoPoolError):  # ROCm refuses beside any stream's capture
+                pass
+        self._obtain_plain(memory, nbytes)
+
+    def obtain_after_trim(self, memory: DriverMemory, nbytes: int) -> None:
+        """Memory of the pool; plain memory if that may have room where the pool finds none."""
+        if self.driver.pools_find_all_room:
+            self.obtain(memory, nbytes)
+        else:
+            self._obtain_plain(memory, nbytes)
+
+    def _obtain_plain(self, memory: DriverMemory, nbytes: int) -> None:
+        memory.is_plain = True
+        self.driver.allocate(nbytes, memory.cell)
+
+    def release(self, memory: DriverMemory) -> None:
+        """Free behind the work on its stream; without a pool, after waiting for it.
+
+        What several calls gave (``memory.parts``) ends after the wait, by its ``end``.
+        """
+        driver, stream = self.driver, memory.stream
+        if memory.parts is not None:
+            driver.wait_for_stream(stream)
+            memory.parts.end()
+        elif memory.is_plain:
+            driver.wait_for_stream(stream)
+            driver.free(memory.pointer, memory.codes)
+        else:
+            driver.free_async(memory.cell.value, stream, memory.codes)
+            if stream != driver.default_stream:
+                self._remember(memory.device_id, stream)
+
+    def trim(self, device_id: int, stream: int) -> None:
+        """Wait for the frees on the way, then give the system what the pool keeps."""
+        driver = self.driver
+        default = driver.default_stream
+        if stream != default and driver.stream_state(default) is StreamState.RUNS:
+            self._remember(device_id, default)  # most frees are on it, and leave no event
+        for key in [key for key in list(self._last_frees) if key[0] == device_id]:
+            place, event = self._last_frees.pop(key, (None, None))
+            if event is not None:
+                driver.wait_event(stream, event)
+                self.events.give_back(place, event)
+        super().trim(device_id, stream)
+        pool = driver.pools[device_id]
+        if pool is not None:
+            driver.trim_pool(pool)
+
+    def _remember(self, device_id: int, stream: int) -> None:
+        """Put an event behind the last free on *stream*."""
+        try:
+            last = self._last_frees.pop((device_id, stream), None)
+            if last is not None:
+                self.events.give_back(*last)
+            place = self.driver.place_of(stream, device_id)
+            last = place, self.events.record(place, stream)
+            kept = self._last_frees.setdefault((device_id, stream), last)
+            if kept is not last:  # another thread's free was faster
+                self.events.give_back(*last)
+            if len(self._last_frees) > FREES_KEPT:
+                oldest = next(iter(list(self._last_frees)))
+                place, event = self._last_frees.pop(oldest, (None, None))
+                if event is not None:
+                    self.events.give_back(place, event)
+        except Error as exc:  # the free itself is queued
+            _log.warning("a free of %s memory will not be waited for: %s", self.name, str(exc))
+
+
+# Page-locked memory of the host -------------------------------------------------------
+
+
+class _Pages:
+    """Host memory that is used in place, by one import or several."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+        self.users: set[DriverMemory] = set()
+        self.locked: list[int] = []  # statuses of the driver's calls that lock and unlock it
+        self.unlocked: list[int] = []
+
+    @property
+    def are_ours(self) -> bool:
+        """Whether we have locked them, and not unlocked."""
+        return self.locked[-1:] == [0] != self.unlocked[-1:]
+
+
+class PinnedMemory(Memory):
+    """Page-locked memory that every device can use at its host address.
+
+    It is not kept for re-use: copies of other libraries may still run on streams that are
+    unknown here, and only the driver's own free waits for those.
+
+    Parameters
+    ----------
+    driver : StreamDriver
+        The driver.
+    events : EventPool
+        Its events.
+    name : str
+        The device's name, for messages.
+    """
+
+    def __init__(self, driver: StreamDriver, events: EventPool, name: str) -> None:
+        super().__init__(driver, events, name)
+        self._pages: set[_Pages] = set()  # that we have locked
+        self._lock = threading.RLock()  # re-entered by a finalizer that frees
+
+    def import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+        """Say why host memory cannot be page-locked in place.
+
+        Parameters
+        ----------
+        device_id : int
+            The device whose driver is asked.
+        address, nbytes : int
+            The memory.
+
+        Returns
+        -------
+        str
+            The reason; empty if it can be locked, or is locked already.
+        """
+        with self._lock:  # no import begins or ends between the questions
+            return self._import_refusal(device_id, address, nbytes)
+
+    def _import_refusal(self, device_id: int, address: int, nbytes: int) -> str:
+        first = self.driver.locate(address, device_id).kind
+        last = self.driver.locate(address + nbytes - 1, device_id).kind
+        ours = [(each.start, each.end) for each in self._pages.copy() if each.are_ours]
+        if any(start <= address and address + nbytes <= end for start, end in ours):
+            return ""
+        if any(start < address + nbytes and address < end for start, end in ours):
+            return "a part of it is page-locked already, by another import"
+        if {first, last} == {"host", "pageable"}:
+            return "a part of it is page-locked already, and the rest is not"
+        if first == last == "host":
+            return ""
+        if {first, last} != {"pageable"}:
+            kind = first if first != "pageable" else last
+            return f"it is {kind} memory, which cannot be page-locked"
+        if address % mmap.PAGESIZE:
+            return f"it does not begin at a page of {mmap.PAGESIZE} bytes, which are locked whole"
+        return ""
+
+    def import_host(
+        self, device_id: int, address: int, nbytes: int, readonly: bool, stream: int
+    ) -> AllocationOwner[DriverMemory]:
+        """Somebody's memory in place, page-locked if it is not yet; dropped, it is unlocked.
+
+        Memory inside an import shares its lock.
+
+        Raises
+        ------
+        dlbridge.errors.ExchangeError
+            As `import_refusal` says, or if the driver refuses; the memory has to be copied then.
+        """
+        driver, end = self.driver, address + nbytes
+        made = self.own(device_id, stream)
+        memory = made.resource
+        with self._lock:
+            refusal = self._import_refusal(device_id, address, nbytes)
+            if refusal:
+                raise ExchangeError(
+                    f"the memory at {address:#x} cannot be used in place: {refusal}"
+                )
+            around = [
+                each
+                for each in self._pages.copy()
+                if each.are_ours and each.start <= address and end <= each.end
+            ]
+            pages = memory.parts = around[0] if around else _Pages(address, end)
+            pages.users.add(memory)
+            memory.cell.value = made.data = address
+            made.nbytes = nbytes
+            if around or driver.locate(address, device_id).kind == "host":
+                return made
+            self._pages.add(pages)
+            try:
+                lock = driver.lock_pages, device_id, address, nbytes, readonly, pages.locked
+                driver.run(driver.places[device_id], *lock)
+            except Error as exc:
+                del made  # now, and not with the frames that the exception keeps
+                if pages.locked and pages.locked[-1] in driver.cannot_lock:
+                    raise ExchangeError(
+                        f"the memory at {address:#x} cannot be page-locked in place ({exc}); "
+                        "copy it instead"
+                    ) from exc
+                raise
+        return made
+
+    def obtain(self, memory: DriverMemory, nbytes: int) -> None:
+        """New page-locked memory."""
+        self.driver.allocate_pinned(nbytes, memory.cell)
+
+    def release(self, memory: DriverMemory) -> None:
+        """Free *memory*, or let the last of its imports unlock it, after the work on its stream."""
+        # Also if others remain, who do not know the stream.
+        self.driver.wait_for_stream(memory.stream)
+        pages = memory.parts
+        if pages is None:
+            self.driver.free_pinned(memory.pointer, memory.codes)
+            return
+        with self._lock:
+            pages.users.discard(memory)
+            if not pages.users:
+                if pages.are_ours:
+                    self.driver.unlock_pages(pages.start, pages.unlocked)
+                self._pages.discard(pages)

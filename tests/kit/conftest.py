@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from dlbridge.errors import DeviceError, DeviceMemoryError
-from dlbridge.kit import consumers
+from dlbridge.kit import order
 from dlbridge.kit.driver import ALL_STREAMS, Location, StreamDriver, StreamState
-from dlbridge.kit.events import EventPool
-from dlbridge.kit.pinned import PinnedMemory
-from dlbridge.kit.pool import PoolMemory
+from dlbridge.kit.memory import PinnedMemory, PoolMemory
+from dlbridge.kit.order import EventPool
 from dlbridge.kit.status import StatusTable, StreamGoneError
 
 
@@ -180,7 +179,7 @@ class Driver(StreamDriver):
 @pytest.fixture
 def driver(monkeypatch):
     made = Driver()
-    monkeypatch.setattr(consumers, "owner", lambda stream, _home: made.owners.get(stream))
+    monkeypatch.setattr(order, "owner", lambda stream, _home: made.owners.get(stream))
     return made
 
 

@@ -4,9 +4,8 @@ import pytest
 from scripts import run_script
 
 from dlbridge.errors import DeviceError, ExchangeError
-from dlbridge.kit.devices import Devices
-from dlbridge.kit.events import EventPool
-from dlbridge.kit.host_views import HostViews
+from dlbridge.kit.devices import Devices, HostViews
+from dlbridge.kit.order import EventPool
 from dlbridge.protocol import Span, SupportsDeviceInfo, SupportsHostView
 
 
@@ -32,7 +31,9 @@ class Two(Devices, HostViews):
         return "" if data < 1000 else f"{data} is out of reach"
 
 
-@pytest.mark.parametrize(("word", "found"), [("gpu", 0), ("first", 0), ("0:1", 0), ("gpu-AB", 1)])
+@pytest.mark.parametrize(
+    ("word", "found"), [("gpu", 0), ("first", 0), ("0:1", 0), ("gpu-AB", 1), ("gpuab", 1)]
+)
 def test_devices_are_found_by_what_is_known_of_them(word, found):
     assert isinstance(Two(), SupportsDeviceInfo)
     assert Two().find_device(word) == found
@@ -41,6 +42,8 @@ def test_devices_are_found_by_what_is_known_of_them(word, found):
 def test_a_name_that_no_device_has():
     with pytest.raises(LookupError, match=r"no two device is called 'x'; .*0: First GPU 0:1; 1: S"):
         Two().find_device("x")
+    with pytest.raises(LookupError, match="no two device is called ''"):
+        Two().find_device("")
 
 
 @pytest.mark.parametrize("device_id", [-1, 2, 1 << 40])

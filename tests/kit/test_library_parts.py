@@ -2,9 +2,9 @@
 
 import pytest
 
-import dlbridge.kit.through_host as through_host
+import dlbridge.kit.devices as through_host
 from dlbridge.errors import DeviceMemoryError
-from dlbridge.kit.through_host import ThroughHost
+from dlbridge.kit.devices import ThroughHost
 from dlbridge.protocol import Span, SupportsCopy
 
 

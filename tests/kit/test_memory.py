@@ -3,9 +3,9 @@
 import mmap
 import threading
 
-from dlbridge.kit.consumers import KEPT, Consumer, Consumers
 from dlbridge.kit.driver import ALL_STREAMS, Location
-from dlbridge.kit.pool import FREES_KEPT
+from dlbridge.kit.memory import FREES_KEPT
+from dlbridge.kit.order import KEPT, Consumer, Consumers
 from dlbridge.kit.status import CaptureError
 
 PAGE = mmap.PAGESIZE

@@ -5,14 +5,12 @@ from __future__ import annotations
 import operator
 
 from dlbridge.errors import BackendUnavailable, ExchangeError
-from dlbridge.kit.device_backend import DeviceBackend
-from dlbridge.kit.host_backend import HostBackend
-from dlbridge.kit.host_copies import StagedCopies
-from dlbridge.kit.host_views import HostViews
+from dlbridge.kit.backend import DeviceBackend, HostBackend
+from dlbridge.kit.devices import HostViews
 from dlbridge.kit.limits import switch
 from dlbridge.kit.memory import DriverMemory, Memory
-from dlbridge.kit.stream_owners import torch_stream
-from dlbridge.kit.streams import StreamRules
+from dlbridge.kit.staging import StagedCopies
+from dlbridge.kit.streams import StreamRules, torch_stream
 from dlbridge.protocol import Allocation, ExportedMemory, NativeArray
 
 from . import native

@@ -12,9 +12,8 @@ from weakref import WeakSet
 
 from dlbridge.errors import Error
 from dlbridge.kit.driver import StreamDriver
-from dlbridge.kit.events import EventPool
-from dlbridge.kit.memory import DriverMemory
-from dlbridge.kit.pool import PoolMemory
+from dlbridge.kit.memory import DriverMemory, PoolMemory
+from dlbridge.kit.order import EventPool
 from dlbridge.kit.resources import AllocationOwner, Owner, Resources, call as noted
 from dlbridge.protocol import ExportedMemory
 

@@ -15,7 +15,7 @@ from dlbridge.kit.driver import (
     Location,
     StreamDriver,
 )
-from dlbridge.kit.events import EventPool
+from dlbridge.kit.order import EventPool
 from dlbridge.kit.regions import Side
 from dlbridge.kit.status import StreamGoneError
 

@@ -49,10 +49,10 @@ def test_the_table_of_streams(cuda, cuda_managed, page):
 def test_the_numbers_are_the_programs(page):
     from dlbridge_cuda.driver import MINIMUM_VERSION
 
-    from dlbridge.kit import host_copies, staging
+    from dlbridge.kit import staging
 
     assert f"CUDA {MINIMUM_VERSION // 1000}.{MINIMUM_VERSION % 1000 // 10} or later" in page
-    assert f"up to {host_copies.DIRECT >> 20} MiB" in page
+    assert f"up to {staging.DIRECT >> 20} MiB" in page
     assert f"{staging.PLAN.threads} threads" in page
     assert f"chunks of {staging.PLAN.chunk >> 20} MiB" in page
 

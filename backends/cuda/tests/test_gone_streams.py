@@ -15,9 +15,9 @@ from cuda_support import at, call, gate, memory, read
 from suite.rig import capture, default, drop, hold
 
 import dlbridge
-from dlbridge.kit import stream_owners
-from dlbridge.kit.consumers import Consumer, consumer_of
+from dlbridge.kit import streams
 from dlbridge.kit.driver import ALL_STREAMS
+from dlbridge.kit.order import Consumer, consumer_of
 from dlbridge.protocol import Span
 
 N = 1 << 16
@@ -127,12 +127,12 @@ def test_our_stream_captures_when_the_memory_is_freed(fake, cuda):
 
 def test_torchs_streams_stay_and_external_ones_need_not():
     """By torch's own sign: an ExternalStream has its handle as stream_id."""
-    assert stream_owners.torch_stream(SimpleNamespace(cuda_stream=0x7001, stream_id=35)) == 0x7001
-    assert stream_owners.owner(0x7001, 0) is True
+    assert streams.torch_stream(SimpleNamespace(cuda_stream=0x7001, stream_id=35)) == 0x7001
+    assert streams.owner(0x7001, 0) is True
     external = SimpleNamespace(cuda_stream=0x7002, stream_id=0x7002)
-    assert stream_owners.torch_stream(external) == 0x7002
-    assert stream_owners.owner(0x7002, 0) is None
-    stream_owners._endless.discard(0x7001)
+    assert streams.torch_stream(external) == 0x7002
+    assert streams.owner(0x7002, 0) is None
+    streams._endless.discard(0x7001)
 
 
 class Stream:
@@ -143,12 +143,12 @@ def test_cupys_current_stream_is_kept_by_its_object(monkeypatch):
     current = Stream()
     cuda = SimpleNamespace(Stream=Stream, get_current_stream=lambda: current)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    assert stream_owners.owner(0x7003, 0) is current
-    assert stream_owners.owner(0x7004, 0) is None
+    assert streams.owner(0x7003, 0) is current
+    assert streams.owner(0x7004, 0) is None
     current = SimpleNamespace(ptr=0x7003)  # an ExternalStream is somebody else's
-    assert stream_owners.owner(0x7003, 0) is None
+    assert streams.owner(0x7003, 0) is None
     cuda.get_current_stream = None  # another library's trouble
-    assert stream_owners.owner(0x7003, 0) is None
+    assert streams.owner(0x7003, 0) is None
 
 
 def test_what_stands_for_a_stream(cuda):

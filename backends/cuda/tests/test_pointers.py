@@ -29,7 +29,7 @@ def test_what_is_staged(fake, cuda, cuda_host, cuda_managed):
     from cuda_support import current, primary
     from dlbridge_cuda.backends import host_copies
 
-    from dlbridge.kit.host_copies import DIRECT
+    from dlbridge.kit.staging import DIRECT
 
     data = ctypes.addressof(buffer := ctypes.create_string_buffer(64))
     with current(primary(0)):

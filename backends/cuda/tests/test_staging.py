@@ -12,9 +12,8 @@ from cuda_support import gate, memory, own_context, read, slow, stream
 
 import dlbridge
 from dlbridge.errors import DeviceError, DeviceMemoryError
-from dlbridge.kit import host_copies
-from dlbridge.kit.host_copies import DIRECT
-from dlbridge.kit.staging import PLAN, Plan, Stager
+from dlbridge.kit import staging
+from dlbridge.kit.staging import DIRECT, PLAN, Plan, Stager
 from dlbridge.protocol import Span
 
 CHUNK = 4096
@@ -332,7 +331,7 @@ def test_large_pageable_copies_are_staged(name, cuda, ways):
 
 def test_managed_memory_on_a_stream_of_another_gpu(cuda_managed, two_devices, monkeypatch):
     """Events are recorded on streams of their own context alone: the ring is the stream's."""
-    monkeypatch.setattr(host_copies, "DIRECT", CHUNK)
+    monkeypatch.setattr(staging, "DIRECT", CHUNK)
     source = content(40 * CHUNK).tobytes()
     with stream(1) as other, memory(cuda_managed, source, other) as data:
         assert read(cuda_managed, data, len(source), other) == source
@@ -342,7 +341,7 @@ def test_a_stream_of_somebodys_own_context(cuda, monkeypatch):
     """It may be gone tomorrow: no ring is made for it, and the driver copies."""
     from cuda_support import call
 
-    monkeypatch.setattr(host_copies, "DIRECT", CHUNK)
+    monkeypatch.setattr(staging, "DIRECT", CHUNK)
     source = content(40 * CHUNK).tobytes()
     context = own_context()
     try:

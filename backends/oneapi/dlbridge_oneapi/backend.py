@@ -7,9 +7,8 @@ from typing import Any
 
 from dlbridge.errors import DeviceError, ExchangeError
 from dlbridge.kit.backend import address_of, bytes_at
-from dlbridge.kit.host_views import HostViews
+from dlbridge.kit.devices import HostViews, ThroughHost
 from dlbridge.kit.resources import AllocationOwner, Resources
-from dlbridge.kit.through_host import ThroughHost
 from dlbridge.protocol import Allocation, Span
 
 from .native import SyclArrays

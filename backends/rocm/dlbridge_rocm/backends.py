@@ -5,12 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from dlbridge.kit.device_backend import DeviceBackend
-from dlbridge.kit.host_backend import HostBackend
-from dlbridge.kit.host_copies import HostCopies
-from dlbridge.kit.pool import PoolMemory
-from dlbridge.kit.stream_owners import torch_stream
-from dlbridge.kit.streams import StreamRules
+from dlbridge.kit.backend import DeviceBackend, HostBackend
+from dlbridge.kit.memory import PoolMemory
+from dlbridge.kit.staging import HostCopies
+from dlbridge.kit.streams import StreamRules, torch_stream
 
 from .gpu import events, gpu
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlbridge.errors import BackendUnavailable, DeviceError, ExchangeError
 from dlbridge.kit.driver import NOT_SUPPORTED, Location, StreamDriver, WrongDeviceError
-from dlbridge.kit.events import EventPool
+from dlbridge.kit.order import EventPool
 from dlbridge.kit.regions import Side
 from dlbridge.kit.status import NoPoolError, StreamGoneError
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import DeviceError, ExchangeError
+from dlbridge.kit import devices as kit
 from dlbridge.kit.limits import switch
 from dlbridge.protocol import ExportedMemory, NativeArray, PlainAllocation, Region, Span
 
@@ -15,7 +16,6 @@ from .devices import Devices
 from .library import handle
 
 if TYPE_CHECKING:
-    from dlbridge import protocol
     from dlbridge.protocol import Allocation
 
 FROM_HOST = 1 << 20
@@ -23,7 +23,7 @@ FROM_HOST = 1 << 20
 the backend and the work on the memory again. A longer copy takes much longer than that."""
 
 
-class Vulkan:
+class Vulkan(kit.Devices):
     """Tensors in VkBuffers, on every device that a Vulkan 1.2 driver offers.
 
     Parameters
@@ -47,6 +47,7 @@ class Vulkan:
 
     api = 2
     device_type = 7  # kDLVulkan
+    name = "vulkan"
     max_strided_ndim = 32
     host_copies_block = True
     content_limit = FROM_HOST
@@ -59,9 +60,6 @@ class Vulkan:
         self.devices = Devices(staged=staged, exportable=exportable)
 
     # --- Backend ---
-
-    def __repr__(self) -> str:
-        return "dlbridge.backend('vulkan')"
 
     def device_count(self) -> int:
         """The devices that Vulkan lists, and those that were adopted."""
@@ -284,31 +282,6 @@ class Vulkan:
 
     # --- SupportsDeviceInfo ---
 
-    def find_device(self, name: str) -> int:
-        """Find a device by name.
-
-        Parameters
-        ----------
-        name : str
-            A UUID, or part of a device's name; letter case does not count.
-
-        Returns
-        -------
-        int
-            The device_id of the device with this UUID, or of the first whose
-            name contains *name*.
-
-        Raises
-        ------
-        LookupError
-            If there is none; it lists the devices.
-
-        Examples
-        --------
-        ``vulkan.find_device("llvmpipe")``
-        """
-        return self.devices.named(name)
-
     def device_info(self, device_id: int) -> Mapping[str, object]:
         """Describe a device, without opening it.
 
@@ -437,15 +410,8 @@ class Vulkan:
         --------
         ``index = vulkan.adopt_device(instance, physical_device, device, queue, family)``
         """
-        return self.devices.adopt(
-            instance=instance,
-            physical_device=physical_device,
-            device=device,
-            queue=queue,
-            queue_family=queue_family,
-            lock=lock,
-            host_import=host_import,
-        ).index
+        handles = instance, physical_device, device, queue
+        return self.devices.adopt(handles, queue_family, lock, host_import).index
 
     def close_device(self, device_id: int) -> None:
         """Wait for a device and give back all that is dlbridge's in it.
@@ -524,18 +490,25 @@ class Vulkan:
         ``bridge.asarray(vulkan.wrap_buffer(index, buffer, memory, 4096, dtype="float32",
         shape=(32, 32)))``
         """
+        device, number, place = self.devices[device_id], handle(buffer), handle(memory)
+        if not number or nbytes <= 0:
+            raise ValueError(
+                f"a VkBuffer of {nbytes} bytes with handle {number} is not valid: both must be "
+                "greater than 0"
+            )
         extent = (nbytes,) if shape is None else tuple(shape)
-        return native.wrap(
-            self.devices[device_id],
-            buffer,
-            memory,
-            nbytes,
-            memory_offset,
-            mapped,
-            dtype,
-            extent,
-            owner,
-        )
+        needed = native.bytes_of(dtype, extent)
+        if needed > nbytes:
+            raise ValueError(
+                f"shape {extent} of {dtype} takes {needed} bytes; the buffer has {nbytes}"
+            )
+        made = device.own()
+        made.keeps, wrapped = owner, made.resource[0]
+        wrapped.start = memory_offset
+        device.describe(wrapped, number, place, nbytes, mapped, bool(mapped))
+        device.enter(made)
+        array = NativeArray(device.index, made.data, 0, dtype, extent, None, False, owner)
+        return native.describe(wrapped, array, memory_owner=made)
 
     # --- The kit's question ---
 
@@ -549,19 +522,3 @@ def _check_host(memory: memoryview, region: Region) -> None:
     needed = region.extent
     if needed > len(memory):
         raise ExchangeError(f"a region of {needed} bytes is outside {len(memory)} bytes of memory")
-
-
-if TYPE_CHECKING:
-    _backend: protocol.Backend = Vulkan()
-    _streams: protocol.SupportsStreams = Vulkan()
-    _copy: protocol.SupportsCopy = Vulkan()
-    _strided: protocol.SupportsStridedCopy = Vulkan()
-    _fill: protocol.SupportsFill = Vulkan()
-    _view: protocol.SupportsHostView = Vulkan()
-    _import: protocol.SupportsHostImport = Vulkan()
-    _export: protocol.SupportsMemoryExport = Vulkan()
-    _imports: protocol.SupportsMemoryImport = Vulkan()
-    _native: protocol.SupportsNative = Vulkan()
-    _foreign: protocol.SupportsForeignData = Vulkan()
-    _info: protocol.SupportsDeviceInfo = Vulkan()
-    _trim: protocol.SupportsTrim = Vulkan()

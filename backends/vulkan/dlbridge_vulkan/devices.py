@@ -1,10 +1,14 @@
-"""The devices by number and by name, opened at first use, and the buffers on them."""
+"""The devices by number and by name, and the buffers on them.
+
+A device is opened at its first use, with what tensors need; one of the caller's can be adopted.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from dlbridge.errors import DeviceError, DeviceMemoryError, ExchangeError
@@ -12,11 +16,44 @@ from dlbridge.kit.gate import wait_at_exit
 from dlbridge.kit.resources import Owner, Resources
 from dlbridge.protocol import Span
 
-from .device import Device, Table
-from .instance import PhysicalDevice, create_instance, physical_devices, version_text
-from .library import Objects
-from .memory import Buffer
-from .opening import adopt, open_device
+from .device import OPAQUE_FD, Device, Table
+from .instance import (
+    FD_MEMORY,
+    HOST_MEMORY,
+    NEWEST,
+    PhysicalDevice,
+    create_instance,
+    describe,
+    features,
+    physical_devices,
+    version_text,
+)
+from .library import Objects, constant, ffi, handle, load, struct
+from .memory import USAGE, Buffer
+from .queue import Queue
+
+FEATURES = {
+    # Out-of-bounds accesses of a user's shader cannot leave the buffer.
+    "VkPhysicalDeviceFeatures2": (
+        "robustBufferAccess", "shaderFloat64", "shaderInt64", "shaderInt16",
+    ),
+    "VkPhysicalDeviceVulkan11Features": ("storageBuffer16BitAccess",),
+    "VkPhysicalDeviceVulkan12Features": (
+        "timelineSemaphore", "storageBuffer8BitAccess", "shaderFloat16", "shaderInt8",
+    ),
+}  # fmt: skip
+"""Features that are switched on where the device has them: what shaders need to
+work with every dtype."""
+
+EXTENSIONS = (HOST_MEMORY, FD_MEMORY, "VK_KHR_portability_subset")
+"""Extensions that are switched on where the device has them; the last must be."""
+
+ADOPTED = "a VkDevice that was adopted gives no memory to other drivers"
+
+ASK = (
+    "Vulkan's memory was not allocated for other drivers; set DLBRIDGE_VULKAN_EXPORT=1 before "
+    "the first use of Vulkan"
+)
 
 
 class Entry:
@@ -65,15 +102,7 @@ class Devices:
         with self._lock:
             owner = Owner(self._objects, Objects())
             try:
-                device = entry.device or open_device(
-                    owner.resource,
-                    self.table,
-                    self._lock,
-                    self.instance,
-                    entry.physical,
-                    self.staged,
-                    self.exportable,
-                )
+                device = entry.device or self._new(owner.resource, entry.physical)
                 device.index = index
                 if entry.device is None:  # a finalizer may have opened it in this thread meanwhile
                     entry.device, entry.owner = device, owner
@@ -83,38 +112,88 @@ class Devices:
 
     def _entry(self, index: int) -> Entry:
         if not 0 <= index < len(self._entries):
-            raise ExchangeError(f"there is no vulkan:{index}; {self._listed()}")
+            listed = enumerate(entry.physical for entry in self._entries)
+            names = ", ".join(f"vulkan:{i} {one.name} ({one.uuid})" for i, one in listed)
+            raise ExchangeError(f"there is no vulkan:{index}; devices: {names}")
         return self._entries[index]
 
     def opened(self, index: int) -> Device | None:
         """The device *index*, or None if it was not used yet."""
         return None if self._entry(index).device is None else self[index]
 
-    def adopt(self, lock: Any = None, **handles: Any) -> Device:
-        """Take a VkDevice of the caller's in as one more device; see `opening.adopt`."""
-        given = {**handles, "staged": self.staged, "lock": self._lock if lock is None else lock}
-        owner = Owner(self._objects, Objects())
+    def _new(self, objects: Objects, physical: PhysicalDevice) -> Device:
+        """A new VkDevice with one compute queue; *objects* gets what is made.
+
+        After an exception that is the caller's to destroy.
+        """
+        extensions = [name for name in EXTENSIONS if name in physical.extensions]
+        refusal = device_refusal(physical)
+        pointer = _create(objects, physical, extensions)
+        taken = ffi.new("VkQueue *")
+        load().vkGetDeviceQueue(pointer, physical.queue_family, 0, taken)
+        return Device(
+            objects,
+            self.table,
+            self.instance,
+            physical,
+            pointer,
+            Queue(objects, pointer, taken[0], physical.queue_family, self._lock),
+            staged=self.staged,
+            host_import=HOST_MEMORY in extensions,
+            export_refusal=refusal if self.exportable else ASK,
+            sharing_refusal=refusal,
+            imports_fds=FD_MEMORY in extensions,
+        )
+
+    def adopt(self, handles: Sequence[Any], family: int, lock: Any, host_import: bool) -> Device:
+        """An open VkDevice of the caller's as one more device; it stays the caller's to destroy.
+
+        *handles* are those of the instance, the physical device, the device and the queue, as
+        integers or cffi pointers. Both instance and device must have
+        been created for Vulkan 1.2 or newer, through the system's loader, with the
+        feature timelineSemaphore; *host_import* says that the device has
+        VK_EXT_external_memory_host switched on.
+        """
+        kinds = "VkInstance", "VkPhysicalDevice", "VkDevice", "VkQueue"
+        pointers = [ffi.cast(k, handle(each)) for k, each in zip(kinds, handles, strict=True)]
+        if not all(pointers):
+            raise ValueError("adopt_device needs four handles, and one of them is 0")
+        if isinstance(lock, type(threading.Lock())):
+            raise ValueError(
+                f"lock={lock!r} is not reentrant: a finalizer that runs while your code holds it "
+                "could not take it, and would wait for ever. Give a threading.RLock"
+            )
+        instance, physical_device, pointer, queue = pointers
+        physical = describe(physical_device, NEWEST)
+        if isinstance(physical, str):
+            raise DeviceError(f"this VkDevice cannot be adopted: {physical}")
+        if not load().vkGetDeviceProcAddr(pointer, b"vkWaitSemaphores"):
+            raise DeviceError(
+                f"this VkDevice of {physical.name} was created for a Vulkan older than 1.2; set "
+                "VkApplicationInfo.apiVersion to 1.2 or newer"
+            )
+        lock = self._lock if lock is None else lock
+        entry, owner = Entry(physical), Owner(self._objects, Objects())
         try:
-            device = adopt(owner.resource, self.table, **given)
-            entry = Entry(device.physical)
-            entry.device, entry.owner = device, owner
+            objects = owner.resource
+            device = entry.device = Device(
+                objects,
+                self.table,
+                instance,
+                physical,
+                pointer,
+                Queue(objects, pointer, queue, family, lock, shared=True),
+                staged=self.staged,
+                host_import=host_import,
+                export_refusal=ADOPTED,
+                sharing_refusal=ADOPTED,
+            )
+            entry.owner = owner
             self._entries.append(entry)  # one step, which gives it its number
             device.index = self._entries.index(entry)
         finally:
             del owner  # now, also if an exception keeps this frame
         return device
-
-    def named(self, name: str) -> int:
-        """The device whose UUID is *name*, or the first whose name contains it."""
-        wanted = name.casefold()
-        for match in (
-            lambda physical: wanted.replace("-", "") == physical.uuid.replace("-", ""),
-            lambda physical: wanted in physical.name.casefold(),
-        ):
-            for index, entry in enumerate(self._entries):
-                if wanted and match(entry.physical):
-                    return index
-        raise LookupError(f"no Vulkan device is called {name!r}; {self._listed()}")
 
     def info(self, index: int) -> Mapping[str, Any]:
         """The device described; opens nothing."""
@@ -186,7 +265,68 @@ class Devices:
         """How many buffers somebody has, of all devices or of one."""
         return sum(device in (None, each.device) for each in list(self.table.values()))
 
-    def _listed(self) -> str:
-        found = [entry.physical for entry in self._entries]
-        names = (f"vulkan:{i} {p.name} ({p.uuid})" for i, p in enumerate(found))
-        return f"devices: {', '.join(names)}"
+
+# How one is opened -----------------------------------------------------------------
+
+
+def _create(objects: Objects, physical: PhysicalDevice, extensions: list[str]) -> Any:
+    """VkCreateDevice with one queue, these *extensions* and all of `FEATURES` that there are."""
+    enabled = _features(physical)
+    texts = [ffi.new("char[]", name.encode()) for name in extensions]
+    names = ffi.new("char *[]", texts)
+    priority = ffi.new("float[1]", [1.0])
+    queues = struct(
+        "VkDeviceQueueCreateInfo",
+        queueFamilyIndex=physical.queue_family,
+        queueCount=1,
+        pQueuePriorities=priority,
+    )
+    info = struct(
+        "VkDeviceCreateInfo",
+        pNext=enabled[0],
+        queueCreateInfoCount=1,
+        pQueueCreateInfos=queues,
+        enabledExtensionCount=len(extensions),
+        ppEnabledExtensionNames=names,
+    )
+    return objects.make(
+        "Device",
+        lambda cell: load().vkCreateDevice(physical.pointer, info, ffi.NULL, cell),
+        call=f"vkCreateDevice for {physical.name}",
+    )[0]
+
+
+def _features(physical: PhysicalDevice) -> list[Any]:
+    """The feature structures to open the device with, chained to each other."""
+    available = features(physical.pointer)
+    enabled = []
+    for name, members in FEATURES.items():
+        source, target = available[name], struct(name)
+        enabled.append(target)
+        if name == "VkPhysicalDeviceFeatures2":  # Vulkan 1.0's are one level deeper
+            source, target = source.features, target.features
+        for member in members:
+            setattr(target, member, getattr(source, member))
+    for structure, following in pairwise(enabled):
+        structure.pNext = following
+    return enabled
+
+
+def device_refusal(physical: PhysicalDevice) -> str:
+    """Why buffers on this device cannot be exported; empty if they can.
+
+    Memory of `VK_KHR_external_memory_fd` must be allocated for it. So it is asked for
+    (``DLBRIDGE_VULKAN_EXPORT=1``): drivers may place it in another way. lavapipe makes a file
+    of each block, which stays open.
+    """
+    if FD_MEMORY not in physical.extensions:
+        return f"{physical.name} has no {FD_MEMORY}"
+    info = struct("VkPhysicalDeviceExternalBufferInfo", usage=USAGE, handleType=OPAQUE_FD)
+    found = struct("VkExternalBufferProperties")
+    load().vkGetPhysicalDeviceExternalBufferProperties(physical.pointer, info, found)
+    features = found.externalMemoryProperties.externalMemoryFeatures
+    if not features & constant("VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT"):
+        return f"{physical.name} does not export the memory of buffers"
+    if features & constant("VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT"):
+        return f"{physical.name} exports only memory that belongs to one buffer alone"
+    return ""

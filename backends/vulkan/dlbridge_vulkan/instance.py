@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,13 @@ FD_MEMORY = "VK_KHR_external_memory_fd"
 
 KINDS = ("discrete", "integrated", "virtual", "cpu", "other")
 """TVM's order of devices (src/runtime/vulkan/vulkan_device_api.cc)."""
+
+_NAMES = {
+    constant("VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU"): "discrete",
+    constant("VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU"): "integrated",
+    constant("VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU"): "virtual",
+    constant("VK_PHYSICAL_DEVICE_TYPE_CPU"): "cpu",
+}
 
 
 @dataclass(frozen=True)
@@ -229,10 +237,9 @@ def _properties(pointer: Any, extensions: frozenset[str], version: int) -> dict[
     load().vkGetPhysicalDeviceProperties2(pointer, first)
     properties = first.properties
     limits = properties.limits
-    uuid = bytes(identity.deviceUUID).hex()
     return {
-        "kind": _kind(properties.deviceType),
-        "uuid": "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:])),
+        "kind": _NAMES.get(properties.deviceType, "other"),
+        "uuid": str(uuid.UUID(bytes=bytes(identity.deviceUUID))),
         "driver": f"{text(driver.driverName)} {text(driver.driverInfo)}".strip(),
         "pci": ""
         if last is not pci
@@ -251,16 +258,6 @@ def _properties(pointer: Any, extensions: frozenset[str], version: int) -> dict[
             "min_imported_host_pointer_alignment": host.minImportedHostPointerAlignment,
         },
     }
-
-
-def _kind(device_type: int) -> str:
-    names = {
-        constant("VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU"): "discrete",
-        constant("VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU"): "integrated",
-        constant("VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU"): "virtual",
-        constant("VK_PHYSICAL_DEVICE_TYPE_CPU"): "cpu",
-    }
-    return names.get(device_type, "other")
 
 
 def _memory(pointer: Any) -> tuple[tuple[tuple[int, int, int], ...], int]:

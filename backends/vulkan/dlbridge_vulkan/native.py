@@ -13,7 +13,6 @@ from typing import Any
 
 from dlbridge.protocol import NativeArray
 
-from .device import Device
 from .library import handle
 from .memory import Buffer
 
@@ -57,16 +56,8 @@ class VulkanArray:
 
     def described(self) -> NativeArray:
         """The same tensor in dlbridge's terms."""
-        return NativeArray(
-            device_id=self.device_id,
-            data=self.data,
-            offset=self.offset,
-            dtype=self.dtype,
-            shape=self.shape,
-            strides=self.strides,
-            readonly=self.readonly,
-            owner=self,
-        )
+        layout = self.offset, self.dtype, self.shape, self.strides
+        return NativeArray(self.device_id, self.data, *layout, self.readonly, owner=self)
 
 
 def describe(source: Buffer, array: NativeArray, memory_owner: object = None) -> VulkanArray:
@@ -103,37 +94,8 @@ def describe(source: Buffer, array: NativeArray, memory_owner: object = None) ->
     )
 
 
-def _bits(dtype: str) -> int:
-    """Bits of one element of a dtype string; a bool has 8."""
+def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """The bytes of compact elements of a dtype string; a bool has 8 bits."""
     found = re.fullmatch(r"[a-z]+(\d+)(?:_\w+?)?(?:x(\d+))?", dtype)
-    return int(found[1]) * int(found[2] or 1) if found else 8
-
-
-def wrap(
-    device: Device,
-    buffer: Any,
-    memory: Any,
-    nbytes: int,
-    memory_offset: int,
-    mapped: int,
-    dtype: str,
-    shape: tuple[int, ...],
-    owner: object,
-) -> VulkanArray:
-    """A VkBuffer of the caller's as an array; nothing of it is destroyed here."""
-    number, place = handle(buffer), handle(memory)
-    if not number or nbytes <= 0:
-        raise ValueError(
-            f"a VkBuffer of {nbytes} bytes with handle {number} is not valid: both must be "
-            "greater than 0"
-        )
-    needed = -(-prod(shape) * _bits(dtype) // 8)
-    if needed > nbytes:
-        raise ValueError(f"shape {shape} of {dtype} takes {needed} bytes; the buffer has {nbytes}")
-    made = device.own()
-    made.keeps, wrapped = owner, made.resource[0]
-    wrapped.start = memory_offset
-    device.describe(wrapped, number, place, nbytes, mapped, bool(mapped))
-    device.enter(made)
-    described = NativeArray(device.index, made.data, 0, dtype, shape, None, False, owner)
-    return describe(wrapped, described, memory_owner=made)
+    bits = int(found[1]) * int(found[2] or 1) if found else 8
+    return -(-prod(shape) * bits // 8)

@@ -4,7 +4,7 @@ import gc
 import os
 
 import pytest
-from dlbridge_vulkan import Vulkan, opening
+from dlbridge_vulkan import Vulkan, devices
 from dlbridge_vulkan.library import constant
 from held_buffers import allocate, free
 
@@ -107,8 +107,8 @@ def test_what_a_driver_says_of_such_buffers(exporting, monkeypatch, features, sa
         def vkGetPhysicalDeviceExternalBufferProperties(self, _pointer, _info, found):
             found.externalMemoryProperties.externalMemoryFeatures = features
 
-    monkeypatch.setattr(opening, "load", Driver)
-    refusal = opening.device_refusal(exporting.devices[0].physical)
+    monkeypatch.setattr(devices, "load", Driver)
+    refusal = devices.device_refusal(exporting.devices[0].physical)
     assert says in refusal
     assert bool(says) == bool(refusal)
 

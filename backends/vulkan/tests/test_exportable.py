@@ -4,7 +4,7 @@ import gc
 
 import pytest
 from dlbridge_vulkan import Vulkan, shared
-from dlbridge_vulkan.opening import ADOPTED
+from dlbridge_vulkan.devices import ADOPTED
 from held_buffers import allocate, allocate_exportable, free, import_memory
 
 from dlbridge.errors import DeviceMemoryError, Error, ExchangeError

@@ -308,12 +308,12 @@ def test_a_device_that_is_too_old(vulkan, own, monkeypatch):
                 return lambda *_: ffi.NULL
             return getattr(load(), name)
 
-    from dlbridge_vulkan import opening
+    from dlbridge_vulkan import devices
 
-    monkeypatch.setattr(opening, "load", Old)
+    monkeypatch.setattr(devices, "load", Old)
     with pytest.raises(DeviceError, match=r"created for a Vulkan older than 1\.2"):
         vulkan.adopt_device(*own.handles())
-    monkeypatch.setattr(opening, "describe", lambda *_: "it has no compute queue")
+    monkeypatch.setattr(devices, "describe", lambda *_: "it has no compute queue")
     with pytest.raises(DeviceError, match="cannot be adopted: it has no compute queue"):
         vulkan.adopt_device(*own.handles())
     monkeypatch.undo()

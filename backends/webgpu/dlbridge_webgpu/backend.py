@@ -7,10 +7,9 @@ from typing import Any
 from weakref import WeakSet
 
 from dlbridge import errors
-from dlbridge.kit.devices import Devices
+from dlbridge.kit.devices import Devices, ThroughHost
 from dlbridge.kit.gate import Gate
 from dlbridge.kit.streams import StreamRules
-from dlbridge.kit.through_host import ThroughHost
 from dlbridge.protocol import Allocation, NativeArray, Span
 
 from .devices import PIECE, Slot, one_per_gpu

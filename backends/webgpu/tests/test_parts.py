@@ -7,7 +7,7 @@ from functools import partial
 import cffi
 import pytest
 from dlbridge_webgpu import WebGPUArray
-from dlbridge_webgpu.callbacks import Callback
+from dlbridge_webgpu.devices import Callback
 from dlbridge_webgpu.handles import Handles
 
 from dlbridge.errors import ExchangeError

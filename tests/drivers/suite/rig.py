@@ -13,7 +13,7 @@ import pytest
 from scripts import finished
 
 import dlbridge
-from dlbridge.kit.stream_owners import LIBRARIES
+from dlbridge.kit.streams import LIBRARIES
 from dlbridge.protocol import Span
 
 DRIVERS = Path(__file__).resolve().parents[1]
