@@ -4,6 +4,7 @@ The suite shows the lines that it has (``tests/conformance/test_ours.py`` runs a
 dlbridge, and each must be kept by a tensor of ours). Other tests name lines in comments
 (``# P42``, ``# C10, C12``). ``python tests/docs/test_conformance_doc.py --write`` writes the
 columns of the page that follow from both: the rule, and its source in the suite or else the tests.
+``--list`` prints every line with all that shows it.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ def test_the_comments_are_found():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--list"]:
+        for line in ALL:
+            print(f"{line}:", *["the suite"] * (line in RULES), *sorted(NAMED.get(line, ())))
+        sys.exit()
     if sys.argv[1:] != ["--write"]:
         sys.exit(__doc__)
     text = PAGE.read_text(encoding="utf-8")
