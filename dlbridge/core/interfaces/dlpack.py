@@ -9,7 +9,7 @@ dlpack.h 1.3.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge.core.dlpack.capsules import (
     Readable,
@@ -27,7 +27,7 @@ from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.handlers import is_from_handler
 from dlbridge.core.implementation_details.python_api import is_called_by_torch
-from dlbridge.core.libraries.library import origin_of
+from dlbridge.core.libraries.library import Library, origin_of
 from dlbridge.core.libraries.lookup import find_description, library_of
 from dlbridge.core.moves.host_views import shared_on_host
 from dlbridge.core.moves.plans import why_no_host_view
@@ -59,11 +59,11 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
         operand_of(x)  # raises if it was lent and has expired
         return x
     cls = type(x)
-    traits = _TRAITS[cls] if cls in _TRAITS else _ProducerTraits(cls)
+    traits = _TRAITS[cls] if cls in _TRAITS else _find_traits(cls)
     if traits.is_tensor:
         return import_producer(as_tensor(x), target, copy, stream)
-    if traits.refuse is not None:
-        traits.refuse(x)
+    if traits.library.refuse is not None:
+        traits.library.refuse(x)
     if traits.is_numpy:
         check_host_stream(stream)
         return wrap_array(_plain_array(x))
@@ -104,14 +104,14 @@ def import_from_host(x: Any) -> Tensor:
     To ask a jax array for its device takes 1.2 us. A capsule of other memory is dropped.
     """
     cls = type(x)
-    traits = _TRAITS[cls] if cls in _TRAITS else _ProducerTraits(cls)
+    traits = _TRAITS[cls] if cls in _TRAITS else _find_traits(cls)
     try:
         capsule = x.__dlpack__(max_version=DLPACK_VERSION)
     except (BufferError, RuntimeError, TypeError, ValueError) as exc:
         if is_from_handler(exc.__traceback__):
             raise
     else:
-        readable = readable_by_numpy(capsule, traits.immutable, traits.new_structs)
+        readable = readable_by_numpy(capsule, traits.library.immutable, traits.library.new_structs)
         tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
         if tensor is not None:
             return tensor
@@ -135,37 +135,30 @@ def needs_its_library(x: Any, tensor: Tensor, target: Device) -> bool:
     return False
 
 
-class _ProducerTraits:
-    """The traits of a type of producers, from a cache."""
+class _ProducerTraits(NamedTuple):
+    """The traits of a type of producers."""
 
-    __slots__ = (
-        "immutable",
-        "is_numpy",
-        "is_producer",
-        "is_tensor",
-        "lends",
-        "new_structs",
-        "refuse",
-        "table",
-    )
-
-    def __init__(self, cls: type) -> None:
-        library = library_of(cls)
-        self.refuse = None if library is None else library.refuse
-        self.immutable = library is not None and library.immutable
-        self.lends = library is not None and library.lends
-        self.is_numpy = _has_numpys_method(cls)
-        # Whether each capsule has a struct that nobody else reads (their sources).
-        self.new_structs = library is not None and library.new_structs
-        self.is_tensor = hasattr(cls, "__as_tensor__")
-        self.is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
-        self.table = None if self.is_tensor else table_of(cls)
-        # Only classes that live for ever anyway; others are asked each time.
-        home = sys.modules.get(cls.__module__)
-        if getattr(home, cls.__qualname__, None) is cls:
-            _TRAITS[cls] = self
+    library: Library
+    is_numpy: bool
+    is_tensor: bool
+    is_producer: bool
+    table: ForeignTable | None
 
 
+def _find_traits(cls: type) -> _ProducerTraits:
+    is_tensor = hasattr(cls, "__as_tensor__")
+    is_producer = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
+    table = None if is_tensor else table_of(cls)
+    library = library_of(cls) or _NO_LIBRARY
+    traits = _ProducerTraits(library, _has_numpys_method(cls), is_tensor, is_producer, table)
+    # Only classes that live for ever anyway; others are asked each time.
+    home = sys.modules.get(cls.__module__)
+    if getattr(home, cls.__qualname__, None) is cls:
+        _TRAITS[cls] = traits
+    return traits
+
+
+_NO_LIBRARY = Library("")
 _TRAITS: dict[type, _ProducerTraits] = {}
 
 
@@ -235,8 +228,8 @@ def _import_by_method(
     streams = {} if stream is None else {"stream": stream}
     capsule = _call(x, streams, wanted, source)
     # Numpy keeps nothing but the capsule's struct, and reads memory of the CPU only.
-    if source is _CPU and not traits.lends:
-        readable = readable_by_numpy(capsule, traits.immutable, traits.new_structs)
+    if source is _CPU and not traits.library.lends:
+        readable = readable_by_numpy(capsule, traits.library.immutable, traits.library.new_structs)
         tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
         if tensor is not None:
             return tensor
@@ -249,8 +242,8 @@ def _import_by_method(
     return adopt(
         managed,
         origin_of(x),
-        immutable=traits.immutable and managed.legacy,
-        beside=x if traits.lends else None,
+        immutable=traits.library.immutable and managed.legacy,
+        beside=x if traits.library.lends else None,
         ordered=None if use is None else (source, use),
     )
 

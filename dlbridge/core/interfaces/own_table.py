@@ -144,25 +144,18 @@ def _shared(tensor: Tensor) -> Shared:
 
 def export_tensor(tensor: Tensor) -> int:
     """The address of a ``DLManagedTensorVersioned`` of *tensor* that the caller owns."""
-    shared, lender = _to_lend(tensor)
-    return shared.lend(lender)[0]
+    loans: list[tuple[int, Any]] = []
+    _lend_to(loans, tensor)
+    return loans[0][0]
 
 
-def _to_lend(tensor: Tensor) -> tuple[Shared, Tensor]:
-    """The structs that a consumer of *tensor* may get, and the tensor that they describe."""
-    if not has_negative_strides(tensor):
-        return _shared(tensor), tensor
-    # A copy of what the elements are now, for this consumer alone.
-    copy = copy_of(tensor)
-    copy._shared = Shared(copy, FLAG_IS_COPIED)
-    return copy._shared, copy
-
-
-def _lend_to(given: list[tuple[int, Any]], tensor: Tensor) -> None:
+def _lend_to(loans: list[tuple[int, Any]], tensor: Tensor) -> None:
     """Append the address of a struct of *tensor*, and its loan: `_take_back` looks there."""
-    shared, lender = _to_lend(tensor)
+    if has_negative_strides(tensor):  # a copy of what the elements are now, for this consumer alone
+        tensor = copy_of(tensor)
+        tensor._shared = Shared(tensor, FLAG_IS_COPIED)
     # In C, so that the exception of a signal handler comes before both or after both.
-    given.extend(map(shared.lend, [lender]))
+    loans.extend(map(_shared(tensor).lend, [tensor]))
 
 
 _new_handle, _claim = ffi.new_handle, _lent.setdefault
@@ -170,7 +163,7 @@ _new_handle, _claim = ffi.new_handle, _lent.setdefault
 
 def _take_back(variables: dict[str, Any]) -> None:
     """End the loan of a call that was interrupted between claiming a struct and returning it."""
-    claimed = [(variables.get("address", 0), variables.get("loan")), *variables.get("given", ())]
+    claimed = [(variables.get("address", 0), variables.get("loan")), *variables.get("loans", ())]
     for address, loan in claimed:
         if loan is not None and _lent.get(address) is loan:
             del _lent[address]
@@ -195,14 +188,14 @@ def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
 
 def _export(convert: Callable[[Any], Tensor], x: object, out: Any) -> int:
     """Write a struct of the Tensor of *x* to *out*; or return a status with the exception."""
-    given: list[tuple[int, Any]] = []
+    loans: list[tuple[int, Any]] = []
     try:
-        _lend_to(given, convert(x))
+        _lend_to(loans, convert(x))
     except Exception as exc:
         if is_from_handler(exc.__traceback__):
             raise
         return failed(exc)
-    out[0] = ffi.cast(_MANAGED, given[0][0])
+    out[0] = ffi.cast(_MANAGED, loans[0][0])
     return 0
 
 
@@ -281,9 +274,9 @@ def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error:
     try:
         out[0] = ffi.NULL
         shape, dtype, device = _prototype(prototype)
-        given: list[tuple[int, Any]] = []
-        _lend_to(given, allocate(device, dtype, shape))
-        out[0] = ffi.cast(_MANAGED, given[0][0])
+        loans: list[tuple[int, Any]] = []
+        _lend_to(loans, allocate(device, dtype, shape))
+        out[0] = ffi.cast(_MANAGED, loans[0][0])
     except Exception as exc:  # reported through set_error
         if is_from_handler(exc.__traceback__):
             raise

@@ -49,18 +49,6 @@ def as_library(tensor: Tensor, like: object, copy: bool | None) -> Any:
     return conversion.run(tensor, conversion.decide(tensor, copy)[0], move)
 
 
-def library_step(
-    tensor: Tensor,
-    like: object,
-    copy: bool | None,
-    *,
-    device: Device | None = None,
-    fresh: bool = False,
-) -> tuple[bool, str]:
-    """Whether `as_library` with the same arguments would copy *tensor*, and the reason."""
-    return Conversion(like, device or tensor.device).decide(tensor, copy, fresh)
-
-
 class Conversion:
     """What ``like=`` asks for: tensors on one device become arrays of one library.
 

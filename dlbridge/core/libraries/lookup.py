@@ -200,8 +200,8 @@ def _search(name: str) -> tuple[Library, Callable[[Tensor], Any]]:
         if isinstance(exc, TypeError):
             raise
         raise ModuleNotFoundError(
-            f"like={name!r}: there is no module {name!r} here{did_you_mean(name, KNOWN)}; install "
-            f"it, or name a library that is installed ({', '.join(_installed())})",
+            f"like={name!r}: there is no module {name!r} here"
+            f"{did_you_mean(name.partition('.')[0], KNOWN)}; install it, or name a library that is installed ({', '.join(_installed())})",
             name=exc.name,
         ) from exc
 
