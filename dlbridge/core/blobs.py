@@ -15,8 +15,8 @@ from dlbridge.core.implementation_details.finalizers import report
 from dlbridge.core.implementation_details.handlers import (
     RESUME,
     handlers_exception,
-    is_from_handler,
     raise_when_dropped,
+    unless_handler,
 )
 from dlbridge.core.libraries.library import NUMPY_TYPES, origin_of
 from dlbridge.core.plugins.contract import parameters_of
@@ -231,9 +231,7 @@ def _release(blob: _Blob) -> bool:
         if blob.stream != _NO_WORK:
             try:
                 synchronize(number, blob.stream)
-            except Exception as exc:
-                if is_from_handler(exc.__traceback__):
-                    raise
+            except unless_handler(Exception) as exc:
                 report(exc, "the wait for the work on memory of dlbridge.from_blob")
         blob.synchronize = None
     while (deleter := blob.deleter) is not None:

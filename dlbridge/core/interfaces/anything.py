@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.libraries.lookup import importer_of, library_of
 from dlbridge.core.plugins.registry import known_backends
@@ -90,9 +90,7 @@ def is_copied(x: Any, device: DeviceLike | None = None) -> bool:
         warnings.simplefilter("ignore")  # the import has given them
         try:
             import_anything(x, None, False, device)
-        except Exception as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(Exception):
             return True
     return False
 
@@ -216,9 +214,8 @@ def device_of(x: ArrayLike, /) -> Device:
         return import_anything(x, None, None).device
     try:
         found = device_of_producer(x)
-    except Exception as exc:
-        if not is_from_handler(exc.__traceback__):
-            import_producer(x, None, None, None)  # says better what is wrong (a meta tensor)
+    except unless_handler(Exception):
+        import_producer(x, None, None, None)  # says better what is wrong (a meta tensor)
         raise
     if found.is_host or (found.is_address and found.type not in CONTEXT_DEVICES):
         return found

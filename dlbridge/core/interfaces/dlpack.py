@@ -25,7 +25,7 @@ from dlbridge.core.dlpack.exports import (
 )
 from dlbridge.core.dlpack.foreign_tables import table_of
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.implementation_details.python_api import is_called_by_torch
 from dlbridge.core.libraries.library import Library, origin_of
 from dlbridge.core.libraries.lookup import find_description, library_of
@@ -72,8 +72,8 @@ def import_producer(x: Any, target: Device | None, copy: bool | None, stream: An
             return _import_by_table(traits.table, x, stream)
         except Error:
             raise  # ours: what it exported breaks the standard
-        except Exception as exc:
-            if not traits.is_producer or is_from_handler(exc.__traceback__):
+        except unless_handler(Exception):
+            if not traits.is_producer:
                 raise
             # Its own __dlpack__ says better what is wrong, or knows a way.
             return _import_by_method(x, traits, target, copy, stream)
@@ -107,9 +107,8 @@ def import_from_host(x: Any) -> Tensor:
     traits = _TRAITS[cls] if cls in _TRAITS else _find_traits(cls)
     try:
         capsule = x.__dlpack__(max_version=DLPACK_VERSION)
-    except (BufferError, RuntimeError, TypeError, ValueError) as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(BufferError, RuntimeError, TypeError, ValueError):
+        pass
     else:
         readable = readable_by_numpy(capsule, traits.library.immutable, traits.library.new_structs)
         tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
@@ -282,9 +281,7 @@ def _by_numpy(capsule: Any, readable: Readable, cls: type) -> Tensor | None:
     once.capsule = capsule
     try:
         array = np.from_dlpack(once)
-    except (ValueError, RuntimeError) as exc:  # it is still in the capsule
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(ValueError, RuntimeError):  # it is still in the capsule
         restore(readable)
         return None
     if not array.flags.forc or array.nbytes >= MAX_NBYTES:
@@ -299,9 +296,7 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
     """The capsule; a producer that does not know a keyword is asked again without keywords."""
     try:
         return x.__dlpack__(max_version=DLPACK_VERSION, **streams, **wanted)
-    except TypeError as first:
-        if is_from_handler(first.__traceback__):
-            raise
+    except unless_handler(TypeError) as first:
         if wanted.get("copy") is False and "dl_device" in wanted:
             raise ExchangeError(
                 f"{origin_of(x)} on {source} cannot be brought to the CPU without a copy: its "
@@ -309,13 +304,11 @@ def _call(x: Any, streams: dict[str, Any], wanted: dict[str, Any], source: Devic
             ) from first
         try:
             return x.__dlpack__(**streams)
-        except TypeError as second:
-            if is_from_handler(second.__traceback__):
-                raise
+        except unless_handler(TypeError) as second:
             raise second from first
-    except (BufferError, ValueError) as exc:
+    except unless_handler(BufferError, ValueError):
         # If the producer does not copy to the CPU, we do.
-        if "dl_device" not in wanted or "copy" in wanted or is_from_handler(exc.__traceback__):
+        if "dl_device" not in wanted or "copy" in wanted:
             raise
         stream, _ = consumer_stream(source)
         again = {} if stream is None else {"stream": stream}

@@ -25,7 +25,7 @@ from dlbridge.core.dlpack.foreign_tables import CAPSULE_NAME
 from dlbridge.core.dlpack.structs import DLPACK_VERSION, FLAG_IS_COPIED
 from dlbridge.core.implementation_details.callbacks import c_callback
 from dlbridge.core.implementation_details.ends import at_exit, fork_lock
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import is_from_handler, unless_handler
 from dlbridge.core.implementation_details.python_api import (
     decrement_references,
     immortal,
@@ -180,9 +180,8 @@ def _managed_tensor_from_py_object(identity: int, out: Any) -> int:
                 if _claim(address, loan) is loan:
                     out[0] = struct
                     return 0
-    except AttributeError as exc:  # the first export
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(AttributeError):  # the first export
+        pass
     return _export(_itself, tensor, out)
 
 
@@ -191,9 +190,7 @@ def _export(convert: Callable[[Any], Tensor], x: object, out: Any) -> int:
     loans: list[tuple[int, Any]] = []
     try:
         _lend_to(loans, convert(x))
-    except Exception as exc:
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(Exception) as exc:
         return failed(exc)
     out[0] = ffi.cast(_MANAGED, loans[0][0])
     return 0
@@ -277,9 +274,7 @@ def _managed_tensor_allocator(prototype: Any, out: Any, context: Any, set_error:
         loans: list[tuple[int, Any]] = []
         _lend_to(loans, allocate(device, dtype, shape))
         out[0] = ffi.cast(_MANAGED, loans[0][0])
-    except Exception as exc:  # reported through set_error
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(Exception) as exc:  # reported through set_error
         if set_error:
             kind, message = type(exc).__mro__, str(exc)
             name = next(cls.__name__ for cls in kind if cls.__module__ == "builtins")
@@ -304,9 +299,7 @@ def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
         if device_type != 1:
             stream = current_stream(Device.of(device_type, device_id))
         out[0] = ffi.cast("void *", stream)
-    except Exception as exc:  # no backend, no stream
-        if is_from_handler(exc.__traceback__):
-            raise
+    except unless_handler(Exception) as exc:  # no backend, no stream
         return failed(exc)
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlbridge.core.implementation_details.handlers import is_from_handler
+from dlbridge.core.implementation_details.handlers import unless_handler
 from dlbridge.core.interfaces.native import check_whole_elements
 from dlbridge.core.moves.transfer import move, part_of_a_step
 from dlbridge.core.plugins.registry import LOADED, backends
@@ -132,9 +132,7 @@ class Conversion:
             result = self.convert(source)
         except (Error, MemoryError):
             raise
-        except Exception as exc:
-            if is_from_handler(exc.__traceback__):
-                raise
+        except unless_handler(Exception) as exc:
             raise ExchangeError(
                 f"{library.name} refuses {describe(tensor)}: {exc}; {_way_out(library, tensor)}"
             ) from exc
