@@ -18,7 +18,7 @@ from dlbridge.core.plugins.records import plugin_named
 from dlbridge.core.plugins.registry import LOADED, backend, backends, packages_of
 from dlbridge.core.public import public
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU, Device
 from dlbridge.core.values.dtypes import from_numpy
 from dlbridge.core.values.suggestions import with_article
 from dlbridge.errors import Error, ExchangeError
@@ -27,9 +27,6 @@ from .api import to_device
 
 if TYPE_CHECKING:
     from dlbridge.typing import AcceptsDecorator, DeviceLike
-
-
-_CPU = Device.of(1, 0)
 
 
 @public
@@ -141,7 +138,7 @@ class _Call:
         self._wanted = device
         self._origin: _Origin | None = None
         self._own: Library | str = ""
-        self._device = _CPU
+        self._device = CPU
 
     def enter(
         self, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -186,8 +183,8 @@ class _Call:
             return wanted
         if own.name == "dlbridge" or (types is not None and first.type in types):
             return first
-        if types is None or _CPU.type in types:
-            return _CPU
+        if types is None or CPU.type in types:
+            return CPU
         return find_device(Device.of(min(types)))
 
     def leave(self, result: Any) -> Any:

@@ -14,7 +14,7 @@ from dlbridge.core.plugins.registry import known_backends
 from dlbridge.core.public import public
 from dlbridge.core.tensor.array_tensor import wrap_array
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device, type_names
+from dlbridge.core.values.devices import CPU, Device, type_names
 from dlbridge.errors import ExchangeError
 from dlbridge.protocol import CONTEXT_DEVICES
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from dlbridge.core.libraries.library import Library
     from dlbridge.core.values.dtypes import DType
     from dlbridge.typing import ArrayLike, DeviceLike
-
-_CPU = Device.of(1, 0)
 
 
 def import_anything(
@@ -203,7 +201,7 @@ def device_of(x: ArrayLike, /) -> Device:
         return x.device
     cls = type(x)
     if cls in BUILTIN:
-        return _CPU
+        return CPU
     if cls.__name__ == "PyCapsule":
         raise TypeError(
             "device_of would consume the capsule: import it first "

@@ -19,7 +19,7 @@ from dlbridge.core.libraries.library import origin_of
 from dlbridge.core.tensor.array_tensor import make_tensor, wrap_array
 from dlbridge.core.tensor.memory import Memory
 from dlbridge.core.tensor.operand import operand_of
-from dlbridge.core.values.devices import Device
+from dlbridge.core.values.devices import CPU
 from dlbridge.core.values.dtypes import dtype as as_dtype
 from dlbridge.core.values.layout import MAX_NBYTES, why_impossible
 from dlbridge.errors import ExchangeError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from dlbridge.core.tensor.tensor import Tensor
 
-_CPU = Device.of(1, 0)
 
 _FORMATS = {
     "c": "int8",
@@ -267,7 +266,7 @@ def _broken(x: Any, why: str) -> ExchangeError:
 def _over(run: _Run, layout: str, origin: str) -> Tensor:
     """The Tensor on the values of *run*, whose chunk it keeps alive."""
     dtype = as_dtype(_FORMATS[layout])
-    memory = Memory(_CPU, run.data, origin, run.chunk)
+    memory = Memory(CPU, run.data, origin, run.chunk)
     return make_tensor(memory, run.first * dtype.itemsize, dtype, run.shape, readonly=True)
 
 

@@ -39,7 +39,7 @@ from dlbridge.core.tensor.exchange import adopt, capsule_of, order_consumer
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
 from dlbridge.core.tensor.tensor import Tensor
-from dlbridge.core.values.devices import Device, DLDeviceType, plain_number
+from dlbridge.core.values.devices import CPU, Device, DLDeviceType, plain_number
 from dlbridge.core.values.dtypes import check
 from dlbridge.core.values.layout import MAX_NBYTES
 from dlbridge.core.values.suggestions import with_article
@@ -47,8 +47,6 @@ from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 
 if TYPE_CHECKING:
     from dlbridge.core.dlpack.foreign_tables import ForeignTable
-
-_CPU = Device.of(1, 0)
 
 
 def import_producer(x: Any, target: Device | None, copy: bool | None, stream: Any) -> Tensor:
@@ -123,7 +121,7 @@ def needs_its_library(x: Any, tensor: Tensor, target: Device) -> bool:
     That is so for the CPU as target, where no backend here serves the tensor's device.
     """
     device = tensor.device
-    if target is not _CPU or device.is_host or isinstance(x, Tensor):
+    if target is not CPU or device.is_host or isinstance(x, Tensor):
         return False
     if not hasattr(type(x), "__dlpack_device__"):
         return False
@@ -214,12 +212,12 @@ def _import_by_method(
     source = device_of_producer(x)
     wanted: dict[str, Any] = {}
     use = None
-    if stream is None and source is not _CPU:
+    if stream is None and source is not CPU:
         stream, use = consumer_stream(source)
-    if source is _CPU:
+    if source is CPU:
         check_host_stream(stream)
         stream = None  # numpy knows None only
-    if target is not None and target is not source and target is _CPU:
+    if target is not None and target is not source and target is CPU:
         wanted["dl_device"] = target.dlpack
         stream = use = None  # the producer synchronises (array API: dl_device on the CPU)
     if copy is False:
@@ -227,7 +225,7 @@ def _import_by_method(
     streams = {} if stream is None else {"stream": stream}
     capsule = _call(x, streams, wanted, source)
     # Numpy keeps nothing but the capsule's struct, and reads memory of the CPU only.
-    if source is _CPU and not traits.library.lends:
+    if source is CPU and not traits.library.lends:
         readable = readable_by_numpy(capsule, traits.library.immutable, traits.library.new_structs)
         tensor = None if readable is None else _by_numpy(capsule, readable, type(x))
         if tensor is not None:
@@ -330,7 +328,7 @@ def device_of_producer(x: Any) -> Device:
         if isinstance(kind, int):
             # paddle 3.3 says (kDLCPU, None), which numpy takes, too
             if kind == _CPU_TYPE and (pair[1] is None or (isinstance(index, int) and index >= 0)):
-                return _CPU
+                return CPU
             if isinstance(index, int):
                 return Device.of(int(kind), int(index))
     kind_of_error = ValueError if isinstance(pair, tuple) and len(pair) != 2 else TypeError
@@ -383,7 +381,7 @@ def produce(
         exported, flags = _copied_or_not(tensor, copy)
         order_consumer(exported, stream)  # after the copy, which is work on our stream too
         return capsule_of(exported, version, flags)
-    if target == _CPU.dlpack:
+    if target == CPU.dlpack:
         return _export_to_host(tensor, version, stream, copy)
     raise ExchangeError(
         f"a tensor on {tensor.device} cannot be exported to the device {target}: the standard "

@@ -13,7 +13,7 @@ from dlbridge.core.dlpack.structs import FLAG_IS_COPIED, FLAG_READ_ONLY, FLAG_SU
 from dlbridge.core.plugins.records import plugin_named
 from dlbridge.core.plugins.registry import sharing
 from dlbridge.core.plugins.streams import current_use
-from dlbridge.core.values.devices import Device, DLDeviceType
+from dlbridge.core.values.devices import CPU, Device, DLDeviceType
 from dlbridge.errors import BackendUnavailable, Error, ExchangeError
 from dlbridge.protocol import CONTEXT_DEVICES
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from dlbridge.core.plugins.streams import StreamUse
 
 
-_CPU = Device.of(1, 0)
-_CPU_TYPE = int(_CPU.type)  # comparing with a member of the enumeration takes 10 times as long
+_CPU_TYPE = int(CPU.type)  # comparing with a member of the enumeration takes 10 times as long
 
 
 def adopt(
@@ -55,7 +54,7 @@ def adopt(
     fields = managed.fields
     kind, index, data = fields.device_type, fields.device_id, fields.data
     if kind == _CPU_TYPE:
-        device = _CPU
+        device = CPU
     else:
         device = Device.of(kind, index, name)
         asked = not device.is_address or kind in CONTEXT_DEVICES
