@@ -38,6 +38,7 @@ from dlbridge.core.plugins.streams import current_stream
 from dlbridge.core.tensor.exchange import adopt, order_consumer_on_current_stream, own_export_of
 from dlbridge.core.tensor.metadata import has_negative_strides
 from dlbridge.core.tensor.operand import operand_of
+from dlbridge.core.tensor.tensor import Tensor
 from dlbridge.core.values.devices import Device, DLDeviceType
 from dlbridge.core.values.dtypes import check
 from dlbridge.errors import ExchangeError
@@ -47,7 +48,6 @@ from .dlpack import as_tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlbridge.core.tensor.tensor import Tensor
     from dlbridge.core.values.dtypes import DType
 
 _MANAGED = ffi.typeof("DLManagedTensorVersioned *")
@@ -200,6 +200,11 @@ def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
+@c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
+def _managed_tensor_from_exporter(identity: int, out: Any) -> int:
+    return _export(as_tensor, object_at(identity), out)
+
+
 def _leave_to_caller(variables: dict[str, Any]) -> None:
     """Undo the ownership of the struct by a call that was interrupted: it runs again."""
     managed = variables.get("managed")
@@ -304,23 +309,28 @@ def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
     return 0
 
 
-_table: Any = immortal(ffi.new("DLPackExchangeAPI *"))
 _name: Any = immortal(ffi.new("char[]", CAPSULE_NAME))
 
 
 @cache
-def table_capsule() -> Any:
-    """The capsule of the table, filled once per process: consumers keep its address."""
-    return _filled(
-        _table,
-        _managed_tensor_from_py_object,
-        _managed_tensor_to_py_object,
-        _dltensor_from_py_object,
-    )
+def table_capsule(cls: type) -> Any:
+    """The capsule of the table of *cls*, filled once: consumers keep its address.
+
+    Of a class that is no `Tensor` it calls ``__as_tensor__`` and ``__from_tensor__``, and nobody
+    can borrow the struct: how long the Tensor lives, only the class knows.
+    """
+    if issubclass(cls, Tensor):
+        return _filled(
+            _managed_tensor_from_py_object, _managed_tensor_to_py_object, _dltensor_from_py_object
+        )
+    make = getattr(cls, "__from_tensor__", None)
+    take = _managed_tensor_to_py_object if make is None else _taker(make)
+    return _filled(_managed_tensor_from_exporter, take, ffi.NULL)
 
 
-def _filled(table: Any, export: Any, take: Any, borrow: Any) -> Any:
-    """The capsule of *table*, with these functions and those that all tables share."""
+def _filled(export: Any, take: Any, borrow: Any) -> Any:
+    """The capsule of a table with these functions, and those that all tables share."""
+    table: Any = immortal(ffi.new("DLPackExchangeAPI *"))
     table.header.version.major, table.header.version.minor = DLPACK_VERSION
     for field, function in (
         ("managed_tensor_allocator", _managed_tensor_allocator),
@@ -384,22 +394,3 @@ def _functions() -> tuple[float, int]:
     size = ctypes.cast(ctypes.pythonapi.PyObject_Size, ctypes.c_void_p).value
     (value,) = struct.unpack("=d", struct.pack("=Q", size))
     return value, get_destructor(np.zeros(1).__dlpack__(max_version=DLPACK_VERSION))
-
-
-# Tables of classes whose objects are a Tensor -------------------------------------
-
-
-def table_of_exporter(cls: type) -> Any:
-    """The capsule of a new table for *cls*, by its ``__as_tensor__`` and ``__from_tensor__``.
-
-    Nobody can borrow the struct: how long the Tensor lives, only the class knows.
-    """
-    make = getattr(cls, "__from_tensor__", None)
-    take = _managed_tensor_to_py_object if make is None else _taker(make)
-    table = immortal(ffi.new("DLPackExchangeAPI *"))
-    return _filled(table, _managed_tensor_from_exporter, take, ffi.NULL)
-
-
-@c_callback("int(intptr_t, DLManagedTensorVersioned **)", undo=_take_back)
-def _managed_tensor_from_exporter(identity: int, out: Any) -> int:
-    return _export(as_tensor, object_at(identity), out)

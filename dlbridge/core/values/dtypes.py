@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from dlbridge.core.public import OpenEnum, Value, public
@@ -286,7 +286,6 @@ for _foreign, _instead in DTYPE_NAMES.items():
     setattr(DType, _foreign, Absent(_foreign, _instead))
 
 _interned: dict[tuple[int, int, int], DType] = {}
-_checked: dict[tuple[int, int, int], DType] = {}
 NUMPY_DTYPES: dict[Any, DType] = {}
 """Cache: numpy's dtypes. `from_numpy` and `fill_numpy_dtypes` add to it."""
 
@@ -321,15 +320,13 @@ def _name(code: int, bits: int, lanes: int) -> str:
     return next(small, f"type_code({code})_{bits}")
 
 
+@cache
 def check(code: int, bits: int, lanes: int = 1) -> DType:
     """The DType of numbers that came from outside, if a tensor of it can be exchanged.
 
     ExchangeError names the rule of ``dlpack.h`` 1.3 that they break: an unknown
     code, bits that the code does not have, or 0 lanes.
     """
-    key = code, bits, lanes
-    if key in _checked:
-        return _checked[key]
     given = f"DLDataType(code={code:d}, bits={bits:d}, lanes={lanes:d})"
     widths = _WIDTHS.get(code)
     if widths is None:
@@ -346,7 +343,7 @@ def check(code: int, bits: int, lanes: int = 1) -> DType:
         )
     if lanes == 0:
         raise ExchangeError(f"{given}: lanes must be at least 1 (dlpack.h 1.3, DLDataType)")
-    return _checked.setdefault((code, bits, lanes), DType.of(code, bits, lanes))
+    return DType.of(code, bits, lanes)
 
 
 @public
