@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _MANAGED = ffi.typeof("DLManagedTensorVersioned *")
 
 
-class Shared:
+class StructPool:
     """The structs that consumers of a tensor get from the table, used again and again.
 
     This is allowed, because consumers only read them; to make one for each call
@@ -130,15 +130,15 @@ def _at_exit() -> None:
 _sharing = fork_lock()  # a collection inside may run a finalizer that exports
 
 
-def _shared(tensor: Tensor) -> Shared:
+def _pool_of(tensor: Tensor) -> StructPool:
     """The structs of *tensor*, made once: another thread may be exporting it too."""
-    known: Shared | None = getattr(tensor, "_shared", None)
+    known: StructPool | None = getattr(tensor, "_shared", None)
     if known is not None:
         return known
     with _sharing:
         known = getattr(tensor, "_shared", None)
         if known is None:
-            known = tensor._shared = Shared(tensor)
+            known = tensor._shared = StructPool(tensor)
         return known
 
 
@@ -153,9 +153,9 @@ def _lend_to(loans: list[tuple[int, Any]], tensor: Tensor) -> None:
     """Append the address of a struct of *tensor*, and its loan: `_take_back` looks there."""
     if has_negative_strides(tensor):  # a copy of what the elements are now, for this consumer alone
         tensor = copy_of(tensor)
-        tensor._shared = Shared(tensor, FLAG_IS_COPIED)
+        tensor._shared = StructPool(tensor, FLAG_IS_COPIED)
     # In C, so that the exception of a signal handler comes before both or after both.
-    loans.extend(map(_shared(tensor).lend, [tensor]))
+    loans.extend(map(_pool_of(tensor).lend, [tensor]))
 
 
 _new_handle, _claim = ffi.new_handle, _lent.setdefault
@@ -191,7 +191,7 @@ def _export(convert: Callable[[Any], Tensor], x: object, out: Any) -> int:
     try:
         _lend_to(loans, convert(x))
     except unless_handler(Exception) as exc:
-        return failed(exc)
+        return failure_status(exc)
     out[0] = ffi.cast(_MANAGED, loans[0][0])
     return 0
 
@@ -229,7 +229,7 @@ def _taker(make: Callable[[Tensor], object]) -> Any:
                 managed.disown()  # the caller keeps the struct (tvm_ffi deletes it itself)
             if is_from_handler(exc.__traceback__):
                 raise
-            return failed(exc)
+            return failure_status(exc)
         increment_references(made)  # the caller's reference
         out[0] = ffi.cast("void *", id(made))
         return 0
@@ -245,25 +245,25 @@ def _dltensor_from_py_object(identity: int, out: Any) -> int:
     tensor = object_at(identity)
     # Borrowed: valid as long as the tensor, which keeps the struct. With the true
     # strides, negative ones too: who only borrows the memory may write to it.
-    shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _shared(tensor)
+    shared = _borrowed_backwards(tensor) if has_negative_strides(tensor) else _pool_of(tensor)
     if shared.is_padded:
         why = f"padded {tensor.dtype} elements cannot be borrowed: a DLTensor has no flags"
-        return failed(ExchangeError(why))
+        return failure_status(ExchangeError(why))
     if shared.queued_on is not None:
         order_consumer_on_current_stream(shared.queued_on)
     out[0] = shared.template.dl_tensor
     return 0
 
 
-def _borrowed_backwards(tensor: Tensor) -> Shared:
+def _borrowed_backwards(tensor: Tensor) -> StructPool:
     """The structs of a tensor with negative strides, for consumers that only borrow it."""
     with _sharing:
         if tensor not in _borrowed:
-            _borrowed[tensor] = Shared(tensor)
+            _borrowed[tensor] = StructPool(tensor)
         return _borrowed[tensor]
 
 
-_borrowed: weakref.WeakKeyDictionary[Tensor, Shared] = weakref.WeakKeyDictionary()
+_borrowed: weakref.WeakKeyDictionary[Tensor, StructPool] = weakref.WeakKeyDictionary()
 
 
 @c_callback(
@@ -305,7 +305,7 @@ def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
             stream = current_stream(Device.of(device_type, device_id))
         out[0] = ffi.cast("void *", stream)
     except unless_handler(Exception) as exc:  # no backend, no stream
-        return failed(exc)
+        return failure_status(exc)
     return 0
 
 
@@ -351,7 +351,7 @@ def _filled(export: Any, take: Any, borrow: Any) -> Any:
 # The status of a callback that has failed -----------------------------------------
 
 
-class _Pending(float):
+class _PendingError(float):
     """An *error* that ``PyObject_Size`` raises, once; until then it has an extra reference."""
 
     error: BaseException
@@ -361,13 +361,13 @@ class _Pending(float):
         raise self.error
 
 
-class _Failed(int):
+class _FailureStatus(int):
     """The status of C."""
 
     capsule: object
 
 
-def failed(error: BaseException) -> int:
+def failure_status(error: BaseException) -> int:
     """The status to return from a callback that has failed: C finds *error* pending.
 
     cffi and ctypes clear the exception of a callback, and a Python function cannot return with
@@ -378,9 +378,9 @@ def failed(error: BaseException) -> int:
     exception, is called by C.
     """
     value, destructor = _functions()
-    pending = _Pending(value)
+    pending = _PendingError(value)
     pending.error = error
-    status = _Failed(-1)
+    status = _FailureStatus(-1)
     increment_references(pending)
     status.capsule = new_capsule(id(pending), CURRENT, destructor)
     return status
